@@ -1,0 +1,182 @@
+package badger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// A request is one Apply on its way through the committer, or a function that
+// the committer runs between two groups.
+type request struct {
+	ctx   context.Context
+	batch *engine.Batch
+	pause func()
+	err   chan error
+}
+
+// Apply implements engine.Engine.
+func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
+	if err := b.Check(e.Limits()); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := e.usable(); err != nil {
+		return err
+	}
+	return e.submit(&request{ctx: ctx, batch: b, err: make(chan error, 1)})
+}
+
+func (e *Engine) submit(r *request) error {
+	select {
+	case e.queue <- r:
+	case <-e.stop:
+		return engine.ErrClosed
+	case <-r.ctx.Done():
+		return r.ctx.Err()
+	}
+	select {
+	case err := <-r.err:
+		return err
+	case <-e.done: // the committer may have answered just before it returned
+		select {
+		case err := <-r.err:
+			return err
+		default:
+			return engine.ErrClosed
+		}
+	}
+}
+
+// commitLoop is the one committer. It takes what waits in the queue, up to what
+// a transaction may hold, and commits it as one: while one group is synced, the
+// next one gathers.
+func (e *Engine) commitLoop() {
+	defer close(e.done)
+	var next *request // taken from the queue, did not fit
+	for {
+		first := next
+		if next = nil; first == nil {
+			select {
+			case first = <-e.queue:
+			case <-e.stop:
+				return
+			}
+		}
+		if first.pause != nil {
+			first.pause()
+			first.err <- nil
+			continue
+		}
+		group := []*request{first}
+		size, ops := first.batch.Bytes(), first.batch.Ops()
+	gather:
+		for {
+			select {
+			case r := <-e.queue:
+				if r.pause != nil || size+r.batch.Bytes() > groupBytes || ops+r.batch.Ops() > groupOps {
+					next = r
+					break gather
+				}
+				group = append(group, r)
+				size, ops = size+r.batch.Bytes(), ops+r.batch.Ops()
+			default:
+				break gather
+			}
+		}
+		e.commit(group)
+		if e.written += uint64(size); e.written >= memTableSize/2 {
+			e.written = 0
+			e.rewriteIfGrown()
+		}
+	}
+}
+
+// commit applies group in order as one transaction: each batch's guards see the
+// writes of those before it. Nobody is answered before the transaction has
+// ended, as a conflict may rest on a write of the same group.
+func (e *Engine) commit(group []*request) {
+	verdicts := make([]error, len(group))
+	err := e.usable()
+	if err == nil {
+		err = e.dir.Room()
+	}
+	if err == nil {
+		err = e.transact(group, verdicts)
+	}
+	for i, r := range group {
+		if err != nil {
+			verdicts[i] = err
+		}
+		r.err <- verdicts[i]
+	}
+}
+
+func (e *Engine) transact(group []*request, verdicts []error) error {
+	txn := e.db.NewTransaction(true)
+	defer txn.Discard()
+	writes := false
+	for i, r := range group {
+		if verdicts[i] = r.ctx.Err(); verdicts[i] != nil {
+			continue
+		}
+		ok, err := apply(txn, r.batch)
+		if err != nil {
+			if errors.Is(err, engine.ErrCorrupt) {
+				return err // a guard could not be read; the transaction is dropped
+			}
+			// Check has admitted the batch and the group is within bounds.
+			return fmt.Errorf("%w: badger refused a write: %w", engine.ErrInvalid, errText(err))
+		}
+		if ok != nil {
+			verdicts[i] = ok
+			continue
+		}
+		writes = writes || r.batch.Ops() > 0
+	}
+	if !writes {
+		return nil
+	}
+	if err := txn.Commit(); err != nil {
+		err = fmt.Errorf("%w: badger commit: %w", engine.ErrUnknown, errText(err))
+		e.fail(err)
+		return err
+	}
+	e.acked.Store(readTs(e.db))
+	e.announce()
+	return nil
+}
+
+// apply adds b to txn, or returns the conflict that prevents it. Reads of txn
+// see what earlier batches of the group wrote.
+func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
+	for _, g := range b.Guards {
+		v, err := get(txn, g.Key)
+		if err != nil {
+			return nil, err
+		}
+		if (v == nil) != (g.Value == nil) || !bytes.Equal(v, g.Value) {
+			return &engine.ConflictError{Key: bytes.Clone(g.Key)}, nil
+		}
+	}
+	// Badger keeps the slices until the transaction has been written, and the
+	// committer answers after that: no copy is needed.
+	for _, p := range b.Sets {
+		if err := txn.Set(p.Key, p.Value); err != nil {
+			return nil, err
+		}
+	}
+	for _, k := range b.Deletes {
+		if err := txn.Delete(k); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}

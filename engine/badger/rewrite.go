@@ -1,0 +1,345 @@
+package badger
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/pb"
+	"github.com/dgraph-io/ristretto/v2/z"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+// A rewrite replaces compaction. Badger's own deletes its inputs even when it
+// could not create an output (a shortage of inodes or descriptors: 46,679 of
+// 60,000 keys gone, no error), so it is switched off and a store is copied when
+// level 0 has grown as large as the rest: about two writes of a byte over the
+// life of a store, plus the first. The copy is compared with its source before
+// anything of the source is removed, and leaves behind no byte of what was
+// deleted, which is what Vacuum promises.
+//
+// A copy runs beside commits: it takes what is live at one timestamp, then, in
+// rounds, what has changed since; the last round and the switch are done by the
+// committer, between two groups.
+const (
+	growTables = 4        // rewrite when level 0 has this many tables and as many bytes as the rest, …
+	maxTables  = 32       // … or this many however small, as every read looks into each, …
+	tableShare = 64 << 20 // … plus one for so many bytes of the rest, as a copy costs by its size
+	smallRound = 1000
+	maxRounds  = 8
+	closeBytes = 32 << 20 // rewrite on Close only what takes a blink
+)
+
+// Vacuum implements engine.Engine. It needs as much free space as the live data.
+func (e *Engine) Vacuum(ctx context.Context) error {
+	e.rewriting.Lock()
+	defer e.rewriting.Unlock()
+	return e.rewrite(ctx)
+}
+
+// rewriteIfGrown starts a rewrite in the background when level 0 has grown.
+func (e *Engine) rewriteIfGrown() {
+	if !e.grown(growTables) || !e.rewriting.TryLock() {
+		return
+	}
+	e.background.Go(func() {
+		defer e.rewriting.Unlock()
+		if err := e.rewrite(e.ctx); err != nil && e.ctx.Err() == nil {
+			redacted{e.opts.Logger}.Errorf("rewrite given up, the store goes on as it is: " + err.Error())
+		}
+	})
+}
+
+func (e *Engine) grown(tables int) bool {
+	count, level0, rest := 0, int64(0), int64(0)
+	for _, t := range e.db.Tables() {
+		if t.Level == 0 {
+			count++
+			level0 += int64(t.OnDiskSize)
+		} else {
+			rest += int64(t.OnDiskSize)
+		}
+	}
+	return count >= maxTables+int(rest/tableShare) || count >= tables && level0 >= rest
+}
+
+// rewrite copies the store into the next generation and switches to it. The
+// caller holds e.rewriting, so e.db and e.gen do not change but by us.
+func (e *Engine) rewrite(ctx context.Context) (err error) {
+	if err := e.usable(); err != nil {
+		return err
+	}
+	if err := verifyChecksums(e.db); err != nil {
+		return err
+	}
+	lsm, vlog := e.db.Size()
+	if err := e.dir.RoomFor(uint64(lsm+vlog) + memTableSize); err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(strings.TrimPrefix(e.gen, genPrefix))
+	if err != nil {
+		return fmt.Errorf("%w: generation %q", engine.ErrCorrupt, e.gen)
+	}
+	gen := fmt.Sprintf("%s%06d", genPrefix, n+1)
+	dir := filepath.Join(e.dir.Path, gen)
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	to, err := e.openDB(gen)
+	if err != nil {
+		return err
+	}
+	switched := false
+	defer func() {
+		if !switched {
+			to.Close()
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	base, err := copyLive(ctx, e.db, to)
+	if err != nil {
+		return fmt.Errorf("engine: rewrite: %w", err)
+	}
+	since := base
+	for range maxRounds {
+		var changes int
+		if since, changes, err = copyChanges(ctx, e.db, to, since); err != nil {
+			return fmt.Errorf("engine: rewrite: %w", err)
+		}
+		if changes < smallRound {
+			break
+		}
+	}
+	var old *badger.DB
+	var serr error
+	err = e.submit(&request{ctx: ctx, err: make(chan error, 1), pause: func() {
+		old, serr = e.switchTo(ctx, to, gen, base, since)
+		switched = old != nil
+	}})
+	if err = errors.Join(err, serr); err != nil {
+		return fmt.Errorf("engine: rewrite: %w", err)
+	}
+	oldDir := old.Opts().Dir
+	if err := old.Close(); err != nil {
+		return fmt.Errorf("engine: close replaced generation: %w", errText(err))
+	}
+	return errors.Join(os.RemoveAll(oldDir), localdir.Sync(e.dir.Path))
+}
+
+// switchTo runs in the committer: it brings to up to date, compares it with the
+// current generation, and makes it the current one. It returns the old one.
+func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, base, since uint64) (*badger.DB, error) {
+	if err := e.usable(); err != nil {
+		return nil, err
+	}
+	last, _, err := copyChanges(ctx, e.db, to, since)
+	if err != nil {
+		return nil, err
+	}
+	// What was live at base has been compared outside the pause (copyLive); what
+	// came later is compared here.
+	if err := compareChanges(e.db, to, base, last); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(e.dir.Path, gen)
+	if err := errors.Join(to.Sync(), localdir.Private(dir), localdir.Sync(dir)); err != nil {
+		return nil, err
+	}
+	if err := localdir.ReplaceFile(filepath.Join(e.dir.Path, currentName), []byte(gen)); err != nil {
+		// Which generation the next Open takes is not known: stop here.
+		err = fmt.Errorf("%w: switch of generations: %w", engine.ErrUnknown, err)
+		e.fail(err)
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := e.db
+	e.db, e.gen = to, gen
+	e.acked.Store(readTs(to))
+	e.announce()
+	return old, nil
+}
+
+// verifyChecksums refuses to copy from damaged tables: their iterators end
+// early without an error. Badger panics on some kinds of damage.
+func verifyChecksums(db *badger.DB) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: verifying tables panicked", engine.ErrCorrupt)
+		}
+	}()
+	if err := db.VerifyChecksum(); err != nil {
+		return fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
+	}
+	return nil
+}
+
+// copyLive writes the live pairs of one snapshot of from into tables of the
+// empty to, reads them back and compares. It returns the snapshot's timestamp.
+func copyLive(ctx context.Context, from, to *badger.DB) (uint64, error) {
+	txn := from.NewTransaction(false)
+	defer txn.Discard()
+	w := to.NewStreamWriter()
+	defer w.Cancel()
+	if err := w.Prepare(); err != nil {
+		return 0, errText(err)
+	}
+	buf := z.NewBuffer(1<<20, "turnstone rewrite")
+	defer buf.Release()
+	var c census
+	err := live(ctx, txn, func(item *badger.Item, v []byte) error {
+		c.add(item.Key(), v)
+		badger.KVToBuffer(&pb.KV{Key: item.KeyCopy(nil), Value: v, Version: item.Version(), StreamId: 1}, buf)
+		if buf.LenNoPadding() < 1<<20 {
+			return nil
+		}
+		err := w.Write(buf)
+		buf.Reset()
+		return err
+	})
+	if err == nil {
+		err = w.Write(buf)
+	}
+	if err == nil {
+		err = w.Flush()
+	}
+	if err != nil {
+		return 0, err
+	}
+	copied := to.NewTransaction(false)
+	defer copied.Discard()
+	var got census
+	if err := live(ctx, copied, func(item *badger.Item, v []byte) error { got.add(item.Key(), v); return nil }); err != nil {
+		return 0, err
+	}
+	if !got.equal(&c) {
+		return 0, fmt.Errorf("%w: the copy has %d pairs, its source %d, or they differ", engine.ErrCorrupt, got.n, c.n)
+	}
+	return txn.ReadTs(), nil
+}
+
+// live calls f for every live pair of txn, in order; v is f's to keep.
+func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []byte) error) error {
+	it := txn.NewIterator(badger.IteratorOptions{})
+	defer it.Close()
+	for it.Rewind(); it.Valid(); it.Next() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		v, err := it.Item().ValueCopy(nil)
+		if err == nil && len(v) == 0 {
+			err = fmt.Errorf("%w: empty value", engine.ErrCorrupt)
+		}
+		if err != nil {
+			return err
+		}
+		if err := f(it.Item(), v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// changes calls f for every key that was written after since: its newest value,
+// or nil when it was deleted. It returns the timestamp up to which it looked.
+func changes(ctx context.Context, db *badger.DB, since uint64, f func(key, v []byte) error) (uint64, error) {
+	txn := db.NewTransaction(false)
+	defer txn.Discard()
+	if txn.ReadTs() <= since {
+		return since, nil
+	}
+	it := txn.NewIterator(badger.IteratorOptions{AllVersions: true, SinceTs: since})
+	defer it.Close()
+	var last []byte
+	for it.Rewind(); it.Valid(); it.Next() {
+		item := it.Item()
+		if last != nil && string(last) == string(item.Key()) {
+			continue // an older version
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		last = item.KeyCopy(last)
+		var v []byte
+		if !item.IsDeletedOrExpired() {
+			var err error
+			if v, err = item.ValueCopy(nil); err != nil {
+				return 0, errText(err)
+			}
+		}
+		if err := f(item.KeyCopy(nil), v); err != nil {
+			return 0, err
+		}
+	}
+	return txn.ReadTs(), nil
+}
+
+// copyChanges applies to to what changed in from after since.
+func copyChanges(ctx context.Context, from, to *badger.DB, since uint64) (last uint64, n int, err error) {
+	w := to.NewWriteBatch()
+	defer w.Cancel()
+	last, err = changes(ctx, from, since, func(key, v []byte) error {
+		n++
+		if v == nil {
+			return w.Delete(key)
+		}
+		return w.Set(key, v)
+	})
+	if err == nil {
+		err = w.Flush()
+	}
+	return last, n, err
+}
+
+// compareChanges checks that to agrees with from on every key written after since.
+func compareChanges(from, to *badger.DB, since, last uint64) error {
+	txn := to.NewTransaction(false)
+	defer txn.Discard()
+	seen, err := changes(context.Background(), from, since, func(key, v []byte) error {
+		got, err := get(txn, key)
+		if err != nil {
+			return err
+		}
+		if string(got) != string(v) {
+			return fmt.Errorf("%w: the copy differs from its source", engine.ErrCorrupt)
+		}
+		return nil
+	})
+	if err == nil && seen != last {
+		err = errors.New("the source changed during the switch")
+	}
+	return err
+}
+
+// A census identifies a sequence of pairs.
+type census struct {
+	n int
+	h maphash.Hash
+}
+
+var censusSeed = maphash.MakeSeed()
+
+func (c *census) add(key, v []byte) {
+	if c.n++; c.n == 1 {
+		c.h.SetSeed(censusSeed)
+	}
+	var lens [8]byte
+	binary.LittleEndian.PutUint32(lens[:4], uint32(len(key)))
+	binary.LittleEndian.PutUint32(lens[4:], uint32(len(v)))
+	c.h.Write(lens[:])
+	c.h.Write(key)
+	c.h.Write(v)
+}
+
+func (c *census) equal(o *census) bool {
+	return c.n == o.n && (c.n == 0 || c.h.Sum64() == o.h.Sum64())
+}

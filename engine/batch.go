@@ -1,0 +1,86 @@
+package engine
+
+import "fmt"
+
+// A Batch is a set of guards and writes that Apply executes atomically. It is
+// data: it can be built by several packages, measured before any I/O, applied
+// again, printed and replayed. The zero Batch is empty and ready to use; one
+// without writes only checks its guards.
+//
+// Guards see the state before the batch. A key occurs at most once among Sets
+// and Deletes; a key and a set value are never empty. A Batch keeps the slices
+// that it is given: the caller must not change them until the batch is done with.
+type Batch struct {
+	Guards  []Pair   // the stored value must equal Value; nil means absent
+	Sets    []Pair   // stored unconditionally
+	Deletes [][]byte // removed; a missing key is no error
+	size    int
+}
+
+// Guard requires key to hold want when the batch applies; nil means absent.
+func (b *Batch) Guard(key, want []byte) { b.Guards = append(b.Guards, Pair{key, want}) }
+
+// Set stores value at key.
+func (b *Batch) Set(key, value []byte) {
+	b.Sets = append(b.Sets, Pair{key, value})
+	b.size += len(key) + len(value)
+}
+
+// Delete removes key.
+func (b *Batch) Delete(key []byte) {
+	b.Deletes = append(b.Deletes, key)
+	b.size += len(key)
+}
+
+// Ops returns the number of writes in b.
+func (b *Batch) Ops() int { return len(b.Sets) + len(b.Deletes) }
+
+// Bytes returns the sum of the lengths of the keys and values of b's writes.
+func (b *Batch) Bytes() int { return b.size }
+
+// Check reports whether b keeps the rules of Batch and fits l. Every driver
+// calls it before anything else.
+func (b *Batch) Check(l Limits) error {
+	if b.Ops() > l.BatchOps || b.size > l.BatchBytes {
+		return fmt.Errorf("%w: %d writes of %d bytes, at most %d of %d", ErrTooLarge, b.Ops(), b.size, l.BatchOps, l.BatchBytes)
+	}
+	seen := make(map[string]struct{}, b.Ops())
+	key := func(k []byte, written bool) error {
+		if len(k) == 0 {
+			return fmt.Errorf("%w: empty key", ErrInvalid)
+		}
+		if len(k) > l.KeyBytes {
+			return fmt.Errorf("%w: key of %d bytes, at most %d", ErrTooLarge, len(k), l.KeyBytes)
+		}
+		if !written {
+			return nil
+		}
+		if _, dup := seen[string(k)]; dup {
+			return fmt.Errorf("%w: key %x written twice", ErrInvalid, k)
+		}
+		seen[string(k)] = struct{}{}
+		return nil
+	}
+	for _, g := range b.Guards {
+		if err := key(g.Key, false); err != nil {
+			return err
+		}
+	}
+	for _, p := range b.Sets {
+		if err := key(p.Key, true); err != nil {
+			return err
+		}
+		if len(p.Value) == 0 {
+			return fmt.Errorf("%w: empty value at key %x", ErrInvalid, p.Key)
+		}
+		if len(p.Value) > l.ValueBytes {
+			return fmt.Errorf("%w: value of %d bytes, at most %d", ErrTooLarge, len(p.Value), l.ValueBytes)
+		}
+	}
+	for _, k := range b.Deletes {
+		if err := key(k, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}

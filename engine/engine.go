@@ -1,0 +1,152 @@
+// Package engine is Turnstone's storage boundary: an ordered map from bytes to
+// bytes that applies conditional batches atomically and durably.
+//
+// Everything above the boundary is data (keys, values, batches); everything
+// below it is one database. A driver implements [Engine] and proves it with
+// package enginetest; nothing else of Turnstone asks which driver it runs on.
+//
+// # Consistency
+//
+// Get, Scan pages and Apply are strictly serializable together: there is one
+// order of all of them that explains every result and agrees with real time.
+// In particular, once a read has returned without the effects of an Apply, that
+// Apply is never ordered before one whose effects the read saw (Fekete, O'Neil
+// and O'Neil, "A Read-Only Transaction Anomaly Under Snapshot Isolation", 2004).
+//
+// # Outcomes
+//
+// Apply returns nil when the batch is durable; [ErrConflict], [ErrTooLarge],
+// [ErrInvalid], [ErrNoSpace] and the context's error when it had no effect; and
+// [ErrUnknown] when the driver cannot tell. After ErrUnknown the caller applies
+// the same batch again until it succeeds or fails with ErrConflict, and then
+// reads what stands there. An attempt that returned ErrUnknown may still take
+// effect later, so every batch should guard at least one value that never
+// recurs.
+//
+// # Ownership
+//
+// A driver retains nothing that it is passed and shares nothing that it
+// returns. All methods are safe for concurrent use.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+)
+
+// Engine is one ordered key-value store.
+type Engine interface {
+	// Get reads keys from one snapshot and returns their values in the order
+	// of the keys; nil means absent. A key may occur more than once.
+	Get(ctx context.Context, keys ...[]byte) ([][]byte, error)
+
+	// Scan yields the pairs of r in ascending byte order of their keys. It
+	// reads in pages; each page is one snapshot, later pages may be newer. An
+	// error ends the sequence and is its last element.
+	Scan(ctx context.Context, r Range) iter.Seq2[Pair, error]
+
+	// Apply executes b: all of it, or none of it when a guard is false. On
+	// return without error it is durable as far as the driver's documented
+	// durability goes. A context that ends before the batch was handed to the
+	// database leaves no effect; after that the outcome is reported as it is.
+	Apply(ctx context.Context, b *Batch) error
+
+	// Vacuum gives the space of removed pairs back and leaves no removed byte
+	// behind in the driver's files. Other calls go on meanwhile. It is a no-op
+	// where the database does both by itself.
+	Vacuum(ctx context.Context) error
+
+	// Limits returns what one Apply accepts. It is constant.
+	Limits() Limits
+
+	// Close releases the engine; later calls fail with ErrClosed. Closing
+	// twice is harmless.
+	Close() error
+}
+
+// Errors of an engine. Match with [errors.Is]; a driver may wrap them.
+var (
+	// ErrConflict: a guard was false. Never spurious.
+	ErrConflict = errors.New("engine: guard failed")
+	// ErrTooLarge: the batch exceeds Limits; nothing was applied.
+	ErrTooLarge = errors.New("engine: batch too large")
+	// ErrInvalid: the batch breaks a rule of Batch; nothing was applied.
+	ErrInvalid = errors.New("engine: invalid batch")
+	// ErrNoSpace: disk, inodes or file descriptors are short; nothing was applied.
+	ErrNoSpace = errors.New("engine: no space")
+	// ErrUnknown: the batch may or may not have been applied.
+	ErrUnknown = errors.New("engine: outcome unknown")
+	// ErrClosed: the engine is closed, or refuses to go on after a failure
+	// that left an outcome unknown; open it again.
+	ErrClosed = errors.New("engine: closed")
+	// ErrLocked: another engine, in this or another process, has it open.
+	ErrLocked = errors.New("engine: in use")
+	// ErrCorrupt: the database noticed that its files are damaged.
+	ErrCorrupt = errors.New("engine: files damaged")
+)
+
+// A ConflictError names the first guard that did not hold. It matches [ErrConflict].
+type ConflictError struct{ Key []byte }
+
+func (e *ConflictError) Error() string { return fmt.Sprintf("engine: guard failed on key %x", e.Key) }
+
+// Is reports whether target is ErrConflict.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// A LockedError says who has the store open. It matches [ErrLocked].
+type LockedError struct {
+	Path   string // the directory
+	Holder string // what the holder wrote about itself, for example "pid 4711 (turnstone) on host a since …"
+}
+
+func (e *LockedError) Error() string {
+	return fmt.Sprintf("engine: %s is in use by %s", e.Path, e.Holder)
+}
+
+// Is reports whether target is ErrLocked.
+func (e *LockedError) Is(target error) bool { return target == ErrLocked }
+
+// A Pair is a key and its value.
+type Pair struct{ Key, Value []byte }
+
+// A Range selects the keys k with Start <= k < End. A nil End means no upper
+// bound. Limit bounds the number of pairs; 0 means no bound.
+type Range struct {
+	Start, End []byte
+	Limit      int
+}
+
+// Limits bounds one Apply. Every engine accepts at least MinLimits.
+type Limits struct {
+	KeyBytes   int // length of a key
+	ValueBytes int // length of a value
+	BatchBytes int // sum of the lengths of all keys and values of a batch's writes
+	BatchOps   int // number of writes of a batch
+}
+
+// MinLimits is what every engine accepts at least.
+var MinLimits = Limits{KeyBytes: 512, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
+
+// PrefixRange returns the range of all keys that begin with p.
+func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }
+
+// PrefixEnd returns the smallest key above every key that begins with p, or nil
+// when there is none.
+func PrefixEnd(p []byte) []byte {
+	for i := len(p) - 1; i >= 0; i-- {
+		if p[i] != 0xff {
+			end := append([]byte(nil), p[:i+1]...)
+			end[i]++
+			return end
+		}
+	}
+	return nil
+}
+
+// Successor returns the smallest key above k: where a scan resumes after k. (The
+// next prefix would skip the keys that extend k.)
+func Successor(k []byte) []byte {
+	return append(append(make([]byte, 0, len(k)+1), k...), 0)
+}

@@ -1,0 +1,111 @@
+// Package enginetest is the contract of engine.Engine in executable form. A
+// driver's whole test is a call of Run:
+//
+//	func TestEngine(t *testing.T) {
+//		enginetest.Run(t, enginetest.Driver{
+//			Durable: true,
+//			Open:    func(dir string) (engine.Engine, error) { return mydriver.Open(dir) },
+//		})
+//	}
+//
+// Every sentence of the contract is a case. Cases return errors instead of
+// failing, so that the suite itself can be tested: mutants of a correct engine
+// must fail it (mutant_test.go).
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// A Driver is what Run needs to know about an engine.
+type Driver struct {
+	// Open opens the store at dir, which exists and is empty at first; a durable
+	// driver is given the same dir again and must find what it acknowledged.
+	Open func(dir string) (engine.Engine, error)
+	// Durable drivers keep what they acknowledged when they are closed.
+	Durable bool
+	// Exclusive drivers refuse a second Open of a directory with ErrLocked.
+	Exclusive bool
+}
+
+// A rig is a driver and a directory of one case.
+type rig struct {
+	Driver
+	dir string
+	e   engine.Engine
+}
+
+func (r *rig) reopen() (err error) {
+	if err := r.e.Close(); err != nil {
+		return err
+	}
+	r.e, err = r.Open(r.dir)
+	return err
+}
+
+type testCase struct {
+	name  string
+	check func(*rig) error
+}
+
+var cases = []testCase{
+	{"GetReturnsValuesInKeyOrderAndNilForAbsent", getMissing},
+	{"GetReadsOneSnapshot", getSnapshot},
+	{"ScanYieldsByteOrderWithinRange", scanOrder},
+	{"ScanHonoursLimitAndEarlyBreak", scanLimit},
+	{"ScanReadsManyPagesCompletely", scanPages},
+	{"ScanErrorEndsTheSequence", scanError},
+	{"GuardsSeeTheStateBeforeTheBatch", guards},
+	{"AFailedGuardLeavesNothing", atomic},
+	{"ABatchIsSeenWholeOrNotAtAll", neverHalf},
+	{"InvalidBatchesAreRefusedBeforeAnyEffect", invalid},
+	{"LimitsAreAcceptedAndOneMoreIsRefused", limits},
+	{"NothingIsRetainedOrShared", aliasing},
+	{"CountersLoseNothing", counter},
+	{"NoWriteSkew", writeSkew},
+	{"NoReadOnlyAnomaly", readOnlyAnomaly},
+	{"ConflictsAreNeverSpurious", notSpurious},
+	{"ReadsFollowAcknowledgedWrites", readYourWrites},
+	{"AContextThatEndedLeavesNothing", cancelled},
+	{"RandomHistoryAgreesWithTheModel", model},
+	{"AcknowledgedWritesSurviveReopening", durable},
+	{"VacuumKeepsWhatIsLiveBesideWriters", vacuum},
+	{"VacuumLeavesNoRemovedByte", vacuumBytes},
+	{"ASecondOpenNamesTheHolder", locked},
+	{"AClosedEngineRefuses", closed},
+}
+
+var errSkip = errors.New("does not apply to this driver")
+
+// Run checks that the engines of d keep the contract of engine.Engine.
+func Run(t *testing.T, d Driver) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := d.run(c, dir); errors.Is(err, errSkip) {
+				t.Skip(err)
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (d Driver) run(c testCase, parent string) (err error) {
+	r := &rig{Driver: d, dir: parent + "/store"}
+	if r.e, err = d.Open(r.dir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.e.Close()) }()
+	return c.check(r)
+}
+
+// bounded limits a case: an engine that hangs fails.
+func bounded() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 2*time.Minute)
+}

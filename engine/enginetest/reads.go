@@ -1,0 +1,290 @@
+package enginetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+var background = context.Background()
+
+func k(s string) []byte { return []byte(s) }
+
+// put applies sets: key, value, key, value, …
+func put(e engine.Engine, kv ...string) error {
+	var b engine.Batch
+	for i := 0; i < len(kv); i += 2 {
+		b.Set(k(kv[i]), k(kv[i+1]))
+	}
+	return e.Apply(background, &b)
+}
+
+func values(e engine.Engine, keys ...string) (string, error) {
+	ks := make([][]byte, len(keys))
+	for i, s := range keys {
+		ks[i] = k(s)
+	}
+	vs, err := e.Get(background, ks...)
+	return fmt.Sprintf("%q", vs), err
+}
+
+func expect(e engine.Engine, want string, keys ...string) error {
+	got, err := values(e, keys...)
+	if err == nil && got != want {
+		err = fmt.Errorf("Get(%q) = %s, want %s", keys, got, want)
+	}
+	return err
+}
+
+func collect(e engine.Engine, r engine.Range) (keys []string, err error) {
+	for p, err := range e.Scan(background, r) {
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, string(p.Key))
+	}
+	return keys, nil
+}
+
+func getMissing(r *rig) error {
+	if err := put(r.e, "b", "1"); err != nil {
+		return err
+	}
+	vs, err := r.e.Get(background, k("a"), k("b"), k("c"), k("b"))
+	if err != nil {
+		return err
+	}
+	if len(vs) != 4 || vs[0] != nil || string(vs[1]) != "1" || vs[2] != nil || string(vs[3]) != "1" {
+		return fmt.Errorf("Get = %q", vs)
+	}
+	vs, err = r.e.Get(background)
+	if err != nil || len(vs) != 0 {
+		return fmt.Errorf("Get() = %q, %v", vs, err)
+	}
+	return nil
+}
+
+// A writer moves one token between two keys; a reader must see exactly one.
+func getSnapshot(r *rig) error {
+	if err := put(r.e, "x", "1"); err != nil {
+		return err
+	}
+	var failed error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			from, to := "x", "y"
+			if i%2 == 1 {
+				from, to = to, from
+			}
+			var b engine.Batch
+			b.Set(k(to), k("1"))
+			b.Delete(k(from))
+			if failed = r.e.Apply(background, &b); failed != nil {
+				return
+			}
+		}
+	}()
+	for {
+		vs, err := r.e.Get(background, k("x"), k("y"))
+		if err != nil {
+			return err
+		}
+		if (vs[0] == nil) == (vs[1] == nil) {
+			return fmt.Errorf("Get saw %q: not one snapshot", vs)
+		}
+		select {
+		case <-done:
+			return failed
+		default:
+		}
+	}
+}
+
+func scanOrder(r *rig) error {
+	keys := []string{"\x00", "\x00\x00", "\x00\x01", "\x01", "A", "a", "a\x00", "a\x00b", "ab", "b", "\xfe\xff", "\xff", "\xff\xff", "\xff\xff\xff"}
+	var b engine.Batch
+	for _, i := range rand.Perm(len(keys)) {
+		b.Set(k(keys[i]), k("v"))
+	}
+	if err := r.e.Apply(background, &b); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		r    engine.Range
+		want []string
+	}{
+		{engine.Range{}, keys},
+		{engine.PrefixRange(k("a")), keys[5:9]},
+		{engine.PrefixRange([]byte{0xff}), keys[11:]},
+		{engine.Range{Start: k("a\x00"), End: k("b")}, keys[6:9]},
+		{engine.Range{Start: k("a\x00\x00"), End: k("ab")}, keys[7:8]},
+		{engine.Range{Start: k("b"), End: k("a")}, nil},
+		{engine.Range{Start: k("a"), End: k("a")}, nil},
+		{engine.Range{Start: engine.Successor(k("a")), Limit: 2}, keys[6:8]},
+	} {
+		got, err := collect(r.e, c.r)
+		if err != nil {
+			return err
+		}
+		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", c.want) {
+			return fmt.Errorf("Scan(%q, %q) = %q, want %q", c.r.Start, c.r.End, got, c.want)
+		}
+	}
+	return nil
+}
+
+func scanLimit(r *rig) error {
+	if err := fill(r.e, "k", 2500); err != nil {
+		return err
+	}
+	for _, limit := range []int{1, 999, 1000, 1001, 2000, 2500, 9999} {
+		got, err := collect(r.e, engine.Range{Limit: limit})
+		if err != nil {
+			return err
+		}
+		if len(got) != min(limit, 2500) {
+			return fmt.Errorf("limit %d gave %d pairs", limit, len(got))
+		}
+	}
+	n := 0
+	for _, err := range r.e.Scan(background, engine.Range{}) {
+		if err != nil {
+			return err
+		}
+		if n++; n == 3 {
+			break
+		}
+	}
+	return put(r.e, "after", "break") // a reader that left holds nothing
+}
+
+func fill(e engine.Engine, prefix string, n int) error {
+	var b engine.Batch
+	for i := range n {
+		b.Set(fmt.Appendf(nil, "%s%05d", prefix, i), bytes.Repeat([]byte{'v'}, 1+i%500))
+	}
+	return e.Apply(background, &b)
+}
+
+// Values of many sizes, so that pages end by count and by bytes.
+func scanPages(r *rig) error {
+	want := 0
+	for i := range 8 {
+		if err := fill(r.e, fmt.Sprint("p", i, "/"), 1500); err != nil {
+			return err
+		}
+		want += 1500
+	}
+	var last []byte
+	n := 0
+	for p, err := range r.e.Scan(background, engine.PrefixRange(k("p"))) {
+		if err != nil {
+			return err
+		}
+		if n++; last != nil && bytes.Compare(last, p.Key) >= 0 {
+			return fmt.Errorf("%q after %q", p.Key, last)
+		}
+		if len(p.Value) != 1+(n-1)%1500%500 {
+			return fmt.Errorf("%q has %d bytes", p.Key, len(p.Value))
+		}
+		last = p.Key
+	}
+	if n != want {
+		return fmt.Errorf("%d pairs, want %d", n, want)
+	}
+	return nil
+}
+
+func scanError(r *rig) error {
+	if err := fill(r.e, "k", 3000); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(background)
+	defer cancel()
+	n, errs := 0, 0
+	for p, err := range r.e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			if errs++; !errors.Is(err, context.Canceled) || p.Key != nil {
+				return fmt.Errorf("%v with %q", err, p.Key)
+			}
+			continue
+		}
+		if errs > 0 {
+			return errors.New("a pair after an error")
+		}
+		if n++; n == 1 {
+			cancel()
+		}
+	}
+	if errs != 1 {
+		return fmt.Errorf("%d errors after cancelling, %d pairs", errs, n)
+	}
+	return nil
+}
+
+// Once Apply has returned, every later read sees it, from any goroutine.
+func readYourWrites(r *rig) error {
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for w := range errs {
+		wg.Go(func() {
+			for i := range 50 {
+				key, v := fmt.Sprint("w", w), fmt.Sprint(i)
+				if errs[w] = put(r.e, key, v); errs[w] != nil {
+					return
+				}
+				if errs[w] = expect(r.e, fmt.Sprintf("[%q]", v), key); errs[w] != nil {
+					return
+				}
+				got, err := collect(r.e, engine.Range{Start: k(key), Limit: 1})
+				if err != nil || len(got) != 1 || got[0] != key {
+					errs[w] = fmt.Errorf("Scan after Apply = %q, %v", got, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// nothing returned is shared, nothing passed in is retained.
+func aliasing(r *rig) error {
+	key, val := k("key"), k("val")
+	var b engine.Batch
+	b.Set(key, val)
+	if err := r.e.Apply(background, &b); err != nil {
+		return err
+	}
+	copy(key, "XXX")
+	copy(val, "XXX")
+	if err := expect(r.e, `["val" ""]`, "key", "XXX"); err != nil {
+		return fmt.Errorf("the engine retains what it was passed: %w", err)
+	}
+	vs, err := r.e.Get(background, k("key"), k("key"))
+	if err != nil {
+		return err
+	}
+	copy(vs[0], "XXX")
+	if string(vs[1]) != "val" {
+		return errors.New("two results of Get share memory")
+	}
+	for p, err := range r.e.Scan(background, engine.Range{}) {
+		if err != nil {
+			return err
+		}
+		copy(p.Key, "YYY")
+		copy(p.Value, "YYY")
+	}
+	if err := expect(r.e, `["val"]`, "key"); err != nil {
+		return fmt.Errorf("the engine shares what it returns: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+// Package open maps the URL of a store to an engine: for the command line and
+// for hosts that are configured by a string. Others call a driver's own Open.
+package open
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+)
+
+// ErrURL reports a URL that names no engine of this build.
+var ErrURL = errors.New("open: unknown store URL")
+
+// Forms lists what Open accepts, for help texts.
+const Forms = "DIR or badger:DIR, pebble:DIR, mem:"
+
+// Open opens the engine that url names:
+//
+//	DIR, badger:DIR   Badger in directory DIR (a bare path has no colon before its first slash)
+//	pebble:DIR        Pebble in directory DIR
+//	mem:              memory; gone with the process
+//
+// A directory of another engine is refused.
+func Open(url string) (engine.Engine, error) {
+	scheme, rest, ok := strings.Cut(url, ":")
+	if !ok || strings.Contains(scheme, "/") {
+		scheme, rest = "badger", url
+	}
+	if scheme == "mem" && rest == "" {
+		return memory.New(), nil
+	}
+	if rest == "" {
+		return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
+	}
+	switch scheme {
+	case "badger":
+		if err := refuse(rest, "pebble", "marker.*"); err != nil {
+			return nil, err
+		}
+		return badger.Open(rest, nil)
+	case "pebble":
+		if err := refuse(rest, "badger", "CURRENT"); err != nil {
+			return nil, err
+		}
+		return pebble.Open(rest, nil)
+	}
+	return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
+}
+
+// refuse fails when dir holds a file that only the other engine makes.
+func refuse(dir, other, pattern string) error {
+	found, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("open: %s is a %s store: use %s:%s", dir, other, other, dir)
+	}
+	return nil
+}

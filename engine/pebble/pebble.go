@@ -1,0 +1,374 @@
+// Package pebble is the second embedded engine: Pebble, which groups commits by
+// itself and stops on corruption. It passes the same suites as the others.
+package pebble
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+var _ engine.Engine = (*Engine)(nil)
+
+// Options of Open. Nil and the zero value mean the defaults.
+type Options struct {
+	// NoSync acknowledges before the write-ahead log is synced: what is
+	// acknowledged survives a crash of the process, not a loss of power.
+	NoSync bool
+	// MinFreeBytes is the free disk space below which Apply fails with
+	// engine.ErrNoSpace. Default 64 MiB.
+	MinFreeBytes uint64
+	// Logger receives Pebble's messages without their arguments. Default: none.
+	Logger *slog.Logger
+}
+
+const (
+	memTableSize = 16 << 20
+	cacheSize    = 16 << 20
+	pageBytes    = 256 << 10 // of a Scan, read from one snapshot
+	pagePairs    = 1000
+)
+
+// Engine is an open Pebble database.
+type Engine struct {
+	dir  *localdir.Dir
+	db   *pebble.DB
+	sync *pebble.WriteOptions
+
+	// Batches enter Pebble one at a time, in the order of their numbers, and
+	// are synced together; readers wait until what they saw is durable.
+	mu      sync.Mutex // guards applied, durable, failed and closed; held from guards to visibility
+	turn    *sync.Cond // on mu: durable, failed or users changed
+	applied uint64     // number of the last batch that became visible
+	durable uint64     // number up to which batches are synced
+	failed  error      // why the engine refuses everything
+	users   int        // calls that are using db
+	closed  bool
+}
+
+// Open opens the store in dir and creates it if it does not exist. It fails
+// with *engine.LockedError, which names the holder, when it is open already.
+func Open(dir string, o *Options) (*Engine, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	need := localdir.Need{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64}
+	if need.Bytes == 0 {
+		need.Bytes = 64 << 20
+	}
+	d, err := localdir.Open(dir, need)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{dir: d, sync: pebble.Sync}
+	if o.NoSync {
+		e.sync = pebble.NoSync
+	}
+	e.turn = sync.NewCond(&e.mu)
+	cache := pebble.NewCache(cacheSize)
+	defer cache.Unref()
+	e.db, err = pebble.Open(dir, &pebble.Options{
+		Cache:                       cache,
+		MemTableSize:                memTableSize,
+		MemTableStopWritesThreshold: 4,
+		MaxOpenFiles:                500,
+		FormatMajorVersion:          pebble.FormatNewest,
+		Logger:                      logger{o.Logger},
+	})
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("engine: open pebble in %s: %w", d.Path, mapped(err))
+	}
+	if err := localdir.Private(d.Path); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// enter begins a call that uses db; the caller holds mu.
+func (e *Engine) enter() error {
+	if e.closed {
+		return engine.ErrClosed
+	}
+	if e.failed != nil {
+		return e.failed
+	}
+	e.users++
+	return nil
+}
+
+func (e *Engine) leave() {
+	e.mu.Lock()
+	e.users--
+	e.turn.Broadcast()
+	e.mu.Unlock()
+}
+
+// fail makes e refuse everything from now on.
+func (e *Engine) fail(err error) {
+	e.mu.Lock()
+	if e.failed == nil {
+		e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+	}
+	e.turn.Broadcast()
+	e.mu.Unlock()
+}
+
+// view runs f on a snapshot, and returns when what it shows is durable.
+func (e *Engine) view(ctx context.Context, f func(*pebble.Snapshot) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if err := e.enter(); err != nil {
+		e.mu.Unlock()
+		return err
+	}
+	defer e.leave()
+	seen, snap := e.applied, e.db.NewSnapshot()
+	e.mu.Unlock()
+	err := f(snap)
+	if err = errors.Join(err, snap.Close()); err != nil {
+		return mapped(err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.awaitDurable(seen)
+}
+
+// awaitDurable waits until batch n is durable; the caller holds mu.
+func (e *Engine) awaitDurable(n uint64) error {
+	for e.durable < n && e.failed == nil {
+		e.turn.Wait()
+	}
+	return e.failed
+}
+
+// Get implements engine.Engine.
+func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	out := make([][]byte, len(keys))
+	err := e.view(ctx, func(s *pebble.Snapshot) (err error) {
+		for i, k := range keys {
+			if out[i], err = get(s, k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func get(r pebble.Reader, key []byte) ([]byte, error) {
+	v, done, err := r.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer done.Close()
+	return bytes.Clone(v), nil
+}
+
+// Scan implements engine.Engine.
+func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
+		err = e.view(ctx, func(s *pebble.Snapshot) error {
+			it, err := s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
+			if err != nil {
+				return err
+			}
+			size := 0
+			for ok := it.First(); ok; ok = it.Next() {
+				if r.Limit > 0 && len(page) == r.Limit {
+					break
+				}
+				if more = len(page) == pagePairs || size >= pageBytes; more {
+					break
+				}
+				v, err := it.ValueAndErr()
+				if err != nil {
+					return errors.Join(err, it.Close())
+				}
+				page = append(page, engine.Pair{Key: bytes.Clone(it.Key()), Value: bytes.Clone(v)})
+				size += len(v)
+			}
+			return errors.Join(it.Error(), it.Close())
+		})
+		return page, more, err
+	})
+}
+
+// Apply implements engine.Engine.
+func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
+	if err := b.Check(e.Limits()); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := e.dir.Room(); err != nil {
+		return err
+	}
+	batch := e.db.NewBatchWithSize(b.Bytes() + 32*b.Ops() + 64)
+	defer batch.Close()
+	for _, p := range b.Sets {
+		if err := batch.Set(p.Key, p.Value, nil); err != nil {
+			return mapped(err)
+		}
+	}
+	for _, k := range b.Deletes {
+		if err := batch.Delete(k, nil); err != nil {
+			return mapped(err)
+		}
+	}
+	n, err := e.insert(b, batch)
+	if err != nil || n == 0 {
+		return err
+	}
+	defer e.leave()
+	if e.sync == pebble.Sync {
+		if err := batch.SyncWait(); err != nil {
+			err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
+			e.fail(err)
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.durable = max(e.durable, n) // the log is synced in order
+	e.turn.Broadcast()
+	return nil
+}
+
+// insert checks the guards and makes the batch visible, alone in time. It
+// returns the batch's number, or 0 when there was nothing to write.
+func (e *Engine) insert(b *engine.Batch, batch *pebble.Batch) (n uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.enter(); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if r := recover(); r != nil { // see logger.Fatalf
+			err = fmt.Errorf("%w: pebble: %v", engine.ErrUnknown, r)
+			e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+		}
+		if n == 0 {
+			e.users--
+			e.turn.Broadcast()
+		}
+	}()
+	for _, g := range b.Guards {
+		v, err := get(e.db, g.Key)
+		if err != nil {
+			return 0, mapped(err)
+		}
+		if (v == nil) != (g.Value == nil) || !bytes.Equal(v, g.Value) {
+			// The verdict may rest on a batch that is not durable yet.
+			if err := e.awaitDurable(e.applied); err != nil {
+				return 0, err
+			}
+			return 0, &engine.ConflictError{Key: bytes.Clone(g.Key)}
+		}
+	}
+	if b.Ops() == 0 {
+		return 0, e.awaitDurable(e.applied)
+	}
+	if e.sync == pebble.Sync {
+		err = e.db.ApplyNoSyncWait(batch, e.sync)
+	} else {
+		err = e.db.Apply(batch, e.sync)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
+		e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+		return 0, err
+	}
+	e.applied++
+	return e.applied, nil
+}
+
+// mapped gives Pebble's errors the engine's names.
+func mapped(err error) error {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case pebble.IsCorruptionError(err):
+		return fmt.Errorf("%w: %w", engine.ErrCorrupt, err)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EMFILE):
+		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
+	case errors.Is(err, pebble.ErrClosed):
+		return engine.ErrClosed
+	}
+	return err
+}
+
+// Vacuum implements engine.Engine: it flushes and compacts the whole key space.
+func (e *Engine) Vacuum(ctx context.Context) error {
+	e.mu.Lock()
+	err := e.enter()
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	defer e.leave()
+	if err := e.db.Flush(); err != nil {
+		return mapped(err)
+	}
+	// Deletes outside the live range must go as well: compact all keys there can be.
+	end := bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
+	return mapped(e.db.Compact(ctx, []byte{0}, end, true))
+}
+
+// Limits implements engine.Engine.
+func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
+
+// Close implements engine.Engine. It waits for the calls that are under way.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	for e.users > 0 {
+		e.turn.Wait()
+	}
+	e.mu.Unlock()
+	err := e.db.Close()
+	return errors.Join(err, localdir.Private(e.dir.Path), e.dir.Close())
+}
+
+// logger passes the fixed part of Pebble's messages on. Pebble calls Fatalf
+// when it can't go on; a commit of ours turns the panic into ErrUnknown, and
+// from a goroutine of Pebble it ends the process, as Pebble means it to.
+type logger struct{ to *slog.Logger }
+
+func (l logger) Infof(string, ...any) {}
+
+func (l logger) Errorf(f string, _ ...any) {
+	if l.to != nil {
+		l.to.Error("pebble: " + strings.TrimSpace(f))
+	}
+}
+
+func (l logger) Fatalf(f string, args ...any) {
+	l.Errorf(f)
+	panic(fmt.Sprintf(f, args...))
+}
