@@ -12,8 +12,10 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
@@ -35,6 +37,7 @@ type Options struct {
 
 const (
 	memTableSize = 16 << 20
+	maxMemTables = 4 // Pebble keeps one log more than this for reuse
 	cacheSize    = 16 << 20
 	pageBytes    = 256 << 10 // of a Scan, read from one snapshot
 	pagePairs    = 1000
@@ -81,9 +84,10 @@ func Open(dir string, o *Options) (*Engine, error) {
 	e.db, err = pebble.Open(dir, &pebble.Options{
 		Cache:                       cache,
 		MemTableSize:                memTableSize,
-		MemTableStopWritesThreshold: 4,
+		MemTableStopWritesThreshold: maxMemTables,
 		MaxOpenFiles:                500,
 		FormatMajorVersion:          pebble.FormatNewest,
+		FS:                          freshLogs{vfs.Default},
 		Logger:                      logger{o.Logger},
 	})
 	if err != nil {
@@ -319,7 +323,8 @@ func mapped(err error) error {
 	return err
 }
 
-// Vacuum implements engine.Engine: it flushes and compacts the whole key space.
+// Vacuum implements engine.Engine: it flushes and compacts the whole key space,
+// and returns when the files that held removed pairs are gone.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	e.mu.Lock()
 	err := e.enter()
@@ -333,7 +338,36 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}
 	// Deletes outside the live range must go as well: compact all keys there can be.
 	end := bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
-	return mapped(e.db.Compact(ctx, []byte{0}, end, true))
+	if err := e.db.Compact(ctx, []byte{0}, end, true); err != nil {
+		return mapped(err)
+	}
+	// Every flush begins a new log, which takes the place of one kept for reuse.
+	for range maxMemTables + 2 {
+		if err := e.db.Flush(); err != nil {
+			return mapped(err)
+		}
+	}
+	for {
+		if m := e.db.Metrics(); m.Table.ObsoleteCount == 0 && m.Table.ZombieCount == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// freshLogs makes Pebble begin each log in a new file. One that is reused keeps
+// the bytes of its former life behind its end.
+type freshLogs struct{ vfs.FS }
+
+func (f freshLogs) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := f.Remove(old); err != nil {
+		return nil, err
+	}
+	return f.Create(name, c)
 }
 
 // Limits implements engine.Engine.

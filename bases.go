@@ -1,0 +1,76 @@
+package turnstone
+
+import (
+	"bytes"
+	"container/list"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// bases keeps the last version of checkpoint parts, so that the next one can be
+// stored as a delta: the commit path never reads one. Least recently used parts
+// go first.
+type bases struct {
+	mu    sync.Mutex // guards all
+	max   int
+	size  int
+	order *list.List // of *baseEntry, latest first
+	by    map[partKey]*list.Element
+}
+
+type partKey struct {
+	inc  head.Incarnation
+	name string
+}
+
+type baseEntry struct {
+	key  partKey
+	base blob.Base
+}
+
+func newBases(maximum int) *bases {
+	return &bases{max: maximum, order: list.New(), by: map[partKey]*list.Element{}}
+}
+
+func (c *bases) get(inc head.Incarnation, name string) *blob.Base {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.by[partKey{inc, name}]
+	if e == nil {
+		return nil
+	}
+	c.order.MoveToFront(e)
+	base := e.Value.(*baseEntry).base
+	return &base
+}
+
+// put keeps a copy of b's content.
+func (c *bases) put(inc head.Incarnation, name string, b blob.Base) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := partKey{inc, name}
+	if e := c.by[key]; e != nil {
+		old := e.Value.(*baseEntry)
+		if old.base.ID == b.ID {
+			c.order.MoveToFront(e)
+			return
+		}
+		c.remove(e)
+	}
+	if len(b.Content) > c.max/2 {
+		return
+	}
+	b.Content = bytes.Clone(b.Content)
+	c.by[key] = c.order.PushFront(&baseEntry{key, b})
+	for c.size += len(b.Content); c.size > c.max; {
+		c.remove(c.order.Back())
+	}
+}
+
+func (c *bases) remove(e *list.Element) {
+	entry := c.order.Remove(e).(*baseEntry)
+	delete(c.by, entry.key)
+	c.size -= len(entry.base.Content)
+}

@@ -1,0 +1,107 @@
+// Package blob stores immutable bytes by their hash: checkpoint parts,
+// attachments, large payloads. Equal bytes are stored once per namespace,
+// whatever their representation:
+//
+//   - whole: compressed by themselves;
+//   - delta: compressed against an earlier version of the same thing, for
+//     checkpoint parts that change a little every turn;
+//   - list: of at most 1,000 smaller blobs whose concatenation it is (content-
+//     defined chunks, and lists of lists), for what is too large for one batch.
+//
+// A blob becomes reachable when a commit refers to it; until then, and after its
+// last reference is gone, it is garbage. Its mark says whether a collector has
+// condemned it, and is what a commit guards to rely on it.
+package blob
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+)
+
+// ID is the BLAKE3-256 digest of a blob's content, in the context of blobs.
+type ID [hash.Size]byte
+
+// Sum returns the id of content.
+func Sum(content []byte) ID { return hash.Blob.Sum(content) }
+
+// String returns the id in lower-case hex.
+func (id ID) String() string { return hex.EncodeToString(id[:]) }
+
+// IsZero reports whether id is no blob's.
+func (id ID) IsZero() bool { return id == ID{} }
+
+// ParseID reads the form that String gives.
+func ParseID(s string) (id ID, err error) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(id) {
+		return ID{}, fmt.Errorf("blob: %q is not 64 hex digits", s)
+	}
+	return ID(b), nil
+}
+
+// A Ref is a reference to a blob with what belongs to the reference and not to
+// the content: equal bytes under two names are one blob.
+type Ref struct {
+	ID        ID
+	Size      int64  // bytes
+	MediaType string // as in RFC 6838, for example "image/png"; may be empty
+	Name      string // for people; may be empty
+}
+
+// Append encodes r.
+func (r Ref) Append(e *codec.Encoder) {
+	e.Array(4)
+	e.Bytes(r.ID[:])
+	e.Uint(uint64(r.Size))
+	e.Text(r.MediaType)
+	e.Text(r.Name)
+}
+
+// DecodeRef decodes what Append encodes.
+func DecodeRef(d *codec.Decoder) (r Ref) {
+	d.Shape(4)
+	d.Fixed(r.ID[:])
+	r.Size = Size(d)
+	r.MediaType, r.Name = d.Text(), d.Text()
+	return r
+}
+
+// Size decodes a size in bytes.
+func Size(d *codec.Decoder) int64 {
+	n := d.Uint()
+	if n > MaxBytes {
+		d.Fail("size of %d bytes", n)
+	}
+	return int64(n)
+}
+
+// Limits.
+const (
+	// MaxBytes is the size of the largest blob: 1,000 lists of 1,000 chunks of
+	// 64 KiB on average would hold 60 GiB; what a session keeps is smaller.
+	MaxBytes = 4 << 30
+	// maxList is the number of blobs in a list: 36 KB, one value.
+	maxList = 1000
+	// maxDepth bounds a chain of deltas: every version of a 170 KB map that
+	// changes a little costs 1.2 KB, and a read of the last one of a full chain
+	// some 64 times 0.15 ms.
+	maxDepth = 64
+	// wholeBytes is the largest content that is stored in one piece. Larger
+	// content is a list of chunks, or a delta if its base is at hand.
+	wholeBytes = 768 << 10
+	// deltaBytes is the largest content that is stored as a delta.
+	deltaBytes = 16 << 20
+	// partBytes is how much of a representation goes into one value.
+	partBytes = 480 << 10
+)
+
+// Errors of this package. Match with errors.Is.
+var (
+	ErrNotFound = errors.New("blob: not found")
+	ErrTooLarge = errors.New("blob: larger than 4 GiB")
+	ErrSize     = errors.New("blob: stream has another length than announced")
+)

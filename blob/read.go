@@ -1,0 +1,233 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// maxInMemory bounds what Read returns in one piece.
+const maxInMemory = 256 << 20
+
+// Read returns the content of the blob id, verified. The result is the caller's.
+// A blob that is missing is a *codec.CorruptError: only what something refers
+// to is read.
+func (s *Store) Read(ctx context.Context, id ID) ([]byte, error) {
+	content, _, err := s.ReadDepth(ctx, id)
+	return content, err
+}
+
+// ReadAll returns the contents of ids, in order; the first parts of all of them
+// are fetched at once.
+func (s *Store) ReadAll(ctx context.Context, ids []ID) ([][]byte, error) {
+	recs, err := s.records(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]byte, len(ids))
+	for i, r := range recs {
+		if r.size > maxInMemory {
+			return nil, fmt.Errorf("%w: blob %s of %d bytes: open it as a stream", ErrTooLarge, ids[i], r.size)
+		}
+		if out[i], err = s.content(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// ReadDepth is Read, and returns the depth of the blob's chain of deltas too.
+func (s *Store) ReadDepth(ctx context.Context, id ID) (content []byte, depth int, err error) {
+	recs, err := s.records(ctx, []ID{id})
+	if err != nil {
+		return nil, 0, err
+	}
+	content, err = s.content(ctx, recs[0])
+	return content, recs[0].depth, err
+}
+
+// records reads the representations of ids.
+func (s *Store) records(ctx context.Context, ids []ID) ([]record, error) {
+	ks := make([][]byte, len(ids))
+	for i, id := range ids {
+		ks[i] = s.space.Blob(s.space.BlobHash(id), 0)
+	}
+	vs, err := s.engine.Get(ctx, ks...)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]record, len(ids))
+	for i, id := range ids {
+		if out[i], err = s.record(ctx, id, ks[i], vs[i]); err != nil {
+			return nil, codec.Corrupt(err, "blob %s", id)
+		}
+	}
+	return out, nil
+}
+
+// record decodes one representation whose first part is value, and reads the rest.
+func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, error) {
+	body, err := codec.Open(key, value, keys.Blob)
+	if err != nil {
+		return record{}, err
+	}
+	r, n, err := decodeRecord(body)
+	if err != nil {
+		return record{}, err
+	}
+	if r.id != id {
+		return record{}, fmt.Errorf("%w: the record is of %s", codec.ErrHash, r.id)
+	}
+	if n == 1 {
+		return r, nil
+	}
+	h := s.space.BlobHash(id)
+	ks := make([][]byte, n-1)
+	for i := range ks {
+		ks[i] = s.space.Blob(h, i+1)
+	}
+	vs, err := s.engine.Get(ctx, ks...)
+	if err != nil {
+		return record{}, err
+	}
+	r.data = bytes.Clone(r.data)
+	for i, v := range vs {
+		more, err := codec.Open(ks[i], v, keys.Blob)
+		if err != nil {
+			return record{}, fmt.Errorf("part %d: %w", i+1, err)
+		}
+		r.data = append(r.data, more...)
+	}
+	return r, nil
+}
+
+// content expands r and verifies it.
+func (s *Store) content(ctx context.Context, r record) ([]byte, error) {
+	// Down the chain of deltas to what stands by itself, and up again.
+	chain := []record{r}
+	for top := r; top.form == delta; top = chain[len(chain)-1] {
+		if len(chain) > maxDepth {
+			return nil, codec.Corrupt(fmt.Errorf("%w: chain of more than %d deltas", codec.ErrMalformed, maxDepth), "blob %s", r.id)
+		}
+		next, err := s.records(ctx, []ID{top.base})
+		if err != nil {
+			return nil, err
+		}
+		chain = append(chain, next[0])
+	}
+	var content []byte
+	for i := len(chain) - 1; i >= 0; i-- {
+		c := chain[i]
+		var err error
+		if c.form == list {
+			content, err = s.join(ctx, c)
+		} else {
+			content, err = codec.Decompress(c.data, content, int(c.size))
+		}
+		if err == nil && int64(len(content)) != c.size {
+			err = fmt.Errorf("%w: %d bytes, not %d", codec.ErrMalformed, len(content), c.size)
+		}
+		// A wrong base gives a wrong result, so the hash of the last is enough.
+		if err == nil && i == 0 && Sum(content) != r.id {
+			err = codec.ErrHash
+		}
+		if err != nil {
+			return nil, codec.Corrupt(err, "blob %s", c.id)
+		}
+	}
+	return content, nil
+}
+
+func (s *Store) join(ctx context.Context, r record) ([]byte, error) {
+	out := make([]byte, 0, r.size)
+	err := s.walk(ctx, r, 0, func(chunk []byte) error {
+		out = append(out, chunk...)
+		return nil
+	})
+	return out, err
+}
+
+// maxTree bounds the depth of lists of lists: a writer makes two levels.
+const maxTree = 4
+
+// walk calls f with the verified chunks of r in order.
+func (s *Store) walk(ctx context.Context, r record, depth int, f func([]byte) error) error {
+	if r.form != list {
+		content, err := s.content(ctx, r)
+		if err != nil {
+			return err
+		}
+		return f(content)
+	}
+	if depth == maxTree {
+		return codec.Corrupt(fmt.Errorf("%w: lists nested too deeply", codec.ErrMalformed), "blob %s", r.id)
+	}
+	const ahead = 16 // chunks fetched at once: 1 MiB on average
+	for items := r.items; len(items) > 0; {
+		n := min(ahead, len(items))
+		ids := make([]ID, n)
+		for i := range ids {
+			ids[i] = items[i].id
+		}
+		recs, err := s.records(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for i, c := range recs {
+			if c.size != items[i].size {
+				return codec.Corrupt(fmt.Errorf("%w: item of %d bytes, not %d", codec.ErrMalformed, c.size, items[i].size), "blob %s", r.id)
+			}
+			if err := s.walk(ctx, c, depth+1, f); err != nil {
+				return err
+			}
+		}
+		items = items[n:]
+	}
+	return nil
+}
+
+// WriteTo streams the content of the blob id to w, with memory for a few
+// chunks. Each chunk is verified before it is written, and the whole before
+// WriteTo returns nil: treat what was written before an error as invalid.
+func (s *Store) WriteTo(ctx context.Context, w io.Writer, id ID) (n int64, err error) {
+	recs, err := s.records(ctx, []ID{id})
+	if err != nil {
+		return 0, err
+	}
+	sum := hash.Blob.New()
+	err = s.walk(ctx, recs[0], 0, func(chunk []byte) error {
+		sum.Write(chunk)
+		m, err := w.Write(chunk)
+		n += int64(m)
+		return err
+	})
+	if err != nil {
+		return n, err
+	}
+	if ID(sum.Sum()) != id {
+		return n, codec.Corrupt(codec.ErrHash, "blob %s", id)
+	}
+	return n, nil
+}
+
+// References returns the blobs that the representation of id refers to.
+func (s *Store) References(ctx context.Context, id ID) ([]ID, error) {
+	recs, err := s.records(ctx, []ID{id})
+	if err != nil {
+		return nil, err
+	}
+	var out []ID
+	if r := recs[0]; r.form == delta {
+		out = append(out, r.base)
+	} else {
+		for _, it := range r.items {
+			out = append(out, it.id)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,117 @@
+package turnstone
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
+var (
+	// ErrSessionNotFound: no session has that id.
+	ErrSessionNotFound = errors.New("turnstone: session not found")
+	// ErrSessionDeleted: the session of this handle was deleted; one that was
+	// created under the same id since is another session.
+	ErrSessionDeleted = errors.New("turnstone: session deleted")
+	// ErrNodeNotFound: the session's graph has no such node, or it is tombstoned.
+	ErrNodeNotFound = errors.New("turnstone: node not found")
+	// ErrBlobNotFound: the session has no such attachment, or a commit refers
+	// to an attachment that was never uploaded.
+	ErrBlobNotFound = errors.New("turnstone: attachment not found")
+	// ErrRevisionNotFound: the session has not got that far.
+	ErrRevisionNotFound = errors.New("turnstone: revision not found")
+	// ErrRevisionPruned: the revision is below the session's history floor.
+	ErrRevisionPruned = errors.New("turnstone: revision pruned")
+	// ErrConflict: somebody else committed first. See ConflictError.
+	ErrConflict = errors.New("turnstone: commit conflict")
+	// ErrTurnConflict: the turn id stands for another content. See TurnConflictError.
+	ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
+	// ErrLimit: a documented limit is exceeded. See LimitError.
+	ErrLimit = errors.New("turnstone: limit exceeded")
+	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
+	ErrInvalid = errors.New("turnstone: invalid request")
+	// ErrRejected: the host's validator refused the commit; its error is wrapped.
+	ErrRejected = errors.New("turnstone: commit rejected")
+	// ErrHasChildren: Delete with RefuseChildren found children.
+	ErrHasChildren = errors.New("turnstone: session has children")
+	// ErrOutcomeUnknown: the commit may or may not stand. Open the store again
+	// if the error matches engine.ErrClosed, and commit again with the same
+	// turn id: if it stands, its result is returned.
+	ErrOutcomeUnknown = errors.New("turnstone: commit outcome unknown")
+	// ErrFormat: the store was written by a newer version.
+	ErrFormat = codec.ErrNewer
+)
+
+// A CorruptError names a stored object that is missing, damaged or undecodable.
+// A read never returns less without one.
+type CorruptError = codec.CorruptError
+
+// A ConflictError says where the session stands instead. It matches ErrConflict.
+// Nothing of the commit was stored.
+type ConflictError struct {
+	Session  string
+	Expected head.Revision
+	Revision head.Revision // of the head now
+	Leaf     graph.ID
+	Commit   head.CommitID
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), not at %d", e.Session, e.Revision, e.Leaf, e.Expected)
+}
+
+// Is reports whether target is ErrConflict.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// A TurnConflictError names the commit that has the turn id. It matches ErrTurnConflict.
+type TurnConflictError struct {
+	Session  string
+	Turn     string
+	Revision head.Revision
+	Commit   head.CommitID
+}
+
+func (e *TurnConflictError) Error() string {
+	return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d with other content", e.Turn, e.Session, e.Revision)
+}
+
+// Is reports whether target is ErrTurnConflict.
+func (e *TurnConflictError) Is(target error) bool { return target == ErrTurnConflict }
+
+// A LimitError names the limit. It matches ErrLimit. Nothing was stored.
+type LimitError struct {
+	Limit string // for example "payload bytes"
+	Where string // for example "node 3"; may be empty
+	Have  int64
+	Max   int64
+}
+
+func (e *LimitError) Error() string {
+	where := ""
+	if e.Where != "" {
+		where = " of " + e.Where
+	}
+	return fmt.Sprintf("turnstone: %s%s: %d, at most %d", e.Limit, where, e.Have, e.Max)
+}
+
+// Is reports whether target is ErrLimit.
+func (e *LimitError) Is(target error) bool { return target == ErrLimit }
+
+// An InvalidError says what of a request is wrong. It matches ErrInvalid.
+// Nothing was stored.
+type InvalidError struct {
+	Where  string // for example "node 3"
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return "turnstone: " + e.Where + ": " + e.Reason }
+
+// Is reports whether target is ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+func invalid(where, reason string, args ...any) error {
+	return &InvalidError{Where: where, Reason: fmt.Sprintf(reason, args...)}
+}

@@ -1,0 +1,284 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// fork adds to b what makes the new session about a child of r.Parent, and
+// returns the origin of an attached fork, or nil. It copies nothing: the origin
+// names, for the parent and each of its own ancestors, how far their history is
+// shared. The lifecycle record of each is guarded and set, so that nothing that
+// removes or rewrites can pass unnoticed.
+func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About) (*head.Origin, error) {
+	parent, err := s.Session(ctx, r.Parent)
+	if err != nil {
+		return nil, fmt.Errorf("parent: %w", err)
+	}
+	h, _, err := parent.readHead(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("parent: %w", err)
+	}
+	if about.ForkNode.IsZero() {
+		about.ForkNode = h.Leaf
+	}
+	key := s.space.Child(parent.hash, about.Incarnation)
+	child := s.space.Session(r.ID)
+	b.Set(key, codec.Seal(key, keys.Child, append(child[:], parent.inc[:]...)))
+
+	var origin *head.Origin
+	switch {
+	case about.ForkNode.IsZero(): // nothing to share yet
+	case r.Detached:
+		if _, err := parent.locate(ctx, h.Revision, about.ForkNode); err != nil {
+			return nil, err
+		}
+	default:
+		if origin, err = parent.originAt(ctx, h, about.ForkNode); err != nil {
+			return nil, err
+		}
+	}
+	incs := []head.Incarnation{parent.inc}
+	if origin != nil {
+		incs = incs[:0]
+		for _, a := range origin.Ancestors {
+			incs = append(incs, a.Incarnation)
+		}
+	}
+	for i, inc := range incs {
+		key := s.space.Life(inc)
+		vs, err := s.engine.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		life, err := head.OpenLife(key, vs[0])
+		if err != nil {
+			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+		}
+		if inc == parent.inc && life.State != head.Live {
+			return nil, fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
+		}
+		next := life.Next()
+		b.Guard(key, vs[0])
+		b.Set(key, next.Seal(key))
+		if origin == nil {
+			continue
+		}
+		a := &origin.Ancestors[i]
+		if inc == parent.inc {
+			a.Epoch = next.Epoch
+		}
+		if a.Revision > 0 && a.Revision < life.Floor {
+			return nil, fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, about.ForkNode, r.Parent)
+		}
+		key = s.space.Fork(inc, about.Incarnation)
+		b.Set(key, codec.Seal(key, keys.Fork, child[:]))
+	}
+	return origin, nil
+}
+
+// originAt returns what a fork of s at node begins with.
+func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (*head.Origin, error) {
+	o := &head.Origin{}
+	if s.origin != nil {
+		o.Ancestors = slices.Clone(s.origin.Ancestors)
+	}
+	if len(o.Ancestors) >= MaxAncestors {
+		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.id, Have: int64(len(o.Ancestors) + 1), Max: MaxAncestors}
+	}
+	own := head.Ancestor{Incarnation: s.inc, Node: node, Commit: head.Genesis(s.inc, s.origin)}
+	if node == h.Leaf {
+		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, h.Parts
+		o.Ancestors = append(o.Ancestors, own)
+		return o, nil
+	}
+	at, err := s.place(ctx, h.Revision, node)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.locate(ctx, h.Revision, node); err != nil {
+		return nil, err
+	}
+	o.Ancestors = append(o.Ancestors, own)
+	shared := false
+	for i := range o.Ancestors {
+		a := &o.Ancestors[i]
+		switch {
+		case a.Incarnation == at.layer.inc:
+			c, id, err := s.store.commitAt(ctx, a.Incarnation, at.revision)
+			if err != nil {
+				return nil, err
+			}
+			a.Revision, a.Commit, a.Node, shared = at.revision, id, node, true
+			if o.Parts, err = s.store.partsFor(ctx, a.Incarnation, c, node); err != nil {
+				return nil, err
+			}
+		case shared: // nothing of it but its tombstones
+			a.Revision, a.Commit, a.Node = 0, CommitID{}, node
+		}
+	}
+	for i := range o.Parts {
+		o.Parts[i].Set = 0
+	}
+	return o, nil
+}
+
+// partsFor returns the checkpoint that belongs to a node of commit c of an
+// incarnation: of c when node is its leaf, else of the commit before, as the
+// turn that c is was not over.
+func (s *Store) partsFor(ctx context.Context, inc head.Incarnation, c *head.Commit, node NodeID) ([]head.Part, error) {
+	key := s.space.Origin(inc)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	ses := &Session{store: s, inc: inc, id: fmt.Sprintf("%x", inc)}
+	if vs[0] != nil {
+		if ses.origin, err = head.OpenOrigin(key, vs[0]); err != nil {
+			return nil, codec.Corrupt(err, "origin of incarnation %x", inc)
+		}
+	}
+	var parts []head.Part
+	if c.Leaf == node {
+		parts, err = ses.partsAt(ctx, c)
+	} else {
+		var b base
+		b, err = ses.baseBefore(ctx, c.Revision)
+		parts = b.parts
+	}
+	return slices.Clone(parts), err
+}
+
+// A child is a session that names another one as its parent.
+type child struct {
+	inc    head.Incarnation
+	hash   keys.Hash
+	parent head.Incarnation
+}
+
+func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error) {
+	var out []child
+	for p, err := range s.engine.Scan(ctx, s.space.Of(keys.Child, parent)) {
+		if err != nil {
+			return nil, err
+		}
+		_, fields := s.space.Fields(p.Key)
+		body, err := codec.Open(p.Key, p.Value, keys.Child)
+		if err == nil && (len(fields) != 32 || len(body) != 32) {
+			err = fmt.Errorf("%w: child", codec.ErrMalformed)
+		}
+		if err != nil {
+			return nil, codec.Corrupt(err, "child at key %x", p.Key)
+		}
+		out = append(out, child{
+			inc: head.Incarnation(fields[16:]), hash: keys.Hash(body[:16]), parent: head.Incarnation(body[16:]),
+		})
+	}
+	return out, nil
+}
+
+// A ChildPolicy says what Delete does with sessions that name the deleted one
+// as their parent.
+type ChildPolicy int
+
+const (
+	// KeepChildren leaves them whole: attached forks keep what they share alive.
+	KeepChildren ChildPolicy = iota
+	// RefuseChildren deletes nothing and returns ErrHasChildren.
+	RefuseChildren
+	// CascadeChildren deletes them too, deepest first. It is not one atomic
+	// step: an error leaves some deleted.
+	CascadeChildren
+)
+
+// Delete removes a session from all reads and lists at once. Deleting one that
+// does not exist is no error. Its data is garbage as far as no fork holds it.
+func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
+	for {
+		ses, err := s.Session(ctx, id)
+		if errors.Is(err, ErrSessionNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		err = ses.delete(ctx, policy)
+		if errors.Is(err, ErrSessionDeleted) {
+			return nil
+		}
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
+	life, lifeRaw, err := s.life(ctx) // before the children: a fork in between conflicts
+	if err != nil {
+		return err
+	}
+	if policy != KeepChildren {
+		all, err := s.store.children(ctx, s.hash)
+		if err != nil {
+			return err
+		}
+		for _, c := range all {
+			if c.parent != s.inc {
+				continue // of an earlier session of this id
+			}
+			if policy == RefuseChildren {
+				return fmt.Errorf("%w: %q", ErrHasChildren, s.id)
+			}
+			if err := s.store.deleteChild(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	bucketKey := s.store.space.Bucket(s.inc)
+	_, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
+	if err != nil {
+		return err
+	}
+	about, err := s.openAbout(vs[1])
+	if err != nil {
+		return err
+	}
+	next := life.Next()
+	next.State = head.Deleted
+	var b engine.Batch
+	b.Guard(s.headKey, vs[0])
+	b.Guard(s.lifeKey, lifeRaw)
+	b.Guard(bucketKey, vs[2])
+	b.Delete(s.headKey)
+	b.Delete(s.aboutKey)
+	b.Set(s.lifeKey, next.Seal(s.lifeKey))
+	s.store.removeOrder(&b, s.inc, vs[2])
+	s.store.setDirty(&b, s.dirtyKey)
+	if about.Parent != "" {
+		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
+	}
+	return s.store.engine.Apply(ctx, &b)
+}
+
+func (s *Store) deleteChild(ctx context.Context, c child) error {
+	key := s.space.About(c.hash)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	about, err := head.OpenAbout(key, vs[0])
+	if err != nil {
+		return codec.Corrupt(err, "metadata of incarnation %x", c.inc)
+	}
+	if about.Incarnation != c.inc {
+		return nil
+	}
+	return s.Delete(ctx, about.ID, CascadeChildren)
+}

@@ -1,0 +1,117 @@
+// Package graph is the history of a session: nodes, each one immutable event
+// that names the one before it, stored a commit at a time in packs, and runs of
+// packs in sealed segments.
+//
+// # Identity
+//
+// A node's id is the hash of its canonical encoding: parent, kind, key, and a
+// salted digest of its content (payload and attachments). So an id vouches for
+// every node on the path to it, and yet a content can be erased: without the
+// salt, which lies beside it in the pack, the digest that remains tells nothing
+// of even a short text. Ids are derived while reading and never stored, except
+// where a reader enters in the middle (see head.Commit).
+package graph
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+)
+
+// ID identifies a node: BLAKE3-256 of its canonical encoding. The zero ID is no
+// node's; as a parent it means that the node is a root.
+type ID [hash.Size]byte
+
+// String returns the id in lower-case hex.
+func (id ID) String() string { return hex.EncodeToString(id[:]) }
+
+// IsZero reports whether id is no node's.
+func (id ID) IsZero() bool { return id == ID{} }
+
+// ParseID reads the form that String gives.
+func ParseID(s string) (id ID, err error) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(id) {
+		return ID{}, fmt.Errorf("graph: %q is not 64 hex digits", s)
+	}
+	return ID(b), nil
+}
+
+// A Node is one event as it is stored.
+type Node struct {
+	ID     ID
+	Parent ID // zero for a root
+	Kind   string
+	Key    string // the caller's, for example a provider's message id; may be empty
+
+	// The payload: Inline, or Blob when that is set.
+	Inline []byte
+	Blob   blob.ID
+	Size   int64 // of the payload, in bytes
+
+	Attachments []blob.Ref
+}
+
+// Salt makes digests of equal contents differ. There is one a commit.
+type Salt [16]byte
+
+// Derive computes n.ID from the other fields, the commit's salt and the node's
+// position in its commit.
+func (n *Node) Derive(salt Salt, position int) {
+	var c codec.Encoder
+	c.B = make([]byte, 0, 64+len(n.Inline))
+	n.appendContent(&c)
+	own := hash.Salt.Sum(salt[:], binary.AppendUvarint(nil, uint64(position)))
+	content := hash.Content.Sum(own[:], c.B)
+
+	e := codec.Encoder{B: c.B[:0]}
+	e.Array(4)
+	e.ID(n.Parent)
+	e.Text(n.Kind)
+	e.Text(n.Key)
+	e.Bytes(content[:])
+	n.ID = hash.Node.Sum(e.B)
+}
+
+// appendContent encodes what erasure removes: the payload (a byte string, or an
+// array of blob id and size) and the attachments.
+func (n *Node) appendContent(e *codec.Encoder) {
+	if n.Blob.IsZero() {
+		e.Bytes(n.Inline)
+	} else {
+		e.Array(2)
+		e.Bytes(n.Blob[:])
+		e.Uint(uint64(n.Size))
+	}
+	e.Array(len(n.Attachments))
+	for _, a := range n.Attachments {
+		a.Append(e)
+	}
+}
+
+func (n *Node) decodeContent(d *codec.Decoder) {
+	if d.NextIsArray() {
+		d.Shape(2)
+		d.Fixed(n.Blob[:])
+		n.Size = blob.Size(d)
+	} else {
+		n.Inline = d.Bytes()
+		n.Size = int64(len(n.Inline))
+	}
+	if c := d.Array(MaxAttachments); c > 0 {
+		n.Attachments = make([]blob.Ref, c)
+		for i := range n.Attachments {
+			n.Attachments[i] = blob.DecodeRef(d)
+		}
+	}
+}
+
+// Limits of what a pack may hold; the root package checks them before any effect.
+const (
+	MaxNodes       = 4096 // of a commit
+	MaxAttachments = 64   // of a node
+)

@@ -1,0 +1,226 @@
+package graph
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Pack is the nodes of one commit.
+type Pack struct {
+	Revision uint64
+	Salt     Salt
+	Nodes    []Node
+
+	// refs are the parents as they are stored, until Resolve.
+	refs []ref
+}
+
+// A ref is a stored parent.
+type ref struct {
+	kind refKind
+	back int // positions before the node
+	id   ID
+}
+
+type refKind byte
+
+const (
+	refRoot refKind = iota // null
+	refBack                // uint: 0 is the node before, in this pack or the last of the one before it
+	refID                  // byte string
+)
+
+// append encodes p: [revision, salt, [node…]], a node as
+// [parent, kind, key, payload, attachments]. before is the id of the last node
+// of the session before p.
+func (p *Pack) append(e *codec.Encoder, before ID) {
+	e.Array(3)
+	e.Uint(p.Revision)
+	e.Bytes(p.Salt[:])
+	e.Array(len(p.Nodes))
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		e.Array(5)
+		p.appendParent(e, i, before)
+		e.Text(n.Kind)
+		e.Text(n.Key)
+		n.appendContent(e)
+	}
+}
+
+func (p *Pack) appendParent(e *codec.Encoder, i int, before ID) {
+	parent := p.Nodes[i].Parent
+	if parent.IsZero() {
+		e.Null()
+		return
+	}
+	for back := range i {
+		if p.Nodes[i-1-back].ID == parent {
+			e.Uint(uint64(back))
+			return
+		}
+	}
+	if parent == before {
+		e.Uint(uint64(i))
+		return
+	}
+	e.Bytes(parent[:])
+}
+
+func decodePack(d *codec.Decoder) (p Pack) {
+	d.Shape(3)
+	p.Revision = d.Uint()
+	d.Fixed(p.Salt[:])
+	n := d.Array(MaxNodes)
+	p.Nodes, p.refs = make([]Node, n), make([]ref, n)
+	for i := range p.Nodes {
+		d.Shape(5)
+		switch {
+		case d.Null():
+		case d.NextIsUint():
+			back := d.Uint()
+			if back > uint64(i) {
+				d.Fail("parent %d before node %d", back, i)
+			}
+			p.refs[i] = ref{kind: refBack, back: int(back)}
+		default:
+			p.refs[i] = ref{kind: refID}
+			d.Fixed(p.refs[i].id[:])
+		}
+		p.Nodes[i].Kind, p.Nodes[i].Key = d.Text(), d.Text()
+		p.Nodes[i].decodeContent(d)
+	}
+	return p
+}
+
+// Resolve derives the ids of p's nodes. before is the id of the last node of
+// the session before p, or zero. It returns the id of p's last node.
+func (p *Pack) Resolve(before ID) (last ID, err error) {
+	last = before
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		switch r := p.refs[i]; {
+		case r.kind == refID:
+			n.Parent = r.id
+		case r.kind == refBack && r.back < i:
+			n.Parent = p.Nodes[i-1-r.back].ID
+		case r.kind == refBack:
+			if before.IsZero() {
+				return ID{}, fmt.Errorf("%w: parent before the first node", codec.ErrMalformed)
+			}
+			n.Parent = before
+		}
+		n.Derive(p.Salt, i)
+		last = n.ID
+	}
+	return last, nil
+}
+
+// Linear reports whether p's nodes are one chain that ends in leaf, so that
+// leaf vouches for all of them.
+func (p *Pack) Linear(leaf ID) bool {
+	for i := 1; i < len(p.Nodes); i++ {
+		if p.Nodes[i].Parent != p.Nodes[i-1].ID {
+			return false
+		}
+	}
+	return len(p.Nodes) == 0 || p.Nodes[len(p.Nodes)-1].ID == leaf
+}
+
+// Digest is the digest of the list of p's node ids.
+func (p *Pack) Digest() [hash.Size]byte {
+	b := make([]byte, 0, len(p.Nodes)*hash.Size)
+	for i := range p.Nodes {
+		b = append(b, p.Nodes[i].ID[:]...)
+	}
+	return hash.Node.Sum(b)
+}
+
+// Raw is what p counts for when it is decided whether a session has gathered
+// enough to seal: about its encoded length.
+func (p *Pack) Raw() uint64 {
+	n := uint64(24)
+	for i := range p.Nodes {
+		n += 40 + uint64(len(p.Nodes[i].Inline))
+	}
+	return n
+}
+
+// A segment is a run of packs of one session, ascending by revision, as one
+// compressed value (or a few, when it is large): a loose pack is one of length
+// one. Its first value begins with the revision of its first pack and the number
+// of values, both uvarint.
+const (
+	maxSegment = 64 << 20  // raw bytes
+	partBytes  = 480 << 10 // of a segment in one value
+	maxParts   = 256
+)
+
+// ErrPackTooLarge reports packs that do not fit a segment.
+var ErrPackTooLarge = errors.New("graph: pack too large")
+
+// EncodeSegment returns the pairs that store packs, which are resolved.
+// before is the id of the last node of the session before
+// them.
+func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before ID, level codec.Level) (ks, vs [][]byte, err error) {
+	size := uint64(64)
+	for i := range packs {
+		size += packs[i].Raw()
+	}
+	e := codec.Encoder{B: make([]byte, 0, size)}
+	e.Array(len(packs))
+	for i := range packs {
+		packs[i].append(&e, before)
+		if n := len(packs[i].Nodes); n > 0 {
+			before = packs[i].Nodes[n-1].ID
+		}
+	}
+	if len(e.B) > maxSegment {
+		return nil, nil, fmt.Errorf("%w: %d bytes", ErrPackTooLarge, len(e.B))
+	}
+	data := codec.Compress(make([]byte, 0, len(e.B)/2+64), e.B, level)
+	parts := (len(data) + partBytes - 1) / partBytes
+	if parts > maxParts {
+		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrPackTooLarge, len(data))
+	}
+	last := packs[len(packs)-1].Revision
+	for i := range parts {
+		key := space.Pack(inc, last, i)
+		body := data[i*partBytes : min(len(data), (i+1)*partBytes)]
+		if i == 0 {
+			head := binary.AppendUvarint(nil, packs[0].Revision)
+			head = binary.AppendUvarint(head, uint64(parts))
+			body = append(head, body...)
+		}
+		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, body))
+	}
+	return ks, vs, nil
+}
+
+// decodeSegment returns the packs of a segment from its joined values.
+func decodeSegment(data []byte) ([]Pack, error) {
+	raw, err := codec.Decompress(data, nil, maxSegment)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: raw}
+	packs := make([]Pack, d.Array(1<<20))
+	for i := range packs {
+		packs[i] = decodePack(&d)
+		if i > 0 && packs[i].Revision <= packs[i-1].Revision {
+			d.Fail("revision %d after %d", packs[i].Revision, packs[i-1].Revision)
+		}
+	}
+	if err := d.Done(); err != nil {
+		return nil, err
+	}
+	if len(packs) == 0 {
+		return nil, fmt.Errorf("%w: empty segment", codec.ErrMalformed)
+	}
+	return packs, nil
+}

@@ -1,0 +1,157 @@
+package graph
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Segment is a stored run of packs, not resolved yet.
+type Segment struct {
+	Packs []Pack
+	Keys  [][]byte // of its values
+	Bytes int      // stored, values only
+}
+
+// Segments yields the segments that hold revisions from first to last of a
+// session, in order. Sealing may run meanwhile: a segment can then begin with
+// packs that were yielded before; skip them by revision.
+func Segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation, first, last uint64) iter.Seq2[Segment, error] {
+	return segments(ctx, e, space, inc, first, last, 0)
+}
+
+// segments reads at most limit values when that is not 0.
+func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation, first, last uint64, limit int) iter.Seq2[Segment, error] {
+	return func(yield func(Segment, error) bool) {
+		var data []byte
+		var seg Segment
+		want, start := 0, uint64(0)
+		fail := func(key []byte, err error) bool {
+			return yield(Segment{}, codec.Corrupt(err, "pack at key %x", key))
+		}
+		r := engine.Range{Start: space.Pack(inc, first, 0), End: space.Of(keys.Pack, inc).End, Limit: limit}
+		for p, err := range e.Scan(ctx, r) {
+			if err != nil {
+				yield(Segment{}, err)
+				return
+			}
+			_, fields := space.Fields(p.Key)
+			if len(fields) != 25 {
+				fail(p.Key, fmt.Errorf("%w: key", codec.ErrMalformed))
+				return
+			}
+			part := int(fields[24])
+			body, err := codec.Open(p.Key, p.Value, keys.Pack)
+			if err == nil && part != len(seg.Keys) {
+				err = fmt.Errorf("%w: part %d follows %d parts", codec.ErrMalformed, part, len(seg.Keys))
+			}
+			if err == nil && part == 0 {
+				start, want, body, err = segmentHead(body)
+			}
+			if err != nil {
+				fail(p.Key, err)
+				return
+			}
+			if part == 0 && start > last {
+				return
+			}
+			data = append(data, body...)
+			seg.Keys = append(seg.Keys, p.Key)
+			seg.Bytes += len(p.Value)
+			if len(seg.Keys) < want {
+				continue
+			}
+			seg.Packs, err = decodeSegment(data)
+			end := binary.BigEndian.Uint64(fields[16:])
+			if err == nil && (seg.Packs[0].Revision != start || seg.Packs[len(seg.Packs)-1].Revision != end) {
+				err = fmt.Errorf("%w: holds other revisions than its key says", codec.ErrMalformed)
+			}
+			if err != nil {
+				fail(p.Key, err)
+				return
+			}
+			if !yield(seg, nil) || end >= last {
+				return
+			}
+			seg, data = Segment{}, nil
+		}
+		if len(seg.Keys) > 0 && limit > 0 && len(seg.Keys) == limit {
+			yield(Segment{}, &partsError{want})
+		} else if len(seg.Keys) > 0 {
+			fail(seg.Keys[0], fmt.Errorf("%w: %d of %d parts", codec.ErrMissing, len(seg.Keys), want))
+		}
+	}
+}
+
+func segmentHead(body []byte) (first uint64, parts int, rest []byte, err error) {
+	first, n := binary.Uvarint(body)
+	if n <= 0 {
+		return 0, 0, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
+	}
+	count, m := binary.Uvarint(body[n:])
+	if m <= 0 || count < 1 || count > maxParts {
+		return 0, 0, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count)
+	}
+	return first, int(count), body[n+m:], nil
+}
+
+// ErrNoSegment reports that no segment holds a revision: the commit has no
+// nodes, or something is missing.
+var ErrNoSegment = errors.New("graph: no segment holds the revision")
+
+// SegmentAt returns the segment that holds revision.
+func SegmentAt(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation, revision uint64) (Segment, error) {
+	for limit := 1; ; {
+		seg, err := Segment{}, fmt.Errorf("%w: %d", ErrNoSegment, revision)
+		for seg, err = range segments(ctx, e, space, inc, revision, revision, limit) {
+			break
+		}
+		var more *partsError
+		if !errors.As(err, &more) || more.want <= limit {
+			return seg, err
+		}
+		limit = more.want
+	}
+}
+
+// A partsError reports a segment of more values than were asked for.
+type partsError struct{ want int }
+
+func (e *partsError) Error() string { return fmt.Sprintf("graph: segment of %d values", e.want) }
+
+// A Place is where a node is: its commit and its position there.
+type Place struct {
+	Revision uint64
+	Position int
+}
+
+// Seal returns the record of p for key under letter (keys.Node or keys.EventKey).
+func (p Place) Seal(key []byte, letter byte) []byte {
+	var b [16]byte
+	n := binary.PutUvarint(b[:], p.Revision)
+	n += binary.PutUvarint(b[n:], uint64(p.Position))
+	return codec.Seal(key, letter, b[:n])
+}
+
+// OpenPlace decodes what Seal encodes.
+func OpenPlace(key, value []byte, letter byte) (p Place, err error) {
+	body, err := codec.Open(key, value, letter)
+	if err != nil {
+		return Place{}, err
+	}
+	rev, n := binary.Uvarint(body)
+	if n <= 0 {
+		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
+	}
+	pos, m := binary.Uvarint(body[n:])
+	if m <= 0 || n+m != len(body) || pos >= MaxNodes {
+		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
+	}
+	return Place{Revision: rev, Position: int(pos)}, nil
+}

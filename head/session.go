@@ -1,0 +1,207 @@
+package head
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// About is a session's metadata. Saving it moves no revision.
+type About struct {
+	ID          string
+	Incarnation Incarnation
+	Name        string
+	Model       string
+	Cwd         string
+	Parent      string   // session id; may be of a session that is gone
+	ForkNode    graph.ID // node of the parent
+	Detached    bool
+	Checkpoint  bool // a summarisation session
+	Labels      map[string]string
+	Created     time.Time
+	Updated     time.Time // by saving metadata; commits have their own time
+}
+
+// Seal returns a's record for key.
+func (a *About) Seal(key []byte) []byte {
+	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.About, codec.Version)}
+	e.Array(12)
+	e.Text(a.ID)
+	e.Bytes(a.Incarnation[:])
+	e.Text(a.Name)
+	e.Text(a.Model)
+	e.Text(a.Cwd)
+	e.Text(a.Parent)
+	e.ID(a.ForkNode)
+	e.Bool(a.Detached)
+	e.Bool(a.Checkpoint)
+	names := make([]string, 0, len(a.Labels))
+	for k := range a.Labels {
+		names = append(names, k)
+	}
+	slices.Sort(names)
+	e.Array(2 * len(names))
+	for _, k := range names {
+		e.Text(k)
+		e.Text(a.Labels[k])
+	}
+	appendTime(&e, a.Created)
+	appendTime(&e, a.Updated)
+	return codec.SealTail(key, e.B, 0)
+}
+
+// MaxLabels bounds the labels of a session.
+const MaxLabels = 64
+
+// OpenAbout decodes the record of key.
+func OpenAbout(key, value []byte) (*About, error) {
+	body, err := codec.Open(key, value, keys.About)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	var a About
+	d.Shape(12)
+	a.ID = d.Text()
+	d.Fixed(a.Incarnation[:])
+	a.Name, a.Model, a.Cwd, a.Parent = d.Text(), d.Text(), d.Text(), d.Text()
+	a.ForkNode = d.ID()
+	a.Detached, a.Checkpoint = d.Bool(), d.Bool()
+	n := d.Array(2 * MaxLabels)
+	if n%2 != 0 {
+		d.Fail("%d items of labels", n)
+	}
+	last := ""
+	for i := range n / 2 {
+		k := d.Text()
+		if i > 0 && k <= last {
+			d.Fail("labels out of order")
+		}
+		if a.Labels == nil {
+			a.Labels = make(map[string]string, n/2)
+		}
+		a.Labels[k], last = d.Text(), k
+	}
+	a.Created, a.Updated = decodeTime(&d), decodeTime(&d)
+	return &a, d.Done()
+}
+
+// State says whether an incarnation lives.
+type State byte
+
+// States.
+const (
+	Live    State = 'l'
+	Deleted State = 'd'
+)
+
+// Life is the lifecycle record of an incarnation: what seals, forks, tombstones
+// or deletes guards it and sets it with the next epoch. Commits never set it.
+type Life struct {
+	Session   keys.Hash // of the session id
+	State     State
+	Floor     Revision // the oldest revision that can be read
+	Epoch     uint64   // +1 at every write
+	Sealed    Revision // up to here packs are in full segments
+	SealedRaw uint64   // Head.Raw at that revision
+}
+
+const lifeSize = 16 + 1 + 4*8
+
+// Seal returns l's record for key.
+func (l *Life) Seal(key []byte) []byte {
+	b := append(make([]byte, 0, lifeSize), l.Session[:]...)
+	b = append(b, byte(l.State))
+	for _, n := range []uint64{uint64(l.Floor), l.Epoch, uint64(l.Sealed), l.SealedRaw} {
+		b = binary.BigEndian.AppendUint64(b, n)
+	}
+	return codec.Seal(key, keys.Life, b)
+}
+
+// OpenLife decodes the record of key.
+func OpenLife(key, value []byte) (*Life, error) {
+	b, err := codec.Open(key, value, keys.Life)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) != lifeSize || State(b[16]) != Live && State(b[16]) != Deleted {
+		return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
+	}
+	l := &Life{State: State(b[16])}
+	copy(l.Session[:], b)
+	u := func(i int) uint64 { return binary.BigEndian.Uint64(b[17+8*i:]) }
+	l.Floor, l.Epoch, l.Sealed, l.SealedRaw = Revision(u(0)), u(1), Revision(u(2)), u(3)
+	return l, nil
+}
+
+// Next returns a copy of l with the next epoch.
+func (l *Life) Next() Life {
+	n := *l
+	n.Epoch++
+	return n
+}
+
+// An Ancestor is a session that a fork shares history with.
+type Ancestor struct {
+	Incarnation Incarnation
+	Revision    Revision // up to which its commits are shared
+	Commit      CommitID // at that revision
+	Node        graph.ID // the fork node, or the node that the next ancestor forked at
+	Epoch       uint64   // of its lifecycle at the fork: its tombstones up to here count
+}
+
+// MaxAncestors bounds forks of forks.
+const MaxAncestors = 256
+
+// An Origin is what an attached fork begins with; it never changes.
+type Origin struct {
+	Ancestors []Ancestor // the first one is no fork
+	Parts     []Part     // the checkpoint at the fork, Set is 0
+}
+
+func (o *Origin) body() []byte {
+	e := codec.Encoder{B: make([]byte, 0, 160*len(o.Ancestors)+64)}
+	e.Array(2)
+	e.Array(len(o.Ancestors))
+	for _, a := range o.Ancestors {
+		e.Array(5)
+		e.Bytes(a.Incarnation[:])
+		e.Uint(uint64(a.Revision))
+		e.Bytes(a.Commit[:])
+		e.Bytes(a.Node[:])
+		e.Uint(a.Epoch)
+	}
+	appendParts(&e, o.Parts)
+	return e.B
+}
+
+// Seal returns o's record for key.
+func (o *Origin) Seal(key []byte) []byte { return codec.Seal(key, keys.Origin, o.body()) }
+
+// OpenOrigin decodes the record of key.
+func OpenOrigin(key, value []byte) (*Origin, error) {
+	body, err := codec.Open(key, value, keys.Origin)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	var o Origin
+	d.Shape(2)
+	o.Ancestors = make([]Ancestor, d.Array(MaxAncestors))
+	for i := range o.Ancestors {
+		a := &o.Ancestors[i]
+		d.Shape(5)
+		d.Fixed(a.Incarnation[:])
+		a.Revision = Revision(d.Uint())
+		d.Fixed(a.Commit[:])
+		d.Fixed(a.Node[:])
+		a.Epoch = d.Uint()
+	}
+	o.Parts = decodeParts(&d)
+	return &o, d.Done()
+}

@@ -1,0 +1,131 @@
+package codec
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// Compressed bytes are a method, the length of the content (uvarint), and data.
+// The length is known before anything is expanded, so a decompression bomb ends
+// at what its record admits.
+const (
+	methodRaw   = 0
+	methodZstd  = 1 // a frame without checksum (RFC 8878); the record has one
+	methodDelta = 2 // the same with the base as raw dictionary, as zstd --patch-from makes
+)
+
+// Level chooses between speed and size.
+type Level int
+
+const (
+	Fast Level = iota // on the commit path
+	Best              // off it: sealing
+)
+
+func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
+	return sync.OnceValue(func() *zstd.Encoder {
+		w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
+			zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(1<<20))
+		if err != nil {
+			panic(err) // constant options
+		}
+		return w
+	})
+}
+
+var (
+	encoders = [...]func() *zstd.Encoder{Fast: encoder(zstd.SpeedFastest), Best: encoder(zstd.SpeedBetterCompression)}
+	decoder  = sync.OnceValue(func() *zstd.Decoder {
+		r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
+		if err != nil {
+			panic(err)
+		}
+		return r
+	})
+)
+
+// Compress appends the compressed form of content to dst; content that does not
+// shrink is stored as it is.
+func Compress(dst, content []byte, level Level) []byte {
+	start := len(dst)
+	dst = binary.AppendUvarint(append(dst, methodZstd), uint64(len(content)))
+	data := len(dst)
+	dst = encoders[level]().EncodeAll(content, dst)
+	if len(dst)-data >= len(content) {
+		dst[start] = methodRaw
+		dst = append(dst[:data], content...)
+	}
+	return dst
+}
+
+// Delta returns the compressed form of content relative to base.
+func Delta(base, content []byte) ([]byte, error) {
+	w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
+		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window(len(base)+len(content))),
+		zstd.WithEncoderDictRaw(1, base))
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	dst := binary.AppendUvarint([]byte{methodDelta}, uint64(len(content)))
+	return w.EncodeAll(content, dst), nil
+}
+
+// window returns the smallest window that reaches n bytes back.
+func window(n int) int {
+	w := zstd.MinWindowSize
+	for w < n && w < zstd.MaxWindowSize {
+		w <<= 1
+	}
+	return w
+}
+
+// Decompress returns the content of data, which must be at most limit bytes.
+// Base is the content that a delta was made against.
+func Decompress(data, base []byte, limit int) ([]byte, error) {
+	if len(data) == 0 {
+		return nil, fmt.Errorf("%w: no data", ErrMalformed)
+	}
+	method := data[0]
+	size, n := binary.Uvarint(data[1:])
+	if n <= 0 || size > uint64(limit) {
+		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", ErrMalformed, size, limit)
+	}
+	data = data[1+n:]
+	var out []byte
+	var err error
+	switch method {
+	case methodRaw:
+		out = append([]byte{}, data...)
+	case methodZstd:
+		// At least one byte of capacity: with none the decoder allocates freely.
+		out, err = decoder().DecodeAll(data, make([]byte, 0, max(size, 1)))
+	case methodDelta:
+		if base == nil {
+			return nil, errors.New("delta without its base")
+		}
+		var r *zstd.Decoder
+		r, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderDictRaw(1, base))
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		out, err = r.DecodeAll(data, make([]byte, 0, max(size, 1)))
+	default:
+		return nil, fmt.Errorf("%w: compression method %d", ErrMalformed, method)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if uint64(len(out)) != size {
+		return nil, fmt.Errorf("%w: content of %d bytes, not %d", ErrMalformed, len(out), size)
+	}
+	return out, nil
+}

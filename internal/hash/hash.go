@@ -1,0 +1,93 @@
+// Package hash is the one place where Turnstone hashes: BLAKE3-256 in
+// derive-key mode (BLAKE3 specification, section 2.3), with one context per type
+// of object, so that the bytes of a blob can never pass for a node or a commit.
+package hash
+
+import (
+	"sync"
+
+	"github.com/zeebo/blake3"
+)
+
+// Size is the length of every digest, in bytes.
+const Size = 32
+
+// A Context separates one use of the hash from all others.
+type Context struct{ pool sync.Pool }
+
+// The contexts. Changing a string changes every id of its type: a new format.
+var (
+	Node    = context("turnstone v1 node")
+	Commit  = context("turnstone v1 commit")
+	Blob    = context("turnstone v1 blob")
+	Content = context("turnstone v1 salted content")
+	Salt    = context("turnstone v1 node salt")
+	Genesis = context("turnstone v1 genesis")
+	Space   = context("turnstone v1 namespace")
+)
+
+func context(s string) *Context {
+	return &Context{pool: sync.Pool{New: func() any { return blake3.NewDeriveKey(s) }}}
+}
+
+// Sum returns the digest of the concatenation of parts.
+func (c *Context) Sum(parts ...[]byte) (sum [Size]byte) {
+	h := c.pool.Get().(*blake3.Hasher)
+	for _, p := range parts {
+		h.Write(p)
+	}
+	h.Sum(sum[:0])
+	h.Reset()
+	c.pool.Put(h)
+	return sum
+}
+
+// New returns a hasher of context c for streams.
+func (c *Context) New() *Hasher {
+	return &Hasher{h: c.pool.Get().(*blake3.Hasher), c: c}
+}
+
+// A Hasher hashes a stream.
+type Hasher struct {
+	h *blake3.Hasher
+	c *Context
+}
+
+// Write adds p; it never fails.
+func (h *Hasher) Write(p []byte) (int, error) { return h.h.Write(p) }
+
+// Sum ends the stream and returns its digest. The hasher can't be used again.
+func (h *Hasher) Sum() (sum [Size]byte) {
+	h.h.Sum(sum[:0])
+	h.h.Reset()
+	h.c.pool.Put(h.h)
+	h.h = nil
+	return sum
+}
+
+// Keyed is BLAKE3 in keyed mode.
+type Keyed struct{ pool *sync.Pool }
+
+// NewKeyed returns the keyed hash of key.
+func NewKeyed(key [Size]byte) Keyed {
+	return Keyed{&sync.Pool{New: func() any {
+		h, err := blake3.NewKeyed(key[:])
+		if err != nil {
+			panic(err) // the length is right by type
+		}
+		return h
+	}}}
+}
+
+// Sum16 returns the first 16 bytes of the keyed hash of domain followed by b.
+func (k Keyed) Sum16(domain byte, b []byte) (sum [16]byte) {
+	h := k.pool.Get().(*blake3.Hasher)
+	var full [Size]byte
+	h.Write([]byte{domain})
+	h.Write(b)
+	h.Sum(full[:0])
+	h.Reset()
+	k.pool.Put(h)
+	copy(sum[:], full[:])
+	return sum
+}

@@ -1,0 +1,180 @@
+// Package keys is the one table of the keys that reach the engine. A key is the
+// 4-byte namespace prefix, a letter, and fields of fixed width: no user text is
+// ever part of one, and none can be guessed from outside (see docs/format.md).
+package keys
+
+import (
+	"encoding/binary"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/hash"
+)
+
+// The letters, each also the type of the records under it.
+const (
+	Store      = 'A' // the store record
+	About      = 'a' // H(session id): metadata
+	Blob       = 'b' // H(blob id), part: bytes in a representation
+	Commit     = 'c' // incarnation, revision
+	Dirty      = 'd' // incarnation: changed since gc last looked
+	Attachment = 'e' // incarnation, H(blob id): the session has this attachment
+	Fork       = 'f' // ancestor's incarnation, fork's incarnation
+	Turn       = 'i' // incarnation, H(turn id): revision
+	EventKey   = 'k' // incarnation, H(event key): revision, position
+	Life       = 'l' // incarnation: lifecycle
+	Mark       = 'm' // H(blob id)
+	Node       = 'n' // incarnation, 8 bytes of the node id: revision, position
+	Origin     = 'o' // incarnation: ancestors of an attached fork
+	Pack       = 'p' // incarnation, last revision, part: nodes
+	Child      = 'q' // H(parent's session id), child's incarnation
+	Head       = 's' // H(session id)
+	Tombstone  = 't' // incarnation, 8 bytes of the node id
+	Order      = 'u' // inverted time bucket, incarnation: order by last update
+	Bucket     = 'v' // incarnation: bucket of its entry under Order
+)
+
+// An Incarnation is the identity of a session from its creation to its
+// deletion: 16 random bytes, never reused.
+type Incarnation [16]byte
+
+// A Hash is the keyed 16-byte hash that stands for an identifier in keys.
+type Hash [16]byte
+
+const prefixSize = 4
+
+// A Space makes the keys of one namespace.
+type Space struct {
+	prefix [prefixSize]byte
+	keyed  hash.Keyed
+}
+
+// StoreKey returns the key of the store record of the namespace called name.
+// It needs no secret: the record holds the one for all other keys.
+func StoreKey(name string) []byte {
+	p := prefix(name)
+	return append(p[:], Store)
+}
+
+func prefix(name string) (p [prefixSize]byte) {
+	sum := hash.Space.Sum([]byte(name))
+	copy(p[:], sum[:])
+	return p
+}
+
+// New returns the keys of the namespace called name, whose store record holds secret.
+func New(name string, secret [hash.Size]byte) *Space {
+	return &Space{prefix: prefix(name), keyed: hash.NewKeyed(secret)}
+}
+
+// Session returns the hash of a session id.
+func (s *Space) Session(id string) Hash { return s.keyed.Sum16('s', []byte(id)) }
+
+// BlobHash returns the hash of a blob id.
+func (s *Space) BlobHash(id [hash.Size]byte) Hash { return s.keyed.Sum16('b', id[:]) }
+
+func (s *Space) key(letter byte, extra int, fields ...[]byte) []byte {
+	n := prefixSize + 1 + extra
+	for _, f := range fields {
+		n += len(f)
+	}
+	k := append(append(make([]byte, 0, n), s.prefix[:]...), letter)
+	for _, f := range fields {
+		k = append(k, f...)
+	}
+	return k
+}
+
+// All returns the range of all keys under letter.
+func (s *Space) All(letter byte) engine.Range { return engine.PrefixRange(s.key(letter, 0)) }
+
+// Of returns the range of the keys under letter that begin with field.
+func (s *Space) Of(letter byte, field [16]byte) engine.Range {
+	return engine.PrefixRange(s.key(letter, 0, field[:]))
+}
+
+// Everything returns the range of all keys of the namespace.
+func (s *Space) Everything() engine.Range { return engine.PrefixRange(s.prefix[:]) }
+
+// Fields returns what follows the letter in key, a key of s.
+func (s *Space) Fields(key []byte) (letter byte, fields []byte) {
+	return key[prefixSize], key[prefixSize+1:]
+}
+
+// Head returns the key of a session's head.
+func (s *Space) Head(id Hash) []byte { return s.key(Head, 0, id[:]) }
+
+// About returns the key of a session's metadata.
+func (s *Space) About(id Hash) []byte { return s.key(About, 0, id[:]) }
+
+// Life returns the key of a lifecycle record.
+func (s *Space) Life(inc Incarnation) []byte { return s.key(Life, 0, inc[:]) }
+
+// Origin returns the key of a fork's ancestors.
+func (s *Space) Origin(inc Incarnation) []byte { return s.key(Origin, 0, inc[:]) }
+
+// Fork returns the key that says that fork holds history of ancestor.
+func (s *Space) Fork(ancestor, fork Incarnation) []byte {
+	return s.key(Fork, 0, ancestor[:], fork[:])
+}
+
+// Child returns the key that lists child under the session that it names as its parent.
+func (s *Space) Child(parent Hash, child Incarnation) []byte {
+	return s.key(Child, 0, parent[:], child[:])
+}
+
+// Commit returns the key of a commit.
+func (s *Space) Commit(inc Incarnation, revision uint64) []byte {
+	return binary.BigEndian.AppendUint64(s.key(Commit, 8, inc[:]), revision)
+}
+
+// Pack returns the key of a part of the pack or segment that ends with revision last.
+func (s *Space) Pack(inc Incarnation, last uint64, part int) []byte {
+	return append(binary.BigEndian.AppendUint64(s.key(Pack, 9, inc[:]), last), byte(part))
+}
+
+// Node returns the index key of a node.
+func (s *Space) Node(inc Incarnation, id [hash.Size]byte) []byte {
+	return s.key(Node, 0, inc[:], id[:8])
+}
+
+// Tombstone returns the key of a node's tombstone.
+func (s *Space) Tombstone(inc Incarnation, id [hash.Size]byte) []byte {
+	return s.key(Tombstone, 0, inc[:], id[:8])
+}
+
+// EventKey returns the index key of a caller's key.
+func (s *Space) EventKey(inc Incarnation, key string) []byte {
+	h := s.keyed.Sum16('k', []byte(key))
+	return s.key(EventKey, 0, inc[:], h[:])
+}
+
+// Turn returns the index key of a turn id.
+func (s *Space) Turn(inc Incarnation, turn string) []byte {
+	h := s.keyed.Sum16('i', []byte(turn))
+	return s.key(Turn, 0, inc[:], h[:])
+}
+
+// Attachment returns the key that says that a session has an attachment.
+func (s *Space) Attachment(inc Incarnation, blob Hash) []byte {
+	return s.key(Attachment, 0, inc[:], blob[:])
+}
+
+// Blob returns the key of a part of a blob's representation.
+func (s *Space) Blob(blob Hash, part int) []byte {
+	return append(s.key(Blob, 1, blob[:]), byte(part))
+}
+
+// Mark returns the key of a blob's mark.
+func (s *Space) Mark(blob Hash) []byte { return s.key(Mark, 0, blob[:]) }
+
+// Dirty returns the key that says that a session changed since gc last looked.
+func (s *Space) Dirty(inc Incarnation) []byte { return s.key(Dirty, 0, inc[:]) }
+
+// Order returns the key of a session in the order of last updates, latest first.
+func (s *Space) Order(bucket uint64, inc Incarnation) []byte {
+	k := binary.BigEndian.AppendUint64(s.key(Order, 24), ^bucket)
+	return append(k, inc[:]...)
+}
+
+// Bucket returns the key that says where a session stands under Order.
+func (s *Space) Bucket(inc Incarnation) []byte { return s.key(Bucket, 0, inc[:]) }

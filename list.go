@@ -1,0 +1,270 @@
+package turnstone
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// The order of sessions by last update is an index that lags. An entry is moved
+// only by an update at least orderWindow after the one that moved it last: moving
+// it at every commit buries the first page in deletes (12 ms after 100,000
+// commits by 64 sessions, where one entry a second costs nothing). So a session
+// that was updated at time T stands at a time t with t <= T < t+orderWindow, and
+// List sorts that much by the heads.
+const orderWindow = time.Second
+
+// setOrder adds a session to the order.
+func (s *Store) setOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, now time.Time) {
+	bucket := uint64(now.UnixNano())
+	key := s.space.Order(bucket, inc)
+	b.Set(key, codec.Seal(key, keys.Order, h[:]))
+	key = s.space.Bucket(inc)
+	b.Set(key, codec.Seal(key, keys.Bucket, binary.BigEndian.AppendUint64(nil, bucket)))
+}
+
+// moveOrder moves a session, whose bucket record is old, to the front if its
+// entry is older than the window. One that is missing or damaged is made anew.
+func (s *Store) moveOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, old []byte, now time.Time) {
+	at, ok := s.bucketOf(inc, old)
+	if ok && uint64(now.UnixNano()) < at+uint64(orderWindow) {
+		return
+	}
+	if ok {
+		b.Delete(s.space.Order(at, inc))
+	}
+	b.Guard(s.space.Bucket(inc), old)
+	s.setOrder(b, inc, h, now)
+}
+
+// removeOrder takes a session, whose bucket record is old, out of the order.
+func (s *Store) removeOrder(b *engine.Batch, inc head.Incarnation, old []byte) {
+	if at, ok := s.bucketOf(inc, old); ok {
+		b.Delete(s.space.Order(at, inc))
+	}
+	b.Delete(s.space.Bucket(inc))
+}
+
+func (s *Store) bucketOf(inc head.Incarnation, record []byte) (at uint64, ok bool) {
+	body, err := codec.Open(s.space.Bucket(inc), record, keys.Bucket)
+	if err != nil || len(body) != 8 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(body), true
+}
+
+// ListOptions says which sessions List returns. The zero value means the first
+// page of all.
+type ListOptions struct {
+	// After is Page.Next of the page before.
+	After string
+	// Limit is the number of sessions of a page; default 50, at most 1,000.
+	Limit int
+	// Parent keeps the children of this session only.
+	Parent string
+	// Labels keeps sessions that have all of these.
+	Labels map[string]string
+	// Checkpoint, if set, keeps summarisation sessions only, or others only.
+	Checkpoint *bool
+}
+
+// A Page is a part of a list.
+type Page struct {
+	Sessions []Info
+	Next     string // ListOptions.After of the next page; "" on the last one
+}
+
+// List returns sessions, the most recently updated first. Pages are stable:
+// going through all of them shows no session twice and misses none that was
+// neither updated nor deleted meanwhile. Sessions updated in the same instant
+// are ordered by incarnation.
+func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
+	if o.Limit <= 0 {
+		o.Limit = 50
+	}
+	if o.Limit > 1000 {
+		return Page{}, &LimitError{Limit: "sessions of a page", Have: int64(o.Limit), Max: 1000}
+	}
+	l := lister{s: s, o: o}
+	if o.After != "" {
+		b, err := hex.DecodeString(o.After)
+		if err != nil || len(b) != 24 {
+			return Page{}, invalid("list", "After is no cursor of an earlier page")
+		}
+		l.cursor = &listed{at: binary.BigEndian.Uint64(b), inc: head.Incarnation(b[8:])}
+	}
+	if o.Parent != "" {
+		return l.children(ctx)
+	}
+	return l.all(ctx)
+}
+
+// A listed session and its place in the order: by time, then incarnation.
+type listed struct {
+	at   uint64 // nanoseconds
+	inc  head.Incarnation
+	info Info
+}
+
+func (a *listed) compare(b *listed) int {
+	return cmp.Or(cmp.Compare(b.at, a.at), slices.Compare(a.inc[:], b.inc[:]))
+}
+
+func (a *listed) cursor() string {
+	b := binary.BigEndian.AppendUint64(nil, a.at)
+	return hex.EncodeToString(append(b, a.inc[:]...))
+}
+
+type lister struct {
+	s      *Store
+	o      ListOptions
+	cursor *listed
+	sorted []listed // read and kept, in order
+}
+
+// all reads the order from the cursor on until a page is certain.
+func (l *lister) all(ctx context.Context) (Page, error) {
+	r := l.s.space.All(keys.Order)
+	if l.cursor != nil {
+		// Who was updated at the cursor's time or before stands there or later.
+		r.Start = l.s.space.Order(l.cursor.at, head.Incarnation{})
+	}
+	var batch []entry
+	flush := func() error {
+		err := l.add(ctx, batch)
+		batch = batch[:0]
+		return err
+	}
+	size := max(l.o.Limit, 64)
+	for p, err := range l.s.engine.Scan(ctx, r) {
+		if err != nil {
+			return Page{}, err
+		}
+		e, err := l.s.entry(p)
+		if err != nil {
+			return Page{}, err
+		}
+		// What stands from here on was updated before e.at + orderWindow.
+		if len(batch) == size {
+			if err := flush(); err != nil {
+				return Page{}, err
+			}
+			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.at+uint64(orderWindow) {
+				return l.page(), nil
+			}
+		}
+		batch = append(batch, e)
+	}
+	if err := flush(); err != nil {
+		return Page{}, err
+	}
+	return l.page(), nil
+}
+
+func (l *lister) page() Page {
+	n := min(l.o.Limit, len(l.sorted))
+	p := Page{Sessions: make([]Info, n)}
+	for i := range p.Sessions {
+		p.Sessions[i] = l.sorted[i].info
+	}
+	if n < len(l.sorted) {
+		p.Next = l.sorted[n-1].cursor()
+	}
+	return p
+}
+
+// An entry is one of the order, or a child.
+type entry struct {
+	at   uint64
+	inc  head.Incarnation
+	hash keys.Hash
+}
+
+func (s *Store) entry(p engine.Pair) (e entry, err error) {
+	_, fields := s.space.Fields(p.Key)
+	body, err := codec.Open(p.Key, p.Value, keys.Order)
+	if err == nil && (len(fields) != 24 || len(body) != len(e.hash)) {
+		err = fmt.Errorf("%w: order", codec.ErrMalformed)
+	}
+	if err != nil {
+		return e, codec.Corrupt(err, "order of sessions at key %x", p.Key)
+	}
+	e.at = ^binary.BigEndian.Uint64(fields)
+	copy(e.inc[:], fields[8:])
+	copy(e.hash[:], body)
+	return e, nil
+}
+
+// add reads the sessions of entries and keeps those that the list is to show.
+func (l *lister) add(ctx context.Context, entries []entry) error {
+	ks := make([][]byte, 0, 2*len(entries))
+	for _, e := range entries {
+		ks = append(ks, l.s.space.Head(e.hash), l.s.space.About(e.hash))
+	}
+	vs, err := l.s.engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, e := range entries {
+		if vs[2*i] == nil && vs[2*i+1] == nil {
+			continue // deleted meanwhile
+		}
+		h, err := head.OpenHead(ks[2*i], vs[2*i])
+		if err != nil {
+			return codec.Corrupt(err, "head of incarnation %x", e.inc)
+		}
+		a, err := head.OpenAbout(ks[2*i+1], vs[2*i+1])
+		if err != nil {
+			return codec.Corrupt(err, "metadata of incarnation %x", e.inc)
+		}
+		if h.Incarnation != e.inc || a.Incarnation != e.inc {
+			continue // deleted and created again meanwhile
+		}
+		item := listed{inc: e.inc, info: info(a, h)}
+		// The clock may have been set back: nobody stands behind their time.
+		item.at = max(uint64(item.info.Updated.UnixNano()), e.at)
+		if l.cursor != nil && item.compare(l.cursor) <= 0 || !l.matches(&item.info) {
+			continue
+		}
+		l.sorted = append(l.sorted, item)
+	}
+	slices.SortFunc(l.sorted, func(a, b listed) int { return a.compare(&b) })
+	return nil
+}
+
+func (l *lister) matches(i *Info) bool {
+	if l.o.Checkpoint != nil && *l.o.Checkpoint != i.Checkpoint || l.o.Parent != "" && l.o.Parent != i.Parent {
+		return false
+	}
+	for k, v := range l.o.Labels {
+		if got, ok := i.Labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// children reads all children of one session; there are few.
+func (l *lister) children(ctx context.Context) (Page, error) {
+	found, err := l.s.children(ctx, l.s.space.Session(l.o.Parent))
+	if err != nil {
+		return Page{}, err
+	}
+	entries := make([]entry, len(found))
+	for i, c := range found {
+		entries[i] = entry{inc: c.inc, hash: c.hash}
+	}
+	if err := l.add(ctx, entries); err != nil {
+		return Page{}, err
+	}
+	return l.page(), nil
+}

@@ -1,0 +1,200 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// Sealing puts the packs of a run of commits into one segment: one frame that
+// compresses twice as well, one key instead of many. It runs off the commit path
+// and excludes tombstones, forks and deletion by the lifecycle record; commits
+// go on beside it, as it only touches packs of commits that stand.
+
+// Seal seals what the session has gathered, also when it is little.
+func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
+
+// Seal seals what all sessions have gathered.
+func (s *Store) Seal(ctx context.Context) error {
+	for o := (ListOptions{Limit: 1000}); ; {
+		page, err := s.List(ctx, o)
+		if err != nil {
+			return err
+		}
+		for _, i := range page.Sessions {
+			ses, err := s.Session(ctx, i.ID)
+			if err == nil {
+				err = ses.Seal(ctx)
+			}
+			if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
+				return err
+			}
+		}
+		if o.After = page.Next; o.After == "" {
+			return nil
+		}
+	}
+}
+
+// seal makes segments of the packs after the last full one. The rest is sealed
+// too if all is set; the next run then takes that up again.
+func (s *Session) seal(ctx context.Context, all bool) error {
+	const attempts = 10 // whoever holds the lifecycle record is quick
+	for attempt := 0; ; {
+		more, err := s.sealOne(ctx, all)
+		switch {
+		case errors.Is(err, engine.ErrConflict) || errors.Is(err, engine.ErrUnknown):
+			if attempt++; attempt == attempts {
+				return fmt.Errorf("turnstone: seal %q: %w", s.id, err)
+			}
+		case err != nil || !more:
+			return err
+		}
+	}
+}
+
+// sealOne seals at most one segment and reports whether there may be another.
+func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) {
+	life, raw, err := s.life(ctx)
+	if err != nil {
+		return false, err
+	}
+	h, _, err := s.readHead(ctx)
+	if err != nil {
+		return false, err
+	}
+	before, err := s.before(ctx, s.layers(h.Revision)[len(s.layers(h.Revision))-1], life.Sealed+1)
+	if err != nil {
+		return false, err
+	}
+	var packs []graph.Pack
+	var old [][]byte
+	segments, size := 0, uint64(0)
+	target := uint64(s.store.opts.SealBytes)
+	start := before
+	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(life.Sealed+1), uint64(h.Revision)) {
+		if err != nil {
+			return false, err
+		}
+		for i := range seg.Packs {
+			if before, err = seg.Packs[i].Resolve(before); err != nil {
+				return false, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.id)
+			}
+			size += seg.Packs[i].Raw()
+		}
+		packs = append(packs, seg.Packs...)
+		old = append(old, seg.Keys...)
+		if segments++; size >= target {
+			break
+		}
+	}
+	full := size >= target
+	if len(packs) == 0 || !full && (!all || segments == 1) {
+		return false, nil
+	}
+	next := life.Next()
+	if full {
+		next.Sealed, next.SealedRaw = Revision(packs[len(packs)-1].Revision), life.SealedRaw+size
+	}
+	ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, packs, start, codec.Best)
+	if err != nil {
+		return false, err
+	}
+	var b engine.Batch
+	b.Guard(s.lifeKey, raw)
+	b.Set(s.lifeKey, next.Seal(s.lifeKey))
+	set := map[string]bool{}
+	for i := range ks {
+		b.Set(ks[i], vs[i])
+		set[string(ks[i])] = true
+	}
+	for _, k := range old {
+		if !set[string(k)] {
+			b.Delete(k)
+		}
+	}
+	if err := s.store.engine.Apply(ctx, &b); err != nil {
+		return false, err
+	}
+	s.sealedRaw.Store(next.SealedRaw)
+	return full, nil
+}
+
+// A sealer seals in the background, one session at a time.
+type sealer struct {
+	store  *Store
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu     sync.Mutex // guards queue and queued
+	queue  []*Session
+	queued map[head.Incarnation]bool
+	wake   chan struct{} // of one element: the queue is not empty
+}
+
+func newSealer(s *Store) *sealer {
+	w := &sealer{store: s, done: make(chan struct{}), queued: map[head.Incarnation]bool{}, wake: make(chan struct{}, 1)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	go w.run()
+	return w
+}
+
+func (w *sealer) stop() {
+	w.cancel()
+	<-w.done
+}
+
+// add asks for ses to be sealed, once.
+func (w *sealer) add(ses *Session) {
+	if w.store.opts.NoAutoSeal {
+		return
+	}
+	w.mu.Lock()
+	if !w.queued[ses.inc] {
+		w.queued[ses.inc] = true
+		w.queue = append(w.queue, ses)
+	}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *sealer) run() {
+	defer close(w.done)
+	for {
+		select {
+		case <-w.ctx.Done():
+			return
+		case <-w.wake:
+		}
+		for ses := w.next(); ses != nil; ses = w.next() {
+			err := ses.seal(w.ctx, false)
+			if err != nil && w.ctx.Err() == nil && !errors.Is(err, ErrSessionDeleted) && w.store.opts.Logger != nil {
+				w.store.opts.Logger.Error("turnstone: seal", "error", err)
+			}
+			w.mu.Lock()
+			delete(w.queued, ses.inc)
+			w.mu.Unlock()
+		}
+	}
+}
+
+func (w *sealer) next() *Session {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.queue) == 0 || w.ctx.Err() != nil {
+		return nil
+	}
+	ses := w.queue[0]
+	w.queue = w.queue[1:]
+	return ses
+}

@@ -1,0 +1,319 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Names of other packages that most callers need.
+type (
+	// NodeID identifies a node.
+	NodeID = graph.ID
+	// BlobID identifies a blob.
+	BlobID = blob.ID
+	// Attachment refers to a blob, with a media type and a name.
+	Attachment = blob.Ref
+	// Revision counts the commits of a session.
+	Revision = head.Revision
+	// CommitID identifies a commit and all before it.
+	CommitID = head.CommitID
+	// Usage counts the tokens of one model.
+	Usage = head.Usage
+)
+
+// Info is what is known of a session without reading its history.
+type Info struct {
+	ID string
+	Metadata
+	Checkpoint bool // a summarisation session
+	Parent     string
+	ForkNode   NodeID
+	Detached   bool
+	Created    time.Time
+	Updated    time.Time // by a commit or by saving metadata
+
+	Revision Revision
+	Leaf     NodeID // zero before the first node
+	Commit   CommitID
+	Nodes    uint64  // added by this session itself, tombstoned ones included
+	Bytes    uint64  // of their payloads
+	Usage    []Usage // totals by model
+}
+
+// A Session is a handle on one session. It is cheap, safe for concurrent use,
+// and holds nothing that has to be closed. Several handles, in one process or
+// in many, may be used at once: commits are checked against the store.
+type Session struct {
+	store  *Store
+	id     string
+	hash   keys.Hash
+	inc    head.Incarnation
+	origin *head.Origin // of an attached fork, else nil
+
+	headKey, aboutKey, lifeKey, dirtyKey []byte
+
+	// sealedRaw is head.Life.SealedRaw as it was seen last.
+	sealedRaw atomic.Uint64
+
+	mu     sync.Mutex // guards what follows: the last state that was seen
+	head   *head.Head // replaced, never changed
+	raw    []byte     // the record of head
+	bucket []byte     // the record that says where the session stands in the order
+}
+
+// Session returns a handle on the session called id, or ErrSessionNotFound.
+func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
+	if err := checkSessionID(id); err != nil {
+		return nil, err
+	}
+	h := s.space.Session(id)
+	ses := &Session{store: s, id: id, hash: h, headKey: s.space.Head(h), aboutKey: s.space.About(h)}
+	vs, err := s.engine.Get(ctx, ses.headKey, ses.aboutKey)
+	if err != nil {
+		return nil, err
+	}
+	if vs[0] == nil && vs[1] == nil {
+		return nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
+	}
+	hd, err := head.OpenHead(ses.headKey, vs[0])
+	if err != nil {
+		return nil, codec.Corrupt(err, "head of session %q", id)
+	}
+	about, err := ses.openAbout(vs[1])
+	if err != nil {
+		return nil, err
+	}
+	if about.Incarnation != hd.Incarnation {
+		return nil, codec.Corrupt(codec.ErrHash, "metadata of session %q", id)
+	}
+	ses.inc = hd.Incarnation
+	ses.lifeKey, ses.dirtyKey = s.space.Life(ses.inc), s.space.Dirty(ses.inc)
+	originKey := s.space.Origin(ses.inc)
+	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.inc)); err != nil {
+		return nil, err
+	}
+	if about.Parent != "" && !about.Detached && !about.ForkNode.IsZero() {
+		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
+			if ses.gone(ctx) {
+				return nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
+			}
+			return nil, codec.Corrupt(err, "origin of session %q", id)
+		}
+	}
+	if life, err := head.OpenLife(ses.lifeKey, vs[0]); err == nil {
+		ses.sealedRaw.Store(life.SealedRaw)
+	} else if !ses.gone(ctx) {
+		return nil, codec.Corrupt(err, "lifecycle of session %q", id)
+	}
+	ses.bucket = vs[2]
+	ses.remember(hd, nil)
+	return ses, nil
+}
+
+// gone reports whether the session was deleted since the handle was made.
+func (s *Session) gone(ctx context.Context) bool {
+	_, _, err := s.readHead(ctx)
+	return errors.Is(err, ErrSessionDeleted)
+}
+
+func (s *Session) openAbout(value []byte) (*head.About, error) {
+	about, err := head.OpenAbout(s.aboutKey, value)
+	if err == nil && about.ID != s.id {
+		err = fmt.Errorf("%w: it is of session %q", codec.ErrHash, about.ID)
+	}
+	return about, codec.Corrupt(err, "metadata of session %q", s.id)
+}
+
+// ID returns the session's id.
+func (s *Session) ID() string { return s.id }
+
+// remember keeps the newest head that was seen. raw may be nil when it is not
+// at hand; a commit then reads it.
+func (s *Session) remember(h *head.Head, raw []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == nil || h.Revision >= s.head.Revision {
+		s.head, s.raw = h, raw
+	}
+}
+
+// forget makes the next commit read the head.
+func (s *Session) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.raw = nil
+}
+
+// readHead reads the head and, in the same snapshot, the commit that it names
+// and the one after it, which must not exist: a head that was rolled back
+// beneath us is noticed.
+func (s *Session) readHead(ctx context.Context, also ...[]byte) (*head.Head, [][]byte, error) {
+	s.mu.Lock()
+	guess := s.head
+	s.mu.Unlock()
+	rev := Revision(0)
+	if guess != nil {
+		rev = guess.Revision
+	}
+	for {
+		ks := append([][]byte{s.headKey, s.commitKey(rev), s.commitKey(rev + 1)}, also...)
+		vs, err := s.store.engine.Get(ctx, ks...)
+		if err != nil {
+			return nil, nil, err
+		}
+		if vs[0] == nil {
+			return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+		}
+		h, err := head.OpenHead(s.headKey, vs[0])
+		if err != nil {
+			return nil, nil, codec.Corrupt(err, "head of session %q", s.id)
+		}
+		if h.Incarnation != s.inc {
+			return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+		}
+		if h.Revision != rev {
+			rev = h.Revision
+			continue
+		}
+		if vs[2] != nil {
+			return nil, nil, codec.Corrupt(fmt.Errorf("commit %d exists: the head was rolled back", rev+1), "head of session %q", s.id)
+		}
+		if err := s.checkHead(h, vs[1]); err != nil {
+			return nil, nil, err
+		}
+		s.remember(h, vs[0])
+		return h, vs[3:], nil
+	}
+}
+
+// checkHead verifies h against its commit.
+func (s *Session) checkHead(h *head.Head, value []byte) error {
+	if h.Revision == 0 {
+		if h.Commit != head.Genesis(s.inc, s.origin) {
+			return codec.Corrupt(codec.ErrHash, "head of session %q", s.id)
+		}
+		return nil
+	}
+	c, id, err := head.OpenCommit(s.commitKey(h.Revision), value)
+	if err == nil && (id != h.Commit || c.Revision != h.Revision || c.Leaf != h.Leaf || c.Last != h.Last || c.PartsAt != h.PartsAt) {
+		err = codec.ErrHash
+	}
+	return codec.Corrupt(err, "commit %d of session %q", h.Revision, s.id)
+}
+
+func (s *Session) commitKey(r Revision) []byte { return s.store.space.Commit(s.inc, uint64(r)) }
+
+// Info returns the session's metadata and where it stands.
+func (s *Session) Info(ctx context.Context) (Info, error) {
+	h, vs, err := s.readHead(ctx, s.aboutKey)
+	if err != nil {
+		return Info{}, err
+	}
+	about, err := s.openAbout(vs[0])
+	if err != nil {
+		return Info{}, err
+	}
+	return info(about, h), nil
+}
+
+func info(a *head.About, h *head.Head) Info {
+	i := Info{
+		ID:       a.ID,
+		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels},
+		Parent:   a.Parent, ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
+		Created: a.Created, Updated: a.Updated,
+		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: h.Usage,
+	}
+	if h.Updated.After(i.Updated) {
+		i.Updated = h.Updated
+	}
+	return i
+}
+
+// SaveMetadata merges m into the session's metadata. It moves no revision and
+// never makes a commit fail.
+func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
+	if err := checkMetadata(&m); err != nil {
+		return err
+	}
+	for {
+		bucketKey := s.store.space.Bucket(s.inc)
+		vs, err := s.store.engine.Get(ctx, s.headKey, s.aboutKey, bucketKey)
+		if err != nil {
+			return err
+		}
+		if vs[0] == nil {
+			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+		}
+		about, err := s.openAbout(vs[1])
+		if err != nil {
+			return err
+		}
+		if about.Incarnation != s.inc {
+			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+		}
+		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
+			if v != "" {
+				*dst = v
+			}
+		}
+		about.Labels = merged(about.Labels, m.Labels)
+		if len(about.Labels) > MaxLabels {
+			return &LimitError{Limit: "labels", Where: "session " + s.id, Have: int64(len(about.Labels)), Max: MaxLabels}
+		}
+		about.Updated = s.store.now()
+		var b engine.Batch
+		b.Guard(s.aboutKey, vs[1])
+		b.Set(s.aboutKey, about.Seal(s.aboutKey))
+		s.store.moveOrder(&b, s.inc, s.hash, vs[2], about.Updated)
+		err = s.store.engine.Apply(ctx, &b)
+		if err == nil || !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+// life reads the lifecycle record.
+func (s *Session) life(ctx context.Context) (*head.Life, []byte, error) {
+	vs, err := s.store.engine.Get(ctx, s.lifeKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := head.OpenLife(s.lifeKey, vs[0])
+	if err != nil {
+		return nil, nil, codec.Corrupt(err, "lifecycle of session %q", s.id)
+	}
+	if l.State != head.Live {
+		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+	}
+	return l, vs[0], nil
+}
+
+// commitAt reads the commit of revision r of the session itself.
+func (s *Session) commitAt(ctx context.Context, r Revision) (*head.Commit, CommitID, error) {
+	return s.store.commitAt(ctx, s.inc, r)
+}
+
+func (s *Store) commitAt(ctx context.Context, inc head.Incarnation, r Revision) (*head.Commit, CommitID, error) {
+	key := s.space.Commit(inc, uint64(r))
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil {
+		return nil, CommitID{}, err
+	}
+	c, id, err := head.OpenCommit(key, vs[0])
+	if err == nil && c.Revision != r {
+		err = fmt.Errorf("%w: it is of revision %d", codec.ErrHash, c.Revision)
+	}
+	return c, id, codec.Corrupt(err, "commit %d of incarnation %x", r, inc)
+}

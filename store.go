@@ -1,0 +1,292 @@
+package turnstone
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Options of Open. Nil and the zero value mean the defaults.
+type Options struct {
+	// Namespace separates stores on one engine: equal bytes are kept once per
+	// namespace, never across. Default "".
+	Namespace string
+	// Validator, if set, is asked before every commit; an error refuses it.
+	// It must not call the session that commits.
+	Validator Validator
+	// SealBytes is how much a session gathers, before compression, until its
+	// packs are sealed into one segment. Default 192 KiB. Larger compresses
+	// better and makes reading one old node slower.
+	SealBytes int
+	// NoAutoSeal leaves sealing to calls of Seal.
+	NoAutoSeal bool
+	// CacheBytes bounds the contents of checkpoint parts that are kept so that
+	// the next version can be stored as a delta. Default 32 MiB. A part whose
+	// last version is not at hand is stored whole.
+	CacheBytes int
+	// Logger reports what happens in the background. Default: none.
+	Logger *slog.Logger
+	// Now is the clock. Default time.Now. Times are for people and for the
+	// order of lists; nothing that must be right depends on them.
+	Now func() time.Time
+}
+
+// A Validator refuses commits that the host considers incomplete, for example a
+// tool call without its result. The commit is read-only.
+type Validator func(ctx context.Context, session string, c *Commit) error
+
+// A Store is many sessions in one namespace of one engine. It is safe for
+// concurrent use, also by several stores on one engine and, where the engine
+// allows it, by several processes.
+type Store struct {
+	engine engine.Engine
+	space  *keys.Space
+	blobs  *blob.Store
+	opts   Options
+	record record
+	bases  *bases
+	sealer *sealer
+}
+
+// A record is the store record: what is fixed when a namespace is created.
+type record struct {
+	id        [16]byte
+	namespace string
+	secret    [hash.Size]byte // key of the hashes in keys
+	spill     uint64          // payloads above so many bytes are blobs
+	chunks    blob.Chunking
+}
+
+// format is the version of the layout as a whole, in the store record.
+const format = 1
+
+// spillBytes: a payload above it is stored as a blob, once per namespace. The
+// system prompts and tool catalogues that sessions repeat are larger (6 KB and
+// more in the corpora that were measured); most messages are smaller, and
+// compress better in the segment of their session.
+const spillBytes = 4 << 10
+
+// Open opens the namespace of e that o names and creates it if it does not
+// exist. The engine stays the caller's: close it after the store.
+func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
+	s := &Store{engine: e}
+	if o != nil {
+		s.opts = *o
+	}
+	if s.opts.SealBytes <= 0 {
+		s.opts.SealBytes = 192 << 10
+	}
+	if s.opts.CacheBytes <= 0 {
+		s.opts.CacheBytes = 32 << 20
+	}
+	if s.opts.Now == nil {
+		s.opts.Now = time.Now
+	}
+	var c checker
+	c.text("namespace", "options", s.opts.Namespace, 0, MaxSessionID)
+	if c.err != nil {
+		return nil, c.err
+	}
+	if err := s.load(ctx); err != nil {
+		return nil, err
+	}
+	s.space = keys.New(s.record.namespace, s.record.secret)
+	s.blobs = blob.New(e, s.space, s.record.chunks)
+	s.bases = newBases(s.opts.CacheBytes)
+	s.sealer = newSealer(s)
+	return s, nil
+}
+
+// load reads the store record, and writes it in a namespace that has none.
+func (s *Store) load(ctx context.Context) error {
+	key := keys.StoreKey(s.opts.Namespace)
+	for {
+		vs, err := s.engine.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if vs[0] != nil {
+			s.record, err = openRecord(key, vs[0])
+			if err == nil && s.record.namespace != s.opts.Namespace {
+				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", s.record.namespace)
+			}
+			return codec.Corrupt(err, "store record of namespace %q", s.opts.Namespace)
+		}
+		r := record{namespace: s.opts.Namespace, spill: spillBytes, chunks: blob.DefaultChunking}
+		rand.Read(r.id[:])
+		rand.Read(r.secret[:])
+		var b engine.Batch
+		b.Guard(key, nil)
+		b.Set(key, r.seal(key))
+		err = s.engine.Apply(ctx, &b)
+		if err != nil && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+func (r *record) seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(8)
+	e.Uint(format)
+	e.Bytes(r.id[:])
+	e.Text(r.namespace)
+	e.Bytes(r.secret[:])
+	e.Uint(r.spill)
+	e.Uint(uint64(r.chunks.Min))
+	e.Uint(uint64(r.chunks.Normal))
+	e.Uint(uint64(r.chunks.Max))
+	return codec.Seal(key, keys.Store, e.B)
+}
+
+func openRecord(key, value []byte) (r record, err error) {
+	body, err := codec.Open(key, value, keys.Store)
+	if err != nil {
+		return r, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(8)
+	if v := d.Uint(); v > format && d.Err() == nil {
+		return r, fmt.Errorf("%w (format %d, this one reads %d)", codec.ErrNewer, v, format)
+	}
+	d.Fixed(r.id[:])
+	r.namespace = d.Text()
+	d.Fixed(r.secret[:])
+	r.spill = d.Uint()
+	r.chunks = blob.Chunking{Min: int(d.Uint()), Normal: int(d.Uint()), Max: int(d.Uint())}
+	return r, d.Done()
+}
+
+// Close ends the store's background work and waits for it. The engine stays open.
+func (s *Store) Close() error {
+	s.sealer.stop()
+	return nil
+}
+
+// now is the time that records get: whole nanoseconds, UTC, no monotonic clock.
+func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).UTC() }
+
+// Metadata is what a host may say of a session at any time. Saving it merges:
+// empty fields and labels that are not mentioned stay as they are, a label with
+// an empty value is removed.
+type Metadata struct {
+	Name   string // for people
+	Model  string
+	Cwd    string // working directory
+	Labels map[string]string
+}
+
+// A Request asks for a new session.
+type Request struct {
+	ID string // the caller's; unique in the namespace
+	Metadata
+	// Checkpoint says that this is a summarisation session.
+	Checkpoint bool
+	// Parent is the id of the session that this one belongs to or forks from.
+	Parent string
+	// ForkNode is the node of Parent at which to fork; zero is its leaf.
+	ForkNode NodeID
+	// Detached sessions record parent and fork node and start empty. Without
+	// it a session with a parent is an attached fork: it shares the ancestors of
+	// the fork node, and keeps them alive when the parent is deleted.
+	Detached bool
+}
+
+// Create makes the session that r describes. If one of that id exists, nothing
+// changes, and it is returned with created = false.
+func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
+	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
+		return nil, false, err
+	}
+	if r.Parent == r.ID {
+		return nil, false, invalid("request", "a session can't be its own parent")
+	}
+	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
+		return nil, false, invalid("request", "fork without a parent")
+	}
+	for {
+		existing, err := s.Session(ctx, r.ID)
+		if err == nil {
+			return existing, false, nil
+		}
+		if !errors.Is(err, ErrSessionNotFound) {
+			return nil, false, err
+		}
+		b, err := s.create(ctx, r)
+		if err != nil {
+			return nil, false, err
+		}
+		err = s.engine.Apply(ctx, b)
+		if err == nil {
+			session, err := s.Session(ctx, r.ID)
+			return session, true, err
+		}
+		// A conflict is another creator, or a change of the parent: look again.
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return nil, false, err
+		}
+	}
+}
+
+// create builds the batch that creates the session.
+func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, error) {
+	now := s.now()
+	h := s.space.Session(r.ID)
+	about := head.About{
+		ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: merged(nil, r.Labels),
+		Parent: r.Parent, ForkNode: r.ForkNode, Detached: r.Detached, Checkpoint: r.Checkpoint,
+		Created: now, Updated: now,
+	}
+	rand.Read(about.Incarnation[:])
+	inc := about.Incarnation
+	hd := head.Head{Incarnation: inc, Updated: now}
+	var b engine.Batch
+	if r.Parent != "" {
+		origin, err := s.fork(ctx, &b, &r, &about)
+		if err != nil {
+			return nil, err
+		}
+		if origin != nil {
+			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, origin.Parts
+			key := s.space.Origin(inc)
+			b.Set(key, origin.Seal(key))
+		}
+		hd.Commit = head.Genesis(inc, origin)
+	} else {
+		hd.Commit = head.Genesis(inc, nil)
+	}
+	headKey, aboutKey, lifeKey := s.space.Head(h), s.space.About(h), s.space.Life(inc)
+	b.Guard(headKey, nil)
+	b.Set(headKey, hd.Seal(headKey))
+	b.Set(aboutKey, about.Seal(aboutKey))
+	life := head.Life{Session: h, State: head.Live}
+	b.Set(lifeKey, life.Seal(lifeKey))
+	s.setOrder(&b, inc, h, now)
+	return &b, nil
+}
+
+// merged returns labels with changes applied; it shares no memory with them.
+func merged(labels, changes map[string]string) map[string]string {
+	out := make(map[string]string, len(labels)+len(changes))
+	for _, m := range []map[string]string{labels, changes} {
+		for k, v := range m {
+			if out[k] = v; v == "" {
+				delete(out, k)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,118 @@
+package turnstone
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// tombstones are the first 8 bytes of the ids of the nodes that a session does
+// not show, as in their keys.
+type tombstones map[[8]byte]struct{}
+
+func (t tombstones) has(id NodeID) bool {
+	_, dead := t[[8]byte(id[:8])]
+	return dead
+}
+
+// tombstones reads those of the session and of its ancestors up to the fork.
+func (s *Session) tombstones(ctx context.Context) (tombstones, error) {
+	out := tombstones{}
+	for _, l := range s.layers(AnyRevision) {
+		for p, err := range s.store.engine.Scan(ctx, s.store.space.Of(keys.Tombstone, l.inc)) {
+			if err != nil {
+				return nil, err
+			}
+			_, fields := s.store.space.Fields(p.Key)
+			epoch, err := openTombstone(p.Key, p.Value)
+			if err == nil && len(fields) != 24 {
+				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
+			}
+			if err != nil {
+				return nil, codec.Corrupt(err, "tombstone at key %x of session %q", p.Key, s.id)
+			}
+			if epoch <= l.epoch {
+				out[[8]byte(fields[16:])] = struct{}{}
+			}
+		}
+	}
+	return out, nil
+}
+
+func openTombstone(key, value []byte) (epoch uint64, err error) {
+	body, err := codec.Open(key, value, keys.Tombstone)
+	if err != nil {
+		return 0, err
+	}
+	epoch, n := binary.Uvarint(body)
+	if n <= 0 || n != len(body) {
+		return 0, fmt.Errorf("%w: tombstone", codec.ErrMalformed)
+	}
+	return epoch, nil
+}
+
+// Tombstone soft-deletes nodes in this session: no read shows them from now on,
+// their children are linked past them, and the head keeps its leaf. Other
+// sessions that hold a node, parents and forks made before, go on showing it.
+// A node that the session's graph does not have is ErrNodeNotFound, and then
+// nothing is changed; one that is tombstoned already is no error.
+//
+// The payload stays in the store's files until vacuum removes it.
+func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
+	if len(ids) > MaxNodes {
+		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
+	}
+	for {
+		err := s.tombstone(ctx, ids)
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
+	h, _, err := s.readHead(ctx)
+	if err != nil {
+		return err
+	}
+	life, raw, err := s.life(ctx)
+	if err != nil {
+		return err
+	}
+	dead, err := s.tombstones(ctx)
+	if err != nil {
+		return err
+	}
+	next := life.Next()
+	var b engine.Batch
+	b.Guard(s.lifeKey, raw)
+	for _, id := range ids {
+		if dead.has(id) {
+			continue
+		}
+		if _, err := s.locate(ctx, h.Revision, id); err != nil {
+			return err
+		}
+		key := s.store.space.Tombstone(s.inc, id)
+		b.Set(key, codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, next.Epoch)))
+		dead[[8]byte(id[:8])] = struct{}{}
+	}
+	if b.Ops() == 0 {
+		return nil
+	}
+	b.Set(s.lifeKey, next.Seal(s.lifeKey))
+	s.store.setDirty(&b, s.dirtyKey)
+	return s.store.engine.Apply(ctx, &b)
+}
+
+// setDirty says that a session changed since a collector looked. The value is
+// random, so that no change hides behind an earlier one.
+func (s *Store) setDirty(b *engine.Batch, key []byte) {
+	b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
+}

@@ -1,0 +1,410 @@
+package turnstone
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Verification is what Verify found.
+type Verification struct {
+	Sessions, Commits, Nodes int
+	Blobs                    int // stored
+	Unreferenced             int // blobs that nothing refers to: garbage, no damage
+	Records                  int // all records, each with its checksum checked
+	Problems                 []error
+	More                     int // problems beyond the first 1,000
+}
+
+// OK reports whether nothing is wrong.
+func (v *Verification) OK() bool { return len(v.Problems) == 0 }
+
+// Verify checks every hash, link, checksum and reference of the namespace and
+// names what is wrong: usually a *CorruptError. It reads everything and changes
+// nothing. It may run beside commits; a session that changes meanwhile is
+// checked as it was when Verify came to it. The returned error says that Verify
+// itself could not go on.
+//
+// The progress callback, if not nil, is called with the number of sessions and
+// blobs done, from the calling goroutine.
+func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
+	v := &verifier{s: s, progress: progress, blobs: map[blob.ID]bool{}, incs: map[head.Incarnation]bool{}}
+	for _, step := range []func(context.Context) error{v.records, v.sessions, v.contents} {
+		if err := step(ctx); err != nil {
+			return &v.Verification, err
+		}
+	}
+	return &v.Verification, nil
+}
+
+type verifier struct {
+	Verification
+	s        *Store
+	progress func(int)
+	done     int
+	blobs    map[blob.ID]bool          // referred to by sessions
+	incs     map[head.Incarnation]bool // whose history was checked
+}
+
+func (v *verifier) problem(err error, format string, args ...any) {
+	if err == nil {
+		return
+	}
+	if len(v.Problems) == 1000 {
+		v.More++
+		return
+	}
+	v.Problems = append(v.Problems, codec.Corrupt(err, format, args...))
+}
+
+func (v *verifier) step() {
+	if v.done++; v.progress != nil {
+		v.progress(v.done)
+	}
+}
+
+// stopped reports errors that end Verify, as opposed to what it looks for.
+func stopped(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, engine.ErrClosed)
+}
+
+// records checks the checksum of every record, in whatever place it is, and
+// that each blob has a mark and the other way round.
+func (v *verifier) records(ctx context.Context) error {
+	var lastBlob, blobs, marks []byte // hashes, 16 bytes each, ascending
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.Everything()) {
+		if err != nil {
+			return err
+		}
+		v.Records++
+		letter, fields := v.s.space.Fields(p.Key)
+		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
+			v.problem(err, "record at key %x", p.Key)
+		}
+		switch letter {
+		case keys.Blob:
+			if h := fields[:16]; !bytes.Equal(h, lastBlob) {
+				lastBlob = h
+				blobs = append(blobs, h...)
+			}
+		case keys.Mark:
+			marks = append(marks, fields...)
+		}
+	}
+	v.Blobs = len(blobs) / 16
+	for len(blobs) > 0 || len(marks) > 0 {
+		switch c := bytes.Compare(blobs[:min(16, len(blobs))], marks[:min(16, len(marks))]); {
+		case len(marks) == 0 || len(blobs) > 0 && c < 0:
+			v.problem(codec.ErrMissing, "mark of the blob at %x", blobs[:16])
+			blobs = blobs[16:]
+		case len(blobs) == 0 || c > 0:
+			v.problem(codec.ErrMissing, "blob of the mark at %x", marks[:16])
+			marks = marks[16:]
+		default:
+			blobs, marks = blobs[16:], marks[16:]
+		}
+	}
+	return nil
+}
+
+// sessions checks every session: those that have a head, and those that only
+// forks still hold.
+func (v *verifier) sessions(ctx context.Context) error {
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.About)) {
+		if err != nil {
+			return err
+		}
+		about, err := head.OpenAbout(p.Key, p.Value)
+		if err != nil {
+			v.problem(err, "metadata at key %x", p.Key)
+			continue
+		}
+		ses, err := v.s.Session(ctx, about.ID)
+		if errors.Is(err, ErrSessionNotFound) {
+			continue // deleted meanwhile
+		}
+		if err == nil {
+			v.Sessions++
+			err = v.session(ctx, ses)
+		}
+		if stopped(err) {
+			return err
+		}
+		if !errors.Is(err, ErrSessionDeleted) {
+			v.problem(err, "session %q", about.ID)
+		}
+		v.step()
+	}
+	// A head without metadata would be in no list.
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.Head)) {
+		if err != nil {
+			return err
+		}
+		h, err := head.OpenHead(p.Key, p.Value)
+		if err == nil && !v.incs[h.Incarnation] {
+			_, fields := v.s.space.Fields(p.Key)
+			vs, gerr := v.s.engine.Get(ctx, v.s.space.About(keys.Hash(fields)), p.Key)
+			if gerr != nil {
+				return gerr
+			}
+			if vs[0] == nil && vs[1] != nil {
+				err = fmt.Errorf("metadata: %w", codec.ErrMissing)
+			}
+		}
+		v.problem(err, "session with head at key %x", p.Key)
+	}
+	return nil
+}
+
+// session checks one session from its head down to the bytes of its nodes.
+func (v *verifier) session(ctx context.Context, ses *Session) error {
+	h, _, err := ses.readHead(ctx)
+	if err != nil {
+		return err
+	}
+	if ses.origin != nil {
+		for i, a := range ses.origin.Ancestors {
+			if err := v.ancestor(ctx, ses, i, a); err != nil {
+				return err
+			}
+		}
+		for _, p := range ses.origin.Parts {
+			v.blobs[p.Blob] = true
+		}
+	}
+	usage, nodes, count := []Usage(nil), uint64(0), map[Revision]*head.Commit{}
+	err = ses.commits(ctx, h.Revision, func(c *head.Commit, _ CommitID) error {
+		v.Commits++
+		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
+		count[c.Revision] = c
+		v.turn(ctx, ses, c)
+		for _, p := range c.Parts {
+			if !p.Blob.IsZero() {
+				v.blobs[p.Blob] = true
+			}
+		}
+		if c.Revision != h.Revision {
+			return nil
+		}
+		parts, err := ses.partsAt(ctx, c)
+		if err == nil && fmt.Sprint(parts) != fmt.Sprint(h.Parts) {
+			err = fmt.Errorf("checkpoint differs from commit %d", c.Revision)
+		}
+		return codec.Corrupt(err, "head of session %q", ses.id)
+	})
+	if err != nil {
+		return err
+	}
+	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
+		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
+	}
+	v.incs[ses.inc] = true
+	own := ses.layers(h.Revision)
+	if err := v.history(ctx, ses, own[len(own)-1], count); err != nil {
+		return err
+	}
+	return v.order(ctx, ses)
+}
+
+// ancestor checks what a fork shares of another session.
+func (v *verifier) ancestor(ctx context.Context, ses *Session, i int, a head.Ancestor) error {
+	key := v.s.space.Fork(a.Incarnation, ses.inc)
+	vs, err := v.s.engine.Get(ctx, key, v.s.space.Life(a.Incarnation))
+	if err != nil {
+		return err
+	}
+	for j, what := range []string{"fork entry", "lifecycle"} {
+		if vs[j] == nil {
+			v.problem(codec.ErrMissing, "%s of ancestor %x of session %q", what, a.Incarnation, ses.id)
+		}
+	}
+	if a.Revision == 0 {
+		return nil
+	}
+	_, id, err := v.s.commitAt(ctx, a.Incarnation, a.Revision)
+	if err == nil && id != a.Commit {
+		err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x of session %q", a.Revision, a.Incarnation, ses.id)
+	}
+	if err != nil || v.incs[a.Incarnation] {
+		return err
+	}
+	// Reading all of it derives and checks every id; its own session, if it
+	// lives, is checked for the rest.
+	layers := ses.layers(0)
+	nodes, err := ses.read(ctx, layers[i], 0, nil)
+	if err == nil {
+		err = ses.checkLayer(ctx, layers[i], nodes)
+	}
+	v.refer(nodes)
+	return err
+}
+
+func (v *verifier) refer(nodes []found) {
+	for i := range nodes {
+		if !nodes[i].Blob.IsZero() {
+			v.blobs[nodes[i].Blob] = true
+		}
+		for _, a := range nodes[i].Attachments {
+			v.blobs[a.ID] = true
+		}
+	}
+}
+
+// history checks the nodes of a session against its commits and its index.
+func (v *verifier) history(ctx context.Context, ses *Session, l layer, commits map[Revision]*head.Commit) error {
+	nodes, err := ses.read(ctx, l, 0, nil)
+	if err != nil {
+		return err
+	}
+	v.refer(nodes)
+	if err := ses.checkLayer(ctx, l, nodes); err != nil {
+		return err
+	}
+	known := map[NodeID]bool{}
+	var pack graph.Pack
+	for i := range nodes {
+		n := &nodes[i]
+		v.Nodes++
+		known[n.ID] = true
+		if pack.Revision != uint64(n.revision) {
+			pack = graph.Pack{Revision: uint64(n.revision)}
+		}
+		pack.Nodes = append(pack.Nodes, n.Node)
+		if i+1 == len(nodes) || nodes[i+1].revision != n.revision {
+			c := commits[n.revision]
+			if pack.Linear(c.Leaf) != (c.NodeDigest == [32]byte{}) || c.NodeDigest != [32]byte{} && c.NodeDigest != pack.Digest() {
+				v.problem(codec.ErrHash, "nodes of commit %d of session %q", n.revision, ses.id)
+			}
+		}
+		if err := v.place(ctx, ses, n, len(pack.Nodes)-1); err != nil {
+			return err
+		}
+		if p := n.Parent; !p.IsZero() && !known[p] && p != l.first {
+			if _, err := ses.locate(ctx, l.last, p); err != nil {
+				v.problem(err, "parent of node %s of session %q", n.ID, ses.id)
+			}
+		}
+	}
+	return nil
+}
+
+// place checks the index entries of a node.
+func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int) error {
+	type want struct {
+		key    []byte
+		letter byte
+	}
+	wants := []want{{v.s.space.Node(ses.inc, n.ID), keys.Node}}
+	if n.Key != "" {
+		wants = append(wants, want{v.s.space.EventKey(ses.inc, n.Key), keys.EventKey})
+	}
+	ks := make([][]byte, 0, 2+len(n.Attachments))
+	for _, w := range wants {
+		ks = append(ks, w.key)
+	}
+	for _, a := range n.Attachments {
+		ks = append(ks, v.s.space.Attachment(ses.inc, v.s.space.BlobHash(a.ID)))
+	}
+	vs, err := v.s.engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, w := range wants {
+		p, err := graph.OpenPlace(w.key, vs[i], w.letter)
+		if err == nil && (p.Revision != uint64(n.revision) || p.Position != position) {
+			err = fmt.Errorf("points to node %d of revision %d", p.Position, p.Revision)
+		}
+		v.problem(err, "index entry %q of node %s of session %q", w.letter, n.ID, ses.id)
+	}
+	for i := range n.Attachments {
+		if vs[len(wants)+i] == nil {
+			v.problem(codec.ErrMissing, "attachment entry of node %s of session %q", n.ID, ses.id)
+		}
+	}
+	return nil
+}
+
+// turn checks the index entry of a commit's turn id.
+func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) {
+	if c.Turn == "" {
+		return
+	}
+	key := v.s.space.Turn(ses.inc, c.Turn)
+	vs, err := v.s.engine.Get(ctx, key)
+	if err == nil {
+		var body []byte
+		if body, err = codec.Open(key, vs[0], keys.Turn); err == nil {
+			if r, _ := binary.Uvarint(body); Revision(r) != c.Revision {
+				err = fmt.Errorf("points to revision %d", r)
+			}
+		}
+	}
+	v.problem(err, "turn %q of session %q", c.Turn, ses.id)
+}
+
+// order checks that a session is where List looks for it.
+func (v *verifier) order(ctx context.Context, ses *Session) error {
+	for range 3 { // it may move meanwhile
+		vs, err := v.s.engine.Get(ctx, v.s.space.Bucket(ses.inc))
+		if err != nil {
+			return err
+		}
+		if at, ok := v.s.bucketOf(ses.inc, vs[0]); ok {
+			if vs, err = v.s.engine.Get(ctx, v.s.space.Order(at, ses.inc)); err != nil || vs[0] != nil {
+				return err
+			}
+		}
+	}
+	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.id)
+	return nil
+}
+
+// contents reads every blob that is referred to, directly or by another one,
+// and counts those that are not.
+func (v *verifier) contents(ctx context.Context) error {
+	reached := map[blob.ID]bool{}
+	var visit func(id blob.ID) error
+	visit = func(id blob.ID) error {
+		if reached[id] {
+			return nil
+		}
+		reached[id] = true
+		refs, err := v.s.blobs.References(ctx, id)
+		if err == nil && len(refs) <= 1 { // of a list, the items are read one by one
+			_, err = v.s.blobs.WriteTo(ctx, discard{}, id)
+		}
+		if stopped(err) {
+			return err
+		}
+		if err != nil {
+			v.problem(err, "blob %s", id)
+		}
+		for _, r := range refs {
+			if err := visit(r); err != nil {
+				return err
+			}
+		}
+		v.step()
+		return nil
+	}
+	for id := range v.blobs {
+		if err := visit(id); err != nil {
+			return err
+		}
+	}
+	v.Unreferenced = max(0, v.Blobs-len(reached))
+	return nil
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
