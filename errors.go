@@ -37,6 +37,8 @@ var (
 	ErrRejected = errors.New("turnstone: commit rejected")
 	// ErrHasChildren: Delete with RefuseChildren found children.
 	ErrHasChildren = errors.New("turnstone: session has children")
+	// ErrExists: Rename found a session under the new id.
+	ErrExists = errors.New("turnstone: session exists")
 	// ErrOutcomeUnknown: the commit may or may not stand. Open the store again
 	// if the error matches engine.ErrClosed, and commit again with the same
 	// turn id: if it stands, its result is returned.

@@ -282,3 +282,79 @@ func (s *Store) deleteChild(ctx context.Context, c child) error {
 	}
 	return s.Delete(ctx, about.ID, CascadeChildren)
 }
+
+// Rename gives the session called from the id to, atomically: lists, reads and
+// commits see one or the other. Handles opened before get ErrSessionDeleted. A
+// session that exists under to is ErrExists; children that name from as their
+// parent make it ErrHasChildren.
+func (s *Store) Rename(ctx context.Context, from, to string) error {
+	if err := checkSessionID(to); err != nil {
+		return err
+	}
+	for {
+		err := s.rename(ctx, from, to)
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+func (s *Store) rename(ctx context.Context, from, to string) error {
+	ses, err := s.Session(ctx, from)
+	if err != nil {
+		return err
+	}
+	life, lifeRaw, err := ses.life(ctx)
+	if err != nil {
+		return err
+	}
+	if kids, err := s.children(ctx, ses.hash); err != nil {
+		return err
+	} else if slices.ContainsFunc(kids, func(c child) bool { return c.parent == ses.inc }) {
+		return fmt.Errorf("%w: %q", ErrHasChildren, from)
+	}
+	hash := s.space.Session(to)
+	headKey, aboutKey, bucketKey := s.space.Head(hash), s.space.About(hash), s.space.Bucket(ses.inc)
+	h, vs, err := ses.readHead(ctx, ses.headKey, ses.aboutKey, bucketKey, headKey)
+	if err != nil {
+		return err
+	}
+	if vs[3] != nil {
+		return fmt.Errorf("%w: %q", ErrExists, to)
+	}
+	about, err := ses.openAbout(vs[1])
+	if err != nil {
+		return err
+	}
+	about.ID = to
+	next := life.Next()
+	next.Session = hash
+	var b engine.Batch
+	b.Guard(ses.headKey, vs[0])
+	b.Guard(ses.aboutKey, vs[1])
+	b.Guard(headKey, nil)
+	b.Guard(ses.lifeKey, lifeRaw)
+	b.Guard(bucketKey, vs[2])
+	b.Delete(ses.headKey)
+	b.Delete(ses.aboutKey)
+	b.Set(headKey, h.Seal(headKey))
+	b.Set(aboutKey, about.Seal(aboutKey))
+	b.Set(ses.lifeKey, next.Seal(ses.lifeKey))
+	if at, ok := s.bucketOf(ses.inc, vs[2]); ok {
+		key := s.space.Order(at, ses.inc)
+		b.Set(key, codec.Seal(key, keys.Order, hash[:]))
+	}
+	if about.Parent != "" {
+		key := s.space.Child(s.space.Session(about.Parent), ses.inc)
+		old, err := s.engine.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		body, err := codec.Open(key, old[0], keys.Child)
+		if err != nil || len(body) != 32 {
+			return codec.Corrupt(err, "child entry of session %q", from)
+		}
+		b.Set(key, codec.Seal(key, keys.Child, append(slices.Clone(hash[:]), body[16:]...)))
+	}
+	return s.engine.Apply(ctx, &b)
+}
