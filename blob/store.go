@@ -121,7 +121,7 @@ func Prepare(content []byte, base *Base) (*Draft, error) {
 	if len(content) > wholeBytes {
 		return nil, ErrStream
 	}
-	d.rec.data = codec.Compress(nil, content, codec.Fast)
+	d.rec.data = codec.Compress(nil, content, codec.Medium)
 	return d, nil
 }
 

@@ -23,8 +23,9 @@ const (
 type Level int
 
 const (
-	Fast Level = iota // on the commit path
-	Best              // off it: sealing
+	Fast   Level = iota // packs, on the commit path: 6 µs for 2 KB
+	Medium              // blobs, which are never compressed again: 5 % smaller for a quarter more time
+	Best                // segments, off the commit path
 )
 
 func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
@@ -39,7 +40,7 @@ func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
 }
 
 var (
-	encoders = [...]func() *zstd.Encoder{Fast: encoder(zstd.SpeedFastest), Best: encoder(zstd.SpeedBetterCompression)}
+	encoders = [...]func() *zstd.Encoder{Fast: encoder(zstd.SpeedFastest), Medium: encoder(zstd.SpeedDefault), Best: encoder(zstd.SpeedBestCompression)}
 	decoder  = sync.OnceValue(func() *zstd.Decoder {
 		r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
@@ -64,9 +65,17 @@ func Compress(dst, content []byte, level Level) []byte {
 	return dst
 }
 
+// fastDelta is the largest base that the fastest encoder's table of 32,768
+// entries covers: beyond, it misses most matches, and a slower level is faster.
+const fastDelta = 256 << 10
+
 // Delta returns the compressed form of content relative to base.
 func Delta(base, content []byte) ([]byte, error) {
-	w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
+	level := zstd.SpeedFastest
+	if len(base) > fastDelta {
+		level = zstd.SpeedBetterCompression
+	}
+	w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
 		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window(len(base)+len(content))),
 		zstd.WithEncoderDictRaw(1, base))
 	if err != nil {

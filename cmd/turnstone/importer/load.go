@@ -208,7 +208,7 @@ func commitAll(ctx context.Context, ses *turnstone.Session, c *Conversation, for
 			size += len(c.Events[end].Payload)
 			end++
 		}
-		in := turnstone.Commit{Expected: turnstone.Revision(commits), Turn: fmt.Sprintf("import/%d", commits+1)}
+		in := turnstone.Commit{Expected: turnstone.Revision(commits)}
 		fresh := map[string]int{}
 		leafAt := -1
 		for i := start; i < end; i++ {
