@@ -1,0 +1,351 @@
+package persistencetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+var commits = []behaviour{
+	{name: "C1_EveryCommitAddsOneRevision", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		for i := range 5 {
+			r := s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(fmt.Sprint(i))})
+			s.equal("revision", r.Revision, i+1)
+			s.equal("ids", len(r.Nodes), 1)
+			s.equal("leaf", r.Leaf, r.Nodes[0])
+		}
+		s.commit(p, turnstone.Commit{Expected: 5}) // an empty turn is a turn
+		s.twice(func() {
+			info, err := s.session("a").Info(ctx)
+			s.must(err)
+			s.equal("revision", info.Revision, 6)
+			s.equal("nodes", info.Nodes, 5)
+		})
+	}},
+	{name: "C2_AConflictCarriesBothSidesAndStoresNothing", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		s.grow(p, 0, "one", "two")
+		before := s.load(p, turnstone.Scope{Full: true})
+		for _, expected := range []turnstone.Revision{0, 1, 3, 99} {
+			_, err := p.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: texts("lost"), Checkpoint: map[string][]byte{"x": []byte("lost")}})
+			s.is(err, turnstone.ErrConflict)
+			var ce *turnstone.ConflictError
+			if !errors.As(err, &ce) {
+				s.Fatalf("%T", err)
+			}
+			s.equal("conflict", *ce, turnstone.ConflictError{Session: "a", Expected: expected, Revision: 2, Leaf: before.Leaf, Commit: before.Commit})
+		}
+		s.twice(func() { s.equal("state", s.load(s.session("a"), turnstone.Scope{Full: true}), before) })
+	}},
+	{name: "C3_OneOfConcurrentCommitsWins", test: func(s *suite) {
+		s.create(turnstone.Request{ID: "a"})
+		const n = 16
+		var want []string
+		for rev := range 5 {
+			var wg sync.WaitGroup
+			errs := make([]error, n)
+			for i := range n {
+				p := s.session("a")
+				wg.Go(func() {
+					_, errs[i] = p.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(rev), Nodes: texts(fmt.Sprint(rev, i), "x")})
+				})
+			}
+			wg.Wait()
+			winners := 0
+			for i, err := range errs {
+				if err == nil {
+					winners++
+					want = append(want, fmt.Sprint(rev, i), "x")
+				} else {
+					s.is(err, turnstone.ErrConflict)
+				}
+			}
+			s.equal("winners", winners, 1)
+		}
+		s.twice(func() { s.reads(s.session("a"), turnstone.Scope{Full: true}, want...) })
+	}},
+	{name: "C4_SessionsDoNotConflict", test: func(s *suite) {
+		const sessions, turns = 12, 10
+		var wg sync.WaitGroup
+		errs := make([]error, sessions)
+		shared := string(pattern(9000, 3)) // one blob that all rely on
+		for i := range sessions {
+			p := s.create(turnstone.Request{ID: fmt.Sprint("s", i)})
+			wg.Go(func() {
+				for j := range turns {
+					_, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(j), Nodes: texts(shared, fmt.Sprint(i, j))})
+					errs[i] = errors.Join(errs[i], err)
+				}
+			})
+		}
+		wg.Wait()
+		s.must(errors.Join(errs...))
+	}},
+	{name: "C5_ACommittedTurnReturnsItsResult", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		root := s.grow(p, 0, "root")
+		turn := turnstone.Commit{
+			Expected: 1, Turn: "t1", Nodes: append(texts("q", string(pattern(20000, 1))), turnstone.NewNode{Kind: "side", Parent: turnstone.At(root[0])}),
+			Leaf: turnstone.New(1), Checkpoint: map[string][]byte{"p": pattern(3000, 2), "q": nil}, Drop: []string{"never"},
+			Usage: []turnstone.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}},
+		}
+		first := s.commit(p, turn)
+		if first.Replayed {
+			s.Fatal("the first commit is called a replay")
+		}
+		first.Replayed = true
+		check := func() {
+			s.Helper()
+			p := s.session("a")
+			before := s.load(p, turnstone.Scope{Full: true})
+			for _, expected := range []turnstone.Revision{1, 2, 0, turnstone.AnyRevision} {
+				again := turn
+				again.Expected = expected
+				s.equal("replay", s.commit(p, again), first)
+			}
+			s.equal("state", s.load(p, turnstone.Scope{Full: true}), before)
+		}
+		s.twice(check)
+		p = s.session("a")
+		for i := range 30 { // however far the head has moved since
+			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: fmt.Sprint("later", i), Nodes: texts("x"), Checkpoint: map[string][]byte{"p": pattern(3000, byte(i))}})
+		}
+		if sealer, ok := p.(interface{ Seal(context.Context) error }); ok {
+			s.must(sealer.Seal(ctx))
+		}
+		s.twice(check)
+	}},
+	{name: "C6_TheSameTurnWithOtherContentIsATurnConflict", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		turn := turnstone.Commit{Turn: "t", Nodes: texts("hello"), Checkpoint: map[string][]byte{"p": []byte("1")}, Usage: []turnstone.Usage{{Model: "m", Input: 1}}}
+		s.commit(p, turn)
+		for name, change := range map[string]func(*turnstone.Commit){
+			"payload":    func(c *turnstone.Commit) { c.Nodes = texts("hullo") },
+			"kind":       func(c *turnstone.Commit) { c.Nodes[0].Kind = "other" },
+			"key":        func(c *turnstone.Commit) { c.Nodes[0].Key = "k" },
+			"more":       func(c *turnstone.Commit) { c.Nodes = texts("hello", "you") },
+			"fewer":      func(c *turnstone.Commit) { c.Nodes = nil },
+			"leaf":       func(c *turnstone.Commit) { c.Leaf = turnstone.NoNode() },
+			"checkpoint": func(c *turnstone.Commit) { c.Checkpoint = map[string][]byte{"p": []byte("2")} },
+			"usage":      func(c *turnstone.Commit) { c.Usage = []turnstone.Usage{{Model: "m", Input: 2}} },
+		} {
+			for _, expected := range []turnstone.Revision{0, 1, turnstone.AnyRevision} {
+				c := turn
+				c.Nodes, c.Expected = slices.Clone(turn.Nodes), expected
+				change(&c)
+				_, err := p.Commit(ctx, c)
+				var te *turnstone.TurnConflictError
+				if !errors.Is(err, turnstone.ErrTurnConflict) || !errors.As(err, &te) || te.Turn != "t" || te.Revision != 1 {
+					s.Fatalf("other %s at %d: %v", name, expected, err)
+				}
+			}
+		}
+		s.reads(p, turnstone.Scope{}, "hello")
+	}},
+	{name: "C7_AnyRevisionAppendsToWhateverTheHeadIs", test: func(s *suite) {
+		s.create(turnstone.Request{ID: "a"})
+		var wg sync.WaitGroup
+		errs := make([]error, 8)
+		for i := range errs {
+			p := s.session("a")
+			wg.Go(func() {
+				for range 5 {
+					_, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts(fmt.Sprint(i))})
+					errs[i] = errors.Join(errs[i], err)
+				}
+			})
+		}
+		wg.Wait()
+		s.must(errors.Join(errs...))
+		s.twice(func() {
+			st := s.load(s.session("a"), turnstone.Scope{})
+			s.equal("revision and path", fmt.Sprint(st.Revision, len(st.Nodes)), "40 40")
+		})
+	}},
+	{name: "C8_ParentsAndLeafExistInThisSession", test: func(s *suite) {
+		p, other := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		mine := s.grow(p, 0, "mine", "more")
+		theirs := s.grow(other, 0, "theirs")
+		unknown := turnstone.NodeID{1, 2, 3}
+		for name, c := range map[string]turnstone.Commit{
+			"dangling parent":    {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(unknown)}}},
+			"foreign parent":     {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(theirs[0])}}},
+			"parent of itself":   {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.New(0)}}},
+			"later parent":       {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.New(1)}, {Kind: "k"}}},
+			"negative parent":    {Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Parent: turnstone.New(-1)}}},
+			"zero parent":        {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(turnstone.NodeID{})}}},
+			"dangling leaf":      {Leaf: turnstone.At(unknown)},
+			"foreign leaf":       {Leaf: turnstone.At(theirs[0])},
+			"leaf beyond nodes":  {Leaf: turnstone.New(0)},
+			"key twice":          {Nodes: []turnstone.NewNode{{Kind: "k", Key: "x"}, {Kind: "k", Key: "x"}}},
+			"part set and drops": {Checkpoint: map[string][]byte{"x": nil}, Drop: []string{"x"}},
+		} {
+			c.Expected = 2
+			_, err := p.Commit(ctx, c)
+			if !errors.Is(err, turnstone.ErrInvalid) {
+				s.Fatalf("%s: %v", name, err)
+			}
+		}
+		r := s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once", Parent: turnstone.At(mine[0])}}})
+		_, err := p.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}})
+		s.refused(err, turnstone.ErrInvalid, "once")
+		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // keys are a session's own
+		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, r.Leaf)
+	}},
+	{name: "C9_RewindAndBranch", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		ids := s.grow(p, 0, "1", "2", "3", "4")
+		s.commit(p, turnstone.Commit{Expected: 4, Leaf: turnstone.At(ids[1])})
+		s.reads(p, turnstone.Scope{}, "1", "2")
+		s.grow(p, 5, "3b", "4b")
+		s.twice(func() {
+			p := s.session("a")
+			s.reads(p, turnstone.Scope{}, "1", "2", "3b", "4b")
+			s.reads(p, turnstone.Scope{Leaf: ids[3]}, "1", "2", "3", "4")
+			s.reads(p, turnstone.Scope{Leaf: ids[3], Last: 2}, "3", "4")
+			s.reads(p, turnstone.Scope{Last: 3}, "2", "3b", "4b")
+			s.reads(p, turnstone.Scope{Full: true}, "1", "2", "3", "4", "3b", "4b")
+			s.reads(p, turnstone.Scope{At: 5}, "1", "2")
+			s.reads(p, turnstone.Scope{After: 2}, "3b", "4b")
+		})
+		p = s.session("a")
+		s.commit(p, turnstone.Commit{Expected: 7, Leaf: turnstone.NoNode()}) // an empty conversation
+		s.reads(p, turnstone.Scope{})
+		s.commit(p, turnstone.Commit{Expected: 8, Nodes: texts("new root")})
+		s.reads(p, turnstone.Scope{}, "new root")
+		// Two branches and a leaf that is not the last node, in one commit.
+		r := s.commit(p, turnstone.Commit{Expected: 9, Nodes: []turnstone.NewNode{
+			{Kind: "k", Payload: []byte("x")}, {Kind: "k", Payload: []byte("y"), Parent: turnstone.At(ids[0])}, {Kind: "k", Payload: []byte("z"), Parent: turnstone.New(0)},
+		}, Leaf: turnstone.New(1)})
+		s.reads(p, turnstone.Scope{}, "1", "y")
+		s.grow(p, 10, "after y")
+		s.twice(func() {
+			p := s.session("a")
+			s.reads(p, turnstone.Scope{}, "1", "y", "after y")
+			s.reads(p, turnstone.Scope{Leaf: r.Nodes[2]}, "new root", "x", "z")
+			s.reads(p, turnstone.Scope{Last: 1}, "after y")
+		})
+	}},
+	{name: "C10_LimitsAreRefusedByName", test: limits},
+	{name: "C11_ACancelledCommitLeavesNothing", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		turn := turnstone.Commit{Turn: "t", Nodes: texts("x")}
+		_, err := p.Commit(cancelled, turn)
+		s.is(err, context.Canceled)
+		s.reads(p, turnstone.Scope{})
+		// Cancelled at any moment: it stands or it does not, and a retry tells.
+		for i := range 40 {
+			c, cancel := context.WithCancel(ctx)
+			turn := turnstone.Commit{Expected: turnstone.AnyRevision, Turn: fmt.Sprint("t", i), Nodes: texts(fmt.Sprint(i))}
+			go cancel()
+			r, err := p.Commit(c, turn)
+			again := s.commit(p, turn)
+			if err == nil {
+				s.equal("retry", fmt.Sprint(again.Revision, again.Commit, again.Replayed), fmt.Sprint(r.Revision, r.Commit, true))
+			} else if !errors.Is(err, context.Canceled) {
+				s.Fatal(err)
+			}
+		}
+		s.twice(func() {
+			st := s.load(s.session("a"), turnstone.Scope{})
+			s.equal("nodes", len(st.Nodes), 40)
+		})
+	}},
+	{
+		name: "C12_TheValidatorRefuses",
+		validator: func(_ context.Context, session string, c *turnstone.Commit) error {
+			calls := 0
+			for _, n := range c.Nodes {
+				switch n.Kind {
+				case "tool_call":
+					calls++
+				case "tool_result":
+					calls--
+				}
+			}
+			if calls != 0 {
+				return errHalf
+			}
+			return nil
+		},
+		test: func(s *suite) {
+			p := s.create(turnstone.Request{ID: "a"})
+			_, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}}})
+			s.is(err, turnstone.ErrRejected)
+			s.is(err, errHalf)
+			s.reads(p, turnstone.Scope{})
+			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
+		},
+	},
+}
+
+var errHalf = errors.New("a tool call has no result")
+
+func limits(s *suite) {
+	_, _, err := s.Factory.NewPersistence(ctx, turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID+1)})
+	s.refused(err, turnstone.ErrLimit, "session id")
+	_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{})
+	s.refused(err, turnstone.ErrInvalid, "session id")
+	_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{ID: "\xff"})
+	s.refused(err, turnstone.ErrInvalid, "UTF-8")
+	p := s.create(turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID)})
+	node := func(n turnstone.NewNode) turnstone.Commit { return turnstone.Commit{Nodes: []turnstone.NewNode{n}} }
+	repeat := strings.Repeat
+	for _, c := range []struct {
+		what string
+		in   turnstone.Commit
+		ok   bool
+	}{
+		{"kind", node(turnstone.NewNode{Kind: repeat("k", turnstone.MaxKind+1)}), false},
+		{"event key", node(turnstone.NewNode{Kind: "k", Key: repeat("k", turnstone.MaxEventKey+1)}), false},
+		{"payload", node(turnstone.NewNode{Kind: "k", Payload: make([]byte, turnstone.MaxPayload+1)}), false},
+		{"turn id", turnstone.Commit{Turn: repeat("t", turnstone.MaxTurnID+1)}, false},
+		{"nodes", turnstone.Commit{Nodes: make([]turnstone.NewNode, turnstone.MaxNodes+1)}, false},
+		{"part name", turnstone.Commit{Checkpoint: map[string][]byte{repeat("p", turnstone.MaxPartName+1): nil}}, false},
+		{"checkpoint part", turnstone.Commit{Checkpoint: map[string][]byte{"p": make([]byte, turnstone.MaxPart+1)}}, false},
+		{"checkpoint parts", turnstone.Commit{Checkpoint: many(turnstone.MaxParts + 1)}, false},
+		{"usage", turnstone.Commit{Usage: make([]turnstone.Usage, turnstone.MaxModels+1)}, false},
+		{"tokens", turnstone.Commit{Usage: []turnstone.Usage{{Input: turnstone.MaxTokens + 1}}}, false},
+		{"attachments", node(turnstone.NewNode{Kind: "k", Attachments: make([]turnstone.Attachment, turnstone.MaxAttachments+1)}), false},
+		{"at the limit", turnstone.Commit{
+			Turn:       repeat("t", turnstone.MaxTurnID),
+			Nodes:      []turnstone.NewNode{{Kind: repeat("k", turnstone.MaxKind), Key: repeat("k", turnstone.MaxEventKey), Payload: make([]byte, 9<<20)}},
+			Checkpoint: many(turnstone.MaxParts),
+			Usage:      []turnstone.Usage{{Model: repeat("m", turnstone.MaxModel), Input: turnstone.MaxTokens}},
+		}, true},
+	} {
+		_, err := p.Commit(ctx, c.in)
+		if c.ok {
+			s.must(err)
+			continue
+		}
+		s.refused(err, turnstone.ErrLimit, c.what)
+		s.reads(p, turnstone.Scope{})
+	}
+	_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Checkpoint: map[string][]byte{"one more": nil}})
+	s.refused(err, turnstone.ErrLimit, "checkpoint parts")
+	most := turnstone.Commit{Expected: 1, Nodes: make([]turnstone.NewNode, turnstone.MaxNodes)}
+	for i := range most.Nodes {
+		most.Nodes[i] = turnstone.NewNode{Kind: "k", Payload: fmt.Append(nil, i)}
+	}
+	s.commit(p, most)
+	s.equal("nodes", len(s.load(p, turnstone.Scope{}).Nodes), turnstone.MaxNodes+1)
+	s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: repeat("n", turnstone.MaxText)}))
+	s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: repeat("n", turnstone.MaxText+1)}), turnstone.ErrLimit)
+}
+
+func many(n int) map[string][]byte {
+	parts := map[string][]byte{}
+	for i := range n {
+		parts[fmt.Sprint("part", i)] = []byte{byte(i)}
+	}
+	return parts
+}

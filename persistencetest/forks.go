@@ -1,0 +1,316 @@
+package persistencetest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"testing/iotest"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+var forks = []behaviour{
+	{name: "F1_F4_AnAttachedForkSharesItsAncestors", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "p"})
+		ids := s.grow(p, 0, "1", "2")
+		s.commit(p, turnstone.Commit{Expected: 2, Nodes: texts("3", "4"), Checkpoint: map[string][]byte{"x": []byte("at 3")}})
+		s.commit(p, turnstone.Commit{Expected: 3, Nodes: texts("5"), Checkpoint: map[string][]byte{"x": []byte("at 4"), "y": []byte("y")}})
+		st := s.load(p, turnstone.Scope{})
+		tip := s.create(turnstone.Request{ID: "tip", Parent: "p"})
+		mid := s.create(turnstone.Request{ID: "mid", Parent: "p", ForkNode: ids[1]})
+		s.create(turnstone.Request{ID: "inner", Parent: "p", ForkNode: st.Nodes[2].ID}) // "3": in the middle of a turn
+		s.grow(p, 4, "parent goes on")
+		s.grow(tip, 0, "tip 1", "tip 2")
+		s.commit(mid, turnstone.Commit{Nodes: texts("mid 1"), Checkpoint: map[string][]byte{"z": []byte("mid")}})
+		s.twice(func() {
+			tip, mid, inner := s.session("tip"), s.session("mid"), s.session("inner")
+			s.reads(s.session("p"), turnstone.Scope{}, "1", "2", "3", "4", "5", "parent goes on")
+			s.reads(tip, turnstone.Scope{}, "1", "2", "3", "4", "5", "tip 1", "tip 2")
+			s.reads(tip, turnstone.Scope{Last: 3}, "5", "tip 1", "tip 2")
+			s.reads(tip, turnstone.Scope{At: 1}, "1", "2", "3", "4", "5", "tip 1")
+			s.reads(tip, turnstone.Scope{After: 1}, "tip 2")
+			s.reads(tip, turnstone.Scope{Leaf: ids[1]}, "1", "2")
+			s.reads(tip, turnstone.Scope{Full: true}, "1", "2", "3", "4", "5", "tip 1", "tip 2")
+			s.reads(mid, turnstone.Scope{}, "1", "2", "mid 1")
+			s.reads(inner, turnstone.Scope{}, "1", "2", "3")
+			for p, want := range map[turnstone.Persistence]map[string]string{
+				tip: {"x": "at 4", "y": "y"}, mid: {"z": "mid"}, inner: {},
+			} {
+				parts, err := p.Checkpoint(ctx, 0)
+				s.must(err)
+				got := map[string]string{}
+				for k, v := range parts {
+					got[k] = string(v)
+				}
+				s.equal("checkpoint of "+p.ID(), got, want)
+			}
+			_, err := mid.Node(ctx, st.Nodes[4].ID)
+			s.is(err, turnstone.ErrNodeNotFound)
+		})
+		// A fork rewinds into what it shares, and branches there.
+		tip = s.session("tip")
+		s.commit(tip, turnstone.Commit{Expected: 2, Leaf: turnstone.At(ids[0]), Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("b"), Parent: turnstone.At(ids[0])}}})
+		s.reads(tip, turnstone.Scope{}, "1")
+		s.grow(tip, 3, "c")
+		s.reads(tip, turnstone.Scope{}, "1", "c")
+	}},
+	{name: "F2_F7_ADetachedForkStartsEmpty", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "p"})
+		ids := s.grow(p, 0, "1", "2")
+		s.create(turnstone.Request{ID: "d", Parent: "p", ForkNode: ids[0], Detached: true, Checkpoint: true})
+		s.create(turnstone.Request{ID: "e", Parent: "p"})
+		s.grow(s.session("d"), 0, "own")
+		s.twice(func() {
+			s.reads(s.session("d"), turnstone.Scope{}, "own")
+			i, err := s.session("d").Info(ctx)
+			s.must(err)
+			s.equal("child", fmt.Sprint(i.Parent, i.ForkNode, i.Detached, i.Checkpoint), fmt.Sprint("p", ids[0], true, true))
+			i, err = s.session("e").Info(ctx)
+			s.must(err)
+			s.equal("child", fmt.Sprint(i.Parent, i.ForkNode, i.Detached, i.Checkpoint), fmt.Sprint("p", ids[1], false, false))
+			s.equal("children", s.pages(turnstone.ListOptions{Parent: "p"}), []string{"d", "e"})
+		})
+		_, _, err := s.Factory.NewPersistence(ctx, turnstone.Request{ID: "x", Parent: "missing"})
+		s.is(err, turnstone.ErrSessionNotFound)
+		_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{ID: "x", Parent: "p", ForkNode: turnstone.NodeID{1}})
+		s.is(err, turnstone.ErrNodeNotFound)
+		for _, r := range []turnstone.Request{{ID: "x", Parent: "x"}, {ID: "x", Detached: true}, {ID: "x", ForkNode: ids[0]}} {
+			_, _, err = s.Factory.NewPersistence(ctx, r)
+			s.is(err, turnstone.ErrInvalid)
+		}
+		empty := s.create(turnstone.Request{ID: "empty"})
+		fork := s.create(turnstone.Request{ID: "of-empty", Parent: empty.ID()})
+		s.grow(fork, 0, "first")
+		s.reads(fork, turnstone.Scope{}, "first")
+	}},
+	{name: "F3_ForksOfForks", test: func(s *suite) {
+		s.grow(s.create(turnstone.Request{ID: "0"}), 0, "0a", "0b")
+		want := []string{"0a", "0b"}
+		for i := 1; i <= 12; i++ {
+			f := s.create(turnstone.Request{ID: fmt.Sprint(i), Parent: fmt.Sprint(i - 1)})
+			s.reads(f, turnstone.Scope{}, want...)
+			s.grow(f, 0, fmt.Sprint(i, "a"), fmt.Sprint(i, "b"))
+			want = append(want, fmt.Sprint(i, "a"), fmt.Sprint(i, "b"))
+		}
+		path := s.load(s.session("12"), turnstone.Scope{}).Nodes
+		s.create(turnstone.Request{ID: "deep", Parent: "12", ForkNode: path[7].ID}) // in the history of session 3
+		s.grow(s.session("deep"), 0, "x")
+		s.twice(func() {
+			s.reads(s.session("12"), turnstone.Scope{}, want...)
+			s.reads(s.session("12"), turnstone.Scope{Last: 5}, want[len(want)-5:]...)
+			s.reads(s.session("deep"), turnstone.Scope{}, append(append([]string{}, want[:8]...), "x")...)
+			s.reads(s.session("deep"), turnstone.Scope{Last: 3}, want[6], want[7], "x")
+		})
+		s.create(turnstone.Request{ID: "of-deep", Parent: "deep"})
+		s.reads(s.session("of-deep"), turnstone.Scope{}, append(append([]string{}, want[:8]...), "x")...)
+	}},
+	{name: "F5_DeletingAParentLeavesForksWhole", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "p"})
+		s.commit(p, turnstone.Commit{Nodes: texts("1", string(pattern(9000, 1))), Checkpoint: map[string][]byte{"c": pattern(500, 1)}})
+		s.create(turnstone.Request{ID: "f", Parent: "p"})
+		s.create(turnstone.Request{ID: "g", Parent: "f"})
+		s.grow(p, 1, "after")
+		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
+		s.must(s.Factory.Delete(ctx, "f", turnstone.KeepChildren))
+		s.twice(func() {
+			_, err := s.Factory.Persistence(ctx, "p")
+			s.is(err, turnstone.ErrSessionNotFound)
+			g := s.session("g")
+			s.reads(g, turnstone.Scope{}, "1", string(pattern(9000, 1)))
+			parts, err := g.Checkpoint(ctx, 0)
+			s.must(err)
+			s.equal("part", bytes.Equal(parts["c"], pattern(500, 1)), true)
+		})
+		g := s.session("g")
+		s.grow(g, 0, "own")
+		s.create(turnstone.Request{ID: "h", Parent: "g"})
+		s.reads(s.session("h"), turnstone.Scope{}, "1", string(pattern(9000, 1)), "own")
+		s.create(turnstone.Request{ID: "p"}) // a new session of the old name is another one
+		s.reads(s.session("p"), turnstone.Scope{})
+	}},
+	{name: "F6_DeleteTakesAPolicyForChildren", test: func(s *suite) {
+		for _, detached := range []bool{false, true} {
+			s.grow(s.create(turnstone.Request{ID: "p"}), 0, "1")
+			s.create(turnstone.Request{ID: "c", Parent: "p", Detached: detached})
+			s.create(turnstone.Request{ID: "cc", Parent: "c", Detached: detached})
+			s.is(s.Factory.Delete(ctx, "p", turnstone.RefuseChildren), turnstone.ErrHasChildren)
+			s.equal("sessions", len(s.pages(turnstone.ListOptions{})), 3)
+			s.must(s.Factory.Delete(ctx, "cc", turnstone.RefuseChildren))
+			s.create(turnstone.Request{ID: "cc", Parent: "c", Detached: detached})
+			s.must(s.Factory.Delete(ctx, "p", turnstone.CascadeChildren))
+			s.equal("sessions", s.pages(turnstone.ListOptions{}), []string(nil))
+		}
+		// Children of an earlier session of the same name are not this one's.
+		s.create(turnstone.Request{ID: "p"})
+		s.create(turnstone.Request{ID: "c", Parent: "p"})
+		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
+		s.create(turnstone.Request{ID: "p"})
+		s.must(s.Factory.Delete(ctx, "p", turnstone.RefuseChildren))
+		s.equal("sessions", s.pages(turnstone.ListOptions{}), []string{"c"})
+	}},
+}
+
+var removals = []behaviour{
+	{name: "T1_T2_ATombstonedNodeIsInNoRead", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{
+			{Kind: "k", Payload: []byte("1")}, {Kind: "k", Payload: []byte("2"), Key: "two"}, {Kind: "k", Payload: []byte("3")}, {Kind: "k", Payload: []byte("4")},
+		}})
+		s.is(p.Tombstone(ctx, r.Nodes[2], turnstone.NodeID{7}), turnstone.ErrNodeNotFound)
+		s.reads(p, turnstone.Scope{}, "1", "2", "3", "4") // not the known one either
+		s.must(p.Tombstone(ctx, r.Nodes[1], r.Nodes[2], r.Nodes[1]))
+		s.must(p.Tombstone(ctx, r.Nodes[1]))
+		s.must(p.Tombstone(ctx))
+		s.twice(func() {
+			p := s.session("a")
+			s.reads(p, turnstone.Scope{}, "1", "4")
+			s.reads(p, turnstone.Scope{Full: true}, "1", "4")
+			s.reads(p, turnstone.Scope{Last: 2}, "1", "4")
+			s.reads(p, turnstone.Scope{At: 1}, "1", "4")
+			n, err := p.Node(ctx, r.Nodes[3])
+			s.must(err)
+			s.equal("parent", n.Parent, r.Nodes[0])
+			last := s.load(p, turnstone.Scope{Last: 1}).Nodes[0]
+			s.equal("parent", last.Parent, r.Nodes[0])
+			_, err = p.Node(ctx, r.Nodes[1])
+			s.is(err, turnstone.ErrNodeNotFound)
+			_, err = p.NodeByKey(ctx, "two")
+			s.is(err, turnstone.ErrNodeNotFound)
+			_, err = p.Load(ctx, turnstone.Scope{Leaf: r.Nodes[2]})
+			s.is(err, turnstone.ErrNodeNotFound)
+		})
+	}},
+	{name: "T3_RootLeafAndForks", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		ids := s.grow(p, 0, "1", "2", "3")
+		s.create(turnstone.Request{ID: "before", Parent: "a"})
+		s.must(p.Tombstone(ctx, ids[0], ids[2]))
+		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, ids[2])
+		s.reads(p, turnstone.Scope{}, "2")
+		s.equal("root's parent", s.load(p, turnstone.Scope{}).Nodes[0].Parent, turnstone.NodeID{})
+		s.grow(p, 3, "4")
+		s.create(turnstone.Request{ID: "after", Parent: "a"})
+		s.must(s.session("before").Tombstone(ctx, ids[1]))
+		s.create(turnstone.Request{ID: "of-before", Parent: "before", ForkNode: ids[2]})
+		s.must(s.session("after").Tombstone(ctx, ids[1]))
+		s.twice(func() {
+			s.reads(s.session("a"), turnstone.Scope{}, "2", "4")
+			s.reads(s.session("before"), turnstone.Scope{}, "1", "3")
+			s.reads(s.session("of-before"), turnstone.Scope{}, "1", "3")
+			s.reads(s.session("after"), turnstone.Scope{}, "4")
+		})
+	}},
+	{name: "D1_DeleteIsIdempotentAndAtOnce", test: func(s *suite) {
+		s.must(s.Factory.Delete(ctx, "never", turnstone.KeepChildren))
+		p := s.create(turnstone.Request{ID: "a"})
+		s.grow(p, 0, "1")
+		s.create(turnstone.Request{ID: "b"})
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.twice(func() {
+			_, err := s.Factory.Persistence(ctx, "a")
+			s.is(err, turnstone.ErrSessionNotFound)
+			s.equal("list", s.pages(turnstone.ListOptions{}), []string{"b"})
+		})
+		for name, op := range map[string]func() error{
+			"load":      func() error { _, err := p.Load(ctx, turnstone.Scope{}); return err },
+			"info":      func() error { _, err := p.Info(ctx); return err },
+			"metadata":  func() error { return p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}) },
+			"tombstone": func() error { return p.Tombstone(ctx, turnstone.NodeID{1}) },
+			"part":      func() error { _, err := p.Checkpoint(ctx, 0); return err },
+		} {
+			if s.Reopen != nil {
+				break // p is of the closed factory
+			}
+			if err := op(); !errors.Is(err, turnstone.ErrSessionDeleted) {
+				s.Fatalf("%s on a deleted session: %v", name, err)
+			}
+		}
+	}},
+	{name: "D2_ALateCommitToADeletedSessionFails", test: func(s *suite) {
+		old := s.create(turnstone.Request{ID: "a"})
+		s.grow(old, 0, "1")
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		_, err := old.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
+		s.is(err, turnstone.ErrSessionDeleted)
+		again := s.create(turnstone.Request{ID: "a"})
+		for _, expected := range []turnstone.Revision{0, 1, turnstone.AnyRevision} {
+			_, err = old.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: texts("late")})
+			s.is(err, turnstone.ErrSessionDeleted)
+		}
+		s.grow(again, 0, "new")
+		_, err = old.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
+		s.is(err, turnstone.ErrSessionDeleted)
+		_, err = old.Load(ctx, turnstone.Scope{})
+		s.is(err, turnstone.ErrSessionDeleted)
+		s.reads(again, turnstone.Scope{Full: true}, "new")
+	}},
+}
+
+var attachments = []behaviour{
+	{name: "A1_A3_AttachmentsAreStreamedAndDeduplicated", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		var refs []turnstone.Attachment
+		sizes := []int{0, 1, 5000, 70_000, 300_000, 3 << 20}
+		for i, n := range sizes {
+			size := int64(n)
+			if i%2 == 1 {
+				size = -1
+			}
+			content := pattern(n, byte(i))
+			ref, err := p.PutAttachment(ctx, iotest.HalfReader(bytes.NewReader(content)), size, "image/png", fmt.Sprint("n", i))
+			s.must(err)
+			again, err := p.PutAttachment(ctx, bytes.NewReader(content), -1, "text/plain", "other name")
+			s.must(err)
+			s.equal("equal bytes", fmt.Sprint(again.ID, again.Size), fmt.Sprint(ref.ID, n))
+			again.Name = "other"
+			refs = append(refs, ref, again)
+		}
+		_, err := p.PutAttachment(ctx, bytes.NewReader(pattern(100, 1)), 101, "", "")
+		if err == nil {
+			s.Fatal("a truncated stream was accepted")
+		}
+		_, err = p.PutAttachment(ctx, bytes.NewReader(pattern(100, 1)), 99, "", "")
+		if err == nil {
+			s.Fatal("a stream that is too long was accepted")
+		}
+		broken := errors.New("broken")
+		_, err = p.PutAttachment(ctx, io.MultiReader(bytes.NewReader(pattern(100_000, 1)), iotest.ErrReader(broken)), -1, "", "")
+		s.is(err, broken)
+		s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs}}})
+		s.twice(func() {
+			p := s.session("a")
+			s.equal("references", s.load(p, turnstone.Scope{}).Nodes[0].Attachments, refs)
+			for i, n := range sizes {
+				var b bytes.Buffer
+				m, err := p.ReadAttachment(ctx, &b, refs[2*i].ID)
+				s.must(err)
+				if m != int64(n) || !bytes.Equal(b.Bytes(), pattern(n, byte(i))) {
+					s.Fatalf("attachment of %d bytes comes back as %d", n, m)
+				}
+			}
+		})
+	}},
+	{name: "A2_ASessionReadsOnlyItsOwn", test: func(s *suite) {
+		p, q := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		ref, err := p.PutAttachment(ctx, bytes.NewReader(pattern(9000, 1)), -1, "", "")
+		s.must(err)
+		_, err = p.ReadAttachment(ctx, io.Discard, ref.ID)
+		s.is(err, turnstone.ErrBlobNotFound) // not committed yet
+		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{ref}}}})
+		_, err = q.ReadAttachment(ctx, io.Discard, ref.ID)
+		s.is(err, turnstone.ErrBlobNotFound)
+		_, err = q.ReadAttachment(ctx, io.Discard, turnstone.BlobID{1})
+		s.is(err, turnstone.ErrBlobNotFound)
+		f := s.create(turnstone.Request{ID: "f", Parent: "a", ForkNode: r.Nodes[0]})
+		n, err := f.ReadAttachment(ctx, io.Discard, ref.ID)
+		s.must(err)
+		s.equal("size", n, 9000)
+		unknown := turnstone.Attachment{ID: turnstone.BlobID{1, 2}, Size: 5}
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{unknown}}}})
+		s.is(err, turnstone.ErrBlobNotFound)
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{{}}}}})
+		s.is(err, turnstone.ErrInvalid)
+	}},
+}

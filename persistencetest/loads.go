@@ -1,0 +1,438 @@
+package persistencetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+var loads = []behaviour{
+	{name: "R1_AMissingSessionIsNotFound", test: func(s *suite) {
+		s.create(turnstone.Request{ID: "there"})
+		for _, id := range []string{"missing", "ther", "there "} {
+			_, err := s.Factory.Persistence(ctx, id)
+			s.is(err, turnstone.ErrSessionNotFound)
+		}
+	}},
+	{name: "R2_R4_ScopesAgreeWithAModel", test: scopes},
+	{name: "R5_TailAndAfter", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		var all []string
+		for i := range 50 {
+			pair := []string{fmt.Sprint("q", i), fmt.Sprint("a", i)}
+			all = append(all, pair...)
+			s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(pair...)})
+		}
+		s.twice(func() {
+			p := s.session("a")
+			for _, n := range []int{1, 2, 3, 7, 99, 100, 101, 1000} {
+				s.reads(p, turnstone.Scope{Last: n}, all[max(0, 100-n):]...)
+			}
+			for _, after := range []int{1, 25, 49, 50, 51} {
+				s.reads(p, turnstone.Scope{After: turnstone.Revision(after)}, all[min(100, 2*after):]...)
+			}
+			s.reads(p, turnstone.Scope{After: 10, At: 12}, all[20:24]...)
+			s.reads(p, turnstone.Scope{Last: 3, At: 12}, all[21:24]...)
+		})
+		p = s.session("a")
+		for _, sc := range []turnstone.Scope{{Full: true, Last: 1}, {Last: -1}, {After: 1, Last: 1}, {Full: true, Leaf: turnstone.NodeID{1}}} {
+			_, err := p.Load(ctx, sc)
+			s.is(err, turnstone.ErrInvalid)
+		}
+		_, err := p.Load(ctx, turnstone.Scope{Leaf: turnstone.NodeID{1}})
+		s.is(err, turnstone.ErrNodeNotFound)
+		_, err = p.Load(ctx, turnstone.Scope{At: 51})
+		s.is(err, turnstone.ErrRevisionNotFound)
+	}},
+	{name: "R6_R7_TheStateAtEveryRevision", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		type state struct {
+			nodes []string
+			parts map[string]string
+			usage uint64
+		}
+		history := []state{{parts: map[string]string{}}}
+		big := pattern(30000, 1)
+		for i := range 24 {
+			last := history[len(history)-1]
+			next := state{nodes: append(slices.Clip(last.nodes), fmt.Sprint(i)), parts: map[string]string{}, usage: last.usage + uint64(i)}
+			for k, v := range last.parts {
+				next.parts[k] = v
+			}
+			c := turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(fmt.Sprint(i)), Usage: []turnstone.Usage{{Model: "m", Output: uint64(i)}}, Checkpoint: map[string][]byte{}}
+			big[i*1000]++ // a little changes every turn
+			if i%3 != 2 {
+				c.Checkpoint["big"], next.parts["big"] = bytes.Clone(big), string(big)
+			}
+			if i%5 == 0 {
+				c.Checkpoint["small"], next.parts["small"] = fmt.Append(nil, "s", i), fmt.Sprint("s", i)
+			}
+			switch {
+			case i%7 == 6:
+				c.Drop = []string{"small", "absent"}
+				delete(c.Checkpoint, "small")
+				delete(next.parts, "small")
+			case i%11 == 3: // equal to what it was: costs nothing
+				if v, ok := last.parts["small"]; ok {
+					c.Checkpoint["small"] = []byte(v)
+				}
+			case i == 9:
+				c.Checkpoint["empty"], next.parts["empty"] = nil, ""
+			}
+			s.commit(p, c)
+			history = append(history, next)
+		}
+		s.twice(func() {
+			p := s.session("a")
+			for rev := 1; rev < len(history); rev++ {
+				want := history[rev]
+				s.reads(p, turnstone.Scope{At: turnstone.Revision(rev)}, want.nodes...)
+				st := s.load(p, turnstone.Scope{At: turnstone.Revision(rev)})
+				s.equal("revision", st.Revision, rev)
+				s.equal("usage", st.Usage, []turnstone.Usage{{Model: "m", Output: want.usage}})
+				parts, err := p.Checkpoint(ctx, turnstone.Revision(rev))
+				s.must(err)
+				s.equal("parts", len(parts), len(want.parts))
+				s.equal("described parts", len(st.Parts), len(want.parts))
+				for name, content := range parts {
+					if string(content) != want.parts[name] {
+						s.Fatalf("part %q of revision %d differs", name, rev)
+					}
+				}
+			}
+		})
+	}},
+	{name: "R8_UsagePerCommitAndModel", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		u := func(model string, n uint64) turnstone.Usage {
+			return turnstone.Usage{Model: model, Input: n, Output: 2 * n, CachedInput: 3 * n, CacheWrite: 4 * n, Reasoning: 5 * n}
+		}
+		s.commit(p, turnstone.Commit{Usage: []turnstone.Usage{u("a", 1), u("b", 10)}})
+		s.commit(p, turnstone.Commit{Expected: 1})
+		s.commit(p, turnstone.Commit{Expected: 2, Usage: []turnstone.Usage{u("b", 1), u("a", 1), u("a", 1), {Model: "c"}}})
+		s.twice(func() {
+			info, err := s.session("a").Info(ctx)
+			s.must(err)
+			s.equal("totals", info.Usage, []turnstone.Usage{u("a", 3), u("b", 11), {Model: "c"}})
+			s.equal("earlier", s.load(s.session("a"), turnstone.Scope{At: 2}).Usage, []turnstone.Usage{u("a", 1), u("b", 10)})
+		})
+	}},
+	{name: "R9_OneNodeByIDAndByKey", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		var ids []turnstone.NodeID
+		for i := range 30 {
+			r := s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{
+				{Kind: "k", Key: fmt.Sprint("key", i), Payload: pattern(i*500, byte(i))}, {Kind: "other"},
+			}})
+			ids = append(ids, r.Nodes...)
+		}
+		s.twice(func() {
+			p := s.session("a")
+			for i := range 30 {
+				n, err := p.NodeByKey(ctx, fmt.Sprint("key", i))
+				s.must(err)
+				m, err := p.Node(ctx, ids[2*i])
+				s.must(err)
+				s.equal("node", m, n)
+				if n.ID != ids[2*i] || n.Revision != turnstone.Revision(i+1) || !bytes.Equal(n.Payload, pattern(i*500, byte(i))) {
+					s.Fatalf("node %d is %v", i, n.ID)
+				}
+			}
+			for _, key := range []string{"key", "key30", ""} {
+				_, err := p.NodeByKey(ctx, key)
+				s.is(err, turnstone.ErrNodeNotFound)
+			}
+			wrong := ids[3]
+			wrong[31]++
+			if _, err := p.Node(ctx, wrong); err == nil {
+				s.Fatal("an id that differs in its last byte finds a node")
+			}
+			_, err := p.Node(ctx, turnstone.NodeID{9})
+			s.is(err, turnstone.ErrNodeNotFound)
+		})
+	}},
+	{name: "R11_PayloadsAreByteExact", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		var want [][]byte
+		for _, b := range [][]byte{
+			{}, {0}, []byte("\xff\xfe invalid \xc3\x28"), []byte("{\"a\": 1 }\r\n"), pattern(4095, 1), pattern(5120, 1), pattern(5121, 1),
+			pattern(100_000, 2), pattern(767<<10, 3), pattern(2<<20, 4), bytes.Repeat([]byte("ab"), 3<<20), pattern(9<<20, 5),
+		} {
+			want = append(want, b)
+			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: b}}, Checkpoint: map[string][]byte{"p": b}})
+		}
+		s.twice(func() {
+			p := s.session("a")
+			st := s.load(p, turnstone.Scope{})
+			s.equal("nodes", len(st.Nodes), len(want))
+			for i, n := range st.Nodes {
+				parts, err := p.Checkpoint(ctx, n.Revision)
+				s.must(err)
+				if !bytes.Equal(n.Payload, want[i]) || !bytes.Equal(parts["p"], want[i]) {
+					s.Fatalf("payload or part %d of %d bytes differs", i, len(want[i]))
+				}
+			}
+			if len(st.Nodes[0].Payload) != 0 {
+				s.Fatal("the empty payload is not empty")
+			}
+		})
+	}},
+}
+
+// scopes drives a session through random turns, rewinds, branches and
+// tombstones beside a plain model, and compares every scope.
+func scopes(s *suite) {
+	type modelNode struct {
+		id, parent turnstone.NodeID
+		payload    string
+		rev        turnstone.Revision
+		dead       bool
+	}
+	rng := rand.New(rand.NewPCG(11, 12))
+	p := s.create(turnstone.Request{ID: "a"})
+	var nodes []*modelNode
+	byID := map[turnstone.NodeID]*modelNode{}
+	leaves := []turnstone.NodeID{{}}
+	path := func(leaf turnstone.NodeID) (out []string) {
+		for !leaf.IsZero() {
+			n := byID[leaf]
+			if !n.dead {
+				out = append(out, n.payload)
+			}
+			leaf = n.parent
+		}
+		slices.Reverse(out)
+		return out
+	}
+	check := func() {
+		s.Helper()
+		p := s.session("a")
+		leaf := leaves[len(leaves)-1]
+		s.reads(p, turnstone.Scope{}, path(leaf)...)
+		var all []string
+		for _, n := range nodes {
+			if !n.dead {
+				all = append(all, n.payload)
+			}
+		}
+		s.reads(p, turnstone.Scope{Full: true}, all...)
+		n := nodes[rng.IntN(len(nodes))]
+		if n.dead {
+			_, err := p.Node(ctx, n.id)
+			s.is(err, turnstone.ErrNodeNotFound)
+			_, err = p.Load(ctx, turnstone.Scope{Leaf: n.id})
+			s.is(err, turnstone.ErrNodeNotFound)
+		} else {
+			want := path(n.id)
+			s.reads(p, turnstone.Scope{Leaf: n.id}, want...)
+			k := 1 + rng.IntN(6)
+			s.reads(p, turnstone.Scope{Leaf: n.id, Last: k}, want[max(0, len(want)-k):]...)
+		}
+		at := 1 + rng.IntN(len(leaves)-1)
+		s.reads(p, turnstone.Scope{At: turnstone.Revision(at)}, path(leaves[at])...)
+	}
+	for turn := range 120 {
+		rev := turnstone.Revision(turn)
+		leaf := leaves[len(leaves)-1]
+		c := turnstone.Commit{Expected: rev}
+		parents := []turnstone.NodeID{}
+		for range rng.IntN(4) {
+			n := turnstone.NewNode{Kind: "k", Payload: []byte(fmt.Sprintf("%d.%d", turn, len(c.Nodes)))}
+			if rng.IntN(20) == 0 {
+				n.Payload = append(n.Payload, pattern(7000, byte(turn))...)
+			}
+			var parent turnstone.NodeID
+			switch i := len(c.Nodes); {
+			case rng.IntN(6) == 0 && len(nodes) > 0:
+				parent = nodes[rng.IntN(len(nodes))].id
+				n.Parent = turnstone.At(parent)
+			case rng.IntN(20) == 0:
+				n.Parent = turnstone.NoNode()
+			case i > 1 && rng.IntN(4) == 0:
+				n.Parent = turnstone.New(i - 2)
+				parent = turnstone.NodeID{0: 255, 1: byte(i - 2)} // resolved below
+			case i == 0:
+				parent = leaf
+			default:
+				parent = turnstone.NodeID{0: 255, 1: byte(i - 1)}
+			}
+			c.Nodes, parents = append(c.Nodes, n), append(parents, parent)
+		}
+		next := turnstone.NodeID{}
+		if rng.IntN(8) == 0 && len(nodes) > 0 {
+			next = nodes[rng.IntN(len(nodes))].id
+			c.Leaf = turnstone.At(next)
+		}
+		r := s.commit(p, c)
+		for i, id := range r.Nodes {
+			parent := parents[i]
+			if parent[0] == 255 && (parent == turnstone.NodeID{0: 255, 1: parent[1]}) && int(parent[1]) < i {
+				parent = r.Nodes[parent[1]]
+			}
+			n := &modelNode{id: id, parent: parent, payload: string(c.Nodes[i].Payload), rev: rev + 1}
+			nodes, byID[id] = append(nodes, n), n
+		}
+		if next.IsZero() {
+			if next = leaf; len(r.Nodes) > 0 {
+				next = r.Nodes[len(r.Nodes)-1]
+			}
+		}
+		s.equal("leaf", r.Leaf, next)
+		leaves = append(leaves, next)
+		if rng.IntN(12) == 0 && len(nodes) > 0 {
+			n := nodes[rng.IntN(len(nodes))]
+			s.must(p.Tombstone(ctx, n.id))
+			n.dead = true
+		}
+		if turn%10 == 9 {
+			if len(nodes) > 0 {
+				check()
+			}
+			if sealer, ok := p.(interface{ Seal(context.Context) error }); ok && turn%20 == 19 {
+				s.must(sealer.Seal(ctx))
+			}
+		}
+	}
+	s.twice(check)
+}
+
+var metadata = []behaviour{
+	{name: "M1_CreateRecordsAndDoesNotOverwrite", test: func(s *suite) {
+		start := time.Now()
+		r := turnstone.Request{ID: "a/../b\x01", Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Checkpoint: true}
+		s.create(r)
+		r.Name, r.Checkpoint = "other", false
+		p, created, err := s.Factory.NewPersistence(ctx, r)
+		s.must(err)
+		s.equal("created", created, false)
+		s.equal("id", p.ID(), r.ID)
+		s.twice(func() {
+			i, err := s.session(r.ID).Info(ctx)
+			s.must(err)
+			s.equal("metadata", i.Metadata, turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v"}})
+			s.equal("rest", fmt.Sprint(i.ID, i.Checkpoint, i.Parent, i.Revision, i.Leaf.IsZero()), fmt.Sprint(r.ID, true, "", 0, true))
+			if i.Created.Before(start.Add(-time.Second)) || i.Created.After(time.Now()) || !i.Updated.Equal(i.Created) {
+				s.Fatalf("created %v, updated %v", i.Created, i.Updated)
+			}
+		})
+	}},
+	{name: "M2_SavingMetadataMergesAndMovesNoRevision", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Model: "m", Labels: map[string]string{"k": "v", "gone": "x"}}})
+		before, err := p.Info(ctx)
+		s.must(err)
+		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Cwd: "/x", Labels: map[string]string{"gone": "", "new": "1"}}))
+		s.commit(p, turnstone.Commit{Expected: 0, Nodes: texts("x")}) // the handle's head still stands
+		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "n2"}))
+		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts("y")})
+		s.twice(func() {
+			i, err := s.session("a").Info(ctx)
+			s.must(err)
+			s.equal("metadata", i.Metadata, turnstone.Metadata{Name: "n2", Model: "m", Cwd: "/x", Labels: map[string]string{"k": "v", "new": "1"}})
+			if !i.Created.Equal(before.Created) || !i.Updated.After(before.Updated) || i.Revision != 2 {
+				s.Fatalf("created %v, updated %v, revision %d", i.Created, i.Updated, i.Revision)
+			}
+		})
+	}},
+	{name: "M3_M4_ListsAreOrderedStableAndFiltered", test: lists},
+}
+
+func (s *suite) pages(o turnstone.ListOptions) (ids []string) {
+	s.Helper()
+	for {
+		page, err := s.Factory.List(ctx, o)
+		s.must(err)
+		for _, i := range page.Sessions {
+			ids = append(ids, i.ID)
+		}
+		if page.Next == "" {
+			return ids
+		}
+		if len(page.Sessions) == 0 {
+			s.Fatal("an empty page with a next one")
+		}
+		o.After = page.Next
+	}
+}
+
+func lists(s *suite) {
+	s.equal("empty list", s.pages(turnstone.ListOptions{}), []string(nil))
+	const n = 90
+	for i := range n {
+		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Checkpoint: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
+		if i >= 80 {
+			r.Parent, r.Detached = "s05", true
+		}
+		s.create(r)
+	}
+	var want []string
+	rng := rand.New(rand.NewPCG(5, 6))
+	order := rng.Perm(n)
+	for _, i := range order { // every one is updated, in another order
+		p := s.session(fmt.Sprintf("s%02d", i))
+		if i%2 == 0 {
+			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("x")})
+		} else {
+			s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}))
+		}
+		want = append([]string{fmt.Sprintf("s%02d", i)}, want...)
+	}
+	s.twice(func() {
+		for _, limit := range []int{0, 1, 7, 89, 90, 1000} {
+			s.equal(fmt.Sprint("list by ", limit), s.pages(turnstone.ListOptions{Limit: limit}), want)
+		}
+		var mod, kids, kind []string
+		for _, id := range want {
+			var i int
+			fmt.Sscanf(id, "s%d", &i)
+			if i%3 == 1 {
+				mod = append(mod, id)
+			}
+			if i >= 80 {
+				kids = append(kids, id)
+			}
+			if i%10 == 0 {
+				kind = append(kind, id)
+			}
+		}
+		yes := true
+		for _, limit := range []int{3, 100} {
+			s.equal("by label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
+			s.equal("by parent", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05"}), kids)
+			s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Checkpoint: &yes}), kind)
+		}
+		s.equal("no such label", s.pages(turnstone.ListOptions{Labels: map[string]string{"mod": "7"}}), []string(nil))
+	})
+	// Updates between two pages: nothing twice, nothing that stood still is missed.
+	page, err := s.Factory.List(ctx, turnstone.ListOptions{Limit: 40})
+	s.must(err)
+	seen := map[string]int{}
+	for _, i := range page.Sessions {
+		seen[i.ID]++
+	}
+	moved := map[string]bool{}
+	for _, i := range []int{3, 20, 41, 55, 89} {
+		id := want[i]
+		moved[id] = true
+		s.commit(s.session(id), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("moved")})
+	}
+	s.create(turnstone.Request{ID: "late"})
+	for _, id := range s.pages(turnstone.ListOptions{Limit: 11, After: page.Next}) {
+		seen[id]++
+	}
+	for _, id := range want {
+		if seen[id] > 1 || seen[id] == 0 && !moved[id] {
+			s.Fatalf("%s was listed %d times", id, seen[id])
+		}
+	}
+	for _, bad := range []string{"x", "zz", "00"} {
+		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
+		s.is(err, turnstone.ErrInvalid)
+	}
+	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: 1001})
+	s.is(err, turnstone.ErrLimit)
+}

@@ -1,0 +1,191 @@
+// Package persistencetest is the contract of turnstone.Persistence and
+// turnstone.Factory in executable form, for Turnstone on any engine and for
+// implementations of a host's own:
+//
+//	func TestPersistence(t *testing.T) {
+//		persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend { … }})
+//	}
+//
+// Tests are named for the behaviours that docs/contract.md lists.
+package persistencetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// A Backend is an empty factory under test.
+type Backend struct {
+	Factory turnstone.Factory
+	// Reopen closes the factory and opens it on the same data again. Nil where
+	// nothing outlives the process.
+	Reopen func() turnstone.Factory
+}
+
+// Config says how to make backends.
+type Config struct {
+	// New returns an empty backend that asks v, if not nil, before each commit,
+	// and is torn down with t.
+	New func(t *testing.T, v turnstone.Validator) Backend
+}
+
+// Run runs the suite.
+func Run(t *testing.T, c Config) {
+	for _, group := range [][]behaviour{commits, loads, metadata, forks, removals, attachments} {
+		for _, b := range group {
+			t.Run(b.name, func(t *testing.T) {
+				t.Parallel()
+				s := &suite{T: t, validator: b.validator}
+				s.Backend = c.New(t, func(ctx context.Context, id string, in *turnstone.Commit) error {
+					if s.validator == nil {
+						return nil
+					}
+					return s.validator(ctx, id, in)
+				})
+				b.test(s)
+			})
+		}
+	}
+}
+
+// A behaviour is one line of the contract.
+type behaviour struct {
+	name      string
+	test      func(*suite)
+	validator turnstone.Validator
+}
+
+// A suite is one test on one backend.
+type suite struct {
+	*testing.T
+	Backend
+	validator turnstone.Validator
+}
+
+var ctx = context.Background()
+
+// twice runs check, and once more on the reopened backend where it is durable.
+func (s *suite) twice(check func()) {
+	s.Helper()
+	check()
+	if s.Reopen != nil {
+		s.Factory = s.Reopen()
+		check()
+	}
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *suite) is(err, want error) {
+	s.Helper()
+	if !errors.Is(err, want) {
+		s.Fatalf("error %v, want one that matches %q", err, want)
+	}
+}
+
+func (s *suite) equal(what string, got, want any) {
+	s.Helper()
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		s.Fatalf("%s = %.300s, want %.300s", what, g, w)
+	}
+}
+
+// create makes a session that must not exist yet.
+func (s *suite) create(r turnstone.Request) turnstone.Persistence {
+	s.Helper()
+	p, created, err := s.Factory.NewPersistence(ctx, r)
+	s.must(err)
+	if !created {
+		s.Fatalf("session %q existed", r.ID)
+	}
+	return p
+}
+
+func (s *suite) session(id string) turnstone.Persistence {
+	s.Helper()
+	p, err := s.Factory.Persistence(ctx, id)
+	s.must(err)
+	return p
+}
+
+// texts are nodes with these payloads, each after the one before.
+func texts(payloads ...string) []turnstone.NewNode {
+	out := make([]turnstone.NewNode, len(payloads))
+	for i, p := range payloads {
+		out[i] = turnstone.NewNode{Kind: "text", Payload: []byte(p)}
+	}
+	return out
+}
+
+func (s *suite) commit(p turnstone.Persistence, c turnstone.Commit) turnstone.Result {
+	s.Helper()
+	r, err := p.Commit(ctx, c)
+	s.must(err)
+	return r
+}
+
+// grow commits one turn per payload, from revision from on.
+func (s *suite) grow(p turnstone.Persistence, from turnstone.Revision, payloads ...string) []turnstone.NodeID {
+	s.Helper()
+	var ids []turnstone.NodeID
+	for i, text := range payloads {
+		r := s.commit(p, turnstone.Commit{Expected: from + turnstone.Revision(i), Nodes: texts(text)})
+		ids = append(ids, r.Nodes...)
+	}
+	return ids
+}
+
+func (s *suite) load(p turnstone.Persistence, sc turnstone.Scope) *turnstone.State {
+	s.Helper()
+	st, err := p.Load(ctx, sc)
+	s.must(err)
+	return st
+}
+
+// reads checks the payloads that a scope gives, and that each node's parent is
+// the one before it (except with Full).
+func (s *suite) reads(p turnstone.Persistence, sc turnstone.Scope, want ...string) {
+	s.Helper()
+	st := s.load(p, sc)
+	got := make([]string, len(st.Nodes))
+	for i, n := range st.Nodes {
+		got[i] = string(n.Payload)
+		if !sc.Full && i > 0 && n.Parent != st.Nodes[i-1].ID {
+			s.Fatalf("node %d (%.40s) is not linked to the one before", i, n.Payload)
+		}
+	}
+	if !slices.Equal(got, want) {
+		s.Fatalf("%+v of %q reads %.300q, want %.300q", sc, p.ID(), got, want)
+	}
+}
+
+// pattern returns n bytes that differ by seed and are not too compressible.
+func pattern(n int, seed byte) []byte {
+	b := make([]byte, n)
+	x := uint32(seed) + 1
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+// limitError checks that err is a LimitError or InvalidError about what.
+func (s *suite) refused(err, want error, what string) {
+	s.Helper()
+	s.is(err, want)
+	if !bytes.Contains([]byte(err.Error()), []byte(what)) {
+		s.Fatalf("error %q does not name %q", err, what)
+	}
+}
