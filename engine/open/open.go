@@ -28,29 +28,31 @@ const Forms = "DIR or badger:DIR, pebble:DIR, mem:"
 //
 // A directory of another engine is refused.
 func Open(url string) (engine.Engine, error) {
-	scheme, rest, ok := strings.Cut(url, ":")
-	if !ok || strings.Contains(scheme, "/") {
-		scheme, rest = "badger", url
-	}
-	if scheme == "mem" && rest == "" {
+	scheme, dir, local := Directory(url)
+	switch {
+	case url == "mem:":
 		return memory.New(), nil
-	}
-	if rest == "" {
-		return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
-	}
-	switch scheme {
-	case "badger":
-		if err := refuse(rest, "pebble", "marker.*"); err != nil {
+	case local && scheme == "badger":
+		if err := refuse(dir, "pebble", "marker.*"); err != nil {
 			return nil, err
 		}
-		return badger.Open(rest, nil)
-	case "pebble":
-		if err := refuse(rest, "badger", "CURRENT"); err != nil {
+		return badger.Open(dir, nil)
+	case local && scheme == "pebble":
+		if err := refuse(dir, "badger", "CURRENT"); err != nil {
 			return nil, err
 		}
-		return pebble.Open(rest, nil)
+		return pebble.Open(dir, nil)
 	}
 	return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
+}
+
+// Directory returns the engine and the directory of a URL that names one.
+func Directory(url string) (scheme, dir string, ok bool) {
+	scheme, dir, ok = strings.Cut(url, ":")
+	if !ok || strings.Contains(scheme, "/") {
+		scheme, dir = "badger", url
+	}
+	return scheme, dir, dir != "" && (scheme == "badger" || scheme == "pebble")
 }
 
 // refuse fails when dir holds a file that only the other engine makes.

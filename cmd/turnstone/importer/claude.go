@@ -53,7 +53,7 @@ func (p *parser) claude(all []line) {
 	var loose []*record // lines without a session id belong to the file's first one
 	for _, l := range all {
 		r := &record{line: l}
-		if err := json.Unmarshal(l.raw, r); err != nil {
+		if err := decode(l.raw, r); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}

@@ -250,7 +250,12 @@ func decode(raw []byte, v any) error {
 			return errObject
 		}
 	}
-	return json.Unmarshal(raw, v)
+	err := json.Unmarshal(raw, v)
+	var te *json.UnmarshalTypeError
+	if errors.As(err, &te) {
+		return fmt.Errorf("field %q is a JSON %s where something else belongs", te.Field, te.Value)
+	}
+	return err
 }
 
 // compact returns raw without insignificant space.

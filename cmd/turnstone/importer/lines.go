@@ -88,7 +88,7 @@ func (p *parser) plain(all []line) {
 	c := Conversation{ID: p.stem, Format: "jsonl"}
 	for i, l := range all {
 		var m message
-		if err := json.Unmarshal(l.raw, &m); err != nil {
+		if err := decode(l.raw, &m); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}
@@ -110,7 +110,7 @@ func (p *parser) openhands(all []line) {
 		var top struct {
 			History []json.RawMessage `json:"history"`
 		}
-		if err := json.Unmarshal(l.raw, &top); err != nil {
+		if err := decode(l.raw, &top); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}
@@ -158,7 +158,7 @@ func (p *parser) pi(all []line) {
 				Usage *usage `json:"usage"`
 			} `json:"message"`
 		}
-		if err := json.Unmarshal(l.raw, &e); err != nil {
+		if err := decode(l.raw, &e); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}

@@ -1,0 +1,331 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+func (a *app) demo() *cobra.Command {
+	return &cobra.Command{
+		Use:   "demo",
+		Short: "Show what the store does, on a fresh one",
+		Long: "Run a scripted agent on a fresh embedded store: turns with tools, a lost compare-and-swap, a fork,\n" +
+			"a rewind, a process killed in the middle of its commits, a tombstone, a verification.\n" +
+			"The store is made in a new temporary directory unless --store is given, which must be empty then.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			url := a.url
+			if !cmd.Flags().Changed("store") && os.Getenv(storeVariable) == "" {
+				dir, err := os.MkdirTemp("", "turnstone-demo-")
+				if err != nil {
+					return err
+				}
+				url = filepath.Join(dir, "store")
+			}
+			if dir, ok := directory(url); ok {
+				if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+					return fmt.Errorf("%s is not empty: the demo wants a fresh store", dir)
+				}
+			} else {
+				return fmt.Errorf("the demo wants a store in a directory, not %s: it kills a process and opens it again", url)
+			}
+			d := &demonstration{app: &app{url: url}, p: printer{w: cmd.OutOrStdout()}}
+			return d.run(cmd.Context())
+		},
+	}
+}
+
+type demonstration struct {
+	app  *app
+	p    printer
+	step int
+}
+
+// say prints a step: what is done, and what is to be seen in it.
+func (d *demonstration) say(format string, args ...any) {
+	d.step++
+	d.p.printf("%2d  %s\n", d.step, fmt.Sprintf(format, args...))
+}
+
+func (d *demonstration) also(format string, args ...any) {
+	d.p.printf("    %s\n", fmt.Sprintf(format, args...))
+}
+
+func (d *demonstration) run(ctx context.Context) error {
+	d.p.printf("turnstone demo: a scripted agent plans a trip, on a fresh store at %s\n\n", d.app.url)
+	for _, part := range []func(context.Context) error{d.talk, d.crash, d.tidy} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	self := "turnstone"
+	if exe, err := os.Executable(); err == nil {
+		self = exe
+		if strings.Contains(exe, string(filepath.Separator)+"go-build") {
+			self = "go run ./cmd/turnstone"
+		}
+	}
+	d.p.printf("\nWhat is left to explore:\n")
+	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats"} {
+		d.p.printf("  %s --store %s %s\n", self, d.app.url, c)
+	}
+	return d.p.err
+}
+
+// say makes the payload of a message.
+func payload(role, text string, extra map[string]any) []byte {
+	m := map[string]any{"role": role, "content": text}
+	for k, v := range extra {
+		m[k] = v
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // strings and maps
+	}
+	return b
+}
+
+// A scripted turn: what the user asks, the tool that is called, its result, and
+// the answer.
+type scripted struct{ ask, tool, args, result, answer string }
+
+var script = []scripted{
+	{"I want to go from Basel to Kyoto in April.", "search_flights", `{"from":"BSL","to":"KIX"}`, `{"flights":[{"id":"LX160","price":812}]}`, "There is a flight on LX160 for 812 francs."},
+	{"And a place to stay?", "search_hotels", `{"city":"Kyoto","nights":6}`, `{"hotels":[{"name":"Kamo River Inn","price":95}]}`, "The Kamo River Inn has rooms at 95 francs a night."},
+	{"How is the weather then?", "climate", `{"city":"Kyoto","month":4}`, `{"high":20,"low":9,"rain_days":10}`, "Mild: 9 to 20 degrees, with ten days of rain. The cherries bloom early in the month."},
+}
+
+// turn is the commit of a scripted turn.
+func turn(expected turnstone.Revision, i int, s scripted) turnstone.Commit {
+	call := fmt.Sprintf("call_%d", i+1)
+	return turnstone.Commit{
+		Expected: expected,
+		Turn:     fmt.Sprintf("turn-%d", i+1),
+		Nodes: []turnstone.NewNode{
+			{Kind: "user", Key: fmt.Sprintf("msg_%d", i+1), Payload: payload("user", s.ask, nil)},
+			{Kind: "assistant", Payload: payload("assistant", "", map[string]any{"tool_calls": []any{map[string]any{
+				"id": call, "type": "function", "function": map[string]any{"name": s.tool, "arguments": s.args},
+			}}})},
+			{Kind: "tool", Payload: payload("tool", s.result, map[string]any{"tool_call_id": call})},
+			{Kind: "assistant", Payload: payload("assistant", s.answer, nil)},
+		},
+		Checkpoint: map[string][]byte{"plan": fmt.Appendf(nil, `{"step":%d,"next":%q}`, i+1, s.tool)},
+		Usage:      []turnstone.Usage{{Model: "scripted-1", Input: uint64(200 + 150*i), Output: 60, CachedInput: uint64(150 * i)}},
+	}
+}
+
+func (d *demonstration) talk(ctx context.Context) error {
+	return d.app.with(ctx, false, func(st *turnstone.Store, _ engine.Engine) error {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: "trip", Metadata: turnstone.Metadata{Name: "A trip to Kyoto", Model: "scripted-1", Labels: map[string]string{"demo": "yes"}}})
+		if err != nil {
+			return err
+		}
+		d.say("Created session %q. It is at revision 0.", s.ID())
+		var results []turnstone.Result
+		for i, t := range script {
+			r, err := s.Commit(ctx, turn(turnstone.Revision(i), i, t))
+			if err != nil {
+				return err
+			}
+			results = append(results, r)
+			d.say("Committed turn %d: question, tool call, result and answer in one step. Revision %d, leaf %.12s.", i+1, r.Revision, r.Leaf)
+		}
+
+		late := turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload("user", "Is there a museum?", nil)}}}
+		var conflict *turnstone.ConflictError
+		if _, err := s.Commit(ctx, late); !errors.As(err, &conflict) {
+			return fmt.Errorf("a commit on a stale revision was not refused: %v", err)
+		}
+		d.say("A second writer, who had loaded revision %d, lost the compare-and-swap; nothing of its turn was stored:", conflict.Expected)
+		d.also("%v", conflict)
+		state, err := s.Load(ctx, turnstone.Scope{After: conflict.Expected})
+		if err != nil {
+			return err
+		}
+		late.Expected = conflict.Revision
+		r, err := s.Commit(ctx, late)
+		if err != nil {
+			return err
+		}
+		d.say("It read the %d nodes that it had missed, and committed on revision %d: now at %d.", len(state.Nodes), conflict.Revision, r.Revision)
+		again, err := s.Commit(ctx, turn(1, 1, script[1]))
+		if err != nil {
+			return err
+		}
+		if !again.Replayed || again.Commit != results[1].Commit {
+			return errors.New("a turn was committed twice")
+		}
+		d.say("Turn 2 was sent again, as after a lost reply: its turn id gave the first result back (revision %d), nothing was added.", again.Revision)
+
+		f, _, err := st.Create(ctx, turnstone.Request{ID: "trip/train", Parent: "trip", ForkNode: results[0].Leaf, Metadata: turnstone.Metadata{Name: "The same, by train"}})
+		if err != nil {
+			return err
+		}
+		if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
+			{Kind: "user", Payload: payload("user", "What if I went by train instead?", nil)},
+			{Kind: "assistant", Payload: payload("assistant", "Via Moscow and Vladivostok, about two weeks.", nil)},
+		}}); err != nil {
+			return err
+		}
+		forked, err := f.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return err
+		}
+		d.say("Forked %q after turn 1: it shows %d nodes, of which it stores 2. The others stay where they are.", f.ID(), len(forked.Nodes))
+
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision, Leaf: turnstone.At(results[1].Leaf)}); err != nil {
+			return err
+		}
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision + 1, Nodes: []turnstone.NewNode{
+			{Kind: "user", Key: "msg_card", Payload: payload("user", "Book it. My card is 4000 0000 0000 0002.", nil)},
+			{Kind: "assistant", Payload: payload("assistant", "Booked.", nil)},
+		}}); err != nil {
+			return err
+		}
+		path, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return err
+		}
+		full, err := s.Load(ctx, turnstone.Scope{Full: true})
+		if err != nil {
+			return err
+		}
+		d.say("Rewound to the end of turn 2 and went on: the active path has %d nodes, the full graph %d.", len(path.Nodes), len(full.Nodes))
+		return nil
+	})
+}
+
+const (
+	childName = "demo-child"
+	// crashAfter acknowledgements the child is killed: it is then in the next commit.
+	crashAfter = 40
+)
+
+// demoChild commits turns as fast as it can and writes a line for each that was
+// acknowledged, until it is killed.
+func (a *app) demoChild() *cobra.Command {
+	return &cobra.Command{
+		Use: childName, Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: turnstone.Metadata{Name: "Killed in the middle of a commit"}})
+				if err != nil {
+					return err
+				}
+				for i := range 1_000_000 {
+					n := turnstone.NewNode{Kind: "event", Payload: payload("assistant", fmt.Sprintf("event %d", i), nil)}
+					r, err := s.Commit(cmd.Context(), turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{n, n, n}})
+					if err != nil {
+						return err
+					}
+					if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Revision, r.Commit); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// crash has a child process commit, kills it hard, and looks at what is left.
+func (d *demonstration) crash(ctx context.Context) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	child := exec.CommandContext(ctx, exe, childName, "--store", d.app.url)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := child.Start(); err != nil {
+		return err
+	}
+	var revision turnstone.Revision
+	var commit string
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if _, err := fmt.Sscan(lines.Text(), &revision, &commit); err != nil {
+			break // the last line may be cut
+		}
+		if revision == crashAfter {
+			if err := child.Process.Kill(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := child.Wait(); err == nil || revision < crashAfter {
+		return fmt.Errorf("the child process ended by itself at revision %d: %v", revision, err)
+	}
+	return d.app.with(ctx, true, func(st *turnstone.Store, _ engine.Engine) error {
+		d.say("Another process committed without a pause and was killed (SIGKILL) after revision %d was acknowledged.", revision)
+		s, err := st.Session(ctx, "crash")
+		if err != nil {
+			return err
+		}
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return err
+		}
+		at, err := s.Load(ctx, turnstone.Scope{At: revision, Last: 1})
+		if err != nil {
+			return err
+		}
+		if state.Revision < revision || len(state.Nodes) != 3*int(state.Revision) || at.Commit.String() != commit {
+			return fmt.Errorf("after the crash the session is at revision %d with %d nodes; %d was acknowledged", state.Revision, len(state.Nodes), revision)
+		}
+		d.say("Reopened: it is at revision %d with %d nodes, three a commit. What was acknowledged is there, nothing is there by half.", state.Revision, len(state.Nodes))
+		return nil
+	})
+}
+
+// tidy tombstones a node and verifies everything.
+func (d *demonstration) tidy(ctx context.Context) error {
+	return d.app.with(ctx, true, func(st *turnstone.Store, _ engine.Engine) error {
+		s, err := st.Session(ctx, "trip")
+		if err != nil {
+			return err
+		}
+		card, err := s.NodeByKey(ctx, "msg_card")
+		if err != nil {
+			return err
+		}
+		if err := s.Tombstone(ctx, card.ID); err != nil {
+			return err
+		}
+		if _, err := s.Node(ctx, card.ID); !errors.Is(err, turnstone.ErrNodeNotFound) {
+			return fmt.Errorf("a tombstoned node is still read: %v", err)
+		}
+		path, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return err
+		}
+		d.say("Tombstoned the message with the card number: no read shows it, the answer is linked past it, the path has %d nodes.", len(path.Nodes))
+		v, err := st.Verify(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if !v.OK() {
+			return v.Problems[0]
+		}
+		d.say("Verified %d records of %d sessions: every hash, link, checksum and reference is right.", v.Records, v.Sessions)
+		return nil
+	})
+}
