@@ -1,0 +1,326 @@
+// Package bench measures what the store is for. Run, for example,
+//
+//	go test ./bench -bench . -count 6 | tee new.txt && benchstat new.txt
+//
+// Machines are noisy: compare lines of one run, quote ratios.
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	badgerdb "github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+)
+
+var ctx = context.Background()
+
+const (
+	concurrent = 64
+	// turns of each session in a round: enough that creating the sessions,
+	// which is not measured, and warming up weigh little.
+	turns = 40
+)
+
+// turn is the commit of four nodes, about 1.2 KB, as a turn of the corpus has.
+func turn(session, i int) turnstone.Commit {
+	c := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprintf("turn-%d", i)}
+	for j, kind := range []string{"user", "assistant", "tool", "assistant"} {
+		c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: kind, Payload: fmt.Appendf(nil,
+			`{"role":%q,"id":"msg_%04x%04x%02x","content":"Let me look at reservation %d for the user %d, who wants to change the return flight to a later date and add a bag. The policy says that basic economy can't be changed, but %d other fares can.","tokens":%d}`,
+			kind, session*7919, i*104729, j, session*31+i, session, j+i, 100+i)})
+	}
+	c.Usage = []turnstone.Usage{{Model: "m", Input: 1200, Output: 80}}
+	return c
+}
+
+// BenchmarkCommit64 commits turns of 64 concurrent sessions, each waiting for
+// its own commits only, and reports commits/s. "plain-badger" is the yardstick:
+// 64 goroutines that commit the same batches, each in a Badger transaction of
+// its own with SyncWrites, without guards.
+func BenchmarkCommit64(b *testing.B) {
+	engines := map[string]func(dir string) (engine.Engine, error){
+		"badger-power": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
+		"badger-process": func(dir string) (engine.Engine, error) {
+			return badger.Open(dir, &badger.Options{Durability: badger.Process})
+		},
+		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
+		"memory": func(string) (engine.Engine, error) { return memory.New(), nil },
+	}
+	for _, name := range []string{"badger-power", "badger-process", "pebble", "memory"} {
+		b.Run(name, func(b *testing.B) {
+			round := 0
+			e, err := engines[name](b.TempDir() + "/store")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer e.Close()
+			st, err := turnstone.Open(ctx, e, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer st.Close()
+			for b.Loop() {
+				b.StopTimer()
+				sessions := newSessions(b, st, round)
+				round++
+				b.StartTimer()
+				commitAll(b, sessions)
+			}
+			report(b)
+		})
+	}
+	b.Run("plain-badger", func(b *testing.B) {
+		db, err := badgerdb.Open(badgerdb.DefaultOptions(b.TempDir()).WithSyncWrites(true).WithLogger(nil).WithMetricsEnabled(false).
+			WithCompression(options.None).WithBlockCacheSize(0))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer db.Close()
+		round := 0
+		for b.Loop() {
+			b.StopTimer()
+			batches := recorded(b, round)
+			round++
+			b.StartTimer()
+			var wg sync.WaitGroup
+			for _, list := range batches {
+				wg.Go(func() {
+					for _, batch := range list {
+						if err := db.Update(func(txn *badgerdb.Txn) error {
+							for _, p := range batch.Sets {
+								if err := txn.Set(p.Key, p.Value); err != nil {
+									return err
+								}
+							}
+							for _, k := range batch.Deletes {
+								if err := txn.Delete(k); err != nil {
+									return err
+								}
+							}
+							return nil
+						}); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		}
+		report(b)
+	})
+}
+
+func report(b *testing.B) {
+	b.ReportMetric(float64(b.N*concurrent*turns)/b.Elapsed().Seconds(), "commits/s")
+}
+
+func newSessions(b *testing.B, st *turnstone.Store, round int) []*turnstone.Session {
+	out := make([]*turnstone.Session, concurrent)
+	for i := range out {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", round, "/", i)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		out[i] = s
+	}
+	return out
+}
+
+func commitAll(b *testing.B, sessions []*turnstone.Session) {
+	var wg sync.WaitGroup
+	for i, s := range sessions {
+		wg.Go(func() {
+			for t := range turns {
+				if _, err := s.Commit(ctx, turn(i, t)); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// recorded returns the batches that the same commits make, by session.
+func recorded(b *testing.B, round int) [][]*engine.Batch {
+	r := &recorder{Engine: memory.New()}
+	st, err := turnstone.Open(ctx, r, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	sessions := newSessions(b, st, round)
+	out := make([][]*engine.Batch, len(sessions))
+	for i, s := range sessions {
+		for t := range turns {
+			r.last = nil
+			if _, err := s.Commit(ctx, turn(i, t)); err != nil {
+				b.Fatal(err)
+			}
+			out[i] = append(out[i], r.last)
+		}
+	}
+	return out
+}
+
+// A recorder keeps the last batch that was applied.
+type recorder struct {
+	engine.Engine
+	last *engine.Batch
+}
+
+func (r *recorder) Apply(ctx context.Context, b *engine.Batch) error {
+	r.last = b
+	return r.Engine.Apply(ctx, b)
+}
+
+// BenchmarkCommit commits a turn of four nodes in one session, in memory: what
+// the store itself costs.
+func BenchmarkCommit(b *testing.B) {
+	st, err := turnstone.Open(ctx, null{memory.New()}, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	c := turn(1, 1)
+	c.Expected = turnstone.AnyRevision
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		c.Turn = fmt.Sprint(i)
+		i++
+		if _, err := s.Commit(ctx, c); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// null accepts batches of commits and forgets them.
+type null struct{ engine.Engine }
+
+func (n null) Apply(ctx context.Context, b *engine.Batch) error {
+	if len(b.Sets) > 6 { // a commit of nodes: the creation of a session has fewer
+		return nil
+	}
+	return n.Engine.Apply(ctx, b)
+}
+
+// history fills a session with n nodes, four a commit.
+func history(b *testing.B, st *turnstone.Store, id string, n int) *turnstone.Session {
+	s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range n / 4 {
+		if _, err := s.Commit(ctx, turn(1, i)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := s.Seal(ctx); err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+// BenchmarkLoad reads by scope; every hash is checked. What reads a part must
+// not cost what reads all costs.
+func BenchmarkLoad(b *testing.B) {
+	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer e.Close()
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	for _, n := range []int{1000, 10000} {
+		s := history(b, st, fmt.Sprint(n), n)
+		revision := turnstone.Revision(n / 4)
+		for _, c := range []struct {
+			name  string
+			scope turnstone.Scope
+		}{
+			{"all", turnstone.Scope{}}, {"last-20", turnstone.Scope{Last: 20}}, {"after-last-5-commits", turnstone.Scope{After: revision - 5}},
+		} {
+			b.Run(fmt.Sprintf("%d-nodes/%s", n, c.name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := s.Load(ctx, c.scope); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkFork forks a session of 10,000 nodes and reports the bytes written.
+func BenchmarkFork(b *testing.B) {
+	r := &recorder{Engine: memory.New()}
+	st, err := turnstone.Open(ctx, r, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	history(b, st, "long", 10_000)
+	i := 0
+	for b.Loop() {
+		i++
+		if _, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("fork", i), Parent: "long"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(r.last.Bytes()), "written-B")
+}
+
+// BenchmarkList reads the first page of many sessions, while some are hot.
+func BenchmarkList(b *testing.B) {
+	for _, n := range []int{1000, 20_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer e.Close()
+			st, err := turnstone.Open(ctx, e, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer st.Close()
+			var wg sync.WaitGroup
+			for w := range 32 {
+				wg.Go(func() {
+					for i := w; i < n; i += 32 {
+						if _, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			commitAll(b, newSessions(b, st, 0))
+			for b.Loop() {
+				page, err := st.List(ctx, turnstone.ListOptions{})
+				if err != nil || len(page.Sessions) != 50 {
+					b.Fatal(len(page.Sessions), err)
+				}
+			}
+		})
+	}
+}
