@@ -143,7 +143,8 @@ type writer struct {
 
 	built *built
 	batch *engine.Batch
-	raw   []byte // the head record that the batch sets
+	head  *head.Head // that the batch sets, and
+	raw   []byte     // its record
 }
 
 func (w *writer) run(ctx context.Context) (Result, error) {
@@ -327,30 +328,31 @@ func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*blob.Draft, 
 		pack: graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))},
 		ids:  make([]NodeID, len(in.Nodes)),
 	}
-	resolve := func(where string, r Ref, fallback NodeID, before int) (NodeID, error) {
+	resolve := func(what string, of int, r Ref, fallback NodeID) (NodeID, error) {
 		switch r.kind {
 		case refNone:
 			return NodeID{}, nil
 		case refID:
 			if r.id.IsZero() {
-				return NodeID{}, invalid(where, "names the zero node id")
+				return NodeID{}, invalid(fmt.Sprintf(what, of), "names the zero node id")
 			}
 			if r.id != b.leaf {
 				out.older = append(out.older, r.id)
 			}
 			return r.id, nil
 		case refNew:
-			if r.index < 0 || r.index >= before {
-				return NodeID{}, invalid(where, "names new node %d of %d before it", r.index, before)
+			if r.index < 0 || r.index >= of {
+				return NodeID{}, invalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.index, of)
 			}
 			return out.ids[r.index], nil
 		}
 		return fallback, nil
 	}
 	previous := b.leaf
+	var scratch []byte
 	for i := range in.Nodes {
 		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
-		parent, err := resolve(fmt.Sprintf("parent of node %d", i), n.Parent, previous, i)
+		parent, err := resolve("parent of node %d", i, n.Parent, previous)
 		if err != nil {
 			return nil, err
 		}
@@ -360,11 +362,11 @@ func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*blob.Draft, 
 		} else {
 			stored.Inline = n.Payload
 		}
-		stored.Derive(salt, i)
+		scratch = stored.Derive(salt, i, scratch)
 		out.ids[i], previous = stored.ID, stored.ID
 		out.bytes += uint64(len(n.Payload))
 	}
-	leaf, err := resolve("leaf", in.Leaf, previous, len(in.Nodes))
+	leaf, err := resolve("leaf after %d nodes", len(in.Nodes), in.Leaf, previous)
 	if err != nil {
 		return nil, err
 	}
@@ -425,13 +427,13 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		return err
 	}
 	c, pack := &w.built.commit, &w.built.pack
-	b := &engine.Batch{}
+	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+2*len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
 	w.batch = b
 	b.Guard(s.headKey, raw)
 	if err := w.checkOlder(ctx, h); err != nil {
 		return err
 	}
-	next := head.Head{
+	next := &head.Head{
 		Incarnation: s.inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
 		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
@@ -464,7 +466,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	bucket := s.bucket
 	s.mu.Unlock()
 	s.store.moveOrder(b, s.inc, s.hash, bucket, w.now)
-	w.raw = next.Seal(s.headKey)
+	w.head, w.raw = next, next.Seal(s.headKey)
 	b.Set(s.headKey, w.raw)
 	if err := b.Check(s.store.engine.Limits()); err != nil {
 		if errors.Is(err, engine.ErrTooLarge) {
@@ -586,10 +588,7 @@ func (w *writer) apply(ctx context.Context) (unknown bool, err error) {
 // done records what was committed and returns it.
 func (w *writer) done() Result {
 	s, c := w.s, &w.built.commit
-	h, err := head.OpenHead(s.headKey, w.raw)
-	if err == nil { // it is our own record
-		s.remember(h, w.raw)
-	}
+	s.remember(w.head, w.raw)
 	for name, d := range w.parts {
 		s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name], Depth: d.Depth()})
 	}
@@ -602,7 +601,7 @@ func (w *writer) done() Result {
 			s.mu.Unlock()
 		}
 	}
-	if h != nil && h.Raw-s.sealedRaw.Load() >= uint64(s.store.opts.SealBytes) {
+	if w.head.Raw-s.sealedRaw.Load() >= uint64(s.store.opts.SealBytes) {
 		s.store.sealer.add(s)
 	}
 	return Result{Revision: c.Revision, Commit: w.built.id, Leaf: c.Leaf, Nodes: w.built.ids}

@@ -70,10 +70,10 @@ func BenchmarkCommit64(b *testing.B) {
 			defer st.Close()
 			for b.Loop() {
 				b.StopTimer()
-				sessions := newSessions(b, st, round)
+				sessions, commits := newSessions(b, st, round), script()
 				round++
 				b.StartTimer()
-				commitAll(b, sessions)
+				commitAll(b, sessions, commits)
 			}
 			report(b)
 		})
@@ -136,12 +136,23 @@ func newSessions(b *testing.B, st *turnstone.Store, round int) []*turnstone.Sess
 	return out
 }
 
-func commitAll(b *testing.B, sessions []*turnstone.Session) {
+// script is what each session commits.
+func script() [][]turnstone.Commit {
+	out := make([][]turnstone.Commit, concurrent)
+	for i := range out {
+		for t := range turns {
+			out[i] = append(out[i], turn(i, t))
+		}
+	}
+	return out
+}
+
+func commitAll(b *testing.B, sessions []*turnstone.Session, script [][]turnstone.Commit) {
 	var wg sync.WaitGroup
 	for i, s := range sessions {
 		wg.Go(func() {
-			for t := range turns {
-				if _, err := s.Commit(ctx, turn(i, t)); err != nil {
+			for _, c := range script[i] {
+				if _, err := s.Commit(ctx, c); err != nil {
 					b.Error(err)
 					return
 				}
@@ -314,7 +325,7 @@ func BenchmarkList(b *testing.B) {
 				})
 			}
 			wg.Wait()
-			commitAll(b, newSessions(b, st, 0))
+			commitAll(b, newSessions(b, st, 0), script())
 			for b.Loop() {
 				page, err := st.List(ctx, turnstone.ListOptions{})
 				if err != nil || len(page.Sessions) != 50 {

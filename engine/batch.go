@@ -1,6 +1,9 @@
 package engine
 
-import "fmt"
+import (
+	"bytes"
+	"fmt"
+)
 
 // A Batch is a set of guards and writes that Apply executes atomically. It is
 // data: it can be built by several packages, measured before any I/O, applied
@@ -44,30 +47,22 @@ func (b *Batch) Check(l Limits) error {
 	if b.Ops() > l.BatchOps || b.size > l.BatchBytes {
 		return fmt.Errorf("%w: %d writes of %d bytes, at most %d of %d", ErrTooLarge, b.Ops(), b.size, l.BatchOps, l.BatchBytes)
 	}
-	seen := make(map[string]struct{}, b.Ops())
-	key := func(k []byte, written bool) error {
+	key := func(k []byte) error {
 		if len(k) == 0 {
 			return fmt.Errorf("%w: empty key", ErrInvalid)
 		}
 		if len(k) > l.KeyBytes {
 			return fmt.Errorf("%w: key of %d bytes, at most %d", ErrTooLarge, len(k), l.KeyBytes)
 		}
-		if !written {
-			return nil
-		}
-		if _, dup := seen[string(k)]; dup {
-			return fmt.Errorf("%w: key %x written twice", ErrInvalid, k)
-		}
-		seen[string(k)] = struct{}{}
 		return nil
 	}
 	for _, g := range b.Guards {
-		if err := key(g.Key, false); err != nil {
+		if err := key(g.Key); err != nil {
 			return err
 		}
 	}
 	for _, p := range b.Sets {
-		if err := key(p.Key, true); err != nil {
+		if err := key(p.Key); err != nil {
 			return err
 		}
 		if len(p.Value) == 0 {
@@ -78,9 +73,43 @@ func (b *Batch) Check(l Limits) error {
 		}
 	}
 	for _, k := range b.Deletes {
-		if err := key(k, true); err != nil {
+		if err := key(k); err != nil {
 			return err
 		}
+	}
+	if k := b.twice(); k != nil {
+		return fmt.Errorf("%w: key %x written twice", ErrInvalid, k)
+	}
+	return nil
+}
+
+// twice returns a key that is written twice, or nil. Most batches have a dozen
+// writes, for which comparing all pairs is faster than a map.
+func (b *Batch) twice() []byte {
+	written := func(i int) []byte {
+		if i < len(b.Sets) {
+			return b.Sets[i].Key
+		}
+		return b.Deletes[i-len(b.Sets)]
+	}
+	n := b.Ops()
+	if n <= 32 {
+		for i := range n {
+			for j := range i {
+				if bytes.Equal(written(i), written(j)) {
+					return written(i)
+				}
+			}
+		}
+		return nil
+	}
+	seen := make(map[string]struct{}, n)
+	for i := range n {
+		k := written(i)
+		if _, dup := seen[string(k)]; dup {
+			return k
+		}
+		seen[string(k)] = struct{}{}
 	}
 	return nil
 }

@@ -60,12 +60,12 @@ type Node struct {
 type Salt [16]byte
 
 // Derive computes n.ID from the other fields, the commit's salt and the node's
-// position in its commit.
-func (n *Node) Derive(salt Salt, position int) {
-	var c codec.Encoder
-	c.B = make([]byte, 0, 64+len(n.Inline))
+// position in its commit. It works in scratch, and returns that for the next.
+func (n *Node) Derive(salt Salt, position int, scratch []byte) []byte {
+	c := codec.Encoder{B: binary.AppendUvarint(scratch[:0], uint64(position))}
+	own := hash.Salt.Sum(salt[:], c.B)
+	c.B = c.B[:0]
 	n.appendContent(&c)
-	own := hash.Salt.Sum(salt[:], binary.AppendUvarint(nil, uint64(position)))
 	content := hash.Content.Sum(own[:], c.B)
 
 	e := codec.Encoder{B: c.B[:0]}
@@ -75,6 +75,7 @@ func (n *Node) Derive(salt Salt, position int) {
 	e.Text(n.Key)
 	e.Bytes(content[:])
 	n.ID = hash.Node.Sum(e.B)
+	return e.B
 }
 
 // appendContent encodes what erasure removes: the payload (a byte string, or an

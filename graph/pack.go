@@ -102,6 +102,7 @@ func decodePack(d *codec.Decoder) (p Pack) {
 // the session before p, or zero. It returns the id of p's last node.
 func (p *Pack) Resolve(before ID) (last ID, err error) {
 	last = before
+	var scratch []byte
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch r := p.refs[i]; {
@@ -115,7 +116,7 @@ func (p *Pack) Resolve(before ID) (last ID, err error) {
 			}
 			n.Parent = before
 		}
-		n.Derive(p.Salt, i)
+		scratch = n.Derive(p.Salt, i, scratch)
 		last = n.ID
 	}
 	return last, nil

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -17,15 +19,16 @@ const (
 	methodRaw   = 0
 	methodZstd  = 1 // a frame without checksum (RFC 8878); the record has one
 	methodDelta = 2 // the same with the base as raw dictionary, as zstd --patch-from makes
+	methodS2    = 3 // an S2 block (a superset of Snappy's): a third of zstd's time for 2 KB
 )
 
 // Level chooses between speed and size.
 type Level int
 
 const (
-	Fast   Level = iota // packs, on the commit path: 6 µs for 2 KB
-	Medium              // blobs, which are never compressed again: 5 % smaller for a quarter more time
-	Best                // segments, off the commit path
+	Fast   Level = iota // packs, on the commit path: S2, 2 µs for 2 KB where zstd takes 6; sealing compresses them again
+	Medium              // blobs, which are never compressed again: zstd
+	Best                // segments, off the commit path: zstd, as small as it gets
 )
 
 func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
@@ -40,7 +43,7 @@ func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
 }
 
 var (
-	encoders = [...]func() *zstd.Encoder{Fast: encoder(zstd.SpeedFastest), Medium: encoder(zstd.SpeedDefault), Best: encoder(zstd.SpeedBestCompression)}
+	encoders = [...]func() *zstd.Encoder{Medium: encoder(zstd.SpeedDefault), Best: encoder(zstd.SpeedBestCompression)}
 	decoder  = sync.OnceValue(func() *zstd.Decoder {
 		r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
@@ -57,7 +60,13 @@ func Compress(dst, content []byte, level Level) []byte {
 	start := len(dst)
 	dst = binary.AppendUvarint(append(dst, methodZstd), uint64(len(content)))
 	data := len(dst)
-	dst = encoders[level]().EncodeAll(content, dst)
+	if level == Fast {
+		dst[start] = methodS2
+		dst = slices.Grow(dst, max(s2.MaxEncodedLen(len(content)), 0))
+		dst = dst[:data+len(s2.Encode(dst[data:cap(dst)], content))]
+	} else {
+		dst = encoders[level]().EncodeAll(content, dst)
+	}
 	if len(dst)-data >= len(content) {
 		dst[start] = methodRaw
 		dst = append(dst[:data], content...)
@@ -115,6 +124,11 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 	case methodZstd:
 		// At least one byte of capacity: with none the decoder allocates freely.
 		out, err = decoder().DecodeAll(data, make([]byte, 0, max(size, 1)))
+	case methodS2:
+		if n, lerr := s2.DecodedLen(data); lerr != nil || uint64(n) != size {
+			return nil, fmt.Errorf("%w: block of %d bytes, not %d", ErrMalformed, n, size)
+		}
+		out, err = s2.Decode(nil, data)
 	case methodDelta:
 		if base == nil {
 			return nil, errors.New("delta without its base")
