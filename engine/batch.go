@@ -17,35 +17,37 @@ type Batch struct {
 	Guards  []Pair   // the stored value must equal Value; nil means absent
 	Sets    []Pair   // stored unconditionally
 	Deletes [][]byte // removed; a missing key is no error
-	size    int
 }
 
 // Guard requires key to hold want when the batch applies; nil means absent.
 func (b *Batch) Guard(key, want []byte) { b.Guards = append(b.Guards, Pair{key, want}) }
 
 // Set stores value at key.
-func (b *Batch) Set(key, value []byte) {
-	b.Sets = append(b.Sets, Pair{key, value})
-	b.size += len(key) + len(value)
-}
+func (b *Batch) Set(key, value []byte) { b.Sets = append(b.Sets, Pair{key, value}) }
 
 // Delete removes key.
-func (b *Batch) Delete(key []byte) {
-	b.Deletes = append(b.Deletes, key)
-	b.size += len(key)
-}
+func (b *Batch) Delete(key []byte) { b.Deletes = append(b.Deletes, key) }
 
 // Ops returns the number of writes in b.
 func (b *Batch) Ops() int { return len(b.Sets) + len(b.Deletes) }
 
 // Bytes returns the sum of the lengths of the keys and values of b's writes.
-func (b *Batch) Bytes() int { return b.size }
+func (b *Batch) Bytes() int {
+	n := 0
+	for _, p := range b.Sets {
+		n += len(p.Key) + len(p.Value)
+	}
+	for _, k := range b.Deletes {
+		n += len(k)
+	}
+	return n
+}
 
 // Check reports whether b keeps the rules of Batch and fits l. Every driver
 // calls it before anything else.
 func (b *Batch) Check(l Limits) error {
-	if b.Ops() > l.BatchOps || b.size > l.BatchBytes {
-		return fmt.Errorf("%w: %d writes of %d bytes, at most %d of %d", ErrTooLarge, b.Ops(), b.size, l.BatchOps, l.BatchBytes)
+	if size := b.Bytes(); b.Ops() > l.BatchOps || size > l.BatchBytes {
+		return fmt.Errorf("%w: %d writes of %d bytes, at most %d of %d", ErrTooLarge, b.Ops(), size, l.BatchOps, l.BatchBytes)
 	}
 	key := func(k []byte) error {
 		if len(k) == 0 {

@@ -53,7 +53,7 @@ type Engine interface {
 	// database leaves no effect; after that the outcome is reported as it is.
 	Apply(ctx context.Context, b *Batch) error
 
-	// Vacuum gives the space of removed pairs back and leaves no removed byte
+	// Vacuum gives the space of removed pairs back and leaves no removed value
 	// behind in the driver's files. Other calls go on meanwhile. It is a no-op
 	// where the database does both by itself.
 	Vacuum(ctx context.Context) error

@@ -73,7 +73,8 @@ const (
 	memTableSize = 16 << 20
 	pageBytes    = 256 << 10 // of a Scan, read under one transaction
 	pagePairs    = 1000
-	groupBytes   = 2<<20 + 200<<10 // of a transaction, by Badger's account below its 2.4 MB
+	groupBytes   = 2_400_000 // of a transaction: Badger admits 2,516,582, with
+	writeBytes   = 16        // at most so much for each write beside key and value
 	groupOps     = 20_000
 	minInodes    = 1000
 	minFiles     = 64
@@ -98,21 +99,21 @@ type Engine struct {
 	done   chan struct{} // closed when the committer has returned
 	once   sync.Once
 
-	written    uint64     // bytes applied since the last look at level 0; the committer's
-	rewriting  sync.Mutex // held by the one rewrite that runs
-	background sync.WaitGroup
-	cancel     context.CancelFunc // of background rewrites
-	ctx        context.Context
+	written   uint64             // bytes applied since the last look at level 0; the committer's
+	rewriting chan struct{}      // of one element, taken by the one rewrite that runs, and by Close for good
+	ctx       context.Context    // of background rewrites,
+	cancel    context.CancelFunc // which Close ends
 }
 
 // Open opens the store in dir and creates it if it does not exist. It fails
 // with *engine.LockedError, which names the holder, when it is open already.
 func Open(dir string, o *Options) (*Engine, error) {
 	e := &Engine{
-		change: make(chan struct{}),
-		queue:  make(chan *request, 1024),
-		stop:   make(chan struct{}),
-		done:   make(chan struct{}),
+		change:    make(chan struct{}),
+		rewriting: make(chan struct{}, 1),
+		queue:     make(chan *request, 1024),
+		stop:      make(chan struct{}),
+		done:      make(chan struct{}),
 	}
 	if o != nil {
 		e.opts = *o
@@ -136,20 +137,31 @@ func Open(dir string, o *Options) (*Engine, error) {
 
 const currentName, genPrefix = "CURRENT", "gen-"
 
-// openCurrent opens the generation that CURRENT names and removes the others,
-// which are rewrites that were not finished or generations that were replaced.
+// firstGen is the generation of a new store.
+const firstGen = genPrefix + "000001"
+
+// openCurrent opens the generation that CURRENT names, and then removes the
+// others, which are rewrites that were not finished or generations that were
+// replaced. CURRENT is durable before Badger makes its first file: generations
+// without it are damage, not a new store.
 func (e *Engine) openCurrent() error {
 	path := filepath.Join(e.dir.Path, currentName)
+	gens, err := e.generations()
+	if err != nil {
+		return err
+	}
 	name, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		if gens, _ := filepath.Glob(filepath.Join(e.dir.Path, genPrefix+"*", "MANIFEST")); len(gens) > 1 {
-			return fmt.Errorf("%w: %s holds %d generations and no %s", engine.ErrCorrupt, e.dir.Path, len(gens), currentName)
+		for _, g := range gens {
+			if files, err := os.ReadDir(filepath.Join(e.dir.Path, g)); err != nil || len(files) > 0 {
+				return fmt.Errorf("%w: %s holds %s but no %s, which names the one that counts", engine.ErrCorrupt, e.dir.Path, g, currentName)
+			}
 		}
-		name = []byte(genPrefix + "000001")
-		if err := os.MkdirAll(filepath.Join(e.dir.Path, string(name)), 0o700); err != nil {
+		name = []byte(firstGen)
+		if err := os.MkdirAll(filepath.Join(e.dir.Path, firstGen), 0o700); err != nil {
 			return err
 		}
-		err = localdir.ReplaceFile(path, name)
+		_, err = localdir.ReplaceFile(path, name)
 	}
 	if err != nil {
 		return fmt.Errorf("engine: open %s: %w", path, err)
@@ -158,26 +170,58 @@ func (e *Engine) openCurrent() error {
 	if !strings.HasPrefix(gen, genPrefix) || gen != filepath.Base(gen) {
 		return fmt.Errorf("%w: %s names %q", engine.ErrCorrupt, path, gen)
 	}
-	if _, err := os.Stat(filepath.Join(e.dir.Path, gen)); err != nil {
-		return fmt.Errorf("%w: %s names a generation that is missing: %w", engine.ErrCorrupt, path, err)
-	}
-	all, err := filepath.Glob(filepath.Join(e.dir.Path, genPrefix+"*"))
-	if err != nil {
+	if err := complete(filepath.Join(e.dir.Path, gen), gen == firstGen); err != nil {
 		return err
-	}
-	for _, g := range all {
-		if filepath.Base(g) != gen {
-			if err := os.RemoveAll(g); err != nil {
-				return err
-			}
-		}
 	}
 	db, err := e.openDB(gen)
 	if err != nil {
 		return err
 	}
+	for _, g := range gens {
+		if g != gen {
+			if err := os.RemoveAll(filepath.Join(e.dir.Path, g)); err != nil {
+				db.Close()
+				return err
+			}
+		}
+	}
 	e.db, e.gen = db, gen
 	e.acked.Store(readTs(db))
+	return nil
+}
+
+// generations lists the generations in the directory.
+func (e *Engine) generations() ([]string, error) {
+	entries, err := os.ReadDir(e.dir.Path)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, d := range entries {
+		if d.IsDir() && strings.HasPrefix(d.Name(), genPrefix) {
+			out = append(out, d.Name())
+		}
+	}
+	return out, nil
+}
+
+// complete refuses a generation that Badger would take for an empty one, and
+// then delete its tables, as its MANIFEST is missing.
+func complete(dir string, maybeNew bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("%w: the current generation: %w", engine.ErrCorrupt, err)
+	}
+	tables := false
+	for _, d := range entries {
+		if d.Name() == "MANIFEST" {
+			return nil
+		}
+		tables = tables || strings.HasSuffix(d.Name(), ".sst")
+	}
+	if tables || !maybeNew {
+		return fmt.Errorf("%w: %s has no MANIFEST", engine.ErrCorrupt, dir)
+	}
 	return nil
 }
 
@@ -212,7 +256,10 @@ func (e *Engine) openDB(gen string) (*badger.DB, error) {
 		db, err = badger.Open(opts)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: badger cannot open %s: %w", engine.ErrCorrupt, dir, err)
+		if room := e.dir.RoomFor(0); room != nil {
+			return nil, room
+		}
+		return nil, fmt.Errorf("%w: badger cannot open %s: %w", engine.ErrCorrupt, dir, errText(err))
 	}
 	if err := localdir.Private(dir); err != nil {
 		db.Close()
@@ -222,12 +269,13 @@ func (e *Engine) openDB(gen string) (*badger.DB, error) {
 }
 
 func removeEmpty(dir string) {
-	for _, pattern := range []string{"*.mem", "*.vlog"} {
-		files, _ := filepath.Glob(filepath.Join(dir, pattern))
-		for _, f := range files {
-			if info, err := os.Stat(f); err == nil && info.Size() == 0 {
-				os.Remove(f)
-			}
+	entries, _ := os.ReadDir(dir)
+	for _, d := range entries {
+		if ext := filepath.Ext(d.Name()); ext != ".mem" && ext != ".vlog" {
+			continue
+		}
+		if info, err := d.Info(); err == nil && info.Size() == 0 {
+			os.Remove(filepath.Join(dir, d.Name()))
 		}
 	}
 }
@@ -240,7 +288,7 @@ func readTs(db *badger.DB) uint64 {
 
 // fail makes e refuse everything from now on.
 func (e *Engine) fail(err error) {
-	err = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
 	e.failed.CompareAndSwap(nil, &err)
 	e.announce()
 }
@@ -316,7 +364,7 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	err := e.view(ctx, func(txn *badger.Txn) error {
 		for i, k := range keys {
 			var err error
-			if out[i], err = get(txn, k); err != nil {
+			if out[i], err = get(txn, inner(k)); err != nil {
 				return err
 			}
 		}
@@ -328,9 +376,17 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return out, nil
 }
 
+// inner is key as Badger is given it: behind one byte, as Badger refuses keys
+// that begin with "!badger!".
+func inner(key []byte) []byte {
+	return append(append(make([]byte, 0, len(key)+1), keyByte), key...)
+}
+
+const keyByte = 'k'
+
 func get(txn *badger.Txn, key []byte) ([]byte, error) {
 	item, err := txn.Get(key)
-	if errors.Is(err, badger.ErrKeyNotFound) || errors.Is(err, badger.ErrEmptyKey) {
+	if errors.Is(err, badger.ErrKeyNotFound) {
 		return nil, nil
 	}
 	if err != nil {
@@ -355,13 +411,17 @@ func errText(err error) error {
 // Scan implements engine.Engine.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
+		start, end := inner(r.Start), []byte{keyByte + 1}
+		if r.End != nil {
+			end = inner(r.End)
+		}
 		err = e.view(ctx, func(txn *badger.Txn) error {
-			it := txn.NewIterator(iteratorOptions(r))
+			it := txn.NewIterator(iteratorOptions(start, end))
 			defer it.Close()
 			size := 0
-			for it.Seek(r.Start); it.Valid(); it.Next() {
+			for it.Seek(start); it.Valid(); it.Next() {
 				item := it.Item()
-				if r.End != nil && bytes.Compare(item.Key(), r.End) >= 0 || r.Limit > 0 && len(page) == r.Limit {
+				if bytes.Compare(item.Key(), end) >= 0 || r.Limit > 0 && len(page) == r.Limit {
 					return nil
 				}
 				if more = len(page) == pagePairs || size >= pageBytes; more {
@@ -374,7 +434,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 				if err != nil {
 					return fmt.Errorf("%w: badger scan: %w", engine.ErrCorrupt, errText(err))
 				}
-				page = append(page, engine.Pair{Key: item.KeyCopy(nil), Value: v})
+				page = append(page, engine.Pair{Key: item.KeyCopy(nil)[1:], Value: v})
 				size += len(v)
 			}
 			return nil
@@ -383,13 +443,14 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	})
 }
 
-// iteratorOptions narrows Badger's choice of tables to those that can hold r.
-func iteratorOptions(r engine.Range) badger.IteratorOptions {
+// iteratorOptions narrows Badger's choice of tables to those that can hold keys
+// from start to end.
+func iteratorOptions(start, end []byte) badger.IteratorOptions {
 	n := 0
-	for n < len(r.Start) && n < len(r.End) && r.Start[n] == r.End[n] {
+	for n < len(start) && n < len(end) && start[n] == end[n] {
 		n++
 	}
-	return badger.IteratorOptions{Prefix: r.Start[:n]}
+	return badger.IteratorOptions{Prefix: start[:n]}
 }
 
 // Limits implements engine.Engine.
@@ -400,12 +461,8 @@ func (e *Engine) Close() error {
 	var err error
 	e.once.Do(func() {
 		e.cancel()
-		e.background.Wait()
-		e.rewriting.Lock() // a Vacuum that runs ends first
-		defer e.rewriting.Unlock()
-		if lsm, _ := e.db.Size(); lsm <= closeBytes && e.grown(maxTables) && e.usable() == nil {
-			err = e.rewrite(context.Background())
-		}
+		e.rewriting <- struct{}{} // a Vacuum that runs ends first, a rewrite gives up
+		e.rewriteOnClose()
 		close(e.stop)
 		<-e.done
 		closed := error(engine.ErrClosed)

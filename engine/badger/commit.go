@@ -20,6 +20,9 @@ type request struct {
 	err   chan error
 }
 
+// cost is what the batch takes of a transaction.
+func (r *request) cost() int { return r.batch.Bytes() + writeBytes*r.batch.Ops() }
+
 // Apply implements engine.Engine.
 func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := b.Check(e.Limits()); err != nil {
@@ -76,17 +79,17 @@ func (e *Engine) commitLoop() {
 			continue
 		}
 		group := []*request{first}
-		size, ops := first.batch.Bytes(), first.batch.Ops()
+		size, ops := first.cost(), first.batch.Ops()
 	gather:
 		for {
 			select {
 			case r := <-e.queue:
-				if r.pause != nil || size+r.batch.Bytes() > groupBytes || ops+r.batch.Ops() > groupOps {
+				if r.pause != nil || size+r.cost() > groupBytes || ops+r.batch.Ops() > groupOps {
 					next = r
 					break gather
 				}
 				group = append(group, r)
-				size, ops = size+r.batch.Bytes(), ops+r.batch.Ops()
+				size, ops = size+r.cost(), ops+r.batch.Ops()
 			default:
 				break gather
 			}
@@ -158,7 +161,7 @@ func (e *Engine) transact(group []*request, verdicts []error) error {
 // see what earlier batches of the group wrote.
 func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 	for _, g := range b.Guards {
-		v, err := get(txn, g.Key)
+		v, err := get(txn, inner(g.Key))
 		if err != nil {
 			return nil, err
 		}
@@ -169,12 +172,12 @@ func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 	// Badger keeps the slices until the transaction has been written, and the
 	// committer answers after that: no copy is needed.
 	for _, p := range b.Sets {
-		if err := txn.Set(p.Key, p.Value); err != nil {
+		if err := txn.Set(inner(p.Key), p.Value); err != nil {
 			return nil, err
 		}
 	}
 	for _, k := range b.Deletes {
-		if err := txn.Delete(k); err != nil {
+		if err := txn.Delete(inner(k)); err != nil {
 			return nil, err
 		}
 	}

@@ -36,40 +36,81 @@ const (
 	tableShare = 64 << 20 // … plus one for so many bytes of the rest, as a copy costs by its size
 	smallRound = 1000
 	maxRounds  = 8
-	closeBytes = 32 << 20 // rewrite on Close only what takes a blink
+	closeBytes = 32 << 20 // rewrite on Close what takes a blink, and …
+	closeMax   = 2        // … more only when level 0 is so many times over its limit
 )
 
 // Vacuum implements engine.Engine. It needs as much free space as the live data.
 func (e *Engine) Vacuum(ctx context.Context) error {
-	e.rewriting.Lock()
-	defer e.rewriting.Unlock()
+	select {
+	case e.rewriting <- struct{}{}:
+	case <-e.stop:
+		return engine.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-e.rewriting }()
 	return e.rewrite(ctx)
 }
 
 // rewriteIfGrown starts a rewrite in the background when level 0 has grown.
 func (e *Engine) rewriteIfGrown() {
-	if !e.grown(growTables) || !e.rewriting.TryLock() {
+	if !measure(e.db).grown(1) {
 		return
 	}
-	e.background.Go(func() {
-		defer e.rewriting.Unlock()
-		if err := e.rewrite(e.ctx); err != nil && e.ctx.Err() == nil {
-			redacted{e.opts.Logger}.Errorf("rewrite given up, the store goes on as it is: " + err.Error())
-		}
-	})
+	select {
+	case e.rewriting <- struct{}{}:
+	default:
+		return // one is running, or Close is
+	}
+	go func() {
+		defer func() { <-e.rewriting }()
+		e.report(e.rewrite(e.ctx))
+	}()
 }
 
-func (e *Engine) grown(tables int) bool {
-	count, level0, rest := 0, int64(0), int64(0)
-	for _, t := range e.db.Tables() {
+// rewriteOnClose keeps stores small that are only opened for a moment, again
+// and again: each leaves a table in level 0. The caller has taken e.rewriting.
+func (e *Engine) rewriteOnClose() {
+	m := measure(e.db)
+	if m.grown(closeMax) || m.bytes() <= closeBytes && m.grown(1) {
+		e.report(e.rewrite(context.Background()))
+	}
+}
+
+// report logs why a rewrite that nobody asked for was given up.
+func (e *Engine) report(err error) {
+	if err != nil && e.ctx.Err() == nil && e.opts.Logger != nil {
+		e.opts.Logger.Error("badger: rewrite given up, the store goes on as it is", "error", err)
+	}
+}
+
+// A measurement of the tables of a generation.
+type measurement struct {
+	tables       int // of level 0
+	level0, rest int64
+}
+
+func measure(db *badger.DB) (m measurement) {
+	for _, t := range db.Tables() {
 		if t.Level == 0 {
-			count++
-			level0 += int64(t.OnDiskSize)
+			m.tables++
+			m.level0 += int64(t.OnDiskSize)
 		} else {
-			rest += int64(t.OnDiskSize)
+			m.rest += int64(t.OnDiskSize)
 		}
 	}
-	return count >= maxTables+int(rest/tableShare) || count >= tables && level0 >= rest
+	return m
+}
+
+func (m measurement) bytes() int64 { return m.level0 + m.rest }
+
+// grown reports whether level 0 is over its limit, or so many times over it.
+func (m measurement) grown(times int) bool {
+	if m.tables >= times*(maxTables+int(m.rest/tableShare)) {
+		return true
+	}
+	return times == 1 && m.tables >= growTables && m.level0 >= m.rest
 }
 
 // rewrite copies the store into the next generation and switches to it. The
@@ -81,8 +122,7 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err := verifyChecksums(e.db); err != nil {
 		return err
 	}
-	lsm, vlog := e.db.Size()
-	if err := e.dir.RoomFor(uint64(lsm+vlog) + memTableSize); err != nil {
+	if err := e.dir.RoomFor(uint64(measure(e.db).bytes()) + 4*memTableSize); err != nil {
 		return err
 	}
 	n, err := strconv.Atoi(strings.TrimPrefix(e.gen, genPrefix))
@@ -98,31 +138,42 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	switched := false
+	switched, begun := false, false
 	defer func() {
 		if !switched {
 			to.Close()
+		}
+		if !begun { // else CURRENT may name it
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	base, err := copyLive(ctx, e.db, to)
+	base, err := e.copyLive(ctx, e.db, to)
 	if err != nil {
 		return fmt.Errorf("engine: rewrite: %w", err)
 	}
 	since := base
 	for range maxRounds {
-		var changes int
-		if since, changes, err = copyChanges(ctx, e.db, to, since); err != nil {
+		last, changes, err := copyChanges(ctx, e.db, to, since)
+		if err == nil {
+			err = compareChanges(ctx, e.db, to, since, last)
+		}
+		if err != nil {
 			return fmt.Errorf("engine: rewrite: %w", err)
 		}
-		if changes < smallRound {
+		if since = last; changes < smallRound {
 			break
 		}
+	}
+	if err := verifyChecksums(e.db); err != nil { // of what was flushed meanwhile
+		return err
+	}
+	if err := to.Sync(); err != nil {
+		return fmt.Errorf("engine: rewrite: %w", errText(err))
 	}
 	var old *badger.DB
 	var serr error
 	err = e.submit(&request{ctx: ctx, err: make(chan error, 1), pause: func() {
-		old, serr = e.switchTo(ctx, to, gen, base, since)
+		old, begun, serr = e.switchTo(ctx, to, gen, since)
 		switched = old != nil
 	}})
 	if err = errors.Join(err, serr); err != nil {
@@ -136,37 +187,37 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 }
 
 // switchTo runs in the committer: it brings to up to date, compares it with the
-// current generation, and makes it the current one. It returns the old one.
-func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, base, since uint64) (*badger.DB, error) {
+// current generation, and makes it the current one. It returns the old one, and
+// whether CURRENT may name the new one, which it does without an error.
+func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, since uint64) (old *badger.DB, begun bool, err error) {
 	if err := e.usable(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	last, _, err := copyChanges(ctx, e.db, to, since)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	// What was live at base has been compared outside the pause (copyLive); what
-	// came later is compared here.
-	if err := compareChanges(e.db, to, base, last); err != nil {
-		return nil, err
+	if err := compareChanges(ctx, e.db, to, since, last); err != nil {
+		return nil, false, err
 	}
 	dir := filepath.Join(e.dir.Path, gen)
 	if err := errors.Join(to.Sync(), localdir.Private(dir), localdir.Sync(dir)); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	if err := localdir.ReplaceFile(filepath.Join(e.dir.Path, currentName), []byte(gen)); err != nil {
-		// Which generation the next Open takes is not known: stop here.
-		err = fmt.Errorf("%w: switch of generations: %w", engine.ErrUnknown, err)
-		e.fail(err)
-		return nil, err
+	if begun, err = localdir.ReplaceFile(filepath.Join(e.dir.Path, currentName), []byte(gen)); err != nil {
+		if begun { // which generation the next Open takes is not known: stop here
+			err = fmt.Errorf("%w: switch of generations: %w", engine.ErrUnknown, err)
+			e.fail(err)
+		}
+		return nil, begun, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	old := e.db
+	old = e.db
 	e.db, e.gen = to, gen
 	e.acked.Store(readTs(to))
 	e.announce()
-	return old, nil
+	return old, true, nil
 }
 
 // verifyChecksums refuses to copy from damaged tables: their iterators end
@@ -185,7 +236,7 @@ func verifyChecksums(db *badger.DB) (err error) {
 
 // copyLive writes the live pairs of one snapshot of from into tables of the
 // empty to, reads them back and compares. It returns the snapshot's timestamp.
-func copyLive(ctx context.Context, from, to *badger.DB) (uint64, error) {
+func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB) (uint64, error) {
 	txn := from.NewTransaction(false)
 	defer txn.Discard()
 	w := to.NewStreamWriter()
@@ -204,7 +255,7 @@ func copyLive(ctx context.Context, from, to *badger.DB) (uint64, error) {
 		}
 		err := w.Write(buf)
 		buf.Reset()
-		return err
+		return errors.Join(err, e.dir.Room())
 	})
 	if err == nil {
 		err = w.Write(buf)
@@ -252,35 +303,41 @@ func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []by
 // changes calls f for every key that was written after since: its newest value,
 // or nil when it was deleted. It returns the timestamp up to which it looked.
 func changes(ctx context.Context, db *badger.DB, since uint64, f func(key, v []byte) error) (uint64, error) {
+	last := readTs(db)
+	return last, changesUntil(ctx, db, since, last, f)
+}
+
+// changesUntil is changes up to the timestamp last.
+func changesUntil(ctx context.Context, db *badger.DB, since, last uint64, f func(key, v []byte) error) error {
+	if last <= since {
+		return nil
+	}
 	txn := db.NewTransaction(false)
 	defer txn.Discard()
-	if txn.ReadTs() <= since {
-		return since, nil
-	}
 	it := txn.NewIterator(badger.IteratorOptions{AllVersions: true, SinceTs: since})
 	defer it.Close()
-	var last []byte
+	var seen []byte
 	for it.Rewind(); it.Valid(); it.Next() {
 		item := it.Item()
-		if last != nil && string(last) == string(item.Key()) {
-			continue // an older version
+		if item.Version() > last || seen != nil && string(seen) == string(item.Key()) {
+			continue // later than asked for, or older than what was taken
 		}
 		if err := ctx.Err(); err != nil {
-			return 0, err
+			return err
 		}
-		last = item.KeyCopy(last)
+		seen = item.KeyCopy(seen)
 		var v []byte
 		if !item.IsDeletedOrExpired() {
 			var err error
 			if v, err = item.ValueCopy(nil); err != nil {
-				return 0, errText(err)
+				return errText(err)
 			}
 		}
 		if err := f(item.KeyCopy(nil), v); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return txn.ReadTs(), nil
+	return nil
 }
 
 // copyChanges applies to to what changed in from after since.
@@ -301,10 +358,10 @@ func copyChanges(ctx context.Context, from, to *badger.DB, since uint64) (last u
 }
 
 // compareChanges checks that to agrees with from on every key written after since.
-func compareChanges(from, to *badger.DB, since, last uint64) error {
+func compareChanges(ctx context.Context, from, to *badger.DB, since, last uint64) error {
 	txn := to.NewTransaction(false)
 	defer txn.Discard()
-	seen, err := changes(context.Background(), from, since, func(key, v []byte) error {
+	err := changesUntil(ctx, from, since, last, func(key, v []byte) error {
 		got, err := get(txn, key)
 		if err != nil {
 			return err
@@ -314,9 +371,6 @@ func compareChanges(from, to *badger.DB, since, last uint64) error {
 		}
 		return nil
 	})
-	if err == nil && seen != last {
-		err = errors.New("the source changed during the switch")
-	}
 	return err
 }
 

@@ -44,7 +44,10 @@ func (r *rig) reopen() (err error) {
 	if err := r.e.Close(); err != nil {
 		return err
 	}
-	r.e, err = r.Open(r.dir)
+	e, err := r.Open(r.dir)
+	if err == nil { // a driver's Open may return a nil pointer beside its error
+		r.e = e
+	}
 	return err
 }
 

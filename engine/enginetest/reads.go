@@ -127,6 +127,7 @@ func scanOrder(r *rig) error {
 		{engine.Range{Start: k("a\x00\x00"), End: k("ab")}, keys[7:8]},
 		{engine.Range{Start: k("b"), End: k("a")}, nil},
 		{engine.Range{Start: k("a"), End: k("a")}, nil},
+		{engine.Range{End: []byte{}}, nil},
 		{engine.Range{Start: engine.Successor(k("a")), Limit: 2}, keys[6:8]},
 	} {
 		got, err := collect(r.e, c.r)

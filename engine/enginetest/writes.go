@@ -189,6 +189,10 @@ func counter(r *rig) error {
 					return
 				}
 				next := make([]byte, 8)
+				if vs[0] != nil && len(vs[0]) != 8 {
+					errs[w] = fmt.Errorf("the counter is %q", vs[0])
+					return
+				}
 				if vs[0] != nil {
 					binary.BigEndian.PutUint64(next, binary.BigEndian.Uint64(vs[0]))
 				}
@@ -212,6 +216,9 @@ func counter(r *rig) error {
 	vs, err := r.e.Get(ctx, k("c"))
 	if err != nil {
 		return err
+	}
+	if len(vs[0]) != 8 {
+		return fmt.Errorf("the counter is %q", vs[0])
 	}
 	if got := binary.BigEndian.Uint64(vs[0]); got != workers*each {
 		return fmt.Errorf("counter = %d, want %d: lost updates", got, workers*each)

@@ -5,7 +5,8 @@ package open
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
+	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -33,15 +34,23 @@ func Open(url string) (engine.Engine, error) {
 	case url == "mem:":
 		return memory.New(), nil
 	case local && scheme == "badger":
-		if err := refuse(dir, "pebble", "marker.*"); err != nil {
+		if err := refuse(dir, "pebble", "marker."); err != nil {
 			return nil, err
 		}
-		return badger.Open(dir, nil)
+		e, err := badger.Open(dir, nil)
+		if err != nil {
+			return nil, err // not e: a nil *badger.Engine is no nil Engine
+		}
+		return e, nil
 	case local && scheme == "pebble":
 		if err := refuse(dir, "badger", "CURRENT"); err != nil {
 			return nil, err
 		}
-		return pebble.Open(dir, nil)
+		e, err := pebble.Open(dir, nil)
+		if err != nil {
+			return nil, err
+		}
+		return e, nil
 	}
 	return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
 }
@@ -56,13 +65,15 @@ func Directory(url string) (scheme, dir string, ok bool) {
 }
 
 // refuse fails when dir holds a file that only the other engine makes.
-func refuse(dir, other, pattern string) error {
-	found, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil {
+func refuse(dir, other, prefix string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if len(found) > 0 {
-		return fmt.Errorf("open: %s is a %s store: use %s:%s", dir, other, other, dir)
+	for _, d := range entries {
+		if strings.HasPrefix(d.Name(), prefix) {
+			return fmt.Errorf("open: %s is a %s store: use %s:%s", dir, other, other, dir)
+		}
 	}
 	return nil
 }

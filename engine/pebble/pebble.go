@@ -58,6 +58,10 @@ type Engine struct {
 	failed  error      // why the engine refuses everything
 	users   int        // calls that are using db
 	closed  bool
+	epoch   int    // +1 by every Vacuum
+	readers [2]int // views that began in an even or odd epoch
+
+	vacuum sync.Mutex // held by the one Vacuum that runs
 }
 
 // Open opens the store in dir and creates it if it does not exist. It fails
@@ -124,7 +128,7 @@ func (e *Engine) leave() {
 func (e *Engine) fail(err error) {
 	e.mu.Lock()
 	if e.failed == nil {
-		e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+		e.failed = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err)
 	}
 	e.turn.Broadcast()
 	e.mu.Unlock()
@@ -141,14 +145,18 @@ func (e *Engine) view(ctx context.Context, f func(*pebble.Snapshot) error) error
 		return err
 	}
 	defer e.leave()
-	seen, snap := e.applied, e.db.NewSnapshot()
+	seen, snap, epoch := e.applied, e.db.NewSnapshot(), e.epoch%2
+	e.readers[epoch]++
 	e.mu.Unlock()
 	err := f(snap)
-	if err = errors.Join(err, snap.Close()); err != nil {
-		return mapped(err)
-	}
+	err = errors.Join(err, snap.Close())
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.readers[epoch]--
+	e.turn.Broadcast()
+	if err != nil {
+		return mapped(err)
+	}
 	return e.awaitDurable(seen)
 }
 
@@ -193,6 +201,9 @@ func get(r pebble.Reader, key []byte) ([]byte, error) {
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
 		err = e.view(ctx, func(s *pebble.Snapshot) error {
+			if r.End != nil && len(r.End) == 0 {
+				return nil
+			}
 			it, err := s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
 			if err != nil {
 				return err
@@ -226,6 +237,13 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	e.mu.Lock()
+	err := e.enter()
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	defer e.leave()
 	if err := e.dir.Room(); err != nil {
 		return err
 	}
@@ -245,7 +263,6 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err != nil || n == 0 {
 		return err
 	}
-	defer e.leave()
 	if e.sync == pebble.Sync {
 		if err := batch.SyncWait(); err != nil {
 			err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
@@ -265,17 +282,13 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 func (e *Engine) insert(b *engine.Batch, batch *pebble.Batch) (n uint64, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.enter(); err != nil {
-		return 0, err
+	if e.failed != nil {
+		return 0, e.failed
 	}
 	defer func() {
 		if r := recover(); r != nil { // see logger.Fatalf
 			err = fmt.Errorf("%w: pebble: %v", engine.ErrUnknown, r)
-			e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
-		}
-		if n == 0 {
-			e.users--
-			e.turn.Broadcast()
+			e.failed = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err)
 		}
 	}()
 	for _, g := range b.Guards {
@@ -301,7 +314,7 @@ func (e *Engine) insert(b *engine.Batch, batch *pebble.Batch) (n uint64, err err
 	}
 	if err != nil {
 		err = fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
-		e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
+		e.failed = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err)
 		return 0, err
 	}
 	e.applied++
@@ -324,10 +337,19 @@ func mapped(err error) error {
 }
 
 // Vacuum implements engine.Engine: it flushes and compacts the whole key space,
-// and returns when the files that held removed pairs are gone.
+// and returns when the files that held removed pairs are gone. Pebble's MANIFEST
+// goes on naming the first and last keys of removed files.
 func (e *Engine) Vacuum(ctx context.Context) error {
+	e.vacuum.Lock()
+	defer e.vacuum.Unlock()
 	e.mu.Lock()
 	err := e.enter()
+	if err == nil { // snapshots of readers that began before hold what was removed
+		old := e.epoch % 2
+		for e.epoch++; e.readers[old] > 0; {
+			e.turn.Wait()
+		}
+	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
@@ -390,8 +412,9 @@ func (e *Engine) Close() error {
 }
 
 // logger passes the fixed part of Pebble's messages on. Pebble calls Fatalf
-// when it can't go on; a commit of ours turns the panic into ErrUnknown, and
-// from a goroutine of Pebble it ends the process, as Pebble means it to.
+// when it can't go on. Where that happens in a commit of ours the panic becomes
+// ErrUnknown; in a goroutine of Pebble, or while it rotates its log, it ends the
+// process, as Pebble means it to.
 type logger struct{ to *slog.Logger }
 
 func (l logger) Infof(string, ...any) {}

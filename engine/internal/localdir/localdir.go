@@ -54,6 +54,9 @@ func Open(path string, need Need) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("engine: create store directory: %w", err)
 	}
+	if err := Sync(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("engine: create store directory: %w", err)
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -141,15 +144,31 @@ func (d *Dir) room(extra uint64) error {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
 		return err
 	}
-	// The lowest free descriptor is a cheap upper bound on how many are open.
-	fd, err := syscall.Dup(int(d.lock.Fd()))
-	if err != nil || uint64(fd)+d.need.Files > uint64(lim.Cur) {
-		err = fmt.Errorf("%w: fewer than %d of %d file descriptors left", engine.ErrNoSpace, d.need.Files, lim.Cur)
+	open, err := descriptors()
+	if err != nil {
+		return err
 	}
-	if fd > 0 {
-		syscall.Close(fd)
+	if open+d.need.Files > uint64(lim.Cur) {
+		return fmt.Errorf("%w: %d of %d file descriptors are open, %d more needed", engine.ErrNoSpace, open, lim.Cur, d.need.Files)
 	}
-	return err
+	return nil
+}
+
+// descriptors counts the open file descriptors of this process.
+func descriptors() (uint64, error) {
+	dir, err := os.Open("/dev/fd")
+	if err != nil {
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			return 0, fmt.Errorf("%w: no file descriptor left", engine.ErrNoSpace)
+		}
+		return 0, fmt.Errorf("engine: count file descriptors: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return 0, fmt.Errorf("engine: count file descriptors: %w", err)
+	}
+	return uint64(len(names)), nil
 }
 
 // Sync makes the names in path durable.
@@ -162,21 +181,26 @@ func Sync(path string) error {
 	return f.Sync()
 }
 
-// ReplaceFile atomically and durably replaces the content of path.
-func ReplaceFile(path string, content []byte) error {
+// ReplaceFile atomically and durably replaces the content of path. With begun,
+// the error leaves open which content the next reader finds.
+func ReplaceFile(path string, content []byte) (begun bool, err error) {
 	tmp := path + ".tmp"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return err
+		return false, err
 	}
 	_, err = f.Write(content)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
+		return false, err
+	}
+	// What the content may refer to in the directory comes first.
+	if err := Sync(filepath.Dir(path)); err != nil {
+		return false, err
 	}
 	if err := os.Rename(tmp, path); err != nil {
-		return err
+		return true, err
 	}
-	return Sync(filepath.Dir(path))
+	return true, Sync(filepath.Dir(path))
 }
 
 // Private takes the permissions of group and others from every file in path.

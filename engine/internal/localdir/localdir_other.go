@@ -31,7 +31,7 @@ func (d *Dir) RoomFor(uint64) error { return errSystem }
 func Sync(string) error { return errSystem }
 
 // ReplaceFile fails.
-func ReplaceFile(string, []byte) error { return errSystem }
+func ReplaceFile(string, []byte) (bool, error) { return false, errSystem }
 
 // Private fails.
 func Private(string) error { return errSystem }

@@ -1,0 +1,319 @@
+package enginetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// A mutant is a correct engine with one thing broken: the suite must fail it.
+type mutant struct {
+	*memory.Engine
+	apply func(m *mutant, ctx context.Context, b *engine.Batch) error
+	get   func(m *mutant, ctx context.Context, keys [][]byte) ([][]byte, error)
+	scan  func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error]
+
+	mu   sync.Mutex
+	held map[string][]byte
+}
+
+func (m *mutant) Apply(ctx context.Context, b *engine.Batch) error {
+	if m.apply != nil {
+		return m.apply(m, ctx, b)
+	}
+	return m.Engine.Apply(ctx, b)
+}
+
+func (m *mutant) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	if m.get != nil {
+		return m.get(m, ctx, keys)
+	}
+	return m.Engine.Get(ctx, keys...)
+}
+
+func (m *mutant) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	if m.scan != nil {
+		return m.scan(m, ctx, r)
+	}
+	return m.Engine.Scan(ctx, r)
+}
+
+// checkGuards looks at the guards of b outside of any lock.
+func (m *mutant) checkGuards(ctx context.Context, b *engine.Batch) error {
+	if err := b.Check(m.Limits()); err != nil {
+		return err
+	}
+	for _, g := range b.Guards {
+		vs, err := m.Engine.Get(ctx, g.Key)
+		if err != nil {
+			return err
+		}
+		if (vs[0] == nil) != (g.Value == nil) || !bytes.Equal(vs[0], g.Value) {
+			return &engine.ConflictError{Key: g.Key}
+		}
+	}
+	return nil
+}
+
+func writes(b *engine.Batch) *engine.Batch { return &engine.Batch{Sets: b.Sets, Deletes: b.Deletes} }
+
+var mutants = map[string]func(dir string) (engine.Engine, error){
+	"not serializable: guards are checked before the lock": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		if err := m.checkGuards(ctx, b); err != nil {
+			return err
+		}
+		time.Sleep(100 * time.Microsecond)
+		return m.Engine.Apply(ctx, writes(b))
+	}}),
+	"guards are ignored": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		return m.Engine.Apply(ctx, writes(b))
+	}}),
+	"half a batch is applied when a guard fails": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		err := m.Engine.Apply(ctx, b)
+		if errors.Is(err, engine.ErrConflict) && len(b.Sets) > 0 {
+			_ = m.Engine.Apply(ctx, &engine.Batch{Sets: b.Sets[:1]})
+		}
+		return err
+	}}),
+	"a batch becomes visible key by key": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if err := m.checkGuards(ctx, b); err != nil {
+			return err
+		}
+		for _, p := range b.Sets {
+			if err := m.Engine.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
+				return err
+			}
+		}
+		return m.Engine.Apply(ctx, &engine.Batch{Deletes: b.Deletes})
+	}}),
+	"the read-only anomaly: a scan is of a moment before the last write": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		return func(yield func(engine.Pair, error) bool) {
+			var pairs []engine.Pair
+			for p, err := range m.Engine.Scan(ctx, r) {
+				if err != nil {
+					yield(p, err)
+					return
+				}
+				pairs = append(pairs, p)
+			}
+			m.mu.Lock()
+			old := m.held["scan"+string(r.Start)]
+			fresh := old == nil && len(pairs) > 0 && bytes.HasPrefix(r.Start, []byte("ref/"))
+			m.held["scan"+string(r.Start)] = []byte{1}
+			m.mu.Unlock()
+			if fresh { // as if its snapshot were older than the writer's condemnation
+				return
+			}
+			for _, p := range pairs {
+				if !yield(p, nil) {
+					return
+				}
+			}
+		}
+	}}),
+	"memory of arguments is retained": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		err := m.Engine.Apply(ctx, b)
+		if err == nil {
+			m.mu.Lock()
+			for _, p := range b.Sets {
+				m.held[string(p.Key)] = p.Value
+			}
+			m.mu.Unlock()
+		}
+		return err
+	}, get: fromHeld}),
+	"memory of results is shared": broken(&mutant{get: func(m *mutant, ctx context.Context, keys [][]byte) ([][]byte, error) {
+		vs, err := m.Engine.Get(ctx, keys...)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for i, v := range vs {
+			if h := m.held[string(keys[i])]; h != nil && len(h) == len(v) && v != nil {
+				vs[i] = h
+			} else if v != nil {
+				m.held[string(keys[i])] = v
+			}
+		}
+		return vs, err
+	}}),
+	"order is lost": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		return func(yield func(engine.Pair, error) bool) {
+			var pairs []engine.Pair
+			for p, err := range m.Engine.Scan(ctx, r) {
+				if err != nil {
+					yield(p, err)
+					return
+				}
+				pairs = append(pairs, p)
+			}
+			slices.SortFunc(pairs, func(a, b engine.Pair) int {
+				return strings.Compare(strings.ToLower(string(a.Key)), strings.ToLower(string(b.Key)))
+			})
+			for _, p := range pairs {
+				if !yield(p, nil) {
+					return
+				}
+			}
+		}
+	}}),
+	"a scan goes on at the next prefix instead of the successor": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		return engine.Paged(r, func(r engine.Range) ([]engine.Pair, bool, error) {
+			if r.Start != nil && r.Start[len(r.Start)-1] == 0 && len(r.Start) > 1 {
+				if r.Start = engine.PrefixEnd(r.Start[:len(r.Start)-1]); r.Start == nil {
+					return nil, false, nil
+				}
+			}
+			limit := r.Limit
+			if limit == 0 || limit > 2 {
+				r.Limit = 2
+			}
+			var page []engine.Pair
+			for p, err := range m.Engine.Scan(ctx, r) {
+				if err != nil {
+					return nil, false, err
+				}
+				page = append(page, p)
+			}
+			return page, len(page) == 2 && limit != 2, nil
+		})
+	}}),
+	"a scan ends early without an error": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		if r.Limit == 0 || r.Limit > 2000 {
+			r.Limit = 2000
+		}
+		return m.Engine.Scan(ctx, r)
+	}}),
+	"absent and empty are the same": broken(&mutant{get: func(m *mutant, ctx context.Context, keys [][]byte) ([][]byte, error) {
+		vs, err := m.Engine.Get(ctx, keys...)
+		for i := range vs {
+			if vs[i] == nil {
+				vs[i] = []byte{}
+			}
+		}
+		return vs, err
+	}}),
+	"conflicts are spurious": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		if len(b.Guards) > 1 && !m.mu.TryLock() {
+			return &engine.ConflictError{Key: b.Guards[0].Key}
+		} else if len(b.Guards) > 1 {
+			defer m.mu.Unlock()
+			time.Sleep(50 * time.Microsecond)
+		}
+		return m.Engine.Apply(ctx, b)
+	}}),
+	"too large a batch is cut": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		if b.Ops() > m.Limits().BatchOps {
+			b = &engine.Batch{Guards: b.Guards, Sets: b.Sets[:min(len(b.Sets), 10)]}
+		}
+		return m.Engine.Apply(ctx, b)
+	}}),
+	"a cancelled batch is applied": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
+		if err := m.Engine.Apply(context.WithoutCancel(ctx), b); err != nil {
+			return err
+		}
+		return ctx.Err()
+	}}),
+	"reads are stale for a while": broken(&mutant{get: func(m *mutant, ctx context.Context, keys [][]byte) ([][]byte, error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		vs, err := m.Engine.Get(ctx, keys...)
+		if err != nil {
+			return nil, err
+		}
+		for i, k := range keys {
+			old, seen := m.held[string(k)]
+			m.held[string(k)] = bytes.Clone(vs[i])
+			if seen {
+				vs[i] = old
+			}
+		}
+		return vs, nil
+	}}),
+	"it forgets on reopening": func(string) (engine.Engine, error) { return memory.New(), nil },
+	"it has no lock":          func(string) (engine.Engine, error) { return memory.New(), nil },
+	"close is forgotten": func(string) (engine.Engine, error) {
+		return unclosed{memory.New()}, nil
+	},
+}
+
+type unclosed struct{ engine.Engine }
+
+func (unclosed) Close() error { return nil }
+
+func fromHeld(m *mutant, ctx context.Context, keys [][]byte) ([][]byte, error) {
+	vs, err := m.Engine.Get(ctx, keys...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, v := range vs {
+		if h := m.held[string(keys[i])]; h != nil && v != nil {
+			vs[i] = bytes.Clone(h)
+		}
+	}
+	return vs, err
+}
+
+func broken(m *mutant) func(string) (engine.Engine, error) {
+	return func(string) (engine.Engine, error) {
+		return &mutant{Engine: memory.New(), apply: m.apply, get: m.get, scan: m.scan, held: map[string][]byte{}}, nil
+	}
+}
+
+func TestTheSuiteFailsMutants(t *testing.T) {
+	for name, open := range mutants {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := Driver{Open: open, Durable: strings.Contains(name, "reopening"), Exclusive: strings.Contains(name, "no lock")}
+			var caught []string
+			for _, c := range cases {
+				dir, err := os.MkdirTemp(t.TempDir(), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := d.run(c, dir); err != nil && !errors.Is(err, errSkip) {
+					caught = append(caught, c.name)
+					break
+				}
+			}
+			if len(caught) == 0 {
+				t.Error("no case fails")
+			}
+			t.Log(caught)
+		})
+	}
+}
+
+func TestFaultyDoesWhatItsPlanSays(t *testing.T) {
+	e := &Faulty{Engine: memory.New(), Plan: func(c Call) Fault {
+		switch c.Apply {
+		case 1:
+			return Fault{Err: engine.ErrUnknown}
+		case 2:
+			return Fault{Err: engine.ErrUnknown, Applied: true}
+		case 3:
+			return Fault{Err: engine.ErrUnknown, Late: true}
+		case 5:
+			return Fault{Crash: true, Applied: true}
+		}
+		return Fault{}
+	}}
+	for i, want := range []error{engine.ErrUnknown, engine.ErrUnknown, engine.ErrUnknown, nil, engine.ErrClosed, engine.ErrClosed} {
+		if err := put(e, fmt.Sprint(i), "x"); !errors.Is(err, want) {
+			t.Fatalf("Apply %d: %v, want %v", i, err, want)
+		}
+	}
+	if err := expect(e.Engine, `["" "x" "x" "x" "x" ""]`, "0", "1", "2", "3", "4", "5"); err != nil {
+		t.Fatal(err)
+	}
+}
