@@ -140,11 +140,15 @@ type writer struct {
 
 	payloads []*blob.Draft          // of in.Nodes; nil where the payload stays inline
 	parts    map[string]*blob.Draft // of in.Checkpoint
+	marks    blob.Marks             // of what the commit may rely on
+	attached map[string]bool        // keys of attachments that the session has already
 
 	built *built
 	batch *engine.Batch
 	head  *head.Head // that the batch sets, and
 	raw   []byte     // its record
+
+	unknown bool // the outcome of an attempt is not known: it may stand
 }
 
 func (w *writer) run(ctx context.Context) (Result, error) {
@@ -156,7 +160,7 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 	for {
 		if w.in.Expected != AnyRevision && h.Revision != w.in.Expected {
 			if fresh {
-				return w.refused(ctx, h)
+				return w.unless(ctx, s.conflict(w.in.Expected, h))
 			}
 			if h, raw, err = s.readRaw(ctx); err != nil {
 				return Result{}, err
@@ -169,7 +173,10 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 				return Result{}, err
 			}
 		}
-		if err := w.build(ctx, h, raw); err != nil {
+		if err := w.build(ctx, h, raw); errors.Is(err, errBaseGone) {
+			w.parts = nil
+			continue
+		} else if err != nil {
 			if !fresh { // it may be the stale head that made it fail
 				if h, raw, err = s.readRaw(ctx); err != nil {
 					return Result{}, err
@@ -177,9 +184,10 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 				fresh = true
 				continue
 			}
-			return Result{}, err
+			return w.unless(ctx, err)
 		}
-		unknown, err := w.apply(ctx)
+		unknown, err := s.store.apply(ctx, w.batch)
+		w.unknown = w.unknown || unknown
 		if err == nil {
 			return w.done(), nil
 		}
@@ -187,7 +195,7 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 		s.forget()
-		if h, raw, err = w.resolve(ctx, err, unknown); err != nil {
+		if h, raw, err = w.resolve(ctx, err); err != nil {
 			if errors.Is(err, errStands) {
 				return w.done(), nil
 			}
@@ -195,11 +203,27 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 			if errors.As(err, &replay) {
 				return replay.result, nil
 			}
+			if w.unknown && !decided(err) {
+				err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+			}
 			return Result{}, err
 		}
 		fresh = true
 	}
 }
+
+// decided reports whether err ends a commit that is known not to stand.
+func decided(err error) bool {
+	for _, e := range []error{ErrConflict, ErrTurnConflict, ErrInvalid, ErrSessionDeleted} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// errBaseGone: what a part was to be stored relative to has been removed.
+var errBaseGone = errors.New("base removed")
 
 // current returns the head that was seen last, or reads it.
 func (s *Session) current(ctx context.Context) (h *head.Head, raw []byte, fresh bool, err error) {
@@ -227,6 +251,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	blobs := w.s.store.blobs
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*blob.Draft, len(w.in.Checkpoint))
+	w.marks = blob.Marks{}
 	inBatch := 0
 	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)
 	draft = func(content []byte, base *blob.Base) (*blob.Draft, error) {
@@ -238,13 +263,17 @@ func (w *writer) prepare(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		if absent, err := blobs.Refresh(ctx, blobs.Unknown(d.Depends)); err != nil {
+		if absent, err := blobs.Known(ctx, w.marks, d.Depends); err != nil {
 			return nil, err
 		} else if len(absent) > 0 { // the base is gone: do without
 			return draft(content, nil)
 		}
 		if inBatch += d.Bytes(); inBatch > aheadBytes {
-			return blob.Stored(d.ID, d.Size), blobs.Put(ctx, d)
+			err = blobs.Put(ctx, d)
+			if errors.Is(err, blob.ErrNotFound) {
+				return draft(content, nil)
+			}
+			return d, err
 		}
 		return d, nil
 	}
@@ -284,26 +313,48 @@ func (w *writer) drafts() []*blob.Draft {
 	return out
 }
 
-// readMarks reads the marks of what the commit relies on and does not write, as
-// far as they are not known.
+// readMarks makes the marks known that the commit relies on, and finds out which
+// attachments the session has: both are in memory for most commits, or there
+// are none.
 func (w *writer) readMarks(ctx context.Context) error {
-	var ids []blob.ID
+	blobs, space := w.s.store.blobs, w.s.store.space
+	var bases, ids []blob.ID
 	for _, d := range w.drafts() {
-		if ids = append(ids, d.Depends...); d.Stored {
+		if d.Stored {
 			ids = append(ids, d.ID)
+			continue
 		}
+		blobs.Hint(w.marks, d.ID)
+		bases = append(bases, d.Depends...)
 	}
+	if absent, err := blobs.Known(ctx, w.marks, bases); err != nil {
+		return err
+	} else if len(absent) > 0 {
+		for name := range w.parts {
+			w.s.store.bases.drop(w.s.inc, name)
+		}
+		return errBaseGone
+	}
+	var entries [][]byte
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
 			ids = append(ids, a.ID)
+			entries = append(entries, space.Attachment(w.s.inc, space.BlobHash(a.ID)))
 		}
 	}
-	if ids = w.s.store.blobs.Unknown(ids); len(ids) == 0 {
-		return nil
+	absent, err := blobs.Known(ctx, w.marks, ids)
+	for _, id := range absent {
+		if err == nil && !slices.ContainsFunc(w.drafts(), func(d *blob.Draft) bool { return d.ID == id && !d.Stored }) {
+			err = fmt.Errorf("%w: %s", ErrBlobNotFound, id)
+		}
 	}
-	absent, err := w.s.store.blobs.Refresh(ctx, ids)
-	if err == nil && len(absent) > 0 {
-		err = fmt.Errorf("%w: %s", ErrBlobNotFound, absent[0])
+	if err != nil || len(entries) == 0 {
+		return err
+	}
+	vs, err := w.s.store.engine.Get(ctx, entries...)
+	w.attached = map[string]bool{}
+	for i, v := range vs {
+		w.attached[string(entries[i])] = v != nil
 	}
 	return err
 }
@@ -471,7 +522,10 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	if err := b.Check(s.store.engine.Limits()); err != nil {
 		if errors.Is(err, engine.ErrTooLarge) {
 			l := s.store.engine.Limits()
-			err = &LimitError{Limit: "commit bytes", Where: fmt.Sprintf("%d writes", b.Ops()), Have: int64(b.Bytes()), Max: int64(l.BatchBytes)}
+			if b.Ops() > l.BatchOps {
+				return &LimitError{Limit: "writes", Where: "commit (nodes, keys and blobs)", Have: int64(b.Ops()), Max: int64(l.BatchOps)}
+			}
+			err = &LimitError{Limit: "commit bytes", Have: int64(b.Bytes()), Max: int64(l.BatchBytes)}
 		}
 		return err
 	}
@@ -509,7 +563,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			return nil
 		}
 		seen[d.ID] = true
-		return blobs.Add(b, d)
+		return blobs.Add(b, d, w.marks)
 	}
 	for _, d := range w.payloads {
 		if err := add(d); err != nil {
@@ -526,11 +580,13 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 	}
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
-			if !seen[a.ID] && !blobs.Rely(b, a.ID) {
+			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.marks) {
 				return fmt.Errorf("%w: %s", ErrBlobNotFound, a.ID)
 			}
+			// The first place stays: forks see up to a revision.
 			key := s.store.space.Attachment(s.inc, s.store.space.BlobHash(a.ID))
-			if !slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return bytes.Equal(p.Key, key) }) {
+			if !w.attached[string(key)] {
+				w.attached[string(key)] = true
 				place := graph.Place{Revision: w.built.pack.Revision, Position: i}
 				b.Set(key, place.Seal(key, keys.Attachment))
 			}
@@ -551,7 +607,7 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 		return err
 	}
 	for _, id := range w.built.older {
-		if _, err := w.s.locate(ctx, h.Revision, id); err != nil {
+		if _, err := w.s.find(ctx, h.Revision, id); err != nil {
 			if errors.Is(err, ErrNodeNotFound) {
 				return invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
 			}
@@ -562,37 +618,18 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 	return nil
 }
 
-// apply applies the batch, again after an unknown outcome. It reports whether
-// there was one, as a conflict can then be with our own first attempt.
-func (w *writer) apply(ctx context.Context) (unknown bool, err error) {
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err = w.s.store.engine.Apply(ctx, w.batch)
-		if err == nil || errors.Is(err, engine.ErrConflict) {
-			return unknown, err
-		}
-		if !errors.Is(err, engine.ErrUnknown) {
-			if unknown {
-				err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
-			}
-			return unknown, err
-		}
-		unknown = true
-		select {
-		case <-ctx.Done():
-			return true, fmt.Errorf("%w: %w: %w", ErrOutcomeUnknown, err, ctx.Err())
-		case <-time.After(wait):
-		}
-	}
-}
-
 // done records what was committed and returns it.
 func (w *writer) done() Result {
 	s, c := w.s, &w.built.commit
 	s.remember(w.head, w.raw)
-	for name, d := range w.parts {
-		s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name], Depth: d.Depth()})
-	}
 	s.store.blobs.Applied(w.batch, w.drafts())
+	for name, d := range w.parts {
+		if depth, known := d.Depth(); known {
+			s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name], Depth: depth})
+		} else {
+			s.store.bases.keep(s.inc, name, d.ID)
+		}
+	}
 	bucketKey := s.store.space.Bucket(s.inc)
 	for _, p := range w.batch.Sets {
 		if bytes.Equal(p.Key, bucketKey) {
@@ -617,7 +654,7 @@ func (*replayed) Error() string { return "turn replayed" }
 
 // resolve finds out why a guard was false, and returns the head to go on from,
 // or the error that the commit ends with.
-func (w *writer) resolve(ctx context.Context, conflict error, unknown bool) (*head.Head, []byte, error) {
+func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
 	s, space := w.s, w.s.store.space
 	turnKey := space.Turn(s.inc, w.in.Turn)
 	bucketKey := space.Bucket(s.inc)
@@ -628,7 +665,7 @@ func (w *writer) resolve(ctx context.Context, conflict error, unknown bool) (*he
 	s.mu.Lock()
 	s.bucket = vs[1]
 	s.mu.Unlock()
-	if unknown && h.Revision >= w.built.commit.Revision {
+	if w.unknown && h.Revision >= w.built.commit.Revision {
 		_, id, err := s.commitAt(ctx, w.built.commit.Revision)
 		if err != nil {
 			return nil, nil, err
@@ -645,7 +682,7 @@ func (w *writer) resolve(ctx context.Context, conflict error, unknown bool) (*he
 	}
 	var ce *engine.ConflictError
 	if errors.As(conflict, &ce) {
-		switch letter, _ := space.Fields(ce.Key); letter {
+		switch space.Letter(ce.Key) {
 		case keys.Mark: // marks changed under us, or were not known
 			var ids []blob.ID
 			for _, d := range w.drafts() {
@@ -656,7 +693,7 @@ func (w *writer) resolve(ctx context.Context, conflict error, unknown bool) (*he
 					ids = append(ids, a.ID)
 				}
 			}
-			if _, err := s.store.blobs.Refresh(ctx, ids); err != nil {
+			if _, err := s.store.blobs.Refresh(ctx, w.marks, ids); err != nil {
 				return nil, nil, err
 			}
 		case keys.EventKey:
@@ -690,25 +727,25 @@ func (s *Session) conflict(expected Revision, h *head.Head) error {
 	return &ConflictError{Session: s.id, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
-// refused ends a commit whose expected revision is not the head's: with the
-// result of its turn, if that was committed, or with a conflict.
-func (w *writer) refused(ctx context.Context, h *head.Head) (Result, error) {
-	if w.in.Turn != "" {
-		key := w.s.store.space.Turn(w.s.inc, w.in.Turn)
-		vs, err := w.s.store.engine.Get(ctx, key)
-		if err != nil {
-			return Result{}, err
-		}
-		if vs[0] != nil {
-			err := w.replay(ctx, key, vs[0])
-			var r *replayed
-			if errors.As(err, &r) {
-				return r.result, nil
-			}
-			return Result{}, err
+// unless ends a commit with err, unless its turn was committed before: then with
+// the result of that, or with a turn conflict.
+func (w *writer) unless(ctx context.Context, err error) (Result, error) {
+	if w.in.Turn == "" {
+		return Result{}, err
+	}
+	key := w.s.store.space.Turn(w.s.inc, w.in.Turn)
+	vs, gerr := w.s.store.engine.Get(ctx, key)
+	if gerr != nil {
+		return Result{}, gerr
+	}
+	if vs[0] != nil {
+		err = w.replay(ctx, key, vs[0])
+		var r *replayed
+		if errors.As(err, &r) {
+			return r.result, nil
 		}
 	}
-	return Result{}, w.s.conflict(w.in.Expected, h)
+	return Result{}, err
 }
 
 // replay compares the commit with the one that is stored under its turn id. It
@@ -734,7 +771,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	var pack graph.Pack
 	if stored.Nodes > 0 {
-		if pack, err = s.pack(ctx, revision); err != nil {
+		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.pack(ctx, revision) }); err != nil {
 			return err
 		}
 	}

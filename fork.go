@@ -2,8 +2,10 @@ package turnstone
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -35,9 +37,9 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 
 	var origin *head.Origin
 	switch {
-	case about.ForkNode.IsZero(): // nothing to share yet
+	case r.Detached && about.ForkNode.IsZero():
 	case r.Detached:
-		if _, err := parent.locate(ctx, h.Revision, about.ForkNode); err != nil {
+		if _, err := parent.find(ctx, h.Revision, about.ForkNode); err != nil {
 			return nil, err
 		}
 	default:
@@ -95,15 +97,15 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (*hea
 	}
 	own := head.Ancestor{Incarnation: s.inc, Node: node, Commit: head.Genesis(s.inc, s.origin)}
 	if node == h.Leaf {
-		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, h.Parts
+		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, inherited(h.Parts)
 		o.Ancestors = append(o.Ancestors, own)
 		return o, nil
 	}
-	at, err := s.place(ctx, h.Revision, node)
-	if err != nil {
+	if _, err := s.find(ctx, h.Revision, node); err != nil {
 		return nil, err
 	}
-	if _, err := s.locate(ctx, h.Revision, node); err != nil {
+	at, err := s.place(ctx, h.Revision, node)
+	if err != nil {
 		return nil, err
 	}
 	o.Ancestors = append(o.Ancestors, own)
@@ -117,17 +119,28 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (*hea
 				return nil, err
 			}
 			a.Revision, a.Commit, a.Node, shared = at.revision, id, node, true
-			if o.Parts, err = s.store.partsFor(ctx, a.Incarnation, c, node); err != nil {
+			if a.Nodes = 0; at.position+1 < c.Nodes {
+				a.Nodes = at.position + 1
+			}
+			parts, err := s.store.partsFor(ctx, a.Incarnation, c, node)
+			if err != nil {
 				return nil, err
 			}
+			o.Parts = inherited(parts)
 		case shared: // nothing of it but its tombstones
-			a.Revision, a.Commit, a.Node = 0, CommitID{}, node
+			a.Revision, a.Commit, a.Node, a.Nodes = 0, CommitID{}, node, 0
 		}
 	}
-	for i := range o.Parts {
-		o.Parts[i].Set = 0
-	}
 	return o, nil
+}
+
+// inherited returns parts as a fork begins with them.
+func inherited(parts []head.Part) []head.Part {
+	parts = slices.Clone(parts)
+	for i := range parts {
+		parts[i].Set = 0
+	}
+	return parts
 }
 
 // partsFor returns the checkpoint that belongs to a node of commit c of an
@@ -153,7 +166,7 @@ func (s *Store) partsFor(ctx context.Context, inc head.Incarnation, c *head.Comm
 		b, err = ses.baseBefore(ctx, c.Revision)
 		parts = b.parts
 	}
-	return slices.Clone(parts), err
+	return parts, err
 }
 
 // A child is a session that names another one as its parent.
@@ -169,9 +182,9 @@ func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error)
 		if err != nil {
 			return nil, err
 		}
-		_, fields := s.space.Fields(p.Key)
+		_, fields, ok := s.space.Fields(p.Key)
 		body, err := codec.Open(p.Key, p.Value, keys.Child)
-		if err == nil && (len(fields) != 32 || len(body) != 32) {
+		if err == nil && (!ok || len(body) != 32) {
 			err = fmt.Errorf("%w: child", codec.ErrMalformed)
 		}
 		if err != nil {
@@ -261,6 +274,7 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
 	s.store.removeOrder(&b, s.inc, vs[2])
 	s.store.setDirty(&b, s.dirtyKey)
+	s.store.setGrave(&b, s.hash)
 	if about.Parent != "" {
 		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
 	}
@@ -270,6 +284,14 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 func (s *Store) deleteChild(ctx context.Context, c child) error {
 	key := s.space.About(c.hash)
 	vs, err := s.engine.Get(ctx, key)
+	if err == nil && vs[0] == nil { // gone, or renamed
+		e, merr := s.moved(ctx, entry{inc: c.inc, hash: c.hash})
+		if merr != nil || e.at == 0 {
+			return merr
+		}
+		key = s.space.About(e.hash)
+		vs, err = s.engine.Get(ctx, key)
+	}
 	if err != nil || vs[0] == nil {
 		return err
 	}
@@ -291,40 +313,49 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	if err := checkSessionID(to); err != nil {
 		return err
 	}
-	for {
-		err := s.rename(ctx, from, to)
-		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
-			return err
-		}
-	}
-}
-
-func (s *Store) rename(ctx context.Context, from, to string) error {
 	ses, err := s.Session(ctx, from)
 	if err != nil {
 		return err
 	}
+	for {
+		b, err := s.rename(ctx, ses, to)
+		if err != nil {
+			return err
+		}
+		unknown, err := s.apply(ctx, b)
+		if !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+		if unknown { // the conflict may be with our own first attempt
+			if renamed, err := s.Session(ctx, to); err == nil && renamed.inc == ses.inc {
+				return nil
+			}
+		}
+	}
+}
+
+func (s *Store) rename(ctx context.Context, ses *Session, to string) (*engine.Batch, error) {
 	life, lifeRaw, err := ses.life(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if kids, err := s.children(ctx, ses.hash); err != nil {
-		return err
+		return nil, err
 	} else if slices.ContainsFunc(kids, func(c child) bool { return c.parent == ses.inc }) {
-		return fmt.Errorf("%w: %q", ErrHasChildren, from)
+		return nil, fmt.Errorf("%w: %q", ErrHasChildren, ses.id)
 	}
 	hash := s.space.Session(to)
 	headKey, aboutKey, bucketKey := s.space.Head(hash), s.space.About(hash), s.space.Bucket(ses.inc)
 	h, vs, err := ses.readHead(ctx, ses.headKey, ses.aboutKey, bucketKey, headKey)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if vs[3] != nil {
-		return fmt.Errorf("%w: %q", ErrExists, to)
+		return nil, fmt.Errorf("%w: %q", ErrExists, to)
 	}
 	about, err := ses.openAbout(vs[1])
 	if err != nil {
-		return err
+		return nil, err
 	}
 	about.ID = to
 	next := life.Next()
@@ -348,13 +379,21 @@ func (s *Store) rename(ctx context.Context, from, to string) error {
 		key := s.space.Child(s.space.Session(about.Parent), ses.inc)
 		old, err := s.engine.Get(ctx, key)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		body, err := codec.Open(key, old[0], keys.Child)
 		if err != nil || len(body) != 32 {
-			return codec.Corrupt(err, "child entry of session %q", from)
+			return nil, codec.Corrupt(err, "child entry of session %q", ses.id)
 		}
 		b.Set(key, codec.Seal(key, keys.Child, append(slices.Clone(hash[:]), body[16:]...)))
 	}
-	return s.engine.Apply(ctx, &b)
+	s.setGrave(&b, ses.hash)
+	return &b, nil
+}
+
+// setGrave says that a session of this id is gone. Creating one guards what
+// stands there: a delayed attempt from before can't bring the old one back.
+func (s *Store) setGrave(b *engine.Batch, id keys.Hash) {
+	key := s.space.Grave(id)
+	b.Set(key, codec.Seal(key, keys.Grave, binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
 }

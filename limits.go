@@ -107,6 +107,7 @@ func checkCommit(in *Commit) error {
 		c.text("part name", "checkpoint", name, 1, MaxPartName)
 		c.limit("bytes", "checkpoint part "+name, len(in.Checkpoint[name]), MaxPart)
 	}
+	c.limit("dropped parts", "commit", len(in.Drop), MaxParts)
 	for _, name := range in.Drop {
 		if _, set := in.Checkpoint[name]; set && c.err == nil {
 			c.err = invalid("checkpoint part "+name, "is both set and dropped")

@@ -190,9 +190,9 @@ type entry struct {
 }
 
 func (s *Store) entry(p engine.Pair) (e entry, err error) {
-	_, fields := s.space.Fields(p.Key)
+	_, fields, ok := s.space.Fields(p.Key)
 	body, err := codec.Open(p.Key, p.Value, keys.Order)
-	if err == nil && (len(fields) != 24 || len(body) != len(e.hash)) {
+	if err == nil && (!ok || len(body) != len(e.hash)) {
 		err = fmt.Errorf("%w: order", codec.ErrMalformed)
 	}
 	if err != nil {
@@ -214,9 +214,16 @@ func (l *lister) add(ctx context.Context, entries []entry) error {
 	if err != nil {
 		return err
 	}
+	var again []entry
 	for i, e := range entries {
-		if vs[2*i] == nil && vs[2*i+1] == nil {
-			continue // deleted meanwhile
+		if vs[2*i] == nil && vs[2*i+1] == nil { // deleted meanwhile, or renamed
+			if e, err = l.s.moved(ctx, e); err != nil {
+				return err
+			}
+			if e.at != 0 {
+				again = append(again, e)
+			}
+			continue
 		}
 		h, err := head.OpenHead(ks[2*i], vs[2*i])
 		if err != nil {
@@ -237,8 +244,30 @@ func (l *lister) add(ctx context.Context, entries []entry) error {
 		}
 		l.sorted = append(l.sorted, item)
 	}
+	if len(again) > 0 {
+		return l.add(ctx, again)
+	}
 	slices.SortFunc(l.sorted, func(a, b listed) int { return a.compare(&b) })
 	return nil
+}
+
+// moved returns where the session of an entry is now: after a rename its
+// lifecycle record names another id. A session that is gone has no time.
+func (s *Store) moved(ctx context.Context, e entry) (entry, error) {
+	key := s.space.Life(e.inc)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return entry{}, err
+	}
+	life, err := head.OpenLife(key, vs[0])
+	if err != nil {
+		return entry{}, codec.Corrupt(err, "lifecycle of incarnation %x", e.inc)
+	}
+	if life.State != head.Live || life.Session == e.hash {
+		return entry{}, nil
+	}
+	e.hash, e.at = life.Session, max(e.at, 1)
+	return e, nil
 }
 
 func (l *lister) matches(i *Info) bool {

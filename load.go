@@ -135,8 +135,11 @@ func (s *Session) epochs(ctx context.Context) ([][]byte, error) {
 type layer struct {
 	inc   head.Incarnation
 	last  Revision // up to here
+	nodes int      // so many of the last revision; 0: all
 	first NodeID   // the node before its first one: where it forked from
 	epoch uint64   // tombstones up to here count
+	// commit is the id of the last revision's, if that is known.
+	commit CommitID
 }
 
 func (s *Session) layers(last Revision) []layer {
@@ -144,7 +147,7 @@ func (s *Session) layers(last Revision) []layer {
 	var first NodeID
 	if s.origin != nil {
 		for _, a := range s.origin.Ancestors {
-			out = append(out, layer{inc: a.Incarnation, last: a.Revision, first: first, epoch: a.Epoch})
+			out = append(out, layer{inc: a.Incarnation, last: a.Revision, nodes: a.Nodes, first: first, epoch: a.Epoch, commit: a.Commit})
 			first = a.Node
 		}
 	}
@@ -162,7 +165,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: h.Parts, Usage: h.Usage, Time: h.Updated}
+	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: slices.Clone(h.Parts), Usage: slices.Clone(h.Usage), Time: h.Updated}
 	if scope.At != 0 && scope.At != h.Revision {
 		if err := s.stateAt(ctx, st, scope.At, h); err != nil {
 			return nil, err
@@ -184,7 +187,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	var nodes []found
 	switch {
 	case scope.Full:
-		nodes, err = s.full(ctx, st.Revision)
+		nodes, err = s.full(ctx, st.Revision, st.Commit)
 	case scope.Last > 0:
 		nodes, err = s.tail(ctx, st.Revision, leaf, scope.Last, dead)
 	case scope.After > 0 && scope.After >= st.Revision: // nothing came after
@@ -227,6 +230,9 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 // commits calls f for the session's commits 1 to last, each verified to follow
 // the one before.
 func (s *Session) commits(ctx context.Context, last Revision, f func(*head.Commit, CommitID) error) error {
+	if last == 0 {
+		return nil
+	}
 	previous, next := head.Genesis(s.inc, s.origin), Revision(1)
 	r := s.store.space.Of(keys.Commit, s.inc)
 	r.Limit = int(min(last, 1<<30))
@@ -259,7 +265,7 @@ func (s *Session) commits(ctx context.Context, last Revision, f func(*head.Commi
 func (s *Session) partsAt(ctx context.Context, c *head.Commit) ([]head.Part, error) {
 	if c.PartsAt == 0 {
 		if s.origin != nil {
-			return s.origin.Parts, nil
+			return slices.Clone(s.origin.Parts), nil
 		}
 		return nil, nil
 	}
@@ -368,6 +374,9 @@ func (s *Session) read(ctx context.Context, l layer, after Revision, all []found
 				continue
 			}
 			for j := range p.Nodes {
+				if r == l.last && l.nodes > 0 && j >= l.nodes {
+					break
+				}
 				all = append(all, found{Node: p.Nodes[j], revision: r})
 			}
 			done = r
@@ -390,9 +399,11 @@ func (s *Session) before(ctx context.Context, l layer, r Revision) (NodeID, erro
 
 // full reads every node up to revision last, and checks them against the
 // commits: a side branch has no leaf that vouches for it.
-func (s *Session) full(ctx context.Context, last Revision) ([]found, error) {
+func (s *Session) full(ctx context.Context, last Revision, commit CommitID) ([]found, error) {
 	var all []found
-	for _, l := range s.layers(last) {
+	layers := s.layers(last)
+	layers[len(layers)-1].commit = commit
+	for _, l := range layers {
 		start := len(all)
 		var err error
 		if all, err = s.read(ctx, l, 0, all); err != nil {
@@ -405,24 +416,26 @@ func (s *Session) full(ctx context.Context, last Revision) ([]found, error) {
 	return all, nil
 }
 
-// checkLayer verifies that nodes are exactly what the commits of l added.
+// checkLayer verifies that nodes are exactly what the commits of l added, and
+// that these are a chain that ends in l.commit.
 func (s *Session) checkLayer(ctx context.Context, l layer, nodes []found) error {
 	if l.last == 0 {
 		return nil
 	}
 	r := s.store.space.Of(keys.Commit, l.inc)
 	r.Limit = int(min(l.last, 1<<30))
-	next, before := Revision(1), l.first
+	next, before, previous := Revision(1), l.first, CommitID{}
 	for p, err := range s.store.engine.Scan(ctx, r) {
 		if err != nil {
 			return err
 		}
-		if next > l.last {
-			break
-		}
-		c, _, err := head.OpenCommit(p.Key, p.Value)
-		if err == nil && c.Revision != next {
+		c, id, err := head.OpenCommit(p.Key, p.Value)
+		switch {
+		case err != nil:
+		case c.Revision != next:
 			err = codec.ErrMissing
+		case next > 1 && c.Previous != previous, next == l.last && l.commit != CommitID{} && id != l.commit:
+			err = codec.ErrHash
 		}
 		if err != nil {
 			return codec.Corrupt(err, "commit %d of session %q", next, s.id)
@@ -431,19 +444,35 @@ func (s *Session) checkLayer(ctx context.Context, l layer, nodes []found) error 
 		for n < len(nodes) && nodes[n].revision == next {
 			n++
 		}
-		if n != c.Nodes {
-			return codec.Corrupt(fmt.Errorf("%w: %d of %d nodes", codec.ErrMissing, n, c.Nodes), "pack of revision %d of session %q", next, s.id)
+		if err := vouch(c, nodes[:n], before, next == l.last && l.nodes > 0); err != nil {
+			return codec.Corrupt(err, "pack of revision %d of session %q", next, s.id)
 		}
-		if n > 0 {
-			before = nodes[n-1].ID
-		}
-		if before != c.Last {
-			return codec.Corrupt(codec.ErrHash, "pack of revision %d of session %q", next, s.id)
-		}
-		nodes, next = nodes[n:], next+1
+		nodes, next, before, previous = nodes[n:], next+1, c.Last, id
 	}
 	if next != l.last+1 || len(nodes) > 0 {
 		return codec.Corrupt(codec.ErrMissing, "commit %d of session %q", next, s.id)
+	}
+	return nil
+}
+
+// vouch checks the nodes of one commit against it; before is the last node
+// before them. Of a commit that is shared in part only the beginning is there,
+// and the fork node, which is its end, vouches for that.
+func vouch(c *head.Commit, nodes []found, before NodeID, part bool) error {
+	if part {
+		return nil
+	}
+	if len(nodes) != c.Nodes {
+		return fmt.Errorf("%w: %d of %d nodes", codec.ErrMissing, len(nodes), c.Nodes)
+	}
+	pack := graph.Pack{Nodes: make([]graph.Node, len(nodes))}
+	for i := range nodes {
+		pack.Nodes[i] = nodes[i].Node
+		before = nodes[i].ID
+	}
+	linear := c.NodeDigest == [32]byte{}
+	if before != c.Last || linear != pack.Linear(c.Leaf) || !linear && pack.Digest() != c.NodeDigest {
+		return codec.ErrHash
 	}
 	return nil
 }
@@ -454,7 +483,7 @@ func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, d
 	for want := leaf; !want.IsZero() && n > 0; {
 		l, seg, err := s.segmentOf(ctx, last, want)
 		if err != nil {
-			return nil, err
+			return nil, linked(err, want)
 		}
 		progress := false
 		for i := len(seg) - 1; i >= 0 && n > 0; i-- {
@@ -472,6 +501,14 @@ func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, d
 	}
 	slices.Reverse(out)
 	return out, nil
+}
+
+// linked makes damage of the absence of a node that something refers to.
+func linked(err error, id NodeID) error {
+	if errors.Is(err, ErrNodeNotFound) {
+		return codec.Corrupt(codec.ErrMissing, "index entry of node %s", id)
+	}
+	return err
 }
 
 // segmentOf reads the segment that holds node id, with ids.
@@ -560,8 +597,9 @@ func (s *Session) indexed(ctx context.Context, last Revision, letter byte, what 
 		if err != nil {
 			return spot{}, codec.Corrupt(err, "index entry of %s of session %q", what, s.id)
 		}
-		if r := Revision(p.Revision); r <= layers[i].last {
-			return spot{layer: layers[i], revision: r, position: p.Position}, nil
+		l := layers[i]
+		if r := Revision(p.Revision); r < l.last || r == l.last && (l.nodes == 0 || p.Position < l.nodes) {
+			return spot{layer: l, revision: r, position: p.Position}, nil
 		}
 	}
 	return spot{}, fmt.Errorf("%w: %s of session %q", ErrNodeNotFound, what, s.id)
@@ -578,6 +616,11 @@ func (s *Session) locate(ctx context.Context, last Revision, id NodeID) (found, 
 		err = codec.Corrupt(codec.ErrHash, "node %s of session %q", id, s.id)
 	}
 	return n, err
+}
+
+// find is locate for callers that are not under retried themselves.
+func (s *Session) find(ctx context.Context, last Revision, id NodeID) (found, error) {
+	return retried(ctx, s, func() (found, error) { return s.locate(ctx, last, id) })
 }
 
 // at reads the node at a spot.
@@ -629,11 +672,32 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 		if err == nil && n.Key != key {
 			err = codec.Corrupt(codec.ErrHash, "event key %q of session %q", key, s.id)
 		}
+		if err == nil { // no id was asked for that vouches for what was read
+			err = s.vouched(ctx, at)
+		}
 		if err != nil {
 			return Node{}, err
 		}
 		return s.one(ctx, h.Revision, n)
 	})
+}
+
+// vouched checks the pack at a spot against its commit.
+func (s *Session) vouched(ctx context.Context, at spot) error {
+	c, _, err := s.store.commitAt(ctx, at.layer.inc, at.revision)
+	if err != nil {
+		return err
+	}
+	before, err := s.before(ctx, at.layer, at.revision)
+	if err != nil {
+		return err
+	}
+	nodes, err := s.segmentAt(ctx, at.layer, at.revision)
+	if err != nil {
+		return err
+	}
+	nodes = slices.DeleteFunc(nodes, func(n found) bool { return n.revision != at.revision })
+	return codec.Corrupt(vouch(c, nodes, before, false), "pack of revision %d of session %q", at.revision, s.id)
 }
 
 // one makes a Node of n.
@@ -657,7 +721,7 @@ func (s *Session) alive(ctx context.Context, last Revision, id NodeID, dead tomb
 	for dead.has(id) {
 		n, err := s.locate(ctx, last, id)
 		if err != nil {
-			return NodeID{}, err
+			return NodeID{}, linked(err, id)
 		}
 		id = n.Parent
 	}

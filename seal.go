@@ -22,6 +22,7 @@ func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
 // Seal seals what all sessions have gathered.
 func (s *Store) Seal(ctx context.Context) error {
+	var failed []error
 	for o := (ListOptions{Limit: 1000}); ; {
 		page, err := s.List(ctx, o)
 		if err != nil {
@@ -32,12 +33,15 @@ func (s *Store) Seal(ctx context.Context) error {
 			if err == nil {
 				err = ses.Seal(ctx)
 			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
-				return err
+				failed = append(failed, err) // the others can be sealed all the same
 			}
 		}
 		if o.After = page.Next; o.After == "" {
-			return nil
+			return errors.Join(failed...)
 		}
 	}
 }
@@ -69,54 +73,37 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 	if err != nil {
 		return false, err
 	}
-	before, err := s.before(ctx, s.layers(h.Revision)[len(s.layers(h.Revision))-1], life.Sealed+1)
+	s.sealedRaw.Store(life.SealedRaw)
+	run, err := retried(ctx, s, func() (*run, error) { return s.gather(ctx, life, h.Revision) })
 	if err != nil {
 		return false, err
 	}
-	var packs []graph.Pack
-	var old [][]byte
-	segments, size := 0, uint64(0)
 	target := uint64(s.store.opts.SealBytes)
-	start := before
-	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(life.Sealed+1), uint64(h.Revision)) {
-		if err != nil {
-			return false, err
-		}
-		for i := range seg.Packs {
-			if before, err = seg.Packs[i].Resolve(before); err != nil {
-				return false, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.id)
-			}
-			size += seg.Packs[i].Raw()
-		}
-		packs = append(packs, seg.Packs...)
-		old = append(old, seg.Keys...)
-		if segments++; size >= target {
-			break
-		}
-	}
-	full := size >= target
-	if len(packs) == 0 || !full && (!all || segments == 1) {
+	full := run.raw >= target || run.more
+	if len(run.packs) == 0 || !full && (!all || run.segments == 1 && !run.loose) {
 		return false, nil
 	}
 	next := life.Next()
 	if full {
-		next.Sealed, next.SealedRaw = Revision(packs[len(packs)-1].Revision), life.SealedRaw+size
-	}
-	ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, packs, start, codec.Best)
-	if err != nil {
-		return false, err
+		next.Sealed, next.SealedRaw = Revision(run.packs[len(run.packs)-1].Revision), life.SealedRaw+run.raw
 	}
 	var b engine.Batch
 	b.Guard(s.lifeKey, raw)
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
-	set := map[string]bool{}
-	for i := range ks {
-		b.Set(ks[i], vs[i])
-		set[string(ks[i])] = true
-	}
-	for _, k := range old {
-		if !set[string(k)] {
-			b.Delete(k)
+	if run.segments > 1 || run.loose {
+		ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, codec.Best)
+		if err != nil {
+			return false, err
+		}
+		set := map[string]bool{}
+		for i := range ks {
+			b.Set(ks[i], vs[i])
+			set[string(ks[i])] = true
+		}
+		for _, k := range run.keys {
+			if !set[string(k)] {
+				b.Delete(k)
+			}
 		}
 	}
 	if err := s.store.engine.Apply(ctx, &b); err != nil {
@@ -124,6 +111,51 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 	}
 	s.sealedRaw.Store(next.SealedRaw)
 	return full, nil
+}
+
+// A run is packs that become one segment.
+type run struct {
+	packs    []graph.Pack
+	keys     [][]byte // that store them now
+	before   NodeID   // the last node before them
+	raw      uint64
+	segments int  // how many they are now
+	loose    bool // one of them at least is compressed for speed
+	more     bool // it ends because the next one does not fit
+}
+
+// maxSealed bounds a run: even if nothing of it compresses, it fits a batch.
+const maxSealed = 1 << 20
+
+// gather reads the packs after the last full segment, until there is enough.
+func (s *Session) gather(ctx context.Context, life *head.Life, last Revision) (*run, error) {
+	layers := s.layers(last)
+	before, err := s.before(ctx, layers[len(layers)-1], life.Sealed+1)
+	if err != nil {
+		return nil, err
+	}
+	r := &run{before: before}
+	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(life.Sealed+1), uint64(last)) {
+		if err != nil {
+			return nil, err
+		}
+		size := uint64(0)
+		for i := range seg.Packs {
+			if before, err = seg.Packs[i].Resolve(before); err != nil {
+				return nil, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.id)
+			}
+			size += seg.Packs[i].Raw()
+		}
+		if r.more = len(r.packs) > 0 && (r.raw+size > maxSealed || len(r.keys) > 4000); r.more {
+			break
+		}
+		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)
+		r.raw, r.loose = r.raw+size, r.loose || seg.Loose
+		if r.segments++; r.raw >= uint64(s.store.opts.SealBytes) {
+			break
+		}
+	}
+	return r, nil
 }
 
 // A sealer seals in the background, one session at a time.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,7 +104,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.inc)); err != nil {
 		return nil, err
 	}
-	if about.Parent != "" && !about.Detached && !about.ForkNode.IsZero() {
+	if about.Parent != "" && !about.Detached {
 		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
 			if ses.gone(ctx) {
 				return nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
@@ -233,7 +234,7 @@ func info(a *head.About, h *head.Head) Info {
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels},
 		Parent:   a.Parent, ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
 		Created: a.Created, Updated: a.Updated,
-		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: h.Usage,
+		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
 	}
 	if h.Updated.After(i.Updated) {
 		i.Updated = h.Updated

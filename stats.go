@@ -37,7 +37,7 @@ func (b Bytes) Total() uint64 { return b.Keys + b.Values }
 
 // kinds names what the records under a letter hold.
 var kinds = map[byte]string{
-	keys.Store: "sessions", keys.Head: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
+	keys.Store: "sessions", keys.Head: "sessions", keys.Grave: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.Bucket: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Commit: "commits", keys.Turn: "commits",
 	keys.Pack: "nodes",
@@ -52,7 +52,10 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 		if err != nil {
 			return nil, err
 		}
-		letter, fields := s.space.Fields(p.Key)
+		letter, fields, ok := s.space.Fields(p.Key)
+		if !ok {
+			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", codec.ErrMalformed), "record at key %x", p.Key)
+		}
 		kind := kinds[letter]
 		b := st.ByKind[kind]
 		for _, b := range []*Bytes{&b, &st.Stored} {
@@ -93,9 +96,6 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 		case keys.Mark:
 			st.Blobs++
 		case keys.Pack:
-			if len(fields) != 25 {
-				return nil, codec.Corrupt(fmt.Errorf("%w: key", codec.ErrMalformed), "pack at key %x", p.Key)
-			}
 			if fields[24] == 0 {
 				if loose, err := looseAt(p.Key, p.Value, fields); err != nil {
 					return nil, err

@@ -25,8 +25,8 @@ type Options struct {
 	// It must not call the session that commits.
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
-	// packs are sealed into one segment. Default 192 KiB. Larger compresses
-	// better and makes reading one old node slower.
+	// packs are sealed into one segment. Default 192 KiB, at most 1 MiB. Larger
+	// compresses better and makes reading one old node slower.
 	SealBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.
 	NoAutoSeal bool
@@ -86,6 +86,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.SealBytes <= 0 {
 		s.opts.SealBytes = 192 << 10
 	}
+	s.opts.SealBytes = min(s.opts.SealBytes, maxSealed)
 	if s.opts.CacheBytes <= 0 {
 		s.opts.CacheBytes = 32 << 20
 	}
@@ -155,9 +156,12 @@ func openRecord(key, value []byte) (r record, err error) {
 		return r, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(8)
+	n := d.Array(1 << 10) // a newer format may have more fields
 	if v := d.Uint(); v > format && d.Err() == nil {
 		return r, fmt.Errorf("%w (format %d, this one reads %d)", codec.ErrNewer, v, format)
+	}
+	if n != 8 {
+		d.Fail("store record of %d fields", n)
 	}
 	d.Fixed(r.id[:])
 	r.namespace = d.Text()
@@ -222,24 +226,47 @@ func (s *Store) Create(ctx context.Context, r Request) (session *Session, create
 		if !errors.Is(err, ErrSessionNotFound) {
 			return nil, false, err
 		}
-		b, err := s.create(ctx, r)
+		b, inc, err := s.create(ctx, r)
 		if err != nil {
 			return nil, false, err
 		}
-		err = s.engine.Apply(ctx, b)
-		if err == nil {
-			session, err := s.Session(ctx, r.ID)
-			return session, true, err
-		}
-		// A conflict is another creator, or a change of the parent: look again.
-		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+		unknown, err := s.apply(ctx, b)
+		if err != nil && !errors.Is(err, engine.ErrConflict) {
 			return nil, false, err
+		}
+		// A conflict is another creator, a change of the parent, or after an
+		// unknown outcome our own first attempt.
+		if err == nil || unknown {
+			session, serr := s.Session(ctx, r.ID)
+			if err == nil || serr == nil && session.inc == inc {
+				return session, true, serr
+			}
+		}
+	}
+}
+
+// apply applies b, again after an unknown outcome, until it succeeds or fails
+// otherwise. It reports whether there was one: a conflict can then be with our
+// own first attempt.
+func (s *Store) apply(ctx context.Context, b *engine.Batch) (unknown bool, err error) {
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		if err = s.engine.Apply(ctx, b); !errors.Is(err, engine.ErrUnknown) {
+			if unknown && err != nil && !errors.Is(err, engine.ErrConflict) {
+				err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+			}
+			return unknown, err
+		}
+		unknown = true
+		select {
+		case <-ctx.Done():
+			return true, fmt.Errorf("%w: %w: %w", ErrOutcomeUnknown, err, ctx.Err())
+		case <-time.After(wait):
 		}
 	}
 }
 
 // create builds the batch that creates the session.
-func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, error) {
+func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, head.Incarnation, error) {
 	now := s.now()
 	h := s.space.Session(r.ID)
 	about := head.About{
@@ -251,10 +278,16 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, error) {
 	inc := about.Incarnation
 	hd := head.Head{Incarnation: inc, Updated: now}
 	var b engine.Batch
+	grave := s.space.Grave(h)
+	vs, err := s.engine.Get(ctx, grave)
+	if err != nil {
+		return nil, inc, err
+	}
+	b.Guard(grave, vs[0])
 	if r.Parent != "" {
 		origin, err := s.fork(ctx, &b, &r, &about)
 		if err != nil {
-			return nil, err
+			return nil, inc, err
 		}
 		if origin != nil {
 			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, origin.Parts
@@ -272,7 +305,7 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, error) {
 	life := head.Life{Session: h, State: head.Live}
 	b.Set(lifeKey, life.Seal(lifeKey))
 	s.setOrder(&b, inc, h, now)
-	return &b, nil
+	return &b, inc, nil
 }
 
 // merged returns labels with changes applied; it shares no memory with them.

@@ -29,9 +29,9 @@ func (s *Session) tombstones(ctx context.Context) (tombstones, error) {
 			if err != nil {
 				return nil, err
 			}
-			_, fields := s.store.space.Fields(p.Key)
+			_, fields, ok := s.store.space.Fields(p.Key)
 			epoch, err := openTombstone(p.Key, p.Value)
-			if err == nil && len(fields) != 24 {
+			if err == nil && !ok {
 				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
 			}
 			if err != nil {
@@ -96,7 +96,7 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 		if dead.has(id) {
 			continue
 		}
-		if _, err := s.locate(ctx, h.Revision, id); err != nil {
+		if _, err := s.find(ctx, h.Revision, id); err != nil {
 			return err
 		}
 		key := s.store.space.Tombstone(s.inc, id)

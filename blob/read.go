@@ -34,7 +34,7 @@ func (s *Store) ReadAll(ctx context.Context, ids []ID) ([][]byte, error) {
 		if r.size > maxInMemory {
 			return nil, fmt.Errorf("%w: blob %s of %d bytes: open it as a stream", ErrTooLarge, ids[i], r.size)
 		}
-		if out[i], err = s.content(ctx, r); err != nil {
+		if out[i], err = s.content(ctx, r, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -47,7 +47,10 @@ func (s *Store) ReadDepth(ctx context.Context, id ID) (content []byte, depth int
 	if err != nil {
 		return nil, 0, err
 	}
-	content, err = s.content(ctx, recs[0])
+	if recs[0].size > maxInMemory {
+		return nil, 0, fmt.Errorf("%w: blob %s of %d bytes: open it as a stream", ErrTooLarge, id, recs[0].size)
+	}
+	content, err = s.content(ctx, recs[0], 0)
 	return content, recs[0].depth, err
 }
 
@@ -106,8 +109,8 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 	return r, nil
 }
 
-// content expands r and verifies it.
-func (s *Store) content(ctx context.Context, r record) ([]byte, error) {
+// content expands r and verifies it. depth counts the lists above it.
+func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error) {
 	// Down the chain of deltas to what stands by itself, and up again.
 	chain := []record{r}
 	for top := r; top.form == delta; top = chain[len(chain)-1] {
@@ -124,8 +127,10 @@ func (s *Store) content(ctx context.Context, r record) ([]byte, error) {
 	for i := len(chain) - 1; i >= 0; i-- {
 		c := chain[i]
 		var err error
-		if c.form == list {
-			content, err = s.join(ctx, c)
+		if c.size > maxInMemory {
+			err = fmt.Errorf("%w: base of %d bytes", codec.ErrMalformed, c.size)
+		} else if c.form == list {
+			content, err = s.join(ctx, c, depth)
 		} else {
 			content, err = codec.Decompress(c.data, content, int(c.size))
 		}
@@ -143,9 +148,9 @@ func (s *Store) content(ctx context.Context, r record) ([]byte, error) {
 	return content, nil
 }
 
-func (s *Store) join(ctx context.Context, r record) ([]byte, error) {
-	out := make([]byte, 0, r.size)
-	err := s.walk(ctx, r, 0, func(chunk []byte) error {
+func (s *Store) join(ctx context.Context, r record, depth int) ([]byte, error) {
+	var out []byte // grows with what is there, not with what the record claims
+	err := s.walk(ctx, r, depth, func(chunk []byte) error {
 		out = append(out, chunk...)
 		return nil
 	})
@@ -158,7 +163,7 @@ const maxTree = 4
 // walk calls f with the verified chunks of r in order.
 func (s *Store) walk(ctx context.Context, r record, depth int, f func([]byte) error) error {
 	if r.form != list {
-		content, err := s.content(ctx, r)
+		content, err := s.content(ctx, r, depth)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
@@ -22,7 +23,7 @@ type Store struct {
 	engine engine.Engine
 	space  *keys.Space
 	chunks Chunking
-	marks  marks
+	marks  cache
 }
 
 // Chunking is how large content is cut (FastCDC; Xia et al., USENIX ATC 2016).
@@ -38,39 +39,43 @@ func New(e engine.Engine, space *keys.Space, c Chunking) *Store {
 	return &Store{engine: e, space: space, chunks: c}
 }
 
-// A marks remembers the marks that were seen last, so that a commit can guard
-// one without reading it first. A stale one only costs a read: the guard fails.
-type marks struct {
+// Marks are the marks of blobs as they were seen: what a batch guards to rely on
+// them. A stale one only costs another attempt, as its guard fails.
+type Marks map[ID][]byte
+
+// A cache remembers the marks that were seen last, so that most commits need
+// not read one first.
+type cache struct {
 	mu   sync.Mutex // guards both maps
-	a, b map[ID][]byte
+	a, b Marks
 }
 
 const keptMarks = 4096 // in each of two generations: about 1 MB
 
-func (m *marks) get(id ID) []byte {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if v, ok := m.a[id]; ok {
+func (c *cache) get(id ID) []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if v, ok := c.a[id]; ok {
 		return v
 	}
-	return m.b[id]
+	return c.b[id]
 }
 
-func (m *marks) put(id ID, v []byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.a == nil || len(m.a) >= keptMarks {
-		m.a, m.b = make(map[ID][]byte), m.a
+func (c *cache) put(id ID, v []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.a == nil || len(c.a) >= keptMarks {
+		c.a, c.b = make(Marks), c.a
 	}
-	m.a[id] = v
-	delete(m.b, id)
+	c.a[id] = v
+	delete(c.b, id)
 }
 
-func (m *marks) forget(id ID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.a, id)
-	delete(m.b, id)
+func (c *cache) forget(id ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.a, id)
+	delete(c.b, id)
 }
 
 // A Draft is content on its way into a batch.
@@ -80,6 +85,7 @@ type Draft struct {
 	Depends []ID // the base, or the items of a list: relied upon when the bytes are written
 	Stored  bool // the bytes are stored already: d can only be relied on
 	rec     record
+	written bool // rec is what is stored
 }
 
 // Stored returns the draft of a blob that Write has stored.
@@ -88,8 +94,9 @@ func Stored(id ID, size int64) *Draft { return &Draft{ID: id, Size: size, Stored
 // Bytes is the length of d's representation.
 func (d *Draft) Bytes() int { return len(d.rec.data) + 36*len(d.rec.items) }
 
-// Depth is the length of the chain of deltas that ends with d, for Base.
-func (d *Draft) Depth() int { return d.rec.depth }
+// Depth is the length of the chain of deltas that ends with d, for Base, if that
+// is known: if d itself was written, and not found to be stored in another form.
+func (d *Draft) Depth() (depth int, known bool) { return d.rec.depth, d.written }
 
 // A Base is an earlier version that a new one may be stored relative to. The
 // caller has its content at hand; nothing is read for it.
@@ -128,24 +135,24 @@ func Prepare(content []byte, base *Base) (*Draft, error) {
 // ErrStream reports content that is too large for one batch.
 var ErrStream = errors.New("blob: too large for one batch")
 
-// Add makes b store d, or rely on it when it is known to be stored, and guard
-// what it relies on. When Apply fails with a conflict on a mark, call Refresh
-// and build the batch again. Add fails with ErrNotFound when the mark of
-// something that d depends on is not known: Refresh Draft.Depends first.
-func (s *Store) Add(b *engine.Batch, d *Draft) error {
-	h := s.space.BlobHash(d.ID)
-	mark := s.space.Mark(h)
-	if s.guard(b, mark, d.ID) {
+// Add makes b store d, or rely on it when marks say that it is stored, and guard
+// what it relies on. When Apply fails with a conflict on a mark, Refresh and
+// build the batch again. Add fails with ErrNotFound when marks lack what d
+// depends on: see Known.
+func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
+	if s.Rely(b, d.ID, marks) {
 		return nil
 	}
 	if d.Stored {
 		return fmt.Errorf("%w: %s", ErrNotFound, d.ID)
 	}
 	for _, dep := range d.Depends {
-		if !s.Rely(b, dep) {
+		if !s.Rely(b, dep, marks) {
 			return fmt.Errorf("%w: %s, which %s is stored relative to", ErrNotFound, dep, d.ID)
 		}
 	}
+	h := s.space.BlobHash(d.ID)
+	mark := s.space.Mark(h)
 	b.Guard(mark, nil)
 	b.Set(mark, newMark(mark, live))
 	ks, vs := d.rec.values(s.space, h)
@@ -155,21 +162,17 @@ func (s *Store) Add(b *engine.Batch, d *Draft) error {
 	return nil
 }
 
-// Rely makes b guard the stored blob id. It reports whether its mark is known;
-// if it is not, Refresh it first.
-func (s *Store) Rely(b *engine.Batch, id ID) bool {
-	return s.guard(b, s.space.Mark(s.space.BlobHash(id)), id)
-}
-
-// guard makes b guard the known mark of id, and revive it when it is condemned.
-func (s *Store) guard(b *engine.Batch, key []byte, id ID) bool {
-	v := s.marks.get(id)
+// Rely makes b guard the mark of the stored blob id, and revive it when it is
+// condemned. It reports whether marks have it.
+func (s *Store) Rely(b *engine.Batch, id ID, marks Marks) bool {
+	v := marks[id]
 	if v == nil {
 		return false
 	}
+	key := s.space.Mark(s.space.BlobHash(id))
 	for _, g := range b.Guards {
 		if bytes.Equal(g.Key, key) {
-			return true // twice in one commit
+			return true // twice in one batch
 		}
 	}
 	b.Guard(key, v)
@@ -179,8 +182,31 @@ func (s *Store) guard(b *engine.Batch, key []byte, id ID) bool {
 	return true
 }
 
-// Refresh reads the marks of ids. It returns the ids that are not stored.
-func (s *Store) Refresh(ctx context.Context, ids []ID) (absent []ID, err error) {
+// Hint adds to marks what was seen of ids, without reading.
+func (s *Store) Hint(marks Marks, ids ...ID) {
+	for _, id := range ids {
+		if v := s.marks.get(id); v != nil {
+			marks[id] = v
+		}
+	}
+}
+
+// Known adds to marks those of ids, and reads what was not seen. It returns the
+// ids that are not stored.
+func (s *Store) Known(ctx context.Context, marks Marks, ids []ID) (absent []ID, err error) {
+	s.Hint(marks, ids...)
+	var unknown []ID
+	for _, id := range ids {
+		if marks[id] == nil {
+			unknown = append(unknown, id)
+		}
+	}
+	return s.Refresh(ctx, marks, unknown)
+}
+
+// Refresh reads the marks of ids into marks. It returns the ids that are not
+// stored, which marks then lack.
+func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID, err error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -195,6 +221,7 @@ func (s *Store) Refresh(ctx context.Context, ids []ID) (absent []ID, err error) 
 	for i, v := range vs {
 		if v == nil {
 			s.marks.forget(ids[i])
+			delete(marks, ids[i])
 			absent = append(absent, ids[i])
 			continue
 		}
@@ -202,54 +229,54 @@ func (s *Store) Refresh(ctx context.Context, ids []ID) (absent []ID, err error) 
 			return nil, codec.Corrupt(err, "mark of blob %s", ids[i])
 		}
 		s.marks.put(ids[i], v)
+		marks[ids[i]] = v
 	}
 	return absent, nil
-}
-
-// Unknown returns those of ids whose marks have to be read before Add or Rely.
-func (s *Store) Unknown(ids []ID) (unknown []ID) {
-	for _, id := range ids {
-		if s.marks.get(id) == nil {
-			unknown = append(unknown, id)
-		}
-	}
-	return unknown
 }
 
 // Applied tells s that b, which Add and Rely helped to build, was applied.
 func (s *Store) Applied(b *engine.Batch, drafts []*Draft) {
 	for _, d := range drafts {
-		key := s.space.Mark(s.space.BlobHash(d.ID))
+		h := s.space.BlobHash(d.ID)
+		mark, first := s.space.Mark(h), s.space.Blob(h, 0)
 		for _, p := range b.Sets {
-			if bytes.Equal(p.Key, key) {
+			switch {
+			case bytes.Equal(p.Key, mark):
 				s.marks.put(d.ID, p.Value)
+			case bytes.Equal(p.Key, first):
+				d.written = true
 			}
 		}
 	}
 }
 
-// IsKey reports whether key is one of a mark, whose guard a writer retries.
-func (s *Store) IsKey(key []byte) bool {
-	letter, _ := s.space.Fields(key)
-	return letter == keys.Mark
-}
-
 // Put stores d in a batch of its own.
 func (s *Store) Put(ctx context.Context, d *Draft) error {
+	marks := Marks{}
+	s.Hint(marks, d.ID)
+	absent, err := s.Known(ctx, marks, d.Depends)
 	for {
+		if err == nil && len(absent) > 0 && marks[d.ID] == nil && slices.Contains(d.Depends, absent[0]) {
+			err = fmt.Errorf("%w: %s was removed meanwhile", ErrNotFound, absent[0])
+		}
+		if err != nil {
+			return err
+		}
 		var b engine.Batch
-		if err := s.Add(&b, d); err != nil {
+		if err := s.Add(&b, d, marks); err != nil {
 			return err
 		}
 		err := s.engine.Apply(ctx, &b)
 		if err == nil {
 			s.Applied(&b, []*Draft{d})
+			d.Stored = true
 			return nil
 		}
 		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
 			return err
 		}
-		if _, err := s.Refresh(ctx, append([]ID{d.ID}, d.Depends...)); err != nil {
+		absent, err = s.Refresh(ctx, marks, append([]ID{d.ID}, d.Depends...))
+		if err != nil {
 			return err
 		}
 	}
@@ -364,13 +391,5 @@ func (s *Store) putList(ctx context.Context, id ID, items []item) (item, error) 
 		d.Depends = append(d.Depends, it.id)
 	}
 	d.rec.size = d.Size
-	unknown := s.Unknown(d.Depends)
-	absent, err := s.Refresh(ctx, unknown)
-	if err == nil && len(absent) > 0 {
-		err = fmt.Errorf("%w: %s was removed while it was uploaded", ErrNotFound, absent[0])
-	}
-	if err != nil {
-		return item{}, err
-	}
 	return item{id, d.Size}, s.Put(ctx, d)
 }

@@ -16,7 +16,7 @@ import (
 type Segment struct {
 	Packs []Pack
 	Keys  [][]byte // of its values
-	Bytes int      // stored, values only
+	Loose bool     // compressed for speed: sealing makes it smaller
 }
 
 // Segments yields the segments that hold revisions from first to last of a
@@ -41,8 +41,8 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 				yield(Segment{}, err)
 				return
 			}
-			_, fields := space.Fields(p.Key)
-			if len(fields) != 25 {
+			_, fields, ok := space.Fields(p.Key)
+			if !ok {
 				fail(p.Key, fmt.Errorf("%w: key", codec.ErrMalformed))
 				return
 			}
@@ -63,10 +63,10 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 			}
 			data = append(data, body...)
 			seg.Keys = append(seg.Keys, p.Key)
-			seg.Bytes += len(p.Value)
 			if len(seg.Keys) < want {
 				continue
 			}
+			seg.Loose = codec.IsFast(data)
 			seg.Packs, err = decodeSegment(data)
 			end := binary.BigEndian.Uint64(fields[16:])
 			if err == nil && (seg.Packs[0].Revision != start || seg.Packs[len(seg.Packs)-1].Revision != end) {

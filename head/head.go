@@ -205,7 +205,7 @@ func appendTime(e *codec.Encoder, t time.Time) { e.Uint(uint64(max(t.UnixNano(),
 
 func decodeTime(d *codec.Decoder) time.Time {
 	n := d.Uint()
-	if n > 1<<62 {
+	if n > 1<<63-1 {
 		d.Fail("time %d", n)
 	}
 	return time.Unix(0, int64(n)).UTC()

@@ -152,6 +152,7 @@ type Ancestor struct {
 	Revision    Revision // up to which its commits are shared
 	Commit      CommitID // at that revision
 	Node        graph.ID // the fork node, or the node that the next ancestor forked at
+	Nodes       int      // how many nodes of that revision are shared; 0: all
 	Epoch       uint64   // of its lifecycle at the fork: its tombstones up to here count
 }
 
@@ -169,11 +170,12 @@ func (o *Origin) body() []byte {
 	e.Array(2)
 	e.Array(len(o.Ancestors))
 	for _, a := range o.Ancestors {
-		e.Array(5)
+		e.Array(6)
 		e.Bytes(a.Incarnation[:])
 		e.Uint(uint64(a.Revision))
 		e.Bytes(a.Commit[:])
 		e.Bytes(a.Node[:])
+		e.Uint(uint64(a.Nodes))
 		e.Uint(a.Epoch)
 	}
 	appendParts(&e, o.Parts)
@@ -195,11 +197,16 @@ func OpenOrigin(key, value []byte) (*Origin, error) {
 	o.Ancestors = make([]Ancestor, d.Array(MaxAncestors))
 	for i := range o.Ancestors {
 		a := &o.Ancestors[i]
-		d.Shape(5)
+		d.Shape(6)
 		d.Fixed(a.Incarnation[:])
 		a.Revision = Revision(d.Uint())
 		d.Fixed(a.Commit[:])
 		d.Fixed(a.Node[:])
+		n := d.Uint()
+		if n > graph.MaxNodes {
+			d.Fail("%d nodes", n)
+		}
+		a.Nodes = int(n)
 		a.Epoch = d.Uint()
 	}
 	o.Parts = decodeParts(&d)

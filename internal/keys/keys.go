@@ -27,6 +27,7 @@ const (
 	Origin     = 'o' // incarnation: ancestors of an attached fork
 	Pack       = 'p' // incarnation, last revision, part: nodes
 	Child      = 'q' // H(parent's session id), child's incarnation
+	Grave      = 'g' // H(session id): a session of this id was deleted or renamed
 	Head       = 's' // H(session id)
 	Tombstone  = 't' // incarnation, 8 bytes of the node id
 	Order      = 'u' // inverted time bucket, incarnation: order by last update
@@ -41,6 +42,12 @@ type Incarnation [16]byte
 type Hash [16]byte
 
 const prefixSize = 4
+
+// widths are the lengths of the fields behind each letter.
+var widths = map[byte]int{
+	Store: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
+	Mark: 16, Node: 24, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
+}
 
 // A Space makes the keys of one namespace.
 type Space struct {
@@ -95,13 +102,28 @@ func (s *Space) Of(letter byte, field [16]byte) engine.Range {
 // Everything returns the range of all keys of the namespace.
 func (s *Space) Everything() engine.Range { return engine.PrefixRange(s.prefix[:]) }
 
-// Fields returns what follows the letter in key, a key of s.
-func (s *Space) Fields(key []byte) (letter byte, fields []byte) {
-	return key[prefixSize], key[prefixSize+1:]
+// Fields returns the letter of a key of s and what follows it, or false when it
+// is no key of the table.
+func (s *Space) Fields(key []byte) (letter byte, fields []byte, ok bool) {
+	if len(key) <= prefixSize {
+		return 0, nil, false
+	}
+	letter, fields = key[prefixSize], key[prefixSize+1:]
+	width, ok := widths[letter]
+	return letter, fields, ok && len(fields) == width
+}
+
+// Letter returns the letter of a key of s.
+func (s *Space) Letter(key []byte) byte {
+	letter, _, _ := s.Fields(key)
+	return letter
 }
 
 // Head returns the key of a session's head.
 func (s *Space) Head(id Hash) []byte { return s.key(Head, 0, id[:]) }
+
+// Grave returns the key that says that a session of this id is gone.
+func (s *Space) Grave(id Hash) []byte { return s.key(Grave, 0, id[:]) }
 
 // About returns the key of a session's metadata.
 func (s *Space) About(id Hash) []byte { return s.key(About, 0, id[:]) }
