@@ -278,7 +278,7 @@ func (s *Session) partsAt(ctx context.Context, c *head.Commit) ([]head.Part, err
 	parts := slices.Clone(c.Parts)
 	for i := range parts {
 		p := &parts[i]
-		from := c.Parts
+		var from []head.Part
 		switch {
 		case p.Set == c.Revision:
 			continue

@@ -1,10 +1,9 @@
 package blob
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-
-	"encoding/binary"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"

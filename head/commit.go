@@ -110,7 +110,7 @@ func DecodeCommit(body []byte) (*Commit, error) {
 			if p.Set == c.Revision {
 				d.Fixed(p.Blob[:])
 				p.Size = blob.Size(&d)
-			} else if !d.Null() || !d.Null() || p.Set > c.Revision {
+			} else if blob, size := d.Null(), d.Null(); !blob || !size || p.Set > c.Revision {
 				d.Fail("part %q of revision %d", p.Name, p.Set)
 			}
 			if i > 0 && p.Name <= c.Parts[i-1].Name {

@@ -6,7 +6,6 @@ package head
 
 import (
 	"encoding/hex"
-
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"

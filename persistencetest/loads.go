@@ -160,7 +160,9 @@ var loads = []behaviour{
 		p := s.create(turnstone.Request{ID: "a"})
 		var want [][]byte
 		for _, b := range [][]byte{
-			{}, {0}, []byte("\xff\xfe invalid \xc3\x28"), []byte("{\"a\": 1 }\r\n"), pattern(4095, 1), pattern(5120, 1), pattern(5121, 1),
+			{},
+			{0},
+			[]byte("\xff\xfe invalid \xc3\x28"), []byte("{\"a\": 1 }\r\n"), pattern(4095, 1), pattern(5120, 1), pattern(5121, 1),
 			pattern(100_000, 2), pattern(767<<10, 3), pattern(2<<20, 4), bytes.Repeat([]byte("ab"), 3<<20), pattern(9<<20, 5),
 		} {
 			want = append(want, b)

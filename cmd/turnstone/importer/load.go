@@ -54,8 +54,11 @@ const OrderPart = "import-order"
 const (
 	staging     = "importing:" // before the id of a session that is not complete
 	digestLabel = "import.digest"
-	maxCommit   = 1 << 20 // payload bytes of a commit: a longer turn is several
-	maxNodes    = 2000
+	// A longer turn becomes several commits, so that each fits an engine's batch:
+	// a large payload is stored apart and counts for little.
+	maxCommit = 1 << 20 // payload bytes, of which each node counts …
+	maxCounts = 8 << 10 // … so many at most
+	maxNodes  = 2000
 )
 
 // Load commits conversations to st. Each is written under another id and gets
@@ -201,11 +204,11 @@ func commitAll(ctx context.Context, ses *turnstone.Session, c *Conversation, for
 	commits := 0
 	for start := 0; start < len(c.Events); {
 		end, size := start, 0
-		for end < len(c.Events) && end-start < maxNodes && (end == start || size+len(c.Events[end].Payload) <= maxCommit) {
+		for end < len(c.Events) && end-start < maxNodes && size <= maxCommit {
 			if e := &c.Events[end]; end > start && (e.Turn || o.BySteps && e.Step) {
 				break
 			}
-			size += len(c.Events[end].Payload)
+			size += min(len(c.Events[end].Payload), maxCounts)
 			end++
 		}
 		in := turnstone.Commit{Expected: turnstone.Revision(commits)}

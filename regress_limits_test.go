@@ -1,0 +1,134 @@
+package turnstone
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+func TestMarksRotate(t *testing.T) {
+	e := memory.New()
+	st := open(t, e, nil)
+	p := mk(t, st, Request{ID: "p"})
+	put := func(st *Store, i int) Attachment {
+		id, n, err := st.blobs.Write(bg, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Attachment{ID: id, Size: n}
+	}
+	x := put(st, 0)
+	for i := 1; i < 4096; i++ { // generation full: x is in it
+		put(st, i)
+	}
+	for i := 4096; i < 4096+4095; i++ { // x is in the older one, 4095 in the newer
+		put(st, i)
+	}
+	other := open(t, e, nil) // another process uploads y and z
+	y, z := put(other, -1), put(other, -2)
+	_, err := p.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []Attachment{x, y, z}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDeltaFuzz(t *testing.T) {
+	for i := range 400 {
+		base := rnd(1+i%40, uint64(i))
+		content := bytes.Repeat(base, 1+2000/len(base))
+		d, err := codec.Delta(base, content)
+		if err != nil {
+			t.Fatal(len(base), err)
+		}
+		got, err := codec.Decompress(d, base, len(content))
+		if err != nil || !bytes.Equal(got, content) {
+			t.Fatal(len(base), err)
+		}
+	}
+	for _, nb := range []int{1000, 100 << 10, 255 << 10, 257 << 10, 1 << 20, 5 << 20} {
+		for _, nc := range []int{1000, 300 << 10, 2 << 20, 15 << 20} {
+			base := rnd(nb, uint64(nb))
+			content := make([]byte, 0, nc)
+			for len(content) < nc {
+				content = append(content, base[len(content)/7%nb:]...)
+				content = append(content, 'x')
+			}
+			content = content[:nc]
+			d, err := codec.Delta(base, content)
+			if err != nil {
+				t.Fatal(nb, nc, err)
+			}
+			got, err := codec.Decompress(d, base, len(content))
+			if err != nil || !bytes.Equal(got, content) {
+				t.Fatal(nb, nc, err)
+			}
+		}
+	}
+}
+
+func TestSmallBasePart(t *testing.T) {
+	st := open(t, memory.New(), nil)
+	s := mk(t, st, Request{ID: "s"})
+	for n := 1; n < 20; n++ {
+		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), n)}})
+		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), 5000+n)}})
+		if c, err := s.Checkpoint(bg, 0); err != nil || len(c["a"]) != 5000+n {
+			t.Fatal(n, err)
+		}
+	}
+}
+
+// full scope of a fork at a node in the middle of a commit
+func TestForkFull(t *testing.T) {
+	st := open(t, memory.New(), nil)
+	p := mk(t, st, Request{ID: "p"})
+	r := must(t, p, Commit{Nodes: []NewNode{{Kind: "u", Payload: []byte("1")}, {Kind: "u", Payload: []byte("2 secret")}}})
+	f := mk(t, st, Request{ID: "f", Parent: "p", ForkNode: r.Nodes[0]})
+	l, err := f.Load(bg, Scope{Full: true})
+	if err != nil || len(l.Nodes) != 1 {
+		t.Error(len(l.Nodes), err)
+	}
+	if _, err = f.Node(bg, r.Nodes[1]); !errors.Is(err, ErrNodeNotFound) {
+		t.Error("node after the fork node:", err)
+	}
+	if _, err = f.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Parent: At(r.Nodes[1])}}}); !errors.Is(err, ErrInvalid) {
+		t.Error("commit onto it:", err)
+	}
+}
+
+func TestOpsLimit(t *testing.T) {
+	st := open(t, memory.New(), nil)
+	s := mk(t, st, Request{ID: "s"})
+	var n []NewNode
+	for i := range 4096 {
+		n = append(n, NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte(fmt.Sprint(i, " ")), 1200)})
+	}
+	_, err := s.Commit(bg, Commit{Nodes: n})
+	var le *LimitError
+	if !errors.As(err, &le) || le.Limit != "writes" {
+		t.Error(err)
+	}
+}
+
+func TestOriginAlias(t *testing.T) {
+	st := open(t, memory.New(), nil)
+	p := mk(t, st, Request{ID: "p"})
+	r := must(t, p, Commit{Nodes: node("x"), Checkpoint: map[string][]byte{"a": []byte("1")}})
+	must(t, p, Commit{Expected: 1, Nodes: node("x")})
+	f := mk(t, st, Request{ID: "f", Parent: "p", ForkNode: r.Leaf})
+	must(t, f, Commit{Nodes: node("x")})
+	must(t, f, Commit{Expected: 1, Nodes: node("x")})
+	l, err := f.Load(bg, Scope{At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Parts[0].Name = "mine"
+	_, err = f.Load(bg, Scope{At: 1})
+	if err != nil {
+		t.Error(err)
+	}
+}
