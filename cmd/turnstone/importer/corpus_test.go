@@ -288,6 +288,9 @@ func family(t *testing.T, st *turnstone.Store) {
 	children := map[turnstone.NodeID][]turnstone.Node{}
 	for i := len(state.Nodes) - 1; i >= 0; i-- {
 		n := state.Nodes[i]
+		if n.Key == "" {
+			continue // a line beside the tree
+		}
 		below[n.ID]++
 		below[n.Parent] += below[n.ID]
 		children[n.Parent] = append(children[n.Parent], n)
