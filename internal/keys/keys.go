@@ -27,7 +27,7 @@ const (
 	Origin     = 'o' // incarnation: ancestors of an attached fork
 	Pack       = 'p' // incarnation, last revision, part: nodes
 	Child      = 'q' // H(parent's session id), child's incarnation
-	Grave      = 'g' // H(session id): a session of this id was deleted or renamed
+	Grave      = 'w' // H(session id): a session of this id was deleted or renamed
 	Head       = 's' // H(session id)
 	Tombstone  = 't' // incarnation, 8 bytes of the node id
 	Order      = 'u' // inverted time bucket, incarnation: order by last update

@@ -1,0 +1,41 @@
+// Package turnstone persists the sessions of AI agents: a content-addressed
+// graph store with compare-and-swap commits, on an engine of the caller's choice.
+//
+// # Nouns
+//
+// A [Store] is many sessions in one namespace of one engine. A [Session] is one
+// conversation: metadata, a head and a history. Its history is a graph of nodes,
+// each one immutable event (user input, assistant message, tool call, …) that
+// names the one before it. A [Commit] is one turn: the nodes that it appends,
+// where the leaf moves, checkpoint parts, usage; all of it or nothing. The head
+// is where the session stands: a [Revision] that every commit increases by one,
+// and the leaf, the node from which the next turn goes on. A checkpoint is named
+// parts of state that the host wants back with the history, such as tools or a
+// prompt. An attachment is bytes of any size that a node refers to.
+//
+// # Rules
+//
+// What [Session.Commit] acknowledged is there after a loss of power (with the
+// Badger engine's default durability); what it refused left no trace.
+//
+// A commit names the revision that its author loaded. If the head has moved, it
+// fails with [*ConflictError], which says where the head is now. Nothing is
+// retried, rebased or merged behind the caller's back. A commit with a turn id
+// that was committed before returns that commit's result, however late.
+//
+// A read verifies every hash on its way and returns all that was asked for, or
+// an error: a [*CorruptError] names what is missing or damaged. Missing, empty
+// and deleted are different things.
+//
+// Every limit is a constant of this package, is checked before any effect, and
+// has a typed error, [*LimitError].
+//
+// # Ownership
+//
+// The engine stays the caller's: close it after the store. Slices that are
+// passed in are not kept after the call; those that are returned are the
+// caller's. Handles and stores are safe for concurrent use.
+//
+// Start reading the code at commit.go, then load.go; docs/design.md says why it
+// is as it is, docs/format.md what every byte means.
+package turnstone

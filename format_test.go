@@ -1,0 +1,107 @@
+package turnstone_test
+
+import (
+	"encoding/hex"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// example reads a block of docs/format.md: what follows "key" and "value", up
+// to two spaces, is hex.
+func example(t *testing.T, doc, name string) (key, value []byte) {
+	t.Helper()
+	_, block, ok := strings.Cut(doc, "```hex "+name+"\n")
+	if !ok {
+		t.Fatalf("no block %q", name)
+	}
+	block, _, _ = strings.Cut(block, "```")
+	into := &key
+	for _, l := range strings.Split(strings.TrimRight(block, "\n"), "\n") {
+		if strings.HasPrefix(l, "value") {
+			into = &value
+		}
+		digits, _, _ := strings.Cut(l[8:], "  ")
+		b, err := hex.DecodeString(strings.ReplaceAll(digits, " ", ""))
+		if err != nil {
+			t.Fatalf("%q: %v", l, err)
+		}
+		*into = append(*into, b...)
+	}
+	return key, value
+}
+
+func TestTheWorkedExampleOfTheFormat(t *testing.T) {
+	data, err := os.ReadFile("docs/format.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(data)
+	space := keys.New("", [hash.Size]byte{}) // the example's keys hold no H(x)
+	inc := keys.Incarnation{0xaa, 0xbb}
+
+	packKey, packValue := example(t, doc, "pack")
+	if string(packKey) != string(space.Pack(inc, 1, 0)) {
+		t.Errorf("key of the pack: %x", packKey)
+	}
+	e := memory.New()
+	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: packKey, Value: packValue}}}); err != nil {
+		t.Fatal(err)
+	}
+	seg, err := graph.SegmentAt(ctx, e, space, inc, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := seg.Packs[0].Resolve(graph.ID{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := seg.Packs[0].Nodes
+	if len(n) != 2 || n[0].Kind != "user" || n[0].Key != "m1" || string(n[0].Inline) != "hi" || n[1].Kind != "assistant" || n[1].Parent != n[0].ID {
+		t.Errorf("nodes %+v", n)
+	}
+
+	commitKey, commitValue := example(t, doc, "commit")
+	c, id, err := head.OpenCommit(commitKey, commitValue)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(commitKey) != string(space.Commit(inc, 1)) || c.Leaf != last || c.Previous != head.Genesis(inc, nil) || c.Turn != "t1" || c.Nodes != 2 {
+		t.Errorf("commit %+v", c)
+	}
+	for _, s := range []string{n[0].ID.String(), n[1].ID.String(), id.String()} {
+		if !strings.Contains(doc, s) {
+			t.Errorf("the page does not name %s", s)
+		}
+	}
+}
+
+// Every key of the code has its row, and the other way round.
+func TestTheTableOfKeysIsComplete(t *testing.T) {
+	data, err := os.ReadFile("docs/format.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden, err := os.ReadFile("internal/keys/testdata/keys.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows, letters string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Za-z])`").FindAllStringSubmatch(string(data), -1) {
+		rows += m[1]
+	}
+	for _, l := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
+		letters += l[:1]
+	}
+	if rows != letters {
+		t.Errorf("rows %s, keys %s", rows, letters)
+	}
+}

@@ -1,0 +1,83 @@
+package keys_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+var (
+	space = keys.New("golden", [32]byte{1, 2, 3})
+	inc   = keys.Incarnation{0xaa}
+	id    = [32]byte{0xbb, 1, 2, 3, 4, 5, 6, 7, 8}
+)
+
+// all makes one key of each kind.
+func all() map[string][]byte {
+	h, b := space.Session("chat"), space.BlobHash(id)
+	return map[string][]byte{
+		"A store": keys.StoreKey("golden"), "a about": space.About(h), "b blob": space.Blob(b, 1), "c commit": space.Commit(inc, 258),
+		"d dirty": space.Dirty(inc), "e attachment": space.Attachment(inc, b), "f fork": space.Fork(inc, keys.Incarnation{0xcc}),
+		"w grave": space.Grave(h), "i turn": space.Turn(inc, "turn-1"), "k event key": space.EventKey(inc, "msg_1"), "l life": space.Life(inc),
+		"m mark": space.Mark(b), "n node": space.Node(inc, id), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
+		"q child": space.Child(h, inc), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
+		"u order": space.Order(1700000000000000000, inc), "v bucket": space.Bucket(inc),
+	}
+}
+
+// Changing a key is a change of the format: see testdata/keys.golden.
+func TestKeysAreGolden(t *testing.T) {
+	golden, err := os.ReadFile("testdata/keys.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	for _, l := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
+		name, key, _ := strings.Cut(l, " = ")
+		want[name] = key
+	}
+	for name, key := range all() {
+		if got := hex.EncodeToString(key); got != want[name] {
+			t.Errorf("%s = %s", name, got)
+		}
+		letter, _, ok := space.Fields(key)
+		if !ok || fmt.Sprintf("%c", letter) != name[:1] {
+			t.Errorf("%s is read as a key of %q, %v", name, letter, ok)
+		}
+		if len(key) > engine.MinLimits.KeyBytes {
+			t.Errorf("%s has %d bytes", name, len(key))
+		}
+		if _, _, ok := space.Fields(append(key, 0)); ok {
+			t.Errorf("%s with a byte too many is taken for a key", name)
+		}
+	}
+	if len(want) != len(all()) {
+		t.Errorf("%d golden keys, %d kinds", len(want), len(all()))
+	}
+}
+
+func TestKeysHoldNoUserText(t *testing.T) {
+	for _, text := range []string{"chat", "turn-1", "msg_1", "golden"} {
+		for name, key := range all() {
+			if bytes.Contains(key, []byte(text)) {
+				t.Errorf("%s contains %q", name, text)
+			}
+		}
+	}
+	other := keys.New("golden", [32]byte{9})
+	if bytes.Equal(other.Head(other.Session("chat")), space.Head(space.Session("chat"))) {
+		t.Error("keys can be guessed without the store's secret")
+	}
+}
+
+func TestOrderIsLatestFirst(t *testing.T) {
+	if bytes.Compare(space.Order(2, inc), space.Order(1, inc)) >= 0 {
+		t.Error("a later bucket sorts behind an earlier one")
+	}
+}

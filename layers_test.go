@@ -1,0 +1,97 @@
+package turnstone_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/turnstonedb/turnstone"
+
+// layers are the packages from the bottom up: each imports only what stands
+// before it in this list, never what stands after.
+var layers = []string{
+	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/open", "engine/enginetest",
+	"internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "", "persistencetest",
+	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+}
+
+// may lists what a layer is allowed of those below it, where that is not all.
+var may = map[string][]string{
+	"engine":                   {},
+	"engine/internal/localdir": {"engine"},
+	"engine/memory":            {"engine"},
+	"engine/badger":            {"engine", "engine/internal/localdir"},
+	"engine/pebble":            {"engine", "engine/internal/localdir"},
+	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble"},
+	"engine/enginetest":        {"engine", "engine/memory"},
+	"internal/hash":            {},
+	"internal/codec":           {},
+	"internal/keys":            {"engine", "internal/hash"},
+	"blob":                     {"engine", "internal/hash", "internal/keys", "internal/codec"},
+	"graph":                    {"engine", "blob", "internal/hash", "internal/keys", "internal/codec"},
+	"head":                     {"blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
+	"":                         {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
+	"persistencetest":          {""},
+}
+
+func TestImportsGoOneWay(t *testing.T) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	height := map[string]int{}
+	for i, l := range layers {
+		height[l] = i
+	}
+	seen := 0
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		at, known := height[name]
+		if !known {
+			t.Errorf("package %q is in no layer: add it to this test", name)
+			continue
+		}
+		seen++
+		for _, i := range p.Imports {
+			if !strings.HasPrefix(i, module) {
+				if name == "engine" && strings.Contains(i, ".") {
+					t.Errorf("engine imports %s: it is to need the standard library only", i)
+				}
+				continue
+			}
+			below := strings.TrimPrefix(strings.TrimPrefix(i, module), "/")
+			if height[below] >= at {
+				t.Errorf("%q imports %q, which is above it", name, below)
+			}
+			if allowed, limited := may[name]; limited && !contains(allowed, below) {
+				t.Errorf("%q imports %q, which it is not to know", name, below)
+			}
+		}
+	}
+	if seen != len(layers) {
+		t.Errorf("%d packages found, %d listed", seen, len(layers))
+	}
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}
