@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -268,13 +269,17 @@ func readOnlyAnomaly(r *rig) error {
 		var commit, condemn error
 		var seen int
 		var wg sync.WaitGroup
+		// Either may come first, by a hair or by far.
+		committer, condemner := make(chan struct{}), make(chan struct{})
 		wg.Go(func() {
+			<-committer
 			var b engine.Batch
 			b.Guard(k(mark), k("live"))
 			b.Set(k(ref), k("1"))
 			commit = r.e.Apply(background, &b)
 		})
 		wg.Go(func() {
+			<-condemner
 			var b engine.Batch
 			b.Guard(k(mark), k("live"))
 			b.Set(k(mark), k("condemned"))
@@ -288,6 +293,13 @@ func readOnlyAnomaly(r *rig) error {
 				seen++
 			}
 		})
+		first, second := committer, condemner
+		if i%2 == 1 {
+			first, second = second, first
+		}
+		close(first)
+		time.Sleep(time.Duration(i/2%20) * 10 * time.Microsecond)
+		close(second)
 		wg.Wait()
 		if condemn != nil {
 			return condemn

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/badger"
+)
+
+// The test binary is the command when this is set: the demo starts itself.
+func TestMain(m *testing.M) {
+	if os.Getenv("TURNSTONE_TEST_COMMAND") != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// turnstoneCmd runs the command as a process.
+func turnstoneCmd(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", storeVariable+"=")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	return out.String(), errs.String(), err == nil
+}
+
+func must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, errs, ok := turnstoneCmd(t, args...)
+	if !ok {
+		t.Fatalf("%v: %s\n%s", args, errs, out)
+	}
+	return out
+}
+
+func write(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestDemo(t *testing.T) {
+	for _, engine := range []string{"badger", "pebble"} {
+		store := engine + ":" + t.TempDir() + "/store"
+		out := must(t, "demo", "--store", store)
+		for _, want := range []string{"lost the compare-and-swap", "Forked", "Rewound", "SIGKILL", "Reopened", "Tombstoned", "Verified", "explore"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: the demo does not say %q:\n%s", engine, want, out)
+			}
+		}
+		for _, args := range [][]string{{"sessions"}, {"show", "trip"}, {"show", "trip", "--full"}, {"show", "trip/train"}, {"export", "trip"}, {"verify"}, {"stats"}} {
+			must(t, append(args, "--store", store)...)
+		}
+		if out := must(t, "show", "trip", "--full", "--store", store); strings.Contains(out, "4000 0000") {
+			t.Error("the tombstoned card number is shown")
+		}
+		if _, errs, ok := turnstoneCmd(t, "demo", "--store", store); ok || !strings.Contains(errs, "not empty") {
+			t.Errorf("a second demo on the same store: %s", errs)
+		}
+	}
+}
+
+const lines = `{"role":"user","content":"hello \u001b[31mred"}
+{"role": "assistant",  "content":"hi"}
+{"role":"user","content":"more"}
+`
+
+func TestImportShowExport(t *testing.T) {
+	store, file := t.TempDir()+"/store", write(t, "chat.jsonl", lines)
+	if out := must(t, "import", "--dry-run", file, "--store", store); !strings.Contains(out, "would import") {
+		t.Error(out)
+	}
+	if _, err := os.Stat(store); err == nil {
+		t.Error("a dry run made a store")
+	}
+	if out := must(t, "import", file, "--store", store); !strings.Contains(out, "imported") {
+		t.Error(out)
+	}
+	if out := must(t, "import", file, "--store", store); !strings.Contains(out, "unchanged") {
+		t.Error(out)
+	}
+	if out := must(t, "export", "chat", "--store", store); out != lines {
+		t.Errorf("exported %q", out)
+	}
+	to := filepath.Join(t.TempDir(), "out.jsonl")
+	must(t, "export", "chat", "-o", to, "--store", store)
+	if data, err := os.ReadFile(to); err != nil || string(data) != lines {
+		t.Errorf("exported %q, %v", data, err)
+	}
+	out := must(t, "show", "chat", "--store", store)
+	if strings.Contains(out, "\x1b") || !strings.Contains(out, "hello ␛[31mred") || !strings.Contains(out, "revision 2") {
+		t.Errorf("%q", out)
+	}
+	if out := must(t, "sessions", "--store", store); !strings.Contains(out, "chat") || strings.Contains(out, "\x1b") {
+		t.Error(out)
+	}
+	if out := must(t, "verify", "--store", store); !strings.Contains(out, "is right") {
+		t.Error(out)
+	}
+	if out := must(t, "stats", "--store", store); !strings.Contains(out, "nodes        3") || !strings.Contains(out, "on disk") {
+		t.Error(out)
+	}
+}
+
+func TestMistakesAreNamed(t *testing.T) {
+	store := t.TempDir() + "/store"
+	good, bad := write(t, "good.jsonl", lines), write(t, "bad.jsonl", lines+"{broken\n")
+	check := func(want string, args ...string) {
+		t.Helper()
+		if out, errs, ok := turnstoneCmd(t, append(args, "--store", store)...); ok || !strings.Contains(errs, want) {
+			t.Errorf("%v: %q\n%s", args, errs, out)
+		}
+	}
+	check("there is no store", "sessions")
+	check("bad.jsonl:4:", "import", good, bad)
+	check("there is no store", "verify") // nothing was imported
+	check("no such file", "import", "missing.json")
+	check("--by is turn or step", "import", "--by", "day", good)
+	check("is in", "import", good, good)
+	if out := must(t, "import", "--skip-bad", good, bad, "--store", store); !strings.Contains(out, "total") {
+		t.Error(out)
+	}
+	check("not found", "show", "nobody")
+	if _, errs, ok := turnstoneCmd(t, "sessions", "--store", "pebble:"+store); ok || !strings.Contains(errs, "use badger:") {
+		t.Errorf("a Badger store opened as Pebble: %s", errs)
+	}
+	e, err := badger.Open(store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	check("in use by pid", "sessions")
+}
+
+func TestVerifyFailsOnDamage(t *testing.T) {
+	store := t.TempDir() + "/store"
+	must(t, "import", write(t, "chat.jsonl", lines), "--store", store)
+	e, err := badger.Open(store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := turnstone.Open(context.Background(), e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// One flipped bit somewhere in the middle of the biggest table.
+	tables, err := filepath.Glob(store + "/gen-*/*.sst")
+	if err != nil || len(tables) == 0 {
+		t.Fatal(tables, err)
+	}
+	noticed := 0
+	for _, at := range []float64{0.1, 0.3, 0.5, 0.7} {
+		data, err := os.ReadFile(tables[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := int(at * float64(len(data)))
+		data[i] ^= 4
+		if err := os.WriteFile(tables[0], data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, ok := turnstoneCmd(t, "verify", "--store", store); !ok {
+			noticed++
+		}
+		data[i] ^= 4
+		if err := os.WriteFile(tables[0], data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if noticed == 0 {
+		t.Error("verify noticed none of four flipped bits")
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                    "",
+		"short":               "short",
+		"one two three four":  "one two|three four",
+		"abcdefghijklmnopqrs": "abcdefghij|klmnopqrs",
+		"a\n\nb\n":            "a||b",
+	} {
+		if got := strings.Join(wrap(text, 10), "|"); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 1_500_000: "1.5 MB", 999_999: "1 MB", 5_000_000_000_000_000: "5e+03 TB"} {
+		if got := size(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+}
