@@ -1,0 +1,291 @@
+package turnstone
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// base is what a commit builds on: the head, or for a comparison with what was
+// committed, the state before that commit.
+type base struct {
+	revision   Revision
+	commit     CommitID
+	leaf, last NodeID
+	partsAt    Revision
+	parts      []head.Part
+}
+
+func baseOf(h *head.Head) base {
+	return base{revision: h.Revision, commit: h.Commit, leaf: h.Leaf, last: h.Last, partsAt: h.PartsAt, parts: h.Parts}
+}
+
+// built is a commit in all its parts.
+type built struct {
+	pack   graph.Pack
+	commit head.Commit
+	body   []byte
+	id     CommitID
+	ids    []NodeID
+	parts  []head.Part
+	bytes  uint64 // of payloads
+	older  []NodeID
+}
+
+// assemble is the commit that in makes on top of b: a pure function, so that a
+// turn that is committed again can be compared with what is stored.
+func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*blob.Draft, b base, salt graph.Salt, now time.Time) (*built, error) {
+	revision := b.revision + 1
+	out := &built{
+		pack: graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))},
+		ids:  make([]NodeID, len(in.Nodes)),
+	}
+	resolve := func(what string, of int, r Ref, fallback NodeID) (NodeID, error) {
+		switch r.kind {
+		case refNone:
+			return NodeID{}, nil
+		case refID:
+			if r.id.IsZero() {
+				return NodeID{}, invalid(fmt.Sprintf(what, of), "names the zero node id")
+			}
+			if r.id != b.leaf {
+				out.older = append(out.older, r.id)
+			}
+			return r.id, nil
+		case refNew:
+			if r.index < 0 || r.index >= of {
+				return NodeID{}, invalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.index, of)
+			}
+			return out.ids[r.index], nil
+		}
+		return fallback, nil
+	}
+	previous := b.leaf
+	var scratch []byte
+	for i := range in.Nodes {
+		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
+		parent, err := resolve("parent of node %d", i, n.Parent, previous)
+		if err != nil {
+			return nil, err
+		}
+		*stored = graph.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
+		if d := payloads[i]; d != nil {
+			stored.Blob = d.ID
+		} else {
+			stored.Inline = n.Payload
+		}
+		scratch = stored.Derive(salt, i, scratch)
+		out.ids[i], previous = stored.ID, stored.ID
+		out.bytes += uint64(len(n.Payload))
+	}
+	leaf, err := resolve("leaf after %d nodes", len(in.Nodes), in.Leaf, previous)
+	if err != nil {
+		return nil, err
+	}
+	last := b.last
+	if len(out.ids) > 0 {
+		last = out.ids[len(out.ids)-1]
+	}
+	var changed bool
+	out.parts, changed = mergeParts(b.parts, parts, in.Drop, revision)
+	if len(out.parts) > MaxParts {
+		return nil, &LimitError{Limit: "checkpoint parts", Where: "session", Have: int64(len(out.parts)), Max: MaxParts}
+	}
+	out.commit = head.Commit{
+		Revision: revision, Previous: b.commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
+		PartsAt: b.partsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
+	}
+	if changed {
+		out.commit.PartsAt, out.commit.Parts = revision, out.parts
+	}
+	if !out.pack.Linear(leaf) {
+		out.commit.NodeDigest = out.pack.Digest()
+	}
+	out.body = out.commit.Body()
+	out.id = head.IDOf(out.body)
+	return out, nil
+}
+
+// mergeParts returns the checkpoint after a commit, by name, and whether it
+// differs from the one before. A part set to what it was is no change.
+func mergeParts(old []head.Part, set map[string]*blob.Draft, drop []string, revision Revision) (parts []head.Part, changed bool) {
+	if len(set) == 0 && len(drop) == 0 {
+		return old, false
+	}
+	for _, p := range old {
+		if slices.Contains(drop, p.Name) {
+			changed = true
+			continue
+		}
+		if d := set[p.Name]; d != nil && d.ID != p.Blob {
+			continue
+		}
+		parts = append(parts, p)
+	}
+	for name, d := range set {
+		if !slices.ContainsFunc(parts, func(p head.Part) bool { return p.Name == name }) {
+			parts = append(parts, head.Part{Name: name, Blob: d.ID, Size: d.Size, Set: revision})
+			changed = true
+		}
+	}
+	slices.SortFunc(parts, func(a, b head.Part) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
+	return parts, changed
+}
+
+// build makes the batch for a commit on top of h, whose record is raw.
+func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error) {
+	s, space := w.s, w.s.store.space
+	if w.built, err = assemble(w.in, w.payloads, w.parts, baseOf(h), w.salt, w.now); err != nil {
+		return err
+	}
+	c, pack := &w.built.commit, &w.built.pack
+	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+2*len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
+	w.batch = b
+	b.Guard(s.headKey, raw)
+	if err := w.checkOlder(ctx, h); err != nil {
+		return err
+	}
+	next := &head.Head{
+		Incarnation: s.inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
+		PartsAt: c.PartsAt, Parts: w.built.parts,
+		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
+		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
+	}
+	if len(next.Usage) > head.MaxModels {
+		return &LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: head.MaxModels}
+	}
+	if len(pack.Nodes) > 0 {
+		next.Raw += pack.Raw()
+		ks, vs, err := graph.EncodeSegment(space, s.inc, []graph.Pack{*pack}, h.Last, codec.Fast)
+		if err != nil {
+			return &LimitError{Limit: "commit bytes", Have: int64(w.built.bytes), Max: int64(s.store.engine.Limits().BatchBytes)}
+		}
+		for i := range ks {
+			b.Set(ks[i], vs[i])
+		}
+	}
+	key := s.commitKey(c.Revision)
+	b.Set(key, codec.Seal(key, keys.Commit, w.built.body))
+	w.index(b)
+	if err := w.readMarks(ctx); err != nil {
+		return err
+	}
+	if err := w.addBlobs(b); err != nil {
+		return err
+	}
+	s.store.setDirty(b, s.dirtyKey)
+	s.mu.Lock()
+	bucket := s.bucket
+	s.mu.Unlock()
+	s.store.moveOrder(b, s.inc, s.hash, bucket, w.now)
+	w.head, w.raw = next, next.Seal(s.headKey)
+	b.Set(s.headKey, w.raw)
+	if err := b.Check(s.store.engine.Limits()); err != nil {
+		if errors.Is(err, engine.ErrTooLarge) {
+			l := s.store.engine.Limits()
+			if b.Ops() > l.BatchOps {
+				return &LimitError{Limit: "writes", Where: "commit (nodes, keys and blobs)", Have: int64(b.Ops()), Max: int64(l.BatchOps)}
+			}
+			err = &LimitError{Limit: "commit bytes", Have: int64(b.Bytes()), Max: int64(l.BatchBytes)}
+		}
+		return err
+	}
+	return nil
+}
+
+// index adds the index entries of the new nodes and of the turn.
+func (w *writer) index(b *engine.Batch) {
+	s, space := w.s, w.s.store.space
+	revision := w.built.pack.Revision
+	for i := range w.built.pack.Nodes {
+		n := &w.built.pack.Nodes[i]
+		place := graph.Place{Revision: revision, Position: i}
+		key := space.Node(s.inc, n.ID)
+		b.Set(key, place.Seal(key, keys.Node))
+		if n.Key != "" {
+			key := space.EventKey(s.inc, n.Key)
+			b.Guard(key, nil)
+			b.Set(key, place.Seal(key, keys.EventKey))
+		}
+	}
+	if w.in.Turn != "" {
+		key := space.Turn(s.inc, w.in.Turn)
+		b.Guard(key, nil)
+		b.Set(key, codec.Seal(key, keys.Turn, binary.AppendUvarint(nil, revision)))
+	}
+}
+
+// addBlobs adds what the commit refers to and, where it is new, its bytes.
+func (w *writer) addBlobs(b *engine.Batch) error {
+	s, blobs := w.s, w.s.store.blobs
+	seen := map[blob.ID]bool{}
+	add := func(d *blob.Draft) error {
+		if d == nil || seen[d.ID] {
+			return nil
+		}
+		seen[d.ID] = true
+		return blobs.Add(b, d, w.marks)
+	}
+	for _, d := range w.payloads {
+		if err := add(d); err != nil {
+			return err
+		}
+	}
+	for _, p := range w.built.parts {
+		// A part that carries over needs no guard: the head that is guarded holds it.
+		if d := w.parts[p.Name]; d != nil && p.Set == w.built.commit.Revision {
+			if err := add(d); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range w.in.Nodes {
+		for _, a := range w.in.Nodes[i].Attachments {
+			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.marks) {
+				return fmt.Errorf("%w: %s", ErrBlobNotFound, a.ID)
+			}
+			// The first place stays: forks see up to a revision.
+			key := s.store.space.Attachment(s.inc, s.store.space.BlobHash(a.ID))
+			if !w.attached[string(key)] {
+				w.attached[string(key)] = true
+				place := graph.Place{Revision: w.built.pack.Revision, Position: i}
+				b.Set(key, place.Seal(key, keys.Attachment))
+			}
+		}
+	}
+	return nil
+}
+
+// checkOlder verifies that the nodes that the commit goes on from, and that are
+// neither new nor the head's leaf, are of this session's graph, and guards the
+// lifecycle record, so that none of them is removed meanwhile.
+func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
+	if len(w.built.older) == 0 {
+		return nil
+	}
+	_, raw, err := w.s.life(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range w.built.older {
+		if _, err := w.s.find(ctx, h.Revision, id); err != nil {
+			if errors.Is(err, ErrNodeNotFound) {
+				return invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
+			}
+			return err
+		}
+	}
+	w.batch.Guard(w.s.lifeKey, raw)
+	return nil
+}

@@ -1,0 +1,147 @@
+package turnstone
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A child is a session that names another one as its parent.
+type child struct {
+	inc    head.Incarnation
+	hash   keys.Hash
+	parent head.Incarnation
+}
+
+func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error) {
+	var out []child
+	for p, err := range s.engine.Scan(ctx, s.space.Of(keys.Child, parent)) {
+		if err != nil {
+			return nil, err
+		}
+		_, fields, ok := s.space.Fields(p.Key)
+		body, err := codec.Open(p.Key, p.Value, keys.Child)
+		if err == nil && (!ok || len(body) != 32) {
+			err = fmt.Errorf("%w: child", codec.ErrMalformed)
+		}
+		if err != nil {
+			return nil, codec.Corrupt(err, "child at key %x", p.Key)
+		}
+		out = append(out, child{
+			inc: head.Incarnation(fields[16:]), hash: keys.Hash(body[:16]), parent: head.Incarnation(body[16:]),
+		})
+	}
+	return out, nil
+}
+
+// A ChildPolicy says what Delete does with sessions that name the deleted one
+// as their parent.
+type ChildPolicy int
+
+// Delete removes a session from all reads and lists at once. Deleting one that
+// does not exist is no error. Its data is garbage as far as no fork holds it.
+func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
+	for {
+		ses, err := s.Session(ctx, id)
+		if errors.Is(err, ErrSessionNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		err = ses.delete(ctx, policy)
+		if errors.Is(err, ErrSessionDeleted) {
+			return nil
+		}
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+	}
+}
+
+func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
+	life, lifeRaw, err := s.life(ctx) // before the children: a fork in between conflicts
+	if err != nil {
+		return err
+	}
+	if policy != KeepChildren {
+		all, err := s.store.children(ctx, s.hash)
+		if err != nil {
+			return err
+		}
+		for _, c := range all {
+			if c.parent != s.inc {
+				continue // of an earlier session of this id
+			}
+			if policy == RefuseChildren {
+				return fmt.Errorf("%w: %q", ErrHasChildren, s.id)
+			}
+			if err := s.store.deleteChild(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	bucketKey := s.store.space.Bucket(s.inc)
+	_, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
+	if err != nil {
+		return err
+	}
+	about, err := s.openAbout(vs[1])
+	if err != nil {
+		return err
+	}
+	next := life.Next()
+	next.State = head.Deleted
+	var b engine.Batch
+	b.Guard(s.headKey, vs[0])
+	b.Guard(s.lifeKey, lifeRaw)
+	b.Guard(bucketKey, vs[2])
+	b.Delete(s.headKey)
+	b.Delete(s.aboutKey)
+	b.Set(s.lifeKey, next.Seal(s.lifeKey))
+	s.store.removeOrder(&b, s.inc, vs[2])
+	s.store.setDirty(&b, s.dirtyKey)
+	s.store.setGrave(&b, s.hash)
+	if about.Parent != "" {
+		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
+	}
+	return s.store.engine.Apply(ctx, &b)
+}
+
+func (s *Store) deleteChild(ctx context.Context, c child) error {
+	key := s.space.About(c.hash)
+	vs, err := s.engine.Get(ctx, key)
+	if err == nil && vs[0] == nil { // gone, or renamed
+		e, merr := s.moved(ctx, entry{inc: c.inc, hash: c.hash})
+		if merr != nil || e.at == 0 {
+			return merr
+		}
+		key = s.space.About(e.hash)
+		vs, err = s.engine.Get(ctx, key)
+	}
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	about, err := head.OpenAbout(key, vs[0])
+	if err != nil {
+		return codec.Corrupt(err, "metadata of incarnation %x", c.inc)
+	}
+	if about.Incarnation != c.inc {
+		return nil
+	}
+	return s.Delete(ctx, about.ID, CascadeChildren)
+}
+
+// setGrave says that a session of this id is gone. Creating one guards what
+// stands there: a delayed attempt from before can't bring the old one back.
+func (s *Store) setGrave(b *engine.Batch, id keys.Hash) {
+	key := s.space.Grave(id)
+	b.Set(key, codec.Seal(key, keys.Grave, binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
+}

@@ -1,0 +1,200 @@
+package turnstone
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// decided reports whether err ends a commit that is known not to stand.
+func decided(err error) bool {
+	for _, e := range []error{ErrConflict, ErrTurnConflict, ErrInvalid, ErrSessionDeleted} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// errStands: after an unknown outcome, the commit turned out to stand.
+var errStands = errors.New("the commit stands")
+
+// replayed carries the result of a turn that was committed before.
+type replayed struct{ result Result }
+
+func (*replayed) Error() string { return "turn replayed" }
+
+// resolve finds out why a guard was false, and returns the head to go on from,
+// or the error that the commit ends with.
+func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
+	s, space := w.s, w.s.store.space
+	turnKey := space.Turn(s.inc, w.in.Turn)
+	bucketKey := space.Bucket(s.inc)
+	h, vs, err := s.readHead(ctx, s.headKey, bucketKey, turnKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.mu.Lock()
+	s.bucket = vs[1]
+	s.mu.Unlock()
+	if w.unknown && h.Revision >= w.built.commit.Revision {
+		_, id, err := s.commitAt(ctx, w.built.commit.Revision)
+		if err != nil {
+			return nil, nil, err
+		}
+		if id == w.built.id {
+			return nil, nil, errStands
+		}
+	}
+	if w.in.Turn != "" && vs[2] != nil {
+		return nil, nil, w.replay(ctx, turnKey, vs[2])
+	}
+	if w.in.Expected != AnyRevision && h.Revision != w.in.Expected {
+		return nil, nil, s.conflict(w.in.Expected, h)
+	}
+	var ce *engine.ConflictError
+	if errors.As(conflict, &ce) {
+		switch space.Letter(ce.Key) {
+		case keys.Mark: // marks changed under us, or were not known
+			var ids []blob.ID
+			for _, d := range w.drafts() {
+				ids = append(append(ids, d.ID), d.Depends...)
+			}
+			for i := range w.in.Nodes {
+				for _, a := range w.in.Nodes[i].Attachments {
+					ids = append(ids, a.ID)
+				}
+			}
+			if _, err := s.store.blobs.Refresh(ctx, w.marks, ids); err != nil {
+				return nil, nil, err
+			}
+		case keys.EventKey:
+			if err := w.duplicateKey(ctx, ce.Key); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return h, vs[0], nil
+}
+
+// duplicateKey names the node whose event key is taken.
+func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
+	vs, err := w.s.store.engine.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	place, err := graph.OpenPlace(key, vs[0], keys.EventKey)
+	if err != nil {
+		return codec.Corrupt(err, "event key of session %q", w.s.id)
+	}
+	for i := range w.in.Nodes {
+		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.inc, k), key) {
+			return invalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d already", k, place.Revision)
+		}
+	}
+	return nil
+}
+
+func (s *Session) conflict(expected Revision, h *head.Head) error {
+	return &ConflictError{Session: s.id, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
+}
+
+// unless ends a commit with err, unless its turn was committed before: then with
+// the result of that, or with a turn conflict.
+func (w *writer) unless(ctx context.Context, err error) (Result, error) {
+	if w.in.Turn == "" {
+		return Result{}, err
+	}
+	key := w.s.store.space.Turn(w.s.inc, w.in.Turn)
+	vs, gerr := w.s.store.engine.Get(ctx, key)
+	if gerr != nil {
+		return Result{}, gerr
+	}
+	if vs[0] != nil {
+		err = w.replay(ctx, key, vs[0])
+		var r *replayed
+		if errors.As(err, &r) {
+			return r.result, nil
+		}
+	}
+	return Result{}, err
+}
+
+// replay compares the commit with the one that is stored under its turn id. It
+// returns *replayed when they are the same.
+func (w *writer) replay(ctx context.Context, key, value []byte) error {
+	s := w.s
+	body, err := codec.Open(key, value, keys.Turn)
+	if err != nil {
+		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.id)
+	}
+	n, _ := binary.Uvarint(body)
+	revision := Revision(n)
+	stored, id, err := s.commitAt(ctx, revision)
+	if err != nil {
+		return err
+	}
+	if stored.Turn != w.in.Turn {
+		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.id)
+	}
+	before, err := s.baseBefore(ctx, revision)
+	if err != nil {
+		return err
+	}
+	var pack graph.Pack
+	if stored.Nodes > 0 {
+		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.pack(ctx, revision) }); err != nil {
+			return err
+		}
+	}
+	payloads, parts := w.digests()
+	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
+	if err != nil || again.id != id {
+		return &TurnConflictError{Session: s.id, Turn: w.in.Turn, Revision: revision, Commit: id}
+	}
+	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
+}
+
+// digests returns drafts that have ids only, for assemble.
+func (w *writer) digests() (payloads []*blob.Draft, parts map[string]*blob.Draft) {
+	if w.parts != nil {
+		return w.payloads, w.parts
+	}
+	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*blob.Draft{}
+	for i := range w.in.Nodes {
+		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
+			payloads[i] = &blob.Draft{ID: blob.Sum(p), Size: int64(len(p))}
+		}
+	}
+	for name, content := range w.in.Checkpoint {
+		parts[name] = &blob.Draft{ID: blob.Sum(content), Size: int64(len(content))}
+	}
+	return payloads, parts
+}
+
+// baseBefore returns what the commit of revision r was built on.
+func (s *Session) baseBefore(ctx context.Context, r Revision) (base, error) {
+	if r == 1 {
+		b := base{commit: head.Genesis(s.inc, s.origin)}
+		if s.origin != nil {
+			b.leaf = s.origin.Ancestors[len(s.origin.Ancestors)-1].Node
+			b.last, b.parts = b.leaf, s.origin.Parts
+		}
+		return b, nil
+	}
+	c, id, err := s.commitAt(ctx, r-1)
+	if err != nil {
+		return base{}, err
+	}
+	parts, err := s.partsAt(ctx, c)
+	return base{revision: r - 1, commit: id, leaf: c.Leaf, last: c.Last, partsAt: c.PartsAt, parts: parts}, err
+}
