@@ -17,9 +17,9 @@ import (
 // known; a stream of another length is refused. Until a commit refers to it the
 // attachment can't be read, and is garbage.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
-	var c checker
-	c.text("media type", "attachment", mediaType, 0, MaxAttachmentText)
-	c.text("name", "attachment", name, 0, MaxAttachmentText)
+	c := checker{of: "attachment"}
+	c.text("media type", mediaType, 0, MaxAttachmentText)
+	c.text("name", name, 0, MaxAttachmentText)
 	if c.err == nil && size > MaxBlob {
 		c.err = &LimitError{Limit: "bytes", Where: "attachment", Have: size, Max: MaxBlob}
 	}

@@ -35,91 +35,126 @@ const (
 	MaxBlob           = blob.MaxBytes        // bytes of an attachment
 )
 
-// A checker collects the first violation.
-type checker struct{ err error }
+// A checker collects the first violation, and says of what.
+type checker struct {
+	err   error
+	of    string // what is checked, for example "node", and
+	index int    // which one, from 1; 0 for the only one
+}
 
-func (c *checker) limit(what, where string, have, maximum int) {
+// at says what is checked from now on.
+func (c *checker) at(of string, index int) { c.of, c.index = of, index }
+
+func (c *checker) where() string {
+	if c.index > 0 {
+		return fmt.Sprintf("%s %d", c.of, c.index-1)
+	}
+	return c.of
+}
+
+func (c *checker) limit(what string, have, maximum int) {
 	if c.err == nil && have > maximum {
-		c.err = &LimitError{Limit: what, Where: where, Have: int64(have), Max: int64(maximum)}
+		c.err = &LimitError{Limit: what, Where: c.where(), Have: int64(have), Max: int64(maximum)}
 	}
 }
 
-func (c *checker) text(what, where, s string, minimum, maximum int) {
-	c.limit(what+" bytes", where, len(s), maximum)
-	if c.err == nil && len(s) < minimum {
-		c.err = invalid(where, "%s is empty", what)
+func (c *checker) invalid(reason string, args ...any) {
+	if c.err == nil {
+		c.err = invalid(c.where(), reason, args...)
 	}
-	if c.err == nil && !utf8.ValidString(s) {
-		c.err = invalid(where, "%s is not UTF-8", what)
+}
+
+// text checks a text; what is its name, and of its limit that with " bytes".
+func (c *checker) text(what, s string, minimum, maximum int) {
+	if len(s) > maximum {
+		c.limit(what+" bytes", len(s), maximum)
+	}
+	if len(s) < minimum {
+		c.invalid("%s is empty", what)
+	}
+	if !utf8.ValidString(s) {
+		c.invalid("%s is not UTF-8", what)
 	}
 }
 
 func checkSessionID(id string) error {
-	var c checker
-	c.text("session id", "request", id, 1, MaxSessionID)
+	c := checker{of: "request"}
+	c.text("session id", id, 1, MaxSessionID)
 	return c.err
 }
 
 func checkMetadata(m *Metadata) error {
-	var c checker
-	c.text("name", "metadata", m.Name, 0, MaxText)
-	c.text("model", "metadata", m.Model, 0, MaxModel)
-	c.text("cwd", "metadata", m.Cwd, 0, MaxText)
-	c.limit("labels", "metadata", len(m.Labels), MaxLabels)
+	c := checker{of: "metadata"}
+	c.text("name", m.Name, 0, MaxText)
+	c.text("model", m.Model, 0, MaxModel)
+	c.text("cwd", m.Cwd, 0, MaxText)
+	c.limit("labels", len(m.Labels), MaxLabels)
 	for k, v := range m.Labels {
-		c.text("label name", "metadata", k, 1, MaxLabel)
-		c.text("label value", "metadata", v, 0, MaxLabel)
+		c.text("label name", k, 1, MaxLabel)
+		c.text("label value", v, 0, MaxLabel)
 	}
 	return c.err
 }
 
 func checkCommit(in *Commit) error {
-	var c checker
-	c.text("turn id", "commit", in.Turn, 0, MaxTurnID)
-	c.limit("nodes", "commit", len(in.Nodes), MaxNodes)
-	keys := map[string]int{}
+	c := checker{of: "commit"}
+	c.text("turn id", in.Turn, 0, MaxTurnID)
+	c.limit("nodes", len(in.Nodes), MaxNodes)
+	c.limit("checkpoint parts", len(in.Checkpoint), MaxParts)
+	c.limit("dropped parts", len(in.Drop), MaxParts)
+	c.limit("usage entries", len(in.Usage), MaxModels)
+	if c.err != nil {
+		return c.err
+	}
+	var keys map[string]int
 	for i := range in.Nodes {
 		n := &in.Nodes[i]
-		where := fmt.Sprintf("node %d", i)
-		c.text("kind", where, n.Kind, 1, MaxKind)
-		c.text("event key", where, n.Key, 0, MaxEventKey)
-		c.limit("payload bytes", where, len(n.Payload), MaxPayload)
-		c.limit("attachments", where, len(n.Attachments), MaxAttachments)
+		c.at("node", i+1)
+		c.text("kind", n.Kind, 1, MaxKind)
+		c.text("event key", n.Key, 0, MaxEventKey)
+		c.limit("payload bytes", len(n.Payload), MaxPayload)
+		c.limit("attachments", len(n.Attachments), MaxAttachments)
 		for _, a := range n.Attachments {
-			c.text("media type", where, a.MediaType, 0, MaxAttachmentText)
-			c.text("attachment name", where, a.Name, 0, MaxAttachmentText)
-			if c.err == nil && (a.ID.IsZero() || a.Size < 0 || a.Size > MaxBlob) {
-				c.err = invalid(where, "attachment %q is no reference that PutAttachment returned", a.Name)
+			c.text("media type", a.MediaType, 0, MaxAttachmentText)
+			c.text("attachment name", a.Name, 0, MaxAttachmentText)
+			if a.ID.IsZero() || a.Size < 0 || a.Size > MaxBlob {
+				c.invalid("attachment %q is no reference that PutAttachment returned", a.Name)
 			}
 		}
 		if n.Key != "" {
-			if first, dup := keys[n.Key]; dup && c.err == nil {
-				c.err = invalid(where, "has the event key of node %d", first)
+			if first, dup := keys[n.Key]; dup {
+				c.invalid("has the event key of node %d", first)
+			}
+			if keys == nil {
+				keys = make(map[string]int, len(in.Nodes))
 			}
 			keys[n.Key] = i
 		}
-		if c.err != nil {
-			return c.err
-		}
 	}
-	c.limit("checkpoint parts", "commit", len(in.Checkpoint), MaxParts)
-	for _, name := range slices.Sorted(maps.Keys(in.Checkpoint)) {
-		c.text("part name", "checkpoint", name, 1, MaxPartName)
-		c.limit("bytes", "checkpoint part "+name, len(in.Checkpoint[name]), MaxPart)
+	if len(in.Checkpoint) > 0 || len(in.Drop) > 0 {
+		c.checkpoint(in)
 	}
-	c.limit("dropped parts", "commit", len(in.Drop), MaxParts)
-	for _, name := range in.Drop {
-		if _, set := in.Checkpoint[name]; set && c.err == nil {
-			c.err = invalid("checkpoint part "+name, "is both set and dropped")
-		}
-	}
-	c.limit("usage entries", "commit", len(in.Usage), MaxModels)
 	for i, u := range in.Usage {
-		where := fmt.Sprintf("usage %d", i)
-		c.text("model", where, u.Model, 0, MaxModel)
-		for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
-			c.limit("tokens", where, int(min(n, MaxTokens+1)), MaxTokens)
+		c.at("usage", i+1)
+		c.text("model", u.Model, 0, MaxModel)
+		for _, n := range [...]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
+			c.limit("tokens", int(min(n, MaxTokens+1)), MaxTokens)
 		}
 	}
 	return c.err
+}
+
+func (c *checker) checkpoint(in *Commit) {
+	for _, name := range slices.Sorted(maps.Keys(in.Checkpoint)) {
+		c.at("checkpoint", 0)
+		c.text("part name", name, 1, MaxPartName)
+		c.at("checkpoint part "+name, 0)
+		c.limit("bytes", len(in.Checkpoint[name]), MaxPart)
+	}
+	for _, name := range in.Drop {
+		c.at("checkpoint part "+name, 0)
+		if _, set := in.Checkpoint[name]; set {
+			c.invalid("is both set and dropped")
+		}
+	}
 }

@@ -93,8 +93,8 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.Now == nil {
 		s.opts.Now = time.Now
 	}
-	var c checker
-	c.text("namespace", "options", s.opts.Namespace, 0, MaxSessionID)
+	c := checker{of: "options"}
+	c.text("namespace", s.opts.Namespace, 0, MaxSessionID)
 	if c.err != nil {
 		return nil, c.err
 	}

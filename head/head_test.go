@@ -139,3 +139,10 @@ func TestANewerRecordIsRefusedByName(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func ExampleSum() {
+	total := head.Sum(nil, []head.Usage{{Model: "m", Input: 100, Output: 20}})
+	total = head.Sum(total, []head.Usage{{Model: "m", Input: 150, Output: 5, CachedInput: 100}})
+	fmt.Println(total[0].Input, total[0].Output, total[0].CachedInput)
+	// Output: 250 25 100
+}

@@ -160,8 +160,9 @@ func (e *Engine) transact(group []*request, verdicts []error) error {
 // apply adds b to txn, or returns the conflict that prevents it. Reads of txn
 // see what earlier batches of the group wrote.
 func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
+	var scratch [64]byte
 	for _, g := range b.Guards {
-		v, err := get(txn, inner(g.Key))
+		v, err := get(txn, append(append(scratch[:0], keyByte), g.Key...))
 		if err != nil {
 			return nil, err
 		}
@@ -169,8 +170,21 @@ func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 			return &engine.ConflictError{Key: bytes.Clone(g.Key)}, nil
 		}
 	}
-	// Badger keeps the slices until the transaction has been written, and the
-	// committer answers after that: no copy is needed.
+	// Badger keeps keys and values until the transaction has been written, and
+	// the committer answers after that: values need no copy, keys one in all.
+	size := b.Ops()
+	for _, p := range b.Sets {
+		size += len(p.Key)
+	}
+	for _, k := range b.Deletes {
+		size += len(k)
+	}
+	buf := make([]byte, 0, size)
+	inner := func(key []byte) []byte {
+		from := len(buf)
+		buf = append(append(buf, keyByte), key...)
+		return buf[from:len(buf):len(buf)]
+	}
 	for _, p := range b.Sets {
 		if err := txn.Set(inner(p.Key), p.Value); err != nil {
 			return nil, err
