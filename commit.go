@@ -226,7 +226,17 @@ func (w *writer) prepare(ctx context.Context) error {
 	w.parts = make(map[string]*blob.Draft, len(w.in.Checkpoint))
 	w.marks = blob.Marks{}
 	inBatch := 0
+	byID := map[blob.ID]*blob.Draft{} // equal contents of one commit are one draft
 	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)
+	once := func(content []byte, base *blob.Base) (*blob.Draft, error) {
+		id := blob.Sum(content)
+		if d := byID[id]; d != nil {
+			return d, nil
+		}
+		d, err := draft(content, base)
+		byID[id] = d
+		return d, err
+	}
 	draft = func(content []byte, base *blob.Base) (*blob.Draft, error) {
 		d, err := blob.Prepare(content, base)
 		if errors.Is(err, blob.ErrStream) {
@@ -253,7 +263,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	for i := range w.in.Nodes {
 		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
 			var err error
-			if w.payloads[i], err = draft(p, nil); err != nil {
+			if w.payloads[i], err = once(p, nil); err != nil {
 				return err
 			}
 		}
@@ -261,7 +271,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
 		var err error
 		content := w.in.Checkpoint[name]
-		if w.parts[name], err = draft(content, w.s.store.bases.get(w.s.inc, name)); err != nil {
+		if w.parts[name], err = once(content, w.s.store.bases.get(w.s.inc, name)); err != nil {
 			return err
 		}
 	}
@@ -317,7 +327,14 @@ func (w *writer) readMarks(ctx context.Context) error {
 	}
 	absent, err := blobs.Known(ctx, w.marks, ids)
 	for _, id := range absent {
-		if err == nil && !slices.ContainsFunc(w.drafts(), func(d *blob.Draft) bool { return d.ID == id && !d.Stored }) {
+		if err != nil {
+			break
+		}
+		i := slices.IndexFunc(w.drafts(), func(d *blob.Draft) bool { return d.ID == id })
+		if i >= 0 && w.drafts()[i].Stored {
+			return errBaseGone // stored ahead and removed since: store it again
+		}
+		if i < 0 {
 			err = fmt.Errorf("%w: %s", ErrBlobNotFound, id)
 		}
 	}

@@ -48,19 +48,52 @@ type ChildPolicy int
 // Delete removes a session from all reads and lists at once. Deleting one that
 // does not exist is no error. Its data is garbage as far as no fork holds it.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
+	ses, err := s.Session(ctx, id)
+	if errors.Is(err, ErrSessionNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.deleteIncarnation(ctx, ses.inc, ses.hash, policy)
+}
+
+// deleteIncarnation deletes one session and no other that may have its id by
+// then; a rename meanwhile does not save it.
+func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, hash keys.Hash, policy ChildPolicy) error {
 	for {
-		ses, err := s.Session(ctx, id)
-		if errors.Is(err, ErrSessionNotFound) {
-			return nil
-		}
+		key := s.space.About(hash)
+		vs, err := s.engine.Get(ctx, key)
 		if err != nil {
 			return err
 		}
-		err = ses.delete(ctx, policy)
-		if errors.Is(err, ErrSessionDeleted) {
-			return nil
+		var about *head.About
+		if vs[0] != nil {
+			if about, err = head.OpenAbout(key, vs[0]); err != nil {
+				return codec.Corrupt(err, "metadata of incarnation %x", inc)
+			}
 		}
-		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+		if about == nil || about.Incarnation != inc { // gone, or renamed
+			e, err := s.moved(ctx, entry{inc: inc, hash: hash})
+			if err != nil || e.at == 0 {
+				return err
+			}
+			hash = e.hash
+			continue
+		}
+		ses, err := s.Session(ctx, about.ID)
+		if err == nil && ses.inc == inc {
+			err = ses.delete(ctx, policy)
+			if err == nil {
+				return nil
+			}
+		}
+		for _, again := range []error{ErrSessionNotFound, ErrSessionDeleted, engine.ErrConflict} {
+			if errors.Is(err, again) {
+				err = nil
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -83,7 +116,7 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 			if policy == RefuseChildren {
 				return fmt.Errorf("%w: %q", ErrHasChildren, s.id)
 			}
-			if err := s.store.deleteChild(ctx, c); err != nil {
+			if err := s.store.deleteIncarnation(ctx, c.inc, c.hash, policy); err != nil {
 				return err
 			}
 		}
@@ -112,31 +145,8 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 	if about.Parent != "" {
 		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
 	}
-	return s.store.engine.Apply(ctx, &b)
-}
-
-func (s *Store) deleteChild(ctx context.Context, c child) error {
-	key := s.space.About(c.hash)
-	vs, err := s.engine.Get(ctx, key)
-	if err == nil && vs[0] == nil { // gone, or renamed
-		e, merr := s.moved(ctx, entry{inc: c.inc, hash: c.hash})
-		if merr != nil || e.at == 0 {
-			return merr
-		}
-		key = s.space.About(e.hash)
-		vs, err = s.engine.Get(ctx, key)
-	}
-	if err != nil || vs[0] == nil {
-		return err
-	}
-	about, err := head.OpenAbout(key, vs[0])
-	if err != nil {
-		return codec.Corrupt(err, "metadata of incarnation %x", c.inc)
-	}
-	if about.Incarnation != c.inc {
-		return nil
-	}
-	return s.Delete(ctx, about.ID, CascadeChildren)
+	_, err = s.store.apply(ctx, &b)
+	return err
 }
 
 // setGrave says that a session of this id is gone. Creating one guards what

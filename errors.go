@@ -11,6 +11,8 @@ import (
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
 var (
+	// ErrStoreNotFound: Open with MustExist found no store.
+	ErrStoreNotFound = errors.New("turnstone: no store")
 	// ErrSessionNotFound: no session has that id.
 	ErrSessionNotFound = errors.New("turnstone: session not found")
 	// ErrSessionDeleted: the session of this handle was deleted; one that was

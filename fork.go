@@ -61,7 +61,7 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 		if err != nil {
 			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 		}
-		if inc == parent.inc && life.State != head.Live {
+		if inc == parent.inc && (life.State != head.Live || life.Session != parent.hash) {
 			return nil, fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
 		}
 		next := life.Next()

@@ -54,7 +54,7 @@ type Part = head.Part
 type State struct {
 	Revision Revision
 	Commit   CommitID
-	Leaf     NodeID
+	Leaf     NodeID // may be tombstoned, and then is not among Nodes
 	Nodes    []Node
 	Parts    []Part  // of the checkpoint, by name; Checkpoint reads them
 	Usage    []Usage // totals up to this revision, by model

@@ -17,7 +17,7 @@ import (
 
 // decided reports whether err ends a commit that is known not to stand.
 func decided(err error) bool {
-	for _, e := range []error{ErrConflict, ErrTurnConflict, ErrInvalid, ErrSessionDeleted} {
+	for _, e := range []error{ErrConflict, ErrTurnConflict, ErrInvalid} {
 		if errors.Is(err, e) {
 			return true
 		}

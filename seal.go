@@ -3,7 +3,6 @@ package turnstone
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -49,15 +48,12 @@ func (s *Store) Seal(ctx context.Context) error {
 // seal makes segments of the packs after the last full one. The rest is sealed
 // too if all is set; the next run then takes that up again.
 func (s *Session) seal(ctx context.Context, all bool) error {
-	const attempts = 10 // whoever holds the lifecycle record is quick
-	for attempt := 0; ; {
+	for {
 		more, err := s.sealOne(ctx, all)
-		switch {
-		case errors.Is(err, engine.ErrConflict) || errors.Is(err, engine.ErrUnknown):
-			if attempt++; attempt == attempts {
-				return fmt.Errorf("turnstone: seal %q: %w", s.id, err)
-			}
-		case err != nil || !more:
+		if errors.Is(err, engine.ErrConflict) {
+			continue // somebody else has changed the session's lifecycle, and is done
+		}
+		if err != nil || !more {
 			return err
 		}
 	}
@@ -106,7 +102,7 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 			}
 		}
 	}
-	if err := s.store.engine.Apply(ctx, &b); err != nil {
+	if _, err := s.store.apply(ctx, &b); err != nil {
 		return false, err
 	}
 	s.sealedRaw.Store(next.SealedRaw)
@@ -119,6 +115,7 @@ type run struct {
 	keys     [][]byte // that store them now
 	before   NodeID   // the last node before them
 	raw      uint64
+	size     int  // bounds what they take encoded
 	segments int  // how many they are now
 	loose    bool // one of them at least is compressed for speed
 	more     bool // it ends because the next one does not fit
@@ -139,18 +136,18 @@ func (s *Session) gather(ctx context.Context, life *head.Life, last Revision) (*
 		if err != nil {
 			return nil, err
 		}
-		size := uint64(0)
+		raw, size := uint64(0), 0
 		for i := range seg.Packs {
 			if before, err = seg.Packs[i].Resolve(before); err != nil {
 				return nil, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.id)
 			}
-			size += seg.Packs[i].Raw()
+			raw, size = raw+seg.Packs[i].Raw(), size+seg.Packs[i].Size()
 		}
-		if r.more = len(r.packs) > 0 && (r.raw+size > maxSealed || len(r.keys) > 4000); r.more {
+		if r.more = len(r.packs) > 0 && (r.size+size > maxSealed || len(r.keys) > 4000); r.more {
 			break
 		}
 		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)
-		r.raw, r.loose = r.raw+size, r.loose || seg.Loose
+		r.raw, r.size, r.loose = r.raw+raw, r.size+size, r.loose || seg.Loose
 		if r.segments++; r.raw >= uint64(s.store.opts.SealBytes) {
 			break
 		}

@@ -278,8 +278,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 		b.Guard(s.aboutKey, vs[1])
 		b.Set(s.aboutKey, about.Seal(s.aboutKey))
 		s.store.moveOrder(&b, s.inc, s.hash, vs[2], about.Updated)
-		err = s.store.engine.Apply(ctx, &b)
-		if err == nil || !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+		if _, err = s.store.apply(ctx, &b); !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
@@ -295,7 +294,7 @@ func (s *Session) life(ctx context.Context) (*head.Life, []byte, error) {
 	if err != nil {
 		return nil, nil, codec.Corrupt(err, "lifecycle of session %q", s.id)
 	}
-	if l.State != head.Live {
+	if l.State != head.Live || l.Session != s.hash { // deleted, or renamed
 		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 	}
 	return l, vs[0], nil

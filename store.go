@@ -34,6 +34,9 @@ type Options struct {
 	// the next version can be stored as a delta. Default 32 MiB. A part whose
 	// last version is not at hand is stored whole.
 	CacheBytes int
+	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
+	// namespace.
+	MustExist bool
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
 	// Now is the clock. Default time.Now. Times are for people and for the
@@ -123,6 +126,19 @@ func (s *Store) load(ctx context.Context) error {
 			}
 			return codec.Corrupt(err, "store record of namespace %q", s.opts.Namespace)
 		}
+		// Without its record the keys of a namespace can't be found: a new one
+		// would hide all that is there.
+		first := engine.PrefixRange(keys.Prefix(s.opts.Namespace))
+		first.Limit = 1
+		for _, err := range s.engine.Scan(ctx, first) {
+			if err == nil {
+				err = codec.Corrupt(codec.ErrMissing, "store record of namespace %q", s.opts.Namespace)
+			}
+			return err
+		}
+		if s.opts.MustExist {
+			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, s.opts.Namespace)
+		}
 		r := record{namespace: s.opts.Namespace, spill: spillBytes, chunks: blob.DefaultChunking}
 		rand.Read(r.id[:])
 		rand.Read(r.secret[:])
@@ -171,7 +187,8 @@ func openRecord(key, value []byte) (r record, err error) {
 	return r, d.Done()
 }
 
-// Close ends the store's background work and waits for it. The engine stays open.
+// Close ends the store's background work and waits for it. The engine stays
+// open, and so handles go on working until it is closed.
 func (s *Store) Close() error {
 	s.sealer.stop()
 	return nil

@@ -63,14 +63,16 @@ func openTombstone(key, value []byte) (epoch uint64, err error) {
 // A node that the session's graph does not have is ErrNodeNotFound, and then
 // nothing is changed; one that is tombstoned already is no error.
 //
-// The payload stays in the store's files until vacuum removes it.
+// A tombstoned node is still a place: a commit may go on from it, rewind to it,
+// and fork at it. Its event key stays taken, and its attachments can be read by
+// their ids. Its payload stays in the store's files: nothing removes it yet.
 func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 	if len(ids) > MaxNodes {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
 	for {
 		err := s.tombstone(ctx, ids)
-		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+		if !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
 	}
@@ -108,7 +110,8 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 	}
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
 	s.store.setDirty(&b, s.dirtyKey)
-	return s.store.engine.Apply(ctx, &b)
+	_, err = s.store.apply(ctx, &b)
+	return err
 }
 
 // setDirty says that a session changed since a collector looked. The value is

@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -38,7 +37,7 @@ func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 // blobs done, from the calling goroutine.
 func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
 	v := &verifier{s: s, progress: progress, blobs: map[blob.ID]bool{}, incs: map[head.Incarnation]bool{}}
-	for _, step := range []func(context.Context) error{v.records, v.sessions, v.contents} {
+	for _, step := range []func(context.Context) error{v.records, v.sessions, v.orphans, v.contents} {
 		if err := step(ctx); err != nil {
 			return &v.Verification, err
 		}
@@ -74,7 +73,9 @@ func (v *verifier) step() {
 
 // stopped reports errors that end Verify, as opposed to what it looks for.
 func stopped(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, engine.ErrClosed)
+	var damage *CorruptError
+	return err != nil && !errors.As(err, &damage) && !errors.Is(err, ErrFormat) &&
+		!errors.Is(err, ErrNodeNotFound) && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted)
 }
 
 // records checks the checksum of every record, in whatever place it is, and
@@ -140,43 +141,83 @@ func (v *verifier) sessions(ctx context.Context) error {
 			v.problem(err, "metadata at key %x", p.Key)
 			continue
 		}
-		ses, err := v.s.Session(ctx, about.ID)
-		if errors.Is(err, ErrSessionNotFound) {
-			continue // deleted meanwhile
-		}
-		if err == nil {
-			v.Sessions++
-			err = v.session(ctx, ses)
-		}
-		if stopped(err) {
+		if err := v.byID(ctx, about.ID); err != nil {
 			return err
 		}
-		if !errors.Is(err, ErrSessionDeleted) {
-			v.problem(err, "session %q", about.ID)
-		}
-		v.step()
 	}
-	// A head without metadata would be in no list.
+	// A head without metadata would be in no list; and what was renamed
+	// meanwhile is found here.
 	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.Head)) {
 		if err != nil {
 			return err
 		}
 		h, err := head.OpenHead(p.Key, p.Value)
-		if err == nil && !v.incs[h.Incarnation] {
-			_, fields, ok := v.s.space.Fields(p.Key)
-			if !ok {
-				continue // records has named it
-			}
-			vs, gerr := v.s.engine.Get(ctx, v.s.space.About(keys.Hash(fields)), p.Key)
-			if gerr != nil {
-				return gerr
-			}
-			if vs[0] == nil && vs[1] != nil {
-				err = fmt.Errorf("metadata: %w", codec.ErrMissing)
-			}
+		_, fields, ok := v.s.space.Fields(p.Key)
+		if err != nil || !ok {
+			v.problem(err, "head at key %x", p.Key)
+			continue
 		}
-		v.problem(err, "session with head at key %x", p.Key)
+		if v.incs[h.Incarnation] {
+			continue
+		}
+		key := v.s.space.About(keys.Hash(fields))
+		vs, err := v.s.engine.Get(ctx, key, p.Key)
+		if err != nil {
+			return err
+		}
+		if vs[1] == nil {
+			continue // deleted meanwhile
+		}
+		about, err := head.OpenAbout(key, vs[0])
+		if err != nil {
+			v.problem(err, "metadata of the session with head at key %x", p.Key)
+			continue
+		}
+		if err := v.byID(ctx, about.ID); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// orphans looks for sessions that live by their lifecycle record and have no
+// head: it, or the way to it, was lost.
+func (v *verifier) orphans(ctx context.Context) error {
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.Life)) {
+		if err != nil {
+			return err
+		}
+		life, err := head.OpenLife(p.Key, p.Value)
+		_, fields, ok := v.s.space.Fields(p.Key)
+		if err != nil || !ok || life.State != head.Live || v.incs[head.Incarnation(fields)] {
+			continue // records has named what is damaged
+		}
+		vs, err := v.s.engine.Get(ctx, v.s.space.Head(life.Session), p.Key)
+		if err != nil {
+			return err
+		}
+		if vs[0] == nil && string(vs[1]) == string(p.Value) {
+			v.problem(codec.ErrMissing, "head of incarnation %x", fields)
+		}
+	}
+	return nil
+}
+
+// byID checks the session of an id, if it is still there.
+func (v *verifier) byID(ctx context.Context, id string) error {
+	ses, err := v.s.Session(ctx, id)
+	if err == nil && !v.incs[ses.inc] {
+		v.Sessions++
+		v.incs[ses.inc] = true
+		err = v.session(ctx, ses)
+	}
+	if stopped(err) {
+		return err
+	}
+	if !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) { // deleted or renamed meanwhile
+		v.problem(err, "session %q", id)
+	}
+	v.step()
 	return nil
 }
 
@@ -200,7 +241,9 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	err = ses.commits(ctx, h.Revision, func(c *head.Commit, _ CommitID) error {
 		v.Commits++
 		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
-		v.turn(ctx, ses, c)
+		if err := v.turn(ctx, ses, c); err != nil {
+			return err
+		}
 		for _, p := range c.Parts {
 			if !p.Blob.IsZero() {
 				v.blobs[p.Blob] = true
@@ -221,7 +264,6 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
 		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
 	}
-	v.incs[ses.inc] = true
 	own := ses.layers(h.Revision)
 	own[len(own)-1].commit = h.Commit
 	if err := v.history(ctx, ses, own[len(own)-1]); err != nil {
@@ -255,12 +297,20 @@ func (v *verifier) ancestor(ctx context.Context, ses *Session, i int, a head.Anc
 	// Reading all of it derives and checks every id; its own session, if it
 	// lives, is checked for the rest.
 	layers := ses.layers(0)
-	nodes, err := ses.read(ctx, layers[i], 0, nil)
-	if err == nil {
-		err = ses.checkLayer(ctx, layers[i], nodes)
-	}
+	nodes, err := v.read(ctx, ses, layers[i])
 	v.refer(nodes)
 	return err
+}
+
+// read reads and checks a layer, beside maintenance.
+func (v *verifier) read(ctx context.Context, ses *Session, l layer) ([]found, error) {
+	return retried(ctx, ses, func() ([]found, error) {
+		nodes, err := ses.read(ctx, l, 0, nil)
+		if err == nil {
+			err = ses.checkLayer(ctx, l, nodes)
+		}
+		return nodes, err
+	})
 }
 
 func (v *verifier) refer(nodes []found) {
@@ -276,14 +326,11 @@ func (v *verifier) refer(nodes []found) {
 
 // history checks the nodes of a session against its commits and its index.
 func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
-	nodes, err := ses.read(ctx, l, 0, nil)
+	nodes, err := v.read(ctx, ses, l)
 	if err != nil {
 		return err
 	}
 	v.refer(nodes)
-	if err := ses.checkLayer(ctx, l, nodes); err != nil {
-		return err
-	}
 	known := map[NodeID]bool{}
 	position := 0
 	for i := range nodes {
@@ -297,7 +344,9 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 			return err
 		}
 		if p := n.Parent; !p.IsZero() && !known[p] && p != l.first {
-			if _, err := ses.locate(ctx, l.last, p); err != nil {
+			if _, err := ses.find(ctx, l.last, p); stopped(err) {
+				return err
+			} else if err != nil {
 				v.problem(err, "parent of node %s of session %q", n.ID, ses.id)
 			}
 		}
@@ -342,21 +391,21 @@ func (v *verifier) place(ctx context.Context, ses *Session, n *found, position i
 }
 
 // turn checks the index entry of a commit's turn id.
-func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) {
+func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error {
 	if c.Turn == "" {
-		return
+		return nil
 	}
 	key := v.s.space.Turn(ses.inc, c.Turn)
 	vs, err := v.s.engine.Get(ctx, key)
-	if err == nil {
-		var body []byte
-		if body, err = codec.Open(key, vs[0], keys.Turn); err == nil {
-			if r, _ := binary.Uvarint(body); Revision(r) != c.Revision {
-				err = fmt.Errorf("points to revision %d", r)
-			}
-		}
+	if err != nil {
+		return err
+	}
+	body, err := codec.Open(key, vs[0], keys.Turn)
+	if r, _ := binary.Uvarint(body); err == nil && Revision(r) != c.Revision {
+		err = fmt.Errorf("points to revision %d", r)
 	}
 	v.problem(err, "turn %q of session %q", c.Turn, ses.id)
+	return nil
 }
 
 // order checks that a session is where List looks for it.
@@ -371,6 +420,9 @@ func (v *verifier) order(ctx context.Context, ses *Session) error {
 				return err
 			}
 		}
+	}
+	if _, _, err := ses.readHead(ctx); err != nil {
+		return err // gone meanwhile
 	}
 	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.id)
 	return nil
@@ -387,7 +439,9 @@ func (v *verifier) contents(ctx context.Context) error {
 		}
 		reached[id] = true
 		refs, err := v.s.blobs.References(ctx, id)
-		if err == nil && len(refs) <= 1 { // of a list, the items are read one by one
+		// What is referred to is read as a whole; the items of a list once more
+		// only where they are something's own.
+		if err == nil && (len(refs) <= 1 || v.blobs[id]) {
 			_, err = v.s.blobs.WriteTo(ctx, discard{}, id)
 		}
 		if stopped(err) {

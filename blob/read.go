@@ -67,7 +67,7 @@ func (s *Store) records(ctx context.Context, ids []ID) ([]record, error) {
 	out := make([]record, len(ids))
 	for i, id := range ids {
 		if out[i], err = s.record(ctx, id, ks[i], vs[i]); err != nil {
-			return nil, codec.Corrupt(err, "blob %s", id)
+			return nil, err
 		}
 	}
 	return out, nil
@@ -75,19 +75,17 @@ func (s *Store) records(ctx context.Context, ids []ID) ([]record, error) {
 
 // record decodes one representation whose first part is value, and reads the rest.
 func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, error) {
+	var r record
+	var n int
 	body, err := codec.Open(key, value, keys.Blob)
-	if err != nil {
-		return record{}, err
+	if err == nil {
+		r, n, err = decodeRecord(body)
 	}
-	r, n, err := decodeRecord(body)
-	if err != nil {
-		return record{}, err
+	if err == nil && r.id != id {
+		err = fmt.Errorf("%w: the record is of %s", codec.ErrHash, r.id)
 	}
-	if r.id != id {
-		return record{}, fmt.Errorf("%w: the record is of %s", codec.ErrHash, r.id)
-	}
-	if n == 1 {
-		return r, nil
+	if err != nil || n == 1 {
+		return r, codec.Corrupt(err, "blob %s", id)
 	}
 	h := s.space.BlobHash(id)
 	ks := make([][]byte, n-1)
@@ -102,7 +100,7 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 	for i, v := range vs {
 		more, err := codec.Open(ks[i], v, keys.Blob)
 		if err != nil {
-			return record{}, fmt.Errorf("part %d: %w", i+1, err)
+			return record{}, codec.Corrupt(fmt.Errorf("part %d: %w", i+1, err), "blob %s", id)
 		}
 		r.data = append(r.data, more...)
 	}
@@ -130,7 +128,9 @@ func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error
 		if c.size > maxInMemory {
 			err = fmt.Errorf("%w: base of %d bytes", codec.ErrMalformed, c.size)
 		} else if c.form == list {
-			content, err = s.join(ctx, c, depth)
+			if content, err = s.join(ctx, c, depth); err != nil {
+				return nil, err // it says what is damaged, or that reading failed
+			}
 		} else {
 			content, err = codec.Decompress(c.data, content, int(c.size))
 		}

@@ -152,6 +152,19 @@ func (p *Pack) Raw() uint64 {
 	return n
 }
 
+// Size bounds p's encoded length from above.
+func (p *Pack) Size() int {
+	n := 64
+	for i := range p.Nodes {
+		node := &p.Nodes[i]
+		n += 128 + len(node.Kind) + len(node.Key) + len(node.Inline)
+		for _, a := range node.Attachments {
+			n += 64 + len(a.MediaType) + len(a.Name)
+		}
+	}
+	return n
+}
+
 // A segment is a run of packs of one session, ascending by revision, as one
 // compressed value (or a few, when it is large): a loose pack is one of length
 // one. Its first value begins with the revision of its first pack and the number
@@ -169,9 +182,9 @@ var ErrPackTooLarge = errors.New("graph: pack too large")
 // before is the id of the last node of the session before
 // them.
 func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before ID, level codec.Level) (ks, vs [][]byte, err error) {
-	size := uint64(64)
+	size := 64
 	for i := range packs {
-		size += packs[i].Raw()
+		size += packs[i].Size()
 	}
 	e := codec.Encoder{B: make([]byte, 0, size)}
 	e.Array(len(packs))

@@ -28,7 +28,7 @@ func (a *app) demo() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			url := a.url
-			if !cmd.Flags().Changed("store") && os.Getenv(storeVariable) == "" {
+			if !cmd.Flags().Changed("store") {
 				dir, err := os.MkdirTemp("", "turnstone-demo-")
 				if err != nil {
 					return err
@@ -78,7 +78,7 @@ func (d *demonstration) run(ctx context.Context) error {
 			self = "go run ./cmd/turnstone"
 		}
 	}
-	d.p.printf("\nWhat is left to explore:\n")
+	d.p.printf("\nThe store stays where it is. What is left to explore:\n")
 	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats"} {
 		d.p.printf("  %s --store %s %s\n", self, d.app.url, c)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"text/tabwriter"
 
@@ -16,7 +17,7 @@ import (
 
 func (a *app) importFiles() *cobra.Command {
 	var by string
-	var skipBad, dryRun bool
+	var skipBad, dryRun, replace bool
 	c := &cobra.Command{
 		Use:   "import FILE…",
 		Short: "Import transcripts of agents",
@@ -31,46 +32,50 @@ func (a *app) importFiles() *cobra.Command {
   JSONL                     lines of role and content
 
 A conversation is imported whole or not at all. Importing the same file again
-changes nothing. Input that can't be read is named with file, line and reason,
-and nothing of any file is imported, unless --skip-bad is given.`,
+changes nothing; one whose session exists with other content is refused, unless
+--replace is given. Input that can't be read is named with file, line and
+reason, and nothing of any file is imported, unless --skip-bad is given: then
+what can be read is.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if by != "turn" && by != "step" {
 				return fmt.Errorf("--by is turn or step, not %q", by)
 			}
-			convs, bad, err := parse(files)
-			if err != nil {
-				return err
-			}
+			convs, bad := parse(files)
 			for _, b := range bad {
 				fmt.Fprintln(cmd.ErrOrStderr(), clean(b.Error()))
 			}
 			if len(bad) > 0 && !skipBad {
-				return fmt.Errorf("%s can't be read; nothing was imported (--skip-bad imports the rest)", plural(len(bad), "place"))
+				return fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))
+			}
+			if len(convs) == 0 {
+				return errors.New("there is nothing to import")
 			}
 			if dryRun {
 				return report(cmd, nil, convs)
 			}
 			return a.with(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				return load(cmd, st, e, convs, by == "step")
+				return load(cmd, st, e, convs, importer.Options{BySteps: by == "step", Replace: replace})
 			})
 		},
 	}
 	c.Flags().StringVar(&by, "by", "turn", "what becomes a commit: turn (a user message up to the next) or step (an assistant's burst with its tool results)")
 	c.Flags().BoolVar(&skipBad, "skip-bad", false, "import what can be read of files with broken input")
+	c.Flags().BoolVar(&replace, "replace", false, "import anew what exists with other content: a transcript that has grown")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be imported and write nothing")
 	return c
 }
 
 // parse reads all files.
-func parse(files []string) (convs []importer.Conversation, bad []*importer.BadInput, err error) {
+func parse(files []string) (convs []importer.Conversation, bad []*importer.BadInput) {
 	progress := bar(int64(len(files)), "reading", false)
 	defer progress.Finish()
 	seen := map[string]string{}
 	for _, name := range files {
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, nil, err
+			bad = append(bad, &importer.BadInput{File: name, Reason: reason(err)})
+			continue
 		}
 		data, err := importer.Read(f)
 		f.Close()
@@ -82,7 +87,7 @@ func parse(files []string) (convs []importer.Conversation, bad []*importer.BadIn
 		bad = append(bad, bs...)
 		for _, c := range cs {
 			if other, twice := seen[c.ID]; twice {
-				bad = append(bad, &importer.BadInput{File: name, Reason: fmt.Sprintf("conversation %q is in %s too", c.ID, other)})
+				bad = append(bad, &importer.BadInput{File: name, Reason: fmt.Sprintf("conversation %q is in %s too: that one is taken", c.ID, other)})
 				continue
 			}
 			seen[c.ID] = name
@@ -90,10 +95,19 @@ func parse(files []string) (convs []importer.Conversation, bad []*importer.BadIn
 		}
 		progress.Add(1)
 	}
-	return convs, bad, nil
+	return convs, bad
 }
 
-func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []importer.Conversation, steps bool) error {
+// reason is what is wrong with a file, without its name.
+func reason(err error) string {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err.Error()
+	}
+	return err.Error()
+}
+
+func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []importer.Conversation, o importer.Options) error {
 	total := int64(0)
 	for i := range convs {
 		for j := range convs[i].Events {
@@ -101,7 +115,8 @@ func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []impo
 		}
 	}
 	progress := bar(total, "importing", true)
-	results := importer.Load(cmd.Context(), st, convs, importer.Options{BySteps: steps, Progress: func(n int) { progress.Add(n) }})
+	o.Progress = func(n int) { progress.Add(n) }
+	results := importer.Load(cmd.Context(), st, convs, o)
 	progress.Finish()
 	if err := report(cmd, results, convs); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "turnstone:", clean(err.Error()))
+		fmt.Fprintln(os.Stderr, "turnstone:", clean(strings.TrimPrefix(err.Error(), "turnstone: ")))
 		stop()
 		os.Exit(1)
 	}
@@ -60,12 +61,9 @@ func command() *cobra.Command {
 // with opens the store, runs f and closes it. A store that must exist is not
 // created by looking at it.
 func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
-	if mustExist {
-		if dir, ok := directory(a.url); ok {
-			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("there is no store at %s: choose one with --store or %s, or fill one with `turnstone import`", a.url, storeVariable)
-			}
-		}
+	missing := fmt.Errorf("there is no store at %s: choose one with --store or %s, or fill one with `turnstone import`", a.url, storeVariable)
+	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {
+		return missing
 	}
 	e, err := open.Open(a.url)
 	if err != nil {
@@ -76,7 +74,10 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store,
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	st, err := turnstone.Open(ctx, e, nil)
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{MustExist: mustExist})
+	if errors.Is(err, turnstone.ErrStoreNotFound) {
+		return missing
+	}
 	if err != nil {
 		return err
 	}

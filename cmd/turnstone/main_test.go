@@ -124,11 +124,25 @@ func TestMistakesAreNamed(t *testing.T) {
 		}
 	}
 	check("there is no store", "sessions")
+	if err := os.Mkdir(store, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check("there is no store", "stats")
+	if entries, err := os.ReadDir(store); err != nil || len(entries) > 0 {
+		t.Errorf("a look made %v, %v", entries, err)
+	}
 	check("bad.jsonl:4:", "import", good, bad)
 	check("there is no store", "verify") // nothing was imported
 	check("no such file", "import", "missing.json")
 	check("--by is turn or step", "import", "--by", "day", good)
 	check("is in", "import", good, good)
+	grown := write(t, "good.jsonl", lines+lines)
+	must(t, "import", good, "--store", store)
+	check("exists with other content", "import", grown)
+	if out := must(t, "import", "--replace", grown, "--store", store); !strings.Contains(out, "6") {
+		t.Error(out)
+	}
+	must(t, "import", "--replace", good, "--store", store)
 	if out := must(t, "import", "--skip-bad", good, bad, "--store", store); !strings.Contains(out, "total") {
 		t.Error(out)
 	}

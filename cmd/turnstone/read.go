@@ -96,6 +96,9 @@ func (a *app) show() *cobra.Command {
 				out := bufio.NewWriter(cmd.OutOrStdout())
 				p := printer{w: out}
 				head(&p, &info, state)
+				if hidden := int(info.Nodes) - len(state.Nodes); hidden > 0 {
+					p.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
+				}
 				columns := width(cmd.OutOrStdout())
 				for _, n := range state.Nodes {
 					message(&p, &n, columns, whole)
@@ -175,7 +178,7 @@ func (a *app) export() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "export SESSION",
-		Short: "Write a session's payloads as JSON lines, byte for byte",
+		Short: "Write a session's payloads as lines, byte for byte",
 		Long: "Write a session's payloads as lines, byte for byte: all nodes in the order of commits,\n" +
 			"or for an imported session in the order of its file.",
 		Args: cobra.ExactArgs(1),
@@ -308,7 +311,7 @@ func (a *app) stats() *cobra.Command {
 }
 
 func ratio(logical, stored uint64) string {
-	if stored == 0 || logical == 0 {
+	if stored == 0 || logical <= stored {
 		return ""
 	}
 	return fmt.Sprintf(", %.2f times smaller", float64(logical)/float64(stored))

@@ -3,8 +3,8 @@
 //
 // Badger syncs once per transaction, compacts in the background and loses data
 // without an error when a file cannot be created meanwhile, reports a full disk
-// by SIGBUS, and goes on after a failed sync (docs/engines.md has the
-// experiments). So this driver
+// by SIGBUS, and goes on after a failed sync (docs/engines.md lists what was
+// found). So this driver
 //
 //   - hands all batches to one committer, which applies those that wait as one
 //     synced transaction (group commit) and so serialises guards by construction;

@@ -122,7 +122,8 @@ func (e *Engine) commit(group []*request) {
 	}
 }
 
-func (e *Engine) transact(group []*request, verdicts []error) error {
+func (e *Engine) transact(group []*request, verdicts []error) (err error) {
+	defer caught(&err)
 	txn := e.db.NewTransaction(true)
 	defer txn.Discard()
 	writes := false

@@ -42,15 +42,23 @@ func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
 	return e.usable()
 }
 
-func (e *Engine) read(f func(*badger.Txn) error) (*badger.DB, uint64, error) {
+func (e *Engine) read(f func(*badger.Txn) error) (db *badger.DB, ts uint64, err error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
+	defer caught(&err)
 	if e.db.IsClosed() {
 		return nil, 0, engine.ErrClosed
 	}
 	txn := e.db.NewTransaction(false)
 	defer txn.Discard()
 	return e.db, txn.ReadTs(), f(txn)
+}
+
+// caught makes an error of a panic: Badger panics on some kinds of damage.
+func caught(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%w: badger panicked on its tables", engine.ErrCorrupt)
+	}
 }
 
 // settled reports whether what a read of db at ts saw is durable or known not

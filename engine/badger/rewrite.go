@@ -223,11 +223,7 @@ func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, since 
 // verifyChecksums refuses to copy from damaged tables: their iterators end
 // early without an error. Badger panics on some kinds of damage.
 func verifyChecksums(db *badger.DB) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: verifying tables panicked", engine.ErrCorrupt)
-		}
-	}()
+	defer caught(&err)
 	if err := db.VerifyChecksum(); err != nil {
 		return fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
 	}
@@ -279,7 +275,8 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB) (uint64, err
 }
 
 // live calls f for every live pair of txn, in order; v is f's to keep.
-func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []byte) error) error {
+func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []byte) error) (err error) {
+	defer caught(&err)
 	it := txn.NewIterator(badger.IteratorOptions{})
 	defer it.Close()
 	for it.Rewind(); it.Valid(); it.Next() {
@@ -308,7 +305,8 @@ func changes(ctx context.Context, db *badger.DB, since uint64, f func(key, v []b
 }
 
 // changesUntil is changes up to the timestamp last.
-func changesUntil(ctx context.Context, db *badger.DB, since, last uint64, f func(key, v []byte) error) error {
+func changesUntil(ctx context.Context, db *badger.DB, since, last uint64, f func(key, v []byte) error) (err error) {
+	defer caught(&err)
 	if last <= since {
 		return nil
 	}

@@ -64,6 +64,20 @@ func Directory(url string) (scheme, dir string, ok bool) {
 	return scheme, dir, dir != "" && (scheme == "badger" || scheme == "pebble")
 }
 
+// Holds reports whether dir holds a store of some engine.
+func Holds(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, d := range entries {
+		if d.Name() == "CURRENT" || strings.HasPrefix(d.Name(), "gen-") || strings.HasPrefix(d.Name(), "marker.") {
+			return true
+		}
+	}
+	return false
+}
+
 // refuse fails when dir holds a file that only the other engine makes.
 func refuse(dir, other, prefix string) error {
 	entries, err := os.ReadDir(dir)

@@ -62,6 +62,12 @@ func StoreKey(name string) []byte {
 	return append(p[:], Store)
 }
 
+// Prefix returns what all keys of the namespace called name begin with.
+func Prefix(name string) []byte {
+	p := prefix(name)
+	return p[:]
+}
+
 func prefix(name string) (p [prefixSize]byte) {
 	sum := hash.Space.Sum([]byte(name))
 	copy(p[:], sum[:])

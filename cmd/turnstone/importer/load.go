@@ -18,6 +18,8 @@ import (
 type Options struct {
 	// BySteps commits every step; else every turn.
 	BySteps bool
+	// Replace imports anew what exists with other content.
+	Replace bool
 	// Progress, if set, is called with every conversation's payload bytes when
 	// it is done.
 	Progress func(bytes int)
@@ -44,7 +46,7 @@ type Result struct {
 }
 
 // ErrOtherContent: a session of that id exists and holds something else.
-var ErrOtherContent = errors.New("a session of this id exists with other content; delete it to import anew")
+var ErrOtherContent = errors.New("a session of this id exists with other content")
 
 // OrderPart is the checkpoint part that says in which order the nodes of an
 // imported session stood in their file, if that is not the order of the nodes:
@@ -120,14 +122,19 @@ func (c *Conversation) digest() string {
 func load(ctx context.Context, st *turnstone.Store, c *Conversation, o Options) (int, error) {
 	digest := c.digest()
 	existing, err := st.Session(ctx, c.ID)
+	replace := err == nil
 	if err == nil {
 		info, err := existing.Info(ctx)
-		if err == nil && info.Labels[digestLabel] != digest {
-			err = fmt.Errorf("%q: %w", c.ID, ErrOtherContent)
+		if err != nil {
+			return 0, err
 		}
-		return -1, err
-	}
-	if !errors.Is(err, turnstone.ErrSessionNotFound) {
+		if info.Labels[digestLabel] == digest {
+			return -1, nil
+		}
+		if !o.Replace {
+			return 0, fmt.Errorf("%q: %w", c.ID, ErrOtherContent)
+		}
+	} else if !errors.Is(err, turnstone.ErrSessionNotFound) {
 		return 0, err
 	}
 	temp := staging + c.ID
@@ -143,6 +150,9 @@ func load(ctx context.Context, st *turnstone.Store, c *Conversation, o Options) 
 		return 0, err
 	}
 	n, err := commitAll(ctx, ses, c, r.ForkNode, o)
+	if err == nil && replace {
+		err = st.Delete(ctx, c.ID, turnstone.KeepChildren)
+	}
 	if err == nil {
 		err = st.Rename(ctx, temp, c.ID)
 	}

@@ -1,0 +1,94 @@
+package turnstone
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+func TestX10DeleteUnknown(t *testing.T) {
+	mem := memory.New()
+	e := &eng{Engine: mem}
+	st := open(t, e, nil)
+	mk(t, st, Request{ID: "s"})
+	st2 := open(t, mem, nil)
+	e.apply = func(ctx context.Context, b *engine.Batch) error {
+		e.apply = nil
+		if err := mem.Apply(ctx, b); err != nil {
+			return err
+		}
+		u, created, err := st2.Create(bg, Request{ID: "s"})
+		if err != nil || !created {
+			t.Fatal(err)
+		}
+		must(t, u, Commit{Nodes: node("precious")})
+		return engine.ErrUnknown
+	}
+	err := st.Delete(bg, "s", KeepChildren)
+	_, serr := st.Session(bg, "s")
+	t.Log(err, serr)
+	if serr != nil {
+		t.Fail()
+	}
+}
+
+// verify skips a session renamed meanwhile
+func TestX11VerifyRename(t *testing.T) {
+	for i := range 8 {
+		mem := memory.New()
+		e := &eng{Engine: mem}
+		st := open(t, e, nil)
+		s := mk(t, st, Request{ID: "s"})
+		must(t, s, Commit{Nodes: node("x")})
+		must(t, s, Commit{Expected: 1, Nodes: node("y")})
+		k := st.space.Pack(s.inc, 1, 0)
+		var b engine.Batch
+		b.Delete(k)
+		mem.Apply(bg, &b)
+		st2 := open(t, mem, nil)
+		done := false
+		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+			if len(ks) > 1 && bytes.Equal(ks[0], s.headKey) && !done {
+				done = true
+				if err := st2.Rename(bg, "s", string(rune('a'+i))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return mem.Get(ctx, ks...)
+		}
+		v, err := st.Verify(bg, nil)
+		t.Log(v.Sessions, v.Problems, err)
+		if v.OK() {
+			t.Fail()
+		}
+	}
+}
+
+// SealBytes at its maximum with ordinary nodes of two attachments each
+func TestX12SealKeys(t *testing.T) {
+	st := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: 1 << 20})
+	s := mk(t, st, Request{ID: "s"})
+	c := uint64(0)
+	for i := range 40 {
+		var n []NewNode
+		for range 400 {
+			c++
+			key := ""
+			for _, x := range rnd(256, c) {
+				key += string(rune('!' + x%90))
+			}
+			n = append(n, NewNode{Kind: "u", Key: key, Payload: []byte("hi")})
+		}
+		if _, err := s.Commit(bg, Commit{Expected: AnyRevision, Nodes: n}); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	err := s.Seal(bg)
+	t.Log(err)
+	if err != nil {
+		t.Fail()
+	}
+}
