@@ -14,7 +14,7 @@ import (
 // PutAttachment stores what r delivers, with bounded memory, and returns a
 // reference for NewNode.Attachments. Equal bytes give equal ids and are stored
 // once per namespace. size is the length announced, or negative when it is not
-// known; a stream of another length is refused. Until a commit refers to it the
+// known; a stream of another length is blob.ErrSize. Until a commit refers to it the
 // attachment can't be read, and is garbage.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	c := checker{of: "attachment"}

@@ -19,7 +19,8 @@ import (
 // AnyRevision as Commit.Expected appends to whatever the head is.
 const AnyRevision = ^Revision(0)
 
-// A Commit is one turn: all of it is stored, or nothing.
+// A Commit is one turn: all of it is stored, or nothing. One that changes nothing
+// is a turn as well, and moves the revision.
 type Commit struct {
 	// Expected is the revision that the caller loaded. If the head is at
 	// another one, the commit fails with *ConflictError. See AnyRevision.

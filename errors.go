@@ -18,7 +18,8 @@ var (
 	// ErrSessionDeleted: the session of this handle was deleted; one that was
 	// created under the same id since is another session.
 	ErrSessionDeleted = errors.New("turnstone: session deleted")
-	// ErrNodeNotFound: the session's graph has no such node, or it is tombstoned.
+	// ErrNodeNotFound: the session's graph has no such node, or a read asked for
+	// one that is tombstoned.
 	ErrNodeNotFound = errors.New("turnstone: node not found")
 	// ErrBlobNotFound: the session has no such attachment, or a commit refers
 	// to an attachment that was never uploaded.

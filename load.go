@@ -25,7 +25,8 @@ type Scope struct {
 	// Last reads the last so many nodes of the path, without reading the rest.
 	Last int
 	// After reads what the commits after this revision added to the path,
-	// without reading the rest. For a fork, its own revisions.
+	// without reading the rest: nothing, if it is not behind the head. For a
+	// fork, its own revisions.
 	After Revision
 }
 

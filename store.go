@@ -214,6 +214,7 @@ type Request struct {
 	// Checkpoint says that this is a summarisation session.
 	Checkpoint bool
 	// Parent is the id of the session that this one belongs to or forks from.
+	// It must exist.
 	Parent string
 	// ForkNode is the node of Parent at which to fork; zero is its leaf.
 	ForkNode NodeID
