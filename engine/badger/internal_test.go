@@ -322,7 +322,7 @@ func TestItIsRewrittenByItself(t *testing.T) {
 	e := open(t, dir, &Options{Durability: Process, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	v := bytes.Repeat([]byte("0123456789"), 2000)
 	n := 0
-	for e.current() == firstGen && n < 12_000 {
+	for e.current() == firstGen && n < 18_000 {
 		var b engine.Batch
 		for range 50 {
 			b.Set(fmt.Appendf(nil, "%08d", n), v)
