@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -58,12 +59,22 @@ func (e *Engine) submit(r *request) error {
 	}
 }
 
+// Those who were answered together come back one by one: after a large group
+// the committer waits a moment for half as many, or the first of them would get
+// a sync of their own. A group of a few never waits.
+const (
+	crowd       = 8
+	gatherWaits = 3
+	gatherWait  = 50 * time.Microsecond
+)
+
 // commitLoop is the one committer. It takes what waits in the queue, up to what
 // a transaction may hold, and commits it as one: while one group is synced, the
 // next one gathers.
 func (e *Engine) commitLoop() {
 	defer close(e.done)
 	var next *request // taken from the queue, did not fit
+	last := 0         // length of the group before
 	for {
 		first := next
 		if next = nil; first == nil {
@@ -78,6 +89,10 @@ func (e *Engine) commitLoop() {
 			first.err <- nil
 			continue
 		}
+		waits := 0
+		if last > crowd {
+			waits = gatherWaits
+		}
 		group := []*request{first}
 		size, ops := first.cost(), first.batch.Ops()
 	gather:
@@ -91,9 +106,14 @@ func (e *Engine) commitLoop() {
 				group = append(group, r)
 				size, ops = size+r.cost(), ops+r.batch.Ops()
 			default:
-				break gather
+				if waits == 0 || len(group) >= last/2 {
+					break gather
+				}
+				waits--
+				time.Sleep(gatherWait)
 			}
 		}
+		last = len(group)
 		e.commit(group)
 		if e.written += uint64(size); e.written >= memTableSize/2 {
 			e.written = 0
