@@ -14,7 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-func TestR1TwoNames(t *testing.T) {
+func TestTwoPartsOfEqualContentKnowTheirDepth(t *testing.T) {
 	st := open(t, memory.New(), nil)
 	s := mk(t, st, Request{ID: "s"})
 	for i := range 64 {
@@ -62,7 +62,7 @@ func TestR2PutLoop(t *testing.T) {
 	}
 }
 
-func TestR3Gather(t *testing.T) {
+func TestSealCountsAttachments(t *testing.T) {
 	for _, distinct := range []bool{false, true} {
 		st := open(t, memory.New(), &Options{NoAutoSeal: true})
 		s := mk(t, st, Request{ID: "s"})
@@ -106,7 +106,7 @@ func TestR3Gather(t *testing.T) {
 	}
 }
 
-func TestR4VerifyDelete(t *testing.T) {
+func TestVerifyBesideDelete(t *testing.T) {
 	mem := memory.New()
 	e := &eng{Engine: mem}
 	st := open(t, e, nil)
@@ -131,7 +131,7 @@ func TestR4VerifyDelete(t *testing.T) {
 	}
 }
 
-func TestR4VerifySeal(t *testing.T) {
+func TestVerifyBesideSeal(t *testing.T) {
 	e := &small{Engine: memory.New()}
 	st := open(t, e, &Options{NoAutoSeal: true, SealBytes: 1 << 20})
 	s := mk(t, st, Request{ID: "s"})
@@ -162,7 +162,7 @@ func TestR4VerifySeal(t *testing.T) {
 	}
 }
 
-func TestR5VerifyList(t *testing.T) {
+func TestVerifyHashesLists(t *testing.T) {
 	mem := memory.New()
 	st := open(t, mem, nil)
 	s := mk(t, st, Request{ID: "s"})
@@ -197,7 +197,7 @@ func TestR5VerifyList(t *testing.T) {
 	}
 }
 
-func TestR6Transient(t *testing.T) {
+func TestACancelledReadIsNoDamage(t *testing.T) {
 	mem := memory.New()
 	e := &eng{Engine: mem}
 	st := open(t, e, nil)
@@ -244,7 +244,7 @@ func TestR6Transient(t *testing.T) {
 	t.Log(err, errors.As(err, &ce))
 }
 
-func TestR7UnknownRename(t *testing.T) {
+func TestAnUnknownCommitStaysUnknownAfterARename(t *testing.T) {
 	for _, op := range []string{"rename", "fork+delete"} {
 		mem := memory.New()
 		e := &eng{Engine: mem}
@@ -279,7 +279,7 @@ func TestR7UnknownRename(t *testing.T) {
 	}
 }
 
-func TestR8ForkRename(t *testing.T) {
+func TestAForkDoesNotSlipPastARename(t *testing.T) {
 	mem := memory.New()
 	e := &eng{Engine: mem}
 	st := open(t, e, nil)
@@ -305,7 +305,7 @@ func TestR8ForkRename(t *testing.T) {
 	}
 }
 
-func TestR9Cascade(t *testing.T) {
+func TestCascadeDeletesThatChildOnly(t *testing.T) {
 	for _, op := range []string{"recreate", "rename"} {
 		mem := memory.New()
 		e := &eng{Engine: mem}

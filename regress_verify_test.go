@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
-func TestX10DeleteUnknown(t *testing.T) {
+func TestDeleteSparesTheNextSessionOfTheID(t *testing.T) {
 	mem := memory.New()
 	e := &eng{Engine: mem}
 	st := open(t, e, nil)
@@ -36,7 +36,7 @@ func TestX10DeleteUnknown(t *testing.T) {
 }
 
 // verify skips a session renamed meanwhile
-func TestX11VerifyRename(t *testing.T) {
+func TestVerifyFollowsARename(t *testing.T) {
 	for i := range 8 {
 		mem := memory.New()
 		e := &eng{Engine: mem}
@@ -68,7 +68,7 @@ func TestX11VerifyRename(t *testing.T) {
 }
 
 // SealBytes at its maximum with ordinary nodes of two attachments each
-func TestX12SealKeys(t *testing.T) {
+func TestSealCountsKeys(t *testing.T) {
 	st := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: 1 << 20})
 	s := mk(t, st, Request{ID: "s"})
 	c := uint64(0)
