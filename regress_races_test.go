@@ -29,7 +29,7 @@ func TestTwoPartsOfEqualContentKnowTheirDepth(t *testing.T) {
 	}
 }
 
-func TestR2PutLoop(t *testing.T) {
+func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 	mem := memory.New()
 	e := &eng{Engine: mem}
 	st := open(t, e, nil)

@@ -230,6 +230,23 @@ func (n null) Apply(ctx context.Context, b *engine.Batch) error {
 	return n.Engine.Apply(ctx, b)
 }
 
+// onBadger opens a store on Badger that is closed with b.
+func onBadger(b *testing.B) *turnstone.Store {
+	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
+	if err != nil {
+		b.Fatal(err)
+	}
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		st.Close()
+		e.Close()
+	})
+	return st
+}
+
 // history fills a session with n nodes, four a commit.
 func history(b *testing.B, st *turnstone.Store, id string, n int) *turnstone.Session {
 	s, _, err := st.Create(ctx, turnstone.Request{ID: id})
@@ -250,16 +267,7 @@ func history(b *testing.B, st *turnstone.Store, id string, n int) *turnstone.Ses
 // BenchmarkLoad reads by scope; every hash is checked. What reads a part must
 // not cost what reads all costs.
 func BenchmarkLoad(b *testing.B) {
-	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer e.Close()
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer st.Close()
+	st := onBadger(b)
 	for _, n := range []int{1000, 10000} {
 		s := history(b, st, fmt.Sprint(n), n)
 		revision := turnstone.Revision(n / 4)
@@ -304,16 +312,7 @@ func BenchmarkFork(b *testing.B) {
 func BenchmarkList(b *testing.B) {
 	for _, n := range []int{1000, 20_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer e.Close()
-			st, err := turnstone.Open(ctx, e, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer st.Close()
+			st := onBadger(b)
 			var wg sync.WaitGroup
 			for w := range 32 {
 				wg.Go(func() {

@@ -65,6 +65,17 @@ func (m *mutant) checkGuards(ctx context.Context, b *engine.Batch) error {
 	return nil
 }
 
+// pairs returns what a correct scan yields.
+func (m *mutant) pairs(ctx context.Context, r engine.Range) (out []engine.Pair, err error) {
+	for p, err := range m.Engine.Scan(ctx, r) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
 func writes(b *engine.Batch) *engine.Batch { return &engine.Batch{Sets: b.Sets, Deletes: b.Deletes} }
 
 var mutants = map[string]func(dir string) (engine.Engine, error){
@@ -101,13 +112,10 @@ var mutants = map[string]func(dir string) (engine.Engine, error){
 	}}),
 	"the read-only anomaly: a scan is of a moment before the last write": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 		return func(yield func(engine.Pair, error) bool) {
-			var pairs []engine.Pair
-			for p, err := range m.Engine.Scan(ctx, r) {
-				if err != nil {
-					yield(p, err)
-					return
-				}
-				pairs = append(pairs, p)
+			pairs, err := m.pairs(ctx, r)
+			if err != nil {
+				yield(engine.Pair{}, err)
+				return
 			}
 			m.mu.Lock()
 			old := m.held["scan"+string(r.Start)]
@@ -150,13 +158,10 @@ var mutants = map[string]func(dir string) (engine.Engine, error){
 	}}),
 	"order is lost": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 		return func(yield func(engine.Pair, error) bool) {
-			var pairs []engine.Pair
-			for p, err := range m.Engine.Scan(ctx, r) {
-				if err != nil {
-					yield(p, err)
-					return
-				}
-				pairs = append(pairs, p)
+			pairs, err := m.pairs(ctx, r)
+			if err != nil {
+				yield(engine.Pair{}, err)
+				return
 			}
 			slices.SortFunc(pairs, func(a, b engine.Pair) int {
 				return strings.Compare(strings.ToLower(string(a.Key)), strings.ToLower(string(b.Key)))

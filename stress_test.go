@@ -1,0 +1,131 @@
+package turnstone_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// Writers, readers, forks, tombstones, deletes, seals and lists all at once; the
+// store is compared with what each writer knows of its own sessions.
+func TestStress(t *testing.T) {
+	for name, open := range engines {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var e engine.Engine = memory.New()
+			if open != nil {
+				var err error
+				if e, err = open(t.TempDir() + "/store"); err != nil {
+					t.Fatal(err)
+				}
+				defer e.Close()
+			}
+			st := openStore(t, e, &turnstone.Options{SealBytes: 3000})
+			stop := make(chan struct{})
+			var background, writers sync.WaitGroup
+			loop := func(f func() error) {
+				background.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						if err := f(); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			loop(func() error { return st.Seal(ctx) })
+			loop(func() error { _, err := st.List(ctx, turnstone.ListOptions{Limit: 7}); return err })
+			loop(func() error { return e.Vacuum(ctx) })
+			loop(func() error {
+				v, err := st.Verify(ctx, nil)
+				if err == nil && !v.OK() {
+					err = v.Problems[0]
+				}
+				return err
+			})
+			for w := range 6 {
+				writers.Go(func() {
+					if err := writer(st, w); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			writers.Wait()
+			close(stop)
+			background.Wait()
+			verify(t, st)
+		})
+	}
+}
+
+func writer(st *turnstone.Store, w int) error {
+	rng := rand.New(rand.NewPCG(uint64(w), 3))
+	id := fmt.Sprint("w", w)
+	s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+	if err != nil {
+		return err
+	}
+	var want []string
+	shared := random(7000, 1)
+	for i := range 60 {
+		text := fmt.Sprint(w, "/", i)
+		_, err := s.Commit(ctx, turnstone.Commit{
+			Expected: turnstone.Revision(i), Turn: text, Checkpoint: map[string][]byte{"p": append([]byte(text), shared...)},
+			Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte(text)}, {Kind: "k", Payload: shared}},
+		})
+		if err != nil {
+			return err
+		}
+		want = append(want, text)
+		switch rng.IntN(6) {
+		case 0:
+			f, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(id, "-fork", i), Parent: id})
+			if err != nil {
+				return err
+			}
+			if rng.IntN(2) == 0 {
+				if err := st.Delete(ctx, f.ID(), turnstone.KeepChildren); err != nil {
+					return err
+				}
+			}
+		case 1:
+			state, err := s.Load(ctx, turnstone.Scope{})
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, n := range state.Nodes {
+				if len(n.Payload) < 100 {
+					got = append(got, string(n.Payload))
+				}
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("%s reads %v, want %v", id, got, want)
+			}
+		case 2:
+			state, err := s.Load(ctx, turnstone.Scope{Last: 2})
+			if err != nil {
+				return err
+			}
+			if err := s.Tombstone(ctx, state.Nodes[0].ID); err != nil {
+				return err
+			}
+			want = want[:len(want)-1]
+		case 3:
+			if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: text}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
