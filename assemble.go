@@ -178,11 +178,18 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	key := s.commitKey(c.Revision)
 	b.Set(key, codec.Seal(key, keys.Commit, w.built.body))
 	w.index(b)
-	if err := w.readMarks(ctx); err != nil {
+	if err := w.readMarks(ctx, h); err != nil {
 		return err
 	}
 	if err := w.addBlobs(b); err != nil {
 		return err
+	}
+	w.upload.Finish(b)
+	for i, t := range w.tickets {
+		b.Guard(t.Key, t.Value)
+		if i < maxTickets {
+			b.Delete(t.Key)
+		}
 	}
 	s.store.setDirty(b, s.dirtyKey)
 	s.mu.Lock()
@@ -203,6 +210,9 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	}
 	return nil
 }
+
+// maxTickets is how many uploads a commit ends; the rest of them expire.
+const maxTickets = 1000
 
 // index adds the index entries of the new nodes and of the turn.
 func (w *writer) index(b *engine.Batch) {
@@ -253,7 +263,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
 			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.marks) {
-				return fmt.Errorf("%w: %s", ErrBlobNotFound, a.ID)
+				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
 			// The first place stays: forks see up to a revision.
 			key := s.store.space.Attachment(s.inc, s.store.space.BlobHash(a.ID))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
@@ -14,8 +15,10 @@ import (
 // PutAttachment stores what r delivers, with bounded memory, and returns a
 // reference for NewNode.Attachments. Equal bytes give equal ids and are stored
 // once per namespace. size is the length announced, or negative when it is not
-// known; a stream of another length is blob.ErrSize. Until a commit refers to it the
-// attachment can't be read, and is garbage.
+// known; a stream of another length is blob.ErrSize. The session has the
+// attachment from the commit on that refers to it; until then it can't be read,
+// and is kept for Options.UploadTTL. A commit that comes later than that, and
+// after a collection, is ErrUploadExpired.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	c := checker{of: "attachment"}
 	c.text("media type", mediaType, 0, MaxAttachmentText)
@@ -26,15 +29,24 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if c.err != nil {
 		return Attachment{}, c.err
 	}
-	id, n, err := s.store.blobs.Write(ctx, r, size)
+	up := s.store.blobs.NewUpload(s.store.expiry())
+	d, err := up.Write(ctx, r, size)
+	if err == nil {
+		err = up.Grant(ctx, d, s.inc)
+	}
 	if errors.Is(err, blob.ErrTooLarge) {
-		err = &LimitError{Limit: "bytes", Where: "attachment", Have: n, Max: MaxBlob}
+		err = &LimitError{Limit: "bytes", Where: "attachment", Have: MaxBlob + 1, Max: MaxBlob}
 	}
 	if err != nil {
+		// What was stored is garbage; if this fails it expires.
+		_ = up.Abandon(context.WithoutCancel(ctx))
 		return Attachment{}, err
 	}
-	return Attachment{ID: id, Size: n, MediaType: mediaType, Name: name}, nil
+	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
+
+// expiry is when an upload that begins now may be collected.
+func (s *Store) expiry() time.Time { return s.now().Add(s.opts.UploadTTL) }
 
 // ReadAttachment writes the content of an attachment of this session's nodes to
 // w, with bounded memory, and returns its length. One that no commit of the
@@ -45,15 +57,21 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 	if err != nil {
 		return 0, err
 	}
+	if _, err := s.attached(ctx, h.Revision, id); err != nil {
+		return 0, err
+	}
+	return s.store.blobs.WriteTo(ctx, w, id)
+}
+
+// attached returns the first place of an attachment of the session's graph, or
+// ErrBlobNotFound.
+func (s *Session) attached(ctx context.Context, last Revision, id BlobID) (spot, error) {
 	hash := s.store.space.BlobHash(id)
-	_, err = s.indexed(ctx, h.Revision, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
+	at, err := s.indexed(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
 		return s.store.space.Attachment(inc, hash)
 	})
 	if errors.Is(err, ErrNodeNotFound) {
 		err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.id)
 	}
-	if err != nil {
-		return 0, err
-	}
-	return s.store.blobs.WriteTo(ctx, w, id)
+	return at, err
 }

@@ -125,7 +125,9 @@ type writer struct {
 	payloads []*blob.Draft          // of in.Nodes; nil where the payload stays inline
 	parts    map[string]*blob.Draft // of in.Checkpoint
 	marks    blob.Marks             // of what the commit may rely on
+	upload   *blob.Upload           // of what is stored ahead of the batch
 	attached map[string]bool        // keys of attachments that the session has already
+	tickets  []engine.Pair          // of those that it was granted
 
 	built *built
 	batch *engine.Batch
@@ -136,6 +138,15 @@ type writer struct {
 }
 
 func (w *writer) run(ctx context.Context) (Result, error) {
+	result, err := w.attempt(ctx)
+	if err != nil && w.upload != nil && !errors.Is(err, ErrOutcomeUnknown) {
+		// What was stored ahead is garbage; if this fails it expires.
+		_ = w.upload.Abandon(context.WithoutCancel(ctx))
+	}
+	return result, err
+}
+
+func (w *writer) attempt(ctx context.Context) (Result, error) {
 	s := w.s
 	h, raw, fresh, err := s.current(ctx)
 	if err != nil {
@@ -226,6 +237,10 @@ func (w *writer) prepare(ctx context.Context) error {
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*blob.Draft, len(w.in.Checkpoint))
 	w.marks = blob.Marks{}
+	if w.upload != nil { // once more, as something it relied on was removed
+		_ = w.upload.Abandon(ctx)
+	}
+	w.upload = blobs.NewUpload(w.s.store.expiry())
 	inBatch := 0
 	byID := map[blob.ID]*blob.Draft{} // equal contents of one commit are one draft
 	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)
@@ -241,8 +256,13 @@ func (w *writer) prepare(ctx context.Context) error {
 	draft = func(content []byte, base *blob.Base) (*blob.Draft, error) {
 		d, err := blob.Prepare(content, base)
 		if errors.Is(err, blob.ErrStream) {
-			id, size, err := blobs.Write(ctx, bytes.NewReader(content), int64(len(content)))
-			return blob.Stored(id, size), err
+			if d, err = w.upload.Write(ctx, bytes.NewReader(content), int64(len(content))); err == nil {
+				err = w.upload.Put(ctx, d)
+			}
+			if err == nil {
+				d.Stored = true
+			}
+			return d, err
 		}
 		if err != nil {
 			return nil, err
@@ -253,10 +273,11 @@ func (w *writer) prepare(ctx context.Context) error {
 			return draft(content, nil)
 		}
 		if inBatch += d.Bytes(); inBatch > aheadBytes {
-			err = blobs.Put(ctx, d)
+			err = w.upload.Put(ctx, d)
 			if errors.Is(err, blob.ErrNotFound) {
 				return draft(content, nil)
 			}
+			d.Stored = err == nil
 			return d, err
 		}
 		return d, nil
@@ -297,11 +318,10 @@ func (w *writer) drafts() []*blob.Draft {
 	return out
 }
 
-// readMarks makes the marks known that the commit relies on, and finds out which
-// attachments the session has: both are in memory for most commits, or there
-// are none.
-func (w *writer) readMarks(ctx context.Context) error {
-	blobs, space := w.s.store.blobs, w.s.store.space
+// readMarks makes the marks known that the commit relies on: they are in memory
+// for most commits, or there are none.
+func (w *writer) readMarks(ctx context.Context, h *head.Head) error {
+	blobs := w.s.store.blobs
 	var bases, ids []blob.ID
 	for _, d := range w.drafts() {
 		if d.Stored {
@@ -319,33 +339,54 @@ func (w *writer) readMarks(ctx context.Context) error {
 		}
 		return errBaseGone
 	}
-	var entries [][]byte
+	if absent, err := blobs.Known(ctx, w.marks, ids); err != nil {
+		return err
+	} else if len(absent) > 0 {
+		return errBaseGone // stored ahead and removed since: store it again
+	}
+	return w.readAttachments(ctx, h)
+}
+
+// readAttachments finds out which attachments the session has, by an earlier
+// commit or from its ancestors, and which it was granted by an upload.
+func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
+	blobs, space := w.s.store.blobs, w.s.store.space
+	var ids []blob.ID
+	var ks [][]byte
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
+			if slices.Contains(ids, a.ID) {
+				continue
+			}
+			hash := space.BlobHash(a.ID)
 			ids = append(ids, a.ID)
-			entries = append(entries, space.Attachment(w.s.inc, space.BlobHash(a.ID)))
+			ks = append(ks, space.Attachment(w.s.inc, hash), space.Upload(w.s.inc, hash))
+		}
+	}
+	w.attached, w.tickets = map[string]bool{}, nil
+	if len(ids) == 0 {
+		return nil
+	}
+	vs, err := w.s.store.engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, id := range ids {
+		own, ticket := vs[2*i], vs[2*i+1]
+		w.attached[string(ks[2*i])] = own != nil
+		if ticket != nil {
+			w.tickets = append(w.tickets, engine.Pair{Key: ks[2*i+1], Value: ticket})
+		} else if own == nil {
+			if _, err := w.s.attached(ctx, h.Revision, id); errors.Is(err, ErrBlobNotFound) {
+				return fmt.Errorf("%w: %s", ErrUploadExpired, id)
+			} else if err != nil {
+				return err
+			}
 		}
 	}
 	absent, err := blobs.Known(ctx, w.marks, ids)
-	for _, id := range absent {
-		if err != nil {
-			break
-		}
-		i := slices.IndexFunc(w.drafts(), func(d *blob.Draft) bool { return d.ID == id })
-		if i >= 0 && w.drafts()[i].Stored {
-			return errBaseGone // stored ahead and removed since: store it again
-		}
-		if i < 0 {
-			err = fmt.Errorf("%w: %s", ErrBlobNotFound, id)
-		}
-	}
-	if err != nil || len(entries) == 0 {
-		return err
-	}
-	vs, err := w.s.store.engine.Get(ctx, entries...)
-	w.attached = map[string]bool{}
-	for i, v := range vs {
-		w.attached[string(entries[i])] = v != nil
+	if err == nil && len(absent) > 0 {
+		err = fmt.Errorf("%w: %s", ErrUploadExpired, absent[0])
 	}
 	return err
 }

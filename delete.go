@@ -122,7 +122,7 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 		}
 	}
 	bucketKey := s.store.space.Bucket(s.inc)
-	_, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
+	h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 		return err
 	}
 	next := life.Next()
-	next.State = head.Deleted
+	next.State, next.Floor = head.Deleted, h.Revision+1
 	var b engine.Batch
 	b.Guard(s.headKey, vs[0])
 	b.Guard(s.lifeKey, lifeRaw)

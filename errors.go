@@ -21,9 +21,12 @@ var (
 	// ErrNodeNotFound: the session's graph has no such node, or a read asked for
 	// one that is tombstoned.
 	ErrNodeNotFound = errors.New("turnstone: node not found")
-	// ErrBlobNotFound: the session has no such attachment, or a commit refers
-	// to an attachment that was never uploaded.
+	// ErrBlobNotFound: the session has no such attachment.
 	ErrBlobNotFound = errors.New("turnstone: attachment not found")
+	// ErrUploadExpired: a commit refers to an attachment that the session does
+	// not have: its upload expired and was collected, or never was. It matches
+	// ErrBlobNotFound.
+	ErrUploadExpired = fmt.Errorf("%w: no upload of it stands", ErrBlobNotFound)
 	// ErrRevisionNotFound: the session has not got that far.
 	ErrRevisionNotFound = errors.New("turnstone: revision not found")
 	// ErrRevisionPruned: the revision is below the session's history floor.

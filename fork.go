@@ -33,6 +33,7 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 	b.Set(key, codec.Seal(key, keys.Child, append(child[:], parent.inc[:]...)))
 
 	var origin *head.Origin
+	var from layer // whose checkpoint the fork begins with, if that is not the head's
 	switch {
 	case r.Detached && about.ForkNode.IsZero():
 	case r.Detached:
@@ -40,7 +41,7 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 			return nil, err
 		}
 	default:
-		if origin, err = parent.originAt(ctx, h, about.ForkNode); err != nil {
+		if origin, from, err = parent.originAt(ctx, h, about.ForkNode); err != nil {
 			return nil, err
 		}
 	}
@@ -66,45 +67,62 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 		}
 		next := life.Next()
 		b.Guard(key, vs[0])
-		b.Set(key, next.Seal(key))
 		if origin == nil {
+			b.Set(key, next.Seal(key))
 			continue
 		}
+		next.Forks++
+		b.Set(key, next.Seal(key))
 		a := &origin.Ancestors[i]
 		if inc == parent.inc {
 			a.Epoch = next.Epoch
 		}
-		if a.Revision > 0 && a.Revision < life.Floor {
-			return nil, fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, about.ForkNode, r.Parent)
+		if inc == from.inc && len(origin.Parts) > 0 {
+			if kept, err := s.retained(ctx, inc, life, from.last); err != nil {
+				return nil, err
+			} else if !kept {
+				return nil, fmt.Errorf("%w: the checkpoint at node %s of session %q", ErrRevisionPruned, about.ForkNode, r.Parent)
+			}
 		}
 		key = s.space.Fork(inc, about.Incarnation)
 		b.Set(key, codec.Seal(key, keys.Fork, child[:]))
 	}
+	if origin != nil && len(origin.Parts) > 0 {
+		s.setDirty(b, s.space.Dirty(about.Incarnation))
+	}
 	return origin, nil
 }
 
-// originAt returns what a fork of s at node begins with.
-func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (*head.Origin, error) {
-	o := &head.Origin{}
+// originAt returns what a fork of s at node begins with. from is the session,
+// and its revision, that the checkpoint is read from when it is not at hand: it
+// must be retained.
+func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *head.Origin, from layer, err error) {
+	o = &head.Origin{}
 	if s.origin != nil {
 		o.Ancestors = slices.Clone(s.origin.Ancestors)
 	}
 	if len(o.Ancestors) >= MaxAncestors {
-		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.id, Have: int64(len(o.Ancestors) + 1), Max: MaxAncestors}
+		return nil, from, &LimitError{Limit: "ancestors", Where: "session " + s.id, Have: int64(len(o.Ancestors) + 1), Max: MaxAncestors}
 	}
 	own := head.Ancestor{Incarnation: s.inc, Node: node, Commit: head.Genesis(s.inc, s.origin)}
 	if node == h.Leaf {
 		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, inherited(h.Parts)
 		o.Ancestors = append(o.Ancestors, own)
-		return o, nil
+		return o, from, nil
+	}
+	if s.origin != nil && node == o.Ancestors[len(o.Ancestors)-1].Node {
+		own.Commit, o.Parts = CommitID{}, s.origin.Parts // nothing of s but its tombstones
+		o.Ancestors = append(o.Ancestors, own)
+		return o, from, nil
 	}
 	if _, err := s.find(ctx, h.Revision, node); err != nil {
-		return nil, err
+		return nil, from, err
 	}
 	at, err := s.place(ctx, h.Revision, node)
 	if err != nil {
-		return nil, err
+		return nil, from, err
 	}
+	from = layer{inc: at.layer.inc, last: at.revision}
 	o.Ancestors = append(o.Ancestors, own)
 	shared := false
 	for i := range o.Ancestors {
@@ -113,22 +131,25 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (*hea
 		case a.Incarnation == at.layer.inc:
 			c, id, err := s.store.commitAt(ctx, a.Incarnation, at.revision)
 			if err != nil {
-				return nil, err
+				return nil, from, err
 			}
 			a.Revision, a.Commit, a.Node, shared = at.revision, id, node, true
 			if a.Nodes = 0; at.position+1 < c.Nodes {
 				a.Nodes = at.position + 1
 			}
+			if c.Leaf != node { // the turn was not over: see partsFor
+				from.last--
+			}
 			parts, err := s.store.partsFor(ctx, a.Incarnation, c, node)
 			if err != nil {
-				return nil, err
+				return nil, from, err
 			}
 			o.Parts = inherited(parts)
 		case shared: // nothing of it but its tombstones
 			a.Revision, a.Commit, a.Node, a.Nodes = 0, CommitID{}, node, 0
 		}
 	}
-	return o, nil
+	return o, from, nil
 }
 
 // inherited returns parts as a fork begins with them.

@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/open", "engine/enginetest",
-	"internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "", "persistencetest",
+	"internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -33,8 +33,9 @@ var may = map[string][]string{
 	"internal/keys":            {"engine", "internal/hash"},
 	"blob":                     {"engine", "internal/hash", "internal/keys", "internal/codec"},
 	"graph":                    {"engine", "blob", "internal/hash", "internal/keys", "internal/codec"},
-	"head":                     {"blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
-	"":                         {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
+	"head":                     {"engine", "blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
+	"gc":                       {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
+	"":                         {"engine", "blob", "graph", "head", "gc", "internal/hash", "internal/keys", "internal/codec"},
 	"persistencetest":          {""},
 }
 

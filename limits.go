@@ -31,6 +31,7 @@ const (
 	MaxText           = 4096                 // bytes of a metadata field
 	MaxLabels         = head.MaxLabels       // of a session
 	MaxLabel          = 256                  // bytes of a label's name, and of its value
+	MaxKept           = 1000                 // revisions of a session that are kept by name
 	MaxAncestors      = head.MaxAncestors    // forks of forks
 	MaxBlob           = blob.MaxBytes        // bytes of an attachment
 )

@@ -121,7 +121,9 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 	if err != nil {
 		return err
 	}
-	if r < life.Floor {
+	if kept, err := s.store.retained(ctx, s.inc, life, r); err != nil {
+		return err
+	} else if !kept {
 		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.id, life.Floor)
 	}
 	st.Usage = nil

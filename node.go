@@ -113,6 +113,9 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []found, dea
 			past[n.ID] = parent
 			continue
 		}
+		if n.Erased {
+			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.id)
+		}
 		if !n.Blob.IsZero() {
 			spilled = append(spilled, len(out))
 		}

@@ -82,6 +82,12 @@ func (s *Session) layers(last Revision) []layer {
 	return append(out, layer{inc: s.inc, last: last, first: first, epoch: ^uint64(0)})
 }
 
+// has reports whether a place is within what the layer shares.
+func (l *layer) has(p graph.Place) bool {
+	r := Revision(p.Revision)
+	return r < l.last || r == l.last && (l.nodes == 0 || p.Position < l.nodes)
+}
+
 // A found node is one that was read, with its place.
 type found struct {
 	graph.Node
@@ -309,9 +315,44 @@ type spot struct {
 
 // place looks a node up in the index; the entry is not verified yet.
 func (s *Session) place(ctx context.Context, last Revision, id NodeID) (spot, error) {
-	return s.indexed(ctx, last, keys.Node, "node "+id.String(), func(inc head.Incarnation) []byte {
+	at, err := s.indexed(ctx, last, keys.Node, "node "+id.String(), func(inc head.Incarnation) []byte {
 		return s.store.space.Node(inc, id)
 	})
+	if !errors.Is(err, ErrNodeNotFound) {
+		return at, err
+	}
+	missing := err
+	layers := s.layers(last)
+	slices.Reverse(layers)
+	var spots []spot
+	for _, l := range layers {
+		for p, err := range s.store.engine.Scan(ctx, s.store.space.Of(keys.Index, l.inc)) {
+			if err != nil {
+				return spot{}, err
+			}
+			places, err := graph.FindIndexed(p.Key, p.Value, id)
+			if err != nil {
+				return spot{}, codec.Corrupt(err, "index of session %q at key %x", s.id, p.Key)
+			}
+			for _, p := range places {
+				if l.has(p) {
+					spots = append(spots, spot{layer: l, revision: Revision(p.Revision), position: p.Position})
+				}
+			}
+		}
+	}
+	switch len(spots) {
+	case 0:
+		return spot{}, missing
+	case 1:
+		return spots[0], nil
+	}
+	for _, at := range spots { // their ids begin alike
+		if n, err := s.at(ctx, at); err != nil || n.ID == id {
+			return at, err
+		}
+	}
+	return spot{}, missing
 }
 
 // indexed looks up an index entry in the session and its ancestors, nearest first.
@@ -334,9 +375,8 @@ func (s *Session) indexed(ctx context.Context, last Revision, letter byte, what 
 		if err != nil {
 			return spot{}, codec.Corrupt(err, "index entry of %s of session %q", what, s.id)
 		}
-		l := layers[i]
-		if r := Revision(p.Revision); r < l.last || r == l.last && (l.nodes == 0 || p.Position < l.nodes) {
-			return spot{layer: l, revision: r, position: p.Position}, nil
+		if l := layers[i]; l.has(p) {
+			return spot{layer: l, revision: Revision(p.Revision), position: p.Position}, nil
 		}
 	}
 	return spot{}, fmt.Errorf("%w: %s of session %q", ErrNodeNotFound, what, s.id)
@@ -349,8 +389,12 @@ func (s *Session) locate(ctx context.Context, last Revision, id NodeID) (found, 
 		return found{}, err
 	}
 	n, err := s.at(ctx, at)
-	if err == nil && n.ID != id {
+	switch {
+	case err != nil:
+	case !graph.Alike(n.ID, id):
 		err = codec.Corrupt(codec.ErrHash, "node %s of session %q", id, s.id)
+	case n.ID != id: // it only begins alike
+		err = fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.id)
 	}
 	return n, err
 }

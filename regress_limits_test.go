@@ -15,11 +15,15 @@ func TestMarksRotate(t *testing.T) {
 	st := open(t, e, nil)
 	p := mk(t, st, Request{ID: "p"})
 	put := func(st *Store, i int) Attachment {
-		id, n, err := st.blobs.Write(bg, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1)
+		ses, err := st.Session(bg, "p")
 		if err != nil {
 			t.Fatal(err)
 		}
-		return Attachment{ID: id, Size: n}
+		a, err := ses.PutAttachment(bg, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
 	}
 	x := put(st, 0)
 	for i := 1; i < 4096; i++ { // generation full: x is in it

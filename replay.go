@@ -156,12 +156,28 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 			return err
 		}
 	}
+	if pack.Erased() { // the content can't be compared any more: the turn id decides
+		ids, err := resolved(&pack, before.last)
+		if err != nil {
+			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.id)
+		}
+		return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: ids, Replayed: true}}
+	}
 	payloads, parts := w.digests()
 	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
 	if err != nil || again.id != id {
 		return &TurnConflictError{Session: s.id, Turn: w.in.Turn, Revision: revision, Commit: id}
 	}
 	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
+}
+
+func resolved(p *graph.Pack, before NodeID) ([]NodeID, error) {
+	_, err := p.Resolve(before)
+	ids := make([]NodeID, len(p.Nodes))
+	for i := range ids {
+		ids[i] = p.Nodes[i].ID
+	}
+	return ids, err
 }
 
 // digests returns drafts that have ids only, for assemble.

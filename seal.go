@@ -91,6 +91,8 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 		if err != nil {
 			return false, err
 		}
+		indexKey, index := graph.SealIndex(s.store.space, s.inc, run.packs)
+		ks, vs = append(ks, indexKey), append(vs, index)
 		set := map[string]bool{}
 		for i := range ks {
 			b.Set(ks[i], vs[i])
@@ -143,16 +145,33 @@ func (s *Session) gather(ctx context.Context, life *head.Life, last Revision) (*
 			}
 			raw, size = raw+seg.Packs[i].Raw(), size+seg.Packs[i].Size()
 		}
-		if r.more = len(r.packs) > 0 && (r.size+size > maxSealed || len(r.keys) > 4000); r.more {
+		if r.more = len(r.packs) > 0 && (r.size+size > maxSealed || len(r.keys) > 6000); r.more {
 			break
 		}
 		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)
+		r.keys = append(r.keys, s.indexKeys(&seg)...)
 		r.raw, r.size, r.loose = r.raw+raw, r.size+size, r.loose || seg.Loose
 		if r.segments++; r.raw >= uint64(s.store.opts.SealBytes) {
 			break
 		}
 	}
 	return r, nil
+}
+
+// indexKeys returns the keys that index the nodes of a segment, which may or may
+// not be sealed yet.
+func (s *Session) indexKeys(seg *graph.Segment) [][]byte {
+	last := seg.Packs[len(seg.Packs)-1].Revision
+	if !seg.Loose {
+		return [][]byte{s.store.space.Index(s.inc, last)}
+	}
+	var out [][]byte
+	for i := range seg.Packs {
+		for j := range seg.Packs[i].Nodes {
+			out = append(out, s.store.space.Node(s.inc, seg.Packs[i].Nodes[j].ID))
+		}
+	}
+	return out
 }
 
 // A sealer seals in the background, one session at a time.

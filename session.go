@@ -231,7 +231,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 func info(a *head.About, h *head.Head) Info {
 	i := Info{
 		ID:       a.ID,
-		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels},
+		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels, Retention: Retention(a.Keep)},
 		Parent:   a.Parent, ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
 		Created: a.Created, Updated: a.Updated,
 		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
@@ -268,6 +268,9 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 			if v != "" {
 				*dst = v
 			}
+		}
+		if m.Retention != 0 {
+			about.Keep = uint64(m.Retention)
 		}
 		about.Labels = merged(about.Labels, m.Labels)
 		if len(about.Labels) > MaxLabels {

@@ -41,8 +41,9 @@ var kinds = map[byte]string{
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.Bucket: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Commit: "commits", keys.Turn: "commits",
 	keys.Pack: "nodes",
-	keys.Node: "index", keys.EventKey: "index", keys.Attachment: "index",
-	keys.Blob: "blobs", keys.Mark: "blobs",
+	keys.Node: "index", keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
+	keys.Blob: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
+	keys.Run: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc",
 }
 
 // Stats reads the whole namespace once.

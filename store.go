@@ -37,6 +37,12 @@ type Options struct {
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.
 	MustExist bool
+	// UploadTTL is how long an attachment that no commit refers to yet is kept.
+	// Default 24 hours.
+	UploadTTL time.Duration
+	// Retention is what Prune and Maintain apply to sessions that have no
+	// retention of their own. Default: all revisions are kept.
+	Retention Retention
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
 	// Now is the clock. Default time.Now. Times are for people and for the
@@ -92,6 +98,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.opts.SealBytes = min(s.opts.SealBytes, maxSealed)
 	if s.opts.CacheBytes <= 0 {
 		s.opts.CacheBytes = 32 << 20
+	}
+	if s.opts.UploadTTL <= 0 {
+		s.opts.UploadTTL = 24 * time.Hour
 	}
 	if s.opts.Now == nil {
 		s.opts.Now = time.Now
@@ -205,6 +214,8 @@ type Metadata struct {
 	Model  string
 	Cwd    string // working directory
 	Labels map[string]string
+	// Retention of this session, before the one of Options; 0 stays as it is.
+	Retention Retention
 }
 
 // A Request asks for a new session.
@@ -289,7 +300,7 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, head.Inca
 	h := s.space.Session(r.ID)
 	about := head.About{
 		ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: merged(nil, r.Labels),
-		Parent: r.Parent, ForkNode: r.ForkNode, Detached: r.Detached, Checkpoint: r.Checkpoint,
+		Parent: r.Parent, ForkNode: r.ForkNode, Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
 		Created: now, Updated: now,
 	}
 	rand.Read(about.Incarnation[:])

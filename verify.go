@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -331,6 +333,10 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 		return err
 	}
 	v.refer(nodes)
+	index, err := v.index(ctx, ses)
+	if err != nil {
+		return err
+	}
 	known := map[NodeID]bool{}
 	position := 0
 	for i := range nodes {
@@ -340,7 +346,7 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 		if position++; i == 0 || nodes[i-1].revision != n.revision {
 			position = 0
 		}
-		if err := v.place(ctx, ses, n, position); err != nil {
+		if err := v.place(ctx, ses, n, position, index); err != nil {
 			return err
 		}
 		if p := n.Parent; !p.IsZero() && !known[p] && p != l.first {
@@ -354,20 +360,22 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 	return nil
 }
 
+// index reads the records that index the sealed segments of a session.
+func (v *verifier) index(ctx context.Context, ses *Session) ([]engine.Pair, error) {
+	var out []engine.Pair
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.Of(keys.Index, ses.inc)) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
 // place checks the index entries of a node.
-func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int) error {
-	type want struct {
-		key    []byte
-		letter byte
-	}
-	wants := []want{{v.s.space.Node(ses.inc, n.ID), keys.Node}}
-	if n.Key != "" {
-		wants = append(wants, want{v.s.space.EventKey(ses.inc, n.Key), keys.EventKey})
-	}
-	ks := make([][]byte, 0, 2+len(n.Attachments))
-	for _, w := range wants {
-		ks = append(ks, w.key)
-	}
+func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int, index []engine.Pair) error {
+	key := v.s.space.Node(ses.inc, n.ID)
+	ks := [][]byte{key, v.s.space.EventKey(ses.inc, n.Key)}
 	for _, a := range n.Attachments {
 		ks = append(ks, v.s.space.Attachment(ses.inc, v.s.space.BlobHash(a.ID)))
 	}
@@ -375,19 +383,51 @@ func (v *verifier) place(ctx context.Context, ses *Session, n *found, position i
 	if err != nil {
 		return err
 	}
-	for i, w := range wants {
-		p, err := graph.OpenPlace(w.key, vs[i], w.letter)
-		if err == nil && (p.Revision != uint64(n.revision) || p.Position != position) {
+	here := graph.Place{Revision: uint64(n.revision), Position: position}
+	check := func(p graph.Place, err error, what string) {
+		if err == nil && p != here {
 			err = fmt.Errorf("points to node %d of revision %d", p.Position, p.Revision)
 		}
-		v.problem(err, "index entry %q of node %s of session %q", w.letter, n.ID, ses.id)
+		v.problem(err, "%s of node %s of session %q", what, n.ID, ses.id)
+	}
+	if vs[0] != nil {
+		p, err := graph.OpenPlace(key, vs[0], keys.Node)
+		check(p, err, "index entry")
+	} else if at, err := indexedAt(index, n.ID, here); err != nil || !at {
+		// Sealing moves entries: the session's own reader looks again.
+		at, err := retried(ctx, ses, func() (spot, error) {
+			at, err := ses.place(ctx, AnyRevision, n.ID)
+			return at, linked(err, n.ID)
+		})
+		if stopped(err) {
+			return err
+		}
+		check(graph.Place{Revision: uint64(at.revision), Position: at.position}, err, "index entry")
+	}
+	if n.Key != "" {
+		p, err := graph.OpenPlace(ks[1], vs[1], keys.EventKey)
+		check(p, err, "event key")
 	}
 	for i := range n.Attachments {
-		if vs[len(wants)+i] == nil {
+		if vs[2+i] == nil {
 			v.problem(codec.ErrMissing, "attachment entry of node %s of session %q", n.ID, ses.id)
 		}
 	}
 	return nil
+}
+
+// indexedAt reports whether the records of an index say that a node is here.
+func indexedAt(index []engine.Pair, id NodeID, here graph.Place) (bool, error) {
+	for _, p := range index {
+		places, err := graph.FindIndexed(p.Key, p.Value, id)
+		if err != nil {
+			return false, err
+		}
+		if slices.Contains(places, here) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // turn checks the index entry of a commit's turn id.

@@ -104,4 +104,5 @@ var (
 	ErrNotFound = errors.New("blob: not found")
 	ErrTooLarge = errors.New("blob: larger than 4 GiB")
 	ErrSize     = errors.New("blob: stream has another length than announced")
+	ErrExpired  = errors.New("blob: upload expired")
 )

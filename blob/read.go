@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -226,13 +227,50 @@ func (s *Store) References(ctx context.Context, id ID) ([]ID, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []ID
-	if r := recs[0]; r.form == delta {
-		out = append(out, r.base)
-	} else {
-		for _, it := range r.items {
-			out = append(out, it.id)
-		}
+	return recs[0].references(), nil
+}
+
+func (r *record) references() (out []ID) {
+	if r.form == delta {
+		return []ID{r.base}
+	}
+	for _, it := range r.items {
+		out = append(out, it.id)
+	}
+	return out
+}
+
+// Dependencies is References for a collector, which knows blobs by their hashes
+// in keys.
+func (s *Store) Dependencies(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
+	r, err := s.first(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	refs := r.references()
+	out := make([]keys.Hash, len(refs))
+	for i, id := range refs {
+		out[i] = s.space.BlobHash(id)
 	}
 	return out, nil
 }
+
+// first reads the first part of the blob that h stands for.
+func (s *Store) first(ctx context.Context, h keys.Hash) (r record, err error) {
+	key := s.space.Blob(h, 0)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil {
+		return r, err
+	}
+	body, err := codec.Open(key, vs[0], keys.Blob)
+	if err == nil {
+		r, _, err = decodeRecord(body)
+	}
+	if err == nil && s.space.BlobHash(r.id) != h {
+		err = fmt.Errorf("%w: the record is of %s", codec.ErrHash, r.id)
+	}
+	return r, codec.Corrupt(err, "blob at key %x", key)
+}
+
+// On returns a view of s that reads and writes another engine with the same keys.
+func (s *Store) On(e engine.Engine) *Store { return New(e, s.space, s.chunks) }

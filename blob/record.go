@@ -111,30 +111,50 @@ func (r *record) values(space *keys.Space, h keys.Hash) (ks, vs [][]byte) {
 	return ks, vs
 }
 
-// A state is what a mark says of a blob.
-type state byte
-
-const (
-	live      state = 'l'
-	condemned state = 'c'
-)
-
-// newMark returns the record of a mark. Its random bytes make every value of a
-// mark unique, so that a guard on one can never hold for a later one.
-func newMark(key []byte, s state) []byte {
-	var body [9]byte
-	body[0] = byte(s)
-	binary.LittleEndian.PutUint64(body[1:], rand.Uint64()) // ChaCha8, seeded by the system
-	return codec.Seal(key, keys.Mark, body[:])
+// A Mark says how a blob is stored, and whether a collector has condemned it. To
+// rely on a blob is to guard its mark; every write of a mark draws fresh random
+// bytes, so that a guard on one value can never hold for a later one.
+type Mark struct {
+	Condemned bool
+	Depends   bool  // on other blobs: a delta or a list
+	Parts     int   // values that hold it
+	Bytes     int64 // length of the values
 }
 
-func decodeMark(key, value []byte) (state, error) {
-	body, err := codec.Open(key, value, keys.Mark)
+const markSize = 1 + 1 + 1 + 4 + 8
+
+// Seal returns m's record for key, unlike any before it.
+func (m Mark) Seal(key []byte) []byte {
+	b := make([]byte, 0, markSize)
+	b = append(b, 'l', 'w', byte(m.Parts-1))
+	if m.Condemned {
+		b[0] = 'c'
+	}
+	if m.Depends {
+		b[1] = 'd'
+	}
+	b = binary.BigEndian.AppendUint32(b, uint32(m.Bytes))
+	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
+	return codec.Seal(key, keys.Mark, b)
+}
+
+// OpenMark decodes the record of key.
+func OpenMark(key, value []byte) (m Mark, err error) {
+	b, err := codec.Open(key, value, keys.Mark)
 	if err != nil {
-		return 0, err
+		return m, err
 	}
-	if len(body) != 9 || state(body[0]) != live && state(body[0]) != condemned {
-		return 0, fmt.Errorf("%w: mark", codec.ErrMalformed)
+	if len(b) != markSize || b[0] != 'l' && b[0] != 'c' || b[1] != 'w' && b[1] != 'd' {
+		return m, fmt.Errorf("%w: mark", codec.ErrMalformed)
 	}
-	return state(body[0]), nil
+	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Parts: int(b[2]) + 1, Bytes: int64(binary.BigEndian.Uint32(b[3:]))}, nil
+}
+
+// mark returns the mark of r, which values store.
+func (r *record) mark(values [][]byte) Mark {
+	m := Mark{Depends: r.form != whole, Parts: len(values)}
+	for _, v := range values {
+		m.Bytes += int64(len(v))
+	}
+	return m
 }

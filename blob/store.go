@@ -5,16 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"slices"
 	"sync"
-
-	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
-	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // registers "fastcdc"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -88,9 +82,6 @@ type Draft struct {
 	written bool // rec is what is stored
 }
 
-// Stored returns the draft of a blob that Write has stored.
-func Stored(id ID, size int64) *Draft { return &Draft{ID: id, Size: size, Stored: true} }
-
 // Bytes is the length of d's representation.
 func (d *Draft) Bytes() int { return len(d.rec.data) + 36*len(d.rec.items) }
 
@@ -154,8 +145,8 @@ func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	h := s.space.BlobHash(d.ID)
 	mark := s.space.Mark(h)
 	b.Guard(mark, nil)
-	b.Set(mark, newMark(mark, live))
 	ks, vs := d.rec.values(s.space, h)
+	b.Set(mark, d.rec.mark(vs).Seal(mark))
 	for i := range ks {
 		b.Set(ks[i], vs[i])
 	}
@@ -176,8 +167,9 @@ func (s *Store) Rely(b *engine.Batch, id ID, marks Marks) bool {
 		}
 	}
 	b.Guard(key, v)
-	if st, err := decodeMark(key, v); err == nil && st == condemned {
-		b.Set(key, newMark(key, live))
+	if m, err := OpenMark(key, v); err == nil && m.Condemned {
+		m.Condemned = false
+		b.Set(key, m.Seal(key))
 	}
 	return true
 }
@@ -225,7 +217,7 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID
 			absent = append(absent, ids[i])
 			continue
 		}
-		if _, err := decodeMark(ks[i], v); err != nil {
+		if _, err := OpenMark(ks[i], v); err != nil {
 			return nil, codec.Corrupt(err, "mark of blob %s", ids[i])
 		}
 		s.marks.put(ids[i], v)
@@ -248,148 +240,4 @@ func (s *Store) Applied(b *engine.Batch, drafts []*Draft) {
 			}
 		}
 	}
-}
-
-// Put stores d in a batch of its own.
-func (s *Store) Put(ctx context.Context, d *Draft) error {
-	marks := Marks{}
-	s.Hint(marks, d.ID)
-	absent, err := s.Known(ctx, marks, d.Depends)
-	for {
-		if err == nil && len(absent) > 0 && marks[d.ID] == nil && slices.Contains(d.Depends, absent[0]) {
-			err = fmt.Errorf("%w: %s was removed meanwhile", ErrNotFound, absent[0])
-		}
-		if err != nil {
-			return err
-		}
-		var b engine.Batch
-		if err := s.Add(&b, d, marks); err != nil {
-			return err
-		}
-		err := s.engine.Apply(ctx, &b)
-		if err == nil {
-			s.Applied(&b, []*Draft{d})
-			d.Stored = true
-			return nil
-		}
-		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
-			return err
-		}
-		absent, err = s.Refresh(ctx, marks, append([]ID{d.ID}, d.Depends...))
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// Write stores what r delivers, in content-defined chunks that are deduplicated
-// one by one, with memory for a few chunks. size is the length announced, or
-// negative; another length is ErrSize, and more than MaxBytes ErrTooLarge. What
-// was written before an error is garbage.
-func (s *Store) Write(ctx context.Context, r io.Reader, size int64) (ID, int64, error) {
-	cut, err := chunkers.NewChunker("fastcdc", r, &chunkers.ChunkerOpts{
-		MinSize: s.chunks.Min, NormalSize: s.chunks.Normal, MaxSize: s.chunks.Max,
-	})
-	if err != nil {
-		return ID{}, 0, err
-	}
-	w := treeWriter{store: s, whole: hash.Blob.New()}
-	for {
-		chunk, err := cut.Next()
-		if err != nil && !errors.Is(err, io.EOF) {
-			return ID{}, 0, fmt.Errorf("blob: read stream: %w", err)
-		}
-		if len(chunk) > 0 {
-			if w.size += int64(len(chunk)); w.size > MaxBytes {
-				return ID{}, 0, ErrTooLarge
-			}
-			if cerr := w.chunk(ctx, chunk); cerr != nil {
-				return ID{}, 0, cerr
-			}
-		}
-		if err != nil {
-			break
-		}
-	}
-	if size >= 0 && w.size != size {
-		return ID{}, 0, fmt.Errorf("%w: %d bytes, not %d", ErrSize, w.size, size)
-	}
-	id, err := w.end(ctx)
-	return id, w.size, err
-}
-
-// A treeWriter gathers chunks into lists, and full lists into one list of lists.
-type treeWriter struct {
-	store *Store
-	whole *hash.Hasher // of everything
-	size  int64
-	lists []item // full lists
-	items []item // of the list that fills
-	span  *hash.Hasher
-}
-
-func (w *treeWriter) chunk(ctx context.Context, c []byte) error {
-	d, err := Prepare(c, nil)
-	if err != nil {
-		return err
-	}
-	if err := w.store.Put(ctx, d); err != nil {
-		return err
-	}
-	if len(w.items) == maxList {
-		if err := w.flush(ctx); err != nil {
-			return err
-		}
-	}
-	if w.span == nil {
-		w.span = hash.Blob.New()
-	}
-	w.span.Write(c)
-	w.whole.Write(c)
-	w.items = append(w.items, item{d.ID, d.Size})
-	return nil
-}
-
-// flush stores the list that fills as a blob of its own.
-func (w *treeWriter) flush(ctx context.Context) error {
-	id := ID(w.span.Sum())
-	w.span = nil
-	it, err := w.store.putList(ctx, id, w.items)
-	w.lists, w.items = append(w.lists, it), nil
-	return err
-}
-
-func (w *treeWriter) end(ctx context.Context) (ID, error) {
-	id := ID(w.whole.Sum())
-	if w.size == 0 {
-		d, err := Prepare(nil, nil)
-		if err != nil {
-			return ID{}, err
-		}
-		return d.ID, w.store.Put(ctx, d)
-	}
-	if len(w.lists) == 0 {
-		if len(w.items) == 1 {
-			return id, nil // the chunk is the blob
-		}
-		_, err := w.store.putList(ctx, id, w.items)
-		return id, err
-	}
-	if len(w.items) > 0 {
-		if err := w.flush(ctx); err != nil {
-			return ID{}, err
-		}
-	}
-	_, err := w.store.putList(ctx, id, w.lists)
-	return id, err
-}
-
-func (s *Store) putList(ctx context.Context, id ID, items []item) (item, error) {
-	d := &Draft{ID: id, rec: record{id: id, form: list, items: items}}
-	for _, it := range items {
-		d.Size += it.size
-		d.Depends = append(d.Depends, it.id)
-	}
-	d.rec.size = d.Size
-	return item{id, d.Size}, s.Put(ctx, d)
 }

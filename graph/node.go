@@ -54,6 +54,11 @@ type Node struct {
 	Size   int64 // of the payload, in bytes
 
 	Attachments []blob.Ref
+
+	// Erased says that vacuum removed payload, attachments and salt; what is
+	// left of them is Digest, which is set for no other node.
+	Erased bool
+	Digest [hash.Size]byte
 }
 
 // Salt makes digests of equal contents differ. There is one a commit.
@@ -62,13 +67,17 @@ type Salt [16]byte
 // Derive computes n.ID from the other fields, the commit's salt and the node's
 // position in its commit. It works in scratch, and returns that for the next.
 func (n *Node) Derive(salt Salt, position int, scratch []byte) []byte {
-	c := codec.Encoder{B: binary.AppendUvarint(scratch[:0], uint64(position))}
-	own := hash.Salt.Sum(salt[:], c.B)
-	c.B = c.B[:0]
-	n.appendContent(&c)
-	content := hash.Content.Sum(own[:], c.B)
+	scratch = binary.AppendUvarint(scratch[:0], uint64(position))
+	return n.derive(hash.Salt.Sum(salt[:], scratch), scratch)
+}
 
-	e := codec.Encoder{B: c.B[:0]}
+// derive is Derive with the node's own salt, of which an erased one has no need.
+func (n *Node) derive(own [hash.Size]byte, scratch []byte) []byte {
+	content := n.Digest
+	if !n.Erased {
+		content, scratch = n.digest(own, scratch)
+	}
+	e := codec.Encoder{B: scratch[:0]}
 	e.Array(4)
 	e.ID(n.Parent)
 	e.Text(n.Kind)
@@ -76,6 +85,25 @@ func (n *Node) Derive(salt Salt, position int, scratch []byte) []byte {
 	e.Bytes(content[:])
 	n.ID = hash.Node.Sum(e.B)
 	return e.B
+}
+
+// digest is the salted digest of n's content.
+func (n *Node) digest(own [hash.Size]byte, scratch []byte) (sum [hash.Size]byte, _ []byte) {
+	c := codec.Encoder{B: scratch[:0]}
+	n.appendContent(&c)
+	return hash.Content.Sum(own[:], c.B), c.B
+}
+
+// Blobs returns the blobs that n refers to.
+func (n *Node) Blobs() []blob.ID {
+	var out []blob.ID
+	if !n.Blob.IsZero() {
+		out = append(out, n.Blob)
+	}
+	for _, a := range n.Attachments {
+		out = append(out, a.ID)
+	}
+	return out
 }
 
 // appendContent encodes what erasure removes: the payload (a byte string, or an

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -16,6 +18,9 @@ type Pack struct {
 	Salt     Salt
 	Nodes    []Node
 
+	// salts are the nodes' own ones, derived from Salt, which is gone when one
+	// of the nodes was erased; else nil.
+	salts [][hash.Size]byte
 	// refs are the parents as they are stored, until Resolve.
 	refs []ref
 }
@@ -36,22 +41,66 @@ const (
 )
 
 // append encodes p: [revision, salt, [node…]], a node as
-// [parent, kind, key, payload, attachments]. before is the id of the last node
-// of the session before p.
+// [parent, kind, key, payload, attachments]. An erased node is
+// [parent, kind, key, digest], and then the salt is an array of those of the
+// nodes, null for an erased one. before is the id of the last node of the
+// session before p.
 func (p *Pack) append(e *codec.Encoder, before ID) {
 	e.Array(3)
 	e.Uint(p.Revision)
-	e.Bytes(p.Salt[:])
+	if p.salts == nil {
+		e.Bytes(p.Salt[:])
+	} else {
+		e.Array(len(p.salts))
+		for i := range p.salts {
+			if p.Nodes[i].Erased {
+				e.Null()
+			} else {
+				e.Bytes(p.salts[i][:])
+			}
+		}
+	}
 	e.Array(len(p.Nodes))
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		e.Array(5)
+		if n.Erased {
+			e.Array(4)
+		} else {
+			e.Array(5)
+		}
 		p.appendParent(e, i, before)
 		e.Text(n.Kind)
 		e.Text(n.Key)
-		n.appendContent(e)
+		if n.Erased {
+			e.Bytes(n.Digest[:])
+		} else {
+			n.appendContent(e)
+		}
 	}
 }
+
+// Erase removes the content of the i-th node and the commit's salt, from which
+// that of the node could be derived, and with it a short content be guessed.
+// The ids stay as they are.
+func (p *Pack) Erase(i int) {
+	n := &p.Nodes[i]
+	if n.Erased {
+		return
+	}
+	if p.salts == nil {
+		p.salts = make([][hash.Size]byte, len(p.Nodes))
+		for j := range p.salts {
+			p.salts[j] = hash.Salt.Sum(p.Salt[:], binary.AppendUvarint(nil, uint64(j)))
+		}
+		p.Salt = Salt{}
+	}
+	n.Digest, _ = n.digest(p.salts[i], nil)
+	n.Erased, n.Inline, n.Blob, n.Size, n.Attachments = true, nil, blob.ID{}, 0, nil
+	p.salts[i] = [hash.Size]byte{}
+}
+
+// Erased reports whether the content of one of p's nodes was removed.
+func (p *Pack) Erased() bool { return p.salts != nil }
 
 func (p *Pack) appendParent(e *codec.Encoder, i int, before ID) {
 	parent := p.Nodes[i].Parent
@@ -75,11 +124,34 @@ func (p *Pack) appendParent(e *codec.Encoder, i int, before ID) {
 func decodePack(d *codec.Decoder) (p Pack) {
 	d.Shape(3)
 	p.Revision = d.Uint()
-	d.Fixed(p.Salt[:])
+	var salted []bool
+	if d.NextIsArray() {
+		p.salts = make([][hash.Size]byte, d.Array(MaxNodes))
+		salted = make([]bool, len(p.salts))
+		for i := range p.salts {
+			if salted[i] = !d.Null(); salted[i] {
+				d.Fixed(p.salts[i][:])
+			}
+		}
+		if !slices.Contains(salted, false) {
+			d.Fail("salts of nodes none of which is erased")
+		}
+	} else {
+		d.Fixed(p.Salt[:])
+	}
 	n := d.Array(MaxNodes)
+	if p.salts != nil && len(p.salts) != n {
+		d.Fail("%d salts of %d nodes", len(p.salts), n)
+		return p
+	}
 	p.Nodes, p.refs = make([]Node, n), make([]ref, n)
 	for i := range p.Nodes {
-		d.Shape(5)
+		erased := p.salts != nil && !salted[i]
+		if erased {
+			d.Shape(4)
+		} else {
+			d.Shape(5)
+		}
 		switch {
 		case d.Null():
 		case d.NextIsUint():
@@ -93,7 +165,11 @@ func decodePack(d *codec.Decoder) (p Pack) {
 			d.Fixed(p.refs[i].id[:])
 		}
 		p.Nodes[i].Kind, p.Nodes[i].Key = d.Text(), d.Text()
-		p.Nodes[i].decodeContent(d)
+		if p.Nodes[i].Erased = erased; erased {
+			d.Fixed(p.Nodes[i].Digest[:])
+		} else {
+			p.Nodes[i].decodeContent(d)
+		}
 	}
 	return p
 }
@@ -116,7 +192,11 @@ func (p *Pack) Resolve(before ID) (last ID, err error) {
 			}
 			n.Parent = before
 		}
-		scratch = n.Derive(p.Salt, i, scratch)
+		if p.salts != nil {
+			scratch = n.derive(p.salts[i], scratch)
+		} else {
+			scratch = n.Derive(p.Salt, i, scratch)
+		}
 		last = n.ID
 	}
 	return last, nil
@@ -157,7 +237,7 @@ func (p *Pack) Size() int {
 	n := 64
 	for i := range p.Nodes {
 		node := &p.Nodes[i]
-		n += 128 + len(node.Kind) + len(node.Key) + len(node.Inline)
+		n += 160 + len(node.Kind) + len(node.Key) + len(node.Inline)
 		for _, a := range node.Attachments {
 			n += 64 + len(a.MediaType) + len(a.Name)
 		}
@@ -167,8 +247,8 @@ func (p *Pack) Size() int {
 
 // A segment is a run of packs of one session, ascending by revision, as one
 // compressed value (or a few, when it is large): a loose pack is one of length
-// one. Its first value begins with the revision of its first pack and the number
-// of values, both uvarint.
+// one. Its first value begins with the revision of its first pack and twice the
+// number of values, plus one when it is sealed, both uvarint.
 const (
 	maxSegment = 64 << 20  // raw bytes
 	partBytes  = 480 << 10 // of a segment in one value
@@ -179,8 +259,8 @@ const (
 var ErrPackTooLarge = errors.New("graph: pack too large")
 
 // EncodeSegment returns the pairs that store packs, which are resolved.
-// before is the id of the last node of the session before
-// them.
+// before is the id of the last node of the session before them. At a level
+// other than codec.Fast they are sealed: see SealIndex.
 func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before ID, level codec.Level) (ks, vs [][]byte, err error) {
 	size := 64
 	for i := range packs {
@@ -202,13 +282,17 @@ func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before
 	if parts > maxParts {
 		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrPackTooLarge, len(data))
 	}
+	sealed := uint64(1)
+	if level == codec.Fast {
+		sealed = 0
+	}
 	last := packs[len(packs)-1].Revision
 	for i := range parts {
 		key := space.Pack(inc, last, i)
 		body := data[i*partBytes : min(len(data), (i+1)*partBytes)]
 		if i == 0 {
 			head := binary.AppendUvarint(nil, packs[0].Revision)
-			head = binary.AppendUvarint(head, uint64(parts))
+			head = binary.AppendUvarint(head, uint64(parts)<<1|sealed)
 			body = append(head, body...)
 		}
 		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, body))

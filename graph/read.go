@@ -16,7 +16,7 @@ import (
 type Segment struct {
 	Packs []Pack
 	Keys  [][]byte // of its values
-	Loose bool     // compressed for speed: sealing makes it smaller
+	Loose bool     // not sealed: compressed for speed, and its nodes have an index entry each
 }
 
 // Segments yields the segments that hold revisions from first to last of a
@@ -52,7 +52,7 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 				err = fmt.Errorf("%w: part %d follows %d parts", codec.ErrMalformed, part, len(seg.Keys))
 			}
 			if err == nil && part == 0 {
-				start, want, body, err = segmentHead(body)
+				start, want, seg.Loose, body, err = segmentHead(body)
 			}
 			if err != nil {
 				fail(p.Key, err)
@@ -66,7 +66,6 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 			if len(seg.Keys) < want {
 				continue
 			}
-			seg.Loose = codec.IsFast(data)
 			seg.Packs, err = decodeSegment(data)
 			end := binary.BigEndian.Uint64(fields[16:])
 			if err == nil && (seg.Packs[0].Revision != start || seg.Packs[len(seg.Packs)-1].Revision != end) {
@@ -89,16 +88,16 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 	}
 }
 
-func segmentHead(body []byte) (first uint64, parts int, rest []byte, err error) {
+func segmentHead(body []byte) (first uint64, parts int, loose bool, rest []byte, err error) {
 	first, n := binary.Uvarint(body)
 	if n <= 0 {
-		return 0, 0, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
+		return 0, 0, false, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
 	}
 	count, m := binary.Uvarint(body[n:])
-	if m <= 0 || count < 1 || count > maxParts {
-		return 0, 0, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count)
+	if m <= 0 || count < 2 || count>>1 > maxParts {
+		return 0, 0, false, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count>>1)
 	}
-	return first, int(count), body[n+m:], nil
+	return first, int(count >> 1), count&1 == 0, body[n+m:], nil
 }
 
 // ErrNoSegment reports that no segment holds a revision: the commit has no

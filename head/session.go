@@ -1,11 +1,13 @@
 package head
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -21,7 +23,8 @@ type About struct {
 	Parent      string   // session id; may be of a session that is gone
 	ForkNode    graph.ID // node of the parent
 	Detached    bool
-	Checkpoint  bool // a summarisation session
+	Checkpoint  bool   // a summarisation session
+	Keep        uint64 // revisions that retention keeps: 0 as the store says, ^0 all
 	Labels      map[string]string
 	Created     time.Time
 	Updated     time.Time // by saving metadata; commits have their own time
@@ -30,7 +33,7 @@ type About struct {
 // Seal returns a's record for key.
 func (a *About) Seal(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.About, codec.Version)}
-	e.Array(12)
+	e.Array(13)
 	e.Text(a.ID)
 	e.Bytes(a.Incarnation[:])
 	e.Text(a.Name)
@@ -40,6 +43,7 @@ func (a *About) Seal(key []byte) []byte {
 	e.ID(a.ForkNode)
 	e.Bool(a.Detached)
 	e.Bool(a.Checkpoint)
+	e.Uint(a.Keep)
 	names := make([]string, 0, len(a.Labels))
 	for k := range a.Labels {
 		names = append(names, k)
@@ -66,12 +70,13 @@ func OpenAbout(key, value []byte) (*About, error) {
 	}
 	d := codec.Decoder{B: body}
 	var a About
-	d.Shape(12)
+	d.Shape(13)
 	a.ID = d.Text()
 	d.Fixed(a.Incarnation[:])
 	a.Name, a.Model, a.Cwd, a.Parent = d.Text(), d.Text(), d.Text(), d.Text()
 	a.ForkNode = d.ID()
 	a.Detached, a.Checkpoint = d.Bool(), d.Bool()
+	a.Keep = d.Uint()
 	n := d.Array(2 * MaxLabels)
 	if n%2 != 0 {
 		d.Fail("%d items of labels", n)
@@ -105,13 +110,15 @@ const (
 type Life struct {
 	Session   keys.Hash // of the session id
 	State     State
-	Floor     Revision // the oldest revision that can be read
+	Floor     Revision // the oldest revision that can be read; behind the last one when deleted
 	Epoch     uint64   // +1 at every write
 	Sealed    Revision // up to here packs are in full segments
 	SealedRaw uint64   // Head.Raw at that revision
+	Forks     uint32   // how many hold this history: a second witness of their entries
+	Refs      uint32   // how many revisions are kept by name: likewise
 }
 
-const lifeSize = 16 + 1 + 4*8
+const lifeSize = 16 + 1 + 4*8 + 2*4
 
 // Seal returns l's record for key.
 func (l *Life) Seal(key []byte) []byte {
@@ -120,6 +127,8 @@ func (l *Life) Seal(key []byte) []byte {
 	for _, n := range []uint64{uint64(l.Floor), l.Epoch, uint64(l.Sealed), l.SealedRaw} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
+	b = binary.BigEndian.AppendUint32(b, l.Forks)
+	b = binary.BigEndian.AppendUint32(b, l.Refs)
 	return codec.Seal(key, keys.Life, b)
 }
 
@@ -136,6 +145,7 @@ func OpenLife(key, value []byte) (*Life, error) {
 	copy(l.Session[:], b)
 	u := func(i int) uint64 { return binary.BigEndian.Uint64(b[17+8*i:]) }
 	l.Floor, l.Epoch, l.Sealed, l.SealedRaw = Revision(u(0)), u(1), Revision(u(2)), u(3)
+	l.Forks, l.Refs = binary.BigEndian.Uint32(b[49:]), binary.BigEndian.Uint32(b[53:])
 	return l, nil
 }
 
@@ -211,4 +221,55 @@ func OpenOrigin(key, value []byte) (*Origin, error) {
 	}
 	o.Parts = decodeParts(&d)
 	return &o, d.Done()
+}
+
+// A Ref is a revision that is kept by name, whatever retention says.
+type Ref struct {
+	Name     string
+	Revision Revision
+}
+
+// Seal returns r's record for key.
+func (r *Ref) Seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(2)
+	e.Text(r.Name)
+	e.Uint(uint64(r.Revision))
+	return codec.Seal(key, keys.Ref, e.B)
+}
+
+// OpenRef decodes the record of key.
+func OpenRef(key, value []byte) (*Ref, error) {
+	body, err := codec.Open(key, value, keys.Ref)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(2)
+	r := &Ref{Name: d.Text(), Revision: Revision(d.Uint())}
+	return r, d.Done()
+}
+
+// Refs reads the revisions of inc that are kept by name, in the order of their
+// keys. life is its lifecycle record: a scan alone is no witness of what is not
+// there.
+func Refs(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnation, life *Life) ([]Ref, error) {
+	if life.Refs == 0 {
+		return nil, nil
+	}
+	var out []Ref
+	for p, err := range e.Scan(ctx, space.Of(keys.Ref, inc)) {
+		if err != nil {
+			return nil, err
+		}
+		r, err := OpenRef(p.Key, p.Value)
+		if err != nil {
+			return nil, codec.Corrupt(err, "kept revision at key %x", p.Key)
+		}
+		out = append(out, *r)
+	}
+	if len(out) != int(life.Refs) {
+		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", codec.ErrMissing, len(out), life.Refs), "kept revisions of incarnation %x", inc)
+	}
+	return out, nil
 }

@@ -78,10 +78,6 @@ func Compress(dst, content []byte, level Level) []byte {
 // entries covers: beyond, it misses most matches, and a slower level is faster.
 const fastDelta = 256 << 10
 
-// IsFast reports whether data was compressed for speed, and would shrink at
-// another level.
-func IsFast(data []byte) bool { return len(data) > 0 && data[0] == methodS2 }
-
 // Delta returns the compressed form of content relative to base.
 func Delta(base, content []byte) ([]byte, error) {
 	level := zstd.SpeedFastest

@@ -19,7 +19,10 @@ const (
 	Dirty      = 'd' // incarnation: changed since gc last looked
 	Attachment = 'e' // incarnation, H(blob id): the session has this attachment
 	Fork       = 'f' // ancestor's incarnation, fork's incarnation
+	Run        = 'g' // who collects garbage
+	Edge       = 'h' // H(blob id), kind of holder, holder: something refers to the blob
 	Turn       = 'i' // incarnation, H(turn id): revision
+	Count      = 'j' // H(blob id): how many edges there are
 	EventKey   = 'k' // incarnation, H(event key): revision, position
 	Life       = 'l' // incarnation: lifecycle
 	Mark       = 'm' // H(blob id)
@@ -27,11 +30,17 @@ const (
 	Origin     = 'o' // incarnation: ancestors of an attached fork
 	Pack       = 'p' // incarnation, last revision, part: nodes
 	Child      = 'q' // H(parent's session id), child's incarnation
-	Grave      = 'w' // H(session id): a session of this id was deleted or renamed
+	Ref        = 'r' // incarnation, H(name): a revision that is kept
 	Head       = 's' // H(session id)
 	Tombstone  = 't' // incarnation, 8 bytes of the node id
 	Order      = 'u' // inverted time bucket, incarnation: order by last update
 	Bucket     = 'v' // incarnation: bucket of its entry under Order
+	Grave      = 'w' // H(session id): a session of this id was deleted or renamed
+	Upload     = 'x' // upload or incarnation, H(blob id): staged
+	Index      = 'y' // incarnation, last revision: the nodes of a sealed segment
+	Bookmark   = 'z' // incarnation: how far gc has read it
+	Candidate  = 'G' // H(blob id): may be garbage
+	Detached   = 'D' // incarnation, H(blob id): vacuum removed a reference
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -47,6 +56,7 @@ const prefixSize = 4
 var widths = map[byte]int{
 	Store: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
 	Mark: 16, Node: 24, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
+	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32,
 }
 
 // A Space makes the keys of one namespace.
@@ -206,3 +216,40 @@ func (s *Space) Order(bucket uint64, inc Incarnation) []byte {
 
 // Bucket returns the key that says where a session stands under Order.
 func (s *Space) Bucket(inc Incarnation) []byte { return s.key(Bucket, 0, inc[:]) }
+
+// Ref returns the key of a revision of inc that is kept under a name.
+func (s *Space) Ref(inc Incarnation, name string) []byte {
+	h := s.keyed.Sum16('r', []byte(name))
+	return s.key(Ref, 0, inc[:], h[:])
+}
+
+// Index returns the key of the index of the segment that ends with revision last.
+func (s *Space) Index(inc Incarnation, last uint64) []byte {
+	return binary.BigEndian.AppendUint64(s.key(Index, 8, inc[:]), last)
+}
+
+// Upload returns the key under which owner, an upload or for one that is
+// finished the session, holds a blob. The zero blob stands for the upload itself.
+func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
+
+// Run returns the key of the record that says who collects.
+func (s *Space) Run() []byte { return s.key(Run, 0) }
+
+// Edge returns the key that says that a holder of some kind refers to blob.
+func (s *Space) Edge(blob Hash, kind byte, holder [16]byte) []byte {
+	return s.key(Edge, 0, blob[:], []byte{kind}, holder[:])
+}
+
+// Count returns the key of the number of edges to blob.
+func (s *Space) Count(blob Hash) []byte { return s.key(Count, 0, blob[:]) }
+
+// Bookmark returns the key that says how far gc has read a session.
+func (s *Space) Bookmark(inc Incarnation) []byte { return s.key(Bookmark, 0, inc[:]) }
+
+// Candidate returns the key that lists blob for the next sweep.
+func (s *Space) Candidate(blob Hash) []byte { return s.key(Candidate, 0, blob[:]) }
+
+// Detached returns the key that says that vacuum removed a reference of inc to blob.
+func (s *Space) Detached(inc Incarnation, blob Hash) []byte {
+	return s.key(Detached, 0, inc[:], blob[:])
+}

@@ -1,0 +1,309 @@
+package blob
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"slices"
+	"time"
+
+	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
+	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // registers "fastcdc"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// An Upload holds blobs that are stored before something refers to them: each
+// is stored in one batch with an entry that says that the upload holds it, and
+// garbage collection keeps what an upload holds until the upload is finished or
+// expires. It is used by one goroutine at a time.
+type Upload struct {
+	store   *Store
+	id      [16]byte
+	key     []byte
+	record  []byte
+	begun   bool // record is stored
+	expires time.Time
+}
+
+// NewUpload returns an upload that may be collected after expires. Nothing is
+// stored before the first Put.
+func (s *Store) NewUpload(expires time.Time) *Upload {
+	u := &Upload{store: s, expires: expires}
+	rand.Read(u.id[:])
+	u.key = s.space.Upload(u.id, keys.Hash{})
+	u.record = newHold(u.key, Uploading, expires)
+	return u
+}
+
+// A Hold is what a record under keys.Upload says.
+type Hold struct {
+	Kind    HoldKind
+	Expires time.Time // zero for Held
+}
+
+// A HoldKind tells the records under keys.Upload apart.
+type HoldKind byte
+
+// Kinds.
+const (
+	Uploading HoldKind = 'u' // the upload itself, at the zero blob
+	Held      HoldKind = 'h' // a blob, held as long as its upload stands
+	Ticket    HoldKind = 't' // a finished upload of a session: it may be committed
+)
+
+// newHold returns the record of a hold. Random bytes make every value unique,
+// so that a guard on one can never hold for a later one.
+func newHold(key []byte, kind HoldKind, expires time.Time) []byte {
+	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
+	return codec.Seal(key, keys.Upload, binary.LittleEndian.AppendUint64(body, mathrand.Uint64()))
+}
+
+// OpenHold decodes a record under keys.Upload.
+func OpenHold(key, value []byte) (h Hold, err error) {
+	body, err := codec.Open(key, value, keys.Upload)
+	if err != nil {
+		return h, err
+	}
+	h.Kind = HoldKind(body[0])
+	switch {
+	case h.Kind == Held && len(body) == 1:
+	case (h.Kind == Uploading || h.Kind == Ticket) && len(body) == 17:
+		h.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
+	default:
+		return h, fmt.Errorf("%w: upload", codec.ErrMalformed)
+	}
+	return h, nil
+}
+
+// Put stores d in a batch of its own, or finds that it is stored; the upload
+// holds it from then on.
+func (u *Upload) Put(ctx context.Context, d *Draft) error {
+	return u.put(ctx, d, func(b *engine.Batch) {
+		if u.begun {
+			b.Guard(u.key, u.record)
+		} else {
+			b.Guard(u.key, nil)
+			b.Set(u.key, u.record)
+		}
+		u.hold(b, d.ID)
+	})
+}
+
+// hold makes b record that the upload holds a blob.
+func (u *Upload) hold(b *engine.Batch, id ID) {
+	key := u.store.space.Upload(u.id, u.store.space.BlobHash(id))
+	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Held)}))
+}
+
+// Grant is Put that ends the upload: owner holds d, until it expires or a commit
+// refers to it, and d holds what it is made of.
+func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation) error {
+	return u.put(ctx, d, func(b *engine.Batch) {
+		if u.Finish(b); u.begun {
+			u.hold(b, d.ID) // with what it is made of, it is seen by who collects that
+		}
+		key := u.store.space.Upload(owner, u.store.space.BlobHash(d.ID))
+		b.Set(key, newHold(key, Ticket, u.expires))
+	})
+}
+
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) error {
+	s, marks := u.store, Marks{}
+	s.Hint(marks, d.ID)
+	absent, err := s.Known(ctx, marks, d.Depends)
+	for wait := time.Millisecond; ; {
+		if err == nil && len(absent) > 0 && marks[d.ID] == nil && slices.Contains(d.Depends, absent[0]) {
+			err = fmt.Errorf("%w: %s was removed meanwhile", ErrNotFound, absent[0])
+		}
+		if err != nil {
+			return err
+		}
+		var b engine.Batch
+		hold(&b)
+		if err := s.Add(&b, d, marks); err != nil {
+			return err
+		}
+		err = s.engine.Apply(ctx, &b)
+		var conflict *engine.ConflictError
+		switch {
+		case err == nil:
+			s.Applied(&b, []*Draft{d})
+			u.begun = true
+			return nil
+		case errors.Is(err, engine.ErrUnknown):
+			select {
+			case <-ctx.Done():
+				return err
+			case <-time.After(wait):
+				wait = min(2*wait, time.Second)
+			}
+		case !errors.Is(err, engine.ErrConflict):
+			return err
+		case errors.As(err, &conflict) && string(conflict.Key) == string(u.key):
+			if err := u.stands(ctx); err != nil {
+				return err
+			}
+		}
+		absent, err = s.Refresh(ctx, marks, append([]ID{d.ID}, d.Depends...))
+	}
+}
+
+// stands finds out whether the upload stands after all: a first attempt of its
+// own, whose outcome was not known, may have begun it.
+func (u *Upload) stands(ctx context.Context) error {
+	vs, err := u.store.engine.Get(ctx, u.key)
+	if err == nil && string(vs[0]) != string(u.record) {
+		err = ErrExpired
+	}
+	u.begun = err == nil
+	return err
+}
+
+// Finish makes b end the upload, which must still stand: what b refers to holds
+// from then on what the upload held.
+func (u *Upload) Finish(b *engine.Batch) {
+	if u.begun {
+		b.Guard(u.key, u.record)
+		b.Delete(u.key)
+	}
+}
+
+// Abandon lets the next collection have what the upload holds.
+func (u *Upload) Abandon(ctx context.Context) error {
+	if !u.begun {
+		return nil
+	}
+	var b engine.Batch
+	u.Finish(&b)
+	err := u.store.engine.Apply(ctx, &b)
+	if errors.Is(err, engine.ErrConflict) { // it ended otherwise
+		return nil
+	}
+	return err
+}
+
+// Write stores what r delivers, in content-defined chunks that are deduplicated
+// one by one, with memory for a few chunks; the upload holds them. It returns
+// what is to be put last, which stands for the whole. size is the length
+// announced, or negative; another length is ErrSize, and more than MaxBytes
+// ErrTooLarge.
+func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, error) {
+	c := u.store.chunks
+	cut, err := chunkers.NewChunker("fastcdc", r, &chunkers.ChunkerOpts{MinSize: c.Min, NormalSize: c.Normal, MaxSize: c.Max})
+	if err != nil {
+		return nil, err
+	}
+	w := treeWriter{up: u, whole: hash.Blob.New()}
+	for {
+		chunk, err := cut.Next()
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("blob: read stream: %w", err)
+		}
+		if len(chunk) > 0 {
+			if w.size += int64(len(chunk)); w.size > MaxBytes {
+				return nil, ErrTooLarge
+			}
+			if cerr := w.chunk(ctx, chunk); cerr != nil {
+				return nil, cerr
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	if size >= 0 && w.size != size {
+		return nil, fmt.Errorf("%w: %d bytes, not %d", ErrSize, w.size, size)
+	}
+	return w.end(ctx)
+}
+
+// A treeWriter gathers chunks into lists, and full lists into one list of lists.
+// The last chunk waits: alone, it is the whole.
+type treeWriter struct {
+	up    *Upload
+	whole *hash.Hasher // of everything
+	size  int64
+	lists []item // full lists
+	items []item // of the list that fills
+	span  *hash.Hasher
+	last  *Draft
+}
+
+func (w *treeWriter) chunk(ctx context.Context, c []byte) error {
+	d, err := Prepare(c, nil)
+	if err != nil {
+		return err
+	}
+	if err := w.putLast(ctx); err != nil {
+		return err
+	}
+	if len(w.items) == maxList {
+		if err := w.flush(ctx); err != nil {
+			return err
+		}
+	}
+	if w.span == nil {
+		w.span = hash.Blob.New()
+	}
+	w.span.Write(c)
+	w.whole.Write(c)
+	w.items, w.last = append(w.items, item{d.ID, d.Size}), d
+	return nil
+}
+
+func (w *treeWriter) putLast(ctx context.Context) error {
+	if w.last == nil {
+		return nil
+	}
+	err := w.up.Put(ctx, w.last)
+	w.last = nil
+	return err
+}
+
+// flush stores the list that fills as a blob of its own.
+func (w *treeWriter) flush(ctx context.Context) error {
+	d := newList(ID(w.span.Sum()), w.items)
+	w.lists = append(w.lists, item{d.ID, d.Size})
+	w.span, w.items = nil, nil
+	return w.up.Put(ctx, d)
+}
+
+func (w *treeWriter) end(ctx context.Context) (*Draft, error) {
+	switch {
+	case w.size == 0:
+		return Prepare(nil, nil)
+	case len(w.lists) == 0 && len(w.items) == 1:
+		return w.last, nil
+	}
+	if err := w.putLast(ctx); err != nil {
+		return nil, err
+	}
+	id := ID(w.whole.Sum())
+	if len(w.lists) == 0 {
+		return newList(id, w.items), nil
+	}
+	if len(w.items) > 0 {
+		if err := w.flush(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return newList(id, w.lists), nil
+}
+
+func newList(id ID, items []item) *Draft {
+	d := &Draft{ID: id, rec: record{id: id, form: list, items: items}}
+	for _, it := range items {
+		d.Size += it.size
+		d.Depends = append(d.Depends, it.id)
+	}
+	d.rec.size = d.Size
+	return d
+}

@@ -1,0 +1,283 @@
+package gc
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Kinds of edges, by what holds the blob.
+const (
+	bySession byte = 's' // and how: see use
+	byBlob    byte = 'b' // which is stored relative to it
+)
+
+// A use says where a session refers to a blob.
+type use struct {
+	node  uint64 // the first revision with a node that does; 0: none
+	parts bool   // it was a checkpoint part …
+	first uint64 // … from this revision on
+	last  uint64 // … until this one; open: it is one still
+}
+
+const open = ^uint64(0)
+
+func (u use) isZero() bool { return u.node == 0 && !u.parts }
+
+// at says that a node of a revision refers to the blob.
+func (u *use) at(revision uint64) {
+	if u.node == 0 || revision < u.node {
+		u.node = revision
+	}
+}
+
+// opened says that the blob became a checkpoint part with a revision, and closed
+// that it was one until a revision.
+func (u *use) opened(revision uint64) {
+	if !u.parts {
+		u.parts, u.first = true, revision
+	}
+	u.last = open
+}
+
+func (u *use) closed(revision uint64) {
+	if !u.parts {
+		u.parts, u.first = true, revision
+	}
+	u.last = revision
+}
+
+// then is u and what later commits say.
+func (u use) then(later use) use {
+	if later.node != 0 {
+		u.at(later.node)
+	}
+	switch {
+	case !later.parts:
+	case !u.parts:
+		u.parts, u.first, u.last = true, later.first, later.last
+	default:
+		u.first, u.last = min(u.first, later.first), later.last
+	}
+	return u
+}
+
+func (u use) seal(key []byte) []byte {
+	b := binary.AppendUvarint(nil, u.node)
+	if u.parts {
+		b = binary.AppendUvarint(b, u.first)
+		if u.last != open {
+			b = binary.AppendUvarint(b, u.last)
+		}
+	}
+	return codec.Seal(key, keys.Edge, b)
+}
+
+func openUse(key, value []byte) (u use, err error) {
+	b, err := codec.Open(key, value, keys.Edge)
+	if err != nil {
+		return u, codec.Corrupt(err, "edge at key %x", key)
+	}
+	next := func() (n uint64) {
+		v, k := binary.Uvarint(b)
+		if k <= 0 {
+			err = fmt.Errorf("%w: edge", codec.ErrMalformed)
+			b = nil
+			return 0
+		}
+		b = b[k:]
+		return v
+	}
+	u.node = next()
+	if len(b) > 0 {
+		u.parts, u.first, u.last = true, next(), open
+		if len(b) > 0 {
+			u.last = next()
+		}
+	}
+	if err == nil && len(b) > 0 {
+		err = fmt.Errorf("%w: edge", codec.ErrMalformed)
+	}
+	return u, codec.Corrupt(err, "edge at key %x", key)
+}
+
+// A change of an edge: from is what stands there, to what is to stand there; nil
+// is no edge.
+type change struct {
+	blob   keys.Hash
+	kind   byte
+	holder [16]byte
+	edit   func(key, old []byte) (value []byte, err error)
+}
+
+// batchOps bounds the writes of one batch of a run, so that commits wait for
+// none of them long.
+const batchOps = 600
+
+// link applies changes of edges, and keeps the counts with them: a blob that gets
+// its first edge has first the edges of what it is stored relative to, so that
+// every blob with an edge has those; one that loses its last is a candidate. The
+// last batch is last's, or with nothing to do, last alone; guards are of all.
+func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair, last *batch) error {
+	represented := map[keys.Hash]bool{}
+	for len(changes) > 0 || last != nil {
+		n := min(batchOps/3, len(changes))
+		b, fresh, err := r.edit(ctx, changes[:n], represented)
+		if err != nil {
+			return err
+		}
+		if len(fresh) > 0 {
+			if err := r.represent(ctx, fresh); err != nil {
+				return err
+			}
+			for _, h := range fresh {
+				represented[h] = true
+			}
+			continue // that may have changed what was read
+		}
+		b.Guards = guards
+		changes = changes[n:]
+		if len(changes) == 0 && last != nil {
+			b.Guards = append(append([]engine.Pair(nil), guards...), last.Guards...)
+			b.Sets, b.Deletes = append(b.Sets, last.Sets...), append(b.Deletes, last.Deletes...)
+			b.sessions, b.blobs = b.sessions+last.sessions, b.blobs+last.blobs
+			last = nil
+		} else if b.Ops() == 0 {
+			continue
+		}
+		if err := r.apply(ctx, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// edit makes a batch of changes. Blobs that get their first edge, and are not
+// among the represented, are returned instead.
+func (r *run) edit(ctx context.Context, changes []change, represented map[keys.Hash]bool) (b *batch, fresh []keys.Hash, err error) {
+	ks := make([][]byte, 0, 2*len(changes))
+	for _, c := range changes {
+		ks = append(ks, r.space.Edge(c.blob, c.kind, c.holder), r.space.Count(c.blob))
+	}
+	vs, err := r.get(ctx, ks...)
+	if err != nil {
+		return nil, nil, err
+	}
+	b = &batch{}
+	stood, counts := map[keys.Hash]uint64{}, map[keys.Hash]uint64{}
+	for i, c := range changes {
+		key, old := ks[2*i], vs[2*i]
+		value, err := c.edit(key, old)
+		if err != nil {
+			return nil, nil, err
+		}
+		if _, seen := stood[c.blob]; !seen {
+			if stood[c.blob], err = openCount(ks[2*i+1], vs[2*i+1]); err != nil {
+				return nil, nil, err
+			}
+			counts[c.blob] = stood[c.blob]
+		}
+		if old != nil && stood[c.blob] == 0 {
+			return nil, nil, codec.Corrupt(codec.ErrMissing, "number of edges of the blob at %x", c.blob)
+		}
+		switch {
+		case value == nil && old == nil || string(value) == string(old):
+			continue
+		case value == nil:
+			b.Delete(key)
+			counts[c.blob]--
+			continue
+		case old == nil:
+			counts[c.blob]++
+			if stood[c.blob] == 0 && !represented[c.blob] {
+				fresh = append(fresh, c.blob)
+			}
+		}
+		b.Set(key, value)
+	}
+	for h, n := range counts {
+		if n != stood[h] {
+			r.setCount(b, h, stood[h], n)
+		}
+	}
+	return b, fresh, nil
+}
+
+// setCount makes b record how many edges a blob has. One that has no more is a
+// candidate.
+func (r *run) setCount(b *batch, h keys.Hash, old, count uint64) {
+	key := r.space.Count(h)
+	if count > 0 {
+		b.Set(key, sealCount(key, count))
+		if old == 0 {
+			b.blobs++
+		}
+		return
+	}
+	b.Delete(key)
+	b.blobs--
+	r.list(b, h)
+}
+
+// list makes b list a candidate.
+func (r *run) list(b *batch, h keys.Hash) {
+	key := r.space.Candidate(h)
+	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
+	if r.only != nil {
+		r.only[h] = true
+	}
+}
+
+// represent gives blobs the edges of what they are stored relative to.
+func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
+	ks := make([][]byte, len(blobs))
+	for i, h := range blobs {
+		ks[i] = r.space.Mark(h)
+	}
+	vs, err := r.get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, h := range blobs {
+		m, err := blob.OpenMark(ks[i], vs[i])
+		if err != nil {
+			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
+		}
+		if !m.Depends {
+			continue
+		}
+		deps, err := r.blobs.Dependencies(ctx, h)
+		if err != nil {
+			return err
+		}
+		changes := make([]change, len(deps))
+		for j, dep := range deps {
+			changes[j] = change{blob: dep, kind: byBlob, holder: h, edit: func(key, _ []byte) ([]byte, error) {
+				return codec.Seal(key, keys.Edge, []byte{1}), nil
+			}}
+		}
+		if err := r.link(ctx, unique(changes), nil, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unique drops changes of an edge that has one already: a list may have an item
+// more than once.
+func unique(changes []change) []change {
+	seen := map[keys.Hash]bool{}
+	out := changes[:0]
+	for _, c := range changes {
+		if !seen[c.blob] {
+			seen[c.blob] = true
+			out = append(out, c)
+		}
+	}
+	return out
+}

@@ -1,0 +1,361 @@
+// Package gc reclaims what nothing reaches: blobs that no commit, fork, kept
+// revision or upload refers to, and, in vacuum, the records of deleted sessions
+// and the content of tombstoned nodes. It runs beside commits; docs/gc.md says
+// why that is safe.
+//
+// # Protocol
+//
+// A collector keeps an index of its own: an edge from a blob to everything that
+// refers to it (sessions, and blobs that are stored relative to it), and the
+// number of edges of each blob under another key. The index is derived from the
+// commits, and follows them session by session: a session that changed has a
+// dirty record. A blob that loses its last edge is a candidate. A sweep condemns
+// candidates by writing their marks, then looks again at everything that changed
+// until then, and only then deletes those whose marks are as it wrote them. A
+// commit that relies on a blob guards its mark, and revives it when it is
+// condemned. So either the collector sees the commit, or the commit sees the
+// collector; no clock takes part.
+package gc
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Errors. Match with errors.Is.
+var (
+	// ErrSuperseded: another collector has taken over. What this one did stands;
+	// the other one goes on from there.
+	ErrSuperseded = errors.New("gc: another collector has taken over")
+)
+
+// Options of a run. The zero value collects the whole store.
+type Options struct {
+	// Full derives the index anew from the commits before it collects, and
+	// reports whether it was right.
+	Full bool
+	// Session, if set, looks only at what changed in this incarnation, and
+	// deletes only what that freed.
+	Session *head.Incarnation
+	// Progress, if set, is called from the run's goroutine.
+	Progress func(Progress)
+	// Pace is the part of the time that the run works, between 0 and 1; the rest
+	// it leaves to others. 0 means 1.
+	Pace float64
+}
+
+// Progress says how far a run is.
+type Progress struct {
+	Phase string // "sessions", "uploads", "blobs", "records" or "engine"
+	Done  int    // of what the phase is about
+}
+
+// A Report says what a run did, or for a dry run would do.
+type Report struct {
+	Sessions int // that had changed and were read
+	Commits  int // of those that were read
+	Roots    int // sessions that live, and uploads
+	Retained int // blobs that something refers to
+	// Candidates are the blobs that had lost what referred to them.
+	Candidates int
+	Condemned  int
+	Revived    int   // condemned, and referred to after all
+	Deleted    int   // blobs
+	Bytes      int64 // that their values took
+	Expired    int   // uploads
+	Repaired   bool  // a full run found the index to be wrong
+	Duration   time.Duration
+}
+
+// A Collector collects one namespace. It holds no state: any number of them may
+// exist, also in several processes, and the one that began last goes on.
+type Collector struct {
+	engine engine.Engine
+	space  *keys.Space
+	blobs  *blob.Store
+	now    func() time.Time
+}
+
+// New returns a collector for the namespace of space on e. The clock decides
+// when uploads expire, and nothing else.
+func New(e engine.Engine, space *keys.Space, blobs *blob.Store, now func() time.Time) *Collector {
+	return &Collector{engine: e, space: space, blobs: blobs, now: now}
+}
+
+// A run is a collector at work.
+type run struct {
+	Options
+	Report
+	engine engine.Engine
+	space  *keys.Space
+	blobs  *blob.Store
+
+	key, record []byte   // of the run record, as this run wrote it last
+	state       runState // what it says
+	began       time.Time
+	phase       string
+	phaseDone   int
+	only        map[keys.Hash]bool // the candidates of Options.Session
+}
+
+// A runState is the run record's content. Its nonce says who collects, and its
+// sequence number makes every batch of a run set a value that never recurs: an
+// attempt with an unknown outcome can't take effect after the next one.
+type runState struct {
+	nonce   [16]byte
+	seq     uint64
+	rebuild bool   // the index is being derived anew: no blob may be deleted
+	last    uint64 // when the last complete run began, in nanoseconds
+
+	sessions int // that live and have a bookmark
+	blobs    int // that have edges
+}
+
+// A batch also says by how much it changes what the run record counts.
+type batch struct {
+	engine.Batch
+	sessions, blobs int
+}
+
+func (s *runState) seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(6)
+	e.Bytes(s.nonce[:])
+	e.Uint(s.seq)
+	e.Bool(s.rebuild)
+	e.Uint(s.last)
+	e.Uint(uint64(s.sessions))
+	e.Uint(uint64(s.blobs))
+	return codec.Seal(key, keys.Run, e.B)
+}
+
+func openRunState(key, value []byte) (s runState, err error) {
+	body, err := codec.Open(key, value, keys.Run)
+	if err != nil {
+		return s, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(6)
+	d.Fixed(s.nonce[:])
+	s.seq, s.rebuild, s.last = d.Uint(), d.Bool(), d.Uint()
+	s.sessions, s.blobs = int(d.Uint()), int(d.Uint())
+	return s, d.Done()
+}
+
+// begin takes the collection over.
+func (c *Collector) begin(ctx context.Context, e engine.Engine, o Options) (*run, error) {
+	r := &run{Options: o, engine: e, space: c.space, blobs: c.blobs, key: c.space.Run(), began: c.now()}
+	if e != c.engine {
+		r.blobs = c.blobs.On(e)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		vs, err := e.Get(ctx, r.key)
+		if err != nil {
+			return nil, err
+		}
+		if r.record != nil && string(vs[0]) == string(r.record) {
+			return r, nil // our own attempt, whose outcome was not known
+		}
+		r.state = runState{}
+		if vs[0] != nil {
+			if r.state, err = openRunState(r.key, vs[0]); err != nil {
+				return nil, codec.Corrupt(err, "run record")
+			}
+		}
+		rand.Read(r.state.nonce[:])
+		r.state.seq = 0
+		r.record = r.state.seal(r.key)
+		var b engine.Batch
+		b.Guard(r.key, vs[0])
+		b.Set(r.key, r.record)
+		if err = e.Apply(ctx, &b); err == nil {
+			return r, nil
+		}
+		if !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
+			return nil, err
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// apply applies b as a batch of this run. engine.ErrConflict: one of b's own
+// guards was false.
+func (r *run) apply(ctx context.Context, b *batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	start := time.Now()
+	next := r.state
+	next.seq++
+	next.sessions, next.blobs = max(0, next.sessions+b.sessions), max(0, next.blobs+b.blobs)
+	record := next.seal(r.key)
+	b.Guards = append([]engine.Pair{{Key: r.key, Value: r.record}}, b.Guards...)
+	b.Set(r.key, record)
+	unknown := false
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := r.engine.Apply(ctx, &b.Batch)
+		var conflict *engine.ConflictError
+		switch {
+		case err == nil:
+			r.state, r.record = next, record
+			if r.Pace > 0 && r.Pace < 1 {
+				return sleep(ctx, time.Duration(float64(time.Since(start))*(1-r.Pace)/r.Pace))
+			}
+			return nil
+		case errors.Is(err, engine.ErrUnknown):
+			unknown = true
+			if err := sleep(ctx, wait); err != nil {
+				return err
+			}
+			continue
+		case !errors.As(err, &conflict) || string(conflict.Key) != string(r.key):
+			return err
+		}
+		if unknown { // the conflict may be with our own first attempt
+			vs, err := r.engine.Get(ctx, r.key)
+			if err != nil {
+				return err
+			}
+			if string(vs[0]) == string(record) {
+				r.state, r.record = next, record
+				return nil
+			}
+		}
+		return ErrSuperseded
+	}
+}
+
+func (r *run) enter(phase string) { r.phase, r.phaseDone = phase, 0 }
+
+func (r *run) step(n int) {
+	r.phaseDone += n
+	if r.Progress != nil {
+		r.Progress(Progress{Phase: r.phase, Done: r.phaseDone})
+	}
+}
+
+// Run collects. It may be cancelled at any time, and the next run goes on from
+// there. A disagreement between what should agree is a *codec.CorruptError, and
+// then nothing more is deleted: repair what it names, or run with Full.
+func (c *Collector) Run(ctx context.Context, o Options) (*Report, error) {
+	r, err := c.begin(ctx, c.engine, o)
+	if err != nil {
+		return nil, err
+	}
+	err = r.collect(ctx)
+	r.Duration = c.now().Sub(r.began)
+	return &r.Report, err
+}
+
+// Plan is what Run would do, found out by running it on a copy of what it
+// would change, in memory: it changes nothing. The copy grows with what changed
+// since the last run, by some hundred bytes a blob.
+func (c *Collector) Plan(ctx context.Context, o Options) (*Report, error) {
+	r, err := c.begin(ctx, newOverlay(c.engine), o)
+	if err != nil {
+		return nil, err
+	}
+	err = r.collect(ctx)
+	r.Duration = c.now().Sub(r.began)
+	return &r.Report, err
+}
+
+func (r *run) collect(ctx context.Context) error {
+	if r.Session != nil {
+		r.only = map[keys.Hash]bool{}
+	}
+	if r.Full || r.state.rebuild {
+		if err := r.rebuild(ctx); err != nil {
+			return err
+		}
+	}
+	r.enter("sessions")
+	if r.Session != nil {
+		if err := r.session(ctx, *r.Session); err != nil {
+			return err
+		}
+	} else if err := r.changes(ctx, r.state.last); err != nil {
+		return err
+	}
+	r.enter("uploads")
+	if r.Session == nil {
+		if err := r.uploads(ctx); err != nil {
+			return err
+		}
+	}
+	r.enter("blobs")
+	if err := r.sweep(ctx); err != nil {
+		return err
+	}
+	if r.Session != nil {
+		return nil
+	}
+	r.Roots += r.state.sessions
+	r.Retained = r.state.blobs
+	r.state.last = uint64(r.began.UnixNano())
+	return r.apply(ctx, &batch{})
+}
+
+// get reads keys, in pieces: their values may be of different moments.
+func (r *run) get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	const atOnce = 2000
+	var out [][]byte
+	for len(ks) > 0 {
+		n := min(atOnce, len(ks))
+		vs, err := r.engine.Get(ctx, ks[:n]...)
+		if err != nil {
+			return nil, err
+		}
+		if out == nil && n == len(ks) {
+			return vs, nil
+		}
+		out, ks = append(out, vs...), ks[n:]
+	}
+	return out, nil
+}
+
+// openCount decodes the number of a blob's edges; there is no record of none.
+func openCount(key, value []byte) (uint64, error) {
+	if value == nil {
+		return 0, nil
+	}
+	body, err := codec.Open(key, value, keys.Count)
+	if err != nil {
+		return 0, codec.Corrupt(err, "number of edges at key %x", key)
+	}
+	n, k := binary.Uvarint(body)
+	if k != len(body) || n == 0 {
+		return 0, codec.Corrupt(fmt.Errorf("%w: count", codec.ErrMalformed), "number of edges at key %x", key)
+	}
+	return n, nil
+}
+
+func sealCount(key []byte, n uint64) []byte {
+	return codec.Seal(key, keys.Count, binary.AppendUvarint(nil, n))
+}
+
+func isCorrupt(err error) bool {
+	var damage *codec.CorruptError
+	return errors.As(err, &damage)
+}

@@ -1,0 +1,253 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// noise are bytes that no compression hides.
+func noise(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	rng := rand.New(rand.NewPCG(seed, 7))
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return b
+}
+
+// holds reports whether any value of e contains b.
+func holds(t *testing.T, e engine.Engine, b []byte) bool {
+	t.Helper()
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(p.Value, b) {
+			return true
+		}
+	}
+	return false
+}
+
+// letters counts the records of e by letter.
+func letters(t *testing.T, e engine.Engine) map[byte]int {
+	t.Helper()
+	out := map[byte]int{}
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[p.Key[4]]++
+	}
+	return out
+}
+
+func collect(t *testing.T, st *turnstone.Store, o turnstone.GCOptions) *turnstone.GCReport {
+	t.Helper()
+	r, err := st.GC(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func healthy(t *testing.T, st *turnstone.Store) *turnstone.Verification {
+	t.Helper()
+	v, err := st.Verify(ctx, nil)
+	if err != nil || !v.OK() {
+		t.Fatal(err, v.Problems)
+	}
+	return v
+}
+
+func TestGCReclaimsWhatNothingReaches(t *testing.T) {
+	e := memory.New()
+	now := time.Unix(1_700_000_000, 0)
+	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }})
+	commit := func(ses *turnstone.Session, c turnstone.Commit) turnstone.Result {
+		t.Helper()
+		c.Expected = turnstone.AnyRevision
+		r, err := ses.Commit(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	create := func(r turnstone.Request) *turnstone.Session {
+		t.Helper()
+		ses, _, err := st.Create(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ses
+	}
+	a, b := create(turnstone.Request{ID: "a"}), create(turnstone.Request{ID: "b"})
+	both, alone, part := noise(20_000, 1), noise(20_000, 2), noise(30_000, 3)
+	big := noise(3<<20, 4)
+	commit(a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
+	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}}})
+	for i := range 10 {
+		part[i*100]++
+		commit(a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
+	}
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
+		t.Errorf("all is live: %+v", r)
+	}
+	healthy(t, st)
+	if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	plan := collect(t, st, turnstone.GCOptions{DryRun: true})
+	if !holds(t, e, alone[:64]) {
+		t.Fatal("a dry run deleted something")
+	}
+	r := collect(t, st, turnstone.GCOptions{})
+	if plan.Deleted != r.Deleted || plan.Bytes != r.Bytes || plan.Retained != r.Retained || r.Deleted < 13 || r.Retained != 1 {
+		t.Errorf("planned %+v, did %+v", plan, r)
+	}
+	if holds(t, e, alone[:64]) || holds(t, e, big[:64]) || !holds(t, e, both[:64]) {
+		t.Error("the wrong blobs are there")
+	}
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 || r.Candidates != 0 {
+		t.Errorf("again: %+v", r)
+	}
+	if n := letters(t, e); n[keys.Mark] != 1 || n[keys.Edge] != 1 || n[keys.Count] != 1 || n[keys.Candidate] != 0 || n[keys.Upload] != 0 {
+		t.Errorf("records left: %v", n)
+	}
+	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired || r.Retained != 1 {
+		t.Errorf("full: %+v", r)
+	}
+	healthy(t, st)
+	// What was deleted can be stored again.
+	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: alone}}})
+	healthy(t, st)
+}
+
+func TestUploadsExpire(t *testing.T) {
+	e := memory.New()
+	now := time.Unix(1_700_000_000, 0)
+	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }, UploadTTL: time.Hour})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(b []byte) turnstone.Attachment {
+		t.Helper()
+		a, err := s.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	attach := func(turn string, a turnstone.Attachment) error {
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
+		return err
+	}
+	small, large := put(noise(1000, 1)), put(noise(2<<20, 2))
+	kept := put(noise(2<<20, 3))
+	if err := attach("", kept); err != nil {
+		t.Fatal(err)
+	}
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 {
+		t.Errorf("%+v", r)
+	}
+	if err := attach("small", small); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(2 * time.Hour)
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted < 2 || r.Expired != 1 {
+		t.Errorf("%+v", r)
+	}
+	if err := attach("", large); !errors.Is(err, turnstone.ErrUploadExpired) || !errors.Is(err, turnstone.ErrBlobNotFound) {
+		t.Error(err)
+	}
+	if err := attach("small", small); err != nil {
+		t.Error("the same turn again:", err)
+	}
+	if err := attach("", small); err != nil {
+		t.Error("the session has it:", err)
+	}
+	var w bytes.Buffer
+	if _, err := s.ReadAttachment(ctx, &w, kept.ID); err != nil || w.Len() != 2<<20 {
+		t.Error(err)
+	}
+	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
+		t.Errorf("records left: %v", n)
+	}
+	healthy(t, st)
+}
+
+func TestRetention(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, &turnstone.Options{Retention: 3})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parts [][]byte
+	for i := range 10 {
+		parts = append(parts, noise(9000, uint64(i)))
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(s.Keep(ctx, "good", 4), s.Keep(ctx, "good", 4), s.Keep(ctx, "head", 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Keep(ctx, "good", 5); !errors.Is(err, turnstone.ErrExists) {
+		t.Error(err)
+	}
+	collect(t, st, turnstone.GCOptions{})
+	if n, err := st.Prune(ctx); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := st.Prune(ctx); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	check := func(want ...int) {
+		t.Helper()
+		for r := 1; r <= 10; r++ {
+			got, err := s.Checkpoint(ctx, turnstone.Revision(r))
+			kept := false
+			for _, w := range want {
+				kept = kept || w == r
+			}
+			if kept && (err != nil || !bytes.Equal(got["p"], parts[r-1])) || !kept && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				t.Errorf("revision %d: %v", r, err)
+			}
+			if holds(t, e, parts[r-1][:64]) != kept {
+				t.Errorf("bytes of revision %d: %v", r, !kept)
+			}
+		}
+		if st, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(st.Nodes) != 10 {
+			t.Error(err)
+		}
+		healthy(t, st)
+	}
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 6 {
+		t.Errorf("%+v", r)
+	}
+	check(4, 8, 9, 10)
+	if err := s.Keep(ctx, "lost", 5); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Error(err)
+	}
+	if err := errors.Join(s.Release(ctx, "good"), s.Release(ctx, "good")); err != nil {
+		t.Fatal(err)
+	}
+	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 1 {
+		t.Errorf("%+v", r)
+	}
+	check(8, 9, 10)
+	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+		t.Errorf("%+v", r)
+	}
+}

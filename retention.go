@@ -1,0 +1,189 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Retention says how many of a session's latest revisions can be read as they
+// were. 0 leaves it to the store; a session's own comes before the store's. The
+// nodes of the active path are never dropped by it: what goes is checkpoints that
+// only older revisions have, and side branches that only they lead to.
+type Retention uint64
+
+// KeepAll retains every revision.
+const KeepAll = ^Retention(0)
+
+// Prune applies retention to all sessions: a session's own, or else the one of
+// Options. It moves the floor, below which revisions are ErrRevisionPruned at
+// once; GC and Vacuum reclaim what that frees. It returns how many sessions it
+// moved.
+func (s *Store) Prune(ctx context.Context) (moved int, err error) {
+	for p, err := range s.engine.Scan(ctx, s.space.All(keys.About)) {
+		if err != nil {
+			return moved, err
+		}
+		about, err := head.OpenAbout(p.Key, p.Value)
+		if err != nil {
+			return moved, codec.Corrupt(err, "metadata at key %x", p.Key)
+		}
+		keep := Retention(about.Keep)
+		if keep == 0 {
+			keep = s.opts.Retention
+		}
+		if keep == 0 || keep == KeepAll {
+			continue
+		}
+		ses, err := s.Session(ctx, about.ID)
+		if err == nil {
+			var did bool
+			did, err = ses.Prune(ctx, keep)
+			if did {
+				moved++
+			}
+		}
+		if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
+			return moved, err
+		}
+	}
+	return moved, nil
+}
+
+// Prune retains the last keep revisions of the session, and those kept by name;
+// older ones are ErrRevisionPruned from now on. The floor never moves back. It
+// reports whether it moved.
+func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
+	err = s.changeLife(ctx, func(h *head.Head, life *head.Life, b *engine.Batch) error {
+		moved = keep > 0 && uint64(h.Revision) >= uint64(keep) && h.Revision-Revision(keep)+1 > life.Floor
+		if moved {
+			life.Floor = h.Revision - Revision(keep) + 1
+		}
+		return nil
+	}, func() bool { return moved })
+	return moved && err == nil, err
+}
+
+// changeLife applies a change of the lifecycle record, again when somebody else
+// was faster, unless needed says that there is nothing to do.
+func (s *Session) changeLife(ctx context.Context, change func(*head.Head, *head.Life, *engine.Batch) error, needed func() bool) error {
+	for {
+		life, raw, err := s.life(ctx)
+		if err != nil {
+			return err
+		}
+		h, _, err := s.readHead(ctx)
+		if err != nil {
+			return err
+		}
+		next := life.Next()
+		var b engine.Batch
+		if err := change(h, &next, &b); err != nil || !needed() {
+			return err
+		}
+		b.Guard(s.lifeKey, raw)
+		b.Set(s.lifeKey, next.Seal(s.lifeKey))
+		s.store.setDirty(&b, s.dirtyKey)
+		_, err = s.store.apply(ctx, &b)
+		// After an unknown outcome the conflict may be with our own first attempt:
+		// what was asked for stands then, and change finds so.
+		if !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// retained reports whether the state at revision r of an incarnation can be read.
+func (s *Store) retained(ctx context.Context, inc head.Incarnation, life *head.Life, r Revision) (bool, error) {
+	if r >= life.Floor {
+		return true, nil
+	}
+	if life.State != head.Live {
+		return false, nil
+	}
+	refs, err := head.Refs(ctx, s.engine, s.space, inc, life)
+	return slices.ContainsFunc(refs, func(ref head.Ref) bool { return ref.Revision == r }), err
+}
+
+// A Kept revision has a name, and can be read whatever retention says.
+type Kept = head.Ref
+
+// Keep keeps revision r of the session, or the head's if r is 0, under a name
+// until Release. A name that stands for another revision is ErrExists. A kept
+// revision goes with its session when that is deleted.
+func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
+	c := checker{of: "kept revision"}
+	c.text("name", name, 1, MaxLabel)
+	if c.err != nil {
+		return c.err
+	}
+	key := s.store.space.Ref(s.inc, name)
+	standing := false
+	return s.changeLife(ctx, func(h *head.Head, life *head.Life, b *engine.Batch) error {
+		at := r
+		if at == 0 {
+			at = h.Revision
+		}
+		vs, err := s.store.engine.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if vs[0] != nil {
+			ref, err := head.OpenRef(key, vs[0])
+			if err == nil && ref.Revision != at && r != 0 {
+				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.id)
+				return err
+			}
+			standing = true
+			return codec.Corrupt(err, "kept revision %q of session %q", name, s.id)
+		}
+		if at > h.Revision {
+			return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
+		}
+		if kept, err := s.store.retained(ctx, s.inc, life, at); err != nil {
+			return err
+		} else if !kept {
+			return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.id, life.Floor)
+		}
+		if life.Refs >= MaxKept {
+			return &LimitError{Limit: "kept revisions", Where: "session " + s.id, Have: int64(life.Refs) + 1, Max: MaxKept}
+		}
+		life.Refs++
+		ref := head.Ref{Name: name, Revision: at}
+		b.Set(key, ref.Seal(key))
+		return nil
+	}, func() bool { return !standing })
+}
+
+// Release ends Keep. A name that stands for nothing is no error.
+func (s *Session) Release(ctx context.Context, name string) error {
+	key := s.store.space.Ref(s.inc, name)
+	standing := false
+	return s.changeLife(ctx, func(_ *head.Head, life *head.Life, b *engine.Batch) error {
+		vs, err := s.store.engine.Get(ctx, key)
+		if standing = err == nil && vs[0] != nil; standing {
+			life.Refs--
+			b.Delete(key)
+		}
+		return err
+	}, func() bool { return standing })
+}
+
+// Kept returns the revisions that are kept by name, oldest first.
+func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
+	return retried(ctx, s, func() ([]Kept, error) {
+		life, _, err := s.life(ctx)
+		if err != nil {
+			return nil, err
+		}
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.inc, life)
+		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
+		return refs, err
+	})
+}
