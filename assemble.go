@@ -267,8 +267,10 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			}
 			// The first place stays: forks see up to a revision.
 			key := s.store.space.Attachment(s.inc, s.store.space.BlobHash(a.ID))
-			if !w.attached[string(key)] {
-				w.attached[string(key)] = true
+			if own, seen := w.attached[string(key)]; own != nil {
+				b.Guard(key, own)
+			} else if seen {
+				delete(w.attached, string(key)) // once
 				place := graph.Place{Revision: w.built.pack.Revision, Position: i}
 				b.Set(key, place.Seal(key, keys.Attachment))
 			}

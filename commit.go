@@ -126,7 +126,7 @@ type writer struct {
 	parts    map[string]*blob.Draft // of in.Checkpoint
 	marks    blob.Marks             // of what the commit may rely on
 	upload   *blob.Upload           // of what is stored ahead of the batch
-	attached map[string]bool        // keys of attachments that the session has already
+	attached map[string][]byte      // entries of attachments by key: nil where the session has none yet
 	tickets  []engine.Pair          // of those that it was granted
 
 	built *built
@@ -363,7 +363,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 			ks = append(ks, space.Attachment(w.s.inc, hash), space.Upload(w.s.inc, hash))
 		}
 	}
-	w.attached, w.tickets = map[string]bool{}, nil
+	w.attached, w.tickets = map[string][]byte{}, nil
 	if len(ids) == 0 {
 		return nil
 	}
@@ -373,7 +373,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 	}
 	for i, id := range ids {
 		own, ticket := vs[2*i], vs[2*i+1]
-		w.attached[string(ks[2*i])] = own != nil
+		w.attached[string(ks[2*i])] = own
 		if ticket != nil {
 			w.tickets = append(w.tickets, engine.Pair{Key: ks[2*i+1], Value: ticket})
 		} else if own == nil {

@@ -150,7 +150,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 					}
 				}
 				// A dirty record, a fork's grave and the like say nothing on their own.
-				if !noticed && !strings.ContainsRune("dtvqw", rune(letter)) {
+				if !noticed && !strings.ContainsRune("dtvqwx", rune(letter)) {
 					t.Errorf("record %q %s: nobody noticed", letter, name)
 				}
 				if !noticed && name != "removed" {

@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -26,7 +27,7 @@ func FuzzSmallRecords(f *testing.F) {
 				t.Errorf("store record %x was accepted", body)
 			}
 		}
-		_, _ = openTombstone(key, codec.Seal(key, keys.Tombstone, body))
+		_, _ = head.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
 		_, _ = graph.OpenPlace(key, codec.Seal(key, keys.Node, body), keys.Node)
 		st, err := Open(bg, memory.New(), &Options{NoAutoSeal: true})
 		if err != nil {

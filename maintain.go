@@ -10,6 +10,8 @@ import (
 type (
 	// GCReport says what a collection did.
 	GCReport = gc.Report
+	// VacuumReport says what a vacuum removed.
+	VacuumReport = gc.VacuumReport
 	// Progress says how far maintenance is.
 	Progress = gc.Progress
 )
@@ -53,3 +55,37 @@ func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
 }
 
 func (s *Store) collector() *gc.Collector { return gc.New(s.engine, s.space, s.blobs, s.now) }
+
+// VacuumOptions of Vacuum. The zero value vacuums the whole store.
+type VacuumOptions struct {
+	// Session, if set, removes content and records of this session only; the
+	// engine gives space back all the same.
+	Session string
+	// Progress and Pace are as in GCOptions.
+	Progress func(Progress)
+	Pace     float64
+}
+
+// Vacuum removes what is detached: the content of nodes that every session which
+// shows them has tombstoned, side branches that no retained revision leads to,
+// everything of deleted sessions that no attached fork holds, checkpoint versions
+// that nothing refers to and others were stored relative to. It collects what
+// that frees, seals what sessions have gathered, and makes the engine give the
+// space back: afterwards none of the removed bytes is in the store's files. It
+// runs beside commits, and takes the time and the space of a copy of the store.
+func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
+	run := gc.Options{Progress: o.Progress, Pace: o.Pace}
+	if o.Session != "" {
+		ses, err := s.Session(ctx, o.Session)
+		if err == nil {
+			err = ses.Seal(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+		run.Session = &ses.inc
+	} else if err := s.Seal(ctx); err != nil {
+		return nil, err
+	}
+	return s.collector().Vacuum(ctx, run)
+}

@@ -8,6 +8,7 @@ import (
 	mathrand "math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -30,31 +31,19 @@ func (s *Session) tombstones(ctx context.Context) (tombstones, error) {
 				return nil, err
 			}
 			_, fields, ok := s.store.space.Fields(p.Key)
-			epoch, err := openTombstone(p.Key, p.Value)
+			t, err := head.OpenTombstone(p.Key, p.Value)
 			if err == nil && !ok {
 				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
 			}
 			if err != nil {
 				return nil, codec.Corrupt(err, "tombstone at key %x of session %q", p.Key, s.id)
 			}
-			if epoch <= l.epoch {
+			if t.Epoch <= l.epoch {
 				out[[8]byte(fields[16:])] = struct{}{}
 			}
 		}
 	}
 	return out, nil
-}
-
-func openTombstone(key, value []byte) (epoch uint64, err error) {
-	body, err := codec.Open(key, value, keys.Tombstone)
-	if err != nil {
-		return 0, err
-	}
-	epoch, n := binary.Uvarint(body)
-	if n <= 0 || n != len(body) {
-		return 0, fmt.Errorf("%w: tombstone", codec.ErrMalformed)
-	}
-	return epoch, nil
 }
 
 // Tombstone soft-deletes nodes in this session: no read shows them from now on,
@@ -102,7 +91,8 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 			return err
 		}
 		key := s.store.space.Tombstone(s.inc, id)
-		b.Set(key, codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, next.Epoch)))
+		stone := head.Tombstone{Epoch: next.Epoch}
+		b.Set(key, stone.Seal(key))
 		dead[[8]byte(id[:8])] = struct{}{}
 	}
 	if b.Ops() == 0 {

@@ -22,6 +22,7 @@ type bookmark struct {
 	floor    head.Revision // edges of revisions below were looked at
 	refs     uint64        // digest of the kept revisions by which they were
 	held     head.Revision // of a deleted session: edges of later revisions are gone; open for one that lives
+	cleaned  head.Revision // vacuum has seen the session with this floor
 	parts    []part        // the checkpoint at revision
 }
 
@@ -32,12 +33,13 @@ type part struct {
 
 func (m *bookmark) seal(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(6)
+	e.Array(7)
 	e.Uint(uint64(m.revision))
 	e.ID(m.commit)
 	e.Uint(uint64(m.floor))
 	e.Uint(m.refs)
 	e.Uint(uint64(m.held))
+	e.Uint(uint64(m.cleaned))
 	e.Array(len(m.parts))
 	for _, p := range m.parts {
 		e.Array(2)
@@ -53,9 +55,9 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 		return m, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(6)
+	d.Shape(7)
 	m.revision, m.commit, m.floor = head.Revision(d.Uint()), d.ID(), head.Revision(d.Uint())
-	m.refs, m.held = d.Uint(), head.Revision(d.Uint())
+	m.refs, m.held, m.cleaned = d.Uint(), head.Revision(d.Uint()), head.Revision(d.Uint())
 	m.parts = make([]part, d.Array(head.MaxParts))
 	for i := range m.parts {
 		d.Shape(2)

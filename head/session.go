@@ -273,3 +273,31 @@ func Refs(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnati
 	}
 	return out, nil
 }
+
+// A Tombstone hides a node from reads of a session, and of forks made later.
+type Tombstone struct {
+	Epoch  uint64 // of the lifecycle record that its batch set
+	Erased bool   // vacuum has removed the content of the node
+}
+
+// Seal returns t's record for key.
+func (t Tombstone) Seal(key []byte) []byte {
+	n := t.Epoch << 1
+	if t.Erased {
+		n |= 1
+	}
+	return codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, n))
+}
+
+// OpenTombstone decodes the record of key.
+func OpenTombstone(key, value []byte) (t Tombstone, err error) {
+	body, err := codec.Open(key, value, keys.Tombstone)
+	if err != nil {
+		return t, err
+	}
+	v, n := binary.Uvarint(body)
+	if n <= 0 || n != len(body) {
+		return t, fmt.Errorf("%w: tombstone", codec.ErrMalformed)
+	}
+	return Tombstone{Epoch: v >> 1, Erased: v&1 != 0}, nil
+}

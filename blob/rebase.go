@@ -1,0 +1,53 @@
+package blob
+
+import (
+	"context"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// rebaseBytes is the largest representation that Rebase makes: it fits a batch.
+const rebaseBytes = 1 << 20
+
+// Rebase makes b store the blob that h stands for by itself, if it is a delta:
+// guarded on its mark and on the bytes that store it now. It reports whether it
+// did: what does not fit a batch stays a delta.
+func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash) (done bool, err error) {
+	markKey, firstKey := s.space.Mark(h), s.space.Blob(h, 0)
+	vs, err := s.engine.Get(ctx, markKey, firstKey)
+	if err != nil {
+		return false, err
+	}
+	mark, err := OpenMark(markKey, vs[0])
+	if err != nil {
+		return false, codec.Corrupt(err, "mark of the blob at %x", h)
+	}
+	if !mark.Depends || mark.Condemned {
+		return false, nil
+	}
+	r, err := s.first(ctx, h)
+	if err != nil || r.form != delta {
+		return false, err
+	}
+	content, err := s.Read(ctx, r.id)
+	if err != nil {
+		return false, err
+	}
+	alone := record{id: r.id, form: whole, size: r.size, data: codec.Compress(nil, content, codec.Best)}
+	if len(alone.data) > rebaseBytes {
+		return false, nil
+	}
+	ks, values := alone.values(s.space, h)
+	b.Guard(markKey, vs[0])
+	b.Guard(firstKey, vs[1])
+	for i := range ks {
+		b.Set(ks[i], values[i])
+	}
+	for i := len(ks); i < mark.Parts; i++ {
+		b.Delete(s.space.Blob(h, i))
+	}
+	b.Set(markKey, alone.mark(values).Seal(markKey))
+	return true, nil
+}

@@ -1,0 +1,442 @@
+package gc
+
+import (
+	"context"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A stone is a tombstone: of whom, and where.
+type stone struct {
+	key, raw []byte
+	head.Tombstone
+}
+
+// stonesOf returns the tombstones that count in a session which reads these
+// ancestors and then itself, by the first bytes of the nodes' ids.
+func (r *run) stonesOf(ctx context.Context, inc head.Incarnation, ancestors []head.Ancestor) (map[[8]byte][]stone, error) {
+	out := map[[8]byte][]stone{}
+	layers := append(append([]head.Ancestor(nil), ancestors...), head.Ancestor{Incarnation: inc, Epoch: open})
+	for _, l := range layers {
+		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Tombstone, l.Incarnation)) {
+			if err != nil {
+				return nil, err
+			}
+			t, err := head.OpenTombstone(p.Key, p.Value)
+			_, fields, ok := r.space.Fields(p.Key)
+			if err == nil && !ok {
+				err = codec.ErrMalformed
+			}
+			if err != nil {
+				return nil, codec.Corrupt(err, "tombstone at key %x", p.Key)
+			}
+			if t.Epoch <= l.Epoch {
+				id := [8]byte(fields[16:])
+				out[id] = append(out[id], stone{key: p.Key, raw: p.Value, Tombstone: t})
+			}
+		}
+	}
+	return out, nil
+}
+
+// A plan says what of a session's nodes is to be erased.
+type plan struct {
+	before  graph.ID // the node before the session's first
+	views   []sight  // of the sessions that show its nodes: itself, if it lives, and forks
+	pruned  map[graph.ID]bool
+	headKey []byte // of a session that lives: guarded by what depends on its nodes, as
+	headRaw []byte
+	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
+}
+
+// A sight is a session that shows nodes of another one up to some revision, and
+// the tombstones that count in it.
+type sight struct {
+	upTo   head.Ancestor // zero revision: everything
+	stones map[[8]byte][]stone
+}
+
+func (s *sight) shows(revision uint64, position int) bool {
+	a := &s.upTo
+	return a.Revision == 0 || revision < uint64(a.Revision) ||
+		revision == uint64(a.Revision) && (a.Nodes == 0 || position < a.Nodes)
+}
+
+// gone reports whether nobody shows a node any more, and the tombstones that say so.
+func (p *plan) gone(n *graph.Node, revision uint64, position int) (gone bool, stones []stone) {
+	if p.pruned[n.ID] {
+		return true, nil
+	}
+	for i := range p.views {
+		s := &p.views[i]
+		if !s.shows(revision, position) {
+			continue
+		}
+		by := s.stones[[8]byte(n.ID[:8])]
+		if len(by) == 0 {
+			return false, nil
+		}
+		stones = append(stones, by...)
+	}
+	return true, stones
+}
+
+// erase removes the content of the session's nodes that nobody shows any more,
+// and all packs behind a revision.
+func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
+	p, err := c.plan(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.entries(ctx, p, last); err != nil {
+		return err
+	}
+	before := p.before
+	for seg, err := range graph.Segments(ctx, c.engine, c.space, c.inc, 1, open) {
+		if err != nil {
+			return err
+		}
+		s := &rewriting{cleaning: c, plan: p, seg: &seg, before: before, last: last}
+		for i := range seg.Packs {
+			if before, err = seg.Packs[i].Resolve(before); err != nil {
+				return codec.Corrupt(err, "pack of revision %d of incarnation %x", seg.Packs[i].Revision, c.inc)
+			}
+		}
+		if err := s.rewrite(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.settle(ctx, p); err != nil {
+		return err
+	}
+	if c.life.State == head.Deleted || c.mark.cleaned >= c.life.Floor {
+		return nil
+	}
+	b := &batch{}
+	key := c.space.Bookmark(c.inc)
+	c.mark.cleaned = c.life.Floor
+	b.Set(key, c.mark.seal(key))
+	return c.apply(ctx, b, nil)
+}
+
+// plan finds out who shows the session's nodes, and which are to be pruned.
+func (c *cleaning) plan(ctx context.Context) (*plan, error) {
+	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}}
+	if c.life.State == head.Live {
+		p.headKey = c.space.Head(c.life.Session)
+		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
+		if err != nil {
+			return nil, err
+		}
+		if string(vs[1]) != string(c.raw) {
+			return nil, errMoved
+		}
+		p.headRaw = vs[0]
+	}
+	origin, err := c.origin(ctx, c.inc)
+	if err != nil {
+		return nil, err
+	}
+	var ancestors []head.Ancestor
+	if origin != nil {
+		ancestors = origin.Ancestors
+		p.before = ancestors[len(ancestors)-1].Node
+	}
+	if c.life.State == head.Live {
+		stones, err := c.stonesOf(ctx, c.inc, ancestors)
+		if err != nil {
+			return nil, err
+		}
+		p.views = append(p.views, sight{stones: stones})
+	}
+	for _, h := range c.holders {
+		if h.ancestor.Revision == 0 {
+			continue // it shows none of them
+		}
+		o, err := c.origin(ctx, h.inc)
+		if err == nil && o == nil {
+			err = codec.Corrupt(codec.ErrMissing, "origin of fork %x", h.inc)
+		}
+		if err != nil {
+			return nil, err
+		}
+		stones, err := c.stonesOf(ctx, h.inc, o.Ancestors)
+		if err != nil {
+			return nil, err
+		}
+		p.views = append(p.views, sight{upTo: h.ancestor, stones: stones})
+	}
+	if c.life.State == head.Live && c.mark.cleaned < c.life.Floor {
+		err = c.prune(ctx, p)
+	}
+	return p, err
+}
+
+// prune finds the nodes of side branches that no retained revision leads to and
+// no fork holds.
+func (c *cleaning) prune(ctx context.Context, p *plan) error {
+	h, err := head.OpenHead(p.headKey, p.headRaw)
+	if err == nil && h.Incarnation != c.inc {
+		err = codec.ErrHash
+	}
+	if err != nil {
+		return codec.Corrupt(err, "head of incarnation %x", c.inc)
+	}
+	refs, err := head.Refs(ctx, c.engine, c.space, c.inc, c.life)
+	if err != nil {
+		return err
+	}
+	named := map[head.Revision]bool{}
+	for _, ref := range refs {
+		named[ref.Revision] = true
+	}
+	var tips []graph.ID // where retained revisions stand
+	err = c.commits(ctx, c.inc, 0, h.Revision, head.CommitID{}, func(commit *head.Commit, _ head.CommitID) error {
+		if commit.Revision >= c.life.Floor || named[commit.Revision] {
+			tips = append(tips, commit.Leaf)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	parents := map[graph.ID]graph.ID{}
+	var old []graph.ID
+	before := p.before
+	err = c.packs(ctx, c.inc, 0, h.Revision, func(pack *graph.Pack) error {
+		var err error
+		if before, err = pack.Resolve(before); err != nil {
+			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
+		}
+		for i := range pack.Nodes {
+			n := &pack.Nodes[i]
+			parents[n.ID] = n.Parent
+			held := pack.Revision >= uint64(c.life.Floor)
+			for j := range c.holders {
+				s := sight{upTo: c.holders[j].ancestor}
+				held = held || s.upTo.Revision > 0 && s.shows(pack.Revision, i)
+			}
+			if held {
+				tips = append(tips, n.ID)
+			} else if !n.Erased {
+				old = append(old, n.ID)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	reached := map[graph.ID]bool{}
+	for _, id := range tips {
+		for !id.IsZero() && !reached[id] {
+			reached[id] = true
+			id = parents[id]
+		}
+	}
+	for _, id := range old {
+		if !reached[id] {
+			p.pruned[id] = true
+		}
+	}
+	return nil
+}
+
+// entries finds the attachment entries that point to nodes which are to be
+// erased: they go, or point to the next node that has the attachment.
+func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) error {
+	n := 0
+	for pair, err := range c.engine.Scan(ctx, c.space.Of(keys.Attachment, c.inc)) {
+		if err != nil {
+			return err
+		}
+		p.entries[string(pair.Key)] = pair.Value
+		n++
+	}
+	if n == 0 {
+		return nil
+	}
+	first := map[string]graph.Place{}
+	before := p.before
+	err := c.packs(ctx, c.inc, 0, last, func(pack *graph.Pack) error {
+		var err error
+		if before, err = pack.Resolve(before); err != nil {
+			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
+		}
+		for i := range pack.Nodes {
+			if gone, _ := p.gone(&pack.Nodes[i], pack.Revision, i); gone {
+				continue
+			}
+			for _, a := range pack.Nodes[i].Attachments {
+				key := string(c.space.Attachment(c.inc, c.space.BlobHash(a.ID)))
+				if _, seen := first[key]; !seen {
+					first[key] = graph.Place{Revision: pack.Revision, Position: i}
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for key, value := range p.entries {
+		place, ok := first[key]
+		if !ok {
+			p.entries[key] = nil
+			continue
+		}
+		if now := place.Seal([]byte(key), keys.Attachment); string(now) != string(value) {
+			p.entries[key] = now
+		} else {
+			delete(p.entries, key)
+		}
+	}
+	return nil
+}
+
+// A rewriting is the work on one segment.
+type rewriting struct {
+	*cleaning
+	plan   *plan
+	seg    *graph.Segment
+	before graph.ID
+	last   head.Revision
+}
+
+// rewrite stores the segment anew if something of it is to go.
+func (w *rewriting) rewrite(ctx context.Context) error {
+	b := &batch{}
+	packs := w.seg.Packs
+	for len(packs) > 0 && packs[len(packs)-1].Revision > uint64(w.last) {
+		packs = packs[:len(packs)-1]
+	}
+	changed, erased, pruned := len(packs) < len(w.seg.Packs), 0, 0
+	raw := rawSize(packs)
+	stones := map[string]stone{}
+	detached := map[blob.ID]bool{}
+	for i := range packs {
+		for j := range packs[i].Nodes {
+			n := &packs[i].Nodes[j]
+			gone, by := w.plan.gone(n, packs[i].Revision, j)
+			if !gone {
+				continue
+			}
+			for _, s := range by {
+				if !s.Erased {
+					stones[string(s.key)] = s
+				}
+			}
+			if n.Erased {
+				continue
+			}
+			for _, id := range n.Blobs() {
+				detached[id] = true
+			}
+			if w.plan.pruned[n.ID] {
+				pruned++
+				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true}
+				key := w.space.Tombstone(w.inc, n.ID)
+				b.Set(key, s.Seal(key))
+			}
+			packs[i].Erase(j)
+			changed = true
+			erased++
+		}
+	}
+	for _, s := range stones {
+		b.Guard(s.key, s.raw)
+		s.Erased = true
+		b.Set(s.key, s.Seal(s.key))
+	}
+	if !changed {
+		if b.Ops() == 0 {
+			return nil
+		}
+		return w.run.apply(ctx, b)
+	}
+	for id := range detached {
+		key := w.space.Detached(w.inc, w.space.BlobHash(id))
+		b.Set(key, codec.Seal(key, keys.Detached, []byte{1}))
+	}
+	if pruned > 0 {
+		b.Guard(w.plan.headKey, w.plan.headRaw)
+	}
+	set := map[string]bool{}
+	if len(packs) > 0 {
+		level := codec.Best
+		if w.seg.Loose {
+			level = codec.Fast
+		}
+		ks, vs, err := graph.EncodeSegment(w.space, w.inc, packs, w.before, level)
+		if err != nil {
+			return err
+		}
+		if !w.seg.Loose {
+			key, value := graph.SealIndex(w.space, w.inc, packs)
+			ks, vs = append(ks, key), append(vs, value)
+		}
+		for i := range ks {
+			b.Set(ks[i], vs[i])
+			set[string(ks[i])] = true
+		}
+	}
+	old := w.seg.Keys
+	if !w.seg.Loose {
+		old = append(old, w.space.Index(w.inc, w.seg.Packs[len(w.seg.Packs)-1].Revision))
+	}
+	for _, k := range old {
+		if !set[string(k)] {
+			b.Delete(k)
+		}
+	}
+	dirtied(b, w.space.Dirty(w.inc))
+	err := w.apply(ctx, b, func(l *head.Life) {
+		if w.seg.Packs[0].Revision > uint64(l.Sealed) { // what sealing goes by shrank
+			l.SealedRaw += raw - rawSize(packs)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	w.out.Nodes += erased
+	return nil
+}
+
+func rawSize(packs []graph.Pack) (n uint64) {
+	for i := range packs {
+		n += packs[i].Raw()
+	}
+	return n
+}
+
+// settle removes the attachment entries of what was erased.
+func (c *cleaning) settle(ctx context.Context, p *plan) error {
+	apply := func(b *batch) error {
+		if p.headKey != nil { // a commit may rely on an entry, or have made one
+			b.Guard(p.headKey, p.headRaw)
+		}
+		return c.apply(ctx, b, nil)
+	}
+	b := &batch{}
+	for key, value := range p.entries {
+		if value == nil {
+			b.Delete([]byte(key))
+		} else {
+			b.Set([]byte(key), value)
+		}
+		if b.Ops() >= batchOps {
+			if err := apply(b); err != nil {
+				return err
+			}
+			b = &batch{}
+		}
+	}
+	if b.Ops() == 0 {
+		return nil
+	}
+	return apply(b)
+}

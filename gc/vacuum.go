@@ -1,0 +1,384 @@
+package gc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A VacuumReport says what a vacuum removed.
+type VacuumReport struct {
+	Report      // of the collections before and after; Duration is of the whole
+	Nodes   int // whose content was removed: tombstoned or pruned ones, and those of deleted sessions
+	Records int // records of deleted sessions
+	Removed int // deleted sessions of which nothing is left
+	Rebased int // blobs stored anew, without the unreferenced one that they were a delta of
+}
+
+// Vacuum collects; removes the content of nodes that every session which holds
+// them has tombstoned, of side branches that no retained revision leads to, and
+// the records of deleted sessions that no fork holds; collects what that freed;
+// and makes the engine give the space back, after which none of the removed bytes
+// is left in its files. Commits go on meanwhile.
+func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error) {
+	r, err := c.begin(ctx, c.engine, o)
+	if err != nil {
+		return nil, err
+	}
+	v := &vacuum{run: r}
+	err = v.all(ctx)
+	if err == nil {
+		r.enter("engine")
+		err = c.engine.Vacuum(ctx)
+		r.step(1)
+	}
+	r.Duration = c.now().Sub(r.began)
+	v.out.Report = r.Report
+	return &v.out, err
+}
+
+type vacuum struct {
+	*run
+	out    VacuumReport
+	stones map[head.Incarnation]bool // sessions of which a node was tombstoned, by themselves or a fork, since
+}
+
+func (v *vacuum) all(ctx context.Context) error {
+	if err := v.collect(ctx); err != nil {
+		return err
+	}
+	v.enter("records")
+	if err := v.tombstoned(ctx); err != nil {
+		return err
+	}
+	if v.Session != nil {
+		if err := v.session(ctx, *v.Session); err != nil {
+			return err
+		}
+	} else {
+		for p, err := range v.engine.Scan(ctx, v.space.All(keys.Life)) {
+			if err != nil {
+				return err
+			}
+			_, fields, ok := v.space.Fields(p.Key)
+			if !ok {
+				return codec.Corrupt(codec.ErrMalformed, "lifecycle at key %x", p.Key)
+			}
+			if err := v.session(ctx, head.Incarnation(fields)); err != nil {
+				return err
+			}
+			v.step(1)
+		}
+	}
+	if v.Session == nil {
+		if err := v.rebase(ctx); err != nil {
+			return err
+		}
+	}
+	v.Full = false
+	v.Roots = 0
+	return v.collect(ctx)
+}
+
+// tombstoned finds the sessions that hold a node which was tombstoned since the
+// last vacuum.
+func (v *vacuum) tombstoned(ctx context.Context) error {
+	v.stones = map[head.Incarnation]bool{}
+	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Tombstone)) {
+		if err != nil {
+			return err
+		}
+		t, err := head.OpenTombstone(p.Key, p.Value)
+		_, fields, ok := v.space.Fields(p.Key)
+		if err == nil && !ok {
+			err = codec.ErrMalformed
+		}
+		if err != nil {
+			return codec.Corrupt(err, "tombstone at key %x", p.Key)
+		}
+		inc := head.Incarnation(fields[:16])
+		if t.Erased || v.stones[inc] {
+			continue
+		}
+		v.stones[inc] = true
+		origin, err := v.origin(ctx, inc)
+		if err != nil {
+			return err
+		}
+		if origin != nil {
+			for _, a := range origin.Ancestors {
+				v.stones[a.Incarnation] = true
+			}
+		}
+	}
+	return nil
+}
+
+// session removes what is to be removed of one session.
+func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
+	for attempt := 0; ; attempt++ {
+		err := v.clean(ctx, inc)
+		var damage *codec.CorruptError
+		switch {
+		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
+			continue
+		case errors.As(err, &damage) && attempt < 3:
+			continue
+		}
+		return err
+	}
+}
+
+func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
+	lifeKey, markKey := v.space.Life(inc), v.space.Bookmark(inc)
+	vs, err := v.get(ctx, lifeKey, markKey)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	life, err := head.OpenLife(lifeKey, vs[0])
+	if err != nil {
+		return codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+	}
+	c := &cleaning{vacuum: v, inc: inc, life: life, raw: vs[0]}
+	if vs[1] == nil && (life.State == head.Deleted || life.Floor > 0) {
+		return nil // gc has not seen it yet: it was deleted just now
+	}
+	if vs[1] != nil {
+		if c.mark, err = openBookmark(markKey, vs[1]); err != nil {
+			return codec.Corrupt(err, "bookmark of incarnation %x", inc)
+		}
+	}
+	if life.State == head.Deleted {
+		if c.mark.held == head.Revision(open) {
+			return nil
+		}
+		if c.holders, err = v.holders(ctx, inc, life); err != nil {
+			return err
+		}
+		if len(c.holders) == 0 {
+			return c.remove(ctx)
+		}
+		if c.mark.cleaned == c.mark.held+1 && !v.stones[inc] {
+			return nil
+		}
+		return c.cut(ctx)
+	}
+	if c.mark.cleaned >= life.Floor && !v.stones[inc] {
+		return nil
+	}
+	if c.holders, err = v.holders(ctx, inc, life); err != nil {
+		return err
+	}
+	return c.erase(ctx, head.Revision(open))
+}
+
+// A cleaning is the work on one session. Each of its batches guards and sets the
+// lifecycle record, so that forks, seals, tombstones and the like see it or are
+// seen; the reader of a history that changes under it notices by that, too.
+type cleaning struct {
+	*vacuum
+	inc     head.Incarnation
+	life    *head.Life
+	raw     []byte // of life
+	mark    bookmark
+	holders []holder
+}
+
+// apply applies b with the next epoch of the session.
+func (c *cleaning) apply(ctx context.Context, b *batch, change func(*head.Life)) error {
+	key := c.space.Life(c.inc)
+	next := c.life.Next()
+	if change != nil {
+		change(&next)
+	}
+	raw := next.Seal(key)
+	b.Guard(key, c.raw)
+	b.Set(key, raw)
+	if err := c.run.apply(ctx, b); err != nil {
+		return err
+	}
+	c.life, c.raw = &next, raw
+	return nil
+}
+
+// sessionLetters are the records of a session that begin with its incarnation and
+// that nothing else refers to.
+var sessionLetters = []byte{
+	keys.Pack, keys.Commit, keys.Node, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+}
+
+// remove removes a deleted session that no fork holds, its lifecycle record last.
+func (c *cleaning) remove(ctx context.Context) error {
+	if c.life.Floor > 1 { // nothing of it is expected to be there from now on
+		if err := c.apply(ctx, &batch{}, func(l *head.Life) { l.Floor = 1 }); err != nil {
+			return err
+		}
+	}
+	nodes := 0
+	b := &batch{}
+	drop := func(key []byte) error {
+		b.Delete(key)
+		if b.Ops() < batchOps {
+			return nil
+		}
+		c.out.Records += b.Ops()
+		err := c.apply(ctx, b, nil)
+		b = &batch{}
+		return err
+	}
+	for _, letter := range sessionLetters {
+		for p, err := range c.engine.Scan(ctx, c.space.Of(letter, c.inc)) {
+			if err == nil && letter == keys.Commit {
+				var commit *head.Commit
+				if commit, _, err = head.OpenCommit(p.Key, p.Value); err == nil {
+					nodes += commit.Nodes
+				}
+				err = codec.Corrupt(err, "commit at key %x", p.Key)
+			}
+			if err == nil {
+				err = drop(p.Key)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if b.Ops() > 0 {
+		c.out.Records += b.Ops()
+		if err := c.apply(ctx, b, nil); err != nil {
+			return err
+		}
+		b = &batch{}
+	}
+	// Forks that held it are deleted: they may be removed before or after.
+	for p, err := range c.engine.Scan(ctx, c.space.Of(keys.Fork, c.inc)) {
+		if err != nil {
+			return err
+		}
+		b.Delete(p.Key)
+		if b.Ops() >= batchOps {
+			n := b.Ops()
+			if err := c.apply(ctx, b, func(l *head.Life) { l.Forks -= uint32(n) }); err != nil {
+				return err
+			}
+			c.out.Records += n
+			b = &batch{}
+		}
+	}
+	origin, err := c.origin(ctx, c.inc)
+	if err != nil {
+		return err
+	}
+	if origin != nil {
+		b.Delete(c.space.Origin(c.inc))
+		for _, a := range origin.Ancestors {
+			if err := c.letGo(ctx, b, a.Incarnation); err != nil {
+				return err
+			}
+		}
+	}
+	lifeKey := c.space.Life(c.inc)
+	b.Guard(lifeKey, c.raw)
+	b.Delete(lifeKey)
+	b.Delete(c.space.Bookmark(c.inc))
+	c.out.Records += b.Ops()
+	if err := c.run.apply(ctx, b); err != nil {
+		return err
+	}
+	c.out.Nodes += nodes
+	c.out.Removed++
+	return nil
+}
+
+// letGo makes b remove the entry by which the session holds an ancestor.
+func (c *cleaning) letGo(ctx context.Context, b *batch, ancestor head.Incarnation) error {
+	forkKey, lifeKey := c.space.Fork(ancestor, c.inc), c.space.Life(ancestor)
+	vs, err := c.get(ctx, forkKey, lifeKey)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	b.Delete(forkKey)
+	if vs[1] == nil {
+		return nil // the ancestor was removed before
+	}
+	life, err := head.OpenLife(lifeKey, vs[1])
+	if err != nil {
+		return codec.Corrupt(err, "lifecycle of incarnation %x", ancestor)
+	}
+	next := life.Next()
+	next.Forks--
+	b.Guard(lifeKey, vs[1])
+	b.Set(lifeKey, next.Seal(lifeKey))
+	return nil
+}
+
+// cut removes of a deleted session what is behind the last revision that forks
+// hold, and what no fork asks for.
+func (c *cleaning) cut(ctx context.Context) error {
+	held := c.mark.held
+	if c.life.Floor > held+1 { // nothing behind is expected to be there from now on
+		if err := c.apply(ctx, &batch{}, func(l *head.Life) { l.Floor = held + 1 }); err != nil {
+			return err
+		}
+	}
+	if err := c.erase(ctx, held); err != nil {
+		return err
+	}
+	b := &batch{}
+	drop := func(key []byte) error {
+		b.Delete(key)
+		if b.Ops() < batchOps {
+			return nil
+		}
+		c.out.Records += b.Ops()
+		err := c.apply(ctx, b, nil)
+		b = &batch{}
+		return err
+	}
+	for _, letter := range []byte{keys.Commit, keys.Node, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
+		r := c.space.Of(letter, c.inc)
+		if letter == keys.Commit {
+			r.Start = c.space.Commit(c.inc, uint64(held+1))
+		}
+		for p, err := range c.engine.Scan(ctx, r) {
+			if err != nil {
+				return err
+			}
+			switch letter {
+			case keys.Commit:
+				commit, _, err := head.OpenCommit(p.Key, p.Value)
+				if err != nil {
+					return codec.Corrupt(err, "commit at key %x", p.Key)
+				}
+				c.out.Nodes += commit.Nodes
+			case keys.Node, keys.EventKey, keys.Attachment:
+				body, err := codec.Open(p.Key, p.Value, letter)
+				if err != nil {
+					return codec.Corrupt(err, "index entry at key %x", p.Key)
+				}
+				if revision, _ := binary.Uvarint(body); head.Revision(revision) <= held {
+					continue
+				}
+			}
+			if err := drop(p.Key); err != nil {
+				return err
+			}
+		}
+	}
+	key := c.space.Bookmark(c.inc)
+	c.mark.cleaned = held + 1
+	b.Set(key, c.mark.seal(key))
+	c.out.Records += b.Ops() - 1
+	return c.apply(ctx, b, nil)
+}
+
+// dirtied makes b say that the session changed.
+func dirtied(b *batch, key []byte) {
+	b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, rand.Uint64())))
+}
