@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
@@ -29,7 +28,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if c.err != nil {
 		return Attachment{}, c.err
 	}
-	up := s.store.blobs.NewUpload(s.store.expiry())
+	up := s.store.newUpload()
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
 		err = up.Grant(ctx, d, s.inc)
@@ -45,8 +44,12 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
 
-// expiry is when an upload that begins now may be collected.
-func (s *Store) expiry() time.Time { return s.now().Add(s.opts.UploadTTL) }
+// newUpload returns an upload that may be collected after Options.UploadTTL.
+func (s *Store) newUpload() *blob.Upload {
+	var id [16]byte
+	s.random(id[:])
+	return s.blobs.NewUpload(id, s.now().Add(s.opts.UploadTTL))
+}
 
 // ReadAttachment writes the content of an attachment of this session's nodes to
 // w, with bounded memory, and returns its length. One that no commit of the

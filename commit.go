@@ -3,7 +3,6 @@ package turnstone
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -111,7 +110,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 		return Result{}, err
 	}
 	w := writer{s: s, in: &c, now: s.store.now()}
-	rand.Read(w.salt[:])
+	s.store.random(w.salt[:])
 	return w.run(ctx)
 }
 
@@ -240,7 +239,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	if w.upload != nil { // once more, as something it relied on was removed
 		_ = w.upload.Abandon(ctx)
 	}
-	w.upload = blobs.NewUpload(w.s.store.expiry())
+	w.upload = w.s.store.newUpload()
 	inBatch := 0
 	byID := map[blob.ID]*blob.Draft{} // equal contents of one commit are one draft
 	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)

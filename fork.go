@@ -59,6 +59,9 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 			return nil, err
 		}
 		life, err := head.OpenLife(key, vs[0])
+		if vs[0] == nil && parent.gone(ctx) { // a session keeps its ancestors
+			return nil, fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
+		}
 		if err != nil {
 			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 		}

@@ -50,12 +50,8 @@ func (s *Session) epochs(ctx context.Context) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l, err := head.OpenLife(s.lifeKey, vs[0]); err != nil {
-		return nil, codec.Corrupt(err, "lifecycle of session %q", s.id)
-	} else if l.State != head.Live {
-		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
-	}
-	return vs, nil
+	_, err = s.openLife(ctx, vs[0])
+	return vs, err
 }
 
 // A layer is an incarnation whose history the session reads: an ancestor, or

@@ -293,14 +293,20 @@ func (s *Session) life(ctx context.Context) (*head.Life, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := head.OpenLife(s.lifeKey, vs[0])
-	if err != nil {
-		return nil, nil, codec.Corrupt(err, "lifecycle of session %q", s.id)
+	l, err := s.openLife(ctx, vs[0])
+	if err == nil && l.Session != s.hash { // renamed
+		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 	}
-	if l.State != head.Live || l.Session != s.hash { // deleted, or renamed
-		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+	return l, vs[0], err
+}
+
+// openLife decodes the lifecycle record of a session that is to be alive.
+func (s *Session) openLife(ctx context.Context, value []byte) (*head.Life, error) {
+	l, err := head.OpenLife(s.lifeKey, value)
+	if value == nil && s.gone(ctx) || err == nil && l.State != head.Live { // vacuum leaves nothing
+		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 	}
-	return l, vs[0], nil
+	return l, codec.Corrupt(err, "lifecycle of session %q", s.id)
 }
 
 // commitAt reads the commit of revision r of the session itself.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -48,6 +49,9 @@ type Options struct {
 	// Now is the clock. Default time.Now. Times are for people and for the
 	// order of lists; nothing that must be right depends on them.
 	Now func() time.Time
+	// Random is the source of incarnations, salts and keys, for tests that must
+	// be the same every time. Default crypto/rand.Reader. It must not fail.
+	Random io.Reader
 }
 
 // A Validator refuses commits that the host considers incomplete, for example a
@@ -102,6 +106,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.UploadTTL <= 0 {
 		s.opts.UploadTTL = 24 * time.Hour
 	}
+	if s.opts.Random == nil {
+		s.opts.Random = rand.Reader
+	}
 	if s.opts.Now == nil {
 		s.opts.Now = time.Now
 	}
@@ -149,8 +156,8 @@ func (s *Store) load(ctx context.Context) error {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, s.opts.Namespace)
 		}
 		r := record{namespace: s.opts.Namespace, spill: spillBytes, chunks: blob.DefaultChunking}
-		rand.Read(r.id[:])
-		rand.Read(r.secret[:])
+		s.random(r.id[:])
+		s.random(r.secret[:])
 		var b engine.Batch
 		b.Guard(key, nil)
 		b.Set(key, r.seal(key))
@@ -201,6 +208,13 @@ func openRecord(key, value []byte) (r record, err error) {
 func (s *Store) Close() error {
 	s.sealer.stop()
 	return nil
+}
+
+// random fills b.
+func (s *Store) random(b []byte) {
+	if _, err := io.ReadFull(s.opts.Random, b); err != nil {
+		panic(fmt.Sprintf("turnstone: Options.Random failed: %v", err))
+	}
 }
 
 // now is the time that records get: whole nanoseconds, UTC, no monotonic clock.
@@ -303,7 +317,7 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, head.Inca
 		Parent: r.Parent, ForkNode: r.ForkNode, Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
 		Created: now, Updated: now,
 	}
-	rand.Read(about.Incarnation[:])
+	s.random(about.Incarnation[:])
 	inc := about.Incarnation
 	hd := head.Head{Incarnation: inc, Updated: now}
 	var b engine.Batch

@@ -3,6 +3,7 @@ package blob_test
 import (
 	"bytes"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -27,9 +28,14 @@ func open() (*blob.Store, engine.Engine) {
 	return blob.New(e, space, blob.DefaultChunking), e
 }
 
+func uploadID() (id [16]byte) {
+	crand.Read(id[:])
+	return id
+}
+
 // write stores what r delivers, held by an upload of its own.
 func write(s *blob.Store, r io.Reader, size int64) (blob.ID, int64, error) {
-	up := s.NewUpload(time.Unix(1<<40, 0))
+	up := s.NewUpload(uploadID(), time.Unix(1<<40, 0))
 	d, err := up.Write(ctx, r, size)
 	if err != nil {
 		return blob.ID{}, 0, err
@@ -127,7 +133,7 @@ func TestVersionsAreDeltas(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.NewUpload(time.Unix(1<<40, 0)).Put(ctx, d); err != nil {
+		if err := s.NewUpload(uploadID(), time.Unix(1<<40, 0)).Put(ctx, d); err != nil {
 			t.Fatal(err)
 		}
 		depth, known := d.Depth()

@@ -2,7 +2,6 @@ package blob
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -33,11 +32,10 @@ type Upload struct {
 	expires time.Time
 }
 
-// NewUpload returns an upload that may be collected after expires. Nothing is
-// stored before the first Put.
-func (s *Store) NewUpload(expires time.Time) *Upload {
-	u := &Upload{store: s, expires: expires}
-	rand.Read(u.id[:])
+// NewUpload returns an upload of an id that was never used before, and that may
+// be collected after expires. Nothing is stored before the first Put.
+func (s *Store) NewUpload(id [16]byte, expires time.Time) *Upload {
+	u := &Upload{store: s, id: id, expires: expires}
 	u.key = s.space.Upload(u.id, keys.Hash{})
 	u.record = newHold(u.key, Uploading, expires)
 	return u

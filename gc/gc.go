@@ -246,6 +246,19 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 	}
 }
 
+// verdict is err, unless another collector has taken over: then what this one
+// read of the index does not have to agree.
+func (r *run) verdict(ctx context.Context, err error) error {
+	if !isCorrupt(err) {
+		return err
+	}
+	vs, gerr := r.engine.Get(ctx, r.key)
+	if gerr == nil && string(vs[0]) != string(r.record) {
+		return ErrSuperseded
+	}
+	return err
+}
+
 func (r *run) enter(phase string) { r.phase, r.phaseDone = phase, 0 }
 
 func (r *run) step(n int) {
@@ -263,7 +276,7 @@ func (c *Collector) Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = r.collect(ctx)
+	err = r.verdict(ctx, r.collect(ctx))
 	r.Duration = c.now().Sub(r.began)
 	return &r.Report, err
 }
@@ -276,7 +289,7 @@ func (c *Collector) Plan(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = r.collect(ctx)
+	err = r.verdict(ctx, r.collect(ctx))
 	r.Duration = c.now().Sub(r.began)
 	return &r.Report, err
 }

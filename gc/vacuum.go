@@ -32,7 +32,7 @@ func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error
 		return nil, err
 	}
 	v := &vacuum{run: r}
-	err = v.all(ctx)
+	err = r.verdict(ctx, v.all(ctx))
 	if err == nil {
 		r.enter("engine")
 		err = c.engine.Vacuum(ctx)
@@ -155,11 +155,15 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 		}
 	}
 	if life.State == head.Deleted {
-		if c.mark.held == head.Revision(open) {
-			return nil
-		}
+		held := head.Revision(0)
 		if c.holders, err = v.holders(ctx, inc, life); err != nil {
 			return err
+		}
+		for _, h := range c.holders {
+			held = max(held, h.ancestor.Revision)
+		}
+		if c.mark.held > held {
+			return nil // gc has not dropped the edges yet of what nobody holds any more
 		}
 		if len(c.holders) == 0 {
 			return c.remove(ctx)

@@ -1,0 +1,278 @@
+package gc_test
+
+import (
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+var (
+	blobSum     = blob.Sum
+	blobExpired = blob.ErrExpired
+)
+
+// A model says by itself, from the records alone, what must be there: it shares
+// no code with the collector but the encodings.
+type model struct {
+	e     engine.Engine
+	space *keys.Space
+	want  map[keys.Hash]string // blobs that must be there, and why
+	sess  map[head.Incarnation]bool
+}
+
+// reachable checks that everything that must be there is; with exact, also that
+// nothing else is.
+func reachable(e engine.Engine, exact bool) error {
+	space, err := spaceOf(e)
+	if err != nil {
+		return err
+	}
+	m := &model{e: e, space: space, want: map[keys.Hash]string{}, sess: map[head.Incarnation]bool{}}
+	if err := m.each(keys.Head, m.session); err != nil {
+		return err
+	}
+	uploads := map[head.Incarnation]bool{}
+	err = m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
+		h, err := blob.OpenHold(p.Key, p.Value)
+		inc := head.Incarnation(fields[:16])
+		switch h.Kind {
+		case blob.Uploading:
+			uploads[inc] = true
+		case blob.Ticket:
+			m.want[keys.Hash(fields[16:])] = "ticket"
+		case blob.Held:
+			if uploads[inc] {
+				m.want[keys.Hash(fields[16:])] = "upload"
+			} else if exact {
+				return fmt.Errorf("what a finished upload held is there")
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	queue := make([]keys.Hash, 0, len(m.want))
+	for h := range m.want {
+		queue = append(queue, h)
+	}
+	s := blob.New(e, space, blob.DefaultChunking)
+	for len(queue) > 0 {
+		h := queue[0]
+		queue = queue[1:]
+		vs, err := e.Get(ctx, space.Mark(h), space.Blob(h, 0))
+		if err != nil {
+			return err
+		}
+		if vs[0] == nil || vs[1] == nil {
+			return fmt.Errorf("blob %x of %s is gone: mark %v, bytes %v", h[:4], m.want[h], vs[0] != nil, vs[1] != nil)
+		}
+		deps, err := s.Dependencies(ctx, h)
+		if err != nil {
+			return err
+		}
+		for _, d := range deps {
+			if m.want[d] == "" {
+				m.want[d] = fmt.Sprintf("%x, which is of %s", h[:4], m.want[h])
+				queue = append(queue, d)
+			}
+		}
+	}
+	if !exact {
+		return nil
+	}
+	for _, letter := range []byte{keys.Mark, keys.Blob} {
+		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
+			if m.want[keys.Hash(fields)] == "" {
+				return fmt.Errorf("record %q of blob %x is left behind", letter, fields[:4])
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, letter := range []byte{keys.Commit, keys.Pack, keys.Life, keys.Node, keys.Index, keys.Turn, keys.Origin, keys.Bookmark} {
+		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
+			if !m.sess[head.Incarnation(fields)] {
+				return fmt.Errorf("record %q of session %x is left behind", letter, fields[:4])
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, letter := range []byte{keys.Candidate, keys.Detached, keys.Dirty} {
+		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
+			return fmt.Errorf("record %q of %x is left behind", letter, fields[:4])
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func spaceOf(e engine.Engine) (*keys.Space, error) {
+	key := keys.StoreKey("")
+	vs, err := e.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	body, err := codec.Open(key, vs[0], keys.Store)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	var id [16]byte
+	var secret [hash.Size]byte
+	d.Shape(8)
+	d.Uint()
+	d.Fixed(id[:])
+	d.Text()
+	d.Fixed(secret[:])
+	return keys.New("", secret), d.Err()
+}
+
+func (m *model) each(letter byte, f func(engine.Pair, []byte) error) error {
+	for p, err := range m.e.Scan(ctx, m.space.All(letter)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := m.space.Fields(p.Key)
+		if !ok {
+			return fmt.Errorf("key %x", p.Key)
+		}
+		if err := f(p, fields); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// session wants what a session that lives refers to.
+func (m *model) session(p engine.Pair, _ []byte) error {
+	h, err := head.OpenHead(p.Key, p.Value)
+	if err != nil {
+		return err
+	}
+	inc := h.Incarnation
+	m.sess[inc] = true
+	why := fmt.Sprintf("session %x", inc[:4])
+	lifeKey, originKey := m.space.Life(inc), m.space.Origin(inc)
+	vs, err := m.e.Get(ctx, lifeKey, originKey)
+	if err != nil {
+		return err
+	}
+	life, err := head.OpenLife(lifeKey, vs[0])
+	if err != nil {
+		return fmt.Errorf("lifecycle of %s: %w", why, err)
+	}
+	now := map[string]blob.ID{}
+	if vs[1] != nil {
+		o, err := head.OpenOrigin(originKey, vs[1])
+		if err != nil {
+			return err
+		}
+		for _, part := range o.Parts {
+			now[part.Name] = part.Blob
+			m.want[m.space.BlobHash(part.Blob)] = why + " (at its fork)"
+		}
+		if h.Revision > 0 { // only its own revisions can be read
+			for _, part := range o.Parts {
+				if life.Floor > 0 {
+					delete(m.want, m.space.BlobHash(part.Blob))
+				}
+			}
+		}
+		for _, a := range o.Ancestors {
+			m.sess[a.Incarnation] = true
+			if err := m.history(a.Incarnation, a.Revision, why+" (inherited)"); err != nil {
+				return err
+			}
+		}
+	}
+	refs := map[head.Revision]bool{}
+	err = m.each(keys.Ref, func(p engine.Pair, fields []byte) error {
+		r, err := head.OpenRef(p.Key, p.Value)
+		if err == nil && head.Incarnation(fields[:16]) == inc {
+			refs[r.Revision] = true
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, part := range h.Parts {
+		m.want[m.space.BlobHash(part.Blob)] = why + " (now)"
+	}
+	for r := head.Revision(1); r <= h.Revision; r++ {
+		c, err := m.commit(inc, r)
+		if err != nil {
+			return fmt.Errorf("commit %d of %s: %w", r, why, err)
+		}
+		if c.PartsAt == r {
+			next := map[string]blob.ID{}
+			for _, part := range c.Parts {
+				if next[part.Name] = part.Blob; part.Blob.IsZero() {
+					next[part.Name] = now[part.Name]
+				}
+			}
+			now = next
+		}
+		if r >= life.Floor || refs[r] {
+			for _, id := range now {
+				m.want[m.space.BlobHash(id)] = fmt.Sprintf("%s (revision %d)", why, r)
+			}
+		}
+	}
+	return m.history(inc, h.Revision, why)
+}
+
+func (m *model) commit(inc head.Incarnation, r head.Revision) (*head.Commit, error) {
+	key := m.space.Commit(inc, uint64(r))
+	vs, err := m.e.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	c, _, err := head.OpenCommit(key, vs[0])
+	return c, err
+}
+
+// history wants the nodes of a session up to a revision.
+func (m *model) history(inc head.Incarnation, last head.Revision, why string) error {
+	nodes := map[uint64]int{}
+	for seg, err := range graph.Segments(ctx, m.e, m.space, inc, 1, uint64(last)) {
+		if err != nil {
+			return err
+		}
+		for i := range seg.Packs {
+			p := &seg.Packs[i]
+			nodes[p.Revision] += len(p.Nodes)
+			for j := range p.Nodes {
+				for _, id := range p.Nodes[j].Blobs() {
+					if p.Revision <= uint64(last) {
+						m.want[m.space.BlobHash(id)] = why
+					}
+				}
+			}
+		}
+	}
+	for r := head.Revision(1); r <= last; r++ {
+		c, err := m.commit(inc, r)
+		if err != nil {
+			return fmt.Errorf("commit %d of %x, of %s: %w", r, inc[:4], why, err)
+		}
+		if c.Nodes != nodes[uint64(r)] {
+			return fmt.Errorf("%d of %d nodes of commit %d of %x, of %s", nodes[uint64(r)], c.Nodes, r, inc[:4], why)
+		}
+	}
+	return nil
+}
