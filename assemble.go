@@ -185,11 +185,8 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		return err
 	}
 	w.upload.Finish(b)
-	for i, t := range w.tickets {
-		b.Guard(t.Key, t.Value)
-		if i < maxTickets {
-			b.Delete(t.Key)
-		}
+	for _, t := range w.tickets[:min(len(w.tickets), maxTickets)] {
+		b.Delete(t)
 	}
 	s.store.setDirty(b, s.dirtyKey)
 	s.mu.Lock()
@@ -297,7 +294,25 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 			}
 			return err
 		}
+		if err := w.s.notPruned(ctx, id); err != nil {
+			return err
+		}
 	}
 	w.batch.Guard(w.s.lifeKey, raw)
 	return nil
+}
+
+// notPruned fails for a node of a side branch that went with the revisions that
+// led to it. One that a host has tombstoned is a place all the same.
+func (s *Session) notPruned(ctx context.Context, id NodeID) error {
+	key := s.store.space.Tombstone(s.inc, id)
+	vs, err := s.store.engine.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	t, err := head.OpenTombstone(key, vs[0])
+	if err == nil && t.Pruned {
+		return fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, id, s.id)
+	}
+	return codec.Corrupt(err, "tombstone of node %s of session %q", id, s.id)
 }

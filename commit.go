@@ -126,7 +126,7 @@ type writer struct {
 	marks    blob.Marks             // of what the commit may rely on
 	upload   *blob.Upload           // of what is stored ahead of the batch
 	attached map[string][]byte      // entries of attachments by key: nil where the session has none yet
-	tickets  []engine.Pair          // of those that it was granted
+	tickets  [][]byte               // keys of what it was granted by uploads
 
 	built *built
 	batch *engine.Batch
@@ -374,7 +374,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 		own, ticket := vs[2*i], vs[2*i+1]
 		w.attached[string(ks[2*i])] = own
 		if ticket != nil {
-			w.tickets = append(w.tickets, engine.Pair{Key: ks[2*i+1], Value: ticket})
+			w.tickets = append(w.tickets, ks[2*i+1])
 		} else if own == nil {
 			if _, err := w.s.attached(ctx, h.Revision, id); errors.Is(err, ErrBlobNotFound) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, id)

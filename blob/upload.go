@@ -165,11 +165,11 @@ func (u *Upload) stands(ctx context.Context) error {
 	return err
 }
 
-// Finish makes b end the upload, which must still stand: what b refers to holds
-// from then on what the upload held.
+// Finish makes b end the upload: what b refers to holds from then on what the
+// upload held. That the upload still stands needs no guard: b guards the mark of
+// what it refers to, and that is collected before what it is made of.
 func (u *Upload) Finish(b *engine.Batch) {
 	if u.begun {
-		b.Guard(u.key, u.record)
 		b.Delete(u.key)
 	}
 }
@@ -181,11 +181,7 @@ func (u *Upload) Abandon(ctx context.Context) error {
 	}
 	var b engine.Batch
 	u.Finish(&b)
-	err := u.store.engine.Apply(ctx, &b)
-	if errors.Is(err, engine.ErrConflict) { // it ended otherwise
-		return nil
-	}
-	return err
+	return u.store.engine.Apply(ctx, &b)
 }
 
 // Write stores what r delivers, in content-defined chunks that are deduplicated

@@ -338,7 +338,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 			}
 			if w.plan.pruned[n.ID] {
 				pruned++
-				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true}
+				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true, Pruned: true}
 				key := w.space.Tombstone(w.inc, n.ID)
 				b.Set(key, s.Seal(key))
 			}

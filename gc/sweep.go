@@ -104,8 +104,7 @@ func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) 
 				}
 				m.Condemned = true
 				s := suspect{hash: h, mark: m, raw: m.Seal(key)}
-				b.Guard(key, mark)
-				b.Set(key, s.raw)
+				b.Set(key, s.raw) // whatever a commit made of it: recheck sees that commit
 				suspects = append(suspects, s)
 				continue
 			}
@@ -121,7 +120,7 @@ func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) 
 		}
 		err = r.apply(ctx, b)
 		if errors.Is(err, engine.ErrConflict) {
-			continue // a commit relied on one of them: its mark is another now
+			continue // a commit revived one of them: its mark is another now
 		}
 		if err != nil {
 			return nil, err

@@ -1,0 +1,183 @@
+package gc_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A mutant is an engine that leaves something out of what one party does: a rule
+// of the protocol that the party does not keep.
+type mutant struct {
+	name   string
+	party  func(b *engine.Batch) bool // whose batches; nil: all
+	change func(b *engine.Batch)
+	blind  bool // the second witness of what changed, the order of sessions, sees nothing
+	stale  bool // reads of what refers to blobs are as before the first condemnation
+}
+
+func letter(key []byte) byte { return key[4] }
+
+func unguard(b *engine.Batch, drop func(engine.Pair) bool) {
+	b.Guards = slices.DeleteFunc(b.Guards, drop)
+}
+
+// without drops guards on records of a letter.
+func without(l byte) func(*engine.Batch) {
+	return func(b *engine.Batch) { unguard(b, func(p engine.Pair) bool { return letter(p.Key) == l }) }
+}
+
+// marks drops guards on marks of a kind: absent, live or condemned.
+func marks(absent, condemned bool) func(*engine.Batch) {
+	return func(b *engine.Batch) {
+		unguard(b, func(p engine.Pair) bool {
+			if letter(p.Key) != keys.Mark || (p.Value == nil) != absent {
+				return false
+			}
+			m, err := blob.OpenMark(p.Key, p.Value)
+			return absent || err == nil && m.Condemned == condemned
+		})
+	}
+}
+
+func writes(b *engine.Batch, l byte) bool {
+	return slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == l })
+}
+
+func deletes(b *engine.Batch, l byte) bool {
+	return slices.ContainsFunc(b.Deletes, func(k []byte) bool { return letter(k) == l })
+}
+
+// Who writes a batch shows in what it writes.
+func byCollector(b *engine.Batch) bool { return writes(b, keys.Run) }
+func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
+func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
+func byDelete(b *engine.Batch) bool    { return writes(b, keys.Grave) }
+func bySeal(b *engine.Batch) bool      { return writes(b, keys.Index) && !byCollector(b) }
+func byKeep(b *engine.Batch) bool      { return writes(b, keys.Ref) }
+func byStone(b *engine.Batch) bool     { return writes(b, keys.Tombstone) && !byCollector(b) }
+func byPrune(b *engine.Batch) bool {
+	return writes(b, keys.Life) && writes(b, keys.Dirty) && b.Ops() == 2
+}
+func byUpload(b *engine.Batch) bool { return writes(b, keys.Upload) }
+
+func condemns(b *engine.Batch) bool { return byCollector(b) && writes(b, keys.Mark) }
+func sweeps(b *engine.Batch) bool   { return byCollector(b) && deletes(b, keys.Mark) }
+
+var mutants = []mutant{
+	{name: "a commit does not guard the live mark of a blob that it uses again", party: byCommit, change: marks(false, false)},
+	{name: "a commit does not guard the condemned mark that it revives", party: byCommit, change: marks(false, true)},
+	{name: "a commit uses a condemned blob without reviving it", party: byCommit, change: func(b *engine.Batch) {
+		for _, g := range b.Guards {
+			if m, err := blob.OpenMark(g.Key, g.Value); letter(g.Key) == keys.Mark && err == nil && m.Condemned {
+				b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return string(p.Key) == string(g.Key) })
+			}
+		}
+	}},
+	{name: "a new blob does not guard the absence of its mark", party: byCommit, change: marks(true, false)},
+	{name: "a commit leaves no dirty record", party: byCommit, change: func(b *engine.Batch) {
+		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool {
+			return letter(p.Key) == keys.Dirty || letter(p.Key) == keys.Order || letter(p.Key) == keys.Bucket
+		})
+	}},
+	{name: "the collector does not look again", stale: true},
+	{name: "the collector does not guard marks that it deletes", party: sweeps, change: without(keys.Mark)},
+	{name: "the collector does not guard the run record", party: byCollector, change: without(keys.Run)},
+	{name: "the collector does not guard the dirty record that it removes", party: byCollector, change: without(keys.Dirty), blind: true},
+	{name: "the collector does not guard the lifecycle", party: byCollector, change: without(keys.Life)},
+	{name: "the collector does not guard an upload that expires", party: byCollector, change: without(keys.Upload)},
+	{name: "vacuum does not guard the head", party: byCollector, change: without(keys.Head)},
+	{name: "vacuum does not set the lifecycle", party: func(b *engine.Batch) bool { return byCollector(b) && writes(b, keys.Pack) }, change: func(b *engine.Batch) {
+		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Life })
+	}},
+	{name: "an upload does not guard the live mark of what is stored", party: byUpload, change: marks(false, false)},
+	{name: "a fork does not guard the lifecycle of its ancestors", party: byFork, change: without(keys.Life)},
+	{name: "a fork does not say that it is dirty", party: byFork, change: func(b *engine.Batch) {
+		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool {
+			return letter(p.Key) == keys.Dirty || letter(p.Key) == keys.Order || letter(p.Key) == keys.Bucket
+		})
+	}},
+	{name: "a deletion does not guard the lifecycle", party: byDelete, change: without(keys.Life)},
+	{name: "a deletion does not guard the head", party: byDelete, change: without(keys.Head)},
+	{name: "a seal does not guard the lifecycle", party: bySeal, change: without(keys.Life)},
+	{name: "retention does not guard the lifecycle", party: byPrune, change: without(keys.Life)},
+	{name: "keep does not guard the lifecycle", party: byKeep, change: without(keys.Life)},
+	{name: "a tombstone does not guard the lifecycle", party: byStone, change: without(keys.Life)},
+	{name: "a commit that goes on from an older node does not guard the lifecycle", party: byCommit, change: without(keys.Life)},
+}
+
+// mutated is an engine that a mutant works on.
+type mutated struct {
+	engine.Engine
+	m      *mutant
+	frozen engine.Engine // what stale reads see
+}
+
+func (e *mutated) Apply(ctx context.Context, b *engine.Batch) error {
+	c := &engine.Batch{Guards: slices.Clone(b.Guards), Sets: slices.Clone(b.Sets), Deletes: b.Deletes}
+	if e.m.change != nil && (e.m.party == nil || e.m.party(c)) {
+		e.m.change(c)
+	}
+	if e.m.stale && condemns(c) && e.frozen == nil {
+		e.frozen = memory.New()
+		var all engine.Batch
+		for p, err := range e.Engine.Scan(ctx, engine.Range{}) {
+			if err != nil {
+				return err
+			}
+			all.Sets = append(all.Sets, p)
+		}
+		if err := e.frozen.Apply(ctx, &all); err != nil {
+			return err
+		}
+	}
+	return e.Engine.Apply(ctx, c)
+}
+
+func (e *mutated) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	if e.m.blind && len(r.Start) > 4 && letter(r.Start) == keys.Order {
+		return e.Engine.Scan(ctx, engine.Range{Start: []byte{0}, End: []byte{0, 0}})
+	}
+	if e.frozen != nil && len(r.Start) > 4 {
+		switch letter(r.Start) {
+		case keys.Dirty, keys.Order, keys.Upload:
+			return e.frozen.Scan(ctx, r)
+		}
+	}
+	return e.Engine.Scan(ctx, r)
+}
+
+// Obligation 2: leaving out any one rule is found, and the schedule is printed.
+func TestEveryMutantIsFound(t *testing.T) {
+	if testing.Short() || race {
+		t.Skip("explores many schedules")
+	}
+	for i := range mutants {
+		m := &mutants[i]
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			tried := 0
+			for bound := 1; bound <= 2; bound++ {
+				for j := range scenarios {
+					sc := &scenarios[j]
+					x, err := enginetest.Explore(bound, sc.build(t, func(_ string, e engine.Engine) engine.Engine { return &mutated{Engine: e, m: m} }))
+					tried += x.Schedules
+					var failed *enginetest.ScheduleError
+					if errors.As(err, &failed) {
+						t.Logf("found in %q after %d schedules: %v", sc.name, tried, failed.Err)
+						return
+					}
+				}
+			}
+			t.Errorf("%d schedules did not find it", tried)
+		})
+	}
+}
