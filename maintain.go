@@ -2,6 +2,8 @@ package turnstone
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/turnstonedb/turnstone/gc"
 )
@@ -88,4 +90,81 @@ func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 		return nil, err
 	}
 	return s.collector().Vacuum(ctx, run)
+}
+
+// MaintainOptions of Maintain.
+type MaintainOptions struct {
+	// Every is the time between two collections; default a minute.
+	Every time.Duration
+	// VacuumEvery is the time between two vacuums; 0 means none. The first one
+	// comes after this time.
+	VacuumEvery time.Duration
+	// Pace is the part of its time that a collection works; default 0.25.
+	Pace float64
+	// Report, if set, is called after every run, from the goroutine of
+	// maintenance. v is nil after a collection, gc after a vacuum.
+	Report func(gc *GCReport, v *VacuumReport, err error)
+}
+
+// Maintain prunes and collects in the background, and vacuums if asked to, until
+// stop is called or the store is closed; both wait for it to end. What a run
+// could not do the next one does. Without Report, errors go to Options.Logger.
+func (s *Store) Maintain(o MaintainOptions) (stop func()) {
+	if o.Every <= 0 {
+		o.Every = time.Minute
+	}
+	if o.Pace <= 0 || o.Pace > 1 {
+		o.Pace = 0.25
+	}
+	ctx, cancel := context.WithCancel(s.sealer.ctx)
+	done := make(chan struct{})
+	s.background.Go(func() {
+		defer close(done)
+		defer cancel()
+		collect := time.NewTicker(o.Every)
+		defer collect.Stop()
+		var vacuum <-chan time.Time
+		if o.VacuumEvery > 0 {
+			t := time.NewTicker(o.VacuumEvery)
+			defer t.Stop()
+			vacuum = t.C
+		}
+		for {
+			var g *GCReport
+			var v *VacuumReport
+			var err error
+			select {
+			case <-ctx.Done():
+				return
+			case <-collect.C:
+				if _, err = s.Prune(ctx); err == nil {
+					g, err = s.GC(ctx, GCOptions{Pace: o.Pace})
+				}
+			case <-vacuum:
+				v, err = s.Vacuum(ctx, VacuumOptions{Pace: o.Pace})
+			}
+			switch {
+			case ctx.Err() != nil:
+				return
+			case o.Report != nil:
+				o.Report(g, v, err)
+			case err != nil && !errors.Is(err, gc.ErrSuperseded) && s.opts.Logger != nil:
+				s.opts.Logger.Error("turnstone: maintenance", "error", err)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// GC is Store.GC of this session.
+func (s *Session) GC(ctx context.Context) (*GCReport, error) {
+	return s.store.GC(ctx, GCOptions{Session: s.id})
+}
+
+// Vacuum is Store.Vacuum of this session.
+func (s *Session) Vacuum(ctx context.Context) (*VacuumReport, error) {
+	return s.store.Vacuum(ctx, VacuumOptions{Session: s.id})
 }

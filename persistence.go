@@ -31,6 +31,10 @@ type Persistence interface {
 	Commit(ctx context.Context, c Commit) (Result, error)
 	// Tombstone soft-deletes nodes.
 	Tombstone(ctx context.Context, ids ...NodeID) error
+	// GC deletes blobs that this session let go of and nothing refers to.
+	GC(ctx context.Context) (*GCReport, error)
+	// Vacuum removes the content of tombstoned nodes from the store's files.
+	Vacuum(ctx context.Context) (*VacuumReport, error)
 	// PutAttachment stores bytes for a commit to refer to.
 	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error)
 	// ReadAttachment writes an attachment of this session to w.
@@ -48,6 +52,10 @@ type Factory interface {
 	List(ctx context.Context, o ListOptions) (Page, error)
 	// Delete removes a session.
 	Delete(ctx context.Context, id string, policy ChildPolicy) error
+	// GC deletes the blobs that nothing refers to any more.
+	GC(ctx context.Context, o GCOptions) (*GCReport, error)
+	// Vacuum removes what is detached, and gives the space back.
+	Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error)
 }
 
 var (

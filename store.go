@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
@@ -69,6 +70,8 @@ type Store struct {
 	record record
 	bases  *bases
 	sealer *sealer
+
+	background sync.WaitGroup // of Maintain
 }
 
 // A record is the store record: what is fixed when a namespace is created.
@@ -207,6 +210,7 @@ func openRecord(key, value []byte) (r record, err error) {
 // open, and so handles go on working until it is closed.
 func (s *Store) Close() error {
 	s.sealer.stop()
+	s.background.Wait()
 	return nil
 }
 

@@ -54,7 +54,8 @@ func (s *Session) tombstones(ctx context.Context) (tombstones, error) {
 //
 // A tombstoned node is still a place: a commit may go on from it, rewind to it,
 // and fork at it. Its event key stays taken, and its attachments can be read by
-// their ids. Its payload stays in the store's files: nothing removes it yet.
+// their ids. Vacuum removes payload and attachments once every session that shows
+// the node has tombstoned it or is gone.
 func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 	if len(ids) > MaxNodes {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}

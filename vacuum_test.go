@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -379,5 +380,90 @@ func TestSideBranchesArePruned(t *testing.T) {
 	healthy(t, st)
 	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
 		t.Errorf("full: %+v", r)
+	}
+}
+
+func TestEraseSaysWhatIsLeft(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []turnstone.NodeID) {
+		t.Helper()
+		s, _, err := st.Create(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c turnstone.Commit
+		for _, p := range payloads {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: p})
+		}
+		res, err := s.Commit(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, res.Nodes
+	}
+	secret, shared := noise(200, 1), noise(9000, 2)
+	p, ids := make(turnstone.Request{ID: "p"}, secret, shared)
+	f, _ := make(turnstone.Request{ID: "f", Parent: "p"}, []byte("x"))
+	make(turnstone.Request{ID: "other"}, shared)
+	r, err := p.Erase(ctx, nil, ids...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(r.HeldBy, []string{"f"}) || r.Vacuum.Nodes != 0 || r.Shared != 1 || !holds(t, e, secret[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = f.Erase(ctx, nil, ids...); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.HeldBy) != 0 || r.Vacuum.Nodes != 2 || !slices.Equal(r.SharedBy, []string{"other"}) || holds(t, e, secret[:64]) || !holds(t, e, shared[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = st.Erase(ctx, "p", turnstone.KeepChildren, nil); err != nil || !slices.Equal(r.HeldBy, []string{"f"}) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, nil); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if _, err := st.Erase(ctx, "other", turnstone.KeepChildren, nil); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	healthy(t, st)
+}
+
+func TestMaintain(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, &turnstone.Options{Retention: 1})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reports := make(chan error, 100)
+	stop := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *turnstone.GCReport, v *turnstone.VacuumReport, err error) {
+		select {
+		case reports <- err:
+		default:
+		}
+	}})
+	for i := range 20 {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": noise(6000, uint64(i))}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-reports; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		<-reports
+	}
+	stop()
+	stop()
+	if n := letters(t, e)[keys.Mark]; n != 1 {
+		t.Errorf("%d blobs", n)
+	}
+	healthy(t, st)
+	st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond})
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -133,7 +133,7 @@ type party struct {
 type lazy struct{ engine.Engine }
 
 // preemptions is how far TestEverySchedule goes; .ci/run asks for 3.
-var preemptions = flag.Int("preemptions", 2, "explore schedules with at most so many preemptions")
+var preemptions = flag.Int("preemptions", 1, "explore schedules with at most so many preemptions")
 
 func both(errs ...error) error { return errors.Join(errs...) }
 
@@ -575,9 +575,6 @@ func TestEverySchedule(t *testing.T) {
 		sc := &scenarios[i]
 		t.Run(sc.name, func(t *testing.T) {
 			bound := *preemptions
-			if testing.Short() || race {
-				bound = 1
-			}
 			start := time.Now()
 			x, err := enginetest.Explore(bound, sc.build(t, nil))
 			if err != nil {
@@ -588,4 +585,73 @@ func TestEverySchedule(t *testing.T) {
 		})
 	}
 	t.Logf("%d schedules, %d steps", all.Schedules, all.Steps)
+}
+
+// Obligation 3: the parties of every scenario, one after the other, cut off at
+// every call of the engine: afterwards all is well, and nothing is left behind.
+func TestCutAtEveryStep(t *testing.T) {
+	cuts := 0
+	for i := range scenarios {
+		sc := &scenarios[i]
+		t.Run(sc.name, func(t *testing.T) {
+			build := sc.build(t, nil)
+			for n, crashed := 1, true; crashed; n++ {
+				for _, applied := range []bool{false, true} {
+					run, err := build()
+					if err != nil {
+						t.Fatal(err)
+					}
+					crashed = false
+					f := &enginetest.Faulty{Engine: run.Engine, Plan: func(c enginetest.Call) enginetest.Fault {
+						crashed = crashed || c.N == n
+						return enginetest.Fault{Crash: c.N == n, Applied: applied}
+					}}
+					for _, a := range run.Actors {
+						if err := a.Run(f); err != nil && !errors.Is(err, engine.ErrClosed) {
+							t.Fatalf("cut at call %d: %s: %v", n, a.Name, err)
+						}
+					}
+					cuts++
+					if err := both(reachable(run.Engine, false), run.End()); err != nil {
+						t.Fatalf("cut at call %d, applied %v: %v", n, applied, err)
+					}
+				}
+			}
+		})
+	}
+	t.Logf("%d cuts", cuts)
+}
+
+// The outcome of an Apply is not known, whether it took effect at once, later or
+// not at all.
+func TestUnknownOutcomes(t *testing.T) {
+	for i := range scenarios {
+		sc := &scenarios[i]
+		t.Run(sc.name, func(t *testing.T) {
+			build := sc.build(t, nil)
+			for n, hit := 1, true; hit; n++ {
+				for _, fault := range []enginetest.Fault{{Err: engine.ErrUnknown}, {Err: engine.ErrUnknown, Applied: true}, {Err: engine.ErrUnknown, Late: true}} {
+					run, err := build()
+					if err != nil {
+						t.Fatal(err)
+					}
+					hit = false
+					f := &enginetest.Faulty{Engine: run.Engine, Plan: func(c enginetest.Call) enginetest.Fault {
+						if hit = hit || c.Apply == n; c.Apply == n {
+							return fault
+						}
+						return enginetest.Fault{}
+					}}
+					for _, a := range run.Actors {
+						if err := a.Run(f); err != nil {
+							t.Fatalf("%+v at apply %d: %s: %v", fault, n, a.Name, err)
+						}
+					}
+					if err := both(reachable(run.Engine, false), run.End()); err != nil {
+						t.Fatalf("%+v at apply %d: %v", fault, n, err)
+					}
+				}
+			}
+		})
+	}
 }
