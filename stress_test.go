@@ -1,18 +1,25 @@
 package turnstone_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Writers, readers, forks, tombstones, deletes, seals and lists all at once; the
-// store is compared with what each writer knows of its own sessions.
+// Writers, readers, forks, tombstones, deletes, uploads, retention, seals, lists,
+// collections and vacuums all at once; the store is compared with what each
+// writer knows of its own sessions. Afterwards nothing dead is kept.
 func TestStress(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -25,7 +32,7 @@ func TestStress(t *testing.T) {
 				}
 				defer e.Close()
 			}
-			st := openStore(t, e, &turnstone.Options{SealBytes: 3000})
+			st := openStore(t, e, &turnstone.Options{SealBytes: 3000, Retention: 5, UploadTTL: time.Nanosecond})
 			stop := make(chan struct{})
 			var background, writers sync.WaitGroup
 			loop := func(f func() error) {
@@ -45,7 +52,21 @@ func TestStress(t *testing.T) {
 			}
 			loop(func() error { return st.Seal(ctx) })
 			loop(func() error { _, err := st.List(ctx, turnstone.ListOptions{Limit: 7}); return err })
-			loop(func() error { return e.Vacuum(ctx) })
+			superseded := func(err error) error {
+				if errors.Is(err, gc.ErrSuperseded) {
+					return nil
+				}
+				return err
+			}
+			loop(func() error { _, err := st.GC(ctx, turnstone.GCOptions{Pace: 0.5}); return superseded(err) })
+			loop(func() error {
+				if _, err := st.Prune(ctx); err != nil {
+					return err
+				}
+				_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+				time.Sleep(10 * time.Millisecond)
+				return superseded(err)
+			})
 			loop(func() error {
 				v, err := st.Verify(ctx, nil)
 				if err == nil && !v.OK() {
@@ -64,6 +85,24 @@ func TestStress(t *testing.T) {
 			close(stop)
 			background.Wait()
 			verify(t, st)
+			for range 2 {
+				if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if r, err := st.GC(ctx, turnstone.GCOptions{Full: true}); err != nil || r.Deleted > 0 || r.Repaired {
+				t.Errorf("full: %+v, %v", r, err)
+			}
+			v, err := st.Verify(ctx, nil)
+			if err != nil || !v.OK() || v.Unreferenced > 0 || v.Condemned > 0 {
+				t.Errorf("%+v, %v", v, err)
+			}
+			n := letters(t, e)
+			for _, letter := range []byte{keys.Upload, keys.Candidate, keys.Detached, keys.Dirty} {
+				if n[letter] > 0 {
+					t.Errorf("%d records %q are left", n[letter], letter)
+				}
+			}
 		})
 	}
 }
@@ -80,7 +119,7 @@ func writer(st *turnstone.Store, w int) error {
 	for i := range 60 {
 		text := fmt.Sprint(w, "/", i)
 		_, err := s.Commit(ctx, turnstone.Commit{
-			Expected: turnstone.Revision(i), Turn: text, Checkpoint: map[string][]byte{"p": append([]byte(text), shared...)},
+			Expected: turnstone.AnyRevision, Turn: text, Checkpoint: map[string][]byte{"p": append([]byte(text), shared...)},
 			Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte(text)}, {Kind: "k", Payload: shared}},
 		})
 		if err != nil {
@@ -121,6 +160,30 @@ func writer(st *turnstone.Store, w int) error {
 				return err
 			}
 			want = want[:len(want)-1]
+		case 4:
+			content := random(300<<10, byte(i))
+			a, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
+			if errors.Is(err, blob.ErrExpired) || errors.Is(err, blob.ErrNotFound) {
+				break // uploads expire at once here
+			}
+			if err != nil {
+				return err
+			}
+			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: shared, Attachments: []turnstone.Attachment{a}}}})
+			if errors.Is(err, turnstone.ErrUploadExpired) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			var got bytes.Buffer
+			if _, err := s.ReadAttachment(ctx, &got, a.ID); err != nil || !bytes.Equal(got.Bytes(), content) {
+				return fmt.Errorf("attachment of %s: %w", id, err)
+			}
+		case 5:
+			if parts, err := s.Checkpoint(ctx, 0); err != nil || !bytes.HasPrefix(parts["p"], []byte(text)) {
+				return fmt.Errorf("checkpoint of %s: %w", id, err)
+			}
 		case 3:
 			if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: text}); err != nil {
 				return err
