@@ -3,6 +3,7 @@ package blob
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -89,17 +90,20 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 		return r, codec.Corrupt(err, "blob %s", id)
 	}
 	h := s.space.BlobHash(id)
-	ks := make([][]byte, n-1)
+	ks := make([][]byte, n)
 	for i := range ks {
-		ks[i] = s.space.Blob(h, i+1)
+		ks[i] = s.space.Blob(h, i)
 	}
 	vs, err := s.engine.Get(ctx, ks...)
 	if err != nil {
 		return record{}, err
 	}
+	if !bytes.Equal(vs[0], value) { // stored anew meanwhile
+		return s.record(ctx, id, key, vs[0])
+	}
 	r.data = bytes.Clone(r.data)
-	for i, v := range vs {
-		more, err := codec.Open(ks[i], v, keys.Blob)
+	for i, v := range vs[1:] {
+		more, err := codec.Open(ks[i+1], v, keys.Blob)
 		if err != nil {
 			return record{}, codec.Corrupt(fmt.Errorf("part %d: %w", i+1, err), "blob %s", id)
 		}
@@ -108,21 +112,47 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 	return r, nil
 }
 
-// content expands r and verifies it. depth counts the lists above it.
+// content expands r and verifies it. depth counts the lists above it. A
+// collector may store what it reads anew meanwhile, relative to nothing, and then
+// remove what it was relative to: what fails is damage only if reading it again
+// finds the same.
 func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error) {
+	content, read, err := s.expand(ctx, r, depth)
+	for {
+		var damage *codec.CorruptError
+		if err == nil || !errors.As(err, &damage) {
+			return content, err
+		}
+		before := read
+		recs, rerr := s.records(ctx, []ID{r.id})
+		if rerr != nil {
+			return nil, rerr
+		}
+		if content, read, err = s.expand(ctx, recs[0], depth); read == before {
+			return content, err
+		}
+	}
+}
+
+// expand is one attempt of content. It returns a digest of the representations
+// that it read, too.
+func (s *Store) expand(ctx context.Context, r record, depth int) (content []byte, read [hash.Size]byte, err error) {
 	// Down the chain of deltas to what stands by itself, and up again.
 	chain := []record{r}
+	sum := hash.Blob.New()
+	defer func() { read = sum.Sum() }()
+	sum.Write(r.data)
 	for top := r; top.form == delta; top = chain[len(chain)-1] {
 		if len(chain) > maxDepth {
-			return nil, codec.Corrupt(fmt.Errorf("%w: chain of more than %d deltas", codec.ErrMalformed, maxDepth), "blob %s", r.id)
+			return nil, read, codec.Corrupt(fmt.Errorf("%w: chain of more than %d deltas", codec.ErrMalformed, maxDepth), "blob %s", r.id)
 		}
 		next, err := s.records(ctx, []ID{top.base})
 		if err != nil {
-			return nil, err
+			return nil, read, err
 		}
+		sum.Write(next[0].data)
 		chain = append(chain, next[0])
 	}
-	var content []byte
 	for i := len(chain) - 1; i >= 0; i-- {
 		c := chain[i]
 		var err error
@@ -130,7 +160,7 @@ func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error
 			err = fmt.Errorf("%w: base of %d bytes", codec.ErrMalformed, c.size)
 		} else if c.form == list {
 			if content, err = s.join(ctx, c, depth); err != nil {
-				return nil, err // it says what is damaged, or that reading failed
+				return nil, read, err // it says what is damaged, or that reading failed
 			}
 		} else {
 			content, err = codec.Decompress(c.data, content, int(c.size))
@@ -143,10 +173,10 @@ func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error
 			err = codec.ErrHash
 		}
 		if err != nil {
-			return nil, codec.Corrupt(err, "blob %s", c.id)
+			return nil, read, codec.Corrupt(err, "blob %s", c.id)
 		}
 	}
-	return content, nil
+	return content, read, nil
 }
 
 func (s *Store) join(ctx context.Context, r record, depth int) ([]byte, error) {

@@ -11,24 +11,26 @@ import (
 // rebaseBytes is the largest representation that Rebase makes: it fits a batch.
 const rebaseBytes = 1 << 20
 
-// Rebase makes b store the blob that h stands for by itself, if it is a delta:
-// guarded on its mark and on the bytes that store it now. It reports whether it
-// did: what does not fit a batch stays a delta.
-func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash) (done bool, err error) {
+// Rebase makes b store the blob that h stands for by itself, compressed as far as
+// it goes: a delta if deltas is set, else one that is stored by itself already
+// and was compressed on a commit's path. It is guarded on its mark and on the
+// bytes that store it now. It reports whether it did: what does not fit a batch
+// stays as it is.
+func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash, deltas bool) (done bool, err error) {
 	markKey, firstKey := s.space.Mark(h), s.space.Blob(h, 0)
 	vs, err := s.engine.Get(ctx, markKey, firstKey)
-	if err != nil {
+	if err != nil || vs[0] == nil {
 		return false, err
 	}
 	mark, err := OpenMark(markKey, vs[0])
 	if err != nil {
 		return false, codec.Corrupt(err, "mark of the blob at %x", h)
 	}
-	if !mark.Depends || mark.Condemned {
+	if mark.Condemned || mark.Packed || mark.Depends != deltas {
 		return false, nil
 	}
 	r, err := s.first(ctx, h)
-	if err != nil || r.form != delta {
+	if err != nil || r.form == list {
 		return false, err
 	}
 	content, err := s.Read(ctx, r.id)
@@ -48,6 +50,8 @@ func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash) (done 
 	for i := len(ks); i < mark.Parts; i++ {
 		b.Delete(s.space.Blob(h, i))
 	}
-	b.Set(markKey, alone.mark(values).Seal(markKey))
+	next := alone.mark(values)
+	next.Packed = true
+	b.Set(markKey, next.Seal(markKey))
 	return true, nil
 }

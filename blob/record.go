@@ -117,6 +117,7 @@ func (r *record) values(space *keys.Space, h keys.Hash) (ks, vs [][]byte) {
 type Mark struct {
 	Condemned bool
 	Depends   bool  // on other blobs: a delta or a list
+	Packed    bool  // whole, and compressed as far as it goes
 	Parts     int   // values that hold it
 	Bytes     int64 // length of the values
 }
@@ -130,8 +131,11 @@ func (m Mark) Seal(key []byte) []byte {
 	if m.Condemned {
 		b[0] = 'c'
 	}
-	if m.Depends {
+	switch {
+	case m.Depends:
 		b[1] = 'd'
+	case m.Packed:
+		b[1] = 'p'
 	}
 	b = binary.BigEndian.AppendUint32(b, uint32(m.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
@@ -144,10 +148,10 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 	if err != nil {
 		return m, err
 	}
-	if len(b) != markSize || b[0] != 'l' && b[0] != 'c' || b[1] != 'w' && b[1] != 'd' {
+	if len(b) != markSize || b[0] != 'l' && b[0] != 'c' || b[1] != 'w' && b[1] != 'd' && b[1] != 'p' {
 		return m, fmt.Errorf("%w: mark", codec.ErrMalformed)
 	}
-	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Parts: int(b[2]) + 1, Bytes: int64(binary.BigEndian.Uint32(b[3:]))}, nil
+	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Packed: b[1] == 'p', Parts: int(b[2]) + 1, Bytes: int64(binary.BigEndian.Uint32(b[3:]))}, nil
 }
 
 // mark returns the mark of r, which values store.

@@ -18,7 +18,7 @@ import (
 // A bookmark says how far the index follows a session.
 type bookmark struct {
 	revision head.Revision // commits up to here are in the index
-	commit   head.CommitID // of the last of them
+	commit   head.CommitID // of the last of them; not stored: the record says it
 	floor    head.Revision // edges of revisions below were looked at
 	refs     uint64        // digest of the kept revisions by which they were
 	held     head.Revision // of a deleted session: edges of later revisions are gone; open for one that lives
@@ -33,9 +33,8 @@ type part struct {
 
 func (m *bookmark) seal(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(7)
+	e.Array(6)
 	e.Uint(uint64(m.revision))
-	e.ID(m.commit)
 	e.Uint(uint64(m.floor))
 	e.Uint(m.refs)
 	e.Uint(uint64(m.held))
@@ -55,8 +54,8 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 		return m, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(7)
-	m.revision, m.commit, m.floor = head.Revision(d.Uint()), d.ID(), head.Revision(d.Uint())
+	d.Shape(6)
+	m.revision, m.floor = head.Revision(d.Uint()), head.Revision(d.Uint())
 	m.refs, m.held, m.cleaned = d.Uint(), head.Revision(d.Uint()), head.Revision(d.Uint())
 	m.parts = make([]part, d.Array(head.MaxParts))
 	for i := range m.parts {
@@ -267,13 +266,13 @@ const window = 256
 
 // index adds the edges of the commits past the bookmark, and moves it.
 func (r *run) index(ctx context.Context, v *view) error {
-	if !v.known {
+	if v.mark.revision == 0 {
 		origin, err := r.origin(ctx, v.inc)
 		if err != nil {
 			return err
 		}
 		v.mark.commit = head.Genesis(v.inc, origin)
-		if origin != nil {
+		if origin != nil && !v.known {
 			var found uses
 			for _, p := range origin.Parts {
 				h := r.space.BlobHash(p.Blob)
@@ -287,13 +286,23 @@ func (r *run) index(ctx context.Context, v *view) error {
 	}
 	if v.mark.revision < v.target {
 		r.Sessions++
+		if v.mark.commit == (head.CommitID{}) {
+			key := r.space.Commit(v.inc, uint64(v.mark.revision))
+			vs, err := r.get(ctx, key)
+			if err != nil {
+				return err
+			}
+			if _, v.mark.commit, err = head.OpenCommit(key, vs[0]); err != nil {
+				return codec.Corrupt(err, "commit %d of incarnation %x", v.mark.revision, v.inc)
+			}
+		}
 	}
 	for v.mark.revision < v.target {
 		if err := r.window(ctx, v, min(v.target, v.mark.revision+window)); err != nil {
 			return err
 		}
 	}
-	if v.commit != (head.CommitID{}) && v.mark.commit != v.commit {
+	if v.commit != (head.CommitID{}) && v.mark.commit != v.commit && v.mark.commit != (head.CommitID{}) {
 		return codec.Corrupt(codec.ErrHash, "commit %d of incarnation %x: it is not the head's", v.target, v.inc)
 	}
 	return nil

@@ -18,6 +18,7 @@ type VacuumReport struct {
 	Nodes   int // whose content was removed: tombstoned or pruned ones, and those of deleted sessions
 	Records int // records of deleted sessions
 	Removed int // deleted sessions of which nothing is left
+	Packed  int // blobs compressed further than a commit has the time for
 	Rebased int // blobs stored anew, without the unreferenced one that they were a delta of
 }
 
@@ -78,6 +79,10 @@ func (v *vacuum) all(ctx context.Context) error {
 	}
 	if v.Session == nil {
 		if err := v.rebase(ctx); err != nil {
+			return err
+		}
+		v.enter("blobs")
+		if err := v.pack(ctx); err != nil {
 			return err
 		}
 	}
@@ -268,7 +273,7 @@ func (c *cleaning) remove(ctx context.Context) error {
 		b.Delete(p.Key)
 		if b.Ops() >= batchOps {
 			n := b.Ops()
-			if err := c.apply(ctx, b, func(l *head.Life) { l.Forks -= uint32(n) }); err != nil {
+			if err := c.apply(ctx, b, func(l *head.Life) { l.Forks -= uint64(n) }); err != nil {
 				return err
 			}
 			c.out.Records += n

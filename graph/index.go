@@ -14,7 +14,7 @@ import (
 // reads the records of the session, 6 bytes a node; two nodes of a million in
 // one session share a prefix with a probability of 0.2 %, and then both are
 // read.
-const prefixBytes = 6
+const prefixBytes = 4
 
 // SealIndex returns the record that says which nodes packs have, which are the
 // segment of inc that ends with the last of them.

@@ -114,22 +114,22 @@ type Life struct {
 	Epoch     uint64   // +1 at every write
 	Sealed    Revision // up to here packs are in full segments
 	SealedRaw uint64   // Head.Raw at that revision
-	Forks     uint32   // how many hold this history: a second witness of their entries
-	Refs      uint32   // how many revisions are kept by name: likewise
+	Forks     uint64   // how many hold this history: a second witness of their entries
+	Refs      uint64   // how many revisions are kept by name: likewise
 }
-
-const lifeSize = 16 + 1 + 4*8 + 2*4
 
 // Seal returns l's record for key.
 func (l *Life) Seal(key []byte) []byte {
-	b := append(make([]byte, 0, lifeSize), l.Session[:]...)
+	b := append(make([]byte, 0, 64), l.Session[:]...)
 	b = append(b, byte(l.State))
-	for _, n := range []uint64{uint64(l.Floor), l.Epoch, uint64(l.Sealed), l.SealedRaw} {
-		b = binary.BigEndian.AppendUint64(b, n)
+	for _, n := range l.numbers() {
+		b = binary.AppendUvarint(b, *n)
 	}
-	b = binary.BigEndian.AppendUint32(b, l.Forks)
-	b = binary.BigEndian.AppendUint32(b, l.Refs)
 	return codec.Seal(key, keys.Life, b)
+}
+
+func (l *Life) numbers() []*uint64 {
+	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedRaw, &l.Forks, &l.Refs}
 }
 
 // OpenLife decodes the record of key.
@@ -138,14 +138,22 @@ func OpenLife(key, value []byte) (*Life, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(b) != lifeSize || State(b[16]) != Live && State(b[16]) != Deleted {
+	if len(b) < 17 || State(b[16]) != Live && State(b[16]) != Deleted {
 		return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
 	}
 	l := &Life{State: State(b[16])}
 	copy(l.Session[:], b)
-	u := func(i int) uint64 { return binary.BigEndian.Uint64(b[17+8*i:]) }
-	l.Floor, l.Epoch, l.Sealed, l.SealedRaw = Revision(u(0)), u(1), Revision(u(2)), u(3)
-	l.Forks, l.Refs = binary.BigEndian.Uint32(b[49:]), binary.BigEndian.Uint32(b[53:])
+	b = b[17:]
+	for _, n := range l.numbers() {
+		v, size := binary.Uvarint(b)
+		if size <= 0 {
+			return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
+		}
+		*n, b = v, b[size:]
+	}
+	if len(b) > 0 {
+		return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
+	}
 	return l, nil
 }
 
@@ -268,7 +276,7 @@ func Refs(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnati
 		}
 		out = append(out, *r)
 	}
-	if len(out) != int(life.Refs) {
+	if uint64(len(out)) != life.Refs {
 		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", codec.ErrMissing, len(out), life.Refs), "kept revisions of incarnation %x", inc)
 	}
 	return out, nil

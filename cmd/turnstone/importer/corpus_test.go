@@ -361,8 +361,8 @@ func TestGrowingPrompts(t *testing.T) {
 	}
 }
 
-// The corpus without its two image files, sealed, vacuumed and closed, is at
-// least three times smaller on disk than its payloads.
+// The corpus without its two image files, vacuumed and closed, is at least 3.5
+// times smaller on disk than its payloads.
 func TestCorpusOnDisk(t *testing.T) {
 	dir := corpus(t)
 	var convs []importer.Conversation
@@ -383,7 +383,7 @@ func TestCorpusOnDisk(t *testing.T) {
 	}
 	st := openStore(t, e)
 	load(t, st, convs, importer.Options{}, importer.Imported)
-	if err := errors.Join(st.Seal(ctx), e.Vacuum(ctx)); err != nil {
+	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	verify(t, st)
@@ -406,7 +406,7 @@ func TestCorpusOnDisk(t *testing.T) {
 	}
 	ratio := float64(raw) / float64(disk)
 	t.Logf("%d bytes of payloads take %d on disk: %.2f times smaller", raw, disk, ratio)
-	if ratio < 3 {
-		t.Errorf("%.2f times smaller, want 3", ratio)
+	if ratio < 3.5 {
+		t.Errorf("%.2f times smaller, want 3.5", ratio)
 	}
 }
