@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -465,5 +467,120 @@ func TestMaintain(t *testing.T) {
 	st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond})
 	if err := st.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// allocated is what the files below dir take on disk.
+func allocated(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			n += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// G5: half of many sessions with a checkpoint every turn are deleted; after gc
+// and vacuum the store takes about what one that never had them does.
+func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
+	sessions, turns := 2000, 5
+	if testing.Short() || race {
+		sessions = 200
+	}
+	for name, open := range map[string]func(dir string) (engine.Engine, error){
+		"badger": func(dir string) (engine.Engine, error) {
+			return badger.Open(dir, &badger.Options{Durability: badger.Process})
+		},
+		"pebble": func(dir string) (engine.Engine, error) {
+			return pebble.Open(dir, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			marker := func(i, turn int) []byte { return noise(120, uint64(1_000_000+100*i+turn)) }
+			fill := func(st *turnstone.Store, want func(i int) bool) {
+				var wg sync.WaitGroup
+				for g := range 8 {
+					wg.Go(func() {
+						for i := g; i < sessions; i += 8 {
+							if !want(i) {
+								continue
+							}
+							s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i)})
+							state := noise(3000, uint64(i))
+							for turn := 0; turn < turns && err == nil; turn++ {
+								copy(state[100*turn:], marker(i, turn))
+								_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(turn), Nodes: []turnstone.NewNode{
+									{Kind: "user", Payload: fmt.Appendf(nil, "turn %d of session %d", turn, i)},
+									{Kind: "assistant", Payload: bytes.Repeat([]byte("some text that repeats itself; "), 10)},
+								}, Checkpoint: map[string][]byte{"state": state}})
+							}
+							if err != nil {
+								t.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+			}
+			even := func(i int) bool { return i%2 == 0 }
+			size := func(what string, work func(st *turnstone.Store, dir string)) int64 {
+				dir := t.TempDir() + "/store"
+				e, err := open(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				st := openStore(t, e, nil)
+				work(st, dir)
+				if err := errors.Join(st.Close(), e.Close()); err != nil {
+					t.Fatal(err)
+				}
+				n := allocated(t, dir)
+				t.Logf("%s: %d bytes", what, n)
+				return n
+			}
+			fresh := size("the other half alone", func(st *turnstone.Store, _ string) {
+				fill(st, even)
+				vacuum(t, st)
+			})
+			half := size("after deleting half", func(st *turnstone.Store, dir string) {
+				fill(st, func(int) bool { return true })
+				collect(t, st, turnstone.GCOptions{})
+				t.Logf("before: %d bytes", allocated(t, dir))
+				for i := range sessions {
+					if !even(i) {
+						if err := st.Delete(ctx, fmt.Sprint("s", i), turnstone.KeepChildren); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				collect(t, st, turnstone.GCOptions{})
+				if r := vacuum(t, st); r.Removed != sessions/2 {
+					t.Errorf("%+v", r)
+				}
+				healthy(t, st)
+				for i := 1; i < sessions; i += sessions / 20 {
+					for turn := range turns {
+						if inFiles(t, dir, marker(i|1, turn)[:40]) {
+							t.Fatalf("bytes of session %d are there", i|1)
+						}
+					}
+				}
+			})
+			if ratio := float64(half) / float64(fresh); ratio > 1.15 {
+				t.Errorf("%.3f times the size of a fresh store", ratio)
+			} else {
+				t.Logf("%.3f times the size of a fresh store", ratio)
+			}
+		})
 	}
 }

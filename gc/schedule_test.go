@@ -366,6 +366,34 @@ var scenarios = []scenario{
 		},
 	},
 	{
+		name: "a checkpoint is read while vacuum takes its base away", keep: 1,
+		before: func(w *world) error {
+			_, err := w.create(turnstone.Request{ID: "a"})
+			for i := range 3 {
+				err = both(err, w.commit("a", saves(version(i))))
+			}
+			if err == nil {
+				_, err = w.Prune(ctx)
+			}
+			return both(err, w.Seal(ctx), collect(w))
+		},
+		actors: []party{
+			{"read", func(w *world) error {
+				s, err := w.Session(ctx, "a")
+				if err != nil {
+					return err
+				}
+				parts, err := s.Checkpoint(ctx, 0)
+				if err == nil && !bytes.Equal(parts["p"], version(2)) && !bytes.Equal(parts["p"], version(1)) {
+					err = errors.New("the checkpoint is another")
+				}
+				return err
+			}},
+			{"vacuum", vacuum},
+			{"commit", func(w *world) error { return w.commit("a", saves(version(1))) }},
+		},
+	},
+	{
 		name: "seal, load, tombstone and delete",
 		before: func(w *world) error {
 			_, err := w.create(turnstone.Request{ID: "a"})

@@ -104,23 +104,81 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 			return err
 		}
 	}
-	const skew = uint64(time.Minute) // between the clocks of hosts
+	if err := flush(); err != nil {
+		return err
+	}
+	var entries []entry
 	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Order)) {
 		if err != nil {
 			return err
 		}
 		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(fmt.Errorf("%w: key", codec.ErrMalformed), "order of sessions at key %x", p.Key)
+		body, err := codec.Open(p.Key, p.Value, keys.Order)
+		if err == nil && (!ok || len(body) != 16) {
+			err = codec.ErrMalformed
 		}
-		if ^binary.BigEndian.Uint64(fields)+skew < since {
+		if err != nil {
+			return codec.Corrupt(err, "order of sessions at key %x", p.Key)
+		}
+		if ^binary.BigEndian.Uint64(fields)+uint64(skew) < since {
 			break
 		}
-		if err := add(head.Incarnation(fields[8:])); err != nil {
+		inc := head.Incarnation(fields[8:])
+		if seen[inc] {
+			continue
+		}
+		if entries = append(entries, entry{inc, keys.Hash(body)}); len(entries) == 500 {
+			if err := r.behind(ctx, entries, add); err != nil {
+				return err
+			}
+			entries = entries[:0]
+		}
+	}
+	if err := r.behind(ctx, entries, add); err != nil {
+		return err
+	}
+	return flush()
+}
+
+// skew is by how much the clocks of hosts may differ, and the order of sessions
+// lag, for it to be a witness of what changed.
+const skew = 5 * time.Second
+
+// An entry is one of the order of sessions.
+type entry struct {
+	inc     head.Incarnation
+	session keys.Hash
+}
+
+// behind calls add for the sessions that the index does not follow to their
+// heads.
+func (r *run) behind(ctx context.Context, entries []entry, add func(head.Incarnation) error) error {
+	ks := make([][]byte, 0, 2*len(entries))
+	for _, e := range entries {
+		ks = append(ks, r.space.Head(e.session), r.space.Bookmark(e.inc))
+	}
+	vs, err := r.get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, e := range entries {
+		h, herr := head.OpenHead(ks[2*i], vs[2*i])
+		at := head.Revision(0)
+		if vs[2*i+1] != nil {
+			m, err := openBookmark(ks[2*i+1], vs[2*i+1])
+			if err != nil {
+				return codec.Corrupt(err, "bookmark of incarnation %x", e.inc)
+			}
+			at = m.revision
+		}
+		if herr == nil && h.Incarnation == e.inc && h.Revision == at {
+			continue
+		}
+		if err := add(e.inc); err != nil {
 			return err
 		}
 	}
-	return flush()
+	return nil
 }
 
 // A view is what stands of a session, from one moment.

@@ -1,0 +1,5 @@
+//go:build race
+
+package turnstone_test
+
+const race = true
