@@ -13,16 +13,16 @@ import (
 
 // An Erasure is the receipt of Erase.
 type Erasure struct {
-	Vacuum *VacuumReport
+	Vacuum *VacuumReport `json:"vacuum"`
 	// HeldBy are the sessions that still show what was to be erased: attached
 	// forks, and for a node the session that they forked from. It goes when the
 	// last of them is erased, or tombstones it.
-	HeldBy []string
+	HeldBy []string `json:"heldBy"`
 	// Shared are payloads, attachments and checkpoint parts that are left because
 	// equal bytes belong to other sessions too, which SharedBy names.
-	Shared      int
-	SharedBytes int64 // as they are stored
-	SharedBy    []string
+	Shared      int      `json:"shared"`
+	SharedBytes int64    `json:"sharedBytes"` // as they are stored
+	SharedBy    []string `json:"sharedBy"`
 }
 
 // Erase deletes a session, and removes what it alone had from the store's files:

@@ -36,7 +36,9 @@ func (s *Store) Seal(ctx context.Context) error {
 				return ctx.Err()
 			}
 			if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
-				failed = append(failed, err) // the others can be sealed all the same
+				if len(failed) < 10 { // the others can be sealed all the same
+					failed = append(failed, err)
+				}
 			}
 		}
 		if o.After = page.Next; o.After == "" {

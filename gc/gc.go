@@ -62,19 +62,18 @@ type Progress struct {
 
 // A Report says what a run did, or for a dry run would do.
 type Report struct {
-	Sessions int // that had changed and were read
-	Commits  int // of those that were read
-	Roots    int // sessions that live, and uploads
-	Retained int // blobs that something refers to
-	// Candidates are the blobs that had lost what referred to them.
-	Candidates int
-	Condemned  int
-	Revived    int   // condemned, and referred to after all
-	Deleted    int   // blobs
-	Bytes      int64 // that their values took
-	Expired    int   // uploads
-	Repaired   bool  // a full run found the index to be wrong
-	Duration   time.Duration
+	Sessions   int           `json:"sessions"`   // that had changed and were read
+	Commits    int           `json:"commits"`    // of those that were read
+	Roots      int           `json:"roots"`      // sessions that live, and uploads
+	Retained   int           `json:"retained"`   // blobs that something refers to
+	Candidates int           `json:"candidates"` // blobs that had lost what referred to them
+	Condemned  int           `json:"condemned"`  // of those, such as had no edge
+	Revived    int           `json:"revived"`    // condemned, and referred to after all
+	Deleted    int           `json:"deleted"`    // blobs
+	Bytes      int64         `json:"bytes"`      // that their values took
+	Expired    int           `json:"expired"`    // uploads
+	Repaired   bool          `json:"repaired"`   // a full run found the index to be wrong
+	Duration   time.Duration `json:"nanoseconds"`
 }
 
 // A Collector collects one namespace. It holds no state: any number of them may

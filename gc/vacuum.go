@@ -15,11 +15,11 @@ import (
 // A VacuumReport says what a vacuum removed.
 type VacuumReport struct {
 	Report      // of the collections before and after; Duration is of the whole
-	Nodes   int // whose content was removed: tombstoned or pruned ones, and those of deleted sessions
-	Records int // records of deleted sessions
-	Removed int // deleted sessions of which nothing is left
-	Packed  int // blobs compressed further than a commit has the time for
-	Rebased int // blobs stored anew, without the unreferenced one that they were a delta of
+	Nodes   int `json:"nodes"`   // whose content was removed: tombstoned or pruned ones, and those of deleted sessions
+	Records int `json:"records"` // of deleted sessions
+	Removed int `json:"removed"` // deleted sessions of which nothing is left
+	Rebased int `json:"rebased"` // blobs stored anew, without the unreferenced one that they were a delta of
+	Packed  int `json:"packed"`  // blobs compressed further than a commit has the time for
 }
 
 // Vacuum collects; removes the content of nodes that every session which holds

@@ -36,7 +36,8 @@ const (
 
 // An app is what the commands share.
 type app struct {
-	url string
+	url       string
+	retention turnstone.Retention // of sessions without one of their own
 }
 
 func command() *cobra.Command {
@@ -54,7 +55,8 @@ func command() *cobra.Command {
 		url = defaultStore
 	}
 	root.PersistentFlags().StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
-	root.AddCommand(a.demo(), a.demoChild(), a.importFiles(), a.sessions(), a.show(), a.export(), a.verify(), a.stats())
+	root.AddCommand(a.demo(), a.demoChild(), a.importFiles(), a.sessions(), a.show(), a.export(), a.verify(), a.stats(),
+		a.gc(), a.vacuum(), a.prune(), a.keep(), a.erase())
 	return root
 }
 
@@ -69,12 +71,12 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store,
 	if err != nil {
 		var held *engine.LockedError
 		if errors.As(err, &held) {
-			return fmt.Errorf("%w; an embedded store is open in one process at a time: stop that one, or ask it", err)
+			return fmt.Errorf("%w; an embedded store is open in one process at a time: stop that one, or let it do the work (in Go: Store.GC, Store.Vacuum, Store.Maintain)", err)
 		}
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{MustExist: mustExist})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{MustExist: mustExist, Retention: a.retention})
 	if errors.Is(err, turnstone.ErrStoreNotFound) {
 		return missing
 	}

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// steps draws the progress of maintenance.
+func steps() (progress func(turnstone.Progress), finish func()) {
+	b := bar(-1, "", false)
+	return func(p turnstone.Progress) {
+		b.Describe(p.Phase)
+		b.Set(p.Done)
+	}, func() { b.Finish() }
+}
+
+// asJSON writes one report as a line of JSON.
+func asJSON(cmd *cobra.Command, report any) error {
+	return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
+}
+
+func (a *app) gc() *cobra.Command {
+	var o turnstone.GCOptions
+	var lines bool
+	c := &cobra.Command{
+		Use:   "gc",
+		Short: "Delete blobs that nothing refers to any more",
+		Long: "Delete blobs that nothing refers to any more: no session, no fork, no kept revision,\n" +
+			"no upload that has not expired. Reads what changed since the last run.\n" +
+			"The files shrink with `turnstone vacuum`.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				var finish func()
+				o.Progress, finish = steps()
+				r, err := st.GC(cmd.Context(), o)
+				finish()
+				if err != nil {
+					return err
+				}
+				if lines {
+					return asJSON(cmd, r)
+				}
+				p := printer{w: cmd.OutOrStdout()}
+				deleted := "deleted"
+				if o.DryRun {
+					deleted = "to delete"
+				}
+				collected(&p, r, deleted)
+				if o.Full {
+					state := "was right"
+					if r.Repaired {
+						state = "was wrong, and is right now"
+					}
+					p.printf("index      %s\n", state)
+				}
+				p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
+				return p.err
+			})
+		},
+	}
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
+	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
+	c.Flags().StringVar(&o.Session, "session", "", "look only at what changed in this session")
+	c.Flags().BoolVar(&lines, "json", false, "print the report as a line of JSON")
+	return c
+}
+
+func collected(p *printer, r *turnstone.GCReport, deleted string) {
+	p.printf("read       %s of %s that changed\n", plural(r.Commits, "commit"), plural(r.Sessions, "session"))
+	p.printf("roots      %d sessions and uploads\n", r.Roots)
+	p.printf("retained   %s\n", plural(r.Retained, "blob"))
+	p.printf("%-10s %s, %s\n", deleted, plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
+	if r.Revived > 0 {
+		p.printf("revived    %s that a commit uses again\n", plural(r.Revived, "blob"))
+	}
+	if r.Expired > 0 {
+		p.printf("expired    %s\n", plural(r.Expired, "upload"))
+	}
+}
+
+func (a *app) vacuum() *cobra.Command {
+	var o turnstone.VacuumOptions
+	var lines bool
+	c := &cobra.Command{
+		Use:   "vacuum",
+		Short: "Remove what is detached from the store's files, and shrink them",
+		Long: "Remove what is detached from the store's files, and shrink them: the content of tombstoned\n" +
+			"and pruned nodes, deleted sessions that no fork holds, blobs that nothing refers to.\n" +
+			"Needs as much free space as the store takes.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				before := a.onDisk()
+				var finish func()
+				o.Progress, finish = steps()
+				r, err := st.Vacuum(cmd.Context(), o)
+				finish()
+				if err != nil {
+					return err
+				}
+				if lines {
+					return asJSON(cmd, r)
+				}
+				p := printer{w: cmd.OutOrStdout()}
+				vacuumed(&p, r)
+				if after := a.onDisk(); after > 0 {
+					p.printf("on disk    %s, before %s\n", size(after), size(before))
+				}
+				p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
+				return p.err
+			})
+		},
+	}
+	c.Flags().StringVar(&o.Session, "session", "", "remove content and records of this session only")
+	c.Flags().BoolVar(&lines, "json", false, "print the report as a line of JSON")
+	return c
+}
+
+func vacuumed(p *printer, r *turnstone.VacuumReport) {
+	p.printf("removed    content of %s, %s of %s\n", plural(r.Nodes, "node"), plural(r.Records, "record"), plural(r.Removed, "deleted session"))
+	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
+	p.printf("rewritten  %s\n", plural(r.Rebased+r.Packed, "blob"))
+}
+
+// onDisk is what an embedded store takes on disk, or 0.
+func (a *app) onDisk() uint64 {
+	dir, ok := directory(a.url)
+	if !ok {
+		return 0
+	}
+	n, err := allocated(dir)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func (a *app) prune() *cobra.Command {
+	var last uint64
+	var session string
+	var set bool
+	c := &cobra.Command{
+		Use:   "prune --last N",
+		Short: "Retain the last revisions of sessions only",
+		Long: "Retain the last revisions of sessions only. Older ones can't be read any more, unless they\n" +
+			"are kept by name (`turnstone keep`); conversations stay whole. With --set, the session\n" +
+			"remembers the number, and every later prune applies it. `turnstone vacuum` reclaims what\n" +
+			"this frees.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			keep := turnstone.Retention(last)
+			if last == 0 && set {
+				keep = turnstone.KeepAll
+			}
+			if set && session == "" {
+				return errors.New("--set needs --session")
+			}
+			a.retention = keep
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				p := printer{w: cmd.OutOrStdout()}
+				if session == "" {
+					moved, err := st.Prune(cmd.Context())
+					if err != nil {
+						return err
+					}
+					p.printf("pruned %s\n", plural(moved, "session"))
+					return p.err
+				}
+				s, err := st.Session(cmd.Context(), session)
+				if err != nil {
+					return err
+				}
+				if set {
+					if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: keep}); err != nil {
+						return err
+					}
+				}
+				if keep == turnstone.KeepAll {
+					return nil
+				}
+				moved, err := s.Prune(cmd.Context(), keep)
+				if err == nil && !moved {
+					p.printf("nothing to prune\n")
+				}
+				return errors.Join(err, p.err)
+			})
+		},
+	}
+	c.Flags().Uint64Var(&last, "last", 0, "how many revisions to retain; 0 leaves sessions without a number of their own alone")
+	c.Flags().StringVar(&session, "session", "", "this session only")
+	c.Flags().BoolVar(&set, "set", false, "make it the session's own retention; with --last 0 it retains all")
+	return c
+}
+
+func (a *app) keep() *cobra.Command {
+	var revision uint64
+	var release bool
+	c := &cobra.Command{
+		Use:   "keep SESSION [NAME]",
+		Short: "Keep a revision by name, whatever is pruned",
+		Long:  "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				s, err := st.Session(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				switch {
+				case len(args) == 1:
+					kept, err := s.Kept(cmd.Context())
+					p := printer{w: cmd.OutOrStdout()}
+					for _, k := range kept {
+						p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
+					}
+					return errors.Join(err, p.err)
+				case release:
+					return s.Release(cmd.Context(), args[1])
+				}
+				return s.Keep(cmd.Context(), args[1], turnstone.Revision(revision))
+			})
+		},
+	}
+	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
+	c.Flags().BoolVar(&release, "release", false, "keep it no longer")
+	return c
+}
+
+func (a *app) erase() *cobra.Command {
+	var children string
+	var lines, yes bool
+	c := &cobra.Command{
+		Use:   "erase SESSION [NODE…]",
+		Short: "Remove a session, or nodes of it, from the store's files",
+		Long: "Remove a session, or nodes of it, from the store's files: delete or tombstone, collect and\n" +
+			"vacuum. Ends with a receipt that says what was removed and what still holds or shares it.\n" +
+			"Text that a host put into other sessions, checkpoints or later messages as well is there still.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			policy, ok := map[string]turnstone.ChildPolicy{
+				"keep": turnstone.KeepChildren, "refuse": turnstone.RefuseChildren, "cascade": turnstone.CascadeChildren,
+			}[children]
+			if !ok {
+				return fmt.Errorf("--children is keep, refuse or cascade, not %q", children)
+			}
+			if !yes {
+				return errors.New("erasing can't be undone: say --yes")
+			}
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				before := a.onDisk()
+				progress, finish := steps()
+				var r *turnstone.Erasure
+				var err error
+				if len(args) == 1 {
+					r, err = st.Erase(cmd.Context(), args[0], policy, progress)
+				} else {
+					r, err = eraseNodes(cmd, st, args, progress)
+				}
+				finish()
+				if err != nil {
+					return err
+				}
+				if lines {
+					return asJSON(cmd, r)
+				}
+				p := printer{w: cmd.OutOrStdout()}
+				vacuumed(&p, r.Vacuum)
+				if after := a.onDisk(); after > 0 {
+					p.printf("on disk    %s, before %s\n", size(after), size(before))
+				}
+				if len(r.HeldBy) > 0 {
+					p.printf("held by    %s\n", line(strings.Join(r.HeldBy, ", "), 400))
+				}
+				if r.Shared > 0 {
+					p.printf("shared     %s (%s) of equal content", plural(r.Shared, "blob"), size(uint64(r.SharedBytes)))
+					if len(r.SharedBy) > 0 {
+						p.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
+					}
+					p.printf("\n")
+				}
+				return p.err
+			})
+		},
+	}
+	c.Flags().StringVar(&children, "children", "keep", "of a session: keep, refuse or cascade")
+	c.Flags().BoolVar(&lines, "json", false, "print the receipt as a line of JSON")
+	c.Flags().BoolVar(&yes, "yes", false, "do it")
+	return c
+}
+
+func eraseNodes(cmd *cobra.Command, st *turnstone.Store, args []string, progress func(turnstone.Progress)) (*turnstone.Erasure, error) {
+	s, err := st.Session(cmd.Context(), args[0])
+	if err != nil {
+		return nil, err
+	}
+	state, err := s.Load(cmd.Context(), turnstone.Scope{Full: true})
+	if err != nil {
+		return nil, err
+	}
+	var ids []turnstone.NodeID
+	for _, prefix := range args[1:] {
+		found := 0
+		for _, n := range state.Nodes {
+			if strings.HasPrefix(n.ID.String(), strings.ToLower(prefix)) {
+				ids = append(ids, n.ID)
+				found++
+			}
+		}
+		if found == 0 {
+			return nil, fmt.Errorf("no node of %q begins with %q", args[0], prefix)
+		}
+		if found > 1 {
+			return nil, fmt.Errorf("%d nodes of %q begin with %q: give more of it", found, args[0], prefix)
+		}
+	}
+	return s.Erase(cmd.Context(), progress, ids...)
+}
