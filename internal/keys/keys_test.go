@@ -27,6 +27,9 @@ func all() map[string][]byte {
 		"w grave": space.Grave(h), "i turn": space.Turn(inc, "turn-1"), "k event key": space.EventKey(inc, "msg_1"), "l life": space.Life(inc),
 		"m mark": space.Mark(b), "n node": space.Node(inc, id), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
 		"q child": space.Child(h, inc), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
+		"r ref": space.Ref(inc, "release"), "g run": space.Run(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
+		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258), "z bookmark": space.Bookmark(inc),
+		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b),
 		"u order": space.Order(1700000000000000000, inc), "v bucket": space.Bucket(inc),
 	}
 }
