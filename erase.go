@@ -107,7 +107,7 @@ func (s *Store) erased(ctx context.Context, related []head.Incarnation, blobs []
 	if err != nil {
 		return nil, err
 	}
-	e := &Erasure{Vacuum: v}
+	e := &Erasure{Vacuum: v, HeldBy: []string{}, SharedBy: []string{}}
 	for _, inc := range related {
 		other, err := s.byIncarnation(ctx, inc)
 		if err != nil {

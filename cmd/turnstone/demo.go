@@ -79,7 +79,7 @@ func (d *demonstration) run(ctx context.Context) error {
 		}
 	}
 	d.p.printf("\nThe store stays where it is. What is left to explore:\n")
-	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats"} {
+	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats", "gc", "vacuum"} {
 		d.p.printf("  %s --store %s %s\n", self, d.app.url, c)
 	}
 	return d.p.err
@@ -296,7 +296,7 @@ func (d *demonstration) crash(ctx context.Context) error {
 	})
 }
 
-// tidy tombstones a node and verifies everything.
+// tidy tombstones a node, erases, and verifies everything.
 func (d *demonstration) tidy(ctx context.Context) error {
 	return d.app.with(ctx, true, func(st *turnstone.Store, _ engine.Engine) error {
 		s, err := st.Session(ctx, "trip")
@@ -318,6 +318,18 @@ func (d *demonstration) tidy(ctx context.Context) error {
 			return err
 		}
 		d.say("Tombstoned the message with the card number: no read shows it, the answer is linked past it, the path has %d nodes.", len(path.Nodes))
+		r, err := s.Erase(ctx, nil, card.ID)
+		if err != nil {
+			return err
+		}
+		if r.Vacuum.Nodes != 1 || len(r.HeldBy) > 0 {
+			return fmt.Errorf("the node was not erased: %+v", r)
+		}
+		d.say("Erased it: its content and salt are in no file any more, no other session holds it; its hash stays, and every hash above it verifies.")
+		if r, err = st.Erase(ctx, "crash", turnstone.KeepChildren, nil); err != nil {
+			return err
+		}
+		d.say("Erased the session of the other process: %d records, %d nodes. Collection and vacuum ran beside what was open.", r.Vacuum.Records, r.Vacuum.Nodes)
 		v, err := st.Verify(ctx, nil)
 		if err != nil {
 			return err

@@ -55,12 +55,12 @@ func TestDemo(t *testing.T) {
 	for _, engine := range []string{"badger", "pebble"} {
 		store := engine + ":" + t.TempDir() + "/store"
 		out := must(t, "demo", "--store", store)
-		for _, want := range []string{"lost the compare-and-swap", "Forked", "Rewound", "SIGKILL", "Reopened", "Tombstoned", "Verified", "explore"} {
+		for _, want := range []string{"lost the compare-and-swap", "Forked", "Rewound", "SIGKILL", "Reopened", "Tombstoned", "Erased", "Verified", "explore"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%s: the demo does not say %q:\n%s", engine, want, out)
 			}
 		}
-		for _, args := range [][]string{{"sessions"}, {"show", "trip"}, {"show", "trip", "--full"}, {"show", "trip/train"}, {"export", "trip"}, {"verify"}, {"stats"}} {
+		for _, args := range [][]string{{"sessions"}, {"show", "trip"}, {"show", "trip", "--full"}, {"show", "trip/train"}, {"export", "trip"}, {"verify"}, {"stats"}, {"gc"}, {"vacuum"}} {
 			must(t, append(args, "--store", store)...)
 		}
 		if out := must(t, "show", "trip", "--full", "--store", store); strings.Contains(out, "4000 0000") {
@@ -222,4 +222,50 @@ func TestSize(t *testing.T) {
 			t.Errorf("%d is %q, want %q", n, got, want)
 		}
 	}
+}
+
+func TestMaintenance(t *testing.T) {
+	store := t.TempDir() + "/store"
+	run := func(args ...string) string {
+		t.Helper()
+		return must(t, append(args, "--store", store)...)
+	}
+	refused := func(want string, args ...string) {
+		t.Helper()
+		if _, errs, ok := turnstoneCmd(t, append(args, "--store", store)...); ok || !strings.Contains(errs, want) {
+			t.Errorf("%v: %q", args, errs)
+		}
+	}
+	contains := func(out string, want ...string) {
+		t.Helper()
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("no %q in:\n%s", w, out)
+			}
+		}
+	}
+	refused("no store", "gc")
+	run("import", write(t, "chat.jsonl", lines), write(t, "other.jsonl", lines))
+	contains(run("gc", "--dry-run"), "to delete  0 blobs", "roots      2")
+	contains(run("gc", "--full"), "index      was right")
+	contains(run("gc", "--session", "chat"), "retained")
+	refused("not found", "gc", "--session", "none")
+	run("keep", "chat", "first", "--revision", "1")
+	contains(run("keep", "chat"), "1  first")
+	contains(run("prune", "--last", "1"), "pruned 2 sessions")
+	run("keep", "chat", "first", "--release")
+	run("prune", "--session", "chat", "--last", "1", "--set")
+	refused("--session", "prune", "--set")
+	refused("--yes", "erase", "chat")
+	refused("keep, refuse or cascade", "erase", "chat", "--children", "none", "--yes")
+	refused("begins with", "erase", "chat", "zz", "--yes")
+	node := strings.Fields(strings.SplitN(run("show", "chat"), "\n\n", 2)[1])[0]
+	contains(run("erase", "chat", node, "--yes"), "content of 1 node", "on disk")
+	if out := run("show", "chat"); strings.Contains(out, node) {
+		t.Errorf("the erased node is shown:\n%s", out)
+	}
+	contains(run("erase", "other", "--yes", "--json"), `"removed":1`, `"heldBy":[]`)
+	contains(run("vacuum", "--json"), `"nodes":0,"records":0,"removed":0`)
+	contains(run("vacuum"), "content of 0 nodes")
+	contains(run("verify"), "is right")
 }
