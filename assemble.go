@@ -184,7 +184,9 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	if err := w.addBlobs(b); err != nil {
 		return err
 	}
-	w.upload.Finish(b)
+	if w.upload != nil {
+		w.upload.Finish(b)
+	}
 	for _, t := range w.tickets[:min(len(w.tickets), maxTickets)] {
 		b.Delete(t)
 	}

@@ -39,7 +39,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if err != nil {
 		// What was stored is garbage; if this fails it expires.
 		_ = up.Abandon(context.WithoutCancel(ctx))
-		return Attachment{}, err
+		return Attachment{}, expired(err)
 	}
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }

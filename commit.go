@@ -124,7 +124,7 @@ type writer struct {
 	payloads []*blob.Draft          // of in.Nodes; nil where the payload stays inline
 	parts    map[string]*blob.Draft // of in.Checkpoint
 	marks    blob.Marks             // of what the commit may rely on
-	upload   *blob.Upload           // of what is stored ahead of the batch
+	upload   *blob.Upload           // of what is stored ahead of the batch, if anything is
 	attached map[string][]byte      // entries of attachments by key: nil where the session has none yet
 	tickets  [][]byte               // keys of what it was granted by uploads
 
@@ -238,8 +238,8 @@ func (w *writer) prepare(ctx context.Context) error {
 	w.marks = blob.Marks{}
 	if w.upload != nil { // once more, as something it relied on was removed
 		_ = w.upload.Abandon(ctx)
+		w.upload = nil
 	}
-	w.upload = w.s.store.newUpload()
 	inBatch := 0
 	byID := map[blob.ID]*blob.Draft{} // equal contents of one commit are one draft
 	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)
@@ -255,13 +255,14 @@ func (w *writer) prepare(ctx context.Context) error {
 	draft = func(content []byte, base *blob.Base) (*blob.Draft, error) {
 		d, err := blob.Prepare(content, base)
 		if errors.Is(err, blob.ErrStream) {
-			if d, err = w.upload.Write(ctx, bytes.NewReader(content), int64(len(content))); err == nil {
+			if d, err = w.ahead().Write(ctx, bytes.NewReader(content), int64(len(content))); err == nil {
 				err = w.upload.Put(ctx, d)
 			}
-			if err == nil {
-				d.Stored = true
+			if err != nil {
+				return nil, expired(err)
 			}
-			return d, err
+			d.Stored = true
+			return d, nil
 		}
 		if err != nil {
 			return nil, err
@@ -272,12 +273,12 @@ func (w *writer) prepare(ctx context.Context) error {
 			return draft(content, nil)
 		}
 		if inBatch += d.Bytes(); inBatch > aheadBytes {
-			err = w.upload.Put(ctx, d)
+			err = w.ahead().Put(ctx, d)
 			if errors.Is(err, blob.ErrNotFound) {
 				return draft(content, nil)
 			}
 			d.Stored = err == nil
-			return d, err
+			return d, expired(err)
 		}
 		return d, nil
 	}
@@ -297,6 +298,23 @@ func (w *writer) prepare(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ahead returns the upload of what is stored ahead of the batch.
+func (w *writer) ahead() *blob.Upload {
+	if w.upload == nil {
+		w.upload = w.s.store.newUpload()
+	}
+	return w.upload
+}
+
+// expired gives the error of an upload that took longer than Options.UploadTTL
+// its public name.
+func expired(err error) error {
+	if errors.Is(err, blob.ErrExpired) {
+		return fmt.Errorf("%w: %w", ErrUploadExpired, err)
+	}
+	return err
 }
 
 // aheadBytes is how much of blobs a commit's batch carries; the rest of what an

@@ -27,8 +27,6 @@ type use struct {
 
 const open = ^uint64(0)
 
-func (u use) isZero() bool { return u.node == 0 && !u.parts }
-
 // at says that a node of a revision refers to the blob.
 func (u *use) at(revision uint64) {
 	if u.node == 0 || revision < u.node {
