@@ -244,7 +244,12 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			return nil
 		}
 		seen[d.ID] = true
-		return blobs.Add(b, d, w.marks)
+		err := blobs.Add(b, d, w.marks)
+		if errors.Is(err, blob.ErrNotFound) { // its base is no base any more
+			w.dropBases()
+			return errBaseGone
+		}
+		return err
 	}
 	for _, d := range w.payloads {
 		if err := add(d); err != nil {

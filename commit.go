@@ -138,7 +138,7 @@ type writer struct {
 
 func (w *writer) run(ctx context.Context) (Result, error) {
 	result, err := w.attempt(ctx)
-	if err != nil && w.upload != nil && !errors.Is(err, ErrOutcomeUnknown) {
+	if w.upload != nil && (err != nil && !errors.Is(err, ErrOutcomeUnknown) || result.Replayed) {
 		// What was stored ahead is garbage; if this fails it expires.
 		_ = w.upload.Abandon(context.WithoutCancel(ctx))
 	}
@@ -351,9 +351,7 @@ func (w *writer) readMarks(ctx context.Context, h *head.Head) error {
 	if absent, err := blobs.Known(ctx, w.marks, bases); err != nil {
 		return err
 	} else if len(absent) > 0 {
-		for name := range w.parts {
-			w.s.store.bases.drop(w.s.inc, name)
-		}
+		w.dropBases()
 		return errBaseGone
 	}
 	if absent, err := blobs.Known(ctx, w.marks, ids); err != nil {
@@ -362,6 +360,13 @@ func (w *writer) readMarks(ctx context.Context, h *head.Head) error {
 		return errBaseGone // stored ahead and removed since: store it again
 	}
 	return w.readAttachments(ctx, h)
+}
+
+// dropBases makes the parts of the commit be stored by themselves.
+func (w *writer) dropBases() {
+	for name := range w.parts {
+		w.s.store.bases.drop(w.s.inc, name)
+	}
 }
 
 // readAttachments finds out which attachments the session has, by an earlier
@@ -419,6 +424,9 @@ func (w *writer) done() Result {
 		} else {
 			s.store.bases.keep(s.inc, name, d.ID)
 		}
+	}
+	for _, name := range w.in.Drop {
+		s.store.bases.drop(s.inc, name)
 	}
 	bucketKey := s.store.space.Bucket(s.inc)
 	for _, p := range w.batch.Sets {

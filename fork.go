@@ -116,7 +116,7 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 	if s.origin != nil && node == o.Ancestors[len(o.Ancestors)-1].Node {
 		own.Commit, o.Parts = CommitID{}, s.origin.Parts // nothing of s but its tombstones
 		o.Ancestors = append(o.Ancestors, own)
-		return o, from, nil
+		return o, layer{inc: s.inc, last: 0}, nil // its revision 0
 	}
 	if _, err := s.find(ctx, h.Revision, node); err != nil {
 		return nil, from, err

@@ -143,7 +143,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 			standing = true
 			return codec.Corrupt(err, "kept revision %q of session %q", name, s.id)
 		}
-		if at > h.Revision {
+		if at > h.Revision || at == 0 {
 			return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
 		}
 		if kept, err := s.store.retained(ctx, s.inc, life, at); err != nil {

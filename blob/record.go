@@ -120,14 +120,15 @@ type Mark struct {
 	Packed    bool  // whole, and compressed as far as it goes
 	Parts     int   // values that hold it
 	Bytes     int64 // length of the values
+	Depth     int   // of the chain of deltas that ends with it; 0 if it is none
 }
 
-const markSize = 1 + 1 + 1 + 4 + 8
+const markSize = 1 + 1 + 1 + 1 + 4 + 8
 
 // Seal returns m's record for key, unlike any before it.
 func (m Mark) Seal(key []byte) []byte {
 	b := make([]byte, 0, markSize)
-	b = append(b, 'l', 'w', byte(m.Parts-1))
+	b = append(b, 'l', 'w', byte(m.Parts-1), byte(m.Depth))
 	if m.Condemned {
 		b[0] = 'c'
 	}
@@ -151,12 +152,12 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 	if len(b) != markSize || b[0] != 'l' && b[0] != 'c' || b[1] != 'w' && b[1] != 'd' && b[1] != 'p' {
 		return m, fmt.Errorf("%w: mark", codec.ErrMalformed)
 	}
-	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Packed: b[1] == 'p', Parts: int(b[2]) + 1, Bytes: int64(binary.BigEndian.Uint32(b[3:]))}, nil
+	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Packed: b[1] == 'p', Parts: int(b[2]) + 1, Depth: int(b[3]), Bytes: int64(binary.BigEndian.Uint32(b[4:]))}, nil
 }
 
 // mark returns the mark of r, which values store.
 func (r *record) mark(values [][]byte) Mark {
-	m := Mark{Depends: r.form != whole, Parts: len(values)}
+	m := Mark{Depends: r.form != whole, Parts: len(values), Depth: r.depth}
 	for _, v := range values {
 		m.Bytes += int64(len(v))
 	}

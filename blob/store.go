@@ -129,7 +129,7 @@ var ErrStream = errors.New("blob: too large for one batch")
 // Add makes b store d, or rely on it when marks say that it is stored, and guard
 // what it relies on. When Apply fails with a conflict on a mark, Refresh and
 // build the batch again. Add fails with ErrNotFound when marks lack what d
-// depends on: see Known.
+// depends on, see Known, or when that can't be the base of another delta.
 func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	if s.Rely(b, d.ID, marks) {
 		return nil
@@ -140,6 +140,16 @@ func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	for _, dep := range d.Depends {
 		if !s.Rely(b, dep, marks) {
 			return fmt.Errorf("%w: %s, which %s is stored relative to", ErrNotFound, dep, d.ID)
+		}
+		if d.rec.form == delta {
+			// It may have been stored anew, in another form, since the caller saw it.
+			m, err := OpenMark(s.space.Mark(s.space.BlobHash(dep)), marks[dep])
+			if err != nil {
+				return codec.Corrupt(err, "mark of blob %s", dep)
+			}
+			if d.rec.depth = m.Depth + 1; d.rec.depth > maxDepth {
+				return fmt.Errorf("%w: %s is at the end of a chain of deltas", ErrNotFound, dep)
+			}
 		}
 	}
 	h := s.space.BlobHash(d.ID)

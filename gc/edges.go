@@ -21,8 +21,7 @@ const (
 type use struct {
 	node  uint64 // the first revision with a node that does; 0: none
 	parts bool   // it was a checkpoint part …
-	first uint64 // … from this revision on
-	last  uint64 // … until this one; open: it is one still
+	last  uint64 // … of this revision last; open: it is one still
 }
 
 const open = ^uint64(0)
@@ -34,33 +33,19 @@ func (u *use) at(revision uint64) {
 	}
 }
 
-// opened says that the blob became a checkpoint part with a revision, and closed
-// that it was one until a revision.
-func (u *use) opened(revision uint64) {
-	if !u.parts {
-		u.parts, u.first = true, revision
-	}
-	u.last = open
-}
+// opened says that the blob became a checkpoint part, and closed that it was one
+// until a revision.
+func (u *use) opened() { u.parts, u.last = true, open }
 
-func (u *use) closed(revision uint64) {
-	if !u.parts {
-		u.parts, u.first = true, revision
-	}
-	u.last = revision
-}
+func (u *use) closed(revision uint64) { u.parts, u.last = true, revision }
 
 // then is u and what later commits say.
 func (u use) then(later use) use {
 	if later.node != 0 {
 		u.at(later.node)
 	}
-	switch {
-	case !later.parts:
-	case !u.parts:
-		u.parts, u.first, u.last = true, later.first, later.last
-	default:
-		u.first, u.last = min(u.first, later.first), later.last
+	if later.parts {
+		u.parts, u.last = true, later.last
 	}
 	return u
 }
@@ -68,10 +53,7 @@ func (u use) then(later use) use {
 func (u use) seal(key []byte) []byte {
 	b := binary.AppendUvarint(nil, u.node)
 	if u.parts {
-		b = binary.AppendUvarint(b, u.first)
-		if u.last != open {
-			b = binary.AppendUvarint(b, u.last)
-		}
+		b = binary.AppendUvarint(b, u.last+1) // 0: open
 	}
 	return codec.Seal(key, keys.Edge, b)
 }
@@ -93,10 +75,7 @@ func openUse(key, value []byte) (u use, err error) {
 	}
 	u.node = next()
 	if len(b) > 0 {
-		u.parts, u.first, u.last = true, next(), open
-		if len(b) > 0 {
-			u.last = next()
-		}
+		u.parts, u.last = true, next()-1
 	}
 	if err == nil && len(b) > 0 {
 		err = fmt.Errorf("%w: edge", codec.ErrMalformed)

@@ -48,6 +48,7 @@ type plan struct {
 	before  graph.ID // the node before the session's first
 	views   []sight  // of the sessions that show its nodes: itself, if it lives, and forks
 	pruned  map[graph.ID]bool
+	indexed uint64 // revisions behind are not in the index yet: the next vacuum has them
 	headKey []byte // of a session that lives: guarded by what depends on its nodes, as
 	headRaw []byte
 	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
@@ -68,6 +69,9 @@ func (s *sight) shows(revision uint64, position int) bool {
 
 // gone reports whether nobody shows a node any more, and the tombstones that say so.
 func (p *plan) gone(n *graph.Node, revision uint64, position int) (gone bool, stones []stone) {
+	if revision > p.indexed {
+		return false, nil
+	}
 	if p.pruned[n.ID] {
 		return true, nil
 	}
@@ -125,7 +129,7 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 
 // plan finds out who shows the session's nodes, and which are to be pruned.
 func (c *cleaning) plan(ctx context.Context) (*plan, error) {
-	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}}
+	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
 	if c.life.State == head.Live {
 		p.headKey = c.space.Head(c.life.Session)
 		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))

@@ -3,6 +3,7 @@ package gc
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -16,7 +17,8 @@ import (
 // anything meanwhile.
 func (r *run) rebuild(ctx context.Context) error {
 	r.enter("sessions")
-	before, compare := uint64(0), !r.state.rebuild
+	var before, after digests
+	compare := !r.state.rebuild
 	if compare {
 		// What is not damaged is brought up to date first, to be compared.
 		if err := r.changes(ctx, r.state.last); err == nil {
@@ -53,11 +55,12 @@ func (r *run) rebuild(ctx context.Context) error {
 		r.step(1)
 	}
 	if compare {
-		after, err := r.digest(ctx)
-		if err != nil {
+		var err error
+		if after, err = r.digest(ctx); err != nil {
 			return err
 		}
-		r.Repaired = after != before
+		// If a session changed meanwhile, its edges did, too.
+		r.Repaired = after.bookmarks == before.bookmarks && after.edges != before.edges
 	}
 	b := &batch{}
 	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Mark)) {
@@ -108,16 +111,36 @@ func (r *run) clear(ctx context.Context, all engine.Range) error {
 	return r.apply(ctx, b)
 }
 
-// digest is one number for all edges and counts, whatever their order.
-func (r *run) digest(ctx context.Context) (sum uint64, err error) {
-	for _, letter := range []byte{keys.Edge, keys.Count} {
-		for p, err := range r.engine.Scan(ctx, r.space.All(letter)) {
-			if err != nil {
-				return 0, err
-			}
-			one := hash.Content.Sum(p.Key, p.Value)
-			sum += binary.LittleEndian.Uint64(one[:])
+// Digests are numbers for the edges of sessions, and for how far these are read.
+type digests struct{ edges, bookmarks uint64 }
+
+func (r *run) digest(ctx context.Context) (d digests, err error) {
+	sum := func(parts ...[]byte) uint64 {
+		one := hash.Content.Sum(parts...)
+		return binary.LittleEndian.Uint64(one[:])
+	}
+	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Edge)) {
+		if err != nil {
+			return d, err
+		}
+		if _, fields, ok := r.space.Fields(p.Key); ok && fields[16] == bySession {
+			d.edges += sum(p.Key, p.Value) // whatever their order
 		}
 	}
-	return sum, nil
+	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Bookmark)) {
+		if err != nil {
+			return d, err
+		}
+		m, err := openBookmark(p.Key, p.Value)
+		if err != nil {
+			return d, codec.Corrupt(err, "bookmark at key %x", p.Key)
+		}
+		if m.held != head.Revision(open) {
+			m.revision = 0 // vacuum cuts it
+		} else if m.revision == 0 {
+			continue // it may have none
+		}
+		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.refs, m.held))
+	}
+	return d, nil
 }

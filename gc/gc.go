@@ -152,11 +152,8 @@ func openRunState(key, value []byte) (s runState, err error) {
 }
 
 // begin takes the collection over.
-func (c *Collector) begin(ctx context.Context, e engine.Engine, o Options) (*run, error) {
-	r := &run{Options: o, engine: e, space: c.space, blobs: c.blobs, key: c.space.Run(), began: c.now()}
-	if e != c.engine {
-		r.blobs = c.blobs.On(e)
-	}
+func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Options) (*run, error) {
+	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), began: c.now()}
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		vs, err := e.Get(ctx, r.key)
 		if err != nil {
@@ -271,7 +268,7 @@ func (r *run) step(n int) {
 // there. A disagreement between what should agree is a *codec.CorruptError, and
 // then nothing more is deleted: repair what it names, or run with Full.
 func (c *Collector) Run(ctx context.Context, o Options) (*Report, error) {
-	r, err := c.begin(ctx, c.engine, o)
+	r, err := c.begin(ctx, c.engine, c.blobs, o)
 	if err != nil {
 		return nil, err
 	}
@@ -284,13 +281,42 @@ func (c *Collector) Run(ctx context.Context, o Options) (*Report, error) {
 // would change, in memory: it changes nothing. The copy grows with what changed
 // since the last run, by some hundred bytes a blob.
 func (c *Collector) Plan(ctx context.Context, o Options) (*Report, error) {
-	r, err := c.begin(ctx, newOverlay(c.engine), o)
-	if err != nil {
-		return nil, err
+	for attempt := 0; ; attempt++ {
+		before, err := c.engine.Get(ctx, c.space.Run())
+		if err != nil {
+			return nil, err
+		}
+		copied := newOverlay(c.engine)
+		r, err := c.begin(ctx, copied, c.blobs.On(copied), o)
+		if err != nil {
+			return nil, err
+		}
+		err = r.collect(ctx)
+		r.Duration = c.now().Sub(r.began)
+		if !isCorrupt(err) {
+			return &r.Report, err
+		}
+		// A collector at work makes what was read of the index disagree.
+		after, gerr := c.engine.Get(ctx, c.space.Run())
+		if gerr != nil || string(after[0]) == string(before[0]) {
+			return &r.Report, err
+		}
+		if attempt == 5 {
+			return &r.Report, ErrSuperseded
+		}
 	}
-	err = r.verdict(ctx, r.collect(ctx))
-	r.Duration = c.now().Sub(r.began)
-	return &r.Report, err
+}
+
+// Rebuilding reports whether the index is being derived anew, and so does not
+// have to agree with anything.
+func Rebuilding(ctx context.Context, e engine.Engine, space *keys.Space) (bool, error) {
+	key := space.Run()
+	vs, err := e.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return false, err
+	}
+	s, err := openRunState(key, vs[0])
+	return s.rebuild, codec.Corrupt(err, "run record")
 }
 
 func (r *run) collect(ctx context.Context) error {

@@ -183,13 +183,8 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 		}
 		for _, part := range o.Parts {
 			now[part.Name] = part.Blob
-			m.want[m.space.BlobHash(part.Blob)] = why + " (at its fork)"
-		}
-		if h.Revision > 0 { // only its own revisions can be read
-			for _, part := range o.Parts {
-				if life.Floor > 0 {
-					delete(m.want, m.space.BlobHash(part.Blob))
-				}
+			if h.Revision == 0 || life.Floor == 0 { // else only its own revisions can be read
+				m.want[m.space.BlobHash(part.Blob)] = why + " (at its fork)"
 			}
 		}
 		for _, a := range o.Ancestors {

@@ -21,21 +21,14 @@ func (r *run) retain(ctx context.Context, v *view) error {
 	if v.life.Floor == v.mark.floor && sum == v.mark.refs {
 		return nil
 	}
-	retained := func(u use) bool {
-		if u.last >= uint64(v.life.Floor) {
-			return true
-		}
-		for _, ref := range refs {
-			if uint64(ref.Revision) >= u.first && uint64(ref.Revision) <= u.last {
-				return true
-			}
-		}
-		return false
+	kept, err := r.keptParts(ctx, v, refs)
+	if err != nil {
+		return err
 	}
 	drop := func(h keys.Hash) change {
 		return v.edit(h, func(u use) use {
-			if u.parts && !retained(u) {
-				u.parts, u.first, u.last = false, 0, 0
+			if u.parts && u.last < uint64(v.life.Floor) && !kept[h] {
+				u.parts, u.last = false, 0
 			}
 			return u
 		})
@@ -55,6 +48,51 @@ func digest(refs []head.Ref) uint64 {
 		sum += x ^ x>>29
 	}
 	return sum
+}
+
+// keptParts returns the checkpoint parts of the revisions below the floor that
+// are kept by name.
+func (r *run) keptParts(ctx context.Context, v *view, refs []head.Ref) (map[keys.Hash]bool, error) {
+	below := map[head.Revision]bool{}
+	last := head.Revision(0)
+	for _, ref := range refs {
+		if ref.Revision < v.life.Floor {
+			below[ref.Revision] = true
+			last = max(last, ref.Revision)
+		}
+	}
+	kept := map[keys.Hash]bool{}
+	if len(below) == 0 {
+		return kept, nil
+	}
+	now := map[string]keys.Hash{}
+	origin, err := r.origin(ctx, v.inc)
+	if err != nil {
+		return nil, err
+	}
+	if origin != nil {
+		for _, p := range origin.Parts {
+			now[p.Name] = r.space.BlobHash(p.Blob)
+		}
+	}
+	err = r.commits(ctx, v.inc, 0, last, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
+		if c.PartsAt == c.Revision {
+			next := make(map[string]keys.Hash, len(c.Parts))
+			for _, p := range c.Parts {
+				if next[p.Name] = now[p.Name]; p.Set == c.Revision {
+					next[p.Name] = r.space.BlobHash(p.Blob)
+				}
+			}
+			now = next
+		}
+		if below[c.Revision] {
+			for _, h := range now {
+				kept[h] = true
+			}
+		}
+		return nil
+	})
+	return kept, err
 }
 
 // partsBefore changes the edges of all blobs that were set as checkpoint parts
@@ -111,7 +149,7 @@ func (r *run) release(ctx context.Context, v *view) error {
 	}
 	drop := func(h keys.Hash) change {
 		return v.edit(h, func(u use) use {
-			u.parts, u.first, u.last = false, 0, 0
+			u.parts, u.last = false, 0
 			if u.node > uint64(held) {
 				u.node = 0
 			}

@@ -71,7 +71,6 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 // last updates since the last complete run.
 func (r *run) changes(ctx context.Context, since uint64) error {
 	var incs []head.Incarnation
-	seen := map[head.Incarnation]bool{}
 	flush := func() error {
 		for _, inc := range incs {
 			if err := r.session(ctx, inc); err != nil {
@@ -83,10 +82,6 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 		return nil
 	}
 	add := func(inc head.Incarnation) error {
-		if seen[inc] {
-			return nil
-		}
-		seen[inc] = true
 		if incs = append(incs, inc); len(incs) < 1000 {
 			return nil
 		}
@@ -123,11 +118,7 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 		if ^binary.BigEndian.Uint64(fields)+uint64(skew) < since {
 			break
 		}
-		inc := head.Incarnation(fields[8:])
-		if seen[inc] {
-			continue
-		}
-		if entries = append(entries, entry{inc, keys.Hash(body)}); len(entries) == 500 {
+		if entries = append(entries, entry{head.Incarnation(fields[8:]), keys.Hash(body)}); len(entries) == 500 {
 			if err := r.behind(ctx, entries, add); err != nil {
 				return err
 			}
@@ -335,9 +326,9 @@ func (r *run) index(ctx context.Context, v *view) error {
 			for _, p := range origin.Parts {
 				h := r.space.BlobHash(p.Blob)
 				v.mark.parts = append(v.mark.parts, part{p.Name, h})
-				found.of(h).opened(0)
+				found.of(h).opened()
 			}
-			if err := r.add(ctx, v, &found); err != nil {
+			if err := r.add(ctx, v, &found, 0); err != nil {
 				return err
 			}
 		}
@@ -385,18 +376,19 @@ func (u *uses) of(h keys.Hash) *use {
 
 // add adds edges for what commits refer to. What is not wanted any more, because
 // the session was deleted or its floor rose before it was read, may be there or
-// not: it gets no edge, but is listed, with what it is stored relative to.
-func (r *run) add(ctx context.Context, v *view, found *uses) error {
+// not: it gets no edge, but is listed, with what it is stored relative to. end is
+// the last revision of those commits.
+func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
 	var changes []change
 	var past []keys.Hash
 	for _, h := range found.order {
 		u := *found.by[h]
 		if v.life.State == head.Deleted {
-			if u.parts, u.first, u.last = false, 0, 0; u.node > uint64(v.held) {
+			if u.parts, u.last = false, 0; u.node > uint64(v.held) {
 				u.node = 0
 			}
 		}
-		old := u.node == 0 && (!u.parts || u.first < uint64(v.life.Floor))
+		old := u.node == 0 && (!u.parts || min(u.last, uint64(end)) < uint64(v.life.Floor))
 		if old {
 			past = append(past, h)
 		}
@@ -492,7 +484,7 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 		}
 		for _, p := range parts {
 			if !has(mark.parts, p.blob) {
-				found.of(p.blob).opened(uint64(c.Revision))
+				found.of(p.blob).opened()
 			}
 		}
 		mark.parts = parts
@@ -521,7 +513,7 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 			return codec.Corrupt(codec.ErrMissing, "pack of revision %d of incarnation %x", int(v.mark.revision)+1+i, v.inc)
 		}
 	}
-	if err := r.add(ctx, v, &found); err != nil {
+	if err := r.add(ctx, v, &found, last); err != nil {
 		return err
 	}
 	r.Commits += len(nodes)

@@ -11,62 +11,67 @@ import (
 )
 
 // uploads ends those that have expired, and lists what they and finished ones
-// held. What a blob is stored relative to gets its edges first: a list that was
-// uploaded holds its chunks from then on.
+// held.
 func (r *run) uploads(ctx context.Context) error {
 	var owner keys.Incarnation
-	standing, first := false, true
-	var orphans []keys.Hash
-	flush := func() error {
-		err := r.orphans(ctx, owner, orphans)
-		orphans = orphans[:0]
-		return err
-	}
+	first := true
 	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Upload)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
-		hold, err := blob.OpenHold(p.Key, p.Value)
-		if err == nil && !ok {
-			err = codec.ErrMalformed
-		}
+		h, hold, err := r.hold(p)
 		if err != nil {
-			return codec.Corrupt(err, "upload at key %x", p.Key)
+			return err
 		}
-		of, h := keys.Incarnation(fields[:16]), keys.Hash(fields[16:])
-		if of != owner || first {
-			if err := flush(); err != nil {
+		of := keys.Incarnation(h.owner)
+		switch {
+		case hold.Kind == blob.Ticket:
+			if _, err := r.expire(ctx, p, hold, []keys.Hash{h.blob}); err != nil {
 				return err
 			}
-			owner, first = of, false
-			if standing = hold.Kind == blob.Uploading; !standing && hold.Kind == blob.Held {
-				// The scan may have passed the upload's place before it began.
-				if standing, err = r.standing(ctx, owner); err != nil {
+		case of == owner && !first: // seen
+		case hold.Kind == blob.Uploading:
+			if standing, err := r.expire(ctx, p, hold, nil); err != nil {
+				return err
+			} else if !standing {
+				err = r.orphans(ctx, of)
+				if err != nil {
+					return err
+				}
+			}
+		default:
+			// The scan may have passed the upload's place before it began.
+			if standing, err := r.standing(ctx, of); err != nil {
+				return err
+			} else if !standing {
+				if err := r.orphans(ctx, of); err != nil {
 					return err
 				}
 			}
 		}
-		switch hold.Kind {
-		case blob.Uploading:
-			if standing, err = r.expire(ctx, p, hold, nil); err != nil {
-				return err
-			}
-		case blob.Ticket:
-			if _, err := r.expire(ctx, p, hold, []keys.Hash{h}); err != nil {
-				return err
-			}
-		case blob.Held:
-			if !standing {
-				if orphans = append(orphans, h); len(orphans) == batchOps/2 {
-					if err := flush(); err != nil {
-						return err
-					}
-				}
-			}
+		if hold.Kind != blob.Ticket {
+			owner, first = of, false
 		}
 	}
-	return flush()
+	return nil
+}
+
+// A held blob, by whom.
+type heldBy struct {
+	owner [16]byte
+	blob  keys.Hash
+}
+
+func (r *run) hold(p engine.Pair) (h heldBy, hold blob.Hold, err error) {
+	_, fields, ok := r.space.Fields(p.Key)
+	hold, err = blob.OpenHold(p.Key, p.Value)
+	if err == nil && !ok {
+		err = codec.ErrMalformed
+	}
+	if err != nil {
+		return h, hold, codec.Corrupt(err, "upload at key %x", p.Key)
+	}
+	return heldBy{owner: [16]byte(fields[:16]), blob: keys.Hash(fields[16:])}, hold, nil
 }
 
 func (r *run) standing(ctx context.Context, owner keys.Incarnation) (bool, error) {
@@ -100,14 +105,47 @@ func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []
 	return false, err
 }
 
-// orphans lists the blobs of an upload that is over.
-func (r *run) orphans(ctx context.Context, owner keys.Incarnation, held []keys.Hash) error {
-	entries := make([][]byte, len(held))
-	for i, h := range held {
-		entries[i] = r.space.Upload(owner, h)
+// orphans lists the blobs of an upload that is over. All of them get the edges of
+// what they are stored relative to before the first is let go of: the upload may
+// hold the chunks of a list that only a ticket holds.
+func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
+	for _, step := range []func([]keys.Hash) error{
+		func(blobs []keys.Hash) error { return r.represent(ctx, blobs) },
+		func(blobs []keys.Hash) error {
+			entries := make([][]byte, len(blobs))
+			for i, h := range blobs {
+				entries[i] = r.space.Upload(owner, h)
+			}
+			r.step(len(blobs))
+			return r.abandon(ctx, blobs, entries)
+		},
+	} {
+		var blobs []keys.Hash
+		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Upload, owner)) {
+			if err != nil {
+				return err
+			}
+			h, hold, err := r.hold(p)
+			if err != nil {
+				return err
+			}
+			if hold.Kind != blob.Held {
+				continue
+			}
+			if blobs = append(blobs, h.blob); len(blobs) == batchOps/2 {
+				if err := step(blobs); err != nil {
+					return err
+				}
+				blobs = nil
+			}
+		}
+		if len(blobs) > 0 {
+			if err := step(blobs); err != nil {
+				return err
+			}
+		}
 	}
-	r.step(len(held))
-	return r.abandon(ctx, held, entries)
+	return nil
 }
 
 // abandon lists blobs that something has let go of, and removes what said that

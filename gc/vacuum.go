@@ -28,7 +28,7 @@ type VacuumReport struct {
 // and makes the engine give the space back, after which none of the removed bytes
 // is left in its files. Commits go on meanwhile.
 func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error) {
-	r, err := c.begin(ctx, c.engine, o)
+	r, err := c.begin(ctx, c.engine, c.blobs, o)
 	if err != nil {
 		return nil, err
 	}
