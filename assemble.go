@@ -310,16 +310,29 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 }
 
 // notPruned fails for a node of a side branch that went with the revisions that
-// led to it. One that a host has tombstoned is a place all the same.
+// led to it, in the session or in an ancestor. One that a host has tombstoned is a
+// place all the same.
 func (s *Session) notPruned(ctx context.Context, id NodeID) error {
-	key := s.store.space.Tombstone(s.inc, id)
-	vs, err := s.store.engine.Get(ctx, key)
-	if err != nil || vs[0] == nil {
+	layers := s.layers(AnyRevision)
+	ks := make([][]byte, len(layers))
+	for i, l := range layers {
+		ks[i] = s.store.space.Tombstone(l.inc, id)
+	}
+	vs, err := s.store.engine.Get(ctx, ks...)
+	if err != nil {
 		return err
 	}
-	t, err := head.OpenTombstone(key, vs[0])
-	if err == nil && t.Pruned {
-		return fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, id, s.id)
+	for i, v := range vs {
+		if v == nil {
+			continue
+		}
+		t, err := head.OpenTombstone(ks[i], v)
+		if err == nil && t.Pruned && t.Epoch <= layers[i].epoch {
+			return fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, id, s.id)
+		}
+		if err != nil {
+			return codec.Corrupt(err, "tombstone of node %s of session %q", id, s.id)
+		}
 	}
-	return codec.Corrupt(err, "tombstone of node %s of session %q", id, s.id)
+	return nil
 }

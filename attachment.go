@@ -63,7 +63,34 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 	if _, err := s.attached(ctx, h.Revision, id); err != nil {
 		return 0, err
 	}
-	return s.store.blobs.WriteTo(ctx, w, id)
+	n, err := s.store.blobs.WriteTo(ctx, w, id)
+	var damage *CorruptError
+	if errors.As(err, &damage) { // a vacuum may have removed it meanwhile
+		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
+			err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.id)
+		}
+	}
+	return n, err
+}
+
+// erasedAttachment reports whether the node that had an attachment first is
+// erased, or the session has it no more.
+func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error) {
+	return retried(ctx, s, func() (bool, error) {
+		h, _, err := s.readHead(ctx)
+		if err != nil {
+			return false, err
+		}
+		at, err := s.attached(ctx, h.Revision, id)
+		if errors.Is(err, ErrBlobNotFound) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		n, err := s.at(ctx, at)
+		return n.Erased, err
+	})
 }
 
 // attached returns the first place of an attachment of the session's graph, or

@@ -37,11 +37,11 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err != nil {
 		return nil, err
 	}
-	forks, err := s.forksOf(ctx, nil, ses.inc)
-	if err != nil {
+	if err := s.Delete(ctx, id, policy); err != nil {
 		return nil, err
 	}
-	if err := s.Delete(ctx, id, policy); err != nil {
+	forks, err := s.forksOf(ctx, nil, ses.inc)
+	if err != nil {
 		return nil, err
 	}
 	return s.erased(ctx, forks, blobs, progress, func(fork *Session) (bool, error) {
@@ -57,7 +57,7 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 		return nil, err
 	}
 	var blobs []blob.ID
-	var related []head.Incarnation
+	var owners []head.Incarnation // of the histories that the nodes are in
 	for _, id := range ids {
 		n, err := s.find(ctx, h.Revision, id)
 		if err != nil {
@@ -65,15 +65,21 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 		}
 		blobs = append(blobs, n.Blobs()...)
 		at, err := retried(ctx, s, func() (spot, error) { return s.place(ctx, h.Revision, id) })
-		if err == nil {
-			related, err = s.store.forksOf(ctx, append(related, at.layer.inc), at.layer.inc)
-		}
 		if err != nil {
 			return nil, err
+		}
+		if !slices.Contains(owners, at.layer.inc) {
+			owners = append(owners, at.layer.inc)
 		}
 	}
 	if err := s.Tombstone(ctx, ids...); err != nil {
 		return nil, err
+	}
+	related := slices.Clone(owners)
+	for _, inc := range owners { // from now on a fork does not show the nodes
+		if related, err = s.store.forksOf(ctx, related, inc); err != nil {
+			return nil, err
+		}
 	}
 	return s.store.erased(ctx, related, blobs, progress, func(other *Session) (bool, error) {
 		for _, id := range ids {
@@ -142,7 +148,7 @@ func (s *Store) erased(ctx context.Context, related []head.Incarnation, blobs []
 		if err != nil {
 			return nil, codec.Corrupt(err, "mark of blob %s", id)
 		}
-		e.Shared, e.SharedBytes = e.Shared+1, e.SharedBytes+m.Bytes
+		shared := false
 		for p, err := range s.engine.Scan(ctx, s.space.Of(keys.Edge, hash)) {
 			if err != nil {
 				return nil, err
@@ -151,11 +157,18 @@ func (s *Store) erased(ctx context.Context, related []head.Incarnation, blobs []
 			if !ok || fields[16] != 's' {
 				continue
 			}
-			if other, err := s.byIncarnation(ctx, head.Incarnation(fields[17:])); err != nil {
+			inc := head.Incarnation(fields[17:])
+			other, err := s.byIncarnation(ctx, inc)
+			if err != nil {
 				return nil, err
-			} else if other != nil {
-				by[other.id] = true
 			}
+			// What is left because of HeldBy is not shared, but held.
+			if other != nil && !slices.Contains(related, inc) {
+				by[other.id], shared = true, true
+			}
+		}
+		if shared {
+			e.Shared, e.SharedBytes = e.Shared+1, e.SharedBytes+m.Bytes
 		}
 	}
 	for id := range by {

@@ -31,6 +31,11 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 	key := s.space.Child(parent.hash, about.Incarnation)
 	child := s.space.Session(r.ID)
 	b.Set(key, codec.Seal(key, keys.Child, append(child[:], parent.inc[:]...)))
+	if about.ForkNode != h.Leaf {
+		if err := parent.notPruned(ctx, about.ForkNode); err != nil {
+			return nil, err
+		}
+	}
 
 	var origin *head.Origin
 	var from layer // whose checkpoint the fork begins with, if that is not the head's

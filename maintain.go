@@ -102,7 +102,8 @@ type MaintainOptions struct {
 	// Pace is the part of its time that a collection works; default 0.25.
 	Pace float64
 	// Report, if set, is called after every run, from the goroutine of
-	// maintenance. v is nil after a collection, gc after a vacuum.
+	// maintenance. v is nil after a collection, gc after a vacuum. It must not
+	// call stop or Store.Close.
 	Report func(gc *GCReport, v *VacuumReport, err error)
 }
 

@@ -51,6 +51,7 @@ type plan struct {
 	indexed uint64 // revisions behind are not in the index yet: the next vacuum has them
 	headKey []byte // of a session that lives: guarded by what depends on its nodes, as
 	headRaw []byte
+	stones  map[string]stone  // that say of nodes which are erased by now that they are gone
 	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
 }
 
@@ -117,19 +118,47 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	if err := c.settle(ctx, p); err != nil {
 		return err
 	}
-	if c.life.State == head.Deleted || c.mark.cleaned >= c.life.Floor {
+	if err := c.done(ctx, p); err != nil {
+		return err
+	}
+	if c.life.State == head.Deleted || !c.known || c.mark.cleaned == c.work {
 		return nil
 	}
-	b := &batch{}
+	return c.cleaned(ctx, &batch{})
+}
+
+// cleaned makes b say that vacuum has seen the session as it is, and applies it.
+func (c *cleaning) cleaned(ctx context.Context, b *batch) error {
 	key := c.space.Bookmark(c.inc)
-	c.mark.cleaned = c.life.Floor
+	c.mark.cleaned = c.work
 	b.Set(key, c.mark.seal(key))
 	return c.apply(ctx, b, nil)
 }
 
+// done marks the tombstones of nodes that are erased. It comes last, so that a run
+// that is cut off before is done again.
+func (c *cleaning) done(ctx context.Context, p *plan) error {
+	b := &batch{}
+	for _, s := range p.stones {
+		b.Guard(s.key, s.raw)
+		s.Erased = true
+		b.Set(s.key, s.Seal(s.key))
+		if b.Ops() >= batchOps {
+			if err := c.run.apply(ctx, b); err != nil {
+				return err
+			}
+			b = &batch{}
+		}
+	}
+	if b.Ops() == 0 {
+		return nil
+	}
+	return c.run.apply(ctx, b)
+}
+
 // plan finds out who shows the session's nodes, and which are to be pruned.
 func (c *cleaning) plan(ctx context.Context) (*plan, error) {
-	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
+	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, stones: map[string]stone{}, indexed: uint64(c.mark.revision)}
 	if c.life.State == head.Live {
 		p.headKey = c.space.Head(c.life.Session)
 		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
@@ -174,7 +203,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		}
 		p.views = append(p.views, sight{upTo: h.ancestor, stones: stones})
 	}
-	if c.life.State == head.Live && c.mark.cleaned < c.life.Floor {
+	if c.life.State == head.Live && c.life.Floor > 0 {
 		err = c.prune(ctx, p)
 	}
 	return p, err
@@ -190,7 +219,7 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	if err != nil {
 		return codec.Corrupt(err, "head of incarnation %x", c.inc)
 	}
-	refs, err := head.Refs(ctx, c.engine, c.space, c.inc, c.life)
+	refs, err := c.kept(ctx, c.inc, c.life)
 	if err != nil {
 		return err
 	}
@@ -320,7 +349,6 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	}
 	changed, erased, pruned := len(packs) < len(w.seg.Packs), 0, 0
 	raw := rawSize(packs)
-	stones := map[string]stone{}
 	detached := map[blob.ID]bool{}
 	for i := range packs {
 		for j := range packs[i].Nodes {
@@ -331,7 +359,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 			}
 			for _, s := range by {
 				if !s.Erased {
-					stones[string(s.key)] = s
+					w.plan.stones[string(s.key)] = s
 				}
 			}
 			if n.Erased {
@@ -351,16 +379,8 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 			erased++
 		}
 	}
-	for _, s := range stones {
-		b.Guard(s.key, s.raw)
-		s.Erased = true
-		b.Set(s.key, s.Seal(s.key))
-	}
 	if !changed {
-		if b.Ops() == 0 {
-			return nil
-		}
-		return w.run.apply(ctx, b)
+		return nil
 	}
 	for id := range detached {
 		key := w.space.Detached(w.inc, w.space.BlobHash(id))

@@ -15,58 +15,49 @@ import (
 // behind it. So what was erased is not kept by what came after it.
 func (v *vacuum) rebase(ctx context.Context) error {
 	var at keys.Hash
-	used := true
-	var dependents []keys.Hash
-	flush := func() error {
-		if used {
-			return nil
-		}
-		for _, h := range dependents {
-			if err := v.rebaseOne(ctx, h, at); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Edge)) {
-		if err != nil {
-			return err
+	used, err := true, error(nil)
+	for p, serr := range v.engine.Scan(ctx, v.space.All(keys.Edge)) {
+		if serr != nil {
+			return serr
 		}
 		_, fields, ok := v.space.Fields(p.Key)
 		if !ok {
 			return codec.Corrupt(codec.ErrMalformed, "edge at key %x", p.Key)
 		}
+		if fields[16] != byBlob {
+			continue
+		}
 		if h := keys.Hash(fields[:16]); h != at {
-			if err := flush(); err != nil {
+			at = h
+			if used, err = v.used(ctx, h); err != nil {
 				return err
 			}
-			at, used, dependents = h, false, dependents[:0]
 		}
-		if fields[16] == bySession {
-			used = true
-		} else if len(dependents) < batchOps {
-			dependents = append(dependents, keys.Hash(fields[17:]))
+		if !used {
+			if err := v.rebaseOne(ctx, keys.Hash(fields[17:]), at); err != nil {
+				return err
+			}
 		}
 	}
-	return flush()
+	return nil
+}
+
+// used reports whether a session refers to a blob.
+func (v *vacuum) used(ctx context.Context, h keys.Hash) (bool, error) {
+	r := v.space.Of(keys.Edge, h)
+	r.Start, r.Limit = v.space.Edge(h, bySession, [16]byte{}), 1
+	for _, err := range v.engine.Scan(ctx, r) {
+		return err == nil, err
+	}
+	return false, nil
 }
 
 // rebaseOne stores h by itself if a session refers to it and it is a delta of base.
 func (v *vacuum) rebaseOne(ctx context.Context, h, base keys.Hash) error {
 	for {
-		r := v.space.Of(keys.Edge, h)
-		used := false
-		for p, err := range v.engine.Scan(ctx, r) {
-			if err != nil {
-				return err
-			}
-			_, fields, ok := v.space.Fields(p.Key)
-			if used = ok && fields[16] == bySession; used {
-				break
-			}
-		}
-		if !used {
-			return nil
+		used, err := v.used(ctx, h)
+		if err != nil || !used {
+			return err
 		}
 		b := &batch{}
 		done, err := v.blobs.Rebase(ctx, &b.Batch, h, true)

@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -13,7 +14,7 @@ import (
 // retain drops the edges of checkpoint parts that no retained revision of a
 // session that lives has: when its floor rose, or a kept revision was released.
 func (r *run) retain(ctx context.Context, v *view) error {
-	refs, err := head.Refs(ctx, r.engine, r.space, v.inc, v.life)
+	refs, err := r.kept(ctx, v.inc, v.life)
 	if err != nil {
 		return err
 	}
@@ -263,9 +264,30 @@ func (r *run) holders(ctx context.Context, inc head.Incarnation, life *head.Life
 		}
 	}
 	if n != int(life.Forks) {
+		if moved, err := r.moved(ctx, inc, life); err != nil || moved {
+			return nil, errors.Join(err, errMoved)
+		}
 		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", codec.ErrMissing, n, life.Forks), "forks of incarnation %x", inc)
 	}
 	return out, nil
+}
+
+// moved reports whether the lifecycle of a session is another by now.
+func (r *run) moved(ctx context.Context, inc head.Incarnation, life *head.Life) (bool, error) {
+	key := r.space.Life(inc)
+	vs, err := r.get(ctx, key)
+	return err == nil && string(vs[0]) != string(life.Seal(key)), err
+}
+
+// kept reads the kept revisions of a session that lives.
+func (r *run) kept(ctx context.Context, inc head.Incarnation, life *head.Life) ([]head.Ref, error) {
+	refs, err := head.Refs(ctx, r.engine, r.space, inc, life)
+	if isCorrupt(err) {
+		if moved, merr := r.moved(ctx, inc, life); merr != nil || moved {
+			return nil, errors.Join(merr, errMoved)
+		}
+	}
+	return refs, err
 }
 
 // held returns up to which revision the history of a session is held by forks,

@@ -137,7 +137,10 @@ var preemptions = flag.Int("preemptions", 1, "explore schedules with at most so 
 
 func both(errs ...error) error { return errors.Join(errs...) }
 
-var big = noise(6000, 1)
+var (
+	big    = noise(6000, 1)
+	upload = noise(270<<10, 3) // some chunks
+)
 
 var scenarios = []scenario{
 	{
@@ -261,7 +264,7 @@ var scenarios = []scenario{
 		before: func(w *world) error {
 			s, err := w.create(turnstone.Request{ID: "a"})
 			if err == nil {
-				_, err = s.PutAttachment(ctx, bytes.NewReader(noise(270<<10, 3)), -1, "", "")
+				_, err = s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
 			}
 			return both(err, collect(w))
 		},
@@ -271,7 +274,7 @@ var scenarios = []scenario{
 				if err != nil {
 					return err
 				}
-				ref := turnstone.Attachment{ID: blobSum(noise(270<<10, 3)), Size: 270 << 10}
+				ref := turnstone.Attachment{ID: blobSum(upload), Size: 270 << 10}
 				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{ref}}}})
 				return fair(err)
 			}},
@@ -283,7 +286,7 @@ var scenarios = []scenario{
 		before: func(w *world) error {
 			s, err := w.create(turnstone.Request{ID: "a"})
 			if err == nil {
-				_, err = s.PutAttachment(ctx, bytes.NewReader(noise(270<<10, 3)), -1, "", "")
+				_, err = s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
 			}
 			return both(err, collect(w))
 		},
@@ -293,7 +296,7 @@ var scenarios = []scenario{
 				if err != nil {
 					return err
 				}
-				a, err := s.PutAttachment(ctx, bytes.NewReader(noise(270<<10, 3)), -1, "", "")
+				a, err := s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
 				if errors.Is(err, blobExpired) {
 					return nil
 				}

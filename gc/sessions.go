@@ -22,7 +22,7 @@ type bookmark struct {
 	floor    head.Revision // edges of revisions below were looked at
 	refs     uint64        // digest of the kept revisions by which they were
 	held     head.Revision // of a deleted session: edges of later revisions are gone; open for one that lives
-	cleaned  head.Revision // vacuum has seen the session with this floor
+	cleaned  uint64        // digest of the session's state as vacuum has seen it; 0: not yet
 	parts    []part        // the checkpoint at revision
 }
 
@@ -38,7 +38,7 @@ func (m *bookmark) seal(key []byte) []byte {
 	e.Uint(uint64(m.floor))
 	e.Uint(m.refs)
 	e.Uint(uint64(m.held))
-	e.Uint(uint64(m.cleaned))
+	e.Uint(m.cleaned)
 	e.Array(len(m.parts))
 	for _, p := range m.parts {
 		e.Array(2)
@@ -56,7 +56,7 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 	d := codec.Decoder{B: body}
 	d.Shape(6)
 	m.revision, m.floor = head.Revision(d.Uint()), head.Revision(d.Uint())
-	m.refs, m.held, m.cleaned = d.Uint(), head.Revision(d.Uint()), head.Revision(d.Uint())
+	m.refs, m.held, m.cleaned = d.Uint(), head.Revision(d.Uint()), d.Uint()
 	m.parts = make([]part, d.Array(head.MaxParts))
 	for i := range m.parts {
 		d.Shape(2)
@@ -191,14 +191,14 @@ var errMoved = errors.New("gc: session moved")
 
 // session brings the index up to date with one session.
 func (r *run) session(ctx context.Context, inc head.Incarnation) error {
-	for attempt := 0; ; attempt++ {
+	for attempt, damaged := 0, 0; ; attempt++ {
 		err := r.follow(ctx, inc, attempt < 3)
 		var damage *codec.CorruptError
 		switch {
 		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
 			continue
-		case errors.As(err, &damage) && attempt < 3:
-			// Absent may be what was moved meanwhile. Damage stays.
+		case errors.As(err, &damage) && damaged < 3:
+			damaged++ // what is absent may have been moved meanwhile; damage stays
 			continue
 		}
 		return err

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -125,15 +127,22 @@ func (v *vacuum) tombstoned(ctx context.Context) error {
 	return nil
 }
 
+// maxAttempts is how often the work on a session is begun anew because it changed.
+const maxAttempts = 20
+
 // session removes what is to be removed of one session.
 func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
-	for attempt := 0; ; attempt++ {
+	for attempt, damaged := 0, 0; ; attempt++ {
 		err := v.clean(ctx, inc)
 		var damage *codec.CorruptError
 		switch {
 		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
+			if attempt == maxAttempts {
+				return nil // it is committed to all the time: the next vacuum has it
+			}
 			continue
-		case errors.As(err, &damage) && attempt < 3:
+		case errors.As(err, &damage) && damaged < 3:
+			damaged++
 			continue
 		}
 		return err
@@ -154,7 +163,7 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	if vs[1] == nil && (life.State == head.Deleted || life.Floor > 0) {
 		return nil // gc has not seen it yet: it was deleted just now
 	}
-	if vs[1] != nil {
+	if c.known = vs[1] != nil; c.known {
 		if c.mark, err = openBookmark(markKey, vs[1]); err != nil {
 			return codec.Corrupt(err, "bookmark of incarnation %x", inc)
 		}
@@ -173,18 +182,37 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 		if len(c.holders) == 0 {
 			return c.remove(ctx)
 		}
-		if c.mark.cleaned == c.mark.held+1 && !v.stones[inc] {
-			return nil
-		}
-		return c.cut(ctx)
-	}
-	if c.mark.cleaned >= life.Floor && !v.stones[inc] {
+	} else if life.Floor == 0 && !v.stones[inc] {
 		return nil
-	}
-	if c.holders, err = v.holders(ctx, inc, life); err != nil {
+	} else if c.holders, err = v.holders(ctx, inc, life); err != nil {
 		return err
 	}
+	refs, err := v.kept(ctx, inc, life)
+	if err != nil {
+		return err
+	}
+	if c.work = worked(life, c.holders, refs); c.mark.cleaned == c.work && !v.stones[inc] {
+		return nil
+	}
+	if life.State == head.Deleted {
+		return c.cut(ctx)
+	}
 	return c.erase(ctx, head.Revision(open))
+}
+
+// worked is a number for what decides, apart from tombstones, what vacuum removes
+// of a session.
+func worked(life *head.Life, holders []holder, refs []head.Ref) uint64 {
+	floor := uint64(life.Floor)
+	if life.State == head.Deleted {
+		floor = 0 // vacuum itself moves it
+	}
+	b := fmt.Append(nil, life.State, floor, digest(refs))
+	for _, h := range holders { // in the order of their keys
+		b = fmt.Appendf(b, " %x %d %d", h.inc, h.ancestor.Revision, h.ancestor.Nodes)
+	}
+	sum := hash.Content.Sum(b)
+	return binary.LittleEndian.Uint64(sum[:])
 }
 
 // A cleaning is the work on one session. Each of its batches guards and sets the
@@ -196,7 +224,9 @@ type cleaning struct {
 	life    *head.Life
 	raw     []byte // of life
 	mark    bookmark
+	known   bool // there is a bookmark
 	holders []holder
+	work    uint64 // digest of what decides what is to go: see bookmark.cleaned
 }
 
 // apply applies b with the next epoch of the session.
@@ -380,11 +410,8 @@ func (c *cleaning) cut(ctx context.Context) error {
 			}
 		}
 	}
-	key := c.space.Bookmark(c.inc)
-	c.mark.cleaned = held + 1
-	b.Set(key, c.mark.seal(key))
-	c.out.Records += b.Ops() - 1
-	return c.apply(ctx, b, nil)
+	c.out.Records += b.Ops()
+	return c.cleaned(ctx, b)
 }
 
 // dirtied makes b say that the session changed.
