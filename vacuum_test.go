@@ -584,3 +584,41 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 		})
 	}
 }
+
+// A checkpoint that is too large for a batch is stored anew as chunks when the
+// version that it was a delta of is pruned.
+func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, now, secret := noise(2<<20, 1), noise(2<<20, 1), noise(300, 2)
+	copy(old[1<<20:], secret)
+	for i, content := range [][]byte{old, now} {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": content}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if r := vacuum(t, st); r.Rebased != 1 || holds(t, e, secret[:64]) {
+		t.Errorf("%+v", r)
+	}
+	if r := vacuum(t, st); r.Rebased != 0 || r.Deleted != 0 {
+		t.Errorf("again: %+v", r)
+	}
+	parts, err := s.Checkpoint(ctx, 0)
+	if err != nil || !bytes.Equal(parts["p"], now) {
+		t.Error(err)
+	}
+	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+		t.Errorf("full: %+v", r)
+	}
+	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
+		t.Errorf("records left: %v", n)
+	}
+	healthy(t, st)
+}

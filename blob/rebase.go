@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -14,9 +15,9 @@ const rebaseBytes = 1 << 20
 // Rebase makes b store the blob that h stands for by itself, compressed as far as
 // it goes: a delta if deltas is set, else one that is stored by itself already
 // and was compressed on a commit's path. It is guarded on its mark and on the
-// bytes that store it now. It reports whether it did: what does not fit a batch
-// stays as it is.
-func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash, deltas bool) (done bool, err error) {
+// bytes that store it now. It reports whether it did. A delta whose content does
+// not fit a batch becomes a list of chunks, which up holds until it is abandoned.
+func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash, deltas bool, up *Upload) (done bool, err error) {
 	markKey, firstKey := s.space.Mark(h), s.space.Blob(h, 0)
 	vs, err := s.engine.Get(ctx, markKey, firstKey)
 	if err != nil || vs[0] == nil {
@@ -39,7 +40,15 @@ func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash, deltas
 	}
 	alone := record{id: r.id, form: whole, size: r.size, data: codec.Compress(nil, content, codec.Best)}
 	if len(alone.data) > rebaseBytes {
-		return false, nil
+		if !deltas {
+			return false, nil
+		}
+		d, err := up.Write(ctx, bytes.NewReader(content), r.size)
+		if err != nil {
+			return false, err
+		}
+		alone = d.rec
+		up.hold(b, r.id) // with its chunks: it is represented before they are let go of
 	}
 	ks, values := alone.values(s.space, h)
 	b.Guard(markKey, vs[0])
@@ -51,7 +60,7 @@ func (s *Store) Rebase(ctx context.Context, b *engine.Batch, h keys.Hash, deltas
 		b.Delete(s.space.Blob(h, i))
 	}
 	next := alone.mark(values)
-	next.Packed = true
+	next.Packed = alone.form == whole
 	b.Set(markKey, next.Seal(markKey))
 	return true, nil
 }

@@ -2,7 +2,9 @@ package gc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -59,34 +61,46 @@ func (v *vacuum) rebaseOne(ctx context.Context, h, base keys.Hash) error {
 		if err != nil || !used {
 			return err
 		}
-		b := &batch{}
-		done, err := v.blobs.Rebase(ctx, &b.Batch, h, true)
-		if err != nil || !done {
+		var id [16]byte
+		rand.Read(id[:])
+		up := v.blobs.NewUpload(id, v.began.Add(time.Hour))
+		done, err := v.swap(ctx, h, base, up)
+		if err == nil && done {
+			// What it is made of now has its edges before the upload lets go of it.
+			if err = v.represent(ctx, []keys.Hash{h}); err == nil {
+				v.out.Rebased++
+			}
+		}
+		if aerr := up.Abandon(ctx); err == nil {
+			err = aerr
+		}
+		if !errors.Is(err, engine.ErrConflict) {
 			return err
 		}
-		edge, countKey := v.space.Edge(base, byBlob, h), v.space.Count(base)
-		vs, err := v.get(ctx, edge, countKey)
-		if err != nil {
-			return err
-		}
-		count, err := openCount(countKey, vs[1])
-		if err != nil {
-			return err
-		}
-		if vs[0] == nil || count == 0 {
-			return codec.Corrupt(errDisagree, "edge of the blob at %x", base)
-		}
-		b.Delete(edge)
-		v.setCount(b, base, count, count-1)
-		err = v.apply(ctx, b)
-		if errors.Is(err, engine.ErrConflict) {
-			continue // a commit revived it
-		}
-		if err == nil {
-			v.out.Rebased++
-		}
-		return err
 	}
+}
+
+// swap stores h by itself, and takes its edge to base away.
+func (v *vacuum) swap(ctx context.Context, h, base keys.Hash, up *blob.Upload) (done bool, err error) {
+	b := &batch{}
+	if done, err = v.blobs.Rebase(ctx, &b.Batch, h, true, up); err != nil || !done {
+		return false, err
+	}
+	edge, countKey := v.space.Edge(base, byBlob, h), v.space.Count(base)
+	vs, err := v.get(ctx, edge, countKey)
+	if err != nil {
+		return false, err
+	}
+	count, err := openCount(countKey, vs[1])
+	if err != nil {
+		return false, err
+	}
+	if vs[0] == nil || count == 0 {
+		return false, codec.Corrupt(errDisagree, "edge of the blob at %x", base)
+	}
+	b.Delete(edge)
+	v.setCount(b, base, count, count-1)
+	return true, v.apply(ctx, b)
 }
 
 // pack compresses blobs that were compressed for speed, on a commit's path, as far
@@ -121,7 +135,7 @@ func (v *vacuum) pack(ctx context.Context) error {
 		if m.Condemned || m.Packed || m.Depends {
 			continue
 		}
-		if _, err := v.blobs.Rebase(ctx, &b.Batch, keys.Hash(fields), false); err != nil {
+		if _, err := v.blobs.Rebase(ctx, &b.Batch, keys.Hash(fields), false, nil); err != nil {
 			return err
 		}
 		if b.Bytes() >= together || b.Ops() >= batchOps {

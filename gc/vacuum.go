@@ -187,9 +187,11 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	} else if c.holders, err = v.holders(ctx, inc, life); err != nil {
 		return err
 	}
-	refs, err := v.kept(ctx, inc, life)
-	if err != nil {
-		return err
+	var refs []head.Ref // a deleted session's go with it
+	if life.State == head.Live {
+		if refs, err = v.kept(ctx, inc, life); err != nil {
+			return err
+		}
 	}
 	if c.work = worked(life, c.holders, refs); c.mark.cleaned == c.work && !v.stones[inc] {
 		return nil
