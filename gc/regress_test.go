@@ -1,0 +1,381 @@
+package gc_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// Each test here is a bug that a review found, and stays to show that it is gone.
+
+// A hooked engine calls on before every call.
+type hooked struct {
+	engine.Engine
+	on func()
+}
+
+func (h *hooked) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	h.on()
+	return h.Engine.Get(ctx, ks...)
+}
+
+func (h *hooked) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	h.on()
+	return h.Engine.Scan(ctx, r)
+}
+
+func (h *hooked) Apply(ctx context.Context, b *engine.Batch) error {
+	h.on()
+	return h.Engine.Apply(ctx, b)
+}
+
+func prune(t *testing.T, s *turnstone.Session) {
+	t.Helper()
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openAt(t testing.TB, e engine.Engine, now func() time.Time) *turnstone.Store {
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, Now: now, UploadTTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+func fixed() time.Time { return epoch }
+func create(t testing.TB, st *turnstone.Store, r turnstone.Request) *turnstone.Session {
+	s, _, err := st.Create(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func commit(t testing.TB, s *turnstone.Session, c turnstone.Commit) turnstone.Result {
+	c.Expected = turnstone.AnyRevision
+	r, err := s.Commit(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func collected(t testing.TB, st *turnstone.Store, o turnstone.GCOptions) *turnstone.GCReport {
+	r, err := st.GC(ctx, o)
+	if err != nil {
+		t.Fatal("gc:", err)
+	}
+	return r
+}
+
+func vacuumed(t testing.TB, st *turnstone.Store) {
+	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		t.Fatal("vacuum:", err)
+	}
+}
+
+func healthy(t testing.TB, st *turnstone.Store) {
+	v, err := st.Verify(ctx, nil)
+	if err != nil || !v.OK() {
+		t.Error("verify:", err, v.Problems)
+	}
+}
+
+func holds(e engine.Engine, b []byte) bool {
+	for p := range e.Scan(ctx, engine.Range{}) {
+		if bytes.Contains(p.Value, b) {
+			return true
+		}
+	}
+	return false
+}
+
+// part returns to a value whose edge retention had dropped.
+func TestAPartReturnsToAnEarlierValue(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for i := range 4 {
+		commit(t, s, saves(noise(6000, uint64(i))))
+	}
+	collected(t, st, turnstone.GCOptions{})
+	prune(t, s)
+	collected(t, st, turnstone.GCOptions{})
+	commit(t, s, saves(noise(6000, 0)))
+	collected(t, st, turnstone.GCOptions{})
+	if r := collected(t, st, turnstone.GCOptions{Full: true}); r.Repaired {
+		t.Error("repaired")
+	}
+	healthy(t, st)
+}
+
+// kept revision in the gap.
+func TestARevisionKeptInAGap(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for _, i := range []uint64{1, 2, 1, 3} {
+		commit(t, s, saves(noise(6000, i)))
+	}
+	if err := s.Keep(ctx, "x", 2); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, s)
+	vacuumed(t, st)
+	vacuumed(t, st)
+	if err := reachable(e, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// upload held as list, not referenced.
+func TestAnUploadIsNoRepair(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	if _, err := s.PutAttachment(ctx, bytes.NewReader(noise(2<<20, 1)), -1, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	collected(t, st, turnstone.GCOptions{})
+	if r := collected(t, st, turnstone.GCOptions{Full: true}); r.Repaired {
+		t.Error("repaired")
+	}
+}
+
+// fork at the fork node of a fork that pruned its first checkpoint.
+func TestAForkAtTheNodeThatItsParentForkedAt(t *testing.T) {
+	for _, del := range []bool{false, true} {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		s := create(t, st, turnstone.Request{ID: "s"})
+		c := says([]byte("hello"))
+		c.Checkpoint = map[string][]byte{"p": noise(6000, 1)}
+		n := commit(t, s, c).Nodes[0]
+		f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+		for i := range 3 {
+			c := says([]byte(fmt.Sprint("f", i)))
+			c.Checkpoint = map[string][]byte{"p": noise(6000, uint64(i)+2)}
+			commit(t, f, c)
+		}
+		if del {
+			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			commit(t, s, saves(noise(6000, 50)))
+			prune(t, s)
+		}
+		prune(t, f)
+		collected(t, st, turnstone.GCOptions{})
+		g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: n})
+		if err != nil {
+			t.Log("fork refused:", err)
+			continue
+		}
+		if _, err := g.Checkpoint(ctx, 0); err != nil {
+			t.Error("checkpoint of g:", err)
+		}
+		if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+			t.Error("gc:", err)
+		}
+		healthy(t, st)
+	}
+}
+
+// chain of more than 64 deltas.
+func TestAChainOfDeltasStaysShort(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	a := create(t, st, turnstone.Request{ID: "a"})
+	v := func(i int) []byte {
+		b := noise(20000, 77)
+		for j := range i {
+			b[j*100]++
+		}
+		return b
+	}
+	commit(t, a, saves(v(64))) // whole: its base is kept at depth 0
+	commit(t, a, turnstone.Commit{Drop: []string{"p"}})
+	prune(t, a)
+	collected(t, st, turnstone.GCOptions{})
+	b := create(t, st, turnstone.Request{ID: "b"})
+	for i := range 65 {
+		commit(t, b, saves(v(i)))
+	}
+	healthy(t, st)
+	commit(t, a, saves(v(65)))
+	if _, err := a.Checkpoint(ctx, 0); err != nil {
+		t.Error("checkpoint of a:", err)
+	}
+	healthy(t, st)
+}
+
+// vacuum erases a node that gc has not seen.
+func TestVacuumDoesNotOvertakeTheIndex(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	commit(t, s, says([]byte("first")))
+	once := false
+	secret := noise(20000, 9)
+	_, err := st.Vacuum(ctx, turnstone.VacuumOptions{Progress: func(p turnstone.Progress) {
+		if p.Phase == "sessions" && !once {
+			once = true
+			r := commit(t, s, says(secret))
+			if err := s.Tombstone(ctx, r.Nodes[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}})
+	if err != nil || !once {
+		t.Fatal(err, once)
+	}
+	for range 3 {
+		vacuumed(t, st)
+	}
+	if holds(e, secret[:64]) {
+		t.Error("the erased bytes are there for ever")
+	}
+	if err := reachable(e, true); err != nil {
+		t.Error(err)
+	}
+	if r := collected(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 {
+		t.Errorf("full: %+v", r)
+	}
+}
+
+// dry run beside a run.
+func TestADryRunBesideARun(t *testing.T) {
+	for at := 1; at < 200; at++ {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		a := create(t, st, turnstone.Request{ID: "a"})
+		for i := range 5 {
+			commit(t, a, saves(version(i)))
+		}
+		collected(t, st, turnstone.GCOptions{})
+		if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		st2 := openAt(t, &hooked{Engine: e, on: func() {
+			if n++; n == at {
+				collected(t, st, turnstone.GCOptions{})
+			}
+		}}, fixed)
+		if n >= at {
+			continue
+		}
+		_, err := st2.GC(ctx, turnstone.GCOptions{DryRun: true})
+		if n < at {
+			break
+		}
+		if err != nil {
+			t.Errorf("at %d: %v", at, err)
+		}
+	}
+}
+
+// gc --full beside a commit.
+func TestAFullRunBesideACommit(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	commit(t, s, says(noise(6000, 1)))
+	n := 0
+	r := collected(t, st, turnstone.GCOptions{Full: true, Progress: func(turnstone.Progress) {
+		if n++; n == 1 {
+			commit(t, s, says(noise(6000, 2)))
+		}
+	}})
+	if r.Repaired {
+		t.Error("repaired")
+	}
+}
+
+// verify after a full run that was cut.
+func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	for _, id := range []string{"a", "b", "c"} {
+		commit(t, create(t, st, turnstone.Request{ID: id}), says(noise(9000, uint64(id[0]))))
+	}
+	collected(t, st, turnstone.GCOptions{})
+	for at := 1; at < 150; at++ {
+		c, cancel := context.WithCancel(ctx)
+		n := 0
+		st2 := openAt(t, &hooked{Engine: e, on: func() {
+			if n++; n == at {
+				cancel()
+			}
+		}}, fixed)
+		if _, err := st2.GC(c, turnstone.GCOptions{Full: true}); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
+			t.Fatal("cut at", at, err, v.Problems)
+		}
+		collected(t, st, turnstone.GCOptions{})
+	}
+}
+
+// A collection is cut while it lets go of what a finished upload held; then one
+// of another session only, which has the chunks, and lets go of them.
+func TestACutBetweenTheChunksOfAnUpload(t *testing.T) {
+	for cut := 1; ; cut++ {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		s, d := create(t, st, turnstone.Request{ID: "s"}), create(t, st, turnstone.Request{ID: "d"})
+		content := noise(1<<20, 3)
+		a, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		space, err := spaceOf(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blobs := blob.New(e, space, blob.DefaultChunking)
+		chunks, err := blobs.References(ctx, a.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range chunks {
+			c, err := blobs.Read(ctx, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := commit(t, d, says(c))
+			if err := d.Tombstone(ctx, r.Nodes...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, cancel := context.WithCancel(ctx)
+		n := 0
+		cutting := openAt(t, &hooked{Engine: e, on: func() {
+			if n++; n == cut {
+				cancel()
+			}
+		}}, fixed)
+		_, err = cutting.GC(c, turnstone.GCOptions{})
+		if _, verr := d.Vacuum(ctx); verr != nil {
+			t.Fatal(verr)
+		}
+		if err := reachable(e, false); err != nil {
+			t.Fatalf("cut at call %d: %v", cut, err)
+		}
+		if err == nil {
+			return
+		}
+	}
+}

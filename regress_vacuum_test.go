@@ -1,0 +1,453 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// Each test here is a bug that a review of vacuum found, and stays to show that it
+// is gone.
+
+func onMemory(t *testing.T, o *turnstone.Options) (*memory.Engine, *turnstone.Store) {
+	e := memory.New()
+	return e, openStore(t, e, o)
+}
+
+func commitTo(t *testing.T, s *turnstone.Session, c turnstone.Commit) turnstone.Result {
+	t.Helper()
+	c.Expected = turnstone.AnyRevision
+	r, err := s.Commit(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func pruneTo1(t *testing.T, s *turnstone.Session) {
+	t.Helper()
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, st *turnstone.Store, id string) {
+	t.Helper()
+	if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func saying(p []byte) []turnstone.NewNode { return []turnstone.NewNode{{Kind: "u", Payload: p}} }
+
+// cut is skipped because cleaned of the live session happens to equal held+1.
+func TestADeletedSessionIsCutThoughItsFloorFits(t *testing.T) {
+	e, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 1))})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 2))})
+	if ok, err := p.Prune(ctx, 1); !ok || err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	if err := st.Delete(ctx, "p", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	vacuum(t, st)
+	if holds(t, e, noise(100, 2)[:64]) {
+		t.Error("the payload of revision 2 of a deleted session is there")
+	}
+}
+
+// held revision stays, but what is shared of it shrinks.
+func TestWhatIsSharedOfATurnShrinks(t *testing.T) {
+	e, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: noise(100, 1)}, {Kind: "u", Payload: noise(100, 2)}, {Kind: "u", Payload: noise(9000, 3)}}})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	create(t, st, turnstone.Request{ID: "g", Parent: "p", ForkNode: r.Nodes[0]})
+	remove(t, st, "p")
+	vacuum(t, st)
+	er, err := st.Erase(ctx, "f", turnstone.KeepChildren, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	if holds(t, e, noise(100, 2)[:64]) || holds(t, e, noise(9000, 3)[:64]) {
+		t.Errorf("payloads that nobody shows are there %+v", er)
+	}
+}
+
+// a holder goes / a name is released: side branch is never pruned.
+func TestBranchesGoWithWhatHeldThem(t *testing.T) {
+	for _, how := range []string{"fork", "keep"} {
+		t.Run(how, func(t *testing.T) {
+			e, st := onMemory(t, nil)
+			p := create(t, st, turnstone.Request{ID: "p"})
+			root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+			commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 2))})
+			if how == "fork" {
+				create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+			} else if err := p.Keep(ctx, "x", 2); err != nil {
+				t.Fatal(err)
+			}
+			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+			pruneTo1(t, p)
+			vacuum(t, st)
+			if !holds(t, e, noise(100, 2)[:64]) {
+				t.Fatal("held")
+			}
+			if how == "fork" {
+				remove(t, st, "f")
+			} else if err := p.Release(ctx, "x"); err != nil {
+				t.Fatal(err)
+			}
+			vacuum(t, st)
+			vacuum(t, st)
+			if holds(t, e, noise(100, 2)[:64]) {
+				t.Error("a side branch that no retained revision leads to is there")
+			}
+		})
+	}
+}
+
+// fork at a pruned node: silently shows less.
+func TestNoForkAtAPrunedNode(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
+	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+	pruneTo1(t, p)
+	vacuum(t, st)
+	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
+	if !errors.Is(err, turnstone.ErrRevisionPruned) {
+		s, lerr := f.Load(ctx, turnstone.Scope{})
+		t.Errorf("fork at a pruned node: %v; load gives %d nodes, %v", err, len(s.Nodes), lerr)
+	}
+	// and: a fork made after the prune commits onto the parent's pruned node
+	g := create(t, st, turnstone.Request{ID: "g", Parent: "p"})
+	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(side), Payload: []byte("x")}}}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Errorf("commit of a fork onto the parent's pruned node: %v", err)
+	}
+}
+
+// fork at the origin node after the floor passed revision 0.
+func TestNoForkAtAPrunedCheckpoint(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	at := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root")), Checkpoint: map[string][]byte{"a": noise(9000, 1)}}).Leaf
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
+	pruneTo1(t, f)
+	remove(t, st, "p")
+	collect(t, st, turnstone.GCOptions{})
+	g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: at})
+	if errors.Is(err, turnstone.ErrRevisionPruned) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Checkpoint(ctx, 0); err != nil {
+		t.Error("checkpoint:", err)
+	}
+	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+		t.Error("gc:", err)
+	}
+	v, err := st.Verify(ctx, nil)
+	if err != nil || !v.OK() {
+		t.Error(err, v.Problems)
+	}
+}
+
+// full finds another index than incremental: a part that came back.
+func TestAPartThatCameBackIsNoRepair(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	other := create(t, st, turnstone.Request{ID: "other"})
+	x := noise(9000, 1)
+	commitTo(t, other, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
+	pruneTo1(t, p)
+	collect(t, st, turnstone.GCOptions{})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	collect(t, st, turnstone.GCOptions{})
+	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Repaired {
+		t.Errorf("%+v", r)
+	}
+}
+
+// interval over-approximation: x at 1 and 3, kept 2, head elsewhere.
+func TestAKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
+	e, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	for _, i := range []uint64{1, 2, 1, 3} {
+		commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": noise(9000, i)}})
+	}
+	if err := p.Keep(ctx, "k", 2); err != nil {
+		t.Fatal(err)
+	}
+	pruneTo1(t, p)
+	vacuum(t, st)
+	vacuum(t, st)
+	if holds(t, e, noise(9000, 1)[:64]) {
+		t.Error("a checkpoint that no retained revision has is there")
+	}
+}
+
+// more than 600 dependents of saying base
+func TestManyVersionsOfOneBase(t *testing.T) {
+	e, st := onMemory(t, nil)
+	base := noise(3000, 1)
+	for i := range 700 {
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i)})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": base}})
+		if _, err := s.Checkpoint(ctx, 0); err != nil { // the base of the next version
+			t.Fatal(err)
+		}
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": append(bytes.Clone(base[200:]), noise(20, uint64(1000+i))...)}})
+		pruneTo1(t, s)
+	}
+	r := vacuum(t, st)
+	t.Logf("%+v", r)
+	if holds(t, e, base[:100]) {
+		t.Error("base is there after a vacuum")
+	}
+	r = vacuum(t, st)
+	if r.Rebased != 0 || r.Deleted != 0 {
+		t.Errorf("again: %+v", r)
+	}
+}
+
+// crash between rewriting and settling of attachment entries.
+func TestVacuumCutBeforeItSettles(t *testing.T) {
+	for n := 1; n < 60; n++ {
+		mem := memory.New()
+		armed, applies, done := false, 0, false
+		f := &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
+			if armed && c.Op == "Apply" {
+				if applies++; applies == n {
+					done = true
+					return enginetest.Fault{Crash: true, Applied: true}
+				}
+			}
+			return enginetest.Fault{}
+		}}
+		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+		s := create(t, st, turnstone.Request{ID: "s"})
+		a, err := s.PutAttachment(ctx, bytes.NewReader(noise(9000, 1)), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []turnstone.Attachment{a}}}})
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("y"))})
+		if err := s.Tombstone(ctx, r.Nodes...); err != nil {
+			t.Fatal(err)
+		}
+		armed = true
+		_, _ = st.Vacuum(ctx, turnstone.VacuumOptions{}) // it is cut
+		if !done {
+			break
+		}
+		st2 := openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
+		vacuum(t, st2)
+		vacuum(t, st2)
+		s2, err := st2.Session(ctx, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w bytes.Buffer
+		if _, err := s2.ReadAttachment(ctx, &w, a.ID); !errors.Is(err, turnstone.ErrBlobNotFound) {
+			t.Errorf("crash after apply %d: %v", n, err)
+		}
+		healthy(t, st2)
+	}
+}
+
+// hook calls f before each Get/Scan.
+type hook struct {
+	engine.Engine
+	get   func(ks [][]byte)
+	apply func(b *engine.Batch)
+}
+
+func (h *hook) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	if h.get != nil {
+		h.get(ks)
+	}
+	return h.Engine.Get(ctx, ks...)
+}
+
+func (h *hook) Apply(ctx context.Context, b *engine.Batch) error {
+	if h.apply != nil {
+		h.apply(b)
+	}
+	return h.Engine.Apply(ctx, b)
+}
+
+// ReadAttachment during vacuum
+func TestAnAttachmentIsVacuumedWhileItIsRead(t *testing.T) {
+	mem := memory.New()
+	h := &hook{Engine: mem}
+	st := openStore(t, h, nil)
+	st2 := openStore(t, mem, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	a, err := s.PutAttachment(ctx, bytes.NewReader(noise(9000, 1)), -1, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []turnstone.Attachment{a}}}})
+	if err := s.Tombstone(ctx, r.Nodes...); err != nil {
+		t.Fatal(err)
+	}
+	h.get = func(ks [][]byte) {
+		if len(ks) == 1 && ks[0][4] == 'b' {
+			h.get = nil
+			vacuum(t, st2)
+		}
+	}
+	var w bytes.Buffer
+	_, err = s.ReadAttachment(ctx, &w, a.ID)
+	var ce *turnstone.CorruptError
+	if errors.As(err, &ce) {
+		t.Error("false corrupt:", err)
+	}
+}
+
+type scanHook struct {
+	engine.Engine
+	scan func(r engine.Range)
+}
+
+func (h *scanHook) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	if h.scan != nil {
+		h.scan(r)
+	}
+	return h.Engine.Scan(ctx, r)
+}
+
+// forks made while vacuum (gc) looks at a session
+func TestForksAreMadeWhileTheyAreCounted(t *testing.T) {
+	for _, what := range []string{"vacuum", "gc"} {
+		mem := memory.New()
+		h := &scanHook{Engine: mem}
+		st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
+		p := create(t, st, turnstone.Request{ID: "p"})
+		r := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))})
+		create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+		if err := p.Tombstone(ctx, r.Nodes...); err != nil {
+			t.Fatal(err)
+		}
+		if what == "gc" {
+			remove(t, st, "p")
+		}
+		n := 0
+		h.scan = func(r engine.Range) {
+			if len(r.Start) > 4 && r.Start[4] == 'f' && n < 4 {
+				n++
+				parent := "p"
+				if what == "gc" {
+					parent = "f"
+				}
+				create(t, st2, turnstone.Request{ID: fmt.Sprint("fork", n), Parent: parent})
+			}
+		}
+		var err error
+		if what == "gc" {
+			_, err = st.GC(ctx, turnstone.GCOptions{})
+		} else {
+			_, err = st.Vacuum(ctx, turnstone.VacuumOptions{})
+		}
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		healthy(t, st2)
+	}
+}
+
+// a fork made while Erase begins is not in HeldBy
+func TestAForkIsMadeWhileItsParentIsErased(t *testing.T) {
+	mem := memory.New()
+	h := &hook{Engine: mem}
+	st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 1))})
+	h.apply = func(b *engine.Batch) {
+		h.apply = nil
+		create(t, st2, turnstone.Request{ID: "f", Parent: "p"})
+	}
+	e, err := p.Erase(ctx, nil, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if holds(t, mem, noise(100, 1)[:64]) && len(e.HeldBy) == 0 {
+		t.Errorf("%+v, and the payload is there", e)
+	}
+}
+
+// SharedBy
+func TestWhoErasesSharesNothing(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(noise(9000, 1))})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	e, err := p.Erase(ctx, nil, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", e)
+	if len(e.SharedBy) == 1 && e.SharedBy[0] == "p" {
+		t.Errorf("the session that erases is named as another saying that has equal bytes: %+v", e)
+	}
+	e, err = st.Erase(ctx, "p", turnstone.KeepChildren, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Shared == 1 && len(e.SharedBy) == 0 {
+		t.Errorf("shared with nobody: %+v", e)
+	}
+}
+
+// a session that is committed to while vacuum prunes it
+func TestABusySessionDoesNotHoldVacuumUp(t *testing.T) {
+	mem := memory.New()
+	h := &hook{Engine: mem}
+	st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))})
+	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+	pruneTo1(t, p)
+	p2, err := st2.Session(ctx, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	h.apply = func(b *engine.Batch) {
+		for _, g := range b.Guards {
+			if g.Key[4] == 's' && n < 200 {
+				n++
+				commitTo(t, p2, turnstone.Commit{Nodes: saying([]byte("more"))})
+				return
+			}
+		}
+	}
+	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if n > 50 {
+		t.Errorf("vacuum tried %d times and more", n)
+	}
+}
