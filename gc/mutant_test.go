@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{name: "the collector does not look again", in: "upload of what expires", stale: true},
 	{name: "the collector does not guard marks that it deletes", in: "two commits share a blob that is garbage", party: sweeps, change: without(keys.Mark)},
 	{name: "the collector does not guard the run record", in: "two collectors and a commit", party: byCollector, change: without(keys.Run)},
-	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit, a fork and a load", party: byCollector, change: without(keys.Dirty), blind: true},
+	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: without(keys.Dirty), blind: true},
 	{name: "the collector does not guard the lifecycle", in: "a fork's fork, delete and vacuum", party: byCollector, change: without(keys.Life)},
 	{name: "the collector does not guard an upload that expires", in: "upload of what expires", party: byCollector, change: without(keys.Upload)},
 	{name: "vacuum does not guard the head", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCollector, change: without(keys.Head)},
