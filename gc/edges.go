@@ -98,11 +98,11 @@ const batchOps = 600
 
 // link applies changes of edges, and keeps the counts with them: a blob that gets
 // its first edge has first the edges of what it is stored relative to, so that
-// every blob with an edge has those; one that loses its last is a candidate. The
-// last batch is last's, or with nothing to do, last alone; guards are of all.
-func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair, last *batch) error {
+// every blob with an edge has those; one that loses its last is a candidate. All
+// its batches have guards.
+func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) error {
 	represented := map[keys.Hash]bool{}
-	for len(changes) > 0 || last != nil {
+	for len(changes) > 0 {
 		n := min(batchOps/3, len(changes))
 		b, fresh, err := r.edit(ctx, changes[:n], represented)
 		if err != nil {
@@ -117,16 +117,10 @@ func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair, 
 			}
 			continue // that may have changed what was read
 		}
-		b.Guards = guards
-		changes = changes[n:]
-		if len(changes) == 0 && last != nil {
-			b.Guards = append(append([]engine.Pair(nil), guards...), last.Guards...)
-			b.Sets, b.Deletes = append(b.Sets, last.Sets...), append(b.Deletes, last.Deletes...)
-			b.sessions, b.blobs = b.sessions+last.sessions, b.blobs+last.blobs
-			last = nil
-		} else if b.Ops() == 0 {
+		if changes = changes[n:]; b.Ops() == 0 {
 			continue
 		}
+		b.Guards = guards
 		if err := r.apply(ctx, b); err != nil {
 			return err
 		}
@@ -238,7 +232,7 @@ func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
 				return codec.Seal(key, keys.Edge, []byte{1}), nil
 			}}
 		}
-		if err := r.link(ctx, unique(changes), nil, nil); err != nil {
+		if err := r.link(ctx, unique(changes), nil); err != nil {
 			return err
 		}
 	}

@@ -31,6 +31,7 @@ func (r *run) rebuild(ctx context.Context) error {
 			r.Repaired, compare = true, false
 		}
 	}
+	r.Sessions, r.Commits = 0, 0 // what was read twice is reported once
 	r.state.rebuild = true
 	r.state.sessions, r.state.blobs = 0, 0
 	if err := r.apply(ctx, &batch{}); err != nil {

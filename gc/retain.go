@@ -110,7 +110,7 @@ func (r *run) partsBefore(ctx context.Context, v *view, before head.Revision, f 
 		}
 	}
 	flush := func() error {
-		err := r.link(ctx, unique(changes), v.guards, nil)
+		err := r.link(ctx, unique(changes), v.guards)
 		changes = nil
 		return err
 	}
@@ -164,7 +164,7 @@ func (r *run) release(ctx context.Context, v *view) error {
 	}
 	var changes []change
 	flush := func() error {
-		err := r.link(ctx, unique(changes), v.guards, nil)
+		err := r.link(ctx, unique(changes), v.guards)
 		changes = nil
 		return err
 	}
@@ -356,7 +356,7 @@ func (r *run) detached(ctx context.Context, v *view) error {
 			return u
 		}))
 	}
-	if err := r.link(ctx, changes, v.guards, nil); err != nil {
+	if err := r.link(ctx, changes, v.guards); err != nil {
 		return err
 	}
 	for len(ks) > 0 {

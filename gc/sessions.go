@@ -403,7 +403,7 @@ func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) 
 		}
 		changes = slices.DeleteFunc(changes, func(c change) bool { return absent[c.blob] })
 	}
-	return r.link(ctx, changes, nil, nil)
+	return r.link(ctx, changes, nil)
 }
 
 // past returns which of blobs are not stored, and lists the others if they have
