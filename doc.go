@@ -30,6 +30,12 @@
 // Every limit is a constant of this package, is checked before any effect, and
 // has a typed error, [*LimitError].
 //
+// # Reclaiming
+//
+// What is deleted, tombstoned, pruned or replaced is gone from reads at once, and
+// from the store's files after [Store.GC] and [Store.Vacuum]. Nothing calls them
+// by itself: see [Store.Maintain]. They run beside commits, and need no pause.
+//
 // # Ownership
 //
 // The engine stays the caller's: close it after the store. Slices that are
@@ -37,5 +43,6 @@
 // caller's. Handles and stores are safe for concurrent use.
 //
 // Start reading the code at commit.go, then load.go; docs/design.md says why it
-// is as it is, docs/format.md what every byte means.
+// is as it is, docs/gc.md how it is cleaned up, docs/format.md what every byte
+// means.
 package turnstone

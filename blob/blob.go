@@ -8,9 +8,9 @@
 //   - list: of at most 1,000 smaller blobs whose concatenation it is (content-
 //     defined chunks, and lists of lists), for what is too large for one batch.
 //
-// A blob becomes reachable when a commit refers to it; until then, and after its
-// last reference is gone, it is garbage. Its mark says whether a collector has
-// condemned it, and is what a commit guards to rely on it.
+// A blob becomes reachable when a commit refers to it; until then an [Upload]
+// holds it, and after its last reference is gone it is garbage. Its [Mark] says
+// whether a collector has condemned it, and is what a commit guards to rely on it.
 package blob
 
 import (
