@@ -69,18 +69,14 @@ func (c *bases) put(inc head.Incarnation, name string, b blob.Base) {
 	}
 }
 
-// keep keeps what is kept of a part if it is the blob id, and drops it if not:
-// then it is not known how that is stored.
-func (c *bases) keep(inc head.Incarnation, name string, id blob.ID) {
+// drop drops what is kept of a part.
+func (c *bases) drop(inc head.Incarnation, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.by[partKey{inc, name}]; e != nil && e.Value.(*baseEntry).base.ID != id {
+	if e := c.by[partKey{inc, name}]; e != nil {
 		c.remove(e)
 	}
 }
-
-// drop drops what is kept of a part.
-func (c *bases) drop(inc head.Incarnation, name string) { c.keep(inc, name, blob.ID{}) }
 
 func (c *bases) remove(e *list.Element) {
 	entry := c.order.Remove(e).(*baseEntry)

@@ -419,11 +419,7 @@ func (w *writer) done() Result {
 	s.remember(w.head, w.raw)
 	s.store.blobs.Applied(w.batch, w.drafts())
 	for name, d := range w.parts {
-		if depth, known := d.Depth(); known {
-			s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name], Depth: depth})
-		} else {
-			s.store.bases.keep(s.inc, name, d.ID)
-		}
+		s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name]})
 	}
 	for _, name := range w.in.Drop {
 		s.store.bases.drop(s.inc, name)

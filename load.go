@@ -281,12 +281,12 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 		}
 		out := make(map[string][]byte, len(st.Parts))
 		for _, p := range st.Parts {
-			content, depth, err := s.store.blobs.ReadDepth(ctx, p.Blob)
+			content, err := s.store.blobs.Read(ctx, p.Blob)
 			if err != nil {
 				return nil, err
 			}
 			if current {
-				s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Content: content, Depth: depth})
+				s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Content: content})
 			}
 			out[p.Name] = content
 		}

@@ -184,7 +184,7 @@ func TestDepthAhead(t *testing.T) {
 			Nodes:      []NewNode{{Kind: "u", Payload: rnd(600<<10, uint64(2*i))}, {Kind: "u", Payload: rnd(600<<10, uint64(2*i+1))}},
 			Checkpoint: map[string][]byte{"a": doc(i)},
 		})
-		if _, _, err := st.blobs.ReadDepth(bg, blob.Sum(doc(i))); err != nil {
+		if _, err := st.blobs.Read(bg, blob.Sum(doc(i))); err != nil {
 			t.Fatal(i, err)
 		}
 	}

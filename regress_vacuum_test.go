@@ -326,6 +326,26 @@ func TestAnAttachmentIsVacuumedWhileItIsRead(t *testing.T) {
 	}
 }
 
+// More tombstones of one segment than a batch has room for
+func TestMoreTombstonesThanABatchHolds(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	var ns []turnstone.NewNode
+	for i := range 4096 {
+		ns = append(ns, turnstone.NewNode{Kind: "u", Payload: fmt.Append(nil, i)})
+	}
+	ids := commitTo(t, p, turnstone.Commit{Nodes: ns}).Nodes
+	all := []*turnstone.Session{p, create(t, st, turnstone.Request{ID: "f", Parent: "p"}), create(t, st, turnstone.Request{ID: "g", Parent: "p"})}
+	for _, s := range all {
+		if err := s.Tombstone(ctx, ids...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
 type scanHook struct {
 	engine.Engine
 	scan func(r engine.Range)

@@ -8,6 +8,7 @@ import (
 	mathrand "math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -84,12 +85,15 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 	next := life.Next()
 	var b engine.Batch
 	b.Guard(s.lifeKey, raw)
+	known := map[NodeID]bool{} // of the segments that were read
 	for _, id := range ids {
 		if dead.has(id) {
 			continue
 		}
-		if _, err := s.find(ctx, h.Revision, id); err != nil {
-			return err
+		if !known[id] {
+			if err := s.know(ctx, h.Revision, id, known); err != nil {
+				return err
+			}
 		}
 		key := s.store.space.Tombstone(s.inc, id)
 		stone := head.Tombstone{Epoch: next.Epoch}
@@ -103,6 +107,36 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 	s.store.setDirty(&b, s.dirtyKey)
 	_, err = s.store.apply(ctx, &b)
 	return err
+}
+
+// know adds to known the nodes of the session's graph that are in one segment with
+// id, and fails if id is not among them.
+func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[NodeID]bool) error {
+	type segment struct {
+		layer layer
+		nodes []found
+	}
+	seg, err := retried(ctx, s, func() (segment, error) {
+		l, nodes, err := s.segmentOf(ctx, last, id)
+		return segment{l, nodes}, err
+	})
+	if err != nil {
+		return err
+	}
+	position := 0
+	for i := range seg.nodes {
+		n := &seg.nodes[i]
+		if position++; i == 0 || seg.nodes[i-1].revision != n.revision {
+			position = 0
+		}
+		if seg.layer.has(graph.Place{Revision: uint64(n.revision), Position: position}) {
+			known[n.ID] = true
+		}
+	}
+	if !known[id] {
+		return fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.id)
+	}
+	return nil
 }
 
 // setDirty says that a session changed since a collector looked. The value is

@@ -20,8 +20,11 @@ const maxInMemory = 256 << 20
 // A blob that is missing is a *codec.CorruptError: only what something refers
 // to is read.
 func (s *Store) Read(ctx context.Context, id ID) ([]byte, error) {
-	content, _, err := s.ReadDepth(ctx, id)
-	return content, err
+	contents, err := s.ReadAll(ctx, []ID{id})
+	if err != nil {
+		return nil, err
+	}
+	return contents[0], nil
 }
 
 // ReadAll returns the contents of ids, in order; the first parts of all of them
@@ -41,19 +44,6 @@ func (s *Store) ReadAll(ctx context.Context, ids []ID) ([][]byte, error) {
 		}
 	}
 	return out, nil
-}
-
-// ReadDepth is Read, and returns the depth of the blob's chain of deltas too.
-func (s *Store) ReadDepth(ctx context.Context, id ID) (content []byte, depth int, err error) {
-	recs, err := s.records(ctx, []ID{id})
-	if err != nil {
-		return nil, 0, err
-	}
-	if recs[0].size > maxInMemory {
-		return nil, 0, fmt.Errorf("%w: blob %s of %d bytes: open it as a stream", ErrTooLarge, id, recs[0].size)
-	}
-	content, err = s.content(ctx, recs[0], 0)
-	return content, recs[0].depth, err
 }
 
 // records reads the representations of ids.

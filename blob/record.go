@@ -23,7 +23,7 @@ type record struct {
 	id    ID
 	form  form
 	size  int64  // of the content
-	depth int    // of the chain of deltas below; 0 for whole and list
+	depth int    // of the chain of deltas that ends here, as its mark has it; not part of the record
 	base  ID     // of a delta
 	data  []byte // compressed content or delta
 	items []item // of a list
@@ -36,17 +36,16 @@ type item struct {
 }
 
 // The first part of a representation is an array
-// [id, form, size, parts, base or null, depth, items or null, data];
+// [id, form, size, parts, base or null, items or null, data];
 // the parts after it are the rest of data.
 func (r *record) encode() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 64+len(r.data)+40*len(r.items))}
-	e.Array(8)
+	e.Array(7)
 	e.Bytes(r.id[:])
 	e.Uint(uint64(r.form))
 	e.Uint(uint64(r.size))
 	e.Uint(uint64(parts(len(r.data))))
 	e.ID(r.base)
-	e.Uint(uint64(r.depth))
 	if r.form == list {
 		e.Array(len(r.items))
 		for _, it := range r.items {
@@ -66,14 +65,13 @@ func parts(n int) int { return max(1, (n+partBytes-1)/partBytes) }
 // decodeRecord decodes the first part and returns how many there are.
 func decodeRecord(body []byte) (r record, n int, err error) {
 	d := codec.Decoder{B: body}
-	d.Shape(8)
+	d.Shape(7)
 	d.Fixed(r.id[:])
 	f := d.Uint()
 	r.size = Size(&d)
 	count := d.Uint()
 	r.base = d.ID()
-	depth := d.Uint()
-	r.form, r.depth, n = form(f), int(depth), int(count)
+	r.form, n = form(f), int(count)
 	if !d.Null() {
 		r.items = make([]item, d.Array(maxList))
 		sum := int64(0)
@@ -89,9 +87,9 @@ func decodeRecord(body []byte) (r record, n int, err error) {
 	}
 	r.data = d.Bytes()
 	switch {
-	case f > uint64(list), depth > maxDepth, count < 1 || count > 256,
-		(r.form == list) != (r.items != nil), (r.form == delta) != (r.base != ID{}), (r.form == delta) != (depth > 0):
-		d.Fail("representation of form %d, depth %d, %d parts", f, depth, count)
+	case f > uint64(list), count < 1 || count > 256, r.form == delta && count > 1,
+		(r.form == list) != (r.items != nil), (r.form == delta) != (r.base != ID{}):
+		d.Fail("representation of form %d, %d parts", f, count)
 	}
 	return r, n, d.Done()
 }
@@ -123,22 +121,34 @@ type Mark struct {
 	Depth     int   // of the chain of deltas that ends with it; 0 if it is none
 }
 
-const markSize = 1 + 1 + 1 + 1 + 4 + 8
+// A mark's first byte is 1 if it is condemned, plus twice the depth of a delta, or
+// one of these.
+const (
+	markWhole  = 0
+	markList   = maxDepth + 1
+	markPacked = maxDepth + 2
+)
 
-// Seal returns m's record for key, unlike any before it.
+// Seal returns m's record for key, unlike any before it: the byte of its form, the
+// number of parts of what may have several, the length of the values, and 8
+// random bytes.
 func (m Mark) Seal(key []byte) []byte {
-	b := make([]byte, 0, markSize)
-	b = append(b, 'l', 'w', byte(m.Parts-1), byte(m.Depth))
-	if m.Condemned {
-		b[0] = 'c'
-	}
+	form := m.Depth
 	switch {
+	case m.Depth > 0:
 	case m.Depends:
-		b[1] = 'd'
+		form = markList
 	case m.Packed:
-		b[1] = 'p'
+		form = markPacked
 	}
-	b = binary.BigEndian.AppendUint32(b, uint32(m.Bytes))
+	b := append(make([]byte, 0, 16), byte(form<<1))
+	if m.Condemned {
+		b[0] |= 1
+	}
+	if m.Depth == 0 {
+		b = append(b, byte(m.Parts-1))
+	}
+	b = binary.AppendUvarint(b, uint64(m.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
 	return codec.Seal(key, keys.Mark, b)
 }
@@ -149,10 +159,23 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 	if err != nil {
 		return m, err
 	}
-	if len(b) != markSize || b[0] != 'l' && b[0] != 'c' || b[1] != 'w' && b[1] != 'd' && b[1] != 'p' {
-		return m, fmt.Errorf("%w: mark", codec.ErrMalformed)
+	bad := fmt.Errorf("%w: mark", codec.ErrMalformed)
+	if len(b) < 2 || b[0]>>1 > markPacked {
+		return m, bad
 	}
-	return Mark{Condemned: b[0] == 'c', Depends: b[1] == 'd', Packed: b[1] == 'p', Parts: int(b[2]) + 1, Depth: int(b[3]), Bytes: int64(binary.BigEndian.Uint32(b[4:]))}, nil
+	form := int(b[0] >> 1)
+	m = Mark{Condemned: b[0]&1 != 0, Depends: form != markWhole && form != markPacked, Packed: form == markPacked, Parts: 1}
+	if b = b[1:]; form > 0 && form <= maxDepth {
+		m.Depth = form
+	} else {
+		m.Parts, b = int(b[0])+1, b[1:]
+	}
+	n, size := binary.Uvarint(b)
+	if size <= 0 || len(b) != size+8 {
+		return m, bad
+	}
+	m.Bytes = int64(n)
+	return m, nil
 }
 
 // mark returns the mark of r, which values store.

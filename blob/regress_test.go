@@ -20,7 +20,7 @@ func TestAListThatHoldsItselfIsDamage(t *testing.T) {
 	d[0] = 2
 	data := codec.Compress(nil, []byte("xx"), codec.Fast)
 	var b engine.Batch
-	for _, r := range []record{{id: l, form: list, size: 2, items: []item{{d, 2}}}, {id: d, form: delta, size: 2, depth: 1, base: l, data: data}} {
+	for _, r := range []record{{id: l, form: list, size: 2, items: []item{{d, 2}}}, {id: d, form: delta, size: 2, base: l, data: data}} {
 		ks, vs := r.values(sp, sp.BlobHash(r.id))
 		b.Set(ks[0], vs[0])
 	}

@@ -79,22 +79,16 @@ type Draft struct {
 	Depends []ID // the base, or the items of a list: relied upon when the bytes are written
 	Stored  bool // the bytes are stored already: d can only be relied on
 	rec     record
-	written bool // rec is what is stored
 }
 
 // Bytes is the length of d's representation.
 func (d *Draft) Bytes() int { return len(d.rec.data) + 36*len(d.rec.items) }
-
-// Depth is the length of the chain of deltas that ends with d, for Base, if that
-// is known: if d itself was written, and not found to be stored in another form.
-func (d *Draft) Depth() (depth int, known bool) { return d.rec.depth, d.written }
 
 // A Base is an earlier version that a new one may be stored relative to. The
 // caller has its content at hand; nothing is read for it.
 type Base struct {
 	ID      ID
 	Content []byte
-	Depth   int // of its own chain, as Draft.Depth or ReadDepth gives it
 }
 
 // Prepare chooses a representation of content and does the work for it, but
@@ -103,7 +97,7 @@ type Base struct {
 func Prepare(content []byte, base *Base) (*Draft, error) {
 	d := &Draft{ID: Sum(content), Size: int64(len(content))}
 	d.rec = record{id: d.ID, form: whole, size: d.Size}
-	if base != nil && base.ID != d.ID && base.Depth < maxDepth && len(content) <= deltaBytes && len(base.Content) > 0 {
+	if base != nil && base.ID != d.ID && len(content) <= deltaBytes && len(base.Content) > 0 {
 		data, err := codec.Delta(base.Content, content)
 		if err != nil {
 			return nil, err
@@ -111,7 +105,7 @@ func Prepare(content []byte, base *Base) (*Draft, error) {
 		// A delta that saves nothing costs a chain for nothing. A fifth of the
 		// raw size is about what the part compressed by itself takes.
 		if len(data) < len(content)/5 && len(data) < partBytes {
-			d.rec.form, d.rec.base, d.rec.depth, d.rec.data = delta, base.ID, base.Depth+1, data
+			d.rec.form, d.rec.base, d.rec.data = delta, base.ID, data
 			d.Depends = []ID{base.ID}
 			return d, nil
 		}
@@ -240,13 +234,10 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID
 func (s *Store) Applied(b *engine.Batch, drafts []*Draft) {
 	for _, d := range drafts {
 		h := s.space.BlobHash(d.ID)
-		mark, first := s.space.Mark(h), s.space.Blob(h, 0)
+		mark := s.space.Mark(h)
 		for _, p := range b.Sets {
-			switch {
-			case bytes.Equal(p.Key, mark):
+			if bytes.Equal(p.Key, mark) {
 				s.marks.put(d.ID, p.Value)
-			case bytes.Equal(p.Key, first):
-				d.written = true
 			}
 		}
 	}
