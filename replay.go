@@ -3,7 +3,6 @@ package turnstone
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -137,7 +136,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	if err != nil {
 		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.id)
 	}
-	n, _ := binary.Uvarint(body)
+	n, _ := codec.Uvarint(body)
 	revision := Revision(n)
 	stored, id, err := s.commitAt(ctx, revision)
 	if err != nil {

@@ -117,6 +117,6 @@ func looseAt(key, value, fields []byte) (bool, error) {
 	if err != nil {
 		return false, codec.Corrupt(err, "pack at key %x", key)
 	}
-	first, _ := binary.Uvarint(body)
+	first, _ := codec.Uvarint(body)
 	return first == binary.BigEndian.Uint64(fields[16:24]), nil
 }

@@ -3,7 +3,6 @@ package turnstone
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -499,7 +498,7 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 		return err
 	}
 	body, err := codec.Open(key, vs[0], keys.Turn)
-	if r, _ := binary.Uvarint(body); err == nil && Revision(r) != c.Revision {
+	if r, _ := codec.Uvarint(body); err == nil && Revision(r) != c.Revision {
 		err = fmt.Errorf("points to revision %d", r)
 	}
 	v.problem(err, "turn %q of session %q", c.Turn, ses.id)
@@ -598,7 +597,7 @@ func (v *verifier) counts(ctx context.Context) error {
 			if vs[0] != nil {
 				var body []byte
 				if body, cerr = codec.Open(key, vs[0], keys.Count); cerr == nil {
-					n, _ = binary.Uvarint(body)
+					n, _ = codec.Uvarint(body)
 				}
 			}
 			if cerr == nil && n == edges && vs[1] != nil {

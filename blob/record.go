@@ -170,7 +170,7 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 	} else {
 		m.Parts, b = int(b[0])+1, b[1:]
 	}
-	n, size := binary.Uvarint(b)
+	n, size := codec.Uvarint(b)
 	if size <= 0 || len(b) != size+8 {
 		return m, bad
 	}

@@ -64,7 +64,7 @@ func openUse(key, value []byte) (u use, err error) {
 		return u, codec.Corrupt(err, "edge at key %x", key)
 	}
 	next := func() (n uint64) {
-		v, k := binary.Uvarint(b)
+		v, k := codec.Uvarint(b)
 		if k <= 0 {
 			err = fmt.Errorf("%w: edge", codec.ErrMalformed)
 			b = nil

@@ -382,7 +382,7 @@ func openCount(key, value []byte) (uint64, error) {
 	if err != nil {
 		return 0, codec.Corrupt(err, "number of edges at key %x", key)
 	}
-	n, k := binary.Uvarint(body)
+	n, k := codec.Uvarint(body)
 	if k != len(body) || n == 0 {
 		return 0, codec.Corrupt(fmt.Errorf("%w: count", codec.ErrMalformed), "number of edges at key %x", key)
 	}

@@ -403,7 +403,7 @@ func (c *cleaning) cut(ctx context.Context) error {
 				if err != nil {
 					return codec.Corrupt(err, "index entry at key %x", p.Key)
 				}
-				if revision, _ := binary.Uvarint(body); head.Revision(revision) <= held {
+				if revision, _ := codec.Uvarint(body); head.Revision(revision) <= held {
 					continue
 				}
 			}

@@ -47,11 +47,11 @@ func FindIndexed(key, value []byte, id ID) (out []Place, err error) {
 	want := [prefixBytes]byte(id[:])
 	revision := uint64(0)
 	for len(body) > 0 {
-		step, n := binary.Uvarint(body)
+		step, n := codec.Uvarint(body)
 		if n <= 0 {
 			return nil, fmt.Errorf("%w: index", codec.ErrMalformed)
 		}
-		count, m := binary.Uvarint(body[n:])
+		count, m := codec.Uvarint(body[n:])
 		if m <= 0 || count > MaxNodes || len(body) < n+m+int(count)*prefixBytes {
 			return nil, fmt.Errorf("%w: index", codec.ErrMalformed)
 		}

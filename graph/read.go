@@ -89,11 +89,11 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 }
 
 func segmentHead(body []byte) (first uint64, parts int, loose bool, rest []byte, err error) {
-	first, n := binary.Uvarint(body)
+	first, n := codec.Uvarint(body)
 	if n <= 0 {
 		return 0, 0, false, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
 	}
-	count, m := binary.Uvarint(body[n:])
+	count, m := codec.Uvarint(body[n:])
 	if m <= 0 || count < 2 || count>>1 > maxParts {
 		return 0, 0, false, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count>>1)
 	}
@@ -144,11 +144,11 @@ func OpenPlace(key, value []byte, letter byte) (p Place, err error) {
 	if err != nil {
 		return Place{}, err
 	}
-	rev, n := binary.Uvarint(body)
+	rev, n := codec.Uvarint(body)
 	if n <= 0 {
 		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
 	}
-	pos, m := binary.Uvarint(body[n:])
+	pos, m := codec.Uvarint(body[n:])
 	if m <= 0 || n+m != len(body) || pos >= MaxNodes {
 		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
 	}

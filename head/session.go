@@ -145,7 +145,7 @@ func OpenLife(key, value []byte) (*Life, error) {
 	copy(l.Session[:], b)
 	b = b[17:]
 	for _, n := range l.numbers() {
-		v, size := binary.Uvarint(b)
+		v, size := codec.Uvarint(b)
 		if size <= 0 {
 			return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
 		}
@@ -307,7 +307,7 @@ func OpenTombstone(key, value []byte) (t Tombstone, err error) {
 	if err != nil {
 		return t, err
 	}
-	v, n := binary.Uvarint(body)
+	v, n := codec.Uvarint(body)
 	if n <= 0 || n != len(body) {
 		return t, fmt.Errorf("%w: tombstone", codec.ErrMalformed)
 	}

@@ -111,7 +111,7 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 		return nil, fmt.Errorf("%w: no data", ErrMalformed)
 	}
 	method := data[0]
-	size, n := binary.Uvarint(data[1:])
+	size, n := Uvarint(data[1:])
 	if n <= 0 || size > uint64(limit) {
 		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", ErrMalformed, size, limit)
 	}
