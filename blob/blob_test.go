@@ -227,6 +227,29 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
+// Marks and holds: no panic, and what is accepted is read as it would be written.
+func FuzzMarkAndHold(f *testing.F) {
+	key := space.Mark(keys.Hash{1})
+	for _, m := range []blob.Mark{{Parts: 1, Bytes: 7}, {Depends: true, Depth: 3, Parts: 1, Bytes: 900, Condemned: true}, {Depends: true, Parts: 2, Bytes: 1 << 20}, {Packed: true, Parts: 1}} {
+		r := m.Seal(key)
+		f.Add(r[2 : len(r)-4])
+	}
+	f.Add([]byte{})
+	f.Add([]byte{byte(blob.Held)})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if m, err := blob.OpenMark(key, codec.Seal(key, keys.Mark, body)); err == nil {
+			again := m.Seal(key)
+			if again = again[2 : len(again)-4]; len(again) != len(body) || !bytes.Equal(again[:len(again)-8], body[:len(body)-8]) {
+				t.Errorf("mark %x was accepted and is encoded as %x", body, again)
+			}
+		}
+		at := space.Upload([16]byte{1}, keys.Hash{2})
+		if h, err := blob.OpenHold(at, codec.Seal(at, keys.Upload, body)); err == nil && byte(h.Kind) != body[0] {
+			t.Errorf("hold %x is read as %v", body, h)
+		}
+	})
+}
+
 func ExampleSum() {
 	fmt.Println(blob.Sum([]byte("turnstone")))
 	// Output: c617e9e92ff118742e6fde931bb5045b92c4913997ab75cdd3d6e4051e320ac8

@@ -70,7 +70,9 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 	if err != nil {
 		return h, err
 	}
-	h.Kind = HoldKind(body[0])
+	if len(body) > 0 {
+		h.Kind = HoldKind(body[0])
+	}
 	switch {
 	case h.Kind == Held && len(body) == 1:
 	case (h.Kind == Uploading || h.Kind == Ticket) && len(body) == 17:
