@@ -150,7 +150,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		return err
 	}
 	c, pack := &w.built.commit, &w.built.pack
-	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+2*len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
+	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
 	w.batch = b
 	b.Guard(s.headKey, raw)
 	if err := w.checkOlder(ctx, h); err != nil {
@@ -213,17 +213,14 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 // maxTickets is how many uploads a commit ends; the rest of them expire.
 const maxTickets = 1000
 
-// index adds the index entries of the new nodes and of the turn.
+// index adds the index entries of the new nodes' keys and of the turn.
 func (w *writer) index(b *engine.Batch) {
 	s, space := w.s, w.s.store.space
 	revision := w.built.pack.Revision
 	for i := range w.built.pack.Nodes {
 		n := &w.built.pack.Nodes[i]
-		place := graph.Place{Revision: revision, Position: i}
-		key := space.Node(s.inc, n.ID)
-		b.Set(key, place.Seal(key, keys.Node))
 		if n.Key != "" {
-			key := space.EventKey(s.inc, n.Key)
+			key, place := space.EventKey(s.inc, n.Key), graph.Place{Revision: revision, Position: i}
 			b.Guard(key, nil)
 			b.Set(key, place.Seal(key, keys.EventKey))
 		}

@@ -28,7 +28,7 @@ func FuzzSmallRecords(f *testing.F) {
 			}
 		}
 		_, _ = head.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
-		_, _ = graph.OpenPlace(key, codec.Seal(key, keys.Node, body), keys.Node)
+		_, _ = graph.OpenPlace(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
 		st, err := Open(bg, memory.New(), &Options{NoAutoSeal: true})
 		if err != nil {
 			t.Fatal(err)

@@ -311,29 +311,17 @@ type spot struct {
 
 // place looks a node up in the index; the entry is not verified yet.
 func (s *Session) place(ctx context.Context, last Revision, id NodeID) (spot, error) {
-	at, err := s.indexed(ctx, last, keys.Node, "node "+id.String(), func(inc head.Incarnation) []byte {
-		return s.store.space.Node(inc, id)
-	})
-	if !errors.Is(err, ErrNodeNotFound) {
-		return at, err
-	}
-	missing := err
+	missing := fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.id)
 	layers := s.layers(last)
 	slices.Reverse(layers)
 	var spots []spot
 	for _, l := range layers {
-		for p, err := range s.store.engine.Scan(ctx, s.store.space.Of(keys.Index, l.inc)) {
+		for e, err := range graph.Index(ctx, s.store.engine, s.store.space, l.inc) {
 			if err != nil {
-				return spot{}, err
+				return spot{}, codec.Corrupt(err, "index of session %q", s.id)
 			}
-			places, err := graph.FindIndexed(p.Key, p.Value, id)
-			if err != nil {
-				return spot{}, codec.Corrupt(err, "index of session %q at key %x", s.id, p.Key)
-			}
-			for _, p := range places {
-				if l.has(p) {
-					spots = append(spots, spot{layer: l, revision: Revision(p.Revision), position: p.Position})
-				}
+			if e.Prefix == graph.PrefixOf(id) && l.has(e.Place) {
+				spots = append(spots, spot{layer: l, revision: Revision(e.Place.Revision), position: e.Place.Position})
 			}
 		}
 	}
@@ -387,7 +375,7 @@ func (s *Session) locate(ctx context.Context, last Revision, id NodeID) (found, 
 	n, err := s.at(ctx, at)
 	switch {
 	case err != nil:
-	case !graph.Alike(n.ID, id):
+	case graph.PrefixOf(n.ID) != graph.PrefixOf(id):
 		err = codec.Corrupt(codec.ErrHash, "node %s of session %q", id, s.id)
 	case n.ID != id: // it only begins alike
 		err = fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.id)

@@ -450,11 +450,13 @@ func TestIndexLost(t *testing.T) {
 	e := memory.New()
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
-	r := must(t, s, Commit{Nodes: node("x")})
-	r2 := must(t, s, Commit{Expected: 1, Nodes: node("x")})
-	_ = r
+	must(t, s, Commit{Nodes: node("x")})
+	must(t, s, Commit{Expected: 1, Nodes: node("x")})
+	if err := s.Seal(bg); err != nil {
+		t.Fatal(err)
+	}
 	var b engine.Batch
-	b.Delete(st.space.Node(s.inc, r2.Leaf))
+	b.Delete(st.space.Index(s.inc, 2))
 	e.Apply(bg, &b)
 	_, err := s.Load(bg, Scope{Last: 1})
 	var ce *CorruptError

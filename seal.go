@@ -14,9 +14,12 @@ import (
 // Sealing puts the packs of a run of commits into one segment: one frame that
 // compresses twice as well, one key instead of many. It runs off the commit path
 // and excludes tombstones, forks and deletion by the lifecycle record; commits
-// go on beside it, as it only touches packs of commits that stand.
+// go on beside it, as it only touches packs of commits that stand. As it shares
+// the processor with them, it compresses fast in the background; who asks for it,
+// as Vacuum does, gets segments that are as small as they can be.
 
-// Seal seals what the session has gathered, also when it is little.
+// Seal seals what the session has gathered, also when it is little, and compresses
+// again what was sealed in the background.
 func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
 // Seal seals what all sessions have gathered.
@@ -72,24 +75,34 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 		return false, err
 	}
 	s.sealedRaw.Store(life.SealedRaw)
-	run, err := retried(ctx, s, func() (*run, error) { return s.gather(ctx, life, h.Revision) })
+	level, after := codec.Medium, life.Sealed
+	if all {
+		level, after = codec.Best, life.Packed
+	}
+	run, err := retried(ctx, s, func() (*run, error) { return s.gather(ctx, after, life.Sealed, h.Revision) })
 	if err != nil {
 		return false, err
 	}
 	target := uint64(s.store.opts.SealBytes)
 	full := run.raw >= target || run.more
-	if len(run.packs) == 0 || !full && (!all || run.segments == 1 && !run.loose) {
+	anew := run.segments > 1 || run.level < level
+	if len(run.packs) == 0 || !full && (!all || !anew) {
 		return false, nil
 	}
 	next := life.Next()
-	if full {
-		next.Sealed, next.SealedRaw = Revision(run.packs[len(run.packs)-1].Revision), life.SealedRaw+run.raw
+	if last := Revision(run.packs[len(run.packs)-1].Revision); full {
+		if last > life.Sealed {
+			next.Sealed, next.SealedRaw = last, life.SealedRaw+run.fresh
+		}
+		if all {
+			next.Packed = last
+		}
 	}
 	var b engine.Batch
 	b.Guard(s.lifeKey, raw)
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
-	if run.segments > 1 || run.loose {
-		ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, codec.Best)
+	if anew {
+		ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, level)
 		if err != nil {
 			return false, err
 		}
@@ -119,24 +132,26 @@ type run struct {
 	keys     [][]byte // that store them now
 	before   NodeID   // the last node before them
 	raw      uint64
-	size     int  // bounds what they take encoded
-	segments int  // how many they are now
-	loose    bool // one of them at least is compressed for speed
-	more     bool // it ends because the next one does not fit
+	fresh    uint64      // of raw, what is in no full segment yet
+	size     int         // bounds what they take encoded
+	segments int         // how many they are now
+	level    codec.Level // of the one that is compressed least
+	more     bool        // it ends because the next one does not fit
 }
 
 // maxSealed bounds a run: even if nothing of it compresses, it fits a batch.
 const maxSealed = 1 << 20
 
-// gather reads the packs after the last full segment, until there is enough.
-func (s *Session) gather(ctx context.Context, life *head.Life, last Revision) (*run, error) {
+// gather reads the packs after a revision, at which a segment ends, until there
+// is enough for another one.
+func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*run, error) {
 	layers := s.layers(last)
-	before, err := s.before(ctx, layers[len(layers)-1], life.Sealed+1)
+	before, err := s.before(ctx, layers[len(layers)-1], after+1)
 	if err != nil {
 		return nil, err
 	}
-	r := &run{before: before}
-	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(life.Sealed+1), uint64(last)) {
+	r := &run{before: before, level: codec.Best}
+	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(after+1), uint64(last)) {
 		if err != nil {
 			return nil, err
 		}
@@ -151,29 +166,19 @@ func (s *Session) gather(ctx context.Context, life *head.Life, last Revision) (*
 			break
 		}
 		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)
-		r.keys = append(r.keys, s.indexKeys(&seg)...)
-		r.raw, r.size, r.loose = r.raw+raw, r.size+size, r.loose || seg.Loose
+		end := seg.Packs[len(seg.Packs)-1].Revision
+		if seg.Level != codec.Fast {
+			r.keys = append(r.keys, s.store.space.Index(s.inc, end))
+		}
+		r.raw, r.size, r.level = r.raw+raw, r.size+size, min(r.level, seg.Level)
+		if Revision(end) > sealed {
+			r.fresh += raw
+		}
 		if r.segments++; r.raw >= uint64(s.store.opts.SealBytes) {
 			break
 		}
 	}
 	return r, nil
-}
-
-// indexKeys returns the keys that index the nodes of a segment, which may or may
-// not be sealed yet.
-func (s *Session) indexKeys(seg *graph.Segment) [][]byte {
-	last := seg.Packs[len(seg.Packs)-1].Revision
-	if !seg.Loose {
-		return [][]byte{s.store.space.Index(s.inc, last)}
-	}
-	var out [][]byte
-	for i := range seg.Packs {
-		for j := range seg.Packs[i].Nodes {
-			out = append(out, s.store.space.Node(s.inc, seg.Packs[i].Nodes[j].ID))
-		}
-	}
-	return out
 }
 
 // A sealer seals in the background, one session at a time.

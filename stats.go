@@ -40,8 +40,8 @@ var kinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Grave: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.Bucket: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Commit: "commits", keys.Turn: "commits",
-	keys.Pack: "nodes",
-	keys.Node: "index", keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
+	keys.Pack:     "nodes",
+	keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
 	keys.Run: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc",
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -390,7 +389,7 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 		return err
 	}
 	v.refer(nodes)
-	index, err := v.segments(ctx, ses)
+	index, err := v.entries(ctx, ses)
 	if err != nil {
 		return err
 	}
@@ -417,22 +416,25 @@ func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
 	return nil
 }
 
-// segments reads the records that index the sealed segments of a session.
-func (v *verifier) segments(ctx context.Context, ses *Session) ([]engine.Pair, error) {
-	var out []engine.Pair
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.Of(keys.Index, ses.inc)) {
-		if err != nil {
+// entries returns where the index of a session says that its nodes are.
+func (v *verifier) entries(ctx context.Context, ses *Session) (map[graph.Entry]bool, error) {
+	out := map[graph.Entry]bool{}
+	for e, err := range graph.Index(ctx, v.s.engine, v.s.space, ses.inc) {
+		if stopped(err) {
 			return nil, err
 		}
-		out = append(out, p)
+		if err != nil {
+			v.problem(err, "index of session %q", ses.id)
+			break
+		}
+		out[e] = true
 	}
 	return out, nil
 }
 
 // place checks the index entries of a node.
-func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int, index []engine.Pair) error {
-	key := v.s.space.Node(ses.inc, n.ID)
-	ks := [][]byte{key, v.s.space.EventKey(ses.inc, n.Key)}
+func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int, index map[graph.Entry]bool) error {
+	ks := [][]byte{v.s.space.EventKey(ses.inc, n.Key)}
 	for _, a := range n.Attachments {
 		ks = append(ks, v.s.space.Attachment(ses.inc, v.s.space.BlobHash(a.ID)))
 	}
@@ -447,10 +449,7 @@ func (v *verifier) place(ctx context.Context, ses *Session, n *found, position i
 		}
 		v.problem(err, "%s of node %s of session %q", what, n.ID, ses.id)
 	}
-	if vs[0] != nil {
-		p, err := graph.OpenPlace(key, vs[0], keys.Node)
-		check(p, err, "index entry")
-	} else if at, err := indexedAt(index, n.ID, here); err != nil || !at {
+	if !index[graph.Entry{Prefix: graph.PrefixOf(n.ID), Place: here}] {
 		// Sealing moves entries: the session's own reader looks again.
 		at, err := retried(ctx, ses, func() (spot, error) {
 			at, err := ses.place(ctx, AnyRevision, n.ID)
@@ -462,29 +461,15 @@ func (v *verifier) place(ctx context.Context, ses *Session, n *found, position i
 		check(graph.Place{Revision: uint64(at.revision), Position: at.position}, err, "index entry")
 	}
 	if n.Key != "" {
-		p, err := graph.OpenPlace(ks[1], vs[1], keys.EventKey)
+		p, err := graph.OpenPlace(ks[0], vs[0], keys.EventKey)
 		check(p, err, "event key")
 	}
 	for i := range n.Attachments {
-		if vs[2+i] == nil {
+		if vs[1+i] == nil {
 			v.problem(codec.ErrMissing, "attachment entry of node %s of session %q", n.ID, ses.id)
 		}
 	}
 	return nil
-}
-
-// indexedAt reports whether the records of an index say that a node is here.
-func indexedAt(index []engine.Pair, id NodeID, here graph.Place) (bool, error) {
-	for _, p := range index {
-		places, err := graph.FindIndexed(p.Key, p.Value, id)
-		if err != nil {
-			return false, err
-		}
-		if slices.Contains(places, here) {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // turn checks the index entry of a commit's turn id.

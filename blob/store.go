@@ -113,7 +113,7 @@ func Prepare(content []byte, base *Base) (*Draft, error) {
 	if len(content) > wholeBytes {
 		return nil, ErrStream
 	}
-	d.rec.data = codec.Compress(nil, content, codec.Medium)
+	d.rec.data = codec.Compress(nil, content, codec.Fast)
 	return d, nil
 }
 

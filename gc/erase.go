@@ -391,15 +391,11 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	}
 	set := map[string]bool{}
 	if len(packs) > 0 {
-		level := codec.Best
-		if w.seg.Loose {
-			level = codec.Fast
-		}
-		ks, vs, err := graph.EncodeSegment(w.space, w.inc, packs, w.before, level)
+		ks, vs, err := graph.EncodeSegment(w.space, w.inc, packs, w.before, w.seg.Level)
 		if err != nil {
 			return err
 		}
-		if !w.seg.Loose {
+		if w.seg.Level != codec.Fast {
 			key, value := graph.SealIndex(w.space, w.inc, packs)
 			ks, vs = append(ks, key), append(vs, value)
 		}
@@ -409,7 +405,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 		}
 	}
 	old := w.seg.Keys
-	if !w.seg.Loose {
+	if w.seg.Level != codec.Fast {
 		old = append(old, w.space.Index(w.inc, w.seg.Packs[len(w.seg.Packs)-1].Revision))
 	}
 	for _, k := range old {

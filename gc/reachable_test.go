@@ -98,7 +98,7 @@ func reachable(e engine.Engine, exact bool) error {
 			return err
 		}
 	}
-	for _, letter := range []byte{keys.Commit, keys.Pack, keys.Life, keys.Node, keys.Index, keys.Turn, keys.Origin, keys.Bookmark} {
+	for _, letter := range []byte{keys.Commit, keys.Pack, keys.Life, keys.Index, keys.Turn, keys.Origin, keys.Bookmark} {
 		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
 			if !m.sess[head.Incarnation(fields)] {
 				return fmt.Errorf("record %q of session %x is left behind", letter, fields[:4])

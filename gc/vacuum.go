@@ -251,7 +251,7 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*head.Life))
 // sessionLetters are the records of a session that begin with its incarnation and
 // that nothing else refers to.
 var sessionLetters = []byte{
-	keys.Pack, keys.Commit, keys.Node, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Pack, keys.Commit, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds, its lifecycle record last.
@@ -382,7 +382,7 @@ func (c *cleaning) cut(ctx context.Context) error {
 		b = &batch{}
 		return err
 	}
-	for _, letter := range []byte{keys.Commit, keys.Node, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
+	for _, letter := range []byte{keys.Commit, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
 		r := c.space.Of(letter, c.inc)
 		if letter == keys.Commit {
 			r.Start = c.space.Commit(c.inc, uint64(held+1))
@@ -398,7 +398,7 @@ func (c *cleaning) cut(ctx context.Context) error {
 					return codec.Corrupt(err, "commit at key %x", p.Key)
 				}
 				c.out.Nodes += commit.Nodes
-			case keys.Node, keys.EventKey, keys.Attachment:
+			case keys.EventKey, keys.Attachment:
 				body, err := codec.Open(p.Key, p.Value, letter)
 				if err != nil {
 					return codec.Corrupt(err, "index entry at key %x", p.Key)

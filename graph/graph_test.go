@@ -46,7 +46,11 @@ func pack(revision uint64, n int, before graph.ID) graph.Pack {
 }
 
 func store(t testing.TB, e engine.Engine, packs []graph.Pack, before graph.ID) {
-	ks, vs, err := graph.EncodeSegment(space, inc, packs, before, codec.Fast)
+	level := codec.Fast
+	if len(packs) > 1 {
+		level = codec.Best
+	}
+	ks, vs, err := graph.EncodeSegment(space, inc, packs, before, level)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,20 +1,30 @@
 package graph
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"iter"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// The nodes of loose packs have an index entry each. Those of a sealed segment
-// have one record together, of prefixes of their ids in order: an entry takes 35
-// bytes and what the engine adds, a prefix takes 6. Who looks for an old node
-// reads the records of the session, 6 bytes a node; two nodes of a million in
-// one session share a prefix with a probability of 0.2 %, and then both are
-// read.
+// Where a node is, is known by the first bytes of its id: an entry for each node
+// would be 35 bytes and what the engine adds, and at a commit as much work as
+// everything else that it writes. A loose pack has the prefixes of its nodes'
+// ids in front of its data; a sealed segment has a record of them, apart from
+// its data. Who looks for an old node reads those records, 6 bytes a node, and
+// the few packs that are loose; two nodes of a million in one session share a
+// prefix with a probability of 0.2 %, and then both are read.
 const prefixBytes = 4
+
+// A Prefix is what an index knows of a node's id.
+type Prefix [prefixBytes]byte
+
+// PrefixOf returns the prefix of id.
+func PrefixOf(id ID) Prefix { return Prefix(id[:]) }
 
 // SealIndex returns the record that says which nodes packs have, which are the
 // segment of inc that ends with the last of them.
@@ -23,45 +33,140 @@ func SealIndex(space *keys.Space, inc keys.Incarnation, packs []Pack) (key, valu
 	var body []byte
 	before := uint64(0)
 	for i := range packs {
-		p := &packs[i]
-		body = binary.AppendUvarint(body, p.Revision-before)
-		body = binary.AppendUvarint(body, uint64(len(p.Nodes)))
-		for j := range p.Nodes {
-			body = append(body, p.Nodes[j].ID[:prefixBytes]...)
-		}
-		before = p.Revision
+		body = binary.AppendUvarint(body, packs[i].Revision-before)
+		body = packs[i].appendPrefixes(body)
+		before = packs[i].Revision
 	}
 	return key, codec.Seal(key, keys.Index, body)
 }
 
-// Alike reports whether an index may take one id for the other.
-func Alike(a, b ID) bool { return [prefixBytes]byte(a[:]) == [prefixBytes]byte(b[:]) }
-
-// FindIndexed returns the places that a record of SealIndex gives for id: the
-// places of all nodes whose ids begin like it.
-func FindIndexed(key, value []byte, id ID) (out []Place, err error) {
-	body, err := codec.Open(key, value, keys.Index)
-	if err != nil {
-		return nil, err
+// appendPrefixes appends the number of p's nodes and their prefixes.
+func (p *Pack) appendPrefixes(dst []byte) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(p.Nodes)))
+	for i := range p.Nodes {
+		dst = append(dst, p.Nodes[i].ID[:prefixBytes]...)
 	}
-	want := [prefixBytes]byte(id[:])
-	revision := uint64(0)
-	for len(body) > 0 {
-		step, n := codec.Uvarint(body)
-		if n <= 0 {
-			return nil, fmt.Errorf("%w: index", codec.ErrMalformed)
+	return dst
+}
+
+// cutPrefixes takes what appendPrefixes appended off body.
+func cutPrefixes(body []byte) (prefixes, rest []byte, err error) {
+	count, n := codec.Uvarint(body)
+	if n <= 0 || count > MaxNodes || len(body) < n+int(count)*prefixBytes {
+		return nil, nil, fmt.Errorf("%w: prefixes of node ids", codec.ErrMalformed)
+	}
+	end := n + int(count)*prefixBytes
+	return body[n:end], body[end:], nil
+}
+
+// An Entry says where a node is whose id begins so.
+type Entry struct {
+	Prefix Prefix
+	Place  Place
+}
+
+// Index yields the entries of a session's nodes, in order. An error ends it.
+func Index(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		x := indexer{ctx: ctx, e: e, space: space, inc: inc, yield: yield}
+		// Packs are sealed meanwhile: then their record is read after all.
+		for again := true; again; {
+			again = x.sealed() && x.loose()
 		}
-		count, m := codec.Uvarint(body[n:])
-		if m <= 0 || count > MaxNodes || len(body) < n+m+int(count)*prefixBytes {
-			return nil, fmt.Errorf("%w: index", codec.ErrMalformed)
+	}
+}
+
+// An indexer reads an index.
+type indexer struct {
+	ctx   context.Context
+	e     engine.Engine
+	space *keys.Space
+	inc   keys.Incarnation
+	yield func(Entry, error) bool
+
+	done uint64 // the entries up to this revision were yielded
+	met  uint64 // last revision of the sealed segment that was met among the loose packs
+}
+
+// entries yields the entries of a pack.
+func (x *indexer) entries(revision uint64, prefixes []byte) bool {
+	if revision <= x.done {
+		return true
+	}
+	for i := 0; i*prefixBytes < len(prefixes); i++ {
+		if !x.yield(Entry{Prefix(prefixes[i*prefixBytes:]), Place{revision, i}}, nil) {
+			return false
 		}
-		revision, body = revision+step, body[n+m:]
-		for i := range int(count) {
-			if [prefixBytes]byte(body[i*prefixBytes:]) == want {
-				out = append(out, Place{Revision: revision, Position: i})
+	}
+	x.done = revision
+	return true
+}
+
+func (x *indexer) fail(err error, what string, key []byte) bool {
+	x.yield(Entry{}, codec.Corrupt(err, "%s at key %x", what, key))
+	return false
+}
+
+// sealed reads the records of sealed segments, and reports whether to go on.
+func (x *indexer) sealed() bool {
+	r := engine.Range{Start: x.space.Index(x.inc, x.done+1), End: x.space.Of(keys.Index, x.inc).End}
+	for p, err := range x.e.Scan(x.ctx, r) {
+		if err != nil {
+			x.yield(Entry{}, err)
+			return false
+		}
+		body, err := codec.Open(p.Key, p.Value, keys.Index)
+		for revision := uint64(0); err == nil && len(body) > 0; {
+			step, n := codec.Uvarint(body)
+			if n <= 0 {
+				err = fmt.Errorf("%w: index", codec.ErrMalformed)
+				break
+			}
+			revision += step
+			var prefixes []byte
+			if prefixes, body, err = cutPrefixes(body[n:]); err == nil && !x.entries(revision, prefixes) {
+				return false
 			}
 		}
-		body = body[int(count)*prefixBytes:]
+		if err != nil {
+			return x.fail(err, "index of nodes", p.Key)
+		}
 	}
-	return out, nil
+	return true
+}
+
+// loose reads the loose packs behind the sealed segments, and reports whether
+// one was sealed meanwhile.
+func (x *indexer) loose() (again bool) {
+	r := engine.Range{Start: x.space.Pack(x.inc, x.done+1, 0), End: x.space.Of(keys.Pack, x.inc).End}
+	for p, err := range x.e.Scan(x.ctx, r) {
+		if err != nil {
+			x.yield(Entry{}, err)
+			return false
+		}
+		_, fields, ok := x.space.Fields(p.Key)
+		if ok && fields[24] > 0 {
+			continue // not its first value
+		}
+		body, err := codec.Open(p.Key, p.Value, keys.Pack)
+		var h segmentHead
+		if err == nil {
+			h, _, err = openHead(body)
+		}
+		if err == nil && !ok {
+			err = fmt.Errorf("%w: key", codec.ErrMalformed)
+		}
+		if err != nil {
+			return x.fail(err, "pack", p.Key)
+		}
+		last := binary.BigEndian.Uint64(fields[16:])
+		if h.level != codec.Fast && last != x.met {
+			x.met = last
+			return true
+		}
+		if !x.entries(last, h.prefixes) {
+			return false
+		}
+	}
+	return false
 }

@@ -247,8 +247,9 @@ func (p *Pack) Size() int {
 
 // A segment is a run of packs of one session, ascending by revision, as one
 // compressed value (or a few, when it is large): a loose pack is one of length
-// one. Its first value begins with the revision of its first pack and twice the
-// number of values, plus one when it is sealed, both uvarint.
+// one. Its first value begins with the revision of its first pack and four times
+// the number of values plus its level, both uvarint; a loose one goes on with the
+// number of its nodes (uvarint) and the first bytes of their ids.
 const (
 	maxSegment = 64 << 20  // raw bytes
 	partBytes  = 480 << 10 // of a segment in one value
@@ -259,8 +260,9 @@ const (
 var ErrPackTooLarge = errors.New("graph: pack too large")
 
 // EncodeSegment returns the pairs that store packs, which are resolved.
-// before is the id of the last node of the session before them. At a level
-// other than codec.Fast they are sealed: see SealIndex.
+// before is the id of the last node of the session before them. At codec.Fast it
+// is one loose pack; at other levels they are sealed and have a record of
+// SealIndex besides.
 func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before ID, level codec.Level) (ks, vs [][]byte, err error) {
 	size := 64
 	for i := range packs {
@@ -282,17 +284,16 @@ func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before
 	if parts > maxParts {
 		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrPackTooLarge, len(data))
 	}
-	sealed := uint64(1)
-	if level == codec.Fast {
-		sealed = 0
-	}
 	last := packs[len(packs)-1].Revision
 	for i := range parts {
 		key := space.Pack(inc, last, i)
 		body := data[i*partBytes : min(len(data), (i+1)*partBytes)]
 		if i == 0 {
-			head := binary.AppendUvarint(nil, packs[0].Revision)
-			head = binary.AppendUvarint(head, uint64(parts)<<1|sealed)
+			h := segmentHead{first: packs[0].Revision, parts: parts, level: level}
+			head := h.append(make([]byte, 0, 24+prefixBytes*len(packs[0].Nodes)+len(body)))
+			if level == codec.Fast {
+				head = packs[0].appendPrefixes(head)
+			}
 			body = append(head, body...)
 		}
 		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, body))

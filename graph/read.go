@@ -16,7 +16,9 @@ import (
 type Segment struct {
 	Packs []Pack
 	Keys  [][]byte // of its values
-	Loose bool     // not sealed: compressed for speed, and its nodes have an index entry each
+	// Level is codec.Fast for a loose pack, and how well a sealed one is compressed.
+	Level codec.Level
+	loose []byte // the prefixes of a loose one
 }
 
 // Segments yields the segments that hold revisions from first to last of a
@@ -52,7 +54,9 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 				err = fmt.Errorf("%w: part %d follows %d parts", codec.ErrMalformed, part, len(seg.Keys))
 			}
 			if err == nil && part == 0 {
-				start, want, seg.Loose, body, err = segmentHead(body)
+				var h segmentHead
+				h, body, err = openHead(body)
+				start, want, seg.Level, seg.loose = h.first, h.parts, h.level, h.prefixes
 			}
 			if err != nil {
 				fail(p.Key, err)
@@ -71,6 +75,9 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 			if err == nil && (seg.Packs[0].Revision != start || seg.Packs[len(seg.Packs)-1].Revision != end) {
 				err = fmt.Errorf("%w: holds other revisions than its key says", codec.ErrMalformed)
 			}
+			if err == nil && seg.Level == codec.Fast && (len(seg.Packs) > 1 || len(seg.loose) != prefixBytes*len(seg.Packs[0].Nodes)) {
+				err = fmt.Errorf("%w: holds other nodes than its index says", codec.ErrMalformed)
+			}
 			if err != nil {
 				fail(p.Key, err)
 				return
@@ -88,16 +95,33 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 	}
 }
 
-func segmentHead(body []byte) (first uint64, parts int, loose bool, rest []byte, err error) {
+// A segmentHead is what a segment's first value begins with.
+type segmentHead struct {
+	first    uint64 // revision
+	parts    int
+	level    codec.Level
+	prefixes []byte // of a loose pack: of its nodes' ids
+}
+
+func (h *segmentHead) append(dst []byte) []byte {
+	dst = binary.AppendUvarint(dst, h.first)
+	return binary.AppendUvarint(dst, uint64(h.parts)<<2|uint64(h.level))
+}
+
+func openHead(body []byte) (h segmentHead, rest []byte, err error) {
 	first, n := codec.Uvarint(body)
 	if n <= 0 {
-		return 0, 0, false, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
+		return h, nil, fmt.Errorf("%w: segment head", codec.ErrMalformed)
 	}
 	count, m := codec.Uvarint(body[n:])
-	if m <= 0 || count < 2 || count>>1 > maxParts {
-		return 0, 0, false, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count>>1)
+	if m <= 0 || count>>2 < 1 || count>>2 > maxParts || codec.Level(count&3) > codec.Best {
+		return h, nil, fmt.Errorf("%w: segment of %d parts", codec.ErrMalformed, count>>2)
 	}
-	return first, int(count >> 1), count&1 == 0, body[n+m:], nil
+	h, rest = segmentHead{first: first, parts: int(count >> 2), level: codec.Level(count & 3)}, body[n+m:]
+	if h.level == codec.Fast {
+		h.prefixes, rest, err = cutPrefixes(rest)
+	}
+	return h, rest, err
 }
 
 // ErrNoSegment reports that no segment holds a revision: the commit has no
@@ -130,7 +154,7 @@ type Place struct {
 	Position int
 }
 
-// Seal returns the record of p for key under letter (keys.Node or keys.EventKey).
+// Seal returns the record of p for key under letter (keys.EventKey or keys.Attachment).
 func (p Place) Seal(key []byte, letter byte) []byte {
 	var b [16]byte
 	n := binary.PutUvarint(b[:], p.Revision)

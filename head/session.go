@@ -114,6 +114,7 @@ type Life struct {
 	Epoch     uint64   // +1 at every write
 	Sealed    Revision // up to here packs are in full segments
 	SealedRaw uint64   // Head.Raw at that revision
+	Packed    Revision // up to here segments are compressed as well as they can be; at most Sealed
 	Forks     uint64   // how many hold this history: a second witness of their entries
 	Refs      uint64   // how many revisions are kept by name: likewise
 }
@@ -129,7 +130,7 @@ func (l *Life) Seal(key []byte) []byte {
 }
 
 func (l *Life) numbers() []*uint64 {
-	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedRaw, &l.Forks, &l.Refs}
+	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedRaw, (*uint64)(&l.Packed), &l.Forks, &l.Refs}
 }
 
 // OpenLife decodes the record of key.

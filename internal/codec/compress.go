@@ -26,9 +26,9 @@ const (
 type Level int
 
 const (
-	Fast   Level = iota // packs, on the commit path: S2, 2 µs for 2 KB where zstd takes 6; sealing compresses them again
-	Medium              // blobs, which are never compressed again: zstd
-	Best                // segments, off the commit path: zstd, as small as it gets
+	Fast   Level = iota // on the commit path: S2, 2 µs for 2 KB where zstd takes 6
+	Medium              // sealing beside commits: zstd at its fastest
+	Best                // vacuum, which compresses all of the above again: zstd, as small as it gets
 )
 
 func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
@@ -43,7 +43,7 @@ func encoder(level zstd.EncoderLevel) func() *zstd.Encoder {
 }
 
 var (
-	encoders = [...]func() *zstd.Encoder{Medium: encoder(zstd.SpeedDefault), Best: encoder(zstd.SpeedBestCompression)}
+	encoders = [...]func() *zstd.Encoder{Medium: encoder(zstd.SpeedFastest), Best: encoder(zstd.SpeedBestCompression)}
 	decoder  = sync.OnceValue(func() *zstd.Decoder {
 		r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))

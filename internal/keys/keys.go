@@ -26,7 +26,6 @@ const (
 	EventKey   = 'k' // incarnation, H(event key): revision, position
 	Life       = 'l' // incarnation: lifecycle
 	Mark       = 'm' // H(blob id)
-	Node       = 'n' // incarnation, 8 bytes of the node id: revision, position
 	Origin     = 'o' // incarnation: ancestors of an attached fork
 	Pack       = 'p' // incarnation, last revision, part: nodes
 	Child      = 'q' // H(parent's session id), child's incarnation
@@ -55,7 +54,7 @@ const prefixSize = 4
 // widths are the lengths of the fields behind each letter.
 var widths = map[byte]int{
 	Store: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
-	Mark: 16, Node: 24, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
+	Mark: 16, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
 	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32,
 }
 
@@ -168,11 +167,6 @@ func (s *Space) Commit(inc Incarnation, revision uint64) []byte {
 // Pack returns the key of a part of the pack or segment that ends with revision last.
 func (s *Space) Pack(inc Incarnation, last uint64, part int) []byte {
 	return append(binary.BigEndian.AppendUint64(s.key(Pack, 9, inc[:]), last), byte(part))
-}
-
-// Node returns the index key of a node.
-func (s *Space) Node(inc Incarnation, id [hash.Size]byte) []byte {
-	return s.key(Node, 0, inc[:], id[:8])
 }
 
 // Tombstone returns the key of a node's tombstone.

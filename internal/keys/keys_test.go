@@ -25,7 +25,7 @@ func all() map[string][]byte {
 		"A store": keys.StoreKey("golden"), "a about": space.About(h), "b blob": space.Blob(b, 1), "c commit": space.Commit(inc, 258),
 		"d dirty": space.Dirty(inc), "e attachment": space.Attachment(inc, b), "f fork": space.Fork(inc, keys.Incarnation{0xcc}),
 		"w grave": space.Grave(h), "i turn": space.Turn(inc, "turn-1"), "k event key": space.EventKey(inc, "msg_1"), "l life": space.Life(inc),
-		"m mark": space.Mark(b), "n node": space.Node(inc, id), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
+		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
 		"q child": space.Child(h, inc), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
 		"r ref": space.Ref(inc, "release"), "g run": space.Run(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258), "z bookmark": space.Bookmark(inc),
