@@ -238,14 +238,22 @@ func (s *Session) full(ctx context.Context, last Revision, commit CommitID) ([]f
 	return all, nil
 }
 
-// tail reads the last n live nodes of the path to leaf, from the end.
+// tail reads the last n live nodes of the path to leaf, from the end. Most often
+// the leaf is in the last commit and each segment goes on with the one before it,
+// so there it looks first, and asks the index only if the node is elsewhere.
 func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, dead tombstones) ([]found, error) {
 	var out []found
+	layers := s.layers(last)
+	l, next := layers[len(layers)-1], last
 	for want := leaf; !want.IsZero() && n > 0; {
-		l, seg, err := s.segmentOf(ctx, last, want)
+		seg, err := s.segmentAt(ctx, l, next)
+		if errors.Is(err, codec.ErrMissing) || err == nil && !slices.ContainsFunc(seg, func(f found) bool { return f.ID == want }) {
+			l, seg, err = s.segmentOf(ctx, last, want)
+		}
 		if err != nil {
 			return nil, linked(err, want)
 		}
+		next = seg[0].revision - 1
 		progress := false
 		for i := len(seg) - 1; i >= 0 && n > 0; i-- {
 			if seg[i].ID != want || seg[i].revision > l.last {

@@ -286,9 +286,9 @@ func (s *Session) segmentAt(ctx context.Context, l layer, r Revision) ([]found, 
 	return out, nil
 }
 
-// pack reads the pack of revision r of the session itself.
-func (s *Session) pack(ctx context.Context, r Revision) (graph.Pack, error) {
-	seg, err := graph.SegmentAt(ctx, s.store.engine, s.store.space, s.inc, uint64(r))
+// pack reads the pack of revision r of an incarnation; its nodes have no ids yet.
+func (s *Session) pack(ctx context.Context, inc head.Incarnation, r Revision) (graph.Pack, error) {
+	seg, err := graph.SegmentAt(ctx, s.store.engine, s.store.space, inc, uint64(r))
 	if err == nil {
 		for _, p := range seg.Packs {
 			if p.Revision == uint64(r) {
@@ -300,6 +300,26 @@ func (s *Session) pack(ctx context.Context, r Revision) (graph.Pack, error) {
 		err = codec.Corrupt(codec.ErrMissing, "pack of revision %d of session %q", r, s.id)
 	}
 	return graph.Pack{}, err
+}
+
+// packAt reads the nodes of revision r of l, with ids, and the id of the node
+// before them.
+func (s *Session) packAt(ctx context.Context, l layer, r Revision) (nodes []found, before NodeID, err error) {
+	p, err := s.pack(ctx, l.inc, r)
+	if err != nil {
+		return nil, before, err
+	}
+	if before, err = s.before(ctx, l, r); err != nil {
+		return nil, before, err
+	}
+	if _, err := p.Resolve(before); err != nil {
+		return nil, before, codec.Corrupt(err, "pack of revision %d of session %q", r, s.id)
+	}
+	nodes = make([]found, len(p.Nodes))
+	for i := range p.Nodes {
+		nodes[i] = found{Node: p.Nodes[i], revision: r}
+	}
+	return nodes, before, nil
 }
 
 // A spot is where a node of the session's graph is.
@@ -390,19 +410,14 @@ func (s *Session) find(ctx context.Context, last Revision, id NodeID) (found, er
 
 // at reads the node at a spot.
 func (s *Session) at(ctx context.Context, at spot) (found, error) {
-	nodes, err := s.segmentAt(ctx, at.layer, at.revision)
+	nodes, _, err := s.packAt(ctx, at.layer, at.revision)
 	if err != nil {
 		return found{}, err
 	}
-	for i := range nodes {
-		if nodes[i].revision == at.revision {
-			if i += at.position; i < len(nodes) && nodes[i].revision == at.revision {
-				return nodes[i], nil
-			}
-			break
-		}
+	if at.position >= len(nodes) {
+		return found{}, codec.Corrupt(codec.ErrMissing, "node %d of revision %d of session %q", at.position, at.revision, s.id)
 	}
-	return found{}, codec.Corrupt(codec.ErrMissing, "node %d of revision %d of session %q", at.position, at.revision, s.id)
+	return nodes[at.position], nil
 }
 
 // vouched checks the pack at a spot against its commit.
@@ -411,14 +426,9 @@ func (s *Session) vouched(ctx context.Context, at spot) error {
 	if err != nil {
 		return err
 	}
-	before, err := s.before(ctx, at.layer, at.revision)
+	nodes, before, err := s.packAt(ctx, at.layer, at.revision)
 	if err != nil {
 		return err
 	}
-	nodes, err := s.segmentAt(ctx, at.layer, at.revision)
-	if err != nil {
-		return err
-	}
-	nodes = slices.DeleteFunc(nodes, func(n found) bool { return n.revision != at.revision })
 	return codec.Corrupt(vouch(c, nodes, before, false), "pack of revision %d of session %q", at.revision, s.id)
 }

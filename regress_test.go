@@ -451,17 +451,21 @@ func TestIndexLost(t *testing.T) {
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
 	must(t, s, Commit{Nodes: node("x")})
-	must(t, s, Commit{Expected: 1, Nodes: node("x")})
+	r := must(t, s, Commit{Expected: 1, Nodes: node("x")})
 	if err := s.Seal(bg); err != nil {
 		t.Fatal(err)
 	}
 	var b engine.Batch
 	b.Delete(st.space.Index(s.inc, 2))
 	e.Apply(bg, &b)
-	_, err := s.Load(bg, Scope{Last: 1})
-	var ce *CorruptError
-	if !errors.As(err, &ce) {
+	if _, err := s.Node(bg, r.Leaf); !errors.Is(err, ErrNodeNotFound) {
 		t.Error(err)
+	}
+	if _, err := s.Load(bg, Scope{Last: 1}); err != nil { // needs no index
+		t.Error(err)
+	}
+	if v, err := st.Verify(bg, nil); err != nil || v.OK() {
+		t.Error("verify does not notice", err)
 	}
 }
 

@@ -151,7 +151,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	var pack graph.Pack
 	if stored.Nodes > 0 {
-		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.pack(ctx, revision) }); err != nil {
+		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.pack(ctx, s.inc, revision) }); err != nil {
 			return err
 		}
 	}

@@ -6,8 +6,10 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -224,7 +226,7 @@ func BenchmarkCommit(b *testing.B) {
 type null struct{ engine.Engine }
 
 func (n null) Apply(ctx context.Context, b *engine.Batch) error {
-	if len(b.Sets) > 6 { // a commit of nodes: the creation of a session has fewer
+	if slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return p.Key[4] == 'p' }) { // a pack
 		return nil
 	}
 	return n.Engine.Apply(ctx, b)
@@ -329,6 +331,40 @@ func BenchmarkList(b *testing.B) {
 				page, err := st.List(ctx, turnstone.ListOptions{})
 				if err != nil || len(page.Sessions) != 50 {
 					b.Fatal(len(page.Sessions), err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkResume reads the checkpoint of a session whose part of 200 KB changed a
+// little with each of so many turns: the last version is as many deltas away
+// from one that stands by itself.
+func BenchmarkResume(b *testing.B) {
+	for _, turns := range []int{1, 60, 120} {
+		b.Run(fmt.Sprint(turns, "-turns"), func(b *testing.B) {
+			st := onBadger(b)
+			s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var part []byte
+			for len(part) < 200<<10 {
+				part = append(part, turn(len(part), 1).Nodes[0].Payload...)
+			}
+			for i := range turns {
+				part = bytes.Clone(part)
+				for j := range 5 {
+					copy(part[(i*7919+j*40_009)%(len(part)-400):], turn(i, j).Nodes[1].Payload[:60])
+				}
+				if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"state": part}}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				got, err := s.Checkpoint(ctx, turnstone.Revision(turns))
+				if err != nil || !bytes.Equal(got["state"], part) {
+					b.Fatal(err)
 				}
 			}
 		})

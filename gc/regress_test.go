@@ -192,7 +192,7 @@ func TestAForkAtTheNodeThatItsParentForkedAt(t *testing.T) {
 	}
 }
 
-// chain of more than 64 deltas.
+// chain of more than 120 deltas.
 func TestAChainOfDeltasStaysShort(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -204,16 +204,16 @@ func TestAChainOfDeltasStaysShort(t *testing.T) {
 		}
 		return b
 	}
-	commit(t, a, saves(v(64))) // whole: its base is kept at depth 0
+	commit(t, a, saves(v(120))) // whole: its base is kept at depth 0
 	commit(t, a, turnstone.Commit{Drop: []string{"p"}})
 	prune(t, a)
 	collected(t, st, turnstone.GCOptions{})
 	b := create(t, st, turnstone.Request{ID: "b"})
-	for i := range 65 {
+	for i := range 121 {
 		commit(t, b, saves(v(i)))
 	}
 	healthy(t, st)
-	commit(t, a, saves(v(65)))
+	commit(t, a, saves(v(121)))
 	if _, err := a.Checkpoint(ctx, 0); err != nil {
 		t.Error("checkpoint of a:", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -259,6 +260,18 @@ const (
 // ErrPackTooLarge reports packs that do not fit a segment.
 var ErrPackTooLarge = errors.New("graph: pack too large")
 
+// buffers are what a segment is encoded in; its records are copies.
+type buffers struct{ raw, data []byte }
+
+var scratch = sync.Pool{New: func() any { return new(buffers) }}
+
+// release gives s back, unless it is large.
+func (s *buffers) release() {
+	if cap(s.raw)+cap(s.data) <= 1<<20 {
+		scratch.Put(s)
+	}
+}
+
 // EncodeSegment returns the pairs that store packs, which are resolved.
 // before is the id of the last node of the session before them. At codec.Fast it
 // is one loose pack; at other levels they are sealed and have a record of
@@ -268,7 +281,9 @@ func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before
 	for i := range packs {
 		size += packs[i].Size()
 	}
-	e := codec.Encoder{B: make([]byte, 0, size)}
+	s := scratch.Get().(*buffers)
+	defer s.release()
+	e := codec.Encoder{B: slices.Grow(s.raw[:0], size)}
 	e.Array(len(packs))
 	for i := range packs {
 		packs[i].append(&e, before)
@@ -279,7 +294,8 @@ func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before
 	if len(e.B) > maxSegment {
 		return nil, nil, fmt.Errorf("%w: %d bytes", ErrPackTooLarge, len(e.B))
 	}
-	data := codec.Compress(make([]byte, 0, len(e.B)/2+64), e.B, level)
+	data := codec.Compress(s.data[:0], e.B, level)
+	s.raw, s.data = e.B, data
 	parts := (len(data) + partBytes - 1) / partBytes
 	if parts > maxParts {
 		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrPackTooLarge, len(data))
@@ -288,15 +304,15 @@ func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before
 	for i := range parts {
 		key := space.Pack(inc, last, i)
 		body := data[i*partBytes : min(len(data), (i+1)*partBytes)]
+		var front []byte
 		if i == 0 {
 			h := segmentHead{first: packs[0].Revision, parts: parts, level: level}
-			head := h.append(make([]byte, 0, 24+prefixBytes*len(packs[0].Nodes)+len(body)))
+			front = h.append(make([]byte, 0, 24+prefixBytes*len(packs[0].Nodes)))
 			if level == codec.Fast {
-				head = packs[0].appendPrefixes(head)
+				front = packs[0].appendPrefixes(front)
 			}
-			body = append(head, body...)
 		}
-		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, body))
+		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, front, body))
 	}
 	return ks, vs, nil
 }

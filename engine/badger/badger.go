@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -85,9 +86,9 @@ type Engine struct {
 	db  *badger.DB
 	gen string
 
-	acked  atomic.Uint64 // the read timestamp of db up to which everything is durable
-	setMu  sync.Mutex    // guards change
-	change chan struct{} // closed and replaced when acked, failed or db changes
+	// Every group has a timestamp of its own in db, ascending by one.
+	written uint64        // the last one that was written; the committer's
+	acked   atomic.Uint64 // the last one that is durable: what readers see
 
 	failed atomic.Pointer[error] // why the engine refuses everything
 	queue  chan *request
@@ -95,7 +96,19 @@ type Engine struct {
 	done   chan struct{} // closed when the committer has returned
 	once   sync.Once
 
-	written   uint64             // bytes applied since the last look at level 0; the committer's
+	flights  chan *flight         // to syncLoop; closed by the committer
+	inFlight atomic.Int32         // flights that it has; the committer adds
+	landed   sync.WaitGroup       // likewise
+	syncData func(*os.File) error // fdatasync
+
+	// Of the log, see sync.go. The committer's, but for log and logNumber when
+	// something is in flight: then syncLoop's.
+	number    int // of the log that the last group was written to
+	logged    int // more than what its memtable has
+	log       *os.File
+	logNumber int // of log
+
+	applied   uint64             // bytes applied since the last look at level 0; the committer's
 	rewriting chan struct{}      // of one element, taken by the one rewrite that runs, and by Close for good
 	ctx       context.Context    // of background rewrites,
 	cancel    context.CancelFunc // which Close ends
@@ -105,9 +118,10 @@ type Engine struct {
 // with *engine.LockedError, which names the holder, when it is open already.
 func Open(dir string, o *Options) (*Engine, error) {
 	e := &Engine{
-		change:    make(chan struct{}),
 		rewriting: make(chan struct{}, 1),
 		queue:     make(chan *request, 1024),
+		flights:   make(chan *flight, 1),
+		syncData:  localdir.SyncData,
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
 	}
@@ -128,27 +142,14 @@ func Open(dir string, o *Options) (*Engine, error) {
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	go e.commitLoop()
+	go e.syncLoop()
 	return e, nil
-}
-
-func readTs(db *badger.DB) uint64 {
-	txn := db.NewTransaction(false)
-	defer txn.Discard()
-	return txn.ReadTs()
 }
 
 // fail makes e refuse everything from now on.
 func (e *Engine) fail(err error) {
 	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
 	e.failed.CompareAndSwap(nil, &err)
-	e.announce()
-}
-
-func (e *Engine) announce() {
-	e.setMu.Lock()
-	close(e.change)
-	e.change = make(chan struct{})
-	e.setMu.Unlock()
 }
 
 func (e *Engine) usable() error {
@@ -172,9 +173,11 @@ func (e *Engine) Close() error {
 		<-e.done
 		closed := error(engine.ErrClosed)
 		e.failed.CompareAndSwap(nil, &closed)
-		e.announce()
 		e.mu.Lock()
 		defer e.mu.Unlock()
+		if e.log != nil {
+			err = e.log.Close()
+		}
 		if cerr := e.db.Close(); cerr != nil {
 			err = errors.Join(err, fmt.Errorf("engine: close badger: %w", errText(cerr)))
 		}

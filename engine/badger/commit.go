@@ -70,9 +70,11 @@ const (
 
 // commitLoop is the one committer. It takes what waits in the queue, up to what
 // a transaction may hold, and commits it as one: while one group is synced, the
-// next one gathers.
+// next one is gathered and written.
 func (e *Engine) commitLoop() {
 	defer close(e.done)
+	defer e.landed.Wait()
+	defer close(e.flights)
 	var next *request // taken from the queue, did not fit
 	last := 0         // length of the group before
 	for {
@@ -85,6 +87,7 @@ func (e *Engine) commitLoop() {
 			}
 		}
 		if first.pause != nil {
+			e.landed.Wait()
 			first.pause()
 			first.err <- nil
 			continue
@@ -115,40 +118,38 @@ func (e *Engine) commitLoop() {
 		}
 		last = len(group)
 		e.commit(group)
-		if e.written += uint64(size); e.written >= memTableSize/2 {
-			e.written = 0
+		if e.applied += uint64(size); e.applied >= memTableSize/2 {
+			e.applied = 0
 			e.rewriteIfGrown()
 		}
 	}
 }
 
 // commit applies group in order as one transaction: each batch's guards see the
-// writes of those before it. Nobody is answered before the transaction has
-// ended, as a conflict may rest on a write of the same group.
+// writes of those before it. Nobody is answered before all of them are durable,
+// as a conflict may rest on a write of the same group or of the one before.
 func (e *Engine) commit(group []*request) {
-	verdicts := make([]error, len(group))
+	f := &flight{group: group, verdicts: make([]error, len(group))}
 	err := e.usable()
 	if err == nil {
 		err = e.dir.Room()
 	}
 	if err == nil {
-		err = e.transact(group, verdicts)
+		err = e.transact(f)
 	}
-	for i, r := range group {
-		if err != nil {
-			verdicts[i] = err
-		}
-		r.err <- verdicts[i]
+	if err != nil {
+		f.fail(err)
 	}
+	e.launch(f)
 }
 
-func (e *Engine) transact(group []*request, verdicts []error) (err error) {
+func (e *Engine) transact(f *flight) (err error) {
 	defer caught(&err)
-	txn := e.db.NewTransaction(true)
+	txn := e.db.NewTransactionAt(e.written, true)
 	defer txn.Discard()
-	writes := false
-	for i, r := range group {
-		if verdicts[i] = r.ctx.Err(); verdicts[i] != nil {
+	writes := 0
+	for i, r := range f.group {
+		if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
 			continue
 		}
 		ok, err := apply(txn, r.batch)
@@ -160,22 +161,23 @@ func (e *Engine) transact(group []*request, verdicts []error) (err error) {
 			return fmt.Errorf("%w: badger refused a write: %w", engine.ErrInvalid, errText(err))
 		}
 		if ok != nil {
-			verdicts[i] = ok
+			f.verdicts[i] = ok
 			continue
 		}
-		writes = writes || r.batch.Ops() > 0
+		writes += r.cost() + r.batch.Ops()*entryBytes
 	}
-	if !writes {
+	if writes == 0 {
 		return nil
 	}
-	if err := txn.Commit(); err != nil {
+	e.beforeWrite()
+	if err := txn.CommitAt(e.written+1, nil); err != nil {
 		err = fmt.Errorf("%w: badger commit: %w", engine.ErrUnknown, errText(err))
 		e.fail(err)
 		return err
 	}
-	e.acked.Store(readTs(e.db))
-	e.announce()
-	return nil
+	e.written++
+	f.ts = e.written
+	return e.afterWrite(f, writes)
 }
 
 // apply adds b to txn, or returns the conflict that prevents it. Reads of txn

@@ -65,8 +65,9 @@ func (e *Engine) openCurrent() error {
 		}
 	}
 	e.db, e.gen = db, gen
-	e.acked.Store(readTs(db))
-	return nil
+	e.written = db.MaxVersion()
+	e.acked.Store(e.written)
+	return e.followLog(true)
 }
 
 // generations lists the generations in the directory.
@@ -110,7 +111,7 @@ func (e *Engine) openDB(gen string) (*badger.DB, error) {
 		return nil, err
 	}
 	opts := badger.DefaultOptions(dir).
-		WithSyncWrites(e.opts.Durability == Power).
+		WithSyncWrites(false).          // the driver does it, see sync.go
 		WithValueThreshold(1 << 20).    // above Limits().ValueBytes: the value log stays empty
 		WithValueLogFileSize(2 << 20).  // it is mapped at twice its size
 		WithMemTableSize(memTableSize). // see above
@@ -129,10 +130,10 @@ func (e *Engine) openDB(gen string) (*badger.DB, error) {
 	// A kill between creating and sizing a file leaves an empty one, on which
 	// the first Open fails (Badger issue 2207); the second succeeds.
 	removeEmpty(dir)
-	db, err := badger.Open(opts)
+	db, err := badger.OpenManaged(opts)
 	if err != nil {
 		removeEmpty(dir)
-		db, err = badger.Open(opts)
+		db, err = badger.OpenManaged(opts)
 	}
 	if err != nil {
 		if room := e.dir.RoomFor(0); room != nil {

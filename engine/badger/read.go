@@ -13,45 +13,24 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// view runs f in a read transaction. Badger shows a group whose sync is still
-// going on, or has just failed; so a read that saw one waits for its verdict.
-func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
+// view runs f on what is durable: Badger holds groups whose sync is still going on
+// as well, with later timestamps, and they may fail.
+func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if err := e.usable(); err != nil {
 		return err
 	}
-	db, ts, err := e.read(f)
-	if err != nil {
-		return err
-	}
-	for !e.settled(db, ts) {
-		e.setMu.Lock()
-		change := e.change
-		e.setMu.Unlock()
-		if e.settled(db, ts) {
-			break
-		}
-		select {
-		case <-change:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return e.usable()
-}
-
-func (e *Engine) read(f func(*badger.Txn) error) (db *badger.DB, ts uint64, err error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	defer caught(&err)
 	if e.db.IsClosed() {
-		return nil, 0, engine.ErrClosed
+		return engine.ErrClosed
 	}
-	txn := e.db.NewTransaction(false)
+	txn := e.db.NewTransactionAt(e.acked.Load(), false)
 	defer txn.Discard()
-	return e.db, txn.ReadTs(), f(txn)
+	return f(txn)
 }
 
 // caught makes an error of a panic: Badger panics on some kinds of damage.
@@ -59,17 +38,6 @@ func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("%w: badger panicked on its tables", engine.ErrCorrupt)
 	}
-}
-
-// settled reports whether what a read of db at ts saw is durable or known not
-// to be. A generation that was replaced is settled: timestamps begin anew.
-func (e *Engine) settled(db *badger.DB, ts uint64) bool {
-	if e.usable() != nil {
-		return true
-	}
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	return e.db != db || e.acked.Load() >= ts
 }
 
 // Get implements engine.Engine.

@@ -147,13 +147,15 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	base, err := e.copyLive(ctx, e.db, to)
+	base := e.acked.Load()
+	err = e.copyLive(ctx, e.db, to, base)
 	if err != nil {
 		return fmt.Errorf("engine: rewrite: %w", err)
 	}
 	since := base
 	for range maxRounds {
-		last, changes, err := copyChanges(ctx, e.db, to, since)
+		last := e.acked.Load()
+		changes, err := copyChanges(ctx, e.db, to, since, last)
 		if err == nil {
 			err = compareChanges(ctx, e.db, to, since, last)
 		}
@@ -167,8 +169,8 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err := verifyChecksums(e.db); err != nil { // of what was flushed meanwhile
 		return err
 	}
-	if err := to.Sync(); err != nil {
-		return fmt.Errorf("engine: rewrite: %w", errText(err))
+	if err := syncLogs(dir); err != nil {
+		return fmt.Errorf("engine: rewrite: %w", err)
 	}
 	var old *badger.DB
 	var serr error
@@ -193,15 +195,15 @@ func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, since 
 	if err := e.usable(); err != nil {
 		return nil, false, err
 	}
-	last, _, err := copyChanges(ctx, e.db, to, since)
-	if err != nil {
+	last := e.acked.Load() // nothing is in flight
+	if _, err := copyChanges(ctx, e.db, to, since, last); err != nil {
 		return nil, false, err
 	}
 	if err := compareChanges(ctx, e.db, to, since, last); err != nil {
 		return nil, false, err
 	}
 	dir := filepath.Join(e.dir.Path, gen)
-	if err := errors.Join(to.Sync(), localdir.Private(dir), localdir.Sync(dir)); err != nil {
+	if err := errors.Join(syncLogs(dir), localdir.Private(dir), localdir.Sync(dir)); err != nil {
 		return nil, false, err
 	}
 	if begun, err = localdir.ReplaceFile(filepath.Join(e.dir.Path, currentName), []byte(gen)); err != nil {
@@ -215,8 +217,9 @@ func (e *Engine) switchTo(ctx context.Context, to *badger.DB, gen string, since 
 	defer e.mu.Unlock()
 	old = e.db
 	e.db, e.gen = to, gen
-	e.acked.Store(readTs(to))
-	e.announce()
+	if err := e.followLog(false); err != nil {
+		e.fail(err) // the switch stands
+	}
 	return old, true, nil
 }
 
@@ -230,15 +233,15 @@ func verifyChecksums(db *badger.DB) (err error) {
 	return nil
 }
 
-// copyLive writes the live pairs of one snapshot of from into tables of the
-// empty to, reads them back and compares. It returns the snapshot's timestamp.
-func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB) (uint64, error) {
-	txn := from.NewTransaction(false)
+// copyLive writes the pairs of from that were live at a timestamp into tables of
+// the empty to, reads them back and compares.
+func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) error {
+	txn := from.NewTransactionAt(at, false)
 	defer txn.Discard()
 	w := to.NewStreamWriter()
 	defer w.Cancel()
 	if err := w.Prepare(); err != nil {
-		return 0, errText(err)
+		return errText(err)
 	}
 	buf := z.NewBuffer(1<<20, "turnstone rewrite")
 	defer buf.Release()
@@ -260,18 +263,18 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB) (uint64, err
 		err = w.Flush()
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
-	copied := to.NewTransaction(false)
+	copied := to.NewTransactionAt(at, false)
 	defer copied.Discard()
 	var got census
 	if err := live(ctx, copied, func(item *badger.Item, v []byte) error { got.add(item.Key(), v); return nil }); err != nil {
-		return 0, err
+		return err
 	}
 	if !got.equal(&c) {
-		return 0, fmt.Errorf("%w: the copy has %d pairs, its source %d, or they differ", engine.ErrCorrupt, got.n, c.n)
+		return fmt.Errorf("%w: the copy has %d pairs, its source %d, or they differ", engine.ErrCorrupt, got.n, c.n)
 	}
-	return txn.ReadTs(), nil
+	return nil
 }
 
 // live calls f for every live pair of txn, in order; v is f's to keep.
@@ -297,28 +300,22 @@ func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []by
 	return nil
 }
 
-// changes calls f for every key that was written after since: its newest value,
-// or nil when it was deleted. It returns the timestamp up to which it looked.
-func changes(ctx context.Context, db *badger.DB, since uint64, f func(key, v []byte) error) (uint64, error) {
-	last := readTs(db)
-	return last, changesUntil(ctx, db, since, last, f)
-}
-
-// changesUntil is changes up to the timestamp last.
-func changesUntil(ctx context.Context, db *badger.DB, since, last uint64, f func(key, v []byte) error) (err error) {
+// changes calls f for every key that was written after since and until last: its
+// newest value, or nil when it was deleted.
+func changes(ctx context.Context, db *badger.DB, since, last uint64, f func(key, v []byte) error) (err error) {
 	defer caught(&err)
 	if last <= since {
 		return nil
 	}
-	txn := db.NewTransaction(false)
+	txn := db.NewTransactionAt(last, false)
 	defer txn.Discard()
 	it := txn.NewIterator(badger.IteratorOptions{AllVersions: true, SinceTs: since})
 	defer it.Close()
 	var seen []byte
 	for it.Rewind(); it.Valid(); it.Next() {
 		item := it.Item()
-		if item.Version() > last || seen != nil && string(seen) == string(item.Key()) {
-			continue // later than asked for, or older than what was taken
+		if seen != nil && string(seen) == string(item.Key()) {
+			continue // older than what was taken
 		}
 		if err := ctx.Err(); err != nil {
 			return err
@@ -338,11 +335,15 @@ func changesUntil(ctx context.Context, db *badger.DB, since, last uint64, f func
 	return nil
 }
 
-// copyChanges applies to to what changed in from after since.
-func copyChanges(ctx context.Context, from, to *badger.DB, since uint64) (last uint64, n int, err error) {
-	w := to.NewWriteBatch()
+// copyChanges applies to to what changed in from after since and until last, at
+// that timestamp.
+func copyChanges(ctx context.Context, from, to *badger.DB, since, last uint64) (n int, err error) {
+	if last <= since {
+		return 0, nil
+	}
+	w := to.NewWriteBatchAt(last)
 	defer w.Cancel()
-	last, err = changes(ctx, from, since, func(key, v []byte) error {
+	err = changes(ctx, from, since, last, func(key, v []byte) error {
 		n++
 		if v == nil {
 			return w.Delete(key)
@@ -352,14 +353,14 @@ func copyChanges(ctx context.Context, from, to *badger.DB, since uint64) (last u
 	if err == nil {
 		err = w.Flush()
 	}
-	return last, n, err
+	return n, err
 }
 
 // compareChanges checks that to agrees with from on every key written after since.
 func compareChanges(ctx context.Context, from, to *badger.DB, since, last uint64) error {
-	txn := to.NewTransaction(false)
+	txn := to.NewTransactionAt(last, false)
 	defer txn.Discard()
-	err := changesUntil(ctx, from, since, last, func(key, v []byte) error {
+	err := changes(ctx, from, since, last, func(key, v []byte) error {
 		got, err := get(txn, key)
 		if err != nil {
 			return err

@@ -51,11 +51,18 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const overhead = 2 + crc32.Size
 
-// Seal returns the record of type typ with the given body for key:
+// Seal returns the record of type typ with the given body, in pieces, for key:
 // type, version, body, CRC-32C of key and all before it (little endian).
-func Seal(key []byte, typ byte, body []byte) []byte {
-	out := make([]byte, 0, len(body)+overhead)
-	return SealTail(key, append(append(out, typ, Version), body...), 0)
+func Seal(key []byte, typ byte, body ...[]byte) []byte {
+	size := overhead
+	for _, b := range body {
+		size += len(b)
+	}
+	out := append(make([]byte, 0, size), typ, Version)
+	for _, b := range body {
+		out = append(out, b...)
+	}
+	return SealTail(key, out, 0)
 }
 
 // SealTail appends the checksum to out[from:], which begins with type and version.
