@@ -46,7 +46,8 @@ const (
 	Power Durability = iota
 	// Process: a crash of the process, not of the machine (SQLite's
 	// synchronous=NORMAL in WAL mode). The last seconds may be lost with the
-	// power; what is left is a prefix of what was acknowledged.
+	// power; where one of Badger's logs ends and the next one begins, not only
+	// the last ones, which Verify then reports.
 	Process
 )
 

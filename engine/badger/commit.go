@@ -117,7 +117,7 @@ func (e *Engine) commitLoop() {
 			}
 		}
 		last = len(group)
-		e.commit(group)
+		e.commit(group, next != nil || len(e.queue) > 0)
 		if e.applied += uint64(size); e.applied >= memTableSize/2 {
 			e.applied = 0
 			e.rewriteIfGrown()
@@ -127,8 +127,9 @@ func (e *Engine) commitLoop() {
 
 // commit applies group in order as one transaction: each batch's guards see the
 // writes of those before it. Nobody is answered before all of them are durable,
-// as a conflict may rest on a write of the same group or of the one before.
-func (e *Engine) commit(group []*request) {
+// as a conflict may rest on a write of the same group or of the one before. Others
+// says whether more requests wait.
+func (e *Engine) commit(group []*request, others bool) {
 	f := &flight{group: group, verdicts: make([]error, len(group))}
 	err := e.usable()
 	if err == nil {
@@ -140,7 +141,7 @@ func (e *Engine) commit(group []*request) {
 	if err != nil {
 		f.fail(err)
 	}
-	e.launch(f)
+	e.launch(f, others)
 }
 
 func (e *Engine) transact(f *flight) (err error) {
@@ -169,7 +170,9 @@ func (e *Engine) transact(f *flight) (err error) {
 	if writes == 0 {
 		return nil
 	}
-	e.beforeWrite()
+	if err := e.beforeWrite(); err != nil {
+		return err
+	}
 	if err := txn.CommitAt(e.written+1, nil); err != nil {
 		err = fmt.Errorf("%w: badger commit: %w", engine.ErrUnknown, errText(err))
 		e.fail(err)

@@ -67,7 +67,11 @@ func (e *Engine) openCurrent() error {
 	e.db, e.gen = db, gen
 	e.written = db.MaxVersion()
 	e.acked.Store(e.written)
-	return e.followLog(true)
+	if err := e.followLog(true); err != nil {
+		db.Close()
+		return err
+	}
+	return nil
 }
 
 // generations lists the generations in the directory.

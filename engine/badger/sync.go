@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/dgraph-io/badger/v4/skl"
-
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
@@ -48,13 +46,17 @@ func (f *flight) land() {
 	}
 }
 
-// entryBytes is more than a write takes in a memtable beside key, value and
-// writeBytes: a node of the greatest height, an aligned one, the timestamp, and
-// in the log the header, the checksum and a share of the transaction's end.
-const entryBytes = skl.MaxNodeSize + 96
-
-// emptyBytes is more than an empty memtable takes.
-const emptyBytes = 4096
+// What a memtable takes at most, beside keys, values and writeBytes. A write has
+// a node of 16 bytes and 4 for each level, of which it has 1.5 on average, up to 7
+// for alignment, our byte before the key, Badger's timestamp behind it, and 3
+// bytes of the value's head. The sum of so many random heights strays from its
+// mean by less than emptyBytes: 34 KB would be 20 standard deviations of 240,000
+// writes. The log takes less for a write, but endBytes for the end of a transaction.
+const (
+	entryBytes = 16 + 6 + 7 + 1 + 8 + 3 - writeBytes
+	endBytes   = 64
+	emptyBytes = 68 << 10
+)
 
 const logSuffix = ".mem"
 
@@ -86,10 +88,12 @@ func (e *Engine) followLog(fresh bool) error {
 }
 
 // beforeWrite waits, when Badger may begin another log, until this one is synced.
-func (e *Engine) beforeWrite() {
+func (e *Engine) beforeWrite() error {
 	if e.opts.Durability == Power && e.logged >= memTableSize {
 		e.landed.Wait()
+		return e.usable() // the sync may have failed
 	}
+	return nil
 }
 
 // afterWrite finds out to which log f was written, which took so many bytes at most.
@@ -97,6 +101,7 @@ func (e *Engine) afterWrite(f *flight, bytes int) error {
 	if e.opts.Durability != Power {
 		return nil
 	}
+	bytes += endBytes
 	e.logged += bytes
 	_, err := os.Stat(logName(filepath.Join(e.dir.Path, e.gen), e.number+1))
 	if err == nil {
@@ -111,15 +116,15 @@ func (e *Engine) afterWrite(f *flight, bytes int) error {
 	return nil
 }
 
-// launch makes f durable and answers its requests. If others wait already it goes
-// on beside them.
-func (e *Engine) launch(f *flight) {
+// launch makes f durable and answers its requests. If others wait, it goes on
+// beside them.
+func (e *Engine) launch(f *flight, others bool) {
 	if e.opts.Durability != Power {
 		e.settle(f)
 		f.land()
 		return
 	}
-	if e.inFlight.Load() == 0 && len(e.queue) == 0 {
+	if e.inFlight.Load() == 0 && !others {
 		e.sync(f)
 		f.land()
 		return
@@ -171,6 +176,9 @@ func (e *Engine) sync(flights ...*flight) {
 		if err == nil {
 			e.settle(f)
 		}
+	}
+	if err == nil { // what f only looked at may be what an earlier sync failed on
+		err = e.usable()
 	}
 	if err != nil {
 		for _, f := range flights {
