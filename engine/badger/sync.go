@@ -177,16 +177,15 @@ func (e *Engine) sync(flights ...*flight) {
 			e.settle(f)
 		}
 	}
-	if err == nil { // what f only looked at may be what an earlier sync failed on
-		err = e.usable()
+	failed := e.usable()
+	if failed == nil {
+		return
 	}
-	if err != nil {
-		for _, f := range flights {
-			if f.ts == 0 { // no effect; but a conflict may rest on what was not synced
-				f.fail(err)
-			} else if f.ts > e.acked.Load() {
-				f.fail(fmt.Errorf("%w: %v", engine.ErrUnknown, err))
-			}
+	for _, f := range flights {
+		if f.ts == 0 { // no effect; but what it saw may be what a sync failed on
+			f.fail(failed)
+		} else if f.ts > e.acked.Load() {
+			f.fail(fmt.Errorf("%w: %v", engine.ErrUnknown, failed))
 		}
 	}
 }
