@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+)
+
+// A Store is what is compared. Its methods are called concurrently, those of
+// one session one after the other.
+type Store interface {
+	// Commit appends t to a session that has had so many commits, and which it
+	// creates with the first one; on return it is as durable as the contestant says.
+	Commit(session string, commits int, t *Turn) error
+	Close() error
+}
+
+// A Reader gives back what was committed.
+type Reader interface {
+	// Load returns the payloads of the active path, decoded from JSON where the
+	// store does so itself, and verified where it can.
+	Load(session string) (Path, error)
+	// Last returns the last n of them.
+	Last(session string, n int) (Path, error)
+	// One returns the payload of one node, named by what Path says of it.
+	One(session, node string) ([]byte, error)
+	// Fork makes a session that goes on from the leaf of another one.
+	Fork(session, fork string) error
+}
+
+// A Path is a history, or the end of one.
+type Path struct {
+	Payloads [][]byte
+	IDs      []string // of the nodes
+}
+
+// A Lister lists sessions, the last updated ones first, in pages.
+type Lister interface {
+	List(after string, limit int) (ids []string, next string, err error)
+}
+
+// A Reclaimer deletes sessions and gives back the space.
+type Reclaimer interface {
+	Delete(session string) error
+	Reclaim() error
+}
+
+// A Compacter makes the files as small as they get.
+type Compacter interface{ Compact() error }
+
+// A Contestant is a way to store sessions.
+type Contestant struct {
+	Name string
+	// Durable says what an acknowledged commit survives.
+	Durable string
+	// Open opens a store in dir, or creates it. With bulk nothing need be durable
+	// before Close: it prepares what is measured later.
+	Open func(dir string, bulk bool) (Store, error)
+	// Replay, if set, says that the store takes batches instead of turns.
+	Replay bool
+	// Twin says that it differs from the one before in durability only: where
+	// nothing is committed durably, that one stands for both.
+	Twin bool
+}
+
+const (
+	powerLoss    = "power loss"
+	processCrash = "process crash"
+	nothing      = "nothing"
+)
+
+// contestants in the order of the tables.
+var contestants = []Contestant{
+	{Name: "turnstone badger", Durable: powerLoss, Open: openTurnstone("badger")},
+	{Name: "turnstone badger process", Durable: processCrash, Twin: true, Open: openTurnstone("badger-process")},
+	{Name: "turnstone pebble", Durable: powerLoss, Open: openTurnstone("pebble")},
+	{Name: "turnstone memory", Durable: nothing, Open: openTurnstone("memory")},
+	{Name: "sqlite full", Durable: powerLoss, Open: openSQLite("FULL")},
+	{Name: "sqlite normal", Durable: processCrash, Twin: true, Open: openSQLite("NORMAL")},
+	{Name: "sqlite files full", Durable: powerLoss, Open: openSQLiteFiles("FULL")},
+	{Name: "sqlite files normal", Durable: processCrash, Twin: true, Open: openSQLiteFiles("NORMAL")},
+	{Name: "adk sqlite", Durable: powerLoss, Open: openADK},
+	{Name: "json files", Durable: powerLoss, Open: openJSONFiles},
+	{Name: "bbolt", Durable: powerLoss, Replay: true, Open: openBolt},
+	{Name: "plain badger", Durable: powerLoss, Replay: true, Open: openPlainBadger},
+	{Name: "plain pebble", Durable: powerLoss, Replay: true, Open: openPlainPebble},
+	{Name: "append log", Durable: powerLoss, Replay: true, Open: openLog(false)},
+	{Name: "preallocated log", Durable: powerLoss, Replay: true, Open: openLog(true)},
+}
+
+func contestant(name string) (*Contestant, error) {
+	for i := range contestants {
+		if contestants[i].Name == name {
+			return &contestants[i], nil
+		}
+	}
+	return nil, fmt.Errorf("no contestant %q", name)
+}
+
+// errLeftOut: the contestant has no such operation.
+var errLeftOut = errors.New("left out")

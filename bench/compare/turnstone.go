@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/graph"
+)
+
+var ctx = context.Background()
+
+// ours is Turnstone as it is shipped, at its defaults.
+type ours struct {
+	engine   engine.Engine
+	store    *turnstone.Store
+	sessions sync.Map // *turnstone.Session by id
+}
+
+func openTurnstone(kind string) func(dir string, bulk bool) (Store, error) {
+	return func(dir string, bulk bool) (Store, error) {
+		var e engine.Engine
+		var err error
+		switch kind {
+		case "memory":
+			e = memory.New()
+		case "pebble":
+			e, err = pebble.Open(dir, &pebble.Options{NoSync: bulk})
+		default:
+			o := badger.Options{}
+			if bulk || kind == "badger-process" {
+				o.Durability = badger.Process
+			}
+			e, err = badger.Open(dir, &o)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return newOurs(e)
+	}
+}
+
+func newOurs(e engine.Engine) (*ours, error) {
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return &ours{engine: e, store: st}, nil
+}
+
+func (o *ours) Close() error { return errors.Join(o.store.Close(), o.engine.Close()) }
+
+func (o *ours) session(id string) (*turnstone.Session, error) {
+	if s, ok := o.sessions.Load(id); ok {
+		return s.(*turnstone.Session), nil
+	}
+	s, err := o.store.Session(ctx, id)
+	if err == nil {
+		o.sessions.Store(id, s)
+	}
+	return s, err
+}
+
+func (o *ours) Commit(id string, commits int, t *Turn) error {
+	var s *turnstone.Session
+	var err error
+	if commits == 0 {
+		if s, _, err = o.store.Create(ctx, turnstone.Request{ID: id}); err == nil {
+			o.sessions.Store(id, s)
+		}
+	} else {
+		s, err = o.session(id)
+	}
+	if err != nil {
+		return err
+	}
+	c := turnstone.Commit{Expected: turnstone.Revision(commits), Turn: fmt.Sprint("turn-", commits), Usage: t.Usage}
+	c.Nodes = make([]turnstone.NewNode, len(t.Nodes))
+	for i, n := range t.Nodes {
+		c.Nodes[i] = turnstone.NewNode{Kind: n.Kind, Payload: n.Payload}
+	}
+	if t.Part != nil {
+		c.Checkpoint = map[string][]byte{"execution": t.Part}
+	}
+	_, err = s.Commit(ctx, c)
+	return err
+}
+
+func (o *ours) Load(id string) (Path, error) { return o.read(id, turnstone.Scope{}) }
+
+func (o *ours) Last(id string, n int) (Path, error) { return o.read(id, turnstone.Scope{Last: n}) }
+
+func (o *ours) read(id string, scope turnstone.Scope) (Path, error) {
+	s, err := o.store.Session(ctx, id)
+	if err != nil {
+		return Path{}, err
+	}
+	state, err := s.Load(ctx, scope)
+	if err != nil {
+		return Path{}, err
+	}
+	p := Path{Payloads: make([][]byte, len(state.Nodes)), IDs: make([]string, len(state.Nodes))}
+	for i := range state.Nodes {
+		p.Payloads[i], p.IDs[i] = state.Nodes[i].Payload, state.Nodes[i].ID.String()
+	}
+	return p, nil
+}
+
+func (o *ours) One(id, node string) ([]byte, error) {
+	s, err := o.session(id)
+	if err != nil {
+		return nil, err
+	}
+	n, err := graph.ParseID(node)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.Node(ctx, n)
+	return found.Payload, err
+}
+
+func (o *ours) Fork(id, fork string) error {
+	_, _, err := o.store.Create(ctx, turnstone.Request{ID: fork, Parent: id})
+	return err
+}
+
+func (o *ours) List(after string, limit int) ([]string, string, error) {
+	page, err := o.store.List(ctx, turnstone.ListOptions{After: after, Limit: limit})
+	ids := make([]string, len(page.Sessions))
+	for i := range page.Sessions {
+		ids[i] = page.Sessions[i].ID
+	}
+	return ids, page.Next, err
+}
+
+func (o *ours) Delete(id string) error { return o.store.Delete(ctx, id, turnstone.KeepChildren) }
+
+func (o *ours) Reclaim() error {
+	_, err := o.store.GC(ctx, turnstone.GCOptions{})
+	return err
+}
+
+func (o *ours) Compact() error {
+	_, err := o.store.Vacuum(ctx, turnstone.VacuumOptions{})
+	return err
+}
+
+// A recorder keeps the batches that are applied, of one commit.
+type recorder struct {
+	engine.Engine
+	batches []*engine.Batch
+}
+
+func (r *recorder) Apply(ctx context.Context, b *engine.Batch) error {
+	r.batches = append(r.batches, b)
+	return r.Engine.Apply(ctx, b)
+}
+
+// record returns the batches that Turnstone makes of turns, for the contestants
+// that take batches: they get hashing, compression and deltas for nothing.
+func record(sessions [][]Turn, part func() *Part) ([][][]*engine.Batch, error) {
+	r := &recorder{Engine: memory.New()}
+	st, err := turnstone.Open(ctx, r, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		return nil, err
+	}
+	o := &ours{engine: r, store: st}
+	defer o.Close()
+	out := make([][][]*engine.Batch, len(sessions))
+	for i, turns := range sessions {
+		var p *Part
+		if part != nil {
+			p = part()
+		}
+		for j := range turns {
+			t := turns[j]
+			if p != nil {
+				t.Part = p.Next()
+			}
+			r.batches = nil
+			if err := o.Commit(fmt.Sprint("recorded-", i), j, &t); err != nil {
+				return nil, err
+			}
+			out[i] = append(out[i], r.batches)
+		}
+	}
+	return out, nil
+}
