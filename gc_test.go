@@ -251,3 +251,60 @@ func TestRetention(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
+	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 6 {
+			if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n, err := st.Prune(ctx); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	for id, oldest := range map[string]turnstone.Revision{"default": 5, "all": 1, "four": 3} {
+		s, err := st.Session(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := turnstone.Revision(1); r <= 6; r++ {
+			_, err := s.Checkpoint(ctx, r)
+			if r >= oldest && err != nil || r < oldest && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				t.Errorf("%s, revision %d: %v", id, r, err)
+			}
+		}
+	}
+}
+
+func TestWhatMaintenanceRefuses(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var invalid *turnstone.InvalidError
+	if _, err := st.GC(ctx, turnstone.GCOptions{Full: true, Session: "s"}); !errors.As(err, &invalid) {
+		t.Errorf("a full collection of one session: %v", err)
+	}
+	if err := s.Keep(ctx, "", 0); !errors.As(err, &invalid) {
+		t.Errorf("a kept revision without a name: %v", err)
+	}
+	if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range turnstone.MaxKept {
+		if err := s.Keep(ctx, fmt.Sprint(i), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var limit *turnstone.LimitError
+	if err := s.Keep(ctx, "one more", 1); !errors.As(err, &limit) {
+		t.Errorf("kept revision %d: %v", turnstone.MaxKept+1, err)
+	}
+}

@@ -23,7 +23,7 @@ type GCOptions struct {
 	// DryRun changes nothing and reports what would be done.
 	DryRun bool
 	// Full derives the collector's index anew from the commits and reports
-	// whether it was right. It reads everything.
+	// whether it was right. It reads everything, and so goes with no Session.
 	Full bool
 	// Session, if set, looks only at what changed in this session, and deletes
 	// only blobs that this freed.
@@ -42,6 +42,9 @@ type GCOptions struct {
 // last one. A *CorruptError says that something that should agree does not; then
 // nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
+	if o.Full && o.Session != "" {
+		return nil, invalid("collection", "Full with the session %q: a full one is of all sessions", o.Session)
+	}
 	run := gc.Options{Full: o.Full, Progress: o.Progress, Pace: o.Pace}
 	if o.Session != "" {
 		ses, err := s.Session(ctx, o.Session)

@@ -481,10 +481,7 @@ func lists(large, hot bool) func(r *run) error {
 				mu.Lock()
 				turn := in.Conversation()[0]
 				mu.Unlock()
-				for i := range turn.Nodes { // the list is about heads
-					turn.Nodes = turn.Nodes[:i+1]
-					break
-				}
+				turn.Nodes = turn.Nodes[:1] // the list is about heads
 				return st.Commit(fmt.Sprintf("listed-%06d", i), 0, &turn)
 			})
 		}
@@ -519,6 +516,7 @@ func lists(large, hot bool) func(r *run) error {
 			if err := heat(r, st); err != nil {
 				return err
 			}
+			r.templates = nil // what is left of the input is not the store's
 			r.out["resident"], r.out["resident of files"] = resident()
 		}
 		from := st.(Lister)
@@ -636,24 +634,12 @@ func hasImages(c *importer.Conversation) bool {
 func diskParts(r *run) error {
 	in := r.input(3)
 	in.rand = rand.New(rand.NewPCG(3, 3))
-	turns := in.Long(1000)
-	for len(turns) < 100 {
-		turns = append(turns, in.Long(1000)...)
+	turns := make([]Turn, 100)
+	s := &script{part: in.Part()}
+	for i := range turns { // with little else: it is about the part
+		turns[i].Nodes = []Node{{"assistant", fmt.Appendf(nil, `{"turn":%d}`, i)}}
+		s.turns = append(s.turns, scripted{turns[i], "state", i})
 	}
-	turns = turns[:100]
-	for i := range turns { // small ones: it is about the part
-		turns[i].Nodes = turns[i].Nodes[:1]
-		turns[i].Nodes[0].Payload = turns[i].Nodes[0].Payload[:0:0]
-		turns[i].Nodes[0].Payload = fmt.Appendf(nil, `{"turn":%d}`, i)
-	}
-	states := func() *script {
-		s := &script{part: in.Part()}
-		for i := range turns {
-			s.turns = append(s.turns, scripted{turns[i], "state", i})
-		}
-		return s
-	}
-	s := states()
 	return r.disk(1, func(st Store, _ int) error {
 		for i := range s.turns {
 			if _, err := s.commit(st, i); err != nil {

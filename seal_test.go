@@ -1,0 +1,93 @@
+package turnstone
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// In the background segments are sealed fast; who asks for it gets them as small
+// as they can be, once, however many there are.
+func TestSealedFastIsSealedAgain(t *testing.T) {
+	counted := &writes{Engine: memory.New()}
+	st := open(t, counted, &Options{NoAutoSeal: true, SealBytes: 20_000})
+	s := mk(t, st, Request{ID: "s"})
+	var want []string
+	commit := func(n int) {
+		t.Helper()
+		for range n {
+			text := strings.Repeat(fmt.Sprint("turn ", len(want), " of a conversation; "), 40)
+			must(t, s, Commit{Expected: Revision(len(want)), Nodes: []NewNode{{Kind: "u", Payload: []byte(text)}}})
+			want = append(want, text)
+		}
+	}
+	levels := func() (out []codec.Level) {
+		t.Helper()
+		for seg, err := range graph.Segments(bg, counted, st.space, s.inc, 1, uint64(len(want))) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, seg.Level)
+		}
+		return out
+	}
+	complete := func() {
+		t.Helper()
+		l, err := s.Load(bg, Scope{})
+		if err != nil || len(l.Nodes) != len(want) {
+			t.Fatal(len(l.Nodes), err)
+		}
+		for i, n := range l.Nodes {
+			if string(n.Payload) != want[i] {
+				t.Fatalf("node %d differs", i)
+			}
+			if got, err := s.Node(bg, n.ID); err != nil || string(got.Payload) != want[i] {
+				t.Fatalf("node %d by id: %v", i, err)
+			}
+		}
+		if v, err := st.Verify(bg, nil); err != nil || !v.OK() {
+			t.Fatal(v, err)
+		}
+	}
+	for round := range 2 {
+		commit(70)
+		if err := s.seal(bg, false); err != nil { // what the background does
+			t.Fatal(err)
+		}
+		got := levels()
+		sealed := slices.IndexFunc(got, func(l codec.Level) bool { return l == codec.Medium })
+		if sealed < 0 || !slices.Contains(got[sealed:], codec.Fast) || slices.Contains(got[sealed:], codec.Best) || round == 0 && sealed > 0 {
+			t.Errorf("round %d: levels %v after sealing in the background", round, got)
+		}
+		complete()
+		if err := s.Seal(bg); err != nil {
+			t.Fatal(err)
+		}
+		if got := levels(); len(got) < 2 || slices.ContainsFunc(got, func(l codec.Level) bool { return l != codec.Best }) {
+			t.Errorf("round %d: levels %v after Seal", round, got)
+		}
+		complete()
+		counted.n = 0
+		if err := s.Seal(bg); err != nil || counted.n != 0 {
+			t.Errorf("round %d: sealing again writes %d batches, %v", round, counted.n, err)
+		}
+	}
+}
+
+// writes counts batches.
+type writes struct {
+	engine.Engine
+	n int
+}
+
+func (w *writes) Apply(ctx context.Context, b *engine.Batch) error {
+	w.n++
+	return w.Engine.Apply(ctx, b)
+}
