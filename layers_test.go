@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/open", "engine/enginetest",
-	"internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest",
+	"internal/disk", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -28,6 +28,7 @@ var may = map[string][]string{
 	"engine/pebble":            {"engine", "engine/internal/localdir"},
 	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble"},
 	"engine/enginetest":        {"engine", "engine/memory"},
+	"internal/disk":            {},
 	"internal/hash":            {},
 	"internal/codec":           {},
 	"internal/keys":            {"engine", "internal/hash"},

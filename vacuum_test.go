@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/internal/disk"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -470,25 +470,6 @@ func TestMaintain(t *testing.T) {
 	}
 }
 
-// allocated is what the files below dir take on disk.
-func allocated(t *testing.T, dir string) (n int64) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil {
-			n += info.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 // G5: half of many sessions with a checkpoint every turn are deleted; after gc
 // and vacuum the store takes about what one that never had them does.
 func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
@@ -544,7 +525,10 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 				if err := errors.Join(st.Close(), e.Close()); err != nil {
 					t.Fatal(err)
 				}
-				n := allocated(t, dir)
+				n, err := disk.Allocated(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
 				t.Logf("%s: %d bytes", what, n)
 				return n
 			}
@@ -555,7 +539,11 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 			half := size("after deleting half", func(st *turnstone.Store, dir string) {
 				fill(st, func(int) bool { return true })
 				collect(t, st, turnstone.GCOptions{})
-				t.Logf("before: %d bytes", allocated(t, dir))
+				before, err := disk.Allocated(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("before: %d bytes", before)
 				for i := range sessions {
 					if !even(i) {
 						if err := st.Delete(ctx, fmt.Sprint("s", i), turnstone.KeepChildren); err != nil {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -107,20 +106,4 @@ func evict(dir string) error {
 		}
 		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	})
-}
-
-// allocated is what du says of the files of dir, in bytes.
-func allocated(dir string) (float64, error) {
-	n := int64(0)
-	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil {
-			n += info.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		return err
-	})
-	return float64(n), err
 }

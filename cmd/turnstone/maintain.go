@@ -11,6 +11,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 // steps draws the progress of maintenance.
@@ -137,11 +138,11 @@ func (a *app) onDisk() uint64 {
 	if !ok {
 		return 0
 	}
-	n, err := allocated(dir)
+	n, err := disk.Allocated(dir)
 	if err != nil {
 		return 0
 	}
-	return n
+	return uint64(n)
 }
 
 func (a *app) prune() *cobra.Command {

@@ -5,12 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -18,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 func (a *app) sessions() *cobra.Command {
@@ -295,11 +293,11 @@ func (a *app) stats() *cobra.Command {
 					p.printf("  %-10s %s in %s\n", kind, size(b.Total()), plural(b.Records, "record"))
 				}
 				if dir, ok := directory(a.url); ok {
-					disk, err := allocated(dir)
+					n, err := disk.Allocated(dir)
 					if err != nil {
 						return err
 					}
-					p.printf("on disk      %s allocated%s\n", size(disk), ratio(s.Payload+s.Checkpoints, disk))
+					p.printf("on disk      %s allocated%s\n", size(uint64(n)), ratio(s.Payload+s.Checkpoints, uint64(n)))
 				}
 				for _, u := range s.Usage {
 					p.printf("usage        %s: %d in, %d out, %d cached, %d written to cache, %d reasoning\n", line(u.Model, 60), u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning)
@@ -315,24 +313,4 @@ func ratio(logical, stored uint64) string {
 		return ""
 	}
 	return fmt.Sprintf(", %.2f times smaller", float64(logical)/float64(stored))
-}
-
-// allocated returns the bytes that the files in dir take, as du does.
-func allocated(dir string) (n uint64, err error) {
-	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err == nil {
-			if st, ok := info.Sys().(*syscall.Stat_t); ok {
-				n += uint64(st.Blocks) * 512
-			}
-		}
-		return err
-	})
-	return n, err
 }

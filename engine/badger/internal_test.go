@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 var ctx = context.Background()
@@ -49,30 +50,11 @@ func value(t *testing.T, e *Engine, key string) string {
 	return string(vs[0])
 }
 
-// allocated is what du says, the directory's own blocks apart.
-func allocated(t *testing.T, dir string) (n int64) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil {
-			n += info.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 func TestAnEmptyStoreIsSmall(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	open(t, dir, nil)
-	if n := allocated(t, dir); n > 2<<20 {
-		t.Errorf("%d bytes allocated, want under 2 MiB", n)
+	if n, err := disk.Allocated(dir); err != nil || n > 2<<20 {
+		t.Errorf("%d bytes allocated (%v), want under 2 MiB", n, err)
 	}
 	if os.Getenv("TURNSTONE_FOOTPRINT") != "" {
 		return

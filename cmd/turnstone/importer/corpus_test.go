@@ -5,13 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -20,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 var ctx = context.Background()
@@ -390,22 +389,12 @@ func TestCorpusOnDisk(t *testing.T) {
 	if err := errors.Join(st.Close(), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	disk := int64(0)
-	err = filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil {
-			disk += info.Sys().(*syscall.Stat_t).Blocks * 512
-		}
-		return err
-	})
+	taken, err := disk.Allocated(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ratio := float64(raw) / float64(disk)
-	t.Logf("%d bytes of payloads take %d on disk: %.2f times smaller", raw, disk, ratio)
+	ratio := float64(raw) / float64(taken)
+	t.Logf("%d bytes of payloads take %d on disk: %.2f times smaller", raw, taken, ratio)
 	if ratio < 3.5 {
 		t.Errorf("%.2f times smaller, want 3.5", ratio)
 	}
