@@ -156,6 +156,8 @@ func commits(sessions int, withPart bool) func(r *run) error {
 		}
 		defer stop()
 		took, elapsed, err := together(st, scripts, time.Duration(r.Scale.Seconds*float64(time.Second)))
+		scripts, r.templates = nil, nil // what is left of the input is not the store's
+		r.out["resident"], r.out["resident of files"] = resident()
 		if err := errors.Join(err, st.Close()); err != nil {
 			return err
 		}
@@ -480,9 +482,15 @@ func lists(large, hot bool) func(r *run) error {
 					return fmt.Errorf("preparing took more than %.0f s", r.Scale.Slow)
 				}
 				mu.Lock()
-				turn := in.Conversation()[0]
+				c := in.Conversation()
 				mu.Unlock()
-				turn.Nodes = turn.Nodes[:1] // the list is about heads
+				turn := Turn{Nodes: []Node{{"user", fmt.Appendf(nil, `{"session":%d}`, i)}}, Usage: c[0].Usage}
+				for _, t := range c { // a small one: the list is about heads
+					if t.Bytes() < 2000 {
+						turn = t
+						break
+					}
+				}
 				return st.Commit(fmt.Sprintf("listed-%06d", i), 0, &turn)
 			})
 		}

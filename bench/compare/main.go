@@ -33,7 +33,7 @@ func main() {
 }
 
 var full = Scale{
-	Seconds: 1, Turns: 50_000, Repeats: 20, Sessions: 100_000, Hot: 1_000_000,
+	Seconds: 1, Turns: 25_000, Repeats: 20, Sessions: 100_000, Hot: 1_000_000,
 	Growth: []int{1e4, 1e5, 1e6, 1e7}, Slow: 300,
 }
 

@@ -95,7 +95,7 @@ func (r *Results) tables() []table {
 		t := table{workload: w.Name}
 		switch {
 		case strings.HasPrefix(w.Name, "commit-"):
-			t.columns = []column{{"commits/s", "commits/s", count}, {"p50", "p50 µs", duration}, {"p99", "p99 µs", duration}}
+			t.columns = []column{{"commits/s", "commits/s", count}, {"p50", "p50 µs", duration}, {"p99", "p99 µs", duration}, {"resident", "resident", size}}
 		case w.Name == "read":
 			hot := table{workload: w.Name, note: "hot"}
 			cold := table{workload: w.Name, note: "after dropping caches and opening again"}

@@ -13,7 +13,7 @@ var workloads = func() []Workload {
 		for _, n := range []int{1, 8, 64, 256} {
 			w := Workload{
 				Name: fmt.Sprint("commit-", n), Title: fmt.Sprintf("Commits of %d concurrent sessions", n),
-				Who: everybody, Run: commits(n, part), Full: n == 8 || n == 256 || part && n == 1,
+				Who: everybody, Run: commits(n, part), Full: n == 8 || n == 256 || part && n == 1, Once: part && n != 64,
 			}
 			if n == 1 {
 				w.Title = "Commits of one session"
@@ -30,7 +30,7 @@ var workloads = func() []Workload {
 		Workload{Name: "list", Title: "Lists of 1,000 sessions", Who: listers, Run: lists(false, false)},
 		Workload{Name: "list-large", Title: "Lists of many sessions, and opening", Once: true, Who: listers, Run: lists(true, false)},
 		Workload{Name: "list-hot", Title: "List of 1,000 sessions and memory after many commits by 64 of them", Once: true, Who: named("turnstone badger"), Run: lists(false, true)},
-		Workload{Name: "list-large-hot", Title: "List of many sessions and memory after many commits by 64 of them", Once: true, Who: named("turnstone badger", "turnstone pebble", "sqlite normal"), Run: lists(true, true)},
+		Workload{Name: "list-large-hot", Title: "List of many sessions and memory after many commits by 64 of them", Once: true, Who: named("turnstone badger"), Run: lists(true, true)},
 		Workload{Name: "disk-corpus", Title: "Bytes on disk: all transcripts, without images", Once: true, Who: files, Run: diskCorpus},
 		Workload{Name: "disk-parts", Title: "Bytes on disk: 100 turns with the 200 KB part", Once: true, Who: files, Run: diskParts},
 		Workload{Name: "reclaim", Title: "Deleting half of 400 sessions, and giving the space back", Once: true, Who: readers, Run: reclaims},
