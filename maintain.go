@@ -75,9 +75,10 @@ type VacuumOptions struct {
 // shows them has tombstoned, side branches that no retained revision leads to,
 // everything of deleted sessions that no attached fork holds, checkpoint versions
 // that nothing refers to and others were stored relative to. It collects what
-// that frees, seals what sessions have gathered, and makes the engine give the
-// space back: afterwards none of the removed bytes is in the store's files. It
-// runs beside commits, and takes the time and the space of a copy of the store.
+// that frees, seals what sessions have gathered, compresses what commits and the
+// background compressed for speed, and makes the engine give the space back:
+// afterwards none of the removed bytes is in the store's files. It runs beside
+// commits, and takes the time and the space of a copy of the store.
 func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
 	run := gc.Options{Progress: o.Progress, Pace: o.Pace}
 	if o.Session != "" {

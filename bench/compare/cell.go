@@ -235,44 +235,49 @@ func (s *script) commit(st Store, i int) (time.Duration, error) {
 }
 
 // together runs the scripts concurrently for so long, or until one is at its
-// end, and returns how long each commit took after a warm-up of a tenth.
+// end, and returns how long each commit took after a warm-up of a tenth of that.
 func together(st Store, scripts []*script, limit time.Duration) (took []time.Duration, elapsed time.Duration, err error) {
+	type commit struct{ ended, took time.Duration }
 	var over atomic.Bool
-	var mu sync.Mutex
+	var mu sync.Mutex // guards all and err
+	var all []commit
 	var wg sync.WaitGroup
 	begin := time.Now()
-	from := begin.Add(limit / 10)
 	var once sync.Once
 	end := func() {
-		once.Do(func() { elapsed = time.Since(from) })
+		once.Do(func() { elapsed = time.Since(begin) })
 		over.Store(true)
 	}
 	timer := time.AfterFunc(limit, end)
 	defer timer.Stop()
 	for _, s := range scripts {
 		wg.Go(func() {
-			mine := make([]time.Duration, 0, len(s.turns))
+			mine := make([]commit, 0, len(s.turns))
 			var failed error
 			for i := range s.turns {
 				d, cerr := s.commit(st, i)
 				if failed = cerr; failed != nil || over.Load() {
 					break
 				}
-				if time.Now().After(from) {
-					mine = append(mine, d)
-				}
+				mine = append(mine, commit{time.Since(begin), d})
 			}
 			end()
 			mu.Lock()
-			took, err = append(took, mine...), errors.Join(err, failed)
+			all, err = append(all, mine...), errors.Join(err, failed)
 			mu.Unlock()
 		})
 	}
 	wg.Wait()
+	warm := elapsed / 10
+	for _, c := range all {
+		if c.ended > warm {
+			took = append(took, c.took)
+		}
+	}
 	if err == nil && len(took) == 0 {
 		err = errors.New("no commit in the time that was given")
 	}
-	return took, elapsed, err
+	return took, elapsed - warm, err
 }
 
 // quantile of took in microseconds.

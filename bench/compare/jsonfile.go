@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -187,7 +188,10 @@ func (s *jsonFiles) List(after string, limit int) ([]string, string, error) {
 
 func (s *jsonFiles) Delete(id string) error {
 	s.sessions.Delete(id)
-	return os.Remove(s.file(id))
+	if err := os.Remove(s.file(id)); !errors.Is(err, os.ErrNotExist) { // in bulk it may not be written yet
+		return err
+	}
+	return nil
 }
 
 func (s *jsonFiles) Reclaim() error { return nil }

@@ -7,7 +7,8 @@
 // found). So this driver
 //
 //   - hands all batches to one committer, which applies those that wait as one
-//     synced transaction (group commit) and so serialises guards by construction;
+//     transaction (group commit) and so serialises guards by construction, and
+//     syncs Badger's log itself, beside the next group (sync.go);
 //   - never lets Badger compact: when level 0 has grown, and on Vacuum, it copies
 //     what is live into a new directory, compares the copy with the original,
 //     and switches atomically ("generations", see rewrite.go);
