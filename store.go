@@ -192,8 +192,12 @@ func openRecord(key, value []byte) (r record, err error) {
 	}
 	d := codec.Decoder{B: body}
 	n := d.Array(1 << 10) // a newer format may have more fields
-	if v := d.Uint(); v > format && d.Err() == nil {
+	v := d.Uint()
+	if v > format && d.Err() == nil {
 		return r, fmt.Errorf("%w (format %d, this one reads %d)", codec.ErrNewer, v, format)
+	}
+	if v < format {
+		d.Fail("store record of format %d", v)
 	}
 	if n != 8 {
 		d.Fail("store record of %d fields", n)
