@@ -565,23 +565,23 @@ func heat(r *run, st Store) error {
 	const hot = 64
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
-	start := time.Now()
-	for w := range hot {
-		in := newInput(r.templates, uint64(1000+w))
-		var turns []Turn // small ones: it is about many commits, not many bytes
-		for len(turns) < 300 {
-			for _, t := range in.Conversation() {
-				if t.Bytes() <= 4000 {
-					turns = append(turns, t)
-				}
+	in := newInput(r.templates, 1000)
+	var turns []Turn // small ones: it is about many commits, not many bytes
+	for len(turns) < 20_000 {
+		for _, t := range in.Conversation() {
+			if t.Bytes() <= 4000 {
+				turns = append(turns, t)
 			}
 		}
+	}
+	start := time.Now()
+	for w := range hot {
 		wg.Go(func() {
 			for at := range r.Scale.Hot / hot {
 				if failed.Load() != nil {
 					return
 				}
-				if err := st.Commit(fmt.Sprint("hot-", w), at, &turns[at%len(turns)]); err != nil {
+				if err := st.Commit(fmt.Sprint("hot-", w), at, &turns[(w*300+at)%len(turns)]); err != nil {
 					failed.CompareAndSwap(nil, &err)
 				}
 			}
