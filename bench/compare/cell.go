@@ -171,7 +171,6 @@ func commits(sessions int, withPart bool) func(r *run) error {
 
 // A script is what one worker commits: conversations, one after the other.
 type script struct {
-	name    string
 	turns   []scripted
 	batches [][]*engine.Batch // of each turn, for stores that take them
 	part    *Part
@@ -183,22 +182,29 @@ type scripted struct {
 	commits int
 }
 
+// script draws conversations of so many turns for a worker.
 func (r *run) script(worker, turns int, withPart bool) (*script, error) {
 	in := r.input(uint64(worker))
-	s := &script{name: fmt.Sprint("w", worker)}
-	var part func() *Part
+	var part *Part
 	if withPart {
-		s.part = in.Part()
-		part = func() *Part { return s.part }
+		part = in.Part()
 	}
 	var conversations [][]Turn
-	for len(s.turns) < turns {
+	for left := turns; left > 0; {
 		c := in.Conversation()
-		c = c[:min(len(c), turns-len(s.turns))]
-		conversations = append(conversations, c)
-		id := fmt.Sprintf("%s-%d-%d", s.name, r.Round, len(conversations))
-		for i := range c {
-			s.turns = append(s.turns, scripted{c[i], id, i})
+		c = c[:min(len(c), left)]
+		conversations, left = append(conversations, c), left-len(c)
+	}
+	return r.scripted(fmt.Sprintf("w%d-%d", worker, r.Round), conversations, part)
+}
+
+// scripted makes a script of conversations, whose sessions are called name and a
+// number.
+func (r *run) scripted(name string, conversations [][]Turn, part *Part) (*script, error) {
+	s := &script{part: part}
+	for i, c := range conversations {
+		for j := range c {
+			s.turns = append(s.turns, scripted{c[j], fmt.Sprint(name, "-", i), j})
 		}
 	}
 	if r.contestant.Replay {
@@ -621,20 +627,7 @@ func diskCorpus(r *run) error {
 			templates = append(templates, turns)
 		}
 	}
-	return r.disk(len(templates), func(st Store, i int) error { return commitAll(st, fmt.Sprint("c", i), templates[i]) },
-		func() (*script, error) {
-			s := &script{}
-			recorded, err := record(templates, nil)
-			for _, c := range recorded {
-				s.batches = append(s.batches, c...)
-			}
-			for _, c := range templates {
-				for _, t := range c {
-					s.turns = append(s.turns, scripted{Turn: t})
-				}
-			}
-			return s, err
-		})
+	return r.disk(templates, nil)
 }
 
 // hasImages reports whether a conversation carries images in its payloads.
@@ -649,29 +642,14 @@ func diskParts(r *run) error {
 	in := r.input(3)
 	in.rand = rand.New(rand.NewPCG(3, 3))
 	turns := make([]Turn, 100)
-	s := &script{part: in.Part()}
 	for i := range turns { // with little else: it is about the part
 		turns[i].Nodes = []Node{{"assistant", fmt.Appendf(nil, `{"turn":%d}`, i)}}
-		s.turns = append(s.turns, scripted{turns[i], "state", i})
 	}
-	return r.disk(1, func(st Store, _ int) error {
-		for i := range s.turns {
-			if _, err := s.commit(st, i); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, func() (*script, error) {
-		recorded, err := record([][]Turn{turns}, func() *Part { return s.part })
-		if err == nil {
-			s.batches = recorded[0]
-		}
-		return s, err
-	})
+	return r.disk([][]Turn{turns}, in.Part())
 }
 
-// disk fills a store, compacts it, and measures what it takes.
-func (r *run) disk(n int, commit func(st Store, i int) error, replay func() (*script, error)) error {
+// disk fills a store with conversations, compacts it, and measures what it takes.
+func (r *run) disk(conversations [][]Turn, part *Part) error {
 	dir, remove, err := r.fresh()
 	if err != nil {
 		return err
@@ -681,21 +659,13 @@ func (r *run) disk(n int, commit func(st Store, i int) error, replay func() (*sc
 	if err != nil {
 		return err
 	}
-	if r.contestant.Replay {
-		s, err := replay()
-		if err != nil {
+	s, err := r.scripted("c", conversations, part)
+	if err != nil {
+		return err
+	}
+	for i := range s.turns {
+		if _, err := s.commit(st, i); err != nil {
 			return err
-		}
-		for i := range s.batches {
-			if _, err := s.commit(st, i); err != nil {
-				return err
-			}
-		}
-	} else {
-		for i := range n {
-			if err := commit(st, i); err != nil {
-				return err
-			}
 		}
 	}
 	if c, ok := st.(Compacter); ok {

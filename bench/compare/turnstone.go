@@ -164,7 +164,7 @@ func (r *recorder) Apply(ctx context.Context, b *engine.Batch) error {
 
 // record returns the batches that Turnstone makes of turns, for the contestants
 // that take batches: they get hashing, compression and deltas for nothing.
-func record(sessions [][]Turn, part func() *Part) ([][][]*engine.Batch, error) {
+func record(sessions [][]Turn, part *Part) ([][][]*engine.Batch, error) {
 	r := &recorder{Engine: memory.New()}
 	st, err := turnstone.Open(ctx, r, &turnstone.Options{NoAutoSeal: true})
 	if err != nil {
@@ -174,14 +174,10 @@ func record(sessions [][]Turn, part func() *Part) ([][][]*engine.Batch, error) {
 	defer o.Close()
 	out := make([][][]*engine.Batch, len(sessions))
 	for i, turns := range sessions {
-		var p *Part
-		if part != nil {
-			p = part()
-		}
 		for j := range turns {
 			t := turns[j]
-			if p != nil {
-				t.Part = p.Next()
+			if part != nil {
+				t.Part = part.Next()
 			}
 			r.batches = nil
 			if err := o.Commit(fmt.Sprint("recorded-", i), j, &t); err != nil {
