@@ -798,14 +798,20 @@ func growth(r *run) error {
 				return err
 			}
 		}
+		stop, err := r.profile() // the last one stays
+		if err != nil {
+			return err
+		}
 		var took []time.Duration
 		for i, t := range probe {
 			begin := time.Now()
 			if err := st.Commit(fmt.Sprint("probe-", step), i, &t); err != nil {
+				stop()
 				return err
 			}
 			took = append(took, time.Since(begin))
 		}
+		stop()
 		r.out[fmt.Sprint("commit at ", target)] = quantile(took, 0.5)
 		load, err := r.median(r.Scale.Repeats, func() error {
 			_, err := st.(Reader).Load(fmt.Sprint("probe-", step))

@@ -92,6 +92,8 @@ type Engine struct {
 	written uint64        // the last one that was written; the committer's
 	acked   atomic.Uint64 // the last one that is durable: what readers see
 
+	recent recent // values of guarded keys
+
 	failed atomic.Pointer[error] // why the engine refuses everything
 	queue  chan *request
 	stop   chan struct{} // closed by Close
@@ -111,6 +113,7 @@ type Engine struct {
 	logNumber int // of log
 
 	applied   uint64             // bytes applied since the last look at level 0; the committer's
+	trimming  atomic.Bool        // whether tables are being unmapped
 	rewriting chan struct{}      // of one element, taken by the one rewrite that runs, and by Close for good
 	ctx       context.Context    // of background rewrites,
 	cancel    context.CancelFunc // which Close ends

@@ -121,6 +121,7 @@ func (e *Engine) commitLoop() {
 		if e.applied += uint64(size); e.applied >= memTableSize/2 {
 			e.applied = 0
 			e.rewriteIfGrown()
+			e.trim()
 		}
 	}
 }
@@ -145,6 +146,11 @@ func (e *Engine) commit(group []*request, others bool) {
 }
 
 func (e *Engine) transact(f *flight) (err error) {
+	defer func() {
+		if err != nil {
+			e.recent.clear() // it has what is not written
+		}
+	}()
 	defer caught(&err)
 	txn := e.db.NewTransactionAt(e.written, true)
 	defer txn.Discard()
@@ -153,7 +159,7 @@ func (e *Engine) transact(f *flight) (err error) {
 		if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
 			continue
 		}
-		ok, err := apply(txn, r.batch)
+		ok, err := e.apply(txn, r.batch)
 		if err != nil {
 			if errors.Is(err, engine.ErrCorrupt) {
 				return err // a guard could not be read; the transaction is dropped
@@ -185,12 +191,17 @@ func (e *Engine) transact(f *flight) (err error) {
 
 // apply adds b to txn, or returns the conflict that prevents it. Reads of txn
 // see what earlier batches of the group wrote.
-func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
+func (e *Engine) apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 	var scratch [64]byte
 	for _, g := range b.Guards {
-		v, err := get(txn, append(append(scratch[:0], keyByte), g.Key...))
-		if err != nil {
-			return nil, err
+		v, ok := e.recent.newest(g.Key)
+		if !ok {
+			if v, err = get(txn, append(append(scratch[:0], keyByte), g.Key...)); err != nil {
+				return nil, err
+			}
+			if v != nil {
+				e.recent.saw(e.written+1, g.Key, v) // it may be from this group
+			}
 		}
 		if (v == nil) != (g.Value == nil) || !bytes.Equal(v, g.Value) {
 			return &engine.ConflictError{Key: bytes.Clone(g.Key)}, nil
@@ -215,11 +226,13 @@ func apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 		if err := txn.Set(inner(p.Key), p.Value); err != nil {
 			return nil, err
 		}
+		e.recent.wrote(e.written+1, p.Key, p.Value)
 	}
 	for _, k := range b.Deletes {
 		if err := txn.Delete(inner(k)); err != nil {
 			return nil, err
 		}
+		e.recent.deleted(k)
 	}
 	return nil, nil
 }

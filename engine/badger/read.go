@@ -45,6 +45,10 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	out := make([][]byte, len(keys))
 	err := e.view(ctx, func(txn *badger.Txn) error {
 		for i, k := range keys {
+			var known bool
+			if out[i], known = e.recent.at(txn.ReadTs(), k); known {
+				continue
+			}
 			var err error
 			if out[i], err = get(txn, inner(k)); err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/pb"
@@ -31,13 +32,17 @@ import (
 // rounds, what has changed since; the last round and the switch are done by the
 // committer, between two groups.
 const (
-	growTables = 16       // rewrite when level 0 has this many tables and as many bytes as the rest, …
-	maxTables  = 32       // … or this many however small, as every read looks into each, …
-	tableShare = 64 << 20 // … plus one for so many bytes of the rest, as a copy costs by its size
-	smallRound = 1000
-	maxRounds  = 8
-	closeBytes = 32 << 20 // rewrite on Close what takes a blink, and …
-	closeMax   = 2        // … more only when level 0 is so many times over its limit
+	growTables  = 16       // rewrite when level 0 has this many tables and as many bytes as the rest, …
+	maxTables   = 32       // … or this many however small, as every read looks into each, …
+	tableShare  = 64 << 20 // … plus one for so many bytes of the rest, as a copy costs by its size
+	smallRound  = 1000
+	maxRounds   = 8
+	closeBytes  = 32 << 20 // rewrite on Close what takes a blink, and …
+	closeMax    = 2        // … more only when level 0 is so many times over its limit
+	mappedBytes = 64 << 20 // of pairs that are read before their pages are given back
+	buildBytes  = 32 << 20 // of tables that are being built, unless …
+	paceWait    = time.Millisecond
+	paceWaits   = 100 // … that takes so long for the next MiB
 )
 
 // Vacuum implements engine.Engine. It needs as much free space as the live data.
@@ -69,6 +74,27 @@ func (e *Engine) rewriteIfGrown() {
 	}()
 }
 
+// trim keeps what is resident of the current generation small, beside the committer.
+func (e *Engine) trim() {
+	if !e.trimming.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer e.trimming.Store(false)
+		e.mu.RLock() // nobody closes it meanwhile
+		defer e.mu.RUnlock()
+		if !e.db.IsClosed() {
+			e.reportUnmap(unmapTables(e.db.Opts().Dir))
+		}
+	}()
+}
+
+func (e *Engine) reportUnmap(err error) {
+	if err != nil && e.opts.Logger != nil {
+		e.opts.Logger.Warn("badger: its tables stay resident", "error", err)
+	}
+}
+
 // rewriteOnClose keeps stores small that are only opened for a moment, again
 // and again: each leaves a table in level 0. The caller has taken e.rewriting.
 func (e *Engine) rewriteOnClose() {
@@ -89,10 +115,12 @@ func (e *Engine) report(err error) {
 type measurement struct {
 	tables       int // of level 0
 	level0, rest int64
+	pairs        int
 }
 
 func measure(db *badger.DB) (m measurement) {
 	for _, t := range db.Tables() {
+		m.pairs += int(t.KeyCount)
 		if t.Level == 0 {
 			m.tables++
 			m.level0 += int64(t.OnDiskSize)
@@ -122,6 +150,7 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err := verifyChecksums(e.db); err != nil {
 		return err
 	}
+	e.trim()
 	if err := e.dir.RoomFor(uint64(measure(e.db).bytes()) + 4*memTableSize); err != nil {
 		return err
 	}
@@ -148,7 +177,19 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 		}
 	}()
 	base := e.acked.Load()
-	err = e.copyLive(ctx, e.db, to, base)
+	copied, err := e.copyLive(ctx, e.db, to, base)
+	if err == nil {
+		// Opened anew it is compared as it will be found, and without what Badger
+		// keeps of the memory that tables were built in.
+		err = to.Close()
+	}
+	if err == nil {
+		var again *badger.DB
+		if again, err = e.openDB(gen); err == nil {
+			to = again
+			err = e.compareLive(ctx, to, base, copied)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("engine: rewrite: %w", err)
 	}
@@ -181,6 +222,7 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err = errors.Join(err, serr); err != nil {
 		return fmt.Errorf("engine: rewrite: %w", err)
 	}
+	e.trim()
 	oldDir := old.Opts().Dir
 	if err := old.Close(); err != nil {
 		return fmt.Errorf("engine: close replaced generation: %w", errText(err))
@@ -234,23 +276,26 @@ func verifyChecksums(db *badger.DB) (err error) {
 }
 
 // copyLive writes the pairs of from that were live at a timestamp into tables of
-// the empty to, reads them back and compares.
-func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) error {
-	txn := from.NewTransactionAt(at, false)
-	defer txn.Discard()
+// the empty to, and returns what they were.
+func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) (*census, error) {
 	w := to.NewStreamWriter()
 	defer w.Cancel()
 	if err := w.Prepare(); err != nil {
-		return errText(err)
+		return nil, errText(err)
 	}
 	buf := z.NewBuffer(1<<20, "turnstone rewrite")
 	defer buf.Release()
-	var c census
-	err := live(ctx, txn, func(item *badger.Item, v []byte) error {
+	c, handed := new(census), int64(0)
+	err := e.live(ctx, from, at, func(item *badger.Item, v []byte) error {
 		c.add(item.Key(), v)
 		badger.KVToBuffer(&pb.KV{Key: item.KeyCopy(nil), Value: v, Version: item.Version(), StreamId: 1}, buf)
 		if buf.LenNoPadding() < 1<<20 {
 			return nil
+		}
+		handed += int64(buf.LenNoPadding())
+		// Badger would build up to 16 tables at a time, each in twice its size of memory.
+		for i := 0; i < paceWaits && int64(c.n-measure(to).pairs)*(handed/int64(c.n)) > buildBytes; i++ {
+			time.Sleep(paceWait)
 		}
 		err := w.Write(buf)
 		buf.Reset()
@@ -262,26 +307,30 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) e
 	if err == nil {
 		err = w.Flush()
 	}
-	if err != nil {
-		return err
-	}
-	copied := to.NewTransactionAt(at, false)
-	defer copied.Discard()
+	return c, err
+}
+
+// compareLive checks that the copy to has the pairs that c counts, and no other.
+func (e *Engine) compareLive(ctx context.Context, to *badger.DB, at uint64, c *census) error {
 	var got census
-	if err := live(ctx, copied, func(item *badger.Item, v []byte) error { got.add(item.Key(), v); return nil }); err != nil {
+	if err := e.live(ctx, to, at, func(item *badger.Item, v []byte) error { got.add(item.Key(), v); return nil }); err != nil {
 		return err
 	}
-	if !got.equal(&c) {
+	if !got.equal(c) {
 		return fmt.Errorf("%w: the copy has %d pairs, its source %d, or they differ", engine.ErrCorrupt, got.n, c.n)
 	}
 	return nil
 }
 
-// live calls f for every live pair of txn, in order; v is f's to keep.
-func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []byte) error) (err error) {
+// live calls f for every pair of db that was live at a timestamp, in order; v is
+// f's to keep. Only the caller may close db.
+func (e *Engine) live(ctx context.Context, db *badger.DB, at uint64, f func(item *badger.Item, v []byte) error) (err error) {
 	defer caught(&err)
+	txn := db.NewTransactionAt(at, false)
+	defer txn.Discard()
 	it := txn.NewIterator(badger.IteratorOptions{})
 	defer it.Close()
+	size := 0
 	for it.Rewind(); it.Valid(); it.Next() {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -295,6 +344,10 @@ func live(ctx context.Context, txn *badger.Txn, f func(item *badger.Item, v []by
 		}
 		if err := f(it.Item(), v); err != nil {
 			return err
+		}
+		if size += len(v); size >= mappedBytes {
+			size = 0
+			e.reportUnmap(unmapTables(db.Opts().Dir))
 		}
 	}
 	return nil
