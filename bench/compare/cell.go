@@ -310,7 +310,7 @@ func (r *run) median(calls int, f func() error) (float64, error) {
 }
 
 // prepared returns the directory of a store that f fills once, in bulk; cells of
-// later rounds find it.
+// later rounds find it, unless it was spoiled.
 func (r *run) prepared(name string, f func(st Store) error) (string, error) {
 	dir := filepath.Join(r.Dir, name)
 	done := filepath.Join(dir, "done")
@@ -329,6 +329,9 @@ func (r *run) prepared(name string, f func(st Store) error) (string, error) {
 	}
 	return filepath.Join(dir, "store"), os.WriteFile(done, nil, 0o600)
 }
+
+// spoil says that this cell changes the store that was prepared under a name.
+func (r *run) spoil(name string) error { return os.Remove(filepath.Join(r.Dir, name, "done")) }
 
 // commitAll commits a conversation as one session.
 func commitAll(st Store, id string, turns []Turn) error {
@@ -508,7 +511,11 @@ func lists(large, hot bool) func(r *run) error {
 		var st Store
 		var err error
 		if onDisk(r.contestant) {
-			dir, err := r.prepared(fmt.Sprint("list-", n), fillStore)
+			name := fmt.Sprint("list-", n)
+			dir, err := r.prepared(name, fillStore)
+			if err == nil && hot {
+				err = r.spoil(name)
+			}
 			if err != nil {
 				return err
 			}

@@ -49,7 +49,7 @@ func compare() error {
 		only     = flag.String("run", "", "run workloads that match this regular expression")
 		who      = flag.String("contestants", "", "measure contestants that match this regular expression")
 		corpus   = flag.String("corpus", defaultCorpus(), "folder of transcripts; without one, conversations are made up with the same distributions")
-		dir      = flag.String("dir", "", "where stores are made: a folder on the disk to be measured (default: a new one beside the temporary files)")
+		dir      = flag.String("dir", "", "where stores are made and removed again: a folder on the disk to be measured (default: that of temporary files)")
 		out      = flag.String("o", "", "write the results as JSON to this file")
 		write    = flag.String("write", "", "bring benchmarks.md, its figures and its data in this folder up to date")
 		from     = flag.String("from", "", "measure nothing: report on the results in this file")
@@ -89,12 +89,11 @@ func compare() error {
 		if err != nil {
 			return err
 		}
-		if *dir == "" {
-			if *dir, err = os.MkdirTemp("", "turnstone-compare-"); err != nil {
-				return err
-			}
-			defer os.RemoveAll(*dir)
+		// What an earlier run left would be found prepared, and taken for its own.
+		if *dir, err = os.MkdirTemp(*dir, "turnstone-compare-"); err != nil {
+			return err
 		}
+		defer os.RemoveAll(*dir)
 		results.Machine = machine(*dir)
 		results.Quick, results.Rounds, results.Corpus, results.Scale = *isQuick, *rounds, *corpus != "", scale
 		if *profiles != "" {
@@ -173,9 +172,6 @@ func plan(only, who string, rounds int, corpus string, quick bool, scale Scale) 
 func runAll(cells []Cell, dir string, results *Results) error {
 	self, err := os.Executable()
 	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	input := filepath.Join(dir, "input")

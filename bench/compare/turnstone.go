@@ -88,7 +88,10 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	if t.Part != nil {
 		c.Checkpoint = map[string][]byte{"execution": t.Part}
 	}
-	_, err = s.Commit(ctx, c)
+	result, err := s.Commit(ctx, c)
+	if err == nil && result.Replayed {
+		err = fmt.Errorf("turn %d of %q was there already: a replay is no commit", commits, id)
+	}
 	return err
 }
 
