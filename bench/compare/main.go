@@ -89,6 +89,11 @@ func compare() error {
 		if err != nil {
 			return err
 		}
+		if *dir != "" {
+			if err := os.MkdirAll(*dir, 0o700); err != nil {
+				return err
+			}
+		}
 		// What an earlier run left would be found prepared, and taken for its own.
 		if *dir, err = os.MkdirTemp(*dir, "turnstone-compare-"); err != nil {
 			return err

@@ -37,10 +37,11 @@ const (
 	tableShare  = 64 << 20 // … plus one for so many bytes of the rest, as a copy costs by its size
 	smallRound  = 1000
 	maxRounds   = 8
-	closeBytes  = 32 << 20 // rewrite on Close what takes a blink, and …
-	closeMax    = 2        // … more only when level 0 is so many times over its limit
-	mappedBytes = 64 << 20 // of pairs that are read before their pages are given back
-	buildBytes  = 32 << 20 // of tables that are being built, unless …
+	closeBytes  = 32 << 20              // rewrite on Close what takes a blink, and …
+	closeMax    = 2                     // … more only when level 0 is so many times over its limit
+	mappedBytes = 64 << 20              // of pairs that are read or written before their pages are given back
+	trimEvery   = 50 * time.Millisecond // while a rewrite goes on
+	buildBytes  = 32 << 20              // of tables that are being built, unless …
 	paceWait    = time.Millisecond
 	paceWaits   = 100 // … that takes so long for the next MiB
 )
@@ -87,6 +88,24 @@ func (e *Engine) trim() {
 			e.reportUnmap(unmapTables(e.db.Opts().Dir))
 		}
 	}()
+}
+
+// trimBeside trims while something reads all of the current generation.
+func (e *Engine) trimBeside() (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(trimEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				e.trim()
+			}
+		}
+	}()
+	return func() { close(done) }
 }
 
 func (e *Engine) reportUnmap(err error) {
@@ -147,10 +166,10 @@ func (e *Engine) rewrite(ctx context.Context) (err error) {
 	if err := e.usable(); err != nil {
 		return err
 	}
+	defer e.trimBeside()()
 	if err := verifyChecksums(e.db); err != nil {
 		return err
 	}
-	e.trim()
 	if err := e.dir.RoomFor(uint64(measure(e.db).bytes()) + 4*memTableSize); err != nil {
 		return err
 	}
@@ -285,7 +304,7 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) (
 	}
 	buf := z.NewBuffer(1<<20, "turnstone rewrite")
 	defer buf.Release()
-	c, handed := new(census), int64(0)
+	c, handed, mapped := new(census), int64(0), 0
 	err := e.live(ctx, from, at, func(item *badger.Item, v []byte) error {
 		c.add(item.Key(), v)
 		badger.KVToBuffer(&pb.KV{Key: item.KeyCopy(nil), Value: v, Version: item.Version(), StreamId: 1}, buf)
@@ -293,6 +312,10 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) (
 			return nil
 		}
 		handed += int64(buf.LenNoPadding())
+		if mapped += buf.LenNoPadding(); mapped >= mappedBytes {
+			mapped = 0
+			e.reportUnmap(unmapTables(to.Opts().Dir))
+		}
 		// Badger would build up to 16 tables at a time, each in twice its size of memory.
 		for i := 0; i < paceWaits && int64(c.n-measure(to).pairs)*(handed/int64(c.n)) > buildBytes; i++ {
 			time.Sleep(paceWait)
