@@ -114,6 +114,7 @@ type Engine struct {
 
 	applied   uint64             // bytes applied since the last look at level 0; the committer's
 	trimming  atomic.Bool        // whether tables are being unmapped
+	resident  atomic.Bool        // that this can't be done was said
 	rewriting chan struct{}      // of one element, taken by the one rewrite that runs, and by Close for good
 	ctx       context.Context    // of background rewrites,
 	cancel    context.CancelFunc // which Close ends

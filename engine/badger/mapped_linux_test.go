@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dgraph-io/ristretto/v2/z"
+
 	"github.com/turnstonedb/turnstone/engine"
 )
 
@@ -76,7 +78,7 @@ func TestTablesAreNotResident(t *testing.T) {
 	read := make(chan struct{})
 	go func() { wg.Wait(); close(read) }()
 	for reading := true; reading; {
-		if err := unmapTables(dir); err != nil {
+		if err := unmapTables(e.db); err != nil {
 			t.Error(err)
 		}
 		select {
@@ -85,28 +87,66 @@ func TestTablesAreNotResident(t *testing.T) {
 		default:
 		}
 	}
-	if err := unmapTables(dir); err != nil || mapped(t, dir) > 0 {
+	if err := unmapTables(e.db); err != nil || mapped(t, dir) > 0 {
 		t.Errorf("%d bytes of tables are resident (%v)", mapped(t, dir), err)
 	}
 }
 
-func TestTableAt(t *testing.T) {
+func TestSharedFile(t *testing.T) {
+	const file = "/a b/gen-000001/000001.sst"
 	for _, c := range []struct {
 		line     string
+		path     string
 		start, n uintptr
 		ok       bool
 	}{
-		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    /a b/gen-000001/000001.sst\n", 0x7f0000001000, 0x2000, true},
-		{"7f0000001000-7f0000003000 rw-p 00000000 fe:00 12    /a b/gen-000001/000001.sst\n", 0, 0, false},
-		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    /a b/gen-000001/00001.mem\n", 0, 0, false},
-		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    /a b/gen-000002/000001.sst\n", 0, 0, false},
-		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    /a b/gen-000001/000001.sst (deleted)\n", 0, 0, false},
-		{"7f0000001000-7f0000003000 rw-p 00000000 00:00 0 \n", 0, 0, false},
-		{"7f0000003000-7f0000001000 rw-s 00000000 fe:00 12    /a b/gen-000001/000001.sst\n", 0, 0, false},
-		{"", 0, 0, false},
+		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    " + file + "\n", file, 0x7f0000001000, 0x2000, true},
+		{"7f0000001000-7f0000003000 rw-s 00000000 fe:00 12    " + file + " (deleted)\n", file + " (deleted)", 0x7f0000001000, 0x2000, true},
+		{"7f0000001000-7f0000003000 rw-p 00000000 fe:00 12    " + file + "\n", "", 0, 0, false},
+		{"7f0000001000-7f0000003000 rw-p 00000000 00:00 0 \n", "", 0, 0, false},
+		{"7f0000003000-7f0000001000 rw-s 00000000 fe:00 12    " + file + "\n", "", 0, 0, false},
+		{"", "", 0, 0, false},
 	} {
-		if start, n, ok := tableAt([]byte(c.line), "/a b/gen-000001"); start != c.start || n != c.n || ok != c.ok {
-			t.Errorf("%q: %x %x %v", c.line, start, n, ok)
+		if path, start, n, ok := sharedFile([]byte(c.line)); path != c.path || start != c.start || n != c.n || ok != c.ok {
+			t.Errorf("%q: %q %x %x %v", c.line, path, start, n, ok)
 		}
+	}
+}
+
+// A table that is in no level may be unmapped by Badger at any time, and so is
+// left alone, and so is one of another generation.
+func TestOnlyTablesInLevelsAreUnmapped(t *testing.T) {
+	e := open(t, filepath.Join(t.TempDir(), "store"), nil)
+	var b engine.Batch
+	b.Set([]byte("key"), []byte("value"))
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Vacuum(ctx); err != nil { // makes a table
+		t.Fatal(err)
+	}
+	dir, err := filepath.EvalSymlinks(e.db.Opts().Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(dir, "000099.sst")
+	if err := os.WriteFile(other, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(other)
+	f, err := z.OpenMmapFile(other, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close(-1)
+	for i := 0; i < len(f.Data); i += 4096 {
+		f.Data[i]++
+	}
+	before := mapped(t, dir)
+	if err := unmapTables(e.db); err != nil {
+		t.Fatal(err)
+	}
+	if after := mapped(t, dir); before < 1<<20 || after != 1<<20 {
+		t.Errorf("%d bytes resident, before %d", after, before)
 	}
 }

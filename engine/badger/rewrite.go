@@ -41,9 +41,10 @@ const (
 	closeMax    = 2                     // … more only when level 0 is so many times over its limit
 	mappedBytes = 64 << 20              // of pairs that are read or written before their pages are given back
 	trimEvery   = 50 * time.Millisecond // while a rewrite goes on
-	buildBytes  = 32 << 20              // of tables that are being built, unless …
+	bufferBytes = 1 << 20               // of pairs that Badger is handed at a time, and …
+	maxPending  = 32                    // … so many times before they are in a table, unless …
 	paceWait    = time.Millisecond
-	paceWaits   = 100 // … that takes so long for the next MiB
+	paceWaits   = 100 // … that takes so long for the next buffer
 )
 
 // Vacuum implements engine.Engine. It needs as much free space as the live data.
@@ -85,7 +86,7 @@ func (e *Engine) trim() {
 		e.mu.RLock() // nobody closes it meanwhile
 		defer e.mu.RUnlock()
 		if !e.db.IsClosed() {
-			e.reportUnmap(unmapTables(e.db.Opts().Dir))
+			e.unmap(e.db)
 		}
 	}()
 }
@@ -108,8 +109,9 @@ func (e *Engine) trimBeside() (stop func()) {
 	return func() { close(done) }
 }
 
-func (e *Engine) reportUnmap(err error) {
-	if err != nil && e.opts.Logger != nil {
+// unmap gives the pages of db's tables back. What prevents it is said once.
+func (e *Engine) unmap(db *badger.DB) {
+	if err := unmapTables(db); err != nil && e.opts.Logger != nil && !e.resident.Swap(true) {
 		e.opts.Logger.Warn("badger: its tables stay resident", "error", err)
 	}
 }
@@ -302,23 +304,29 @@ func (e *Engine) copyLive(ctx context.Context, from, to *badger.DB, at uint64) (
 	if err := w.Prepare(); err != nil {
 		return nil, errText(err)
 	}
-	buf := z.NewBuffer(1<<20, "turnstone rewrite")
+	buf := z.NewBuffer(bufferBytes, "turnstone rewrite")
 	defer buf.Release()
-	c, handed, mapped := new(census), int64(0), 0
+	c := new(census)
+	var pending []int // how many pairs there were with each of the last buffers that are not in a table yet
+	written := 0      // bytes, since pages were given back
 	err := e.live(ctx, from, at, func(item *badger.Item, v []byte) error {
 		c.add(item.Key(), v)
 		badger.KVToBuffer(&pb.KV{Key: item.KeyCopy(nil), Value: v, Version: item.Version(), StreamId: 1}, buf)
-		if buf.LenNoPadding() < 1<<20 {
+		if buf.LenNoPadding() < bufferBytes {
 			return nil
 		}
-		handed += int64(buf.LenNoPadding())
-		if mapped += buf.LenNoPadding(); mapped >= mappedBytes {
-			mapped = 0
-			e.reportUnmap(unmapTables(to.Opts().Dir))
+		if written += buf.LenNoPadding(); written >= mappedBytes {
+			written = 0
+			e.unmap(to)
 		}
 		// Badger would build up to 16 tables at a time, each in twice its size of memory.
-		for i := 0; i < paceWaits && int64(c.n-measure(to).pairs)*(handed/int64(c.n)) > buildBytes; i++ {
-			time.Sleep(paceWait)
+		pending = append(pending, c.n)
+		for i := 0; len(pending) > maxPending && i < paceWaits; i++ {
+			if built := measure(to).pairs; pending[0] <= built {
+				pending = pending[1:]
+			} else {
+				time.Sleep(paceWait)
+			}
 		}
 		err := w.Write(buf)
 		buf.Reset()
@@ -368,9 +376,9 @@ func (e *Engine) live(ctx context.Context, db *badger.DB, at uint64, f func(item
 		if err := f(it.Item(), v); err != nil {
 			return err
 		}
-		if size += len(v); size >= mappedBytes {
+		if size += len(it.Item().Key()) + len(v); size >= mappedBytes {
 			size = 0
-			e.reportUnmap(unmapTables(db.Opts().Dir))
+			e.unmap(db)
 		}
 	}
 	return nil
