@@ -138,7 +138,7 @@ func commits(sessions int, withPart bool) func(r *run) error {
 		defer remove()
 		turns := r.Scale.Turns
 		if withPart {
-			turns = min(turns, 8000)
+			turns = min(turns, int(8000*r.Scale.Seconds))
 		}
 		scripts := make([]*script, sessions)
 		for i := range scripts {

@@ -38,14 +38,14 @@ var full = Scale{
 }
 
 var quick = Scale{
-	Seconds: 0.4, Turns: 20_000, Repeats: 5, Sessions: 5_000, Hot: 10_000,
+	Seconds: 0.4, Turns: 20_000, Repeats: 5, Sessions: 3_000, Hot: 10_000,
 	Growth: []int{1e4, 3e4}, Slow: 20,
 }
 
 func compare() error {
 	var (
 		isQuick  = flag.Bool("quick", false, "a look in under 3 minutes: one round, small stores")
-		rounds   = flag.Int("rounds", 3, "rounds of what is measured more than once")
+		rounds   = flag.Int("rounds", 2, "rounds of what is measured more than once")
 		only     = flag.String("run", "", "run workloads that match this regular expression")
 		who      = flag.String("contestants", "", "measure contestants that match this regular expression")
 		corpus   = flag.String("corpus", defaultCorpus(), "folder of transcripts; without one, conversations are made up with the same distributions")

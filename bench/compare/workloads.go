@@ -13,7 +13,7 @@ var workloads = func() []Workload {
 		for _, n := range []int{1, 8, 64, 256} {
 			w := Workload{
 				Name: fmt.Sprint("commit-", n), Title: fmt.Sprintf("Commits of %d concurrent sessions", n),
-				Who: everybody, Run: commits(n, part), Full: n == 8 || n == 256 || part && n == 1, Once: part && n != 64,
+				Who: everybody, Run: commits(n, part), Full: n == 8 || n == 256 || part && n != 1, Once: part && n != 64,
 			}
 			if n == 1 {
 				w.Title = "Commits of one session"
