@@ -1,0 +1,109 @@
+package transcript
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// A Saver saves the history of one session some time after it changed, for hosts
+// that save on every message. What is saved while a save is due takes the place
+// of what was to be saved. A crash loses what is due.
+type Saver struct {
+	t      *Transcripts
+	id     string
+	delay  time.Duration
+	report func(Saved, error)
+	turn   chan struct{} // of one element: the right to save
+
+	mu      sync.Mutex
+	pending *Snapshot
+	timer   *time.Timer // nil when no save is due
+	base    turnstone.Revision
+}
+
+// Saver returns a saver for a session. A change is stored within delay, however
+// fast others follow it. Report, if set, is told of every save that was due;
+// one that failed is tried again with the next change, and on Flush. It must not
+// call Flush.
+//
+// If the first snapshot has a Base, the saver goes on from its own saves: one of
+// somebody else in between is a *turnstone.ConflictError.
+func (t *Transcripts) Saver(id string, delay time.Duration, report func(Saved, error)) *Saver {
+	s := &Saver{t: t, id: id, delay: delay, report: report, turn: make(chan struct{}, 1)}
+	s.turn <- struct{}{}
+	return s
+}
+
+// Save has s saved soon, and returns at once. The list of messages is copied;
+// payloads, state and labels must not be changed any more.
+func (s *Saver) Save(snap Snapshot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	snap.Messages = slices.Clone(snap.Messages)
+	if s.pending == nil {
+		s.pending = &Snapshot{}
+	}
+	s.pending.merge(snap)
+	if s.timer == nil {
+		s.timer = time.AfterFunc(s.delay, func() {
+			saved, did, err := s.save(context.Background())
+			if s.report != nil && did {
+				s.report(saved, err)
+			}
+		})
+	}
+}
+
+// Flush saves what is due, and returns when it is stored. Call it before the
+// program ends. A saver that is not used any more needs no closing.
+func (s *Saver) Flush(ctx context.Context) error {
+	_, _, err := s.save(ctx)
+	return err
+}
+
+func (s *Saver) save(ctx context.Context) (saved Saved, did bool, err error) {
+	select {
+	case <-s.turn:
+	case <-ctx.Done():
+		return Saved{}, false, ctx.Err()
+	}
+	defer func() { s.turn <- struct{}{} }()
+	snap := s.take()
+	if snap == nil {
+		return Saved{}, false, nil
+	}
+	saved, err = s.t.Save(ctx, s.id, *snap)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil { // what came meanwhile is newer
+		if s.pending != nil {
+			snap.merge(*s.pending)
+		}
+		s.pending = snap
+		return saved, true, err
+	}
+	if snap.Base != 0 {
+		s.base = saved.Revision
+	}
+	return saved, true, nil
+}
+
+// take returns what is due, and sets the timer back.
+func (s *Saver) take() *Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	snap := s.pending
+	s.pending = nil
+	if snap != nil && s.base != 0 {
+		snap.Base = s.base
+	}
+	return snap
+}

@@ -1,0 +1,350 @@
+// Package transcript keeps whole message histories in a session store, for hosts
+// that save the full list of messages: after each turn, on every added message,
+// or as one snapshot of history and settings that is restored at the start.
+//
+// What is stored is the difference. A save that adds messages writes those; one
+// that changes nothing writes nothing; one that edits or shortens the history
+// makes a branch, and what was there before stays in the session's graph. So a
+// host that knows nothing but "save this list" gets the log, the forks, the
+// checks and the deduplication of the sessions beneath, which stay ordinary
+// ones: the command and every call of package turnstone work on them.
+package transcript
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// A Message is one entry of a history.
+type Message struct {
+	// ID is the node that holds the message. Load sets it, Save does not look
+	// at it.
+	ID          turnstone.NodeID
+	Kind        string // for example the role; 1 to turnstone.MaxKind bytes
+	Payload     []byte // opaque, returned byte for byte
+	Attachments []turnstone.Attachment
+}
+
+// A Snapshot is what a host saves. Nothing of it is kept after the call.
+type Snapshot struct {
+	// Messages is the whole history, for an attached fork with what it inherited.
+	Messages []Message
+	// State is the host's settings by name, such as a system prompt: all of
+	// them. Nil leaves what is stored.
+	State map[string][]byte
+	// Metadata is merged, as by Session.SaveMetadata.
+	turnstone.Metadata
+	// Usage is what was used since the last save.
+	Usage []turnstone.Usage
+	// Base, if set, is the revision that this history was loaded at or saved
+	// as. If the session has moved on since, Save fails with
+	// *turnstone.ConflictError. Without it the last save wins; what another
+	// one wrote is a branch then.
+	Base turnstone.Revision
+}
+
+// A Transcript is a session as Load returns it. It is the caller's.
+type Transcript struct {
+	turnstone.Info
+	Messages []Message
+	State    map[string][]byte
+}
+
+// Saved says what a save did.
+type Saved struct {
+	Revision turnstone.Revision // the Base of the next save
+	Kept     int                // messages at the beginning that were stored already
+	Added    int                // messages written
+}
+
+// Transcripts are the histories in a store. They hold no state of their own, and
+// are safe for concurrent use, also by several processes where the store is.
+type Transcripts struct{ store *turnstone.Store }
+
+// New returns the histories in st, which stays the caller's.
+func New(st *turnstone.Store) *Transcripts { return &Transcripts{store: st} }
+
+// List returns sessions, the most recently updated first.
+func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
+	return t.store.List(ctx, o)
+}
+
+// Create makes an empty session, so that its id stands for something stored from
+// the start. It reports whether it was made; one that exists stays as it is.
+func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created bool, err error) {
+	_, created, err = t.store.Create(ctx, r)
+	return created, err
+}
+
+// Fork makes the session that r describes, with parent, from the first n messages
+// of the parent's history; a negative n means all. An attached fork's history
+// begins with those; a detached one's is empty, and it only records where it
+// comes from.
+func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
+	s, err := t.store.Session(ctx, parent)
+	if err != nil {
+		return false, err
+	}
+	state, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return false, err
+	}
+	if n < 0 {
+		n = len(state.Nodes)
+	}
+	if n > len(state.Nodes) || n == 0 && !r.Detached {
+		return false, &turnstone.InvalidError{Where: "fork of " + parent, Reason: fmt.Sprintf("it has %d messages, and can't be forked after %d", len(state.Nodes), n)}
+	}
+	r.Parent = parent
+	if n > 0 {
+		r.ForkNode = state.Nodes[n-1].ID
+	}
+	return t.Create(ctx, r)
+}
+
+// Load returns the history of a session. One that does not exist is no error:
+// ok is false then.
+func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok bool, err error) {
+	for {
+		s, err := t.store.Session(ctx, id)
+		if err == nil {
+			tr, err = t.load(ctx, s)
+		}
+		switch {
+		case errors.Is(err, turnstone.ErrSessionNotFound), errors.Is(err, turnstone.ErrSessionDeleted):
+			return nil, false, nil
+		case errors.Is(err, errMoved):
+			continue
+		case err != nil:
+			return nil, false, err
+		}
+		return tr, true, nil
+	}
+}
+
+// Latest returns the history that was updated last, if there is any.
+func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err error) {
+	for {
+		page, err := t.store.List(ctx, turnstone.ListOptions{Limit: 1})
+		if err != nil || len(page.Sessions) == 0 {
+			return nil, false, err
+		}
+		if tr, ok, err = t.Load(ctx, page.Sessions[0].ID); ok || err != nil {
+			return tr, ok, err
+		} // else it was deleted meanwhile
+	}
+}
+
+// errMoved: somebody committed between two reads.
+var errMoved = errors.New("the session moved")
+
+func (t *Transcripts) load(ctx context.Context, s *turnstone.Session) (*Transcript, error) {
+	state, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return nil, err
+	}
+	out := &Transcript{}
+	if len(state.Parts) > 0 {
+		if out.State, err = s.Checkpoint(ctx, state.Revision); err != nil {
+			return nil, err
+		}
+	}
+	if out.Info, err = s.Info(ctx); err != nil {
+		return nil, err
+	}
+	if out.Commit != state.Commit {
+		return nil, errMoved
+	}
+	for i := range state.Nodes {
+		out.Messages = append(out.Messages, messageOf(&state.Nodes[i]))
+	}
+	return out, nil
+}
+
+func messageOf(n *turnstone.Node) Message {
+	return Message{ID: n.ID, Kind: n.Kind, Payload: n.Payload, Attachments: n.Attachments}
+}
+
+// equal reports whether a and b are the same but for the node that holds them.
+func equal(a, b Message) bool {
+	return a.Kind == b.Kind && bytes.Equal(a.Payload, b.Payload) && slices.Equal(a.Attachments, b.Attachments)
+}
+
+// Save makes the session's history that of the snapshot, and creates the session
+// if there is none. It commits what differs, as one turn: a reader sees the
+// history before or after. After an error nothing has changed for readers,
+// unless it matches turnstone.ErrOutcomeUnknown: then save again, without the
+// Usage.
+//
+// What is stored is read to find out: a save takes as long as a load.
+func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, error) {
+	for {
+		session, _, err := t.store.Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+		if err != nil {
+			return Saved{}, err
+		}
+		saved, err := t.save(ctx, session, &s)
+		lost := errors.Is(err, turnstone.ErrConflict) && s.Base == 0
+		if (!lost && !errors.Is(err, turnstone.ErrSessionDeleted)) || ctx.Err() != nil {
+			return saved, err
+		}
+	}
+}
+
+func (t *Transcripts) save(ctx context.Context, session *turnstone.Session, s *Snapshot) (Saved, error) {
+	state, err := session.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return Saved{}, err
+	}
+	if s.Base != 0 && s.Base != state.Revision {
+		return Saved{}, &turnstone.ConflictError{Session: session.ID(), Expected: s.Base, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
+	}
+	same := 0
+	for same < min(len(s.Messages), len(state.Nodes)) && equal(s.Messages[same], messageOf(&state.Nodes[same])) {
+		same++
+	}
+	out := Saved{Kept: same, Added: len(s.Messages) - same}
+	if out.Revision, err = commit(ctx, session, state, same, s); err != nil {
+		return Saved{}, err
+	}
+	info, err := session.Info(ctx)
+	if err == nil && changes(&info.Metadata, &s.Metadata) {
+		err = session.SaveMetadata(ctx, s.Metadata)
+	}
+	return out, err
+}
+
+// commit makes the history and the state of a session, whose first same messages
+// stay, those of s, and returns the revision.
+func commit(ctx context.Context, session *turnstone.Session, state *turnstone.State, same int, s *Snapshot) (turnstone.Revision, error) {
+	in := turnstone.Commit{Expected: state.Revision, Usage: s.Usage}
+	if s.State != nil {
+		in.Checkpoint = maps.Clone(s.State)
+		for _, p := range state.Parts {
+			if content, stays := s.State[p.Name]; !stays {
+				in.Drop = append(in.Drop, p.Name)
+			} else if blob.Sum(content) == p.Blob {
+				delete(in.Checkpoint, p.Name)
+			}
+		}
+	}
+	rest := s.Messages[same:]
+	if len(rest) == 0 && same == len(state.Nodes) && len(in.Checkpoint) == 0 && len(in.Drop) == 0 && len(s.Usage) == 0 {
+		return state.Revision, nil
+	}
+	before, end := turnstone.NoNode(), turnstone.NoNode() // of the history as it is to be, so far, and as it was
+	if same > 0 {
+		before = turnstone.At(state.Nodes[same-1].ID)
+	}
+	if !state.Leaf.IsZero() {
+		end = turnstone.At(state.Leaf)
+	}
+	for {
+		n := fits(rest)
+		now := turnstone.Commit{Expected: in.Expected, Leaf: end} // the leaf moves when all are there
+		for _, m := range rest[:n] {
+			now.Nodes = append(now.Nodes, turnstone.NewNode{Kind: m.Kind, Payload: m.Payload, Attachments: m.Attachments})
+		}
+		if n > 0 {
+			now.Nodes[0].Parent = before
+			before = turnstone.New(n - 1)
+		}
+		if n == len(rest) {
+			now.Leaf, now.Checkpoint, now.Drop, now.Usage = before, in.Checkpoint, in.Drop, in.Usage
+		}
+		r, err := session.Commit(ctx, now)
+		if err != nil || n == len(rest) {
+			return r.Revision, err
+		}
+		rest, before, in.Expected = rest[n:], turnstone.At(r.Nodes[n-1]), r.Revision
+	}
+}
+
+// fits returns how many messages go into one commit, at least one if there is
+// any: a large payload is stored apart and counts for little.
+func fits(messages []Message) int {
+	const maxNodes, maxBytes, maxCounts = 2000, 1 << 20, 8 << 10
+	size := 0
+	for i := range messages {
+		size += min(len(messages[i].Payload), maxCounts)
+		if i > 0 && (i == maxNodes || size > maxBytes) {
+			return i
+		}
+	}
+	return len(messages)
+}
+
+// changes reports whether merging m changes have.
+func changes(have, m *turnstone.Metadata) bool {
+	differs := func(old, merged string) bool { return merged != "" && merged != old }
+	if differs(have.Name, m.Name) || differs(have.Model, m.Model) || differs(have.Cwd, m.Cwd) || m.Retention != 0 && m.Retention != have.Retention {
+		return true
+	}
+	for key, value := range m.Labels {
+		if have.Labels[key] != value {
+			return true
+		}
+	}
+	return false
+}
+
+// Clear empties the history and the state of a session and keeps the session. It
+// reports whether there is one. What was there stays in the graph until the
+// session is deleted, or its nodes are tombstoned.
+func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err error) {
+	if _, err := t.store.Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	_, err = t.Save(ctx, id, Snapshot{State: map[string][]byte{}})
+	return err == nil, err
+}
+
+// Delete removes a session. Sessions that forked from it stay whole. It reports
+// whether there was one.
+func (t *Transcripts) Delete(ctx context.Context, id string) (existed bool, err error) {
+	if _, err := t.store.Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return true, t.store.Delete(ctx, id, turnstone.KeepChildren)
+}
+
+// merge makes s what saving s and then newer would leave.
+func (s *Snapshot) merge(newer Snapshot) {
+	if newer.State == nil {
+		newer.State = s.State
+	}
+	if newer.Name == "" {
+		newer.Name = s.Name
+	}
+	if newer.Model == "" {
+		newer.Model = s.Model
+	}
+	if newer.Cwd == "" {
+		newer.Cwd = s.Cwd
+	}
+	if newer.Retention == 0 {
+		newer.Retention = s.Retention
+	}
+	if newer.Base == 0 {
+		newer.Base = s.Base
+	}
+	if s.Labels != nil {
+		all := maps.Clone(s.Labels)
+		maps.Copy(all, newer.Labels)
+		newer.Labels = all
+	}
+	newer.Usage = head.Sum(s.Usage, newer.Usage)
+	*s = newer
+}

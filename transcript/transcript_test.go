@@ -1,0 +1,451 @@
+package transcript_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/transcript"
+)
+
+var ctx = context.Background()
+
+// open returns the histories of a new store, and the store.
+func open(t *testing.T) (*transcript.Transcripts, *turnstone.Store) {
+	t.Helper()
+	e := memory.New()
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		v, err := st.Verify(ctx, nil)
+		if err != nil || !v.OK() {
+			t.Errorf("the store does not verify: %v %v", err, v)
+		}
+		st.Close()
+		e.Close()
+	})
+	return transcript.New(st), st
+}
+
+// history makes a message of each text.
+func history(texts ...string) []transcript.Message {
+	var out []transcript.Message
+	for i, text := range texts {
+		kind := "user"
+		if i%2 == 1 {
+			kind = "assistant"
+		}
+		out = append(out, transcript.Message{Kind: kind, Payload: []byte(text)})
+	}
+	return out
+}
+
+func texts(all []transcript.Message) string {
+	var out []string
+	for _, m := range all {
+		out = append(out, string(m.Payload))
+	}
+	return strings.Join(out, " ")
+}
+
+func save(t *testing.T, tr *transcript.Transcripts, id string, s transcript.Snapshot) transcript.Saved {
+	t.Helper()
+	saved, err := tr.Save(ctx, id, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return saved
+}
+
+func load(t *testing.T, tr *transcript.Transcripts, id string) *transcript.Transcript {
+	t.Helper()
+	out, ok, err := tr.Load(ctx, id)
+	if err != nil || !ok {
+		t.Fatalf("load %q: %v, %v", id, ok, err)
+	}
+	return out
+}
+
+// nodes is the number of nodes in the graph of a session.
+func nodes(t *testing.T, st *turnstone.Store, id string) int {
+	t.Helper()
+	s, err := st.Session(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := s.Load(ctx, turnstone.Scope{Full: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(state.Nodes)
+}
+
+func TestW1SaveLoadListDelete(t *testing.T) {
+	tr, _ := open(t)
+	if out, ok, err := tr.Load(ctx, "a"); out != nil || ok || err != nil {
+		t.Errorf("a session that is not there: %v, %v, %v", out, ok, err)
+	}
+	if _, ok, err := tr.Latest(ctx); ok || err != nil {
+		t.Errorf("the latest of none: %v, %v", ok, err)
+	}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2")})
+	save(t, tr, "b", transcript.Snapshot{Messages: history("3")})
+	if got := load(t, tr, "a"); texts(got.Messages) != "1 2" || got.Messages[1].Kind != "assistant" || got.ID != "a" {
+		t.Errorf("loaded %+v", got)
+	}
+	page, err := tr.List(ctx, turnstone.ListOptions{})
+	if err != nil || len(page.Sessions) != 2 {
+		t.Errorf("%+v, %v", page, err)
+	}
+	for _, want := range []bool{true, false} {
+		if existed, err := tr.Delete(ctx, "a"); existed != want || err != nil {
+			t.Errorf("delete: %v, %v", existed, err)
+		}
+	}
+	if _, ok, _ := tr.Load(ctx, "a"); ok {
+		t.Error("it is still there")
+	}
+}
+
+func TestW2UnchangedWritesNothing(t *testing.T) {
+	tr, st := open(t)
+	s := transcript.Snapshot{
+		Messages: history("1", "2"), State: map[string][]byte{"prompt": []byte("be kind"), "tools": []byte("[]")},
+		Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Labels: map[string]string{"k": "v"}},
+	}
+	first := save(t, tr, "a", s)
+	before, err := st.Stats(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := load(t, tr, "a").Info
+	if again := save(t, tr, "a", s); again.Revision != first.Revision || again.Kept != 2 || again.Added != 0 {
+		t.Errorf("%+v after %+v", again, first)
+	}
+	after, err := st.Stats(ctx)
+	if err != nil || after.Stored != before.Stored {
+		t.Errorf("it wrote: %+v, before %+v, %v", after.Stored, before.Stored, err)
+	}
+	if now := load(t, tr, "a").Info; !now.Updated.Equal(info.Updated) {
+		t.Errorf("it moved in the list")
+	}
+}
+
+func TestW3LongerWritesTheNew(t *testing.T) {
+	tr, st := open(t)
+	var all []string
+	for i := range 20 {
+		all = append(all, fmt.Sprint("message ", i))
+		if got := save(t, tr, "a", transcript.Snapshot{Messages: history(all...)}); got.Kept != i || got.Added != 1 {
+			t.Fatalf("%d: %+v", i, got)
+		}
+	}
+	if n := nodes(t, st, "a"); n != 20 {
+		t.Errorf("%d nodes", n)
+	}
+}
+
+func TestW4EditedMakesABranch(t *testing.T) {
+	tr, st := open(t)
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2", "3", "4")})
+	for _, c := range []struct {
+		to    []string
+		nodes int // in the graph then
+	}{
+		{[]string{"1", "2", "x"}, 5},
+		{[]string{"1", "2"}, 5}, // shorter: only the leaf moves
+		{[]string{"1", "2", "3"}, 6},
+		{[]string{"other"}, 7}, // from the first message on
+	} {
+		save(t, tr, "a", transcript.Snapshot{Messages: history(c.to...)})
+		if got := texts(load(t, tr, "a").Messages); got != strings.Join(c.to, " ") {
+			t.Errorf("saved %v, loaded %q", c.to, got)
+		}
+		if n := nodes(t, st, "a"); n != c.nodes {
+			t.Errorf("after %v the graph has %d nodes, not %d", c.to, n, c.nodes)
+		}
+	}
+	// What a message is made of counts, not its text alone.
+	changed := history("other")
+	changed[0].Kind = "system"
+	if got := save(t, tr, "a", transcript.Snapshot{Messages: changed}); got.Added != 1 || load(t, tr, "a").Messages[0].Kind != "system" {
+		t.Errorf("another kind: %+v", got)
+	}
+}
+
+func TestW5MetadataMerges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr, _ := open(t)
+		save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Name: "name", Labels: map[string]string{"x": "1", "y": "2"}}})
+		created := load(t, tr, "a").Created
+		time.Sleep(time.Second)
+		save(t, tr, "b", transcript.Snapshot{})
+		time.Sleep(time.Second)
+		save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Model: "model", Labels: map[string]string{"x": ""}}})
+		got := load(t, tr, "a")
+		if got.Name != "name" || got.Model != "model" || len(got.Labels) != 1 || got.Labels["y"] != "2" {
+			t.Errorf("%+v", got.Metadata)
+		}
+		if !got.Created.Equal(created) || !got.Updated.After(created) {
+			t.Errorf("created %v, before %v, updated %v", got.Created, created, got.Updated)
+		}
+		page, err := tr.List(ctx, turnstone.ListOptions{})
+		if err != nil || len(page.Sessions) != 2 || page.Sessions[0].ID != "a" {
+			t.Errorf("the order of %+v, %v", page.Sessions, err)
+		}
+		if latest, ok, err := tr.Latest(ctx); !ok || err != nil || latest.ID != "a" {
+			t.Errorf("latest %+v, %v", latest, err)
+		}
+	})
+}
+
+func TestW6ClearKeepsTheSession(t *testing.T) {
+	tr, _ := open(t)
+	if existed, err := tr.Clear(ctx, "a"); existed || err != nil {
+		t.Errorf("%v, %v", existed, err)
+	}
+	if _, ok, _ := tr.Load(ctx, "a"); ok {
+		t.Error("clearing made a session")
+	}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2"), State: map[string][]byte{"p": []byte("x")}, Metadata: turnstone.Metadata{Name: "n"}})
+	if existed, err := tr.Clear(ctx, "a"); !existed || err != nil {
+		t.Errorf("%v, %v", existed, err)
+	}
+	if got := load(t, tr, "a"); len(got.Messages) != 0 || len(got.State) != 0 || got.Name != "n" {
+		t.Errorf("%+v", got)
+	}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("new")})
+	if got := texts(load(t, tr, "a").Messages); got != "new" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestState(t *testing.T) {
+	tr, _ := open(t)
+	set := func(state map[string][]byte, want string) {
+		t.Helper()
+		save(t, tr, "a", transcript.Snapshot{Messages: history("1"), State: state})
+		var got []string
+		for name, content := range load(t, tr, "a").State {
+			got = append(got, name+"="+string(content))
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want {
+			t.Errorf("%v, not %q", got, want)
+		}
+	}
+	set(map[string][]byte{"a": []byte("1"), "b": []byte("2")}, "a=1 b=2")
+	set(nil, "a=1 b=2")
+	set(map[string][]byte{"a": []byte("3"), "c": []byte("4")}, "a=3 c=4")
+	set(map[string][]byte{}, "")
+}
+
+func TestUsageAddsUp(t *testing.T) {
+	tr, _ := open(t)
+	use := []turnstone.Usage{{Model: "m", Input: 10, Output: 1}}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1"), Usage: use})
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1"), Usage: use})
+	if got := load(t, tr, "a").Usage; len(got) != 1 || got[0].Input != 20 || got[0].Output != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestBaseRefusesALostUpdate(t *testing.T) {
+	tr, _ := open(t)
+	first := save(t, tr, "a", transcript.Snapshot{Messages: history("1")})
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "mine"), Base: first.Revision})
+	_, err := tr.Save(ctx, "a", transcript.Snapshot{Messages: history("1", "yours"), Base: first.Revision})
+	var conflict *turnstone.ConflictError
+	if !errors.As(err, &conflict) || conflict.Revision != first.Revision+1 {
+		t.Errorf("%v", err)
+	}
+	if got := texts(load(t, tr, "a").Messages); got != "1 mine" {
+		t.Errorf("%q", got)
+	}
+	// Without a base the last one wins, and the other one's turn is a branch.
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "yours")})
+	if got := texts(load(t, tr, "a").Messages); got != "1 yours" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Concurrent savers of one session: each save succeeds, the history is that of
+// one of them, nothing is lost from the graph.
+func TestConcurrentSaves(t *testing.T) {
+	tr, st := open(t)
+	const n = 8
+	done := make(chan error)
+	for i := range n {
+		go func() {
+			_, err := tr.Save(ctx, "a", transcript.Snapshot{Messages: history("start", fmt.Sprint("from ", i))})
+			done <- err
+		}()
+	}
+	for range n {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if got := load(t, tr, "a"); len(got.Messages) != 2 {
+		t.Errorf("%q", texts(got.Messages))
+	}
+	if got := nodes(t, st, "a"); got < n+1 {
+		t.Errorf("%d nodes", got)
+	}
+}
+
+// A history that is too long for one commit becomes visible whole.
+func TestLongHistory(t *testing.T) {
+	tr, st := open(t)
+	var all []string
+	for i := range 5000 {
+		all = append(all, fmt.Sprint(i))
+	}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("old")})
+	if got := save(t, tr, "a", transcript.Snapshot{Messages: history(all...)}); got.Added != 5000 {
+		t.Errorf("%+v", got)
+	}
+	if got := texts(load(t, tr, "a").Messages); got != strings.Join(all, " ") {
+		t.Error("it is not what was saved")
+	}
+	s, err := st.Session(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commits := 0
+	for e, err := range s.Log(ctx, 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		commits++
+		state, err := s.Load(ctx, turnstone.Scope{At: e.Revision})
+		if err != nil || len(state.Nodes) != 1 && len(state.Nodes) != 5000 {
+			t.Errorf("at revision %d a reader sees %d messages, %v", e.Revision, len(state.Nodes), err)
+		}
+	}
+	if commits < 3 {
+		t.Errorf("%d commits", commits)
+	}
+}
+
+func TestForks(t *testing.T) {
+	tr, _ := open(t)
+	save(t, tr, "main", transcript.Snapshot{Messages: history("1", "2", "3")})
+	made, err := tr.Fork(ctx, "main", 2, turnstone.Request{ID: "fork"})
+	if err != nil || !made {
+		t.Fatal(made, err)
+	}
+	if got := load(t, tr, "fork"); texts(got.Messages) != "1 2" || got.Parent != "main" || got.ForkNode != load(t, tr, "main").Messages[1].ID {
+		t.Errorf("%q of %+v", texts(got.Messages), got.Info)
+	}
+	if got := save(t, tr, "fork", transcript.Snapshot{Messages: history("1", "2", "other")}); got.Added != 1 {
+		t.Errorf("%+v", got)
+	}
+	if _, err := tr.Fork(ctx, "main", -1, turnstone.Request{ID: "agent", Detached: true, Checkpoint: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := load(t, tr, "agent"); len(got.Messages) != 0 || !got.Detached || !got.Checkpoint || got.Parent != "main" {
+		t.Errorf("%+v", got)
+	}
+	if existed, err := tr.Delete(ctx, "main"); !existed || err != nil {
+		t.Fatal(err)
+	}
+	if got := texts(load(t, tr, "fork").Messages); got != "1 2 other" {
+		t.Errorf("without its parent: %q", got)
+	}
+	save(t, tr, "main", transcript.Snapshot{Messages: history("1")})
+	for _, n := range []int{0, 2} {
+		if _, err := tr.Fork(ctx, "main", n, turnstone.Request{ID: "no"}); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("fork after %d: %v", n, err)
+		}
+	}
+	if _, err := tr.Fork(ctx, "none", 1, turnstone.Request{ID: "no"}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+}
+
+func TestSaverWaitsAndKeepsTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr, st := open(t)
+		var reports []transcript.Saved
+		s := tr.Saver("a", time.Second, func(r transcript.Saved, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			reports = append(reports, r)
+		})
+		for i := range 6 { // one every 300 ms: two saves, of the first four and of the last two
+			s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4 5 6")[:i+1]...), Usage: []turnstone.Usage{{Model: "m", Input: 1}}})
+			time.Sleep(300 * time.Millisecond)
+		}
+		if len(reports) != 1 || reports[0].Added != 4 {
+			t.Errorf("%+v", reports)
+		}
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := load(t, tr, "a"); texts(got.Messages) != "1 2 3 4 5 6" || got.Usage[0].Input != 6 {
+			t.Errorf("%q, %+v", texts(got.Messages), got.Usage)
+		}
+		if err := s.Flush(ctx); err != nil || len(reports) != 1 {
+			t.Errorf("%v, %+v", err, reports)
+		}
+		time.Sleep(time.Minute)
+		if got := load(t, tr, "a"); got.Revision != 2 || nodes(t, st, "a") != 6 {
+			t.Errorf("revision %d", got.Revision)
+		}
+	})
+}
+
+func TestSaverGoesOnFromItsOwnSaves(t *testing.T) {
+	tr, _ := open(t)
+	base := save(t, tr, "a", transcript.Snapshot{Messages: history("1")}).Revision
+	s := tr.Saver("a", time.Hour, nil)
+	for i := range 3 {
+		s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4")[:i+2]...), Base: base})
+		if err := s.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save(t, tr, "a", transcript.Snapshot{Messages: history("somebody", "else")})
+	s.Save(transcript.Snapshot{Messages: history("1", "2", "3", "4", "5"), Base: base})
+	for range 2 { // it stays due
+		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrConflict) {
+			t.Errorf("%v", err)
+		}
+	}
+	if got := texts(load(t, tr, "a").Messages); got != "somebody else" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestAttachments(t *testing.T) {
+	tr, st := open(t)
+	save(t, tr, "a", transcript.Snapshot{})
+	s, err := st.Session(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := s.PutAttachment(ctx, strings.NewReader("image"), -1, "image/png", "x.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := transcript.Message{Kind: "user", Payload: []byte("look"), Attachments: []turnstone.Attachment{at}}
+	save(t, tr, "a", transcript.Snapshot{Messages: []transcript.Message{m}})
+	got := load(t, tr, "a").Messages
+	if len(got) != 1 || !slices.Equal(got[0].Attachments, m.Attachments) {
+		t.Errorf("%+v", got)
+	}
+	if again := save(t, tr, "a", transcript.Snapshot{Messages: got}); again.Added != 0 {
+		t.Errorf("%+v", again)
+	}
+}
