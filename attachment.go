@@ -28,6 +28,12 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if c.err != nil {
 		return Attachment{}, c.err
 	}
+	return observed(ctx, s.store, OpPutAttachment, s.id, func(ctx context.Context) (Attachment, error) {
+		return s.putAttachment(ctx, r, size, mediaType, name)
+	}, func(a Attachment, o *Outcome) { o.Bytes = a.Size })
+}
+
+func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	up := s.store.newUpload()
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
@@ -56,6 +62,11 @@ func (s *Store) newUpload() *blob.Upload {
 // session refers to is ErrBlobNotFound, whether or not another session has it.
 // What was written before an error is not verified as a whole: discard it.
 func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
+	return observed(ctx, s.store, OpReadAttachment, s.id, func(ctx context.Context) (int64, error) { return s.readAttachment(ctx, w, id) },
+		func(n int64, o *Outcome) { o.Bytes = n })
+}
+
+func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
 	h, _, err := s.readHead(ctx)
 	if err != nil {
 		return 0, err

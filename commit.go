@@ -98,18 +98,29 @@ type Result struct {
 // An error that matches ErrOutcomeUnknown leaves open whether the commit
 // stands; after any other error nothing of it is visible.
 func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
-	if err := checkCommit(&c); err != nil {
+	w := writer{s: s, in: &c}
+	ctx, end := s.store.begin(ctx, OpCommit, s.id)
+	r, err := w.commit(ctx)
+	if end != nil {
+		end(w.outcome(&r, err))
+	}
+	return r, err
+}
+
+func (w *writer) commit(ctx context.Context) (Result, error) {
+	s := w.s
+	if err := checkCommit(w.in); err != nil {
 		return Result{}, err
 	}
 	if v := s.store.opts.Validator; v != nil {
-		if err := v(ctx, s.id, &c); err != nil {
+		if err := v(ctx, s.id, w.in); err != nil {
 			return Result{}, fmt.Errorf("%w: %w", ErrRejected, err)
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
-	w := writer{s: s, in: &c, now: s.store.now()}
+	w.now = s.store.now()
 	s.store.random(w.salt[:])
 	return w.run(ctx)
 }
@@ -134,6 +145,8 @@ type writer struct {
 	raw   []byte     // its record
 
 	unknown bool // the outcome of an attempt is not known: it may stand
+
+	hits, misses int // parts whose last version was at hand, and not
 }
 
 func (w *writer) run(ctx context.Context) (Result, error) {
@@ -292,8 +305,13 @@ func (w *writer) prepare(ctx context.Context) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
 		var err error
-		content := w.in.Checkpoint[name]
-		if w.parts[name], err = once(content, w.s.store.bases.get(w.s.inc, name)); err != nil {
+		content, base := w.in.Checkpoint[name], w.s.store.bases.get(w.s.inc, name)
+		if base != nil {
+			w.hits++
+		} else {
+			w.misses++
+		}
+		if w.parts[name], err = once(content, base); err != nil {
 			return err
 		}
 	}

@@ -216,7 +216,7 @@ func (s *Session) blobs(ctx context.Context) ([]blob.ID, error) {
 			return nil, err
 		}
 		var out []blob.ID
-		err = s.commits(ctx, h.Revision, func(c *head.Commit, _ CommitID) error {
+		err = s.commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
 			for _, p := range c.Parts {
 				if p.Set == c.Revision {
 					out = append(out, p.Blob)

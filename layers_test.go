@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest",
+	"internal/disk", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -38,6 +38,8 @@ var may = map[string][]string{
 	"gc":                       {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
 	"":                         {"engine", "blob", "graph", "head", "gc", "internal/hash", "internal/keys", "internal/codec"},
 	"persistencetest":          {""},
+	"turnstoneotel":            {""},
+	"transcript":               {"", "blob", "head"},
 }
 
 func TestImportsGoOneWay(t *testing.T) {

@@ -90,6 +90,11 @@ type Page struct {
 // neither updated nor deleted meanwhile. Sessions updated in the same instant
 // are ordered by incarnation.
 func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
+	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
+		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })
+}
+
+func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 	if o.Limit <= 0 {
 		o.Limit = 50
 	}

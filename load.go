@@ -68,7 +68,9 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 	if err := scope.check(); err != nil {
 		return nil, err
 	}
-	return retried(ctx, s, func() (*State, error) { return s.load(ctx, scope) })
+	return observed(ctx, s.store, OpLoad, s.id, func(ctx context.Context) (*State, error) {
+		return retried(ctx, s, func() (*State, error) { return s.load(ctx, scope) })
+	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
 func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
@@ -127,7 +129,7 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.id, life.Floor)
 	}
 	st.Usage = nil
-	err = s.commits(ctx, r, func(c *head.Commit, id CommitID) error {
+	err = s.commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
 		st.Usage = head.Sum(st.Usage, c.Usage)
 		st.Revision, st.Commit, st.Leaf, st.Time = c.Revision, id, c.Leaf, c.Time
 		if c.Revision != r {
@@ -275,29 +277,37 @@ func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, d
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
 // means the head's. The result is the caller's.
 func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
-	return retried(ctx, s, func() (map[string][]byte, error) {
-		h, _, err := s.readHead(ctx)
+	return observed(ctx, s.store, OpCheckpoint, s.id, func(ctx context.Context) (map[string][]byte, error) {
+		return retried(ctx, s, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
+	}, func(parts map[string][]byte, o *Outcome) {
+		for _, content := range parts {
+			o.Bytes += int64(len(content))
+		}
+	})
+}
+
+func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
+	h, _, err := s.readHead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st := State{Parts: h.Parts}
+	current := at == 0 || at == h.Revision
+	if !current {
+		if err := s.stateAt(ctx, &st, at, h); err != nil {
+			return nil, err
+		}
+	}
+	out := make(map[string][]byte, len(st.Parts))
+	for _, p := range st.Parts {
+		content, err := s.store.blobs.Read(ctx, p.Blob)
 		if err != nil {
 			return nil, err
 		}
-		st := State{Parts: h.Parts}
-		current := at == 0 || at == h.Revision
-		if !current {
-			if err := s.stateAt(ctx, &st, at, h); err != nil {
-				return nil, err
-			}
+		if current {
+			s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Content: content})
 		}
-		out := make(map[string][]byte, len(st.Parts))
-		for _, p := range st.Parts {
-			content, err := s.store.blobs.Read(ctx, p.Blob)
-			if err != nil {
-				return nil, err
-			}
-			if current {
-				s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Content: content})
-			}
-			out[p.Name] = content
-		}
-		return out, nil
-	})
+		out[p.Name] = content
+	}
+	return out, nil
 }

@@ -42,6 +42,15 @@ type GCOptions struct {
 // last one. A *CorruptError says that something that should agree does not; then
 // nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
+	return observed(ctx, s, OpGC, o.Session, func(ctx context.Context) (*GCReport, error) { return s.gc(ctx, o) },
+		func(r *GCReport, out *Outcome) {
+			if !o.DryRun {
+				out.GC = r
+			}
+		})
+}
+
+func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
 	if o.Full && o.Session != "" {
 		return nil, invalid("collection", "Full with the session %q: a full one is of all sessions", o.Session)
 	}
@@ -80,6 +89,11 @@ type VacuumOptions struct {
 // afterwards none of the removed bytes is in the store's files. It runs beside
 // commits, and takes the time and the space of a copy of the store.
 func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
+	return observed(ctx, s, OpVacuum, o.Session, func(ctx context.Context) (*VacuumReport, error) { return s.vacuum(ctx, o) },
+		func(r *VacuumReport, out *Outcome) { out.Vacuum = r })
+}
+
+func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
 	run := gc.Options{Progress: o.Progress, Pace: o.Pace}
 	if o.Session != "" {
 		ses, err := s.Session(ctx, o.Session)

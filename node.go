@@ -20,11 +20,12 @@ type Node struct {
 	Payload     []byte
 	Attachments []Attachment
 	Revision    Revision // of the commit that added it, in the session that did
+	Inherited   bool     // added by an ancestor, before this session forked from it
 }
 
 // Node returns one node by its id.
 func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
-	return retried(ctx, s, func() (Node, error) {
+	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
 		h, _, err := s.readHead(ctx)
 		if err != nil {
 			return Node{}, err
@@ -39,7 +40,7 @@ func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
 
 // NodeByKey returns the node that was committed with the caller's key.
 func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
-	return retried(ctx, s, func() (Node, error) {
+	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
 		h, _, err := s.readHead(ctx)
 		if err != nil {
 			return Node{}, err
@@ -62,6 +63,12 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 		}
 		return s.one(ctx, h.Revision, n)
 	})
+}
+
+func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
+	return observed(ctx, s.store, OpNode, s.id, func(ctx context.Context) (Node, error) {
+		return retried(ctx, s, func() (Node, error) { return read(ctx) })
+	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
 // one makes a Node of n.
@@ -121,7 +128,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []found, dea
 		}
 		out = append(out, Node{
 			ID: n.ID, Parent: parent, Kind: n.Kind, Key: n.Key,
-			Payload: n.Inline, Attachments: n.Attachments, Revision: n.revision,
+			Payload: n.Inline, Attachments: n.Attachments, Revision: n.revision, Inherited: n.inherited,
 		})
 		if !n.Blob.IsZero() {
 			out[len(out)-1].Payload = n.Blob[:] // until it is read

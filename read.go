@@ -87,18 +87,26 @@ func (l *layer) has(p graph.Place) bool {
 // A found node is one that was read, with its place.
 type found struct {
 	graph.Node
-	revision Revision
+	revision  Revision
+	inherited bool // from an ancestor
 }
 
-// commits calls f for the session's commits 1 to last, each verified to follow
-// the one before.
-func (s *Session) commits(ctx context.Context, last Revision, f func(*head.Commit, CommitID) error) error {
-	if last == 0 {
+// commits calls f for the session's commits after a revision up to last, each
+// verified to follow the one before.
+func (s *Session) commits(ctx context.Context, after, last Revision, f func(*head.Commit, CommitID) error) error {
+	if last <= after {
 		return nil
 	}
-	previous, next := head.Genesis(s.inc, s.origin), Revision(1)
+	previous, next := head.Genesis(s.inc, s.origin), after+1
 	r := s.store.space.Of(keys.Commit, s.inc)
-	r.Limit = int(min(last, 1<<30))
+	r.Limit = int(min(last-after, 1<<30))
+	if after > 0 {
+		_, id, err := s.commitAt(ctx, after)
+		if err != nil {
+			return err
+		}
+		previous, r.Start = id, s.commitKey(next)
+	}
 	for p, err := range s.store.engine.Scan(ctx, r) {
 		if err != nil {
 			return err
@@ -161,7 +169,7 @@ func (s *Session) read(ctx context.Context, l layer, after Revision, all []found
 				if r == l.last && l.nodes > 0 && j >= l.nodes {
 					break
 				}
-				all = append(all, found{Node: p.Nodes[j], revision: r})
+				all = append(all, found{Node: p.Nodes[j], revision: r, inherited: l.inc != s.inc})
 			}
 			done = r
 		}
@@ -280,7 +288,7 @@ func (s *Session) segmentAt(ctx context.Context, l layer, r Revision) ([]found, 
 			return nil, codec.Corrupt(err, "pack of revision %d of session %q", p.Revision, s.id)
 		}
 		for j := range p.Nodes {
-			out = append(out, found{Node: p.Nodes[j], revision: Revision(p.Revision)})
+			out = append(out, found{Node: p.Nodes[j], revision: Revision(p.Revision), inherited: l.inc != s.inc})
 		}
 	}
 	return out, nil
@@ -317,7 +325,7 @@ func (s *Session) packAt(ctx context.Context, l layer, r Revision) (nodes []foun
 	}
 	nodes = make([]found, len(p.Nodes))
 	for i := range p.Nodes {
-		nodes[i] = found{Node: p.Nodes[i], revision: r}
+		nodes[i] = found{Node: p.Nodes[i], revision: r, inherited: l.inc != s.inc}
 	}
 	return nodes, before, nil
 }

@@ -26,6 +26,10 @@ const KeepAll = ^Retention(0)
 // once; GC and Vacuum reclaim what that frees. It returns how many sessions it
 // moved.
 func (s *Store) Prune(ctx context.Context) (moved int, err error) {
+	return observed(ctx, s, OpPrune, "", s.prune, func(moved int, o *Outcome) { o.Items = moved })
+}
+
+func (s *Store) prune(ctx context.Context) (moved int, err error) {
 	for p, err := range s.engine.Scan(ctx, s.space.All(keys.About)) {
 		if err != nil {
 			return moved, err

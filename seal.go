@@ -53,15 +53,18 @@ func (s *Store) Seal(ctx context.Context) error {
 // seal makes segments of the packs after the last full one. The rest is sealed
 // too if all is set; the next run then takes that up again.
 func (s *Session) seal(ctx context.Context, all bool) error {
-	for {
-		more, err := s.sealOne(ctx, all)
-		if errors.Is(err, engine.ErrConflict) {
-			continue // somebody else has changed the session's lifecycle, and is done
+	_, err := observed(ctx, s.store, OpSeal, s.id, func(ctx context.Context) (struct{}, error) {
+		for {
+			more, err := s.sealOne(ctx, all)
+			if errors.Is(err, engine.ErrConflict) {
+				continue // somebody else has changed the session's lifecycle, and is done
+			}
+			if err != nil || !more {
+				return struct{}{}, err
+			}
 		}
-		if err != nil || !more {
-			return err
-		}
-	}
+	}, nil)
+	return err
 }
 
 // sealOne seals at most one segment and reports whether there may be another.

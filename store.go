@@ -47,6 +47,8 @@ type Options struct {
 	Retention Retention
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
+	// Observer, if set, is told of every operation. See LogObserver.
+	Observer Observer
 	// Now is the clock. Default time.Now. Times are for people and for the
 	// order of lists; nothing that must be right depends on them.
 	Now func() time.Time
@@ -99,6 +101,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if o != nil {
 		s.opts = *o
 	}
+	if s.opts.Observer != nil {
+		s.engine = &observedEngine{Engine: e, observer: s.opts.Observer}
+	}
 	if s.opts.SealBytes <= 0 {
 		s.opts.SealBytes = 192 << 10
 	}
@@ -124,7 +129,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		return nil, err
 	}
 	s.space = keys.New(s.record.namespace, s.record.secret)
-	s.blobs = blob.New(e, s.space, s.record.chunks)
+	s.blobs = blob.New(s.engine, s.space, s.record.chunks)
 	s.bases = newBases(s.opts.CacheBytes)
 	s.sealer = newSealer(s)
 	return s, nil

@@ -61,12 +61,15 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 	if len(ids) > MaxNodes {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
-	for {
-		err := s.tombstone(ctx, ids)
-		if !errors.Is(err, engine.ErrConflict) {
-			return err
+	_, err := observed(ctx, s.store, OpTombstone, s.id, func(ctx context.Context) (int, error) {
+		for {
+			err := s.tombstone(ctx, ids)
+			if !errors.Is(err, engine.ErrConflict) {
+				return len(ids), err
+			}
 		}
-	}
+	}, func(n int, o *Outcome) { o.Items = n })
+	return err
 }
 
 func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {

@@ -249,7 +249,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	usage, nodes := []Usage(nil), uint64(0)
-	err = ses.commits(ctx, h.Revision, func(c *head.Commit, _ CommitID) error {
+	err = ses.commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
 		v.Commits++
 		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
 		if err := v.turn(ctx, ses, c); err != nil {

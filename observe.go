@@ -1,0 +1,254 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// An Observer is told what a store does, for metrics, traces and logs. Package
+// turnstoneotel is one that speaks OpenTelemetry. Methods are called from the
+// goroutine of the operation, and so must be fast and safe for concurrent use.
+// Nothing that an observer is told contains payloads or checkpoints.
+type Observer interface {
+	// Begin is called when an operation begins. The operation goes on with the
+	// context that is returned, so that a span in it is the parent of those of
+	// the operations within. End, if not nil, is called once, when it is over.
+	Begin(ctx context.Context, o Operation) (_ context.Context, end func(Outcome))
+}
+
+// An Operation is something that a store does.
+type Operation struct {
+	Name    string // one of those below
+	Session string // the id; "" if it is of the store, or of its engine
+}
+
+// Names of operations.
+const (
+	OpCommit         = "commit"
+	OpLoad           = "load"
+	OpNode           = "node" // by id or key
+	OpCheckpoint     = "checkpoint"
+	OpList           = "list"
+	OpTombstone      = "tombstone"
+	OpPutAttachment  = "put_attachment"
+	OpReadAttachment = "read_attachment"
+	OpSeal           = "seal"
+	OpPrune          = "prune"
+	OpGC             = "gc"
+	OpVacuum         = "vacuum"
+	OpEngineGet      = "engine.get"
+	OpEngineScan     = "engine.scan"
+	OpEngineApply    = "engine.apply"
+)
+
+// An Outcome says how an operation went. What does not apply is zero.
+type Outcome struct {
+	Err error
+	// Items are the nodes that were added or read, the sessions of a list, or
+	// the keys of an engine's operation.
+	Items int
+	// Bytes are those of payloads, attachments or checkpoint parts that were
+	// written or read; of an engine's operation, of keys and values.
+	Bytes int64
+	// Replayed: the turn had been committed before.
+	Replayed bool
+	// BaseHits and BaseMisses count the checkpoint parts of a commit whose last
+	// version was at hand, and not: those are stored whole. See Options.CacheBytes.
+	BaseHits, BaseMisses int
+	GC                   *GCReport     // of OpGC, when it succeeded and was no dry run
+	Vacuum               *VacuumReport // of OpVacuum, when it succeeded
+}
+
+// begin tells the observer, if there is one. Without one end is nil.
+func (s *Store) begin(ctx context.Context, name, session string) (_ context.Context, end func(Outcome)) {
+	if s.opts.Observer == nil {
+		return ctx, nil
+	}
+	return s.opts.Observer.Begin(ctx, Operation{Name: name, Session: session})
+}
+
+// observed is f, of which the observer is told; tell adds what is known of a
+// result, if there is something.
+func observed[T any](ctx context.Context, s *Store, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
+	ctx, end := s.begin(ctx, name, session)
+	out, err := f(ctx)
+	if end != nil {
+		o := Outcome{Err: err}
+		if err == nil && tell != nil {
+			tell(out, &o)
+		}
+		end(o)
+	}
+	return out, err
+}
+
+// outcome is that of a commit.
+func (w *writer) outcome(r *Result, err error) Outcome {
+	o := Outcome{Err: err, Replayed: r.Replayed, BaseHits: w.hits, BaseMisses: w.misses}
+	if err == nil && !r.Replayed {
+		o.Items = len(r.Nodes)
+		for i := range w.in.Nodes {
+			o.Bytes += int64(len(w.in.Nodes[i].Payload))
+		}
+		for _, content := range w.in.Checkpoint {
+			o.Bytes += int64(len(content))
+		}
+	}
+	return o
+}
+
+func tellNodes(nodes []Node, o *Outcome) {
+	o.Items = len(nodes)
+	for i := range nodes {
+		o.Bytes += int64(len(nodes[i].Payload))
+	}
+}
+
+// An observedEngine tells an observer of what its engine does.
+type observedEngine struct {
+	engine.Engine
+	observer Observer
+}
+
+func (e *observedEngine) begin(ctx context.Context, name string) (context.Context, func(Outcome)) {
+	ctx, end := e.observer.Begin(ctx, Operation{Name: name})
+	if end == nil {
+		end = func(Outcome) {}
+	}
+	return ctx, end
+}
+
+func (e *observedEngine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	ctx, end := e.begin(ctx, OpEngineGet)
+	vs, err := e.Engine.Get(ctx, keys...)
+	o := Outcome{Err: err, Items: len(keys)}
+	for i, v := range vs {
+		o.Bytes += int64(len(keys[i]) + len(v))
+	}
+	end(o)
+	return vs, err
+}
+
+func (e *observedEngine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(yield func(engine.Pair, error) bool) {
+		ctx, end := e.begin(ctx, OpEngineScan)
+		var o Outcome
+		defer func() { end(o) }()
+		for p, err := range e.Engine.Scan(ctx, r) {
+			if o.Err = err; err == nil {
+				o.Items++
+				o.Bytes += int64(len(p.Key) + len(p.Value))
+			}
+			if !yield(p, err) {
+				return
+			}
+		}
+	}
+}
+
+func (e *observedEngine) Apply(ctx context.Context, b *engine.Batch) error {
+	ctx, end := e.begin(ctx, OpEngineApply)
+	err := e.Engine.Apply(ctx, b)
+	o := Outcome{Err: err, Items: len(b.Sets) + len(b.Deletes)}
+	for i := range b.Sets {
+		o.Bytes += int64(len(b.Sets[i].Key) + len(b.Sets[i].Value))
+	}
+	end(o)
+	return err
+}
+
+// LogObserver logs operations with their duration: those that succeed at debug
+// level, what others caused (conflicts, refused requests, cancelled contexts) at
+// info, failures at warn. Operations of the engine are left out.
+func LogObserver(l *slog.Logger) Observer { return logObserver{l} }
+
+type logObserver struct{ log *slog.Logger }
+
+func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, func(Outcome)) {
+	switch op.Name {
+	case OpEngineGet, OpEngineScan, OpEngineApply:
+		return ctx, nil
+	}
+	start := time.Now()
+	return ctx, func(o Outcome) {
+		level := slog.LevelDebug
+		attrs := []slog.Attr{slog.String("operation", op.Name), slog.Duration("duration", time.Since(start))}
+		add := func(name string, n int64) {
+			if n != 0 {
+				attrs = append(attrs, slog.Int64(name, n))
+			}
+		}
+		if op.Session != "" {
+			attrs = append(attrs, slog.String("session", op.Session))
+		}
+		add("items", int64(o.Items))
+		add("bytes", o.Bytes)
+		if o.Replayed {
+			attrs = append(attrs, slog.Bool("replayed", true))
+		}
+		if g := o.GC; g != nil {
+			add("deleted", int64(g.Deleted))
+			add("deleted_bytes", int64(g.Bytes))
+		}
+		if v := o.Vacuum; v != nil {
+			add("nodes", int64(v.Nodes))
+			add("records", int64(v.Records))
+			add("deleted", int64(v.Deleted))
+		}
+		if o.Err != nil {
+			level = slog.LevelWarn
+			if kind := ErrorType(o.Err); kind != "corrupt" && kind != "unknown_outcome" && kind != "other" {
+				level = slog.LevelInfo
+			}
+			attrs = append(attrs, slog.String("error_type", ErrorType(o.Err)), slog.Any("error", o.Err))
+		}
+		l.log.LogAttrs(ctx, level, "turnstone", attrs...)
+	}
+}
+
+// ErrorType names the kind of an error with few, stable words, for metrics and
+// alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
+// limit, invalid, rejected, corrupt, unknown_outcome, canceled, no_space, closed
+// or other. It is "" for nil.
+func ErrorType(err error) string {
+	if err == nil {
+		return ""
+	}
+	for _, k := range errorTypes {
+		for _, target := range k.targets {
+			if errors.Is(err, target) {
+				return k.name
+			}
+		}
+	}
+	var corrupt *CorruptError
+	if errors.As(err, &corrupt) {
+		return "corrupt"
+	}
+	return "other"
+}
+
+var errorTypes = []struct {
+	name    string
+	targets []error
+}{
+	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
+	{"corrupt", []error{engine.ErrCorrupt}},
+	{"conflict", []error{ErrConflict, engine.ErrConflict}},
+	{"turn_conflict", []error{ErrTurnConflict}},
+	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, ErrStoreNotFound}},
+	{"pruned", []error{ErrRevisionPruned}},
+	{"exists", []error{ErrExists}},
+	{"has_children", []error{ErrHasChildren}},
+	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
+	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
+	{"rejected", []error{ErrRejected}},
+	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
+	{"no_space", []error{engine.ErrNoSpace}},
+	{"closed", []error{engine.ErrClosed}},
+}
