@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"text/tabwriter"
@@ -21,7 +22,8 @@ func (a *app) importFiles() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import FILE…",
 		Short: "Import transcripts of agents",
-		Long: `Import transcripts of agents; the format of each file (.gz too) is found out:
+		Long: `Import transcripts of agents; the format of each file (.gz too; - is standard
+input) is found out:
 
   OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
   tau-bench, tau2-bench     result files
@@ -36,15 +38,14 @@ changes nothing; one whose session exists with other content is refused, unless
 --replace is given. Input that can't be read is named with file, line and
 reason, and nothing of any file is imported, unless --skip-bad is given: then
 what can be read is.`,
-		Args: cobra.MinimumNArgs(1),
+		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if by != "turn" && by != "step" {
 				return fmt.Errorf("--by is turn or step, not %q", by)
 			}
-			convs, bad := parse(files)
-			for _, b := range bad {
-				fmt.Fprintln(cmd.ErrOrStderr(), clean(b.Error()))
-			}
+			convs, bad := parse(files, cmd.InOrStdin())
+			complain(cmd, bad)
 			if len(bad) > 0 && !skipBad {
 				return fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))
 			}
@@ -67,20 +68,17 @@ what can be read is.`,
 }
 
 // parse reads all files.
-func parse(files []string) (convs []importer.Conversation, bad []*importer.BadInput) {
+func parse(files []string, stdin io.Reader) (convs []importer.Conversation, bad []*importer.BadInput) {
 	progress := bar(int64(len(files)), "reading", false)
 	defer progress.Finish()
 	seen := map[string]string{}
 	for _, name := range files {
-		f, err := os.Open(name)
+		data, err := read(name, stdin)
+		if name == "-" {
+			name = "stdin"
+		}
 		if err != nil {
 			bad = append(bad, &importer.BadInput{File: name, Reason: reason(err)})
-			continue
-		}
-		data, err := importer.Read(f)
-		f.Close()
-		if err != nil {
-			bad = append(bad, &importer.BadInput{File: name, Reason: err.Error()})
 			continue
 		}
 		cs, bs := importer.Parse(name, data)
@@ -96,6 +94,36 @@ func parse(files []string) (convs []importer.Conversation, bad []*importer.BadIn
 		progress.Add(1)
 	}
 	return convs, bad
+}
+
+func read(name string, stdin io.Reader) ([]byte, error) {
+	if name == "-" {
+		return importer.Read(stdin)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return importer.Read(f)
+}
+
+// complain names the places that can't be read, of each file the first few.
+func complain(cmd *cobra.Command, bad []*importer.BadInput) {
+	const few = 5
+	of := map[string]int{}
+	for _, b := range bad {
+		of[b.File]++
+	}
+	said := map[string]int{}
+	for _, b := range bad {
+		switch said[b.File]++; {
+		case said[b.File] <= few:
+			fmt.Fprintln(cmd.ErrOrStderr(), clean(b.Error()))
+		case said[b.File] == few+1:
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: and %d more like these\n", clean(b.File), of[b.File]-few)
+		}
+	}
 }
 
 // reason is what is wrong with a file, without its name.

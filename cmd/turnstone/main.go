@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,11 +24,60 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	err := (&app{}).command().ExecuteContext(ctx)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "turnstone:", clean(strings.TrimPrefix(err.Error(), "turnstone: ")))
 		stop()
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// What a script can tell from the exit code.
+const (
+	exitFailed      = 1   // anything else
+	exitUsage       = 2   // the command line is wrong; nothing was done
+	exitNotFound    = 3   // no such store, session, node, revision or attachment
+	exitDamaged     = 4   // something stored is missing or damaged
+	exitConflict    = 5   // somebody else was first, or it exists already
+	exitInUse       = 6   // another process has the store open
+	exitInterrupted = 130 // by a signal
+)
+
+const exitCodes = `Exit codes: 0 done; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
+attachment; 4 something stored is damaged; 5 somebody else was first, or it exists already; 6 another process has
+the store open; 130 interrupted; 1 anything else.`
+
+// A usageError is a mistake on the command line.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// errDamaged: what verify found.
+var errDamaged = errors.New("the store is damaged")
+
+func exitCode(err error) int {
+	var usage usageError
+	var corrupt *turnstone.CorruptError
+	var held *engine.LockedError
+	is := func(targets ...error) bool {
+		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+	}
+	switch {
+	case errors.As(err, &usage), is(turnstone.ErrInvalid, turnstone.ErrLimit):
+		return exitUsage
+	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
+		return exitDamaged
+	case is(turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
+		turnstone.ErrBlobNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned, fs.ErrNotExist):
+		return exitNotFound
+	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren):
+		return exitConflict
+	case errors.As(err, &held):
+		return exitInUse
+	case is(context.Canceled):
+		return exitInterrupted
+	}
+	return exitFailed
 }
 
 // environment variable and default of --store.
@@ -36,38 +88,109 @@ const (
 
 // An app is what the commands share.
 type app struct {
-	url       string
-	retention turnstone.Retention // of sessions without one of their own
+	url     string
+	wait    time.Duration     // for a store that another process has open
+	options turnstone.Options // of the store
 }
 
-func command() *cobra.Command {
-	a := &app{}
+func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "turnstone",
 		Short: "Persist, inspect and check the sessions of AI agents",
 		Long: "Turnstone keeps the sessions of AI agents: every turn a commit, every commit checked.\n" +
-			"Start with `turnstone demo`, then `turnstone import FILE…` and `turnstone sessions`.",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+			"Start with `turnstone demo`, then `turnstone import FILE…` and `turnstone sessions`.\n\n" + exitCodes,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
 	}
+	cobra.EnableCommandSorting = false
 	url := os.Getenv(storeVariable)
 	if url == "" {
 		url = defaultStore
 	}
 	root.PersistentFlags().StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
-	root.AddCommand(a.demo(), a.demoChild(), a.importFiles(), a.sessions(), a.show(), a.export(), a.verify(), a.stats(),
-		a.gc(), a.vacuum(), a.prune(), a.keep(), a.erase())
+	root.PersistentFlags().DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open")
+	groups := []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Begin", []*cobra.Command{a.demo(), a.importFiles()}},
+		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.export(), a.usage()}},
+		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.gc(), a.vacuum(), a.erase()}},
+	}
+	for _, g := range groups {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			mistakes(c)
+			root.AddCommand(c)
+		}
+	}
+	root.AddCommand(a.demoChild())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		hint := ""
+		if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+			hint = "; did you mean " + strings.Join(like, " or ") + "?"
+		}
+		return usageError{fmt.Errorf("there is no command %q%s", args[0], hint)}
+	}
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	return root
+}
+
+// mistakes makes the errors of the arguments of c those of its usage.
+func mistakes(c *cobra.Command) {
+	check := c.Args
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if check == nil {
+			return nil
+		}
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w; it is used as `%s`", err, cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
+// complete makes the shell complete session ids, as arguments and for flags.
+func (a *app) complete(c *cobra.Command, flags ...string) {
+	ids := func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+		var out []string
+		// What can't be completed is not, without a word.
+		_ = a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
+				if err != nil || len(out) == 100 {
+					return err
+				}
+				if strings.HasPrefix(i.ID, begin) {
+					out = append(out, i.ID+"\t"+line(i.Name, 40))
+				}
+			}
+			return nil
+		})
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+	c.ValidArgsFunction = ids
+	for _, f := range flags {
+		if err := c.RegisterFlagCompletionFunc(f, ids); err != nil {
+			panic(err) // no such flag
+		}
+	}
 }
 
 // with opens the store, runs f and closes it. A store that must exist is not
 // created by looking at it.
 func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
-	missing := fmt.Errorf("there is no store at %s: choose one with --store or %s, or fill one with `turnstone import`", a.url, storeVariable)
+	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.url, storeVariable)
 	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {
 		return missing
 	}
-	e, err := open.Open(a.url)
+	e, err := a.open(ctx)
 	if err != nil {
 		var held *engine.LockedError
 		if errors.As(err, &held) {
@@ -76,7 +199,9 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store,
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{MustExist: mustExist, Retention: a.retention})
+	o := a.options
+	o.MustExist = mustExist
+	st, err := turnstone.Open(ctx, e, &o)
 	if errors.Is(err, turnstone.ErrStoreNotFound) {
 		return missing
 	}
@@ -85,6 +210,22 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store,
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	return f(st, e)
+}
+
+// open opens the engine. Commands are short: one that has the store is waited for.
+func (a *app) open(ctx context.Context) (engine.Engine, error) {
+	for deadline := time.Now().Add(a.wait); ; {
+		e, err := open.Open(a.url)
+		var held *engine.LockedError
+		if !errors.As(err, &held) || time.Now().After(deadline) {
+			return e, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // directory returns where an embedded store keeps its files.

@@ -123,16 +123,16 @@ func TestMistakesAreNamed(t *testing.T) {
 			t.Errorf("%v: %q\n%s", args, errs, out)
 		}
 	}
-	check("there is no store", "sessions")
+	check("no store at", "sessions")
 	if err := os.Mkdir(store, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	check("there is no store", "stats")
+	check("no store at", "stats")
 	if entries, err := os.ReadDir(store); err != nil || len(entries) > 0 {
 		t.Errorf("a look made %v, %v", entries, err)
 	}
 	check("bad.jsonl:4:", "import", good, bad)
-	check("there is no store", "verify") // nothing was imported
+	check("no store at", "verify") // nothing was imported
 	check("no such file", "import", "missing.json")
 	check("--by is turn or step", "import", "--by", "day", good)
 	check("is in", "import", good, good)
@@ -258,7 +258,7 @@ func TestMaintenance(t *testing.T) {
 	refused("--session", "prune", "--set")
 	refused("--yes", "erase", "chat")
 	refused("keep, refuse or cascade", "erase", "chat", "--children", "none", "--yes")
-	refused("begins with", "erase", "chat", "zz", "--yes")
+	refused("node not found", "erase", "chat", "zz", "--yes")
 	node := strings.Fields(strings.SplitN(run("show", "chat"), "\n\n", 2)[1])[0]
 	contains(run("erase", "chat", node, "--yes"), "content of 1 node", "on disk")
 	if out := run("show", "chat"); strings.Contains(out, node) {

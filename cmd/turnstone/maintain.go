@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -23,11 +21,6 @@ func steps() (progress func(turnstone.Progress), finish func()) {
 	}, func() { b.Finish() }
 }
 
-// asJSON writes one report as a line of JSON.
-func asJSON(cmd *cobra.Command, report any) error {
-	return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
-}
-
 func (a *app) gc() *cobra.Command {
 	var o turnstone.GCOptions
 	var lines bool
@@ -37,7 +30,8 @@ func (a *app) gc() *cobra.Command {
 		Long: "Delete blobs that nothing refers to any more: no session, no fork, no kept revision,\n" +
 			"no upload that has not expired. Reads what changed since the last run.\n" +
 			"The files shrink with `turnstone vacuum`.",
-		Args: cobra.NoArgs,
+		Example: "turnstone gc --dry-run",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				var finish func()
@@ -48,7 +42,7 @@ func (a *app) gc() *cobra.Command {
 					return err
 				}
 				if lines {
-					return asJSON(cmd, r)
+					return asJSON(cmd.OutOrStdout(), r)
 				}
 				p := printer{w: cmd.OutOrStdout()}
 				deleted := "deleted"
@@ -71,7 +65,7 @@ func (a *app) gc() *cobra.Command {
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
 	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
 	c.Flags().StringVar(&o.Session, "session", "", "look only at what changed in this session")
-	c.Flags().BoolVar(&lines, "json", false, "print the report as a line of JSON")
+	jsonFlag(c, &lines)
 	return c
 }
 
@@ -97,7 +91,8 @@ func (a *app) vacuum() *cobra.Command {
 		Long: "Remove what is detached from the store's files, and shrink them: the content of tombstoned\n" +
 			"and pruned nodes, deleted sessions that no fork holds, blobs that nothing refers to.\n" +
 			"Needs as much free space as the store takes.",
-		Args: cobra.NoArgs,
+		Example: "turnstone vacuum",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				before := a.onDisk()
@@ -109,7 +104,7 @@ func (a *app) vacuum() *cobra.Command {
 					return err
 				}
 				if lines {
-					return asJSON(cmd, r)
+					return asJSON(cmd.OutOrStdout(), r)
 				}
 				p := printer{w: cmd.OutOrStdout()}
 				vacuumed(&p, r)
@@ -122,7 +117,7 @@ func (a *app) vacuum() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.Session, "session", "", "remove content and records of this session only")
-	c.Flags().BoolVar(&lines, "json", false, "print the report as a line of JSON")
+	jsonFlag(c, &lines)
 	return c
 }
 
@@ -147,7 +142,7 @@ func (a *app) onDisk() uint64 {
 
 func (a *app) prune() *cobra.Command {
 	var last uint64
-	var session string
+	var name string
 	var set bool
 	c := &cobra.Command{
 		Use:   "prune --last N",
@@ -156,19 +151,20 @@ func (a *app) prune() *cobra.Command {
 			"are kept by name (`turnstone keep`); conversations stay whole. With --set, the session\n" +
 			"remembers the number, and every later prune applies it. `turnstone vacuum` reclaims what\n" +
 			"this frees.",
-		Args: cobra.NoArgs,
+		Example: "turnstone prune --last 2",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			keep := turnstone.Retention(last)
 			if last == 0 && set {
 				keep = turnstone.KeepAll
 			}
-			if set && session == "" {
-				return errors.New("--set needs --session")
+			if set && name == "" {
+				return usageError{errors.New("--set needs --session")}
 			}
-			a.retention = keep
+			a.options.Retention = keep
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				p := printer{w: cmd.OutOrStdout()}
-				if session == "" {
+				if name == "" {
 					moved, err := st.Prune(cmd.Context())
 					if err != nil {
 						return err
@@ -176,7 +172,7 @@ func (a *app) prune() *cobra.Command {
 					p.printf("pruned %s\n", plural(moved, "session"))
 					return p.err
 				}
-				s, err := st.Session(cmd.Context(), session)
+				s, err := st.Session(cmd.Context(), name)
 				if err != nil {
 					return err
 				}
@@ -197,19 +193,20 @@ func (a *app) prune() *cobra.Command {
 		},
 	}
 	c.Flags().Uint64Var(&last, "last", 0, "how many revisions to retain; 0 leaves sessions without a number of their own alone")
-	c.Flags().StringVar(&session, "session", "", "this session only")
+	c.Flags().StringVar(&name, "session", "", "this session only")
 	c.Flags().BoolVar(&set, "set", false, "make it the session's own retention; with --last 0 it retains all")
 	return c
 }
 
 func (a *app) keep() *cobra.Command {
 	var revision uint64
-	var release bool
+	var release, asLines bool
 	c := &cobra.Command{
-		Use:   "keep SESSION [NAME]",
-		Short: "Keep a revision by name, whatever is pruned",
-		Long:  "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
-		Args:  cobra.RangeArgs(1, 2),
+		Use:     "keep SESSION [NAME]",
+		Short:   "Keep a revision by name, whatever is pruned",
+		Long:    "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
+		Example: "turnstone keep trip paid --revision 2\nturnstone keep trip",
+		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				s, err := st.Session(cmd.Context(), args[0])
@@ -221,6 +218,10 @@ func (a *app) keep() *cobra.Command {
 					kept, err := s.Kept(cmd.Context())
 					p := printer{w: cmd.OutOrStdout()}
 					for _, k := range kept {
+						if asLines {
+							err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
+							continue
+						}
 						p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
 					}
 					return errors.Join(err, p.err)
@@ -233,6 +234,8 @@ func (a *app) keep() *cobra.Command {
 	}
 	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
 	c.Flags().BoolVar(&release, "release", false, "keep it no longer")
+	jsonFlag(c, &asLines)
+	a.complete(c)
 	return c
 }
 
@@ -245,83 +248,57 @@ func (a *app) erase() *cobra.Command {
 		Long: "Remove a session, or nodes of it, from the store's files: delete or tombstone, collect and\n" +
 			"vacuum. Ends with a receipt that says what was removed and what still holds or shares it.\n" +
 			"Text that a host put into other sessions, checkpoints or later messages as well is there still.",
-		Args: cobra.MinimumNArgs(1),
+		Example: "turnstone erase trip msg_2 --yes\nturnstone erase trip/boat --yes",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			policy, ok := map[string]turnstone.ChildPolicy{
-				"keep": turnstone.KeepChildren, "refuse": turnstone.RefuseChildren, "cascade": turnstone.CascadeChildren,
-			}[children]
-			if !ok {
-				return fmt.Errorf("--children is keep, refuse or cascade, not %q", children)
+			p, err := policy(children)
+			if err != nil {
+				return err
 			}
 			if !yes {
-				return errors.New("erasing can't be undone: say --yes")
+				return usageError{errors.New("erasing can't be undone: say --yes")}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				before := a.onDisk()
 				progress, finish := steps()
 				var r *turnstone.Erasure
-				var err error
 				if len(args) == 1 {
-					r, err = st.Erase(cmd.Context(), args[0], policy, progress)
+					r, err = st.Erase(cmd.Context(), args[0], p, progress)
 				} else {
-					r, err = eraseNodes(cmd, st, args, progress)
+					var s *turnstone.Session
+					var ids []turnstone.NodeID
+					if s, ids, err = nodes(cmd, st, args); err == nil {
+						r, err = s.Erase(cmd.Context(), progress, ids...)
+					}
 				}
 				finish()
 				if err != nil {
 					return err
 				}
 				if lines {
-					return asJSON(cmd, r)
+					return asJSON(cmd.OutOrStdout(), r)
 				}
-				p := printer{w: cmd.OutOrStdout()}
-				vacuumed(&p, r.Vacuum)
+				out := printer{w: cmd.OutOrStdout()}
+				vacuumed(&out, r.Vacuum)
 				if after := a.onDisk(); after > 0 {
-					p.printf("on disk    %s, before %s\n", size(after), size(before))
+					out.printf("on disk    %s, before %s\n", size(after), size(before))
 				}
 				if len(r.HeldBy) > 0 {
-					p.printf("held by    %s\n", line(strings.Join(r.HeldBy, ", "), 400))
+					out.printf("held by    %s\n", line(strings.Join(r.HeldBy, ", "), 400))
 				}
 				if r.Shared > 0 {
-					p.printf("shared     %s (%s) of equal content", plural(r.Shared, "blob"), size(uint64(r.SharedBytes)))
+					out.printf("shared     %s (%s) of equal content", plural(r.Shared, "blob"), size(uint64(r.SharedBytes)))
 					if len(r.SharedBy) > 0 {
-						p.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
+						out.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
 					}
-					p.printf("\n")
+					out.printf("\n")
 				}
-				return p.err
+				return out.err
 			})
 		},
 	}
 	c.Flags().StringVar(&children, "children", "keep", "of a session: keep, refuse or cascade")
-	c.Flags().BoolVar(&lines, "json", false, "print the receipt as a line of JSON")
+	jsonFlag(c, &lines)
 	c.Flags().BoolVar(&yes, "yes", false, "do it")
 	return c
-}
-
-func eraseNodes(cmd *cobra.Command, st *turnstone.Store, args []string, progress func(turnstone.Progress)) (*turnstone.Erasure, error) {
-	s, err := st.Session(cmd.Context(), args[0])
-	if err != nil {
-		return nil, err
-	}
-	state, err := s.Load(cmd.Context(), turnstone.Scope{Full: true})
-	if err != nil {
-		return nil, err
-	}
-	var ids []turnstone.NodeID
-	for _, prefix := range args[1:] {
-		found := 0
-		for _, n := range state.Nodes {
-			if strings.HasPrefix(n.ID.String(), strings.ToLower(prefix)) {
-				ids = append(ids, n.ID)
-				found++
-			}
-		}
-		if found == 0 {
-			return nil, fmt.Errorf("no node of %q begins with %q", args[0], prefix)
-		}
-		if found > 1 {
-			return nil, fmt.Errorf("%d nodes of %q begin with %q: give more of it", found, args[0], prefix)
-		}
-	}
-	return s.Erase(cmd.Context(), progress, ids...)
 }

@@ -6,29 +6,40 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode"
 
+	"github.com/fatih/color"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
+	"golang.org/x/text/runes"
+	"golang.org/x/text/transform"
 )
 
 // clean makes text from a store fit for a terminal: control characters, among
 // them those that begin escape sequences (C0, DEL and C1), and characters that
 // reorder the line become visible instead of effective.
 func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return r
-		case r < 0x20:
-			return '\u2400' + r // the symbol for it
-		case r == 0x7f:
-			return '\u2421'
-		case r >= 0x80 && r < 0xa0, unicode.Is(unicode.Bidi_Control, r), r == '\u2028', r == '\u2029':
-			return '\ufffd'
-		}
+	return strings.Map(visible, strings.ToValidUTF8(s, "\ufffd"))
+}
+
+func visible(r rune) rune {
+	switch {
+	case !active(r):
 		return r
-	}, strings.ToValidUTF8(s, "\ufffd"))
+	case r < 0x20:
+		return '\u2400' + r // the symbol for it
+	case r == 0x7f:
+		return '\u2421'
+	}
+	return '\ufffd'
+}
+
+// content returns a writer for bytes from a store: as they are, but made visible
+// where a terminal would show them. Close it when all is written.
+func content(w io.Writer) io.WriteCloser {
+	if terminal(w) {
+		return transform.NewWriter(w, transform.Chain(runes.ReplaceIllFormed(), runes.Map(visible)))
+	}
+	return transform.NewWriter(w, transform.Nop)
 }
 
 // line is clean text on one line of at most n characters.
@@ -48,6 +59,22 @@ func width(w io.Writer) int {
 		}
 	}
 	return 100
+}
+
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// fit cuts a line of a table where a terminal would wrap it.
+func fit(w io.Writer, l string) string {
+	if !terminal(w) {
+		return l
+	}
+	if r, n := []rune(strings.TrimRight(l, "\n")), width(w); len(r) > n {
+		return string(r[:n-1]) + "…\n"
+	}
+	return l
 }
 
 // bar draws progress on standard error when that is a terminal.
@@ -83,3 +110,15 @@ func plural[N int | uint64](n N, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
+
+// moment writes a time for people.
+func moment(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+
+// short is the beginning of an id that is enough to name it.
+func short(id fmt.Stringer) string { return id.String()[:12] }
+
+// Colours are for terminals, and not wanted if NO_COLOR is set (https://no-color.org).
+func bold(s string) string  { return color.New(color.Bold).Sprint(s) }
+func faint(s string) string { return color.New(color.Faint).Sprint(s) }
+func red(s string) string   { return color.RedString("%s", s) }
+func green(s string) string { return color.GreenString("%s", s) }

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/turnstonedb/turnstone"
 )
@@ -296,12 +299,15 @@ func text(v any, depth int) string {
 func calls(m map[string]any) []string {
 	var out []string
 	add := func(name, args any) {
-		a, ok := args.(string)
-		if !ok {
-			b, _ := json.Marshal(args)
-			a = string(b)
+		if s, ok := args.(string); ok {
+			var v map[string]any
+			if json.Unmarshal([]byte(s), &v) != nil {
+				out = append(out, fmt.Sprintf("%v(%s)", name, s))
+				return
+			}
+			args = v
 		}
-		out = append(out, fmt.Sprintf("%v(%s)", name, a))
+		out = append(out, fmt.Sprintf("%v(%s)", name, arguments(args)))
 	}
 	if list, ok := m["tool_calls"].([]any); ok {
 		for _, item := range list {
@@ -320,4 +326,90 @@ func calls(m map[string]any) []string {
 		add(m["name"], m["arguments"])
 	}
 	return out
+}
+
+// arguments writes those of a tool call as a person would: texts as they are.
+func arguments(v any) string {
+	fields, ok := v.(map[string]any)
+	if !ok {
+		b, _ := json.Marshal(v)
+		return string(b)
+	}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		text, ok := fields[name].(string)
+		if !ok {
+			b, _ := json.Marshal(fields[name])
+			text = string(b)
+		}
+		out = append(out, name+": "+text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// A Call is a tool call in a payload.
+type Call struct{ ID, Name string }
+
+// Calls returns the tool calls of a payload in any of the formats.
+func Calls(payload []byte) (out []Call) {
+	walk(payload, func(m map[string]any) {
+		add := func(id, name any) {
+			c := Call{}
+			c.ID, _ = id.(string)
+			c.Name, _ = name.(string)
+			if c.Name != "" {
+				out = append(out, c)
+			}
+		}
+		if list, ok := m["tool_calls"].([]any); ok {
+			for _, item := range list {
+				c, _ := item.(map[string]any)
+				if f, ok := c["function"].(map[string]any); ok {
+					add(c["id"], f["name"])
+				} else {
+					add(c["id"], c["name"])
+				}
+			}
+		}
+		if m["type"] == "tool_use" || m["type"] == "toolCall" {
+			add(m["id"], m["name"])
+		}
+	})
+	return out
+}
+
+// Answers returns the ids of the tool calls whose results a payload has.
+func Answers(payload []byte) (out []string) {
+	walk(payload, func(m map[string]any) {
+		for _, key := range []string{"tool_call_id", "tool_use_id", "toolCallId"} {
+			if id, ok := m[key].(string); ok && id != "" {
+				out = append(out, id)
+			}
+		}
+	})
+	return out
+}
+
+// walk calls f for the objects of a payload that can be messages or blocks.
+func walk(payload []byte, f func(map[string]any)) {
+	var v any
+	if json.Unmarshal(payload, &v) != nil {
+		return
+	}
+	var into func(v any, depth int)
+	into = func(v any, depth int) {
+		switch v := v.(type) {
+		case []any:
+			for _, item := range v {
+				into(item, depth)
+			}
+		case map[string]any:
+			f(v)
+			if depth < 4 {
+				into(v["message"], depth+1)
+				into(v["content"], depth+1)
+			}
+		}
+	}
+	into(v, 0)
 }

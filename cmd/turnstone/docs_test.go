@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+var update = flag.Bool("update", false, "write docs/cli.md")
+
+// example returns an app on the demo's store, in which every time, id and salt is
+// the same in every run.
+func example(t *testing.T) *app {
+	t.Helper()
+	t.Setenv(storeVariable, "")
+	local := time.Local
+	time.Local = time.UTC
+	t.Cleanup(func() { time.Local = local })
+	now := time.Date(2026, 4, 1, 9, 0, 0, 0, time.UTC)
+	a := &app{url: t.TempDir() + "/store"}
+	a.options = turnstone.Options{
+		NoAutoSeal: true,
+		Random:     rand.NewChaCha8([32]byte{1}),
+		Now:        func() time.Time { now = now.Add(time.Minute); return now },
+	}
+	d := demonstration{app: a, p: printer{w: &bytes.Buffer{}}}
+	if err := d.talk(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// run runs a command line in this process.
+func (a *app) run(t *testing.T, line string) (string, error) {
+	t.Helper()
+	args, err := split(line)
+	if err != nil || len(args) < 2 || args[0] != "turnstone" {
+		t.Fatalf("%q: %v", line, err)
+	}
+	b := &app{url: a.url, options: a.options}
+	c := b.command()
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SetArgs(append(args[1:], "--store", a.url))
+	err = c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// split splits a command line at spaces that are not within single quotes.
+func split(line string) ([]string, error) {
+	parts := strings.Split(line, "'")
+	if len(parts)%2 == 0 {
+		return nil, errors.New("a quote is not closed")
+	}
+	var out []string
+	for i, p := range parts {
+		if i%2 == 1 {
+			out = append(out, p)
+		} else {
+			out = append(out, strings.Fields(p)...)
+		}
+	}
+	return out, nil
+}
+
+// varying is what differs between machines: durations, and what files take.
+var varying = []struct {
+	re *regexp.Regexp
+	to string
+}{
+	{regexp.MustCompile(`(took +)\S+`), "${1}2ms"},
+	{regexp.MustCompile(`(on disk +)[\d.]+ .?B`), "${1}45 kB"},
+	{regexp.MustCompile(`(, before )[\d.]+ .?B`), "${1}61 kB"},
+	{regexp.MustCompile(`( allocated).*`), "${1}"},
+	{regexp.MustCompile(`"duration":\d+`), `"duration":2000000`},
+}
+
+// The examples of every command are run on the demo's store, one after the other,
+// and docs/cli.md has what they print. `go test ./cmd/turnstone -run Docs -update`
+// writes it.
+func TestDocs(t *testing.T) {
+	docFile, err := filepath.Abs("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := example(t)
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("chat.jsonl", []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var doc strings.Builder
+	root := (&app{}).command()
+	fmt.Fprintf(&doc, `# The command
+
+This page is written by `+"`go test ./cmd/turnstone -run Docs -update`"+` from the commands themselves; the examples are run one after the
+other on the store of `+"`turnstone demo`"+`, by the test of the same name, which fails if a word of this page is not so.
+
+%s
+
+`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is, or else it is in `+"`%s`"+`. A command waits for `+"`--wait`"+` (2 s) for a
+store that another process has open. Session ids may be shortened to a beginning that no other session has, but for those that
+`+"`rm`, `erase`, `tombstone` and `rename`"+` change; node ids to four characters or more. `+"`turnstone completion --help`"+` says how to have your
+shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
+in what a store holds are made visible, never sent to a terminal.
+
+`, strings.ReplaceAll(exitCodes, "\n", " "), regexp.MustCompile("store: (.*); or set .*").FindStringSubmatch(root.PersistentFlags().Lookup("store").Usage)[1], storeVariable, defaultStore)
+	doc.WriteString(jsonDoc)
+	for _, g := range root.Groups() {
+		fmt.Fprintf(&doc, "\n## %s\n", strings.TrimSuffix(g.Title, ":"))
+		for _, c := range root.Commands() {
+			if c.GroupID == g.ID {
+				a.document(t, &doc, c)
+			}
+		}
+	}
+	if *update {
+		if err := os.WriteFile(docFile, []byte(doc.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(docFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, got := strings.Split(doc.String(), "\n"), strings.Split(string(have), "\n")
+	for i := range max(len(want), len(got)) {
+		if i >= len(want) || i >= len(got) || want[i] != got[i] {
+			line := func(s []string) string {
+				if i < len(s) {
+					return s[i]
+				}
+				return "(no line)"
+			}
+			t.Fatalf("docs/cli.md:%d is\n%s\nand should be\n%s\n(-update writes it)", i+1, line(got), line(want))
+		}
+	}
+}
+
+func (a *app) document(t *testing.T, doc *strings.Builder, c *cobra.Command) {
+	t.Helper()
+	long := c.Long
+	if long == "" {
+		long = c.Short + "."
+	}
+	if strings.Contains(long, "\n  ") {
+		long = "```\n" + long + "\n```"
+	}
+	fmt.Fprintf(doc, "\n### `turnstone %s`\n\n%s\n", c.Use, long)
+	if flags := c.LocalNonPersistentFlags().FlagUsagesWrapped(100); flags != "" {
+		fmt.Fprintf(doc, "\n```\n%s```\n", flags)
+	}
+	if c.Example == "" {
+		return
+	}
+	fmt.Fprintf(doc, "\n```console\n")
+	for _, line := range strings.Split(c.Example, "\n") {
+		out, err := a.run(t, line)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", line, err, out)
+		}
+		for _, v := range varying {
+			out = v.re.ReplaceAllString(out, v.to)
+		}
+		if out != "" && !strings.HasSuffix(out, "\n") {
+			out += "\n"
+		}
+		fmt.Fprintf(doc, "$ %s\n%s", line, out)
+	}
+	fmt.Fprintf(doc, "```\n")
+}
+
+const jsonDoc = `## --json
+
+Every command that reads prints JSON Lines with ` + "`--json`" + `: an object a line, whose names and meanings stay; new ones may join. Times are
+RFC 3339 in UTC, sizes bytes, ids hexadecimal. What is empty is left out.
+
+| command | a line is | with |
+|---|---|---|
+| ` + "`sessions`, `tree`" + ` | a session | id, name, model, cwd, labels, parent, forkNode, detached, checkpoint, created, updated, revision, leaf, commit, nodes, bytes, usage; ` + "`tree`" + `: depth |
+| ` + "`show`, `diff`" + ` | a node | id, parent, kind, key, revision, inherited, attachments, and its content as payload (if that is JSON), text (other UTF-8) or base64; ` + "`diff`" + `: side is common, a or b |
+| ` + "`log`" + ` | a commit | session, revision, commit, time, turn, leaf, nodes, parts, usage, pruned |
+| ` + "`usage`" + ` | a sum | session, day, model, input, output, cachedInput, cacheWrite, reasoning |
+| ` + "`verify`, `stats`, `gc`, `vacuum`, `erase`" + ` | the report | the fields of ` + "`Verification`, `Stats`, `GCReport`, `VacuumReport`, `Erasure`" + ` in Go |
+| ` + "`keep`" + ` | a kept revision | name, revision |
+`

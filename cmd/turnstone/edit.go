@@ -1,0 +1,279 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+func (a *app) fork() *cobra.Command {
+	var r turnstone.Request
+	c := &cobra.Command{
+		Use:   "fork PLACE NEW",
+		Short: "Make a session that goes on from a place of another one",
+		Long: "Make the session NEW, which goes on from a place of another one and shares what is before it.\n" +
+			placeForms,
+		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				p, err := find(cmd.Context(), st, args[0])
+				if err != nil {
+					return err
+				}
+				r.ID, r.Parent = args[1], p.ID()
+				if r.ForkNode, err = p.leaf(cmd.Context()); err != nil {
+					return err
+				}
+				if r.ForkNode.IsZero() && !r.Detached && !p.bare {
+					return fmt.Errorf("%q has no node to go on from", args[0])
+				}
+				s, created, err := st.Create(cmd.Context(), r)
+				if err != nil {
+					return err
+				}
+				if !created {
+					return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
+				}
+				state, err := s.Load(cmd.Context(), turnstone.Scope{})
+				if err != nil {
+					return err
+				}
+				out := printer{w: cmd.OutOrStdout()}
+				out.printf("%s goes on from %s, with %s\n", line(s.ID(), 60), line(args[0], 60), plural(len(state.Nodes), "node"))
+				return out.err
+			})
+		},
+	}
+	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
+	c.Flags().BoolVar(&r.Detached, "detached", false, "record where it comes from, but begin empty")
+	a.complete(c)
+	return c
+}
+
+func (a *app) rewind() *cobra.Command {
+	var empty, parts bool
+	c := &cobra.Command{
+		Use:   "rewind PLACE",
+		Short: "Move a session's leaf back, so that the next turn goes on from there",
+		Long: "Move a session's leaf back to a revision or a node, so that the next turn goes on from there. Nothing is\n" +
+			"lost: what came after stays as a branch.\n" + placeForms,
+		Example: "turnstone rewind trip@2 --parts\nturnstone rewind trip/ship --empty",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				ctx := cmd.Context()
+				p, err := find(ctx, st, args[0])
+				if err != nil {
+					return err
+				}
+				if p.bare && !empty {
+					return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
+				}
+				if parts && p.scope.At == 0 {
+					return usageError{errors.New("--parts needs SESSION@REVISION")}
+				}
+				i, err := p.Info(ctx)
+				if err != nil {
+					return err
+				}
+				in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.NoNode()}
+				if !empty {
+					leaf, err := p.leaf(ctx)
+					if err != nil {
+						return err
+					}
+					if !leaf.IsZero() {
+						in.Leaf = turnstone.At(leaf)
+					}
+				}
+				if parts {
+					if in.Checkpoint, err = p.Checkpoint(ctx, p.scope.At); err != nil {
+						return err
+					}
+					now, err := p.Checkpoint(ctx, 0)
+					if err != nil {
+						return err
+					}
+					for name := range now {
+						if _, stays := in.Checkpoint[name]; !stays {
+							in.Drop = append(in.Drop, name)
+						}
+					}
+				}
+				r, err := p.Commit(ctx, in)
+				if err != nil {
+					return err
+				}
+				out := printer{w: cmd.OutOrStdout()}
+				leaf := "empty"
+				if !r.Leaf.IsZero() {
+					leaf = "at " + short(r.Leaf)
+				}
+				out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
+				return out.err
+			})
+		},
+	}
+	c.Flags().BoolVar(&empty, "empty", false, "to before the first node")
+	c.Flags().BoolVar(&parts, "parts", false, "give the checkpoint parts back the contents that they had at that revision, too")
+	a.complete(c)
+	return c
+}
+
+func (a *app) rename() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "rename SESSION NEW",
+		Short:   "Give a session another id",
+		Long:    "Give a session another id, atomically. One that has children can't be renamed, as they name it as their parent.\nFor the name that people read, see `turnstone label --name`.",
+		Example: "turnstone rename trip/ship trip/boat",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				return st.Rename(cmd.Context(), args[0], args[1])
+			})
+		},
+	}
+	a.complete(c)
+	return c
+}
+
+func (a *app) label() *cobra.Command {
+	var m turnstone.Metadata
+	c := &cobra.Command{
+		Use:     "label SESSION [KEY=VALUE…]",
+		Short:   "Say what a session is: labels, name, model, directory",
+		Long:    "Set labels of a session; KEY= removes one. Without any, list them.",
+		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m.Labels = map[string]string{}
+			for _, l := range args[1:] {
+				key, value, ok := strings.Cut(l, "=")
+				if !ok || key == "" {
+					return usageError{fmt.Errorf("a label is KEY=VALUE, not %q", l)}
+				}
+				m.Labels[key] = value
+			}
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				s, err := session(cmd.Context(), st, args[0])
+				if err != nil {
+					return err
+				}
+				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" {
+					return s.SaveMetadata(cmd.Context(), m)
+				}
+				i, err := s.Info(cmd.Context())
+				out := printer{w: cmd.OutOrStdout()}
+				for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
+					out.printf("%s=%s\n", line(key, 256), line(i.Labels[key], 256))
+				}
+				return errors.Join(err, out.err)
+			})
+		},
+	}
+	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
+	c.Flags().StringVar(&m.Model, "model", "", "set the model")
+	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
+	a.complete(c)
+	return c
+}
+
+// labels writes them on a line.
+func labels(all map[string]string) string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, key+"="+all[key])
+	}
+	return strings.Join(out, " ")
+}
+
+func (a *app) tombstone() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "tombstone SESSION NODE…",
+		Short:   "Hide nodes from every read of a session",
+		Long:    "Hide nodes from every read of a session; their children are linked past them. `turnstone vacuum` removes\ntheir content. NODE is the beginning of a node's id, or its key.",
+		Example: "turnstone tombstone trip msg_3",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				s, ids, err := nodes(cmd, st, args)
+				if err != nil {
+					return err
+				}
+				return s.Tombstone(cmd.Context(), ids...)
+			})
+		},
+	}
+	a.complete(c)
+	return c
+}
+
+// nodes finds the session and the nodes that args name.
+func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.Session, []turnstone.NodeID, error) {
+	s, err := st.Session(cmd.Context(), args[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	ids := make([]turnstone.NodeID, len(args)-1)
+	for i, name := range args[1:] {
+		if ids[i], err = node(cmd.Context(), s, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	return s, ids, nil
+}
+
+// policies are what --children may be.
+var policies = map[string]turnstone.ChildPolicy{
+	"keep": turnstone.KeepChildren, "refuse": turnstone.RefuseChildren, "cascade": turnstone.CascadeChildren,
+}
+
+func policy(children string) (turnstone.ChildPolicy, error) {
+	p, ok := policies[children]
+	if !ok {
+		return p, usageError{fmt.Errorf("--children is keep, refuse or cascade, not %q", children)}
+	}
+	return p, nil
+}
+
+func (a *app) rm() *cobra.Command {
+	var children string
+	c := &cobra.Command{
+		Use:   "rm SESSION…",
+		Short: "Delete sessions",
+		Long: "Delete sessions: no read or list shows them any more. `turnstone gc` and `vacuum` reclaim what they took,\n" +
+			"as far as no fork shares it. The ids must be whole.",
+		Example: "turnstone rm trip/train",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := policy(children)
+			if err != nil {
+				return err
+			}
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				for _, id := range args { // all are looked for before one is deleted
+					if _, err := st.Session(cmd.Context(), id); err != nil {
+						return err
+					}
+				}
+				for _, id := range args {
+					if err := st.Delete(cmd.Context(), id, p); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVar(&children, "children", "keep", "what becomes of sessions that come from it: keep, refuse (to delete) or cascade")
+	a.complete(c)
+	return c
+}

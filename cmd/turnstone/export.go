@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// to calls f with a writer of the file called output, or of the command's output.
+func to(cmd *cobra.Command, output string, f func(w io.Writer) error) (err error) {
+	var w io.WriteCloser
+	if output == "" {
+		w = content(cmd.OutOrStdout())
+	} else if w, err = os.Create(output); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	return f(w)
+}
+
+func (a *app) export() *cobra.Command {
+	var path bool
+	var output string
+	c := &cobra.Command{
+		Use:   "export SESSION",
+		Short: "Write a session's payloads as lines, byte for byte",
+		Long: "Write a session's payloads as lines, byte for byte: all nodes in the order of commits,\n" +
+			"or for an imported session in the order of its file.",
+		Example: "turnstone export trip/train --path",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				nodes, err := exported(cmd.Context(), st, args[0], path)
+				if err != nil {
+					return err
+				}
+				return to(cmd, output, func(w io.Writer) error {
+					out := bufio.NewWriter(w)
+					for _, n := range nodes {
+						if _, err := out.Write(append(n.Payload, '\n')); err != nil {
+							return err
+						}
+					}
+					return out.Flush()
+				})
+			})
+		},
+	}
+	c.Flags().BoolVar(&path, "path", false, "the active path only")
+	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
+	a.complete(c)
+	return c
+}
+
+// exported returns the nodes to export.
+func exported(ctx context.Context, st *turnstone.Store, id string, path bool) ([]turnstone.Node, error) {
+	s, err := session(ctx, st, id)
+	if err != nil {
+		return nil, err
+	}
+	state, err := s.Load(ctx, turnstone.Scope{Full: !path})
+	if err != nil || path {
+		return state.Nodes, err
+	}
+	for _, part := range state.Parts {
+		if part.Name == importer.OrderPart {
+			parts, err := s.Checkpoint(ctx, state.Revision)
+			if err != nil {
+				return nil, err
+			}
+			return state.Nodes, importer.InFileOrder(state.Nodes, parts[part.Name])
+		}
+	}
+	return state.Nodes, nil
+}
+
+func (a *app) cat() *cobra.Command {
+	var output string
+	var at uint64
+	c := &cobra.Command{
+		Use:   "cat [SESSION] ID",
+		Short: "Write an attachment, a checkpoint part or a payload, byte for byte",
+		Long: "Write an attachment, a checkpoint part or a payload, byte for byte. ID is the id of an attachment or part,\n" +
+			"and with SESSION also the beginning of one, the name of a part, or a node. Without SESSION all sessions are\n" +
+			"searched for the id.",
+		Example: "turnstone cat trip plan\nturnstone cat trip plan --at 1\nturnstone cat trip msg_1",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				ctx, name := cmd.Context(), args[len(args)-1]
+				if len(args) == 2 {
+					s, err := session(ctx, st, args[0])
+					if err != nil {
+						return err
+					}
+					f, err := thing(ctx, s, name, turnstone.Revision(at))
+					if err != nil {
+						return err
+					}
+					return to(cmd, output, f)
+				}
+				if len(name) != 64 || !hexadecimal(name) {
+					return usageError{fmt.Errorf("%q is no whole id: name the session, too", name)}
+				}
+				for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+					if err != nil {
+						return err
+					}
+					s, err := st.Session(ctx, i.ID)
+					if errors.Is(err, turnstone.ErrSessionNotFound) {
+						continue // deleted meanwhile
+					}
+					if err != nil {
+						return err
+					}
+					f, err := thing(ctx, s, name, turnstone.Revision(at))
+					if errors.Is(err, turnstone.ErrBlobNotFound) || errors.Is(err, turnstone.ErrRevisionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+						continue
+					}
+					if err != nil {
+						return err
+					}
+					return to(cmd, output, f)
+				}
+				return fmt.Errorf("%w: no session has %q", turnstone.ErrBlobNotFound, name)
+			})
+		},
+	}
+	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
+	c.Flags().Uint64Var(&at, "at", 0, "checkpoint parts as they were at this revision")
+	a.complete(c)
+	return c
+}
+
+// thing finds what name stands for in a session: the name or id of a checkpoint
+// part, the id of an attachment, a node.
+func thing(ctx context.Context, s *turnstone.Session, name string, at turnstone.Revision) (func(io.Writer) error, error) {
+	state, err := s.Load(ctx, turnstone.Scope{At: at, Full: true})
+	if err != nil {
+		return nil, err
+	}
+	prefix := hexadecimal(name)
+	is := func(id fmt.Stringer) bool { return prefix && strings.HasPrefix(id.String(), strings.ToLower(name)) }
+	for _, p := range state.Parts {
+		if p.Name == name || is(p.Blob) {
+			parts, err := s.Checkpoint(ctx, state.Revision)
+			return func(w io.Writer) error {
+				_, err := io.Copy(w, bytes.NewReader(parts[p.Name]))
+				return err
+			}, err
+		}
+	}
+	for _, n := range state.Nodes {
+		for _, at := range n.Attachments {
+			if is(at.ID) {
+				return func(w io.Writer) error {
+					_, err := s.ReadAttachment(ctx, w, at.ID)
+					return err
+				}, nil
+			}
+		}
+		if n.Key != "" && n.Key == name || is(n.ID) {
+			return func(w io.Writer) error {
+				_, err := w.Write(n.Payload)
+				return err
+			}, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: session %q has no attachment, checkpoint part or node %q", turnstone.ErrBlobNotFound, s.ID(), name)
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// The lines of --json, whose names and meanings stay as they are; new ones may
+// join. Times are RFC 3339, sizes bytes, ids hexadecimal. What is empty is left
+// out.
+
+type sessionLine struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name,omitempty"`
+	Model      string            `json:"model,omitempty"`
+	Cwd        string            `json:"cwd,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Parent     string            `json:"parent,omitempty"`
+	ForkNode   string            `json:"forkNode,omitempty"`
+	Detached   bool              `json:"detached,omitempty"`
+	Checkpoint bool              `json:"checkpoint,omitempty"`
+	Created    time.Time         `json:"created"`
+	Updated    time.Time         `json:"updated"`
+	Revision   uint64            `json:"revision"`
+	Leaf       string            `json:"leaf,omitempty"`
+	Commit     string            `json:"commit"`
+	Nodes      uint64            `json:"nodes"`
+	Bytes      uint64            `json:"bytes"`
+	Usage      []usageLine       `json:"usage,omitempty"`
+}
+
+func lineOf(i *turnstone.Info) sessionLine {
+	return sessionLine{
+		ID: i.ID, Name: i.Name, Model: i.Model, Cwd: i.Cwd, Labels: i.Labels, Parent: i.Parent, ForkNode: hexID(i.ForkNode), Detached: i.Detached,
+		Checkpoint: i.Checkpoint, Created: i.Created.UTC(), Updated: i.Updated.UTC(), Revision: uint64(i.Revision), Leaf: hexID(i.Leaf),
+		Commit: i.Commit.String(), Nodes: i.Nodes, Bytes: i.Bytes, Usage: usageLines(i.Usage),
+	}
+}
+
+func hexID(id turnstone.NodeID) string {
+	if id.IsZero() {
+		return ""
+	}
+	return id.String()
+}
+
+type usageLine struct {
+	Session     string `json:"session,omitempty"`
+	Day         string `json:"day,omitempty"`
+	Model       string `json:"model,omitempty"`
+	Input       uint64 `json:"input"`
+	Output      uint64 `json:"output"`
+	CachedInput uint64 `json:"cachedInput"`
+	CacheWrite  uint64 `json:"cacheWrite"`
+	Reasoning   uint64 `json:"reasoning"`
+}
+
+func usageLines(all []turnstone.Usage) []usageLine {
+	var out []usageLine
+	for _, u := range all {
+		out = append(out, usageLineOf(u))
+	}
+	return out
+}
+
+func usageLineOf(u turnstone.Usage) usageLine {
+	return usageLine{Model: u.Model, Input: u.Input, Output: u.Output, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Reasoning: u.Reasoning}
+}
+
+// A nodeLine has the payload in one of three fields: as it is if it is JSON, as
+// text if it is UTF-8, else in base64.
+type nodeLine struct {
+	Side        string           `json:"side,omitempty"` // of diff: common, a or b
+	ID          string           `json:"id"`
+	Parent      string           `json:"parent,omitempty"`
+	Kind        string           `json:"kind"`
+	Key         string           `json:"key,omitempty"`
+	Revision    uint64           `json:"revision"`
+	Inherited   bool             `json:"inherited,omitempty"`
+	Payload     json.RawMessage  `json:"payload,omitempty"`
+	Text        *string          `json:"text,omitempty"`
+	Base64      []byte           `json:"base64,omitempty"`
+	Attachments []attachmentLine `json:"attachments,omitempty"`
+}
+
+type attachmentLine struct {
+	ID        string `json:"id"`
+	Size      int64  `json:"size"`
+	MediaType string `json:"mediaType,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+func nodeLineOf(n *turnstone.Node) nodeLine {
+	l := nodeLine{ID: n.ID.String(), Parent: hexID(n.Parent), Kind: n.Kind, Key: n.Key, Revision: uint64(n.Revision), Inherited: n.Inherited}
+	switch {
+	case utf8.Valid(n.Payload) && json.Valid(n.Payload):
+		l.Payload = n.Payload
+	case utf8.Valid(n.Payload):
+		text := string(n.Payload)
+		l.Text = &text
+	default:
+		l.Base64 = n.Payload
+	}
+	for _, a := range n.Attachments {
+		l.Attachments = append(l.Attachments, attachmentLine{ID: a.ID.String(), Size: a.Size, MediaType: a.MediaType, Name: a.Name})
+	}
+	return l
+}
+
+type commitLine struct {
+	Session  string      `json:"session"`
+	Revision uint64      `json:"revision"`
+	Commit   string      `json:"commit"`
+	Time     time.Time   `json:"time"`
+	Turn     string      `json:"turn,omitempty"`
+	Leaf     string      `json:"leaf,omitempty"`
+	Nodes    int         `json:"nodes"`
+	Parts    []partLine  `json:"parts,omitempty"`
+	Usage    []usageLine `json:"usage,omitempty"`
+	Pruned   bool        `json:"pruned,omitempty"`
+}
+
+type partLine struct {
+	Name string `json:"name"`
+	ID   string `json:"id"`
+	Size int64  `json:"size"`
+}
+
+func commitLineOf(session string, e *turnstone.LogEntry) commitLine {
+	l := commitLine{
+		Session: session, Revision: uint64(e.Revision), Commit: e.Commit.String(), Time: e.Time.UTC(), Turn: e.Turn, Leaf: hexID(e.Leaf), Nodes: e.Nodes,
+		Usage: usageLines(e.Usage), Pruned: e.Pruned,
+	}
+	for _, p := range e.Parts {
+		l.Parts = append(l.Parts, partLine{Name: p.Name, ID: p.Blob.String(), Size: p.Size})
+	}
+	return l
+}
+
+type verifyLine struct {
+	Sessions     int      `json:"sessions"`
+	Commits      int      `json:"commits"`
+	Nodes        int      `json:"nodes"`
+	Blobs        int      `json:"blobs"`
+	Unreferenced int      `json:"unreferenced"`
+	Records      int      `json:"records"`
+	Problems     []string `json:"problems"`
+	More         int      `json:"more,omitempty"` // problems that are not listed
+}
+
+type statsLine struct {
+	Sessions    int                 `json:"sessions"`
+	Commits     int                 `json:"commits"`
+	Nodes       uint64              `json:"nodes"`
+	Blobs       int                 `json:"blobs"`
+	Sealed      int                 `json:"sealed"`
+	Loose       int                 `json:"loose"`
+	Deleted     int                 `json:"deleted"`
+	Payload     uint64              `json:"payload"`
+	Checkpoints uint64              `json:"checkpoints"`
+	Records     uint64              `json:"records"`
+	Stored      uint64              `json:"stored"`
+	ByKind      map[string]kindLine `json:"byKind"`
+	Allocated   uint64              `json:"allocated,omitempty"` // of an embedded store's files
+	Usage       []usageLine         `json:"usage,omitempty"`
+}
+
+type kindLine struct {
+	Records uint64 `json:"records"`
+	Stored  uint64 `json:"stored"`
+}
+
+type keptLine struct {
+	Name     string `json:"name"`
+	Revision uint64 `json:"revision"`
+}
+
+// asJSON writes v as a line of JSON. Characters that a terminal would act on
+// are escaped, which means the same to a reader of JSON.
+func asJSON(w io.Writer, v any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	var out strings.Builder
+	for _, r := range b.String() {
+		if r == 0x7f || r >= 0x80 && active(r) {
+			fmt.Fprintf(&out, `\u%04x`, r)
+		} else {
+			out.WriteRune(r)
+		}
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// active reports whether a terminal may do something else with r than show it.
+func active(r rune) bool {
+	return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
+}
+
+// jsonFlag gives a reading command its --json.
+func jsonFlag(c *cobra.Command, on *bool) {
+	c.Flags().BoolVar(on, "json", false, "print JSON, a line each")
+}
