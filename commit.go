@@ -109,7 +109,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 
 func (w *writer) commit(ctx context.Context) (Result, error) {
 	s := w.s
-	if err := checkCommit(w.in); err != nil {
+	if err := w.in.Check(); err != nil {
 		return Result{}, err
 	}
 	if v := s.store.opts.Validator; v != nil {

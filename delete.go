@@ -48,14 +48,17 @@ type ChildPolicy int
 // Delete removes a session from all reads and lists at once. Deleting one that
 // does not exist is no error. Its data is garbage as far as no fork holds it.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
-	ses, err := s.Session(ctx, id)
-	if errors.Is(err, ErrSessionNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return s.deleteIncarnation(ctx, ses.inc, ses.hash, policy)
+	_, err := observed(ctx, s, OpDelete, id, func(ctx context.Context) (struct{}, error) {
+		ses, err := s.Session(ctx, id)
+		if errors.Is(err, ErrSessionNotFound) {
+			return struct{}{}, nil
+		}
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, s.deleteIncarnation(ctx, ses.inc, ses.hash, policy)
+	}, nil)
+	return err
 }
 
 // deleteIncarnation deletes one session and no other that may have its id by

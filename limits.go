@@ -97,7 +97,9 @@ func checkMetadata(m *Metadata) error {
 	return c.err
 }
 
-func checkCommit(in *Commit) error {
+// Check reports what Session.Commit refuses before it looks at the session:
+// limits that are exceeded, contradictions.
+func (in *Commit) Check() error {
 	c := checker{of: "commit"}
 	c.text("turn id", in.Turn, 0, MaxTurnID)
 	c.limit("nodes", len(in.Nodes), MaxNodes)

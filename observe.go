@@ -21,7 +21,9 @@ type Observer interface {
 	Begin(ctx context.Context, o Operation) (_ context.Context, end func(Outcome))
 }
 
-// An Operation is something that a store does.
+// An Operation is something that a store does. What reads or writes metadata
+// only (Session, Info, SaveMetadata, Rename, Keep, Log, Stats) is seen in the
+// operations of the engine.
 type Operation struct {
 	Name    string // one of those below
 	Session string // the id; "" if it is of the store, or of its engine
@@ -29,6 +31,7 @@ type Operation struct {
 
 // Names of operations.
 const (
+	OpCreate         = "create"
 	OpCommit         = "commit"
 	OpLoad           = "load"
 	OpNode           = "node" // by id or key
@@ -38,6 +41,8 @@ const (
 	OpPutAttachment  = "put_attachment"
 	OpReadAttachment = "read_attachment"
 	OpSeal           = "seal"
+	OpDelete         = "delete"
+	OpVerify         = "verify"
 	OpPrune          = "prune"
 	OpGC             = "gc"
 	OpVacuum         = "vacuum"
@@ -49,8 +54,8 @@ const (
 // An Outcome says how an operation went. What does not apply is zero.
 type Outcome struct {
 	Err error
-	// Items are the nodes that were added or read, the sessions of a list, or
-	// the keys of an engine's operation.
+	// Items are the nodes that were added or read, the sessions of a list, the
+	// problems that a verification found, or the keys of an engine's operation.
 	Items int
 	// Bytes are those of payloads, attachments or checkpoint parts that were
 	// written or read; of an engine's operation, of keys and values.
@@ -214,7 +219,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 // ErrorType names the kind of an error with few, stable words, for metrics and
 // alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
 // limit, invalid, rejected, corrupt, unknown_outcome, canceled, no_space, closed
-// or other. It is "" for nil.
+// (the engine is), or other. It is "" for nil.
 func ErrorType(err error) string {
 	if err == nil {
 		return ""

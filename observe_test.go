@@ -127,6 +127,7 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 		items int
 		bytes int64
 	}{
+		{turnstone.OpCreate, func() error { return nil }, 0, 0},
 		{turnstone.OpPutAttachment, func() error { return nil }, 0, 8},
 		{turnstone.OpReadAttachment, func() error { _, err := s.ReadAttachment(t.Context(), &bytes.Buffer{}, at.ID); return err }, 0, 8},
 		{turnstone.OpLoad, func() error { _, err := s.Load(t.Context(), turnstone.Scope{}); return err }, 3, 8},
@@ -135,6 +136,8 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 		{turnstone.OpCheckpoint, func() error { _, err := s.Checkpoint(t.Context(), 0); return err }, 0, 2},
 		{turnstone.OpList, func() error { _, err := st.List(t.Context(), turnstone.ListOptions{}); return err }, 1, 0},
 		{turnstone.OpTombstone, func() error { return s.Tombstone(t.Context(), first.Nodes[1]) }, 1, 0},
+		{turnstone.OpVerify, func() error { _, err := st.Verify(t.Context(), nil); return err }, 0, 0},
+		{turnstone.OpDelete, func() error { return st.Delete(t.Context(), "none", turnstone.KeepChildren) }, 0, 0},
 		{turnstone.OpSeal, func() error { return s.Seal(t.Context()) }, 0, 0},
 		{turnstone.OpPrune, func() error { _, err := st.Prune(t.Context()); return err }, 0, 0},
 	} {

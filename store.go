@@ -47,7 +47,7 @@ type Options struct {
 	Retention Retention
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
-	// Observer, if set, is told of every operation. See LogObserver.
+	// Observer, if set, is told what the store does. See LogObserver.
 	Observer Observer
 	// Now is the clock. Default time.Now. Times are for people and for the
 	// order of lists; nothing that must be right depends on them.
@@ -254,7 +254,9 @@ type Request struct {
 	// Parent is the id of the session that this one belongs to or forks from.
 	// It must exist.
 	Parent string
-	// ForkNode is the node of Parent at which to fork; zero is its leaf.
+	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
+	// attached fork's checkpoint is that of the last turn that ended there or
+	// before: a node within a turn has that of the turn before.
 	ForkNode NodeID
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of
@@ -265,6 +267,15 @@ type Request struct {
 // Create makes the session that r describes. If one of that id exists, nothing
 // changes, and it is returned with created = false.
 func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
+	ctx, end := s.begin(ctx, OpCreate, r.ID)
+	session, created, err = s.createOrFind(ctx, r)
+	if end != nil {
+		end(Outcome{Err: err})
+	}
+	return session, created, err
+}
+
+func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, created bool, err error) {
 	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
 		return nil, false, err
 	}

@@ -38,6 +38,19 @@ func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 // The progress callback, if not nil, is called with the number of sessions and
 // blobs done, from the calling goroutine.
 func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
+	ctx, end := s.begin(ctx, OpVerify, "")
+	v, err := s.verify(ctx, progress)
+	if end != nil {
+		o := Outcome{Err: err, Items: len(v.Problems) + v.More}
+		if err == nil && !v.OK() {
+			o.Err = v.Problems[0]
+		}
+		end(o)
+	}
+	return v, err
+}
+
+func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verification, error) {
 	for attempt := 0; ; attempt++ {
 		v := &verifier{s: s, progress: progress, blobs: map[blob.ID]bool{}, incs: map[head.Incarnation]bool{}}
 		for _, step := range []func(context.Context) error{v.records, v.sessions, v.orphans, v.contents, v.index} {

@@ -26,9 +26,8 @@ type Saver struct {
 }
 
 // Saver returns a saver for a session. A change is stored within delay, however
-// fast others follow it. Report, if set, is told of every save that was due;
-// one that failed is tried again with the next change, and on Flush. It must not
-// call Flush.
+// fast others follow it. Report, if set, is told of every save; one that failed
+// is tried again with the next change, and on Flush. It must not call Flush.
 //
 // If the first snapshot has a Base, the saver goes on from its own saves: one of
 // somebody else in between is a *turnstone.ConflictError.
@@ -49,47 +48,44 @@ func (s *Saver) Save(snap Snapshot) {
 	}
 	s.pending.merge(snap)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(s.delay, func() {
-			saved, did, err := s.save(context.Background())
-			if s.report != nil && did {
-				s.report(saved, err)
-			}
-		})
+		s.timer = time.AfterFunc(s.delay, func() { _ = s.Flush(context.Background()) }) // it is reported
 	}
 }
 
 // Flush saves what is due, and returns when it is stored. Call it before the
 // program ends. A saver that is not used any more needs no closing.
 func (s *Saver) Flush(ctx context.Context) error {
-	_, _, err := s.save(ctx)
-	return err
-}
-
-func (s *Saver) save(ctx context.Context) (saved Saved, did bool, err error) {
 	select {
 	case <-s.turn:
 	case <-ctx.Done():
-		return Saved{}, false, ctx.Err()
+		return ctx.Err()
 	}
 	defer func() { s.turn <- struct{}{} }()
 	snap := s.take()
 	if snap == nil {
-		return Saved{}, false, nil
+		return nil
 	}
-	saved, err = s.t.Save(ctx, s.id, *snap)
+	saved, err := s.t.Save(ctx, s.id, *snap)
+	s.done(snap, saved, err)
+	if s.report != nil {
+		s.report(saved, err)
+	}
+	return err
+}
+
+// done takes note of how the save of snap went.
+func (s *Saver) done(snap *Snapshot, saved Saved, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil { // what came meanwhile is newer
-		if s.pending != nil {
-			snap.merge(*s.pending)
-		}
-		s.pending = snap
-		return saved, true, err
-	}
-	if snap.Base != 0 {
+	switch {
+	case err == nil && snap.Base != 0:
 		s.base = saved.Revision
+	case err != nil && s.pending != nil: // what came meanwhile is newer
+		snap.merge(*s.pending)
+		s.pending = snap
+	case err != nil:
+		s.pending = snap
 	}
-	return saved, true, nil
 }
 
 // take returns what is due, and sets the timer back.

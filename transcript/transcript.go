@@ -46,7 +46,8 @@ type Snapshot struct {
 	Usage []turnstone.Usage
 	// Base, if set, is the revision that this history was loaded at or saved
 	// as. If the session has moved on since, Save fails with
-	// *turnstone.ConflictError. Without it the last save wins; what another
+	// *turnstone.ConflictError, and if it is gone with
+	// turnstone.ErrSessionNotFound. Without it the last save wins; what another
 	// one wrote is a branch then.
 	Base turnstone.Revision
 }
@@ -86,8 +87,9 @@ func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created 
 
 // Fork makes the session that r describes, with parent, from the first n messages
 // of the parent's history; a negative n means all. An attached fork's history
-// begins with those; a detached one's is empty, and it only records where it
-// comes from.
+// begins with those, at least one, and its State is that of the last save whose
+// end is among them; a detached one's history and State are empty, and it only
+// records where it comes from.
 func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
 	s, err := t.store.Session(ctx, parent)
 	if err != nil {
@@ -186,14 +188,21 @@ func equal(a, b Message) bool {
 //
 // What is stored is read to find out: a save takes as long as a load.
 func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, error) {
+	if err := s.check(); err != nil {
+		return Saved{}, err
+	}
 	for {
-		session, _, err := t.store.Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+		session, err := t.store.Session(ctx, id)
+		if errors.Is(err, turnstone.ErrSessionNotFound) && s.Base == 0 {
+			session, _, err = t.store.Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+		}
 		if err != nil {
 			return Saved{}, err
 		}
 		saved, err := t.save(ctx, session, &s)
-		lost := errors.Is(err, turnstone.ErrConflict) && s.Base == 0
-		if (!lost && !errors.Is(err, turnstone.ErrSessionDeleted)) || ctx.Err() != nil {
+		// Somebody else committed, or deleted it.
+		again := errors.Is(err, turnstone.ErrConflict) && s.Base == 0 || errors.Is(err, turnstone.ErrSessionDeleted)
+		if !again || ctx.Err() != nil {
 			return saved, err
 		}
 	}
@@ -249,10 +258,7 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 	}
 	for {
 		n := fits(rest)
-		now := turnstone.Commit{Expected: in.Expected, Leaf: end} // the leaf moves when all are there
-		for _, m := range rest[:n] {
-			now.Nodes = append(now.Nodes, turnstone.NewNode{Kind: m.Kind, Payload: m.Payload, Attachments: m.Attachments})
-		}
+		now := turnstone.Commit{Expected: in.Expected, Nodes: nodes(rest[:n]), Leaf: end} // the leaf moves when all are there
 		if n > 0 {
 			now.Nodes[0].Parent = before
 			before = turnstone.New(n - 1)
@@ -266,6 +272,31 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 		}
 		rest, before, in.Expected = rest[n:], turnstone.At(r.Nodes[n-1]), r.Revision
 	}
+}
+
+// check reports what of s could not be committed, whatever is stored.
+func (s *Snapshot) check() error {
+	rest := s.Messages
+	for {
+		n := fits(rest)
+		in := turnstone.Commit{Nodes: nodes(rest[:n])}
+		if n == len(rest) {
+			in.Checkpoint, in.Usage = s.State, s.Usage
+			return in.Check()
+		}
+		if err := in.Check(); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+}
+
+func nodes(messages []Message) []turnstone.NewNode {
+	out := make([]turnstone.NewNode, len(messages))
+	for i, m := range messages {
+		out[i] = turnstone.NewNode{Kind: m.Kind, Payload: m.Payload, Attachments: m.Attachments}
+	}
+	return out
 }
 
 // fits returns how many messages go into one commit, at least one if there is

@@ -396,7 +396,7 @@ func TestSaverWaitsAndKeepsTheLast(t *testing.T) {
 		if got := load(t, tr, "a"); texts(got.Messages) != "1 2 3 4 5 6" || got.Usage[0].Input != 6 {
 			t.Errorf("%q, %+v", texts(got.Messages), got.Usage)
 		}
-		if err := s.Flush(ctx); err != nil || len(reports) != 1 {
+		if err := s.Flush(ctx); err != nil || len(reports) != 2 || reports[1].Added != 2 {
 			t.Errorf("%v, %+v", err, reports)
 		}
 		time.Sleep(time.Minute)
@@ -447,5 +447,48 @@ func TestAttachments(t *testing.T) {
 	}
 	if again := save(t, tr, "a", transcript.Snapshot{Messages: got}); again.Added != 0 {
 		t.Errorf("%+v", again)
+	}
+}
+
+// A save that fails leaves nothing, not even an empty session.
+func TestAFailedSaveLeavesNothing(t *testing.T) {
+	tr, _ := open(t)
+	long := make([]transcript.Message, 3000)
+	for i := range long {
+		long[i].Kind = "user"
+	}
+	long[2999].Kind = "" // in another commit than the first
+	for name, s := range map[string]transcript.Snapshot{
+		"no kind":       {Messages: []transcript.Message{{Payload: []byte("x")}}},
+		"no kind, long": {Messages: long},
+		"empty state":   {State: map[string][]byte{"": []byte("x")}},
+		"model":         {Usage: []turnstone.Usage{{Model: strings.Repeat("m", turnstone.MaxModel+1)}}},
+	} {
+		if _, err := tr.Save(ctx, "a", s); !errors.Is(err, turnstone.ErrInvalid) && !errors.Is(err, turnstone.ErrLimit) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// One that was loaded and is gone does not come back.
+	if _, err := tr.Save(ctx, "a", transcript.Snapshot{Messages: history("1"), Base: 7}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	if _, ok, err := tr.Load(ctx, "a"); ok || err != nil {
+		t.Errorf("there is a session: %v", err)
+	}
+}
+
+// A fork within a turn has the state of the turn before it.
+func TestForksHaveTheStateOfTheirPlace(t *testing.T) {
+	tr, _ := open(t)
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2"), State: map[string][]byte{"p": []byte("v1")}})
+	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2", "3", "4"), State: map[string][]byte{"p": []byte("v2")}})
+	for n, want := range map[int]string{1: "", 2: "v1", 3: "v1", 4: "v2", -1: "v2"} {
+		id := fmt.Sprint("fork ", n)
+		if _, err := tr.Fork(ctx, "a", n, turnstone.Request{ID: id}); err != nil {
+			t.Fatal(err)
+		}
+		if got := string(load(t, tr, id).State["p"]); got != want {
+			t.Errorf("after %d messages: %q, not %q", n, got, want)
+		}
 	}
 }

@@ -112,8 +112,8 @@ other on the store of `+"`turnstone demo`"+`, by the test of the same name, whic
 
 `+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is, or else it is in `+"`%s`"+`. A command waits for `+"`--wait`"+` (2 s) for a
 store that another process has open. Session ids may be shortened to a beginning that no other session has, but for those that
-`+"`rm`, `erase`, `tombstone` and `rename`"+` change; node ids to four characters or more. `+"`turnstone completion --help`"+` says how to have your
-shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
+`+"`rm`, `erase`, `tombstone` and `rename`"+` change; node ids to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
+powershell) says how to have your shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
 in what a store holds are made visible, never sent to a terminal.
 
 `, strings.ReplaceAll(exitCodes, "\n", " "), regexp.MustCompile("store: (.*); or set .*").FindStringSubmatch(root.PersistentFlags().Lookup("store").Usage)[1], storeVariable, defaultStore)

@@ -137,6 +137,9 @@ func (a *app) rename() *cobra.Command {
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+				if _, err := exact(cmd.Context(), st, args[0]); err != nil {
+					return err
+				}
 				return st.Rename(cmd.Context(), args[0], args[1])
 			})
 		},
@@ -147,10 +150,11 @@ func (a *app) rename() *cobra.Command {
 
 func (a *app) label() *cobra.Command {
 	var m turnstone.Metadata
+	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
 		Short:   "Say what a session is: labels, name, model, directory",
-		Long:    "Set labels of a session; KEY= removes one. Without any, list them.",
+		Long:    "Set labels of a session; KEY= removes one. Without any, list them. Name, model and directory can be replaced,\nnot emptied.",
 		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -171,6 +175,9 @@ func (a *app) label() *cobra.Command {
 					return s.SaveMetadata(cmd.Context(), m)
 				}
 				i, err := s.Info(cmd.Context())
+				if asLines && err == nil {
+					return asJSON(cmd.OutOrStdout(), lineOf(&i))
+				}
 				out := printer{w: cmd.OutOrStdout()}
 				for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
 					out.printf("%s=%s\n", line(key, 256), line(i.Labels[key], 256))
@@ -182,6 +189,7 @@ func (a *app) label() *cobra.Command {
 	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
+	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
 }
@@ -218,7 +226,7 @@ func (a *app) tombstone() *cobra.Command {
 
 // nodes finds the session and the nodes that args name.
 func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.Session, []turnstone.NodeID, error) {
-	s, err := st.Session(cmd.Context(), args[0])
+	s, err := exact(cmd.Context(), st, args[0])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -260,7 +268,7 @@ func (a *app) rm() *cobra.Command {
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				for _, id := range args { // all are looked for before one is deleted
-					if _, err := st.Session(cmd.Context(), id); err != nil {
+					if _, err := exact(cmd.Context(), st, id); err != nil {
 						return err
 					}
 				}

@@ -37,7 +37,8 @@ A conversation is imported whole or not at all. Importing the same file again
 changes nothing; one whose session exists with other content is refused, unless
 --replace is given. Input that can't be read is named with file, line and
 reason, and nothing of any file is imported, unless --skip-bad is given: then
-what can be read is.`,
+what can be read is. Sessions and commits get the time of the import; what a
+transcript says of times stays in its payloads.`,
 		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {

@@ -27,6 +27,9 @@ func (a *app) log() *cobra.Command {
 		Example: "turnstone log trip\nturnstone log trip --graph\nturnstone log trip/train --json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if limit < 0 {
+				return errLimit
+			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
@@ -34,11 +37,18 @@ func (a *app) log() *cobra.Command {
 				}
 				out := bufio.NewWriter(cmd.OutOrStdout())
 				if asLines {
+					var all []turnstone.LogEntry
 					for e, err := range s.Log(cmd.Context(), 0) {
-						if err == nil {
-							err = asJSON(out, commitLineOf(s.ID(), &e))
-						}
 						if err != nil {
+							return err
+						}
+						all = append(all, e)
+					}
+					for i := range all {
+						if limit > 0 && i == limit {
+							break
+						}
+						if err := asJSON(out, commitLineOf(s.ID(), &all[len(all)-1-i])); err != nil {
 							return err
 						}
 					}
@@ -75,6 +85,7 @@ func (a *app) log() *cobra.Command {
 	c.Flags().IntVarP(&limit, "limit", "n", 0, "show at most so many; 0 shows all")
 	c.Flags().BoolVar(&drawn, "graph", false, "draw branches and forks")
 	jsonFlag(c, &asLines)
+	c.MarkFlagsMutuallyExclusive("graph", "json")
 	a.complete(c)
 	return c
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,7 +25,11 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := (&app{}).command().ExecuteContext(ctx)
+	a := &app{}
+	err := a.command().ExecuteContext(ctx)
+	if err != nil && !a.began {
+		err = usageError{err}
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "turnstone:", clean(strings.TrimPrefix(err.Error(), "turnstone: ")))
 		stop()
@@ -63,7 +68,7 @@ func exitCode(err error) int {
 		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 	}
 	switch {
-	case errors.As(err, &usage), is(turnstone.ErrInvalid, turnstone.ErrLimit):
+	case errors.As(err, &usage), is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL):
 		return exitUsage
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
@@ -89,6 +94,7 @@ const (
 // An app is what the commands share.
 type app struct {
 	url     string
+	began   bool              // the command line is right
 	wait    time.Duration     // for a store that another process has open
 	options turnstone.Options // of the store
 }
@@ -99,6 +105,7 @@ func (a *app) command() *cobra.Command {
 		Short: "Persist, inspect and check the sessions of AI agents",
 		Long: "Turnstone keeps the sessions of AI agents: every turn a commit, every commit checked.\n" +
 			"Start with `turnstone demo`, then `turnstone import FILE…` and `turnstone sessions`.\n\n" + exitCodes,
+		Version:                    version(),
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
@@ -123,7 +130,7 @@ func (a *app) command() *cobra.Command {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {
 			c.GroupID = g.title
-			mistakes(c)
+			a.mistakes(c)
 			root.AddCommand(c)
 		}
 	}
@@ -143,8 +150,17 @@ func (a *app) command() *cobra.Command {
 	return root
 }
 
-// mistakes makes the errors of the arguments of c those of its usage.
-func mistakes(c *cobra.Command) {
+// version is that of the module, or the commit that it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
+}
+
+// mistakes makes what is wrong before c runs an error of its usage.
+func (a *app) mistakes(c *cobra.Command) {
 	check := c.Args
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if check == nil {
@@ -154,6 +170,11 @@ func mistakes(c *cobra.Command) {
 			return usageError{fmt.Errorf("%w; it is used as `%s`", err, cmd.UseLine())}
 		}
 		return nil
+	}
+	run := c.RunE
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		a.began = true
+		return run(cmd, args)
 	}
 }
 

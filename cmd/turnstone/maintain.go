@@ -161,6 +161,9 @@ func (a *app) prune() *cobra.Command {
 			if set && name == "" {
 				return usageError{errors.New("--set needs --session")}
 			}
+			if !cmd.Flags().Changed("last") {
+				return usageError{errors.New("say how many revisions to retain: --last N; 0 applies what sessions have of their own")}
+			}
 			a.options.Retention = keep
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				p := printer{w: cmd.OutOrStdout()}

@@ -51,11 +51,31 @@ func session(ctx context.Context, st *turnstone.Store, name string) (*turnstone.
 	}
 	switch len(ids) {
 	case 0:
+		if i := strings.LastIndexAny(name, "@:"); i > 0 {
+			if _, serr := st.Session(ctx, name[:i]); serr == nil {
+				err = fmt.Errorf("%w (a SESSION is wanted here, not a place in it)", err)
+			}
+		}
 		return nil, err
 	case 1:
 		return st.Session(ctx, ids[0])
 	}
-	return nil, fmt.Errorf("%w: several sessions begin with %q: %q", turnstone.ErrSessionNotFound, name, ids)
+	more := ""
+	if len(ids) > 5 {
+		ids, more = ids[:5], ", …"
+	}
+	return nil, fmt.Errorf("%w: several begin with %q: %s%s", turnstone.ErrSessionNotFound, name, strings.Join(ids, ", "), more)
+}
+
+// exact opens the session called name, for commands that are not to guess.
+func exact(ctx context.Context, st *turnstone.Store, name string) (*turnstone.Session, error) {
+	s, err := st.Session(ctx, name)
+	if errors.Is(err, turnstone.ErrSessionNotFound) {
+		if like, lerr := session(ctx, st, name); lerr == nil {
+			err = fmt.Errorf("%w: give the whole id: %s", err, like.ID())
+		}
+	}
+	return s, err
 }
 
 // minPrefix is how many characters of a node's id are enough to try.
@@ -114,12 +134,12 @@ func find(ctx context.Context, st *turnstone.Store, name string) (place, error) 
 		return place{Session: s, bare: true}, err
 	}
 	if i := strings.LastIndexByte(name, '@'); i > 0 {
-		if r, perr := strconv.ParseUint(name[i+1:], 10, 64); perr == nil {
-			s, err := session(ctx, st, name[:i])
-			if err == nil && r == 0 {
-				err = usageError{fmt.Errorf("%q: revision 0 is before the first commit", name)}
+		if s, serr := session(ctx, st, name[:i]); serr == nil {
+			r, perr := strconv.ParseUint(name[i+1:], 10, 64)
+			if perr != nil || r == 0 {
+				return place{}, usageError{fmt.Errorf("%q: revisions are numbers from 1 on", name)}
 			}
-			return place{Session: s, scope: turnstone.Scope{At: turnstone.Revision(r)}}, err
+			return place{Session: s, scope: turnstone.Scope{At: turnstone.Revision(r)}}, nil
 		}
 	}
 	if i := strings.LastIndexByte(name, ':'); i > 0 {

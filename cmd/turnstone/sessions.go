@@ -16,6 +16,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
+var errLimit = usageError{errors.New("--limit is not negative")}
+
 func (a *app) sessions() *cobra.Command {
 	var limit int
 	var name, model string
@@ -27,6 +29,9 @@ func (a *app) sessions() *cobra.Command {
 		Example: "turnstone sessions\nturnstone sessions --label demo=yes\nturnstone sessions --name train --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if limit < 0 {
+				return errLimit
+			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				out := bufio.NewWriter(cmd.OutOrStdout())
 				var table bytes.Buffer

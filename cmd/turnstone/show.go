@@ -89,7 +89,11 @@ func head(p *printer, i *turnstone.Info, st *turnstone.State) {
 	if !st.Leaf.IsZero() {
 		leaf = short(st.Leaf)
 	}
-	p.printf("revision  %d, leaf %s, %s of %s\n", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes))
+	now := ""
+	if st.Revision != i.Revision {
+		now = fmt.Sprintf(" by revision %d", i.Revision)
+	}
+	p.printf("revision  %d, leaf %s, %s of %s%s\n", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes), now)
 	for _, part := range st.Parts {
 		set := fmt.Sprintf("set by revision %d", part.Set)
 		if part.Set == 0 {

@@ -13,6 +13,20 @@
 //     get 409 with the head as it is now, before a word is generated.
 //   - The reply is committed as one turn upon the claim. A server that is killed
 //     in between finds the unanswered message when it starts, and answers it.
+//
+// Try it:
+//
+//	go run . &
+//	curl -d '{"title":"first"}' localhost:8080/chats                       # {"id":"CHAT",…}
+//	curl -N -d '{"text":"add 2 3"}' localhost:8080/chats/CHAT/messages     # lines: claimed, delta …, done
+//	curl 'localhost:8080/chats/CHAT?after=2'                               # what came after revision 2
+//	curl --data-binary @notes.txt 'localhost:8080/chats/CHAT/attachments?name=notes.txt'   # goes into "attachments" of a message
+//	curl localhost:8080/metrics
+//
+// A message can name the revision that its author saw ("revision"); the header
+// Idempotency-Key makes a post safe to send again. GET /chats lists the chats, GET
+// /chats/CHAT/attachments/ID reads what a message refers to. Texts that begin with
+// add or reverse call a tool.
 package main
 
 import (

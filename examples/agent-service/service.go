@@ -197,7 +197,10 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ask := turnstone.Commit{Expected: state.Revision, Turn: r.Header.Get("Idempotency-Key")}
+	ask := turnstone.Commit{Expected: state.Revision}
+	if key := r.Header.Get("Idempotency-Key"); key != "" {
+		ask.Turn = "ask " + key // the client's names and ours must not meet
+	}
 	if in.Revision != nil {
 		ask.Expected = turnstone.Revision(*in.Revision)
 	}
@@ -278,7 +281,7 @@ func (s *service) answer(ctx context.Context, session *turnstone.Session, claim 
 	if err != nil {
 		return 0, err
 	}
-	in := turnstone.Commit{Expected: claim, Turn: fmt.Sprint("answer to ", claim)}
+	in := turnstone.Commit{Expected: claim, Turn: fmt.Sprint("answer ", claim)}
 	replies := answer(history)
 	for _, m := range replies {
 		for _, word := range strings.SplitAfter(m.Content, " ") {
