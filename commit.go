@@ -100,10 +100,13 @@ type Result struct {
 func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 	w := writer{s: s, in: &c}
 	ctx, end := s.store.begin(ctx, OpCommit, s.id)
-	r, err := w.commit(ctx)
-	if end != nil {
-		end(w.outcome(&r, err))
+	if end == nil {
+		return w.commit(ctx)
 	}
+	o := Outcome{Err: errPanicked}
+	defer func() { end(o) }()
+	r, err := w.commit(ctx)
+	o = w.outcome(&r, err)
 	return r, err
 }
 
@@ -249,6 +252,7 @@ func (w *writer) prepare(ctx context.Context) error {
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*blob.Draft, len(w.in.Checkpoint))
 	w.marks = blob.Marks{}
+	w.hits, w.misses = 0, 0
 	if w.upload != nil { // once more, as something it relied on was removed
 		_ = w.upload.Abandon(ctx)
 		w.upload = nil

@@ -81,16 +81,21 @@ func (s *Store) begin(ctx context.Context, name, session string) (_ context.Cont
 // result, if there is something.
 func observed[T any](ctx context.Context, s *Store, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
 	ctx, end := s.begin(ctx, name, session)
+	if end == nil {
+		return f(ctx)
+	}
+	o := Outcome{Err: errPanicked}
+	defer func() { end(o) }()
 	out, err := f(ctx)
-	if end != nil {
-		o := Outcome{Err: err}
-		if err == nil && tell != nil {
-			tell(out, &o)
-		}
-		end(o)
+	if o.Err = err; err == nil && tell != nil {
+		tell(out, &o)
 	}
 	return out, err
 }
+
+// errPanicked is the outcome of an operation in which code of the caller's
+// panicked, such as a validator.
+var errPanicked = errors.New("turnstone: panic")
 
 // outcome is that of a commit.
 func (w *writer) outcome(r *Result, err error) Outcome {
@@ -163,6 +168,9 @@ func (e *observedEngine) Apply(ctx context.Context, b *engine.Batch) error {
 	for i := range b.Sets {
 		o.Bytes += int64(len(b.Sets[i].Key) + len(b.Sets[i].Value))
 	}
+	for _, k := range b.Deletes {
+		o.Bytes += int64(len(k))
+	}
 	end(o)
 	return err
 }
@@ -207,7 +215,8 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 		}
 		if o.Err != nil {
 			level = slog.LevelWarn
-			if kind := ErrorType(o.Err); kind != "corrupt" && kind != "unknown_outcome" && kind != "other" {
+			switch ErrorType(o.Err) {
+			case "conflict", "turn_conflict", "not_found", "pruned", "exists", "has_children", "limit", "invalid", "rejected", "canceled":
 				level = slog.LevelInfo
 			}
 			attrs = append(attrs, slog.String("error_type", ErrorType(o.Err)), slog.Any("error", o.Err))

@@ -176,6 +176,44 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 	}
 }
 
+// An operation ends for the observer also when code of the caller's panics in it.
+func TestObserverAndPanics(t *testing.T) {
+	var r recorder
+	e := memory.New()
+	defer e.Close()
+	st, err := turnstone.Open(t.Context(), e, &turnstone.Options{Observer: &r, Validator: func(context.Context, string, *turnstone.Commit) error { panic("host") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	s, _, err := st.Create(t.Context(), turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []func(){
+		func() { s.Commit(t.Context(), turnstone.Commit{}) },
+		func() { s.PutAttachment(t.Context(), panicking{}, -1, "", "") },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("it did not panic")
+				}
+			}()
+			f()
+		}()
+	}
+	for _, name := range []string{turnstone.OpCommit, turnstone.OpPutAttachment} {
+		if got := r.of(name); len(got) != 1 || got[0].Err == nil || r.open != 0 {
+			t.Errorf("%s: %+v, %d are open", name, got, r.open)
+		}
+	}
+}
+
+type panicking struct{}
+
+func (panicking) Read([]byte) (int, error) { panic("reader") }
+
 func TestLogObserver(t *testing.T) {
 	var out bytes.Buffer
 	e := memory.New()

@@ -267,11 +267,10 @@ type Request struct {
 // Create makes the session that r describes. If one of that id exists, nothing
 // changes, and it is returned with created = false.
 func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
-	ctx, end := s.begin(ctx, OpCreate, r.ID)
-	session, created, err = s.createOrFind(ctx, r)
-	if end != nil {
-		end(Outcome{Err: err})
-	}
+	session, err = observed(ctx, s, OpCreate, r.ID, func(ctx context.Context) (*Session, error) {
+		session, created, err = s.createOrFind(ctx, r)
+		return session, err
+	}, nil)
 	return session, created, err
 }
 

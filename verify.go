@@ -38,16 +38,12 @@ func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 // The progress callback, if not nil, is called with the number of sessions and
 // blobs done, from the calling goroutine.
 func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
-	ctx, end := s.begin(ctx, OpVerify, "")
-	v, err := s.verify(ctx, progress)
-	if end != nil {
-		o := Outcome{Err: err, Items: len(v.Problems) + v.More}
-		if err == nil && !v.OK() {
-			o.Err = v.Problems[0]
-		}
-		end(o)
-	}
-	return v, err
+	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) { return s.verify(ctx, progress) },
+		func(v *Verification, o *Outcome) {
+			if o.Items = len(v.Problems) + v.More; !v.OK() {
+				o.Err = v.Problems[0]
+			}
+		})
 }
 
 func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verification, error) {

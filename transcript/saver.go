@@ -2,6 +2,8 @@ package transcript
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +23,11 @@ type Saver struct {
 
 	mu      sync.Mutex
 	pending *Snapshot
-	timer   *time.Timer // nil when no save is due
-	base    turnstone.Revision
+	// retry was saved with an unknown outcome, and comes before pending: under
+	// the same turn id, its usage is counted once.
+	retry *Snapshot
+	timer *time.Timer // nil when no save is due
+	base  turnstone.Revision
 }
 
 // Saver returns a saver for a session. A change is stored within delay, however
@@ -30,7 +35,8 @@ type Saver struct {
 // is tried again with the next change, and on Flush. It must not call Flush.
 //
 // If the first snapshot has a Base, the saver goes on from its own saves: one of
-// somebody else in between is a *turnstone.ConflictError.
+// somebody else in between is a *turnstone.ConflictError. After that, load, and
+// save with the new Base.
 func (t *Transcripts) Saver(id string, delay time.Duration, report func(Saved, error)) *Saver {
 	s := &Saver{t: t, id: id, delay: delay, report: report, turn: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
@@ -61,34 +67,42 @@ func (s *Saver) Flush(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { s.turn <- struct{}{} }()
-	snap := s.take()
-	if snap == nil {
-		return nil
+	for {
+		snap := s.take()
+		if snap == nil {
+			return nil
+		}
+		saved, err := s.t.Save(ctx, s.id, *snap)
+		s.done(snap, saved, err)
+		if s.report != nil {
+			s.report(saved, err)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	saved, err := s.t.Save(ctx, s.id, *snap)
-	s.done(snap, saved, err)
-	if s.report != nil {
-		s.report(saved, err)
-	}
-	return err
 }
 
 // done takes note of how the save of snap went.
 func (s *Saver) done(snap *Snapshot, saved Saved, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case err == nil && snap.Base != 0:
+	if snap.Base != 0 && saved.Revision != 0 {
 		s.base = saved.Revision
-	case err != nil && s.pending != nil: // what came meanwhile is newer
-		snap.merge(*s.pending)
-		s.pending = snap
-	case err != nil:
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, turnstone.ErrOutcomeUnknown):
+		s.retry = snap
+	default:
+		if s.pending != nil { // what came meanwhile is newer
+			snap.merge(*s.pending)
+		}
 		s.pending = snap
 	}
 }
 
-// take returns what is due, and sets the timer back.
+// take returns what is to be saved next, and sets the timer back.
 func (s *Saver) take() *Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,10 +110,18 @@ func (s *Saver) take() *Snapshot {
 		s.timer.Stop()
 		s.timer = nil
 	}
-	snap := s.pending
-	s.pending = nil
-	if snap != nil && s.base != 0 {
-		snap.Base = s.base
+	snap := s.retry
+	if s.retry = nil; snap == nil {
+		snap, s.pending = s.pending, nil
+	}
+	if snap == nil {
+		return nil
+	}
+	if snap.Base != 0 {
+		snap.Base = max(snap.Base, s.base)
+	}
+	if snap.Turn == "" {
+		snap.Turn = "saver " + rand.Text()
 	}
 	return snap
 }

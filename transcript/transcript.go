@@ -44,6 +44,9 @@ type Snapshot struct {
 	turnstone.Metadata
 	// Usage is what was used since the last save.
 	Usage []turnstone.Usage
+	// Turn, if set, makes the Usage count once, however often this is saved
+	// under the same id; see Commit.Turn.
+	Turn string
 	// Base, if set, is the revision that this history was loaded at or saved
 	// as. If the session has moved on since, Save fails with
 	// *turnstone.ConflictError, and if it is gone with
@@ -86,8 +89,8 @@ func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created 
 }
 
 // Fork makes the session that r describes, with parent, from the first n messages
-// of the parent's history; a negative n means all. An attached fork's history
-// begins with those, at least one, and its State is that of the last save whose
+// of the parent's history, at least one; a negative n means all. An attached
+// fork's history begins with those, and its State is that of the last save whose
 // end is among them; a detached one's history and State are empty, and it only
 // records where it comes from.
 func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
@@ -102,13 +105,10 @@ func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnston
 	if n < 0 {
 		n = len(state.Nodes)
 	}
-	if n > len(state.Nodes) || n == 0 && !r.Detached {
+	if n > len(state.Nodes) || n == 0 {
 		return false, &turnstone.InvalidError{Where: "fork of " + parent, Reason: fmt.Sprintf("it has %d messages, and can't be forked after %d", len(state.Nodes), n)}
 	}
-	r.Parent = parent
-	if n > 0 {
-		r.ForkNode = state.Nodes[n-1].ID
-	}
+	r.Parent, r.ForkNode = parent, state.Nodes[n-1].ID
 	return t.Create(ctx, r)
 }
 
@@ -123,7 +123,7 @@ func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok b
 		switch {
 		case errors.Is(err, turnstone.ErrSessionNotFound), errors.Is(err, turnstone.ErrSessionDeleted):
 			return nil, false, nil
-		case errors.Is(err, errMoved):
+		case errors.Is(err, errMoved), errors.Is(err, turnstone.ErrRevisionPruned):
 			continue
 		case err != nil:
 			return nil, false, err
@@ -181,10 +181,13 @@ func equal(a, b Message) bool {
 }
 
 // Save makes the session's history that of the snapshot, and creates the session
-// if there is none. It commits what differs, as one turn: a reader sees the
-// history before or after. After an error nothing has changed for readers,
-// unless it matches turnstone.ErrOutcomeUnknown: then save again, without the
-// Usage.
+// if there is none. A reader sees the history before or after. What was
+// tombstoned is not in the stored history: a host that has it still adds it again.
+//
+// After an error the history is as it was for readers, unless the error matches
+// turnstone.ErrOutcomeUnknown; metadata may have been saved, and if
+// Saved.Revision is not 0, the save had got so far: that is the Base to go on
+// from. Saving again is always safe, and with a Turn counts no usage twice.
 //
 // What is stored is read to find out: a save takes as long as a load.
 func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, error) {
@@ -200,39 +203,61 @@ func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, e
 			return Saved{}, err
 		}
 		saved, err := t.save(ctx, session, &s)
-		// Somebody else committed, or deleted it.
-		again := errors.Is(err, turnstone.ErrConflict) && s.Base == 0 || errors.Is(err, turnstone.ErrSessionDeleted)
-		if !again || ctx.Err() != nil {
-			return saved, err
+		switch {
+		case ctx.Err() != nil:
+		case errors.Is(err, turnstone.ErrTurnConflict): // its usage was counted, with less of the history
+			s.Usage, s.Turn = nil, ""
+			continue
+		case errors.Is(err, turnstone.ErrConflict) && s.Base == 0, errors.Is(err, turnstone.ErrSessionDeleted):
+			continue // somebody else committed, or deleted it
 		}
+		return saved, err
 	}
 }
 
 func (t *Transcripts) save(ctx context.Context, session *turnstone.Session, s *Snapshot) (Saved, error) {
-	state, err := session.Load(ctx, turnstone.Scope{})
+	info, err := session.Info(ctx)
+	if err == nil && changes(&info.Metadata, &s.Metadata) {
+		err = session.SaveMetadata(ctx, s.Metadata)
+	}
 	if err != nil {
 		return Saved{}, err
 	}
-	if s.Base != 0 && s.Base != state.Revision {
-		return Saved{}, &turnstone.ConflictError{Session: session.ID(), Expected: s.Base, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
+	state, err := session.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return Saved{}, err
 	}
 	same := 0
 	for same < min(len(s.Messages), len(state.Nodes)) && equal(s.Messages[same], messageOf(&state.Nodes[same])) {
 		same++
 	}
-	out := Saved{Kept: same, Added: len(s.Messages) - same}
-	if out.Revision, err = commit(ctx, session, state, same, s); err != nil {
-		return Saved{}, err
+	// What is stored already, as by a save whose outcome was not known, is no conflict.
+	stands := same == len(s.Messages) && same == len(state.Nodes) && (s.State == nil || s.stateIs(state.Parts))
+	if s.Base != 0 && s.Base != state.Revision && !stands {
+		return Saved{}, &turnstone.ConflictError{Session: session.ID(), Expected: s.Base, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
 	}
-	info, err := session.Info(ctx)
-	if err == nil && changes(&info.Metadata, &s.Metadata) {
-		err = session.SaveMetadata(ctx, s.Metadata)
+	reached, err := commit(ctx, session, state, same, s)
+	if err != nil {
+		if reached == state.Revision {
+			reached = 0
+		}
+		return Saved{Revision: reached}, err
 	}
-	return out, err
+	return Saved{Revision: reached, Kept: same, Added: len(s.Messages) - same}, nil
+}
+
+// stateIs reports whether parts have what s would set.
+func (s *Snapshot) stateIs(parts []turnstone.Part) bool {
+	for _, p := range parts {
+		if content, ok := s.State[p.Name]; !ok || blob.Sum(content) != p.Blob {
+			return false
+		}
+	}
+	return len(parts) == len(s.State)
 }
 
 // commit makes the history and the state of a session, whose first same messages
-// stay, those of s, and returns the revision.
+// stay, those of s, and returns the revision that it reached.
 func commit(ctx context.Context, session *turnstone.Session, state *turnstone.State, same int, s *Snapshot) (turnstone.Revision, error) {
 	in := turnstone.Commit{Expected: state.Revision, Usage: s.Usage}
 	if s.State != nil {
@@ -264,11 +289,14 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 			before = turnstone.New(n - 1)
 		}
 		if n == len(rest) {
-			now.Leaf, now.Checkpoint, now.Drop, now.Usage = before, in.Checkpoint, in.Drop, in.Usage
+			now.Leaf, now.Checkpoint, now.Drop, now.Usage, now.Turn = before, in.Checkpoint, in.Drop, in.Usage, s.Turn
 		}
 		r, err := session.Commit(ctx, now)
-		if err != nil || n == len(rest) {
-			return r.Revision, err
+		if err != nil {
+			return in.Expected, err
+		}
+		if n == len(rest) {
+			return r.Revision, nil
 		}
 		rest, before, in.Expected = rest[n:], turnstone.At(r.Nodes[n-1]), r.Revision
 	}
@@ -300,12 +328,16 @@ func nodes(messages []Message) []turnstone.NewNode {
 }
 
 // fits returns how many messages go into one commit, at least one if there is
-// any: a large payload is stored apart and counts for little.
+// any: a large payload is stored apart and counts for little, an attachment has
+// index entries.
 func fits(messages []Message) int {
-	const maxNodes, maxBytes, maxCounts = 2000, 1 << 20, 8 << 10
+	const maxNodes, maxBytes, maxCounts, attachment = 2000, 1 << 20, 8 << 10, 400
 	size := 0
 	for i := range messages {
-		size += min(len(messages[i].Payload), maxCounts)
+		size += len(messages[i].Kind) + min(len(messages[i].Payload), maxCounts)
+		for _, a := range messages[i].Attachments {
+			size += attachment + len(a.MediaType) + len(a.Name)
+		}
 		if i > 0 && (i == maxNodes || size > maxBytes) {
 			return i
 		}
@@ -331,13 +363,19 @@ func changes(have, m *turnstone.Metadata) bool {
 // reports whether there is one. What was there stays in the graph until the
 // session is deleted, or its nodes are tombstoned.
 func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err error) {
-	if _, err := t.store.Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
-		return false, nil
-	} else if err != nil {
-		return false, err
+	for {
+		session, err := t.store.Session(ctx, id)
+		if err == nil {
+			_, err = t.save(ctx, session, &Snapshot{State: map[string][]byte{}})
+		}
+		switch {
+		case errors.Is(err, turnstone.ErrSessionNotFound), errors.Is(err, turnstone.ErrSessionDeleted):
+			return false, nil
+		case errors.Is(err, turnstone.ErrConflict) && ctx.Err() == nil:
+			continue
+		}
+		return err == nil, err
 	}
-	_, err = t.Save(ctx, id, Snapshot{State: map[string][]byte{}})
-	return err == nil, err
 }
 
 // Delete removes a session. Sessions that forked from it stay whole. It reports
@@ -368,8 +406,9 @@ func (s *Snapshot) merge(newer Snapshot) {
 	if newer.Retention == 0 {
 		newer.Retention = s.Retention
 	}
-	if newer.Base == 0 {
-		newer.Base = s.Base
+	newer.Base = max(newer.Base, s.Base)
+	if newer.Turn == "" {
+		newer.Turn = s.Turn
 	}
 	if s.Labels != nil {
 		all := maps.Clone(s.Labels)
