@@ -33,7 +33,7 @@ func (a *app) verify() *cobra.Command {
 				}
 				if asLines {
 					l := verifyLine{
-						Sessions: v.Sessions, Commits: v.Commits, Nodes: v.Nodes, Blobs: v.Blobs, Unreferenced: v.Unreferenced, Records: v.Records,
+						Sessions: v.Sessions, Commits: v.Commits, Nodes: v.Nodes, Blobs: v.Blobs, Unreferenced: v.Unreferenced, Condemned: v.Condemned, Records: v.Records,
 						Problems: []string{}, More: v.More,
 					}
 					for _, problem := range v.Problems {

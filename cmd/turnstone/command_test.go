@@ -50,6 +50,9 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "a label is KEY=VALUE", "label chat nothing"},
 		{exitUsage, "session, model and day", "usage --by week"},
 		{exitUsage, "can't", "fork chat chat"},
+		{exitUsage, "goes with a SESSION alone", "rewind chat@1 --empty"},
+		{exitUsage, "--by is turn or step", "import --by foo x"},
+		{exitFailed, "no such file", "export chat -o /no/such/file"},
 		{exitUsage, "name the session", "cat 1234"},
 		{exitUsage, "revisions are numbers from 1 on", "show chat@0"},
 		{exitNotFound, "session not found: \"none\"", "show none"},
@@ -227,7 +230,7 @@ func TestShortenedIDs(t *testing.T) {
 			t.Errorf("%s: %d: %s", name, code, out)
 		}
 	}
-	if code, out := run("show", "alph"); code != exitNotFound || !strings.Contains(out, `several sessions begin with "alph"`) {
+	if code, out := run("show", "alph"); code != exitNotFound || !strings.Contains(out, `several begin with "alph"`) {
 		t.Errorf("%d: %s", code, out)
 	}
 	for _, args := range [][]string{{"rm", "bet"}, {"erase", "bet", "--yes"}, {"tombstone", "bet", "k"}, {"rename", "bet", "x"}} {
@@ -245,11 +248,14 @@ func TestShortenedIDs(t *testing.T) {
 
 func TestCompletion(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
-		for _, id := range []string{"one", "other", "two"} {
+		for _, id := range []string{"one", "other", "two", "o\x1b[31m"} {
 			create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: "name of " + id}})
 		}
 	})
 	out := must(t, "__complete", "--store", url, "show", "o")
+	if strings.Contains(out, "\x1b") {
+		t.Errorf("%q", out)
+	}
 	if !strings.Contains(out, "one\tname of one\n") || !strings.Contains(out, "other\t") || strings.Contains(out, "two") {
 		t.Errorf("%q", out)
 	}
@@ -285,7 +291,7 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 	for args, want := range map[string]string{
 		"usage --csv":                     "model,input,output,cached,written,reasoning\nm,35,0,0,0,0\nn,0,3,0,0,0\n",
 		"usage --csv --by session":        "session,input,output,cached,written,reasoning\nf,5,0,0,0,0\ns,30,3,0,0,0\n",
-		"usage f --csv":                   "model,input,output,cached,written,reasoning\nm,5,0,0,0,0\n",
+		"usage f f --csv":                 "model,input,output,cached,written,reasoning\nm,5,0,0,0,0\n",
 		"usage s --csv --by day":          "day,input,output,cached,written,reasoning\n2026-01-01,10,1,0,0,0\n2026-01-02,10,1,0,0,0\n2026-01-03,10,1,0,0,0\n",
 		"usage --csv --by model,day":      "model,day,input,output,cached,written,reasoning\nm,2026-01-01,10,0,0,0,0\nn,2026-01-01,0,1,0,0,0\nm,2026-01-02,10,0,0,0,0\nn,2026-01-02,0,1,0,0,0\nm,2026-01-03,10,0,0,0,0\nn,2026-01-03,0,1,0,0,0\nm,2026-01-04,5,0,0,0,0\n",
 		"usage f --json --by session,day": `{"session":"f","day":"2026-01-04","input":5,"output":0,"cachedInput":0,"cacheWrite":0,"reasoning":0}` + "\n",
@@ -521,5 +527,80 @@ func TestCatByID(t *testing.T) {
 	must(t, "cat", part, "-o", file, "--store", url)
 	if data, err := os.ReadFile(file); err != nil || string(data) != "part 1" {
 		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// A parent is a name: one that was given again can make sessions descend from
+// themselves.
+func TestParentsInACircle(t *testing.T) {
+	url := build(t, func(st *turnstone.Store) {
+		create(t, st, turnstone.Request{ID: "a"})
+		create(t, st, turnstone.Request{ID: "b", Parent: "a"})
+		if err := st.Delete(t.Context(), "a", turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+		create(t, st, turnstone.Request{ID: "a", Parent: "b"})
+	})
+	for _, args := range []string{"tree", "tree a", "tree b", "tree --json"} {
+		out := must(t, append(strings.Fields(args), "--store", url)...)
+		if strings.Count(out, "\n") != 2 {
+			t.Errorf("%s:\n%s", args, out)
+		}
+	}
+	must(t, "log", "a", "--graph", "--store", url)
+}
+
+// What is named is never taken for something that only begins so.
+func TestNamesBeforeBeginnings(t *testing.T) {
+	keys := map[string]string{}
+	url := build(t, func(st *turnstone.Store) {
+		for _, id := range []string{"trip", "trip@1x", "trip:k1", "agent", "agent:msg_12"} {
+			s := create(t, st, turnstone.Request{ID: id})
+			commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Key: "msg_1", Payload: []byte("msg_1 of " + id)}, {Kind: "user", Key: "k", Payload: []byte("k of " + id)}}})
+		}
+		// Keys that look like the beginnings of ids.
+		s := create(t, st, turnstone.Request{ID: "keys"})
+		c := turnstone.Commit{}
+		for i := range 2000 {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "user", Key: fmt.Sprint(1000 + i), Payload: fmt.Append(nil, "node ", 1000+i)})
+		}
+		r := commit(t, s, c)
+		for i, id := range r.Nodes { // a key that another node's id begins with, and an ambiguous beginning
+			if begin := id.String()[:4]; strings.Trim(begin, "0123456789") == "" && begin >= "1000" && begin < "3000" && begin != fmt.Sprint(1000+i) {
+				keys[begin] = "node " + begin
+			}
+		}
+	})
+	if len(keys) == 0 {
+		t.Fatal("no node's id begins with the key of another one")
+	}
+	for name, want := range map[string]string{"trip@1": "k of trip\n", "agent:msg_1": "msg_1 of agent\n", "trip:k": "k of trip\n", "trip@1x": "k of trip@1x", "trip@1x@1": "k of trip@1x"} {
+		if out := must(t, "show", name, "--last", "1", "--store", url); !strings.Contains(out, want) {
+			t.Errorf("%s:\n%s", name, out)
+		}
+	}
+	for key, want := range keys {
+		if out := must(t, "cat", "keys", key, "--store", url); out != want {
+			t.Errorf("%s: %q", key, out)
+		}
+	}
+}
+
+func TestForksHaveTheCheckpointOfTheirRevision(t *testing.T) {
+	url := build(t, func(st *turnstone.Store) {
+		s := create(t, st, turnstone.Request{ID: "s"})
+		part := func(v string) map[string][]byte { return map[string][]byte{"plan": []byte(v)} }
+		commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}, Checkpoint: part("v1")})
+		commit(t, s, turnstone.Commit{Expected: 1, Checkpoint: part("v2")})
+		commit(t, s, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user"}}, Checkpoint: part("v3")})
+	})
+	for at, want := range map[string]string{"s@1": "v1", "s@2": "v2", "s@3": "v3", "s": "v3"} {
+		must(t, "fork", at, "of "+at, "--store", url)
+		if out := must(t, "cat", "of "+at, "plan", "--store", url); out != want {
+			t.Errorf("fork of %s: %q", at, out)
+		}
+	}
+	if out := must(t, "usage", "s", "s", "--json", "--store", url); out != "" {
+		t.Error(out)
 	}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,6 +21,7 @@ func (a *app) fork() *cobra.Command {
 		Use:   "fork PLACE NEW",
 		Short: "Make a session that goes on from a place of another one",
 		Long: "Make the session NEW, which goes on from a place of another one and shares what is before it.\n" +
+			"Its checkpoint is that of the revision, or of the last whole turn up to the node.\n" +
 			placeForms,
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
@@ -41,6 +44,17 @@ func (a *app) fork() *cobra.Command {
 				}
 				if !created {
 					return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
+				}
+				if p.scope.At > 0 && !r.Detached { // a node does not say all that a revision does
+					in := turnstone.Commit{}
+					if err := restore(cmd.Context(), &in, p, s); err != nil {
+						return err
+					}
+					if len(in.Checkpoint)+len(in.Drop) > 0 {
+						if _, err := s.Commit(cmd.Context(), in); err != nil {
+							return err
+						}
+					}
 				}
 				state, err := s.Load(cmd.Context(), turnstone.Scope{})
 				if err != nil {
@@ -74,6 +88,9 @@ func (a *app) rewind() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if !p.bare && empty {
+					return usageError{errors.New("--empty goes with a SESSION alone")}
+				}
 				if p.bare && !empty {
 					return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
 				}
@@ -95,17 +112,8 @@ func (a *app) rewind() *cobra.Command {
 					}
 				}
 				if parts {
-					if in.Checkpoint, err = p.Checkpoint(ctx, p.scope.At); err != nil {
+					if err := restore(ctx, &in, p, p.Session); err != nil {
 						return err
-					}
-					now, err := p.Checkpoint(ctx, 0)
-					if err != nil {
-						return err
-					}
-					for name := range now {
-						if _, stays := in.Checkpoint[name]; !stays {
-							in.Drop = append(in.Drop, name)
-						}
 					}
 				}
 				r, err := p.Commit(ctx, in)
@@ -126,6 +134,30 @@ func (a *app) rewind() *cobra.Command {
 	c.Flags().BoolVar(&parts, "parts", false, "give the checkpoint parts back the contents that they had at that revision, too")
 	a.complete(c)
 	return c
+}
+
+// restore has in give s the checkpoint parts of the revision that p names.
+func restore(ctx context.Context, in *turnstone.Commit, p place, s *turnstone.Session) error {
+	want, err := p.Checkpoint(ctx, p.scope.At)
+	if err != nil {
+		return err
+	}
+	now, err := s.Checkpoint(ctx, 0)
+	if err != nil {
+		return err
+	}
+	in.Checkpoint = map[string][]byte{}
+	for name, content := range want {
+		if have, ok := now[name]; !ok || !bytes.Equal(have, content) {
+			in.Checkpoint[name] = content
+		}
+	}
+	for name := range now {
+		if _, stays := want[name]; !stays {
+			in.Drop = append(in.Drop, name)
+		}
+	}
+	return nil
 }
 
 func (a *app) rename() *cobra.Command {

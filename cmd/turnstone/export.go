@@ -2,12 +2,12 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,7 +23,7 @@ func to(cmd *cobra.Command, output string, f func(w io.Writer) error) (err error
 	if output == "" {
 		w = content(cmd.OutOrStdout())
 	} else if w, err = os.Create(output); err != nil {
-		return err
+		return errors.New(err.Error()) // not that something in the store is not there
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	return f(w)
@@ -125,7 +125,7 @@ func (a *app) cat() *cobra.Command {
 						return err
 					}
 					f, err := thing(ctx, s, name, turnstone.Revision(at))
-					if errors.Is(err, turnstone.ErrBlobNotFound) || errors.Is(err, turnstone.ErrRevisionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+					if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
 						continue
 					}
 					if err != nil {
@@ -143,39 +143,57 @@ func (a *app) cat() *cobra.Command {
 	return c
 }
 
-// thing finds what name stands for in a session: the name or id of a checkpoint
-// part, the id of an attachment, a node.
+// thing finds what name stands for in a session: the name of a checkpoint part,
+// the key of a node, or the id of a part, an attachment or a node, or its
+// beginning.
 func thing(ctx context.Context, s *turnstone.Session, name string, at turnstone.Revision) (func(io.Writer) error, error) {
 	state, err := s.Load(ctx, turnstone.Scope{At: at, Full: true})
 	if err != nil {
 		return nil, err
 	}
+	found := map[string]func(io.Writer) error{} // by id
 	prefix := hexadecimal(name)
 	is := func(id fmt.Stringer) bool { return prefix && strings.HasPrefix(id.String(), strings.ToLower(name)) }
 	for _, p := range state.Parts {
-		if p.Name == name || is(p.Blob) {
+		write := func(w io.Writer) error {
 			parts, err := s.Checkpoint(ctx, state.Revision)
-			return func(w io.Writer) error {
-				_, err := io.Copy(w, bytes.NewReader(parts[p.Name]))
-				return err
-			}, err
+			if err == nil {
+				_, err = w.Write(parts[p.Name])
+			}
+			return err
+		}
+		if p.Name == name {
+			return write, nil
+		}
+		if is(p.Blob) {
+			found[p.Blob.String()] = write
 		}
 	}
 	for _, n := range state.Nodes {
+		write := func(w io.Writer) error {
+			_, err := w.Write(n.Payload)
+			return err
+		}
+		if n.Key != "" && n.Key == name {
+			return write, nil
+		}
+		if is(n.ID) {
+			found[n.ID.String()] = write
+		}
 		for _, at := range n.Attachments {
 			if is(at.ID) {
-				return func(w io.Writer) error {
+				found[at.ID.String()] = func(w io.Writer) error {
 					_, err := s.ReadAttachment(ctx, w, at.ID)
 					return err
-				}, nil
+				}
 			}
 		}
-		if n.Key != "" && n.Key == name || is(n.ID) {
-			return func(w io.Writer) error {
-				_, err := w.Write(n.Payload)
-				return err
-			}, nil
-		}
+	}
+	if len(found) > 1 {
+		return nil, fmt.Errorf("%w: %d ids in session %q begin with %q: give more of it", turnstone.ErrBlobNotFound, len(found), s.ID(), name)
+	}
+	for _, write := range found {
+		return write, nil
 	}
 	return nil, fmt.Errorf("%w: session %q has no attachment, checkpoint part or node %q", turnstone.ErrBlobNotFound, s.ID(), name)
 }

@@ -43,7 +43,7 @@ transcript says of times stays in its payloads.`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if by != "turn" && by != "step" {
-				return fmt.Errorf("--by is turn or step, not %q", by)
+				return usageError{fmt.Errorf("--by is turn or step, not %q", by)}
 			}
 			convs, bad := parse(files, cmd.InOrStdin())
 			complain(cmd, bad)

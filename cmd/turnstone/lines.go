@@ -153,6 +153,7 @@ type verifyLine struct {
 	Nodes        int      `json:"nodes"`
 	Blobs        int      `json:"blobs"`
 	Unreferenced int      `json:"unreferenced"`
+	Condemned    int      `json:"condemned"`
 	Records      int      `json:"records"`
 	Problems     []string `json:"problems"`
 	More         int      `json:"more,omitempty"` // problems that are not listed

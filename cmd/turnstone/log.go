@@ -173,7 +173,7 @@ func (h *histories) forks(ctx context.Context, st *turnstone.Store, parent strin
 		if err != nil {
 			return err
 		}
-		if i.Detached {
+		if i.Detached || slices.Contains(h.sessions, i.ID) { // a parent is a name, and names can be given again
 			continue
 		}
 		s, err := st.Session(ctx, i.ID)

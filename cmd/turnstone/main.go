@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -73,7 +73,7 @@ func exitCode(err error) int {
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
 	case is(turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
-		turnstone.ErrBlobNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned, fs.ErrNotExist):
+		turnstone.ErrBlobNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
 		return exitNotFound
 	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren):
 		return exitConflict
@@ -188,7 +188,8 @@ func (a *app) complete(c *cobra.Command, flags ...string) {
 				if err != nil || len(out) == 100 {
 					return err
 				}
-				if strings.HasPrefix(i.ID, begin) {
+				// A shell would send the id to the terminal as it is.
+				if strings.HasPrefix(i.ID, begin) && !strings.ContainsFunc(i.ID, func(r rune) bool { return active(r) || r == '\t' || r == '\n' }) && utf8.ValidString(i.ID) {
 					out = append(out, i.ID+"\t"+line(i.Name, 40))
 				}
 			}

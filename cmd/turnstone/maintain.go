@@ -36,6 +36,13 @@ func (a *app) gc() *cobra.Command {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
 				var finish func()
 				o.Progress, finish = steps()
+				if o.Session != "" {
+					s, err := session(cmd.Context(), st, o.Session)
+					if err != nil {
+						return err
+					}
+					o.Session = s.ID()
+				}
 				r, err := st.GC(cmd.Context(), o)
 				finish()
 				if err != nil {
@@ -66,6 +73,7 @@ func (a *app) gc() *cobra.Command {
 	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
 	c.Flags().StringVar(&o.Session, "session", "", "look only at what changed in this session")
 	jsonFlag(c, &lines)
+	a.complete(c, "session")
 	return c
 }
 
@@ -98,6 +106,13 @@ func (a *app) vacuum() *cobra.Command {
 				before := a.onDisk()
 				var finish func()
 				o.Progress, finish = steps()
+				if o.Session != "" {
+					s, err := session(cmd.Context(), st, o.Session)
+					if err != nil {
+						return err
+					}
+					o.Session = s.ID()
+				}
 				r, err := st.Vacuum(cmd.Context(), o)
 				finish()
 				if err != nil {
@@ -118,6 +133,7 @@ func (a *app) vacuum() *cobra.Command {
 	}
 	c.Flags().StringVar(&o.Session, "session", "", "remove content and records of this session only")
 	jsonFlag(c, &lines)
+	a.complete(c, "session")
 	return c
 }
 
@@ -175,7 +191,7 @@ func (a *app) prune() *cobra.Command {
 					p.printf("pruned %s\n", plural(moved, "session"))
 					return p.err
 				}
-				s, err := st.Session(cmd.Context(), name)
+				s, err := session(cmd.Context(), st, name)
 				if err != nil {
 					return err
 				}
@@ -197,6 +213,7 @@ func (a *app) prune() *cobra.Command {
 	}
 	c.Flags().Uint64Var(&last, "last", 0, "how many revisions to retain; 0 leaves sessions without a number of their own alone")
 	c.Flags().StringVar(&name, "session", "", "this session only")
+	a.complete(c, "session")
 	c.Flags().BoolVar(&set, "set", false, "make it the session's own retention; with --last 0 it retains all")
 	return c
 }
@@ -212,7 +229,7 @@ func (a *app) keep() *cobra.Command {
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
-				s, err := st.Session(cmd.Context(), args[0])
+				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
 				}

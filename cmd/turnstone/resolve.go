@@ -127,28 +127,47 @@ type place struct {
 const placeForms = "PLACE is SESSION, SESSION@REVISION, or SESSION:NODE. NODE is the beginning of a node's id, or its key;\n" +
 	"SESSION is a session's id, or a beginning that no other has."
 
-// find finds what name names. An id that contains @ or : comes first.
+// find finds what name names. A session whose whole id it is comes first, then a
+// place in a session, then a session whose id begins so.
 func find(ctx context.Context, st *turnstone.Store, name string) (place, error) {
-	s, err := session(ctx, st, name)
+	s, err := st.Session(ctx, name)
 	if !errors.Is(err, turnstone.ErrSessionNotFound) {
 		return place{Session: s, bare: true}, err
 	}
-	if i := strings.LastIndexByte(name, '@'); i > 0 {
-		if s, serr := session(ctx, st, name[:i]); serr == nil {
-			r, perr := strconv.ParseUint(name[i+1:], 10, 64)
-			if perr != nil || r == 0 {
-				return place{}, usageError{fmt.Errorf("%q: revisions are numbers from 1 on", name)}
+	for _, open := range []func(context.Context, *turnstone.Store, string) (*turnstone.Session, error){whole, session} {
+		for i := len(name) - 1; i > 0; i-- {
+			if name[i] != '@' && name[i] != ':' {
+				continue
 			}
-			return place{Session: s, scope: turnstone.Scope{At: turnstone.Revision(r)}}, nil
+			s, err := open(ctx, st, name[:i])
+			if errors.Is(err, turnstone.ErrSessionNotFound) {
+				continue
+			}
+			if err != nil {
+				return place{}, err
+			}
+			return within(ctx, s, name, name[i], name[i+1:])
 		}
 	}
-	if i := strings.LastIndexByte(name, ':'); i > 0 {
-		if s, serr := session(ctx, st, name[:i]); serr == nil {
-			id, err := node(ctx, s, name[i+1:])
-			return place{Session: s, scope: turnstone.Scope{Leaf: id}}, err
-		}
+	s, err = session(ctx, st, name)
+	return place{Session: s, bare: true}, err
+}
+
+func whole(ctx context.Context, st *turnstone.Store, name string) (*turnstone.Session, error) {
+	return st.Session(ctx, name)
+}
+
+// within is the place at a revision or a node of s.
+func within(ctx context.Context, s *turnstone.Session, name string, sign byte, what string) (place, error) {
+	if sign == ':' {
+		id, err := node(ctx, s, what)
+		return place{Session: s, scope: turnstone.Scope{Leaf: id}}, err
 	}
-	return place{}, err
+	r, err := strconv.ParseUint(what, 10, 64)
+	if err != nil || r == 0 {
+		return place{}, usageError{fmt.Errorf("%q: revisions are numbers from 1 on", name)}
+	}
+	return place{Session: s, scope: turnstone.Scope{At: turnstone.Revision(r)}}, nil
 }
 
 // leaf returns the node that a place stands for: the leaf of its session, or

@@ -116,7 +116,7 @@ func (a *app) tree() *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
-				f := family{children: map[string][]*turnstone.Info{}, json: asLines}
+				f := family{children: map[string][]*turnstone.Info{}, drawn: map[string]bool{}, json: asLines}
 				known := map[string]*turnstone.Info{}
 				for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
 					if err != nil {
@@ -136,7 +136,11 @@ func (a *app) tree() *cobra.Command {
 					if err != nil {
 						return err
 					}
-					roots = []*turnstone.Info{known[s.ID()]}
+					i, err := s.Info(cmd.Context())
+					if err != nil {
+						return err
+					}
+					roots = []*turnstone.Info{&i}
 				}
 				for _, all := range f.children {
 					older(all)
@@ -146,6 +150,20 @@ func (a *app) tree() *cobra.Command {
 				f.p = printer{w: out}
 				for _, r := range roots {
 					f.draw(r, 0, "", "")
+				}
+				if len(args) == 0 { // those that a name given anew makes descend from themselves
+					var rest []*turnstone.Info
+					for id, i := range known {
+						if !f.drawn[id] {
+							rest = append(rest, i)
+						}
+					}
+					older(rest)
+					for _, i := range rest {
+						if !f.drawn[i.ID] {
+							f.draw(i, 0, "", "")
+						}
+					}
 				}
 				return errors.Join(f.p.err, out.Flush())
 			})
@@ -166,12 +184,14 @@ func older(all []*turnstone.Info) {
 type family struct {
 	p        printer
 	children map[string][]*turnstone.Info // by parent
+	drawn    map[string]bool              // by id: a parent is a name, and names can be given again
 	json     bool
 }
 
 // draw prints i, whose line begins with first, and all that comes from it, whose
 // lines begin with rest.
 func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
+	f.drawn[i.ID] = true
 	if f.json {
 		if f.p.err == nil {
 			f.p.err = asJSON(f.p.w, struct {
@@ -203,7 +223,7 @@ func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
 		}
 		f.p.printf("%s%s%s  %s\n", first, bold(line(i.ID, 60)), name, faint(fmt.Sprintf("(revision %d, %s%s)", i.Revision, plural(i.Nodes, "node"), what)))
 	}
-	all := f.children[i.ID]
+	all := slices.DeleteFunc(slices.Clone(f.children[i.ID]), func(c *turnstone.Info) bool { return f.drawn[c.ID] })
 	for k, c := range all {
 		if k == len(all)-1 {
 			f.draw(c, depth+1, rest+"└─ ", rest+"   ")

@@ -134,11 +134,16 @@ func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) 
 		}
 		return nil
 	}
+	seen := map[string]bool{}
 	for _, name := range names {
 		s, err := session(ctx, st, name)
 		if err != nil {
 			return err
 		}
+		if seen[s.ID()] {
+			continue
+		}
+		seen[s.ID()] = true
 		i, err := s.Info(ctx)
 		if err == nil {
 			err = one(s, &i)

@@ -6,7 +6,7 @@
 //
 //   - The product database (chats and their titles) and the store are two
 //     systems. A chat's id is its session's id; the chat is made first, its
-//     session with the first message. A crash between the two leaves a chat
+//     session when it is first used. A crash between the two leaves a chat
 //     without messages, which is what it is.
 //   - A turn is claimed before it is run: the user's message is committed on the
 //     revision that the client saw. Of several posts at once one wins; the others
@@ -117,15 +117,20 @@ func run(ctx context.Context, addr, data, url string, pace time.Duration) (err e
 	}
 	fmt.Printf("serving on http://%s\n", listener.Addr())
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stopped := context.AfterFunc(ctx, func() {
-		// Those that listen get their replies to the end.
+	stopped := make(chan error, 1)
+	context.AfterFunc(ctx, func() {
+		// Requests in flight get their replies to the end; those that take too
+		// long are cut off before the store is closed under them.
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		_ = server.Shutdown(limit)
+		err := server.Shutdown(limit)
+		if err != nil {
+			err = errors.Join(err, server.Close())
+		}
+		stopped <- err
 	})
-	defer stopped()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return nil
+	return <-stopped
 }

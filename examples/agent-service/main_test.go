@@ -287,6 +287,51 @@ func TestAPostSentAgain(t *testing.T) {
 	}
 }
 
+// The client's keys can't take the names of the service's own turns, and a
+// revision that nobody can have seen is refused.
+func TestKeysAndGuesses(t *testing.T) {
+	s := start(t, "-data", t.TempDir(), "-pace", "1ms")
+	for _, key := range []string{"answer 1", "answer to 1", "ask 1"} {
+		id := s.chat(key)
+		if tu, err := s.post(id, map[string]any{"text": "hi"}, key, nil); err != nil || tu.done != 2 {
+			t.Errorf("%q: %+v, %v", key, tu, err)
+		}
+		if tu := s.ask(id, "more"); tu.done != 4 {
+			t.Errorf("%q: %+v", key, tu)
+		}
+		if tu, err := s.post(id, map[string]any{"text": "x", "revision": 5}, "", nil); err != nil || tu.status != 409 || tu.head != 4 {
+			t.Errorf("%q: %+v, %v", key, tu, err)
+		}
+	}
+}
+
+// Told to stop, it lets what is in flight end.
+func TestStopsInPeace(t *testing.T) {
+	s := start(t, "-data", t.TempDir(), "-pace", "50ms")
+	id := s.chat("last words")
+	first := make(chan bool, 1)
+	result := make(chan error, 1)
+	go func() {
+		tu, err := s.post(id, map[string]any{"text": "one two three four"}, "", func(string) {
+			select {
+			case first <- true:
+			default:
+			}
+		})
+		if err == nil && tu.done != 2 {
+			err = fmt.Errorf("%+v", tu)
+		}
+		result <- err
+	}()
+	<-first
+	if err := s.stop(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAttachments(t *testing.T) {
 	s := start(t, "-data", t.TempDir(), "-pace", "1ms")
 	id, other := s.chat("with a file"), s.chat("without")

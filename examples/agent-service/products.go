@@ -20,7 +20,7 @@ func openProducts(ctx context.Context, path string) (*products, error) {
 	}
 	_, err = db.ExecContext(ctx, `
 		create table if not exists chats (id text primary key, title text not null, created text not null);
-		create table if not exists unanswered (chat text primary key references chats (id));`)
+		create table if not exists unanswered (turn text primary key, chat text not null references chats (id));`)
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
@@ -71,30 +71,33 @@ func (p *products) has(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// waits notes that a chat is about to wait for an answer: before the message is
-// committed, so that a crash can leave a note too many, never one too few.
-func (p *products) waits(ctx context.Context, chat string) error {
-	_, err := p.db.ExecContext(ctx, "insert or ignore into unanswered (chat) values (?)", chat)
+// waits notes that a turn of a chat is about to wait for an answer: before the
+// message is committed, so that a crash can leave a note too many, never one too
+// few. Each turn has a note of its own.
+func (p *products) waits(ctx context.Context, turn, chat string) error {
+	_, err := p.db.ExecContext(ctx, "insert into unanswered (turn, chat) values (?, ?)", turn, chat)
 	return err
 }
 
-func (p *products) answered(ctx context.Context, chat string) error {
-	_, err := p.db.ExecContext(ctx, "delete from unanswered where chat = ?", chat)
+func (p *products) answered(ctx context.Context, turn string) error {
+	_, err := p.db.ExecContext(ctx, "delete from unanswered where turn = ?", turn)
 	return err
 }
 
-func (p *products) unanswered(ctx context.Context) (out []string, err error) {
-	rows, err := p.db.QueryContext(ctx, "select chat from unanswered")
+// unanswered returns the chats of the notes, by turn.
+func (p *products) unanswered(ctx context.Context) (map[string]string, error) {
+	rows, err := p.db.QueryContext(ctx, "select turn, chat from unanswered")
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
+	out := map[string]string{}
 	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
+		var turn, chat string
+		if err := rows.Scan(&turn, &chat); err != nil {
 			return nil, err
 		}
-		out = append(out, id)
+		out[turn] = chat
 	}
 	return out, rows.Err()
 }

@@ -23,7 +23,7 @@ type service struct {
 	store    *turnstone.Store
 	products *products
 	pace     time.Duration
-	turns    sync.WaitGroup // that run
+	turns    sync.WaitGroup // that were resumed
 }
 
 func (s *service) routes() *http.ServeMux {
@@ -113,6 +113,9 @@ func (s *service) list(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		info, err := session.Info(r.Context())
+		if errors.Is(err, turnstone.ErrSessionDeleted) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -124,8 +127,12 @@ func (s *service) list(w http.ResponseWriter, r *http.Request) error {
 
 // session returns the session of a chat, and makes it if that has none yet.
 func (s *service) session(ctx context.Context, id string) (*turnstone.Session, error) {
-	if ok, err := s.products.has(ctx, id); err != nil || !ok {
-		return nil, errors.Join(err, fmt.Errorf("%w: chat %q", turnstone.ErrSessionNotFound, id))
+	ok, err := s.products.has(ctx, id)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: chat %q", turnstone.ErrSessionNotFound, id)
+	}
+	if err != nil {
+		return nil, err
 	}
 	session, _, err := s.store.Create(ctx, turnstone.Request{ID: id})
 	return session, err
@@ -203,6 +210,9 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 	}
 	if in.Revision != nil {
 		ask.Expected = turnstone.Revision(*in.Revision)
+		if ask.Expected > state.Revision { // it is guessed
+			return &turnstone.ConflictError{Session: id, Expected: ask.Expected, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
+		}
 	}
 	if len(state.Nodes) == 1 && state.Nodes[0].Kind == "user" {
 		ask.Expected = state.Revision - 1 // a turn is running: nothing but a post sent again can succeed
@@ -220,10 +230,16 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 		n.Attachments = append(n.Attachments, ref)
 	}
 	ask.Nodes = []turnstone.NewNode{n}
-	if err := s.products.waits(r.Context(), id); err != nil {
+	// The turn goes on if the client hangs up: it finds the reply later.
+	ctx := context.WithoutCancel(r.Context())
+	turn := rand.Text()
+	if err := s.products.waits(ctx, turn, id); err != nil {
 		return err
 	}
-	claim, err := session.Commit(r.Context(), ask)
+	claim, err := session.Commit(ctx, ask)
+	if err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) || claim.Replayed {
+		err = errors.Join(err, s.products.answered(ctx, turn)) // nothing is to be answered
+	}
 	if err != nil {
 		return err
 	}
@@ -237,10 +253,7 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 	if claim.Replayed { // a post sent again: what it got is what it gets
 		return s.replay(r.Context(), session, claim, send)
 	}
-	// The turn goes on if the client hangs up: it finds the reply later.
-	s.turns.Add(1)
-	defer s.turns.Done()
-	done, err := s.answer(context.WithoutCancel(r.Context()), session, claim.Revision, func(word string) { send(map[string]any{"delta": word}) })
+	done, err := s.answer(ctx, session, turn, claim.Revision, func(word string) { send(map[string]any{"delta": word}) })
 	if err != nil {
 		slog.Error("turn failed", "chat", id, "error", err)
 		send(map[string]any{"error": turnstone.ErrorType(err)})
@@ -272,7 +285,7 @@ func (s *service) replay(ctx context.Context, session *turnstone.Session, claim 
 }
 
 // answer runs the turn that was claimed at a revision, and commits the reply.
-func (s *service) answer(ctx context.Context, session *turnstone.Session, claim turnstone.Revision, say func(word string)) (turnstone.Revision, error) {
+func (s *service) answer(ctx context.Context, session *turnstone.Session, turn string, claim turnstone.Revision, say func(word string)) (turnstone.Revision, error) {
 	state, err := session.Load(ctx, turnstone.Scope{At: claim})
 	if err != nil {
 		return 0, err
@@ -299,19 +312,23 @@ func (s *service) answer(ctx context.Context, session *turnstone.Session, claim 
 	in.Usage = []turnstone.Usage{{Model: "scripted", Input: uint64(len(history)), Output: uint64(len(replies))}}
 	in.Checkpoint = map[string][]byte{"agent": fmt.Appendf(nil, `{"turns":%d}`, claim/2+1)}
 	r, err := session.Commit(ctx, in)
+	for wait := 100 * time.Millisecond; err != nil && wait < 10*time.Second && turnstone.ErrorType(err) != "conflict"; wait *= 2 {
+		time.Sleep(wait) // a full disk, a server that is started again; what is left is for the next start
+		r, err = session.Commit(ctx, in)
+	}
 	if err != nil {
 		return 0, err
 	}
-	return r.Revision, s.products.answered(ctx, session.ID())
+	return r.Revision, s.products.answered(ctx, turn)
 }
 
 // resume answers what a server that was killed left unanswered.
 func (s *service) resume(ctx context.Context) error {
-	chats, err := s.products.unanswered(ctx)
+	notes, err := s.products.unanswered(ctx)
 	if err != nil {
 		return err
 	}
-	for _, id := range chats {
+	for turn, id := range notes {
 		session, err := s.session(ctx, id)
 		if err != nil {
 			return err
@@ -321,14 +338,17 @@ func (s *service) resume(ctx context.Context) error {
 			return err
 		}
 		if len(state.Nodes) == 0 || state.Nodes[0].Kind != "user" { // killed before the claim, or after the answer
-			if err := s.products.answered(ctx, id); err != nil {
+			if err := s.products.answered(ctx, turn); err != nil {
 				return err
 			}
 			continue
 		}
 		s.turns.Go(func() {
-			_, err := s.answer(context.WithoutCancel(ctx), session, state.Revision, func(string) {})
-			slog.Info("resumed", "chat", id, "error", err)
+			if _, err := s.answer(context.WithoutCancel(ctx), session, turn, state.Revision, func(string) {}); err != nil {
+				slog.Error("not resumed", "chat", id, "error", err)
+				return
+			}
+			slog.Info("resumed", "chat", id)
 		})
 	}
 	return nil
