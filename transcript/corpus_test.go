@@ -91,8 +91,12 @@ func stored(t *testing.T, st *turnstone.Store) uint64 {
 // conversations are those of all transcripts.
 func conversations(t *testing.T, dir string) (out []importer.Conversation) {
 	t.Helper()
+	dir, err := filepath.EvalSymlinks(dir) // WalkDir follows none
+	if err != nil {
+		t.Fatal(err)
+	}
 	seen := map[string]bool{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.Contains(path, ".json") && !strings.Contains(path, ".traj") {
 			return err
 		}
