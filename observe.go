@@ -228,7 +228,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 // ErrorType names the kind of an error with few, stable words, for metrics and
 // alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
 // limit, invalid, rejected, corrupt, unknown_outcome, canceled, no_space, closed
-// (the engine is), or other. It is "" for nil.
+// (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {
 	if err == nil {
 		return ""
@@ -265,4 +265,5 @@ var errorTypes = []struct {
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},
+	{"unavailable", []error{engine.ErrUnavailable}},
 }

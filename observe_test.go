@@ -253,7 +253,7 @@ func TestErrorType(t *testing.T) {
 		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
 		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &turnstone.CorruptError{},
 		"unknown_outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no_space": engine.ErrNoSpace,
-		"closed": engine.ErrClosed, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
+		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
 		"has_children": turnstone.ErrHasChildren, "other": errors.New("x"),
 	} {
 		if got := turnstone.ErrorType(err); got != want {

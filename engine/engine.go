@@ -76,6 +76,8 @@ var (
 	ErrInvalid = errors.New("engine: invalid batch")
 	// ErrNoSpace: disk, inodes or file descriptors are short; nothing was applied.
 	ErrNoSpace = errors.New("engine: no space")
+	// ErrUnavailable: the database can't be reached now; nothing was applied.
+	ErrUnavailable = errors.New("engine: database unavailable")
 	// ErrUnknown: the batch may or may not have been applied.
 	ErrUnknown = errors.New("engine: outcome unknown")
 	// ErrClosed: the engine is closed, or refuses to go on after a failure

@@ -3,9 +3,11 @@
 package open
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	neturl "net/url"
 	"os"
 	"strings"
 
@@ -13,26 +15,30 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/postgres"
 )
 
 // ErrURL reports a URL that names no engine of this build.
 var ErrURL = errors.New("open: unknown store URL")
 
 // Forms lists what Open accepts, for help texts.
-const Forms = "DIR or badger:DIR, pebble:DIR, mem:"
+const Forms = "DIR or badger:DIR, pebble:DIR, postgres://…, mem:"
 
 // Open opens the engine that url names:
 //
 //	DIR, badger:DIR   Badger in directory DIR (a bare path has no colon before its first slash)
 //	pebble:DIR        Pebble in directory DIR
+//	postgres://…      PostgreSQL; the parameter schema names the schema (default turnstone), others are libpq's and pgx's
 //	mem:              memory; gone with the process
 //
 // A directory of another engine is refused.
-func Open(url string) (engine.Engine, error) {
+func Open(ctx context.Context, url string) (engine.Engine, error) {
 	scheme, dir, local := Directory(url)
 	switch {
 	case url == "mem:":
 		return memory.New(), nil
+	case Server(url):
+		return openPostgres(ctx, url)
 	case local && scheme == "badger":
 		if err := refuse(dir, "pebble", "marker."); err != nil {
 			return nil, err
@@ -53,6 +59,28 @@ func Open(url string) (engine.Engine, error) {
 		return e, nil
 	}
 	return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
+}
+
+// Server reports whether url names a server.
+func Server(url string) bool {
+	return strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://")
+}
+
+func openPostgres(ctx context.Context, url string) (engine.Engine, error) {
+	u, err := neturl.Parse(url)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrURL, errors.Unwrap(err)) // not err: it has the password
+	}
+	var o postgres.Options
+	query := u.Query()
+	o.Schema = query.Get("schema")
+	query.Del("schema")
+	u.RawQuery = query.Encode()
+	e, err := postgres.Open(ctx, u.String(), &o)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // Directory returns the engine and the directory of a URL that names one.

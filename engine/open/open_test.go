@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 func TestURLs(t *testing.T) {
 	dir := t.TempDir()
 	for _, url := range []string{"mem:", dir + "/a", "badger:" + dir + "/a", "pebble:" + dir + "/[b]"} {
-		e, err := open.Open(url)
+		e, err := open.Open(t.Context(), url)
 		if err != nil {
 			t.Fatalf("%s: %v", url, err)
 		}
@@ -27,13 +29,33 @@ func TestURLs(t *testing.T) {
 		}
 	}
 	for _, url := range []string{"", "mem:x", "mysql://host", "badger:", "pebble:"} {
-		if e, err := open.Open(url); !errors.Is(err, open.ErrURL) || e != nil {
+		if e, err := open.Open(t.Context(), url); !errors.Is(err, open.ErrURL) || e != nil {
 			t.Errorf("%q: %v, %v", url, e, err)
 		}
 	}
 	for _, url := range []string{"pebble:" + dir + "/a", "badger:" + dir + "/[b]", dir + "/[b]"} {
-		if e, err := open.Open(url); err == nil || e != nil {
+		if e, err := open.Open(t.Context(), url); err == nil || e != nil {
 			t.Errorf("%q opens another engine's directory", url)
+		}
+	}
+}
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+func TestPostgresURLs(t *testing.T) {
+	url, schema := pgtest.URL(t), pgtest.Schema(t)
+	e, err := open.Open(t.Context(), url+"&schema="+schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.Apply(t.Context(), &engine.Batch{Sets: []engine.Pair{{Key: []byte("k"), Value: []byte("v")}}}); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"postgres://user:secret@%zz/db", "postgres://user:secret@localhost:notaport/db", "postgres://user:secret@127.0.0.1:1/db?connect_timeout=1"} {
+		e, err := open.Open(t.Context(), bad)
+		if err == nil || e != nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", bad, err)
 		}
 	}
 }
@@ -44,7 +66,7 @@ func ExampleOpen() {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	e, err := open.Open("pebble:" + filepath.Join(dir, "store"))
+	e, err := open.Open(context.Background(), "pebble:"+filepath.Join(dir, "store"))
 	fmt.Println(err)
 	fmt.Println(e.Close())
 	// Output:

@@ -1,0 +1,568 @@
+package postgres_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// A proxy stands between a client and a server, and cuts connections between two
+// messages of the protocol (PostgreSQL manual, "Message Formats").
+type proxy struct {
+	dir    string
+	target atomic.Pointer[string] // the server's socket
+
+	mu     sync.Mutex
+	counts [2]int // messages from the client, and from the server, since armed
+	cut    [2]int // at which of them; -1: never
+	conns  map[net.Conn]bool
+}
+
+const (
+	client = 0
+	server = 1
+)
+
+func newProxy(t *testing.T, socket string) *proxy {
+	t.Helper()
+	p := &proxy{dir: t.TempDir(), conns: map[net.Conn]bool{}}
+	p.target.Store(&socket)
+	p.arm(-1, -1)
+	l, err := net.Listen("unix", filepath.Join(p.dir, ".s.PGSQL.5432"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close(); p.hangUp() })
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("unix", *p.target.Load())
+			if err != nil {
+				from.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.conns[from], p.conns[to] = true, true
+			p.mu.Unlock()
+			go p.pass(client, from, to, true)
+			go p.pass(server, to, from, false)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) url() string { return "postgres:///postgres?host=" + p.dir + "&user=postgres" }
+
+// arm cuts the connection before the messages of these numbers from now on.
+func (p *proxy) arm(fromClient, fromServer int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts, p.cut = [2]int{}, [2]int{fromClient, fromServer}
+}
+
+// passed returns how many messages came from each side since arm.
+func (p *proxy) passed() [2]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.counts
+}
+
+func (p *proxy) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.Close()
+	}
+	clear(p.conns)
+}
+
+// pass forwards messages until the connection is cut.
+func (p *proxy) pass(side int, from, to net.Conn, startup bool) {
+	defer from.Close()
+	defer to.Close()
+	for ; ; startup = false {
+		head := make([]byte, 5)
+		if startup { // it has no type
+			head = head[:4]
+		}
+		if _, err := io.ReadFull(from, head); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[len(head)-4:])-4)
+		if _, err := io.ReadFull(from, body); err != nil {
+			return
+		}
+		p.mu.Lock()
+		now := p.counts[side] == p.cut[side]
+		p.counts[side]++
+		p.mu.Unlock()
+		if now {
+			return
+		}
+		if _, err := to.Write(append(head, body...)); err != nil {
+			return
+		}
+	}
+}
+
+// The connection is cut before every message of an Apply, either way: what was
+// acknowledged stands, what failed otherwise than with an unknown outcome does
+// not, and applying again settles it, once.
+func TestConnectionsCutAtEveryStep(t *testing.T) {
+	srv := pgtest.Private(t, "fsync=off")
+	p := newProxy(t, srv.Socket())
+	e, err := postgres.Open(ctx, p.url()+"&pool_max_conns=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	direct, err := postgres.Open(ctx, srv.URL("postgres"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	value := func(n int) []byte { return fmt.Append(nil, "value ", n) }
+	batch := func(n int) *engine.Batch { // moves a counter from n to n+1
+		var b engine.Batch
+		b.Guard([]byte("counter"), nil)
+		if n > 0 {
+			b.Guards[0].Value = value(n)
+		}
+		b.Set([]byte("counter"), value(n+1))
+		b.Set(fmt.Append(nil, "set ", n), value(n))
+		b.Delete(fmt.Append(nil, "set ", n-1))
+		return &b
+	}
+	n := 0
+	apply := func() error { err := e.Apply(ctx, batch(n)); return err }
+	for range 2 { // statements are prepared
+		if err := apply(); err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	p.arm(-1, -1)
+	if err := apply(); err != nil {
+		t.Fatal(err)
+	}
+	n++
+	messages := p.passed()
+	if messages[client] < 10 || messages[server] < 10 {
+		t.Fatalf("%v messages", messages)
+	}
+	outcomes := map[string]int{}
+	for side := range 2 {
+		for at := range messages[side] {
+			cut := [2]int{-1, -1}
+			cut[side] = at
+			p.arm(cut[0], cut[1])
+			err := apply()
+			p.arm(-1, -1)
+			vs, gerr := direct.Get(ctx, []byte("counter"), fmt.Append(nil, "set ", n), fmt.Append(nil, "set ", n-1))
+			if gerr != nil {
+				t.Fatal(gerr)
+			}
+			stands := bytes.Equal(vs[0], value(n+1))
+			if stands != (vs[1] != nil) || stands != (vs[2] == nil) {
+				t.Fatalf("cut %v: half of it stands: %q", cut, vs)
+			}
+			switch {
+			case err == nil && !stands:
+				t.Errorf("cut %v: acknowledged, and lost", cut)
+			case err != nil && !errors.Is(err, engine.ErrUnknown) && stands:
+				t.Errorf("cut %v: it stands, and Apply says %v", cut, err)
+			}
+			outcomes[fmt.Sprint("error ", err != nil, " stands ", stands)]++
+			for try := 0; err != nil; try++ { // as the store does
+				if err = apply(); errors.Is(err, engine.ErrConflict) && stands {
+					err = nil
+				}
+				if errors.Is(err, engine.ErrConflict) || try == 10 {
+					t.Fatalf("cut %v: %v", cut, err)
+				}
+			}
+			n++
+			if vs, err := direct.Get(ctx, []byte("counter")); err != nil || !bytes.Equal(vs[0], value(n)) {
+				t.Fatalf("cut %v: %q, %v", cut, vs[0], err)
+			}
+			if _, err := e.Get(ctx, []byte("counter")); err != nil { // reads may be cut, but go on
+				if _, err = e.Get(ctx, []byte("counter")); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	t.Logf("%d messages from the client, %d from the server: %v", messages[client], messages[server], outcomes)
+	if outcomes["error true stands true"] == 0 || outcomes["error true stands false"] == 0 {
+		t.Errorf("the cuts did not reach both sides of COMMIT: %v", outcomes)
+	}
+}
+
+// The server is killed again and again while sessions are committed to: nothing
+// that was acknowledged is lost, nothing is there twice, every error has a kind.
+func TestServerKilledBesideCommits(t *testing.T) {
+	srv := pgtest.Private(t)
+	p := newProxy(t, srv.Socket())
+	e, err := postgres.Open(ctx, p.url(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	const writers, kills = 8, 5
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	turns := make([]int, writers) // acknowledged
+	errs := make([]map[string]int, writers)
+	for w := range writers {
+		errs[w] = map[string]int{}
+		wg.Go(func() {
+			id := fmt.Sprint("s", w)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := func() error {
+					s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+					if err != nil {
+						return err
+					}
+					for {
+						select {
+						case <-stop:
+							return nil
+						default:
+						}
+						i := turns[w]
+						r, err := s.Commit(ctx, turnstone.Commit{
+							Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i),
+							Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, id, " ", i)}},
+						})
+						if err != nil {
+							return err
+						}
+						if r.Revision != turnstone.Revision(i+1) {
+							t.Errorf("%s: turn %d is revision %d", id, i, r.Revision)
+							return nil
+						}
+						turns[w]++
+					}
+				}()
+				if err != nil {
+					errs[w][turnstone.ErrorType(err)]++
+					if errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrTurnConflict) {
+						t.Errorf("%s: %v", id, err)
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+		})
+	}
+	for range kills {
+		time.Sleep(400 * time.Millisecond)
+		if err := srv.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		p.hangUp()
+		if err := srv.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(300 * time.Millisecond)
+	close(stop)
+	wg.Wait()
+	total := 0
+	for w := range writers {
+		id := fmt.Sprint("s", w)
+		s, err := st.Session(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One that was not acknowledged may stand.
+		if len(state.Nodes) != turns[w] && len(state.Nodes) != turns[w]+1 {
+			t.Errorf("%s: %d nodes, %d were acknowledged", id, len(state.Nodes), turns[w])
+		}
+		for i, n := range state.Nodes {
+			if string(n.Payload) != fmt.Sprint(id, " ", i) {
+				t.Fatalf("%s: node %d is %q", id, i, n.Payload)
+			}
+		}
+		total += turns[w]
+	}
+	if total < writers*kills {
+		t.Errorf("%d turns in all", total)
+	}
+	v, err := st.Verify(ctx, nil)
+	if err != nil || !v.OK() {
+		t.Errorf("%v, %v", v, err)
+	}
+	t.Logf("%d turns, errors %v", total, errs)
+	for w := range writers {
+		for kind := range errs[w] {
+			if kind != "unavailable" && kind != "unknown_outcome" {
+				t.Errorf("errors of kind %s", kind)
+			}
+		}
+	}
+}
+
+// A transaction that waits for a lock longer than Timeout has an unknown outcome,
+// and an end that comes before a connection is free has none.
+func TestTimeoutsAndExhaustion(t *testing.T) {
+	schema := pgtest.Schema(t)
+	e, err := postgres.Open(ctx, pgtest.URL(t)+"&pool_max_conns=1", &postgres.Options{Schema: schema, Timeout: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	key, set := []byte("k"), func(v string) *engine.Batch {
+		return &engine.Batch{Sets: []engine.Pair{{Key: []byte("k"), Value: []byte(v)}}}
+	}
+	if err := e.Apply(ctx, set("1")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	table := pgx.Identifier{schema, "pairs"}.Sanitize()
+	tx, err := c.Begin(ctx)
+	if err == nil {
+		_, err = tx.Exec(ctx, "UPDATE "+table+" SET v = v")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := make(chan error)
+	go func() { waiting <- e.Apply(ctx, set("2")) }()
+	time.Sleep(50 * time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := e.Apply(short, set("3")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, engine.ErrUnknown) {
+		t.Errorf("no connection was free: %v", err)
+	}
+	if err := <-waiting; !errors.Is(err, engine.ErrUnknown) {
+		t.Errorf("it waited for a lock: %v", err)
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(ctx, set("4")); err != nil {
+		t.Error(err)
+	}
+	if vs, err := e.Get(ctx, key); err != nil || strings.Contains("3", string(vs[0])) {
+		t.Errorf("%q, %v", vs, err)
+	}
+	// Many callers share few connections.
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			var b engine.Batch
+			b.Set(fmt.Append(nil, "many ", i), []byte("x"))
+			if err := e.Apply(ctx, &b); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestANewerSchemaIsRefused(t *testing.T) {
+	schema := pgtest.Schema(t)
+	open(t, schema)
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	if _, err := c.Exec(ctx, "UPDATE "+pgx.Identifier{schema, "meta"}.Sanitize()+" SET version = version + 1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: schema}); !errors.Is(err, postgres.ErrNewer) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Several processes may make the schema at once, and a role that can't define
+// anything uses one that is there.
+func TestRolesAndSchemas(t *testing.T) {
+	schema, url := pgtest.Schema(t), pgtest.URL(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			e, err := postgres.Open(ctx, url, &postgres.Options{Schema: schema})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			e.Close()
+		})
+	}
+	wg.Wait()
+	c, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	role := pgx.Identifier{"runtime_" + schema}.Sanitize()
+	for _, s := range append([]string{"CREATE ROLE " + role + " LOGIN"}, postgres.Grants(schema, "runtime_"+schema)...) {
+		if _, err := c.Exec(ctx, s); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+	defer c.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
+	limited := strings.Replace(url, "user=postgres", "user=runtime_"+schema, 1)
+	e, err := postgres.Open(ctx, limited, &postgres.Options{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var b engine.Batch
+	b.Set([]byte("k"), []byte("v"))
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Error(err)
+	}
+	if _, err := postgres.Open(ctx, limited, &postgres.Options{Schema: schema + "_other"}); err == nil {
+		t.Error("a role without the right to made a schema")
+	}
+}
+
+// No statement reads more than it must: none scans the table.
+func TestPlans(t *testing.T) {
+	schema := pgtest.Schema(t)
+	e := open(t, schema)
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	table := pgx.Identifier{schema, "pairs"}.Sanitize()
+	for _, statement := range []string{
+		"SELECT 1", // the empty table
+		"INSERT INTO " + table + " SELECT decode(md5(i::text), 'hex'), 'v' FROM generate_series(1, 20) AS i",
+		"ANALYZE " + table,
+		"INSERT INTO " + table + " SELECT decode(md5(i::text), 'hex'), 'v' FROM generate_series(21, 100000) AS i",
+		"ANALYZE " + table,
+	} {
+		if _, err := c.Exec(ctx, statement); err != nil {
+			t.Fatal(err)
+		}
+		for name, plan := range e.Plans(t, c) {
+			lines := strings.Split(plan, "\n")
+			for i, l := range lines {
+				reads := strings.Contains(l, " on pairs") && !strings.Contains(l, "Insert on") && !strings.Contains(l, "Delete on") && !strings.Contains(l, "Bitmap Heap Scan")
+				reads = reads || strings.Contains(l, "Bitmap Index Scan")
+				if reads && (i+1 == len(lines) || !strings.Contains(lines[i+1], "Index Cond")) {
+					t.Errorf("after %.40s: %s reads all:\n%s", statement, name, plan)
+				}
+			}
+		}
+	}
+}
+
+// Through PgBouncer, which gives every transaction another connection.
+func TestPgBouncer(t *testing.T) {
+	bin, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		pgtest.Missing(t, errors.New("no PgBouncer is installed (Debian: apt-get install pgbouncer)"))
+	}
+	srv := pgtest.Private(t, "fsync=off")
+	dir := filepath.Dir(srv.Socket())
+	// One server that cannot keep prepared statements apart: they are not used.
+	cmd, err := srv.Command(bin, "pgbouncer.ini", fmt.Sprintf(`[databases]
+postgres = host=%[1]s port=5432 user=postgres
+[pgbouncer]
+listen_addr =
+listen_port = 6432
+unix_socket_dir = %[1]s
+auth_type = any
+pool_mode = transaction
+default_pool_size = 4
+`, dir))
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	url := "postgres:///postgres?host=" + dir + "&port=6432&user=postgres&default_query_exec_mode=exec"
+	for try := 0; ; try++ {
+		c, err := pgx.Connect(ctx, url)
+		if err == nil {
+			c.Close(ctx)
+			break
+		}
+		if try == 200 {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(d string) (engine.Engine, error) {
+		return postgres.Open(ctx, url, &postgres.Options{Schema: fmt.Sprintf("s%x", sha256.Sum256([]byte(d)))[:20]})
+	}})
+	e, err := postgres.Open(ctx, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if !e.Pooled() {
+		t.Error("the pooler was not noticed")
+	}
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
+			for i := 0; i < 20 && err == nil; i++ {
+				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() || v.Nodes != 320 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}

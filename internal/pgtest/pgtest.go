@@ -1,0 +1,273 @@
+// Package pgtest gives tests a PostgreSQL server: the one that TURNSTONE_TEST_POSTGRES
+// points to, or a private one of whatever version is installed. Where there is
+// neither, tests are skipped, or fail if TURNSTONE_TEST_REQUIRE is "postgres".
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	variable = "TURNSTONE_TEST_POSTGRES"
+	require  = "TURNSTONE_TEST_REQUIRE"
+)
+
+// ErrNone: no PostgreSQL is installed.
+var ErrNone = errors.New("no PostgreSQL is installed: install it (Debian: apt-get install postgresql), or point " + variable + " to one")
+
+// shared is the server of a test binary.
+var shared struct {
+	sync.Mutex
+	server *Server
+	url    string
+	err    error
+}
+
+// Main runs the tests of a binary, whose server it stops at the end.
+func Main(m *testing.M) int {
+	code := m.Run()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server != nil {
+		if err := shared.server.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	return code
+}
+
+// URL returns how to connect to the server that the tests of a binary share. Main
+// must run them.
+func URL(t testing.TB) string {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.url == "" && shared.err == nil {
+		if shared.url = os.Getenv(variable); shared.url == "" {
+			if shared.server, shared.err = Start(context.Background(), "fsync=off", "max_connections=300"); shared.err == nil {
+				shared.url = shared.server.URL("postgres")
+			}
+		}
+	}
+	need(t, shared.err)
+	return shared.url
+}
+
+// need skips or fails a test without a server.
+func need(t testing.TB, err error) {
+	t.Helper()
+	if errors.Is(err, ErrNone) {
+		Missing(t, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Missing skips a test for want of a program, or fails it where all are to be there.
+func Missing(t testing.TB, why error) {
+	t.Helper()
+	if os.Getenv(require) == "postgres" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+// Private returns a server of the test's own, with more settings as name=value.
+func Private(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	s, err := Start(context.Background(), settings...)
+	need(t, err)
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+var schemas atomic.Int64
+
+// Schema returns the name of a new schema on the shared server.
+func Schema(t testing.TB) string {
+	t.Helper()
+	url := URL(t)
+	name := fmt.Sprintf("test_%d_%d", os.Getpid(), schemas.Add(1))
+	t.Cleanup(func() {
+		ctx := context.Background()
+		c, err := pgx.Connect(ctx, url)
+		if err == nil {
+			_, err = c.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE")
+			err = errors.Join(err, c.Close(ctx))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// A Server is a private cluster.
+type Server struct {
+	dir, bin string
+	cred     *syscall.Credential // of the processes, when the tests run as root
+	cmd      *exec.Cmd
+	args     []string
+}
+
+// Start makes a cluster in a temporary directory and starts its server, with
+// more settings as name=value.
+func Start(ctx context.Context, settings ...string) (*Server, error) {
+	bin, err := binaries()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{bin: bin}
+	if s.dir, err = os.MkdirTemp("", "pgtest-"); err != nil {
+		return nil, err
+	}
+	if err := s.start(ctx, settings); err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	return s, nil
+}
+
+// binaries returns the directory of the newest version that is installed.
+func binaries() (string, error) {
+	if path, err := exec.LookPath("initdb"); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err == nil {
+			return filepath.Dir(path), nil
+		}
+	}
+	all, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
+	if err != nil || len(all) == 0 {
+		return "", ErrNone
+	}
+	version := func(path string) int {
+		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
+		return n
+	}
+	return filepath.Dir(slices.MaxFunc(all, func(a, b string) int { return version(a) - version(b) })), nil
+}
+
+// Command makes a command that runs beside the server, as the same user, with the
+// path of a file of that name and content as its argument.
+func (s *Server) Command(path, name, content string) (*exec.Cmd, error) {
+	file := filepath.Join(s.dir, name)
+	err := os.WriteFile(file, []byte(content), 0o644)
+	cmd := exec.Command(path, file)
+	cmd.Dir = s.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred}
+	return cmd, err
+}
+
+// run makes a command that runs as another user when the tests run as root,
+// which PostgreSQL refuses.
+func (s *Server) run(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(s.bin, name), args...)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "HOME="+s.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred}
+	return cmd
+}
+
+func (s *Server) start(ctx context.Context, settings []string) error {
+	if os.Geteuid() == 0 {
+		u, err := user.Lookup("postgres")
+		if err != nil {
+			if u, err = user.Lookup("nobody"); err != nil {
+				return err
+			}
+		}
+		uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
+		gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(uerr, gerr, os.Chown(s.dir, int(uid), int(gid))); err != nil {
+			return err
+		}
+		s.cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	}
+	if out, err := s.run("initdb", "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync").CombinedOutput(); err != nil {
+		return fmt.Errorf("pgtest: initdb: %w: %s", err, out)
+	}
+	s.args = []string{"-D", filepath.Join(s.dir, "data"), "-k", s.dir, "-c", "listen_addresses="}
+	for _, set := range settings {
+		s.args = append(s.args, "-c", set)
+	}
+	return s.Run(ctx)
+}
+
+// Run starts the server, as after Kill, and waits until it answers.
+func (s *Server) Run(ctx context.Context) error {
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	s.cmd = s.run("postgres", s.args...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	if err := s.cmd.Start(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		c, err := pgx.Connect(ctx, s.URL("postgres"))
+		if err == nil {
+			return c.Close(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+			return fmt.Errorf("pgtest: the server does not answer: %w: %s", err, text)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Socket is the path of the server's socket.
+func (s *Server) Socket() string { return filepath.Join(s.dir, ".s.PGSQL.5432") }
+
+// URL returns how to connect to a database.
+func (s *Server) URL(database string) string {
+	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres", database, s.dir)
+}
+
+// Kill ends the server at once, as a crash does (SIGKILL to all its processes).
+func (s *Server) Kill() error {
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.cmd.Process.Pid, s.cmd.Process.Pid))
+	err := s.cmd.Process.Kill()
+	for _, pid := range strings.Fields(string(children)) {
+		if n, perr := strconv.Atoi(pid); perr == nil {
+			_ = syscall.Kill(n, syscall.SIGKILL) // it may be gone
+		}
+	}
+	_ = s.cmd.Wait() // it was killed
+	s.cmd = nil
+	return err
+}
+
+// Stop ends the server and removes its files.
+func (s *Server) Stop() error {
+	if s.cmd != nil {
+		_ = s.cmd.Process.Signal(syscall.SIGQUIT) // immediate shutdown
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+	return os.RemoveAll(s.dir)
+}
