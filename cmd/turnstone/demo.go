@@ -16,6 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 func (a *app) demo() *cobra.Command {
@@ -35,14 +36,16 @@ func (a *app) demo() *cobra.Command {
 				}
 				url = filepath.Join(dir, "store")
 			}
+			d := &demonstration{app: &app{url: url}, p: printer{w: cmd.OutOrStdout()}}
 			if dir, ok := directory(url); ok {
 				if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 					return fmt.Errorf("%s is not empty: the demo wants a fresh store", dir)
 				}
-			} else {
-				return fmt.Errorf("the demo wants a store in a directory, not %s: it kills a process and opens it again", url)
+			} else if !open.Server(url) {
+				return usageError{fmt.Errorf("the demo wants a store that lasts, not %s: it kills a process and opens it again", url)}
+			} else if err := d.fresh(cmd.Context()); err != nil {
+				return err
 			}
-			d := &demonstration{app: &app{url: url}, p: printer{w: cmd.OutOrStdout()}}
 			return d.run(cmd.Context())
 		},
 	}
@@ -52,6 +55,17 @@ type demonstration struct {
 	app  *app
 	p    printer
 	step int
+}
+
+// fresh checks that a store on a server has no session.
+func (d *demonstration) fresh(ctx context.Context) error {
+	return d.app.with(ctx, false, func(st *turnstone.Store, _ engine.Engine) error {
+		page, err := st.List(ctx, turnstone.ListOptions{Limit: 1})
+		if err == nil && len(page.Sessions) > 0 {
+			err = fmt.Errorf("%s is not empty: the demo wants a fresh store, for example another schema=NAME", d.app.shown())
+		}
+		return err
+	})
 }
 
 // say prints a step: what is done, and what is to be seen in it.
@@ -65,7 +79,7 @@ func (d *demonstration) also(format string, args ...any) {
 }
 
 func (d *demonstration) run(ctx context.Context) error {
-	d.p.printf("turnstone demo: a scripted agent plans a trip, on a fresh store at %s\n\n", d.app.url)
+	d.p.printf("turnstone demo: a scripted agent plans a trip, on a fresh store at %s\n\n", d.app.shown())
 	for _, part := range []func(context.Context) error{d.talk, d.crash, d.tidy} {
 		if err := part(ctx); err != nil {
 			return err
@@ -80,7 +94,7 @@ func (d *demonstration) run(ctx context.Context) error {
 	}
 	d.p.printf("\nThe store stays where it is. What is left to explore:\n")
 	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats", "gc", "vacuum"} {
-		d.p.printf("  %s --store %s %s\n", self, d.app.url, c)
+		d.p.printf("  %s --store %s %s\n", self, d.app.shown(), c)
 	}
 	return d.p.err
 }
@@ -249,7 +263,8 @@ func (d *demonstration) crash(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	child := exec.CommandContext(ctx, exe, childName, "--store", d.app.url)
+	child := exec.CommandContext(ctx, exe, childName)
+	child.Env = append(os.Environ(), storeVariable+"="+d.app.url) // an argument is for all to see
 	child.Stderr = os.Stderr
 	out, err := child.StdoutPipe()
 	if err != nil {

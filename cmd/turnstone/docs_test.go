@@ -98,6 +98,9 @@ func TestDocs(t *testing.T) {
 	}
 	a := example(t)
 	t.Chdir(t.TempDir())
+	if err := os.Symlink(a.url, "store.badger"); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile("chat.jsonl", []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +213,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"gc", "the report", turnstone.GCReport{}, ""},
 		{"vacuum", "the report", turnstone.VacuumReport{}, ""},
 		{"erase", "the receipt", turnstone.Erasure{}, ""},
+		{"copy", "the report", turnstone.CopyReport{}, ""},
 	} {
 		names := strings.Join(fields(reflect.TypeOf(row.line)), ", ")
 		if row.more != "" && row.more[0] != ';' {

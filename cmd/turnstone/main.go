@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	neturl "net/url"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -75,7 +76,7 @@ func exitCode(err error) int {
 	case is(turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
 		turnstone.ErrBlobNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
 		return exitNotFound
-	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren):
+	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
 		return exitConflict
 	case errors.As(err, &held):
 		return exitInUse
@@ -124,7 +125,7 @@ func (a *app) command() *cobra.Command {
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles()}},
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.gc(), a.vacuum(), a.erase()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.gc(), a.vacuum(), a.erase(), a.copy()}},
 	}
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
@@ -208,7 +209,7 @@ func (a *app) complete(c *cobra.Command, flags ...string) {
 // with opens the store, runs f and closes it. A store that must exist is not
 // created by looking at it.
 func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
-	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.url, storeVariable)
+	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.shown(), storeVariable)
 	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {
 		return missing
 	}
@@ -237,7 +238,7 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store,
 // open opens the engine. Commands are short: one that has the store is waited for.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
-		e, err := open.Open(a.url)
+		e, err := open.Open(ctx, a.url)
 		var held *engine.LockedError
 		if !errors.As(err, &held) || time.Now().After(deadline) {
 			return e, err
@@ -248,6 +249,18 @@ func (a *app) open(ctx context.Context) (engine.Engine, error) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// shown is the URL of the store for people: without a password.
+func (a *app) shown() string {
+	if open.Server(a.url) {
+		u, err := neturl.Parse(a.url)
+		if err != nil {
+			return "the server"
+		}
+		return u.Redacted()
+	}
+	return a.url
 }
 
 // directory returns where an embedded store keeps its files.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 // The test binary is the command when this is set: the demo starts itself.
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(pgtest.Main(m))
 }
 
 // turnstoneCmd runs the command as a process.
@@ -52,23 +53,30 @@ func write(t *testing.T, name, content string) string {
 }
 
 func TestDemo(t *testing.T) {
-	for _, engine := range []string{"badger", "pebble"} {
-		store := engine + ":" + t.TempDir() + "/store"
-		out := must(t, "demo", "--store", store)
-		for _, want := range []string{"lost the compare-and-swap", "Forked", "Rewound", "SIGKILL", "Reopened", "Tombstoned", "Erased", "Verified", "explore"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("%s: the demo does not say %q:\n%s", engine, want, out)
-			}
+	for name, url := range map[string]func(t *testing.T) string{
+		"badger":   func(t *testing.T) string { return t.TempDir() + "/store" },
+		"pebble":   func(t *testing.T) string { return "pebble:" + t.TempDir() + "/store" },
+		"postgres": func(t *testing.T) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
+	} {
+		t.Run(name, func(t *testing.T) { demo(t, url(t)) })
+	}
+}
+
+func demo(t *testing.T, store string) {
+	out := must(t, "demo", "--store", store)
+	for _, want := range []string{"lost the compare-and-swap", "Forked", "Rewound", "SIGKILL", "Reopened", "Tombstoned", "Erased", "Verified", "explore"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the demo does not say %q:\n%s", want, out)
 		}
-		for _, args := range [][]string{{"sessions"}, {"show", "trip"}, {"show", "trip", "--full"}, {"show", "trip/train"}, {"export", "trip"}, {"verify"}, {"stats"}, {"gc"}, {"vacuum"}} {
-			must(t, append(args, "--store", store)...)
-		}
-		if out := must(t, "show", "trip", "--full", "--store", store); strings.Contains(out, "4000 0000") {
-			t.Error("the tombstoned card number is shown")
-		}
-		if _, errs, ok := turnstoneCmd(t, "demo", "--store", store); ok || !strings.Contains(errs, "not empty") {
-			t.Errorf("a second demo on the same store: %s", errs)
-		}
+	}
+	for _, args := range [][]string{{"sessions"}, {"show", "trip"}, {"show", "trip", "--full"}, {"show", "trip/train"}, {"export", "trip"}, {"verify"}, {"stats"}, {"gc"}, {"vacuum"}} {
+		must(t, append(args, "--store", store)...)
+	}
+	if out := must(t, "show", "trip", "--full", "--store", store); strings.Contains(out, "4000 0000") {
+		t.Error("the tombstoned card number is shown")
+	}
+	if _, errs, ok := turnstoneCmd(t, "demo", "--store", store); ok || !strings.Contains(errs, "not empty") {
+		t.Errorf("a second demo on the same store: %s", errs)
 	}
 }
 

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/open"
+)
+
+func (a *app) copy() *cobra.Command {
+	var asLines bool
+	c := &cobra.Command{
+		Use:   "copy FROM TO",
+		Short: "Copy a store to another engine or place, or bring a copy up to date",
+		Long: "Copy the store FROM to TO, whatever engines they are: every record that differs is written, what FROM has no\n" +
+			"more is removed. Once more, it copies what is new; after an interruption, it goes on. It ends with a\n" +
+			"verification of the copy, and with the commit ids of all heads compared. TO must be empty, or a copy of FROM.\n" +
+			"Nobody should write to FROM meanwhile, or use TO.",
+		Example: "turnstone copy store.badger pebble:copy.pebble",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			from, to := &app{url: args[0], wait: a.wait}, &app{url: args[1], wait: a.wait}
+			if dir, ok := directory(from.url); ok && !open.Holds(dir) {
+				return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
+			}
+			r, err := copyStore(cmd.Context(), from, to)
+			if err != nil {
+				return err
+			}
+			if asLines {
+				return asJSON(cmd.OutOrStdout(), r)
+			}
+			p := printer{w: cmd.OutOrStdout()}
+			p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
+			if r.Deleted > 0 {
+				p.printf("deleted  %s that the source has no more\n", plural(r.Deleted, "record"))
+			}
+			p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
+			return p.err
+		},
+	}
+	jsonFlag(c, &asLines)
+	return c
+}
+
+func copyStore(ctx context.Context, from, to *app) (r *turnstone.CopyReport, err error) {
+	src, err := from.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	dst, err := to.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	progress := bar(-1, "copying", false)
+	defer progress.Finish()
+	return turnstone.Copy(ctx, src, dst, turnstone.CopyOptions{Progress: func(n int) { progress.Set(n) }})
+}
