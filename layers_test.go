@@ -14,8 +14,8 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
+	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
+	"internal/disk", "internal/pgtest", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -26,9 +26,11 @@ var may = map[string][]string{
 	"engine/memory":            {"engine"},
 	"engine/badger":            {"engine", "engine/internal/localdir"},
 	"engine/pebble":            {"engine", "engine/internal/localdir"},
-	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble"},
+	"engine/postgres":          {"engine"},
+	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres"},
 	"engine/enginetest":        {"engine", "engine/memory"},
 	"internal/disk":            {},
+	"internal/pgtest":          {},
 	"internal/hash":            {},
 	"internal/codec":           {},
 	"internal/keys":            {"engine", "internal/hash"},

@@ -2,6 +2,7 @@ package turnstone_test
 
 import (
 	"context"
+	"os"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -9,14 +10,31 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/persistencetest"
 )
 
-// engines are those that the suite runs on; durable ones are opened by directory.
-var engines = map[string]func(dir string) (engine.Engine, error){
-	"memory": nil,
-	"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-	"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+// engines are those that the suite runs on: each returns how to open a new store,
+// and if it is durable to open it again. A server that is not there skips the test.
+var engines = map[string]func(t *testing.T) func() (engine.Engine, error){
+	"memory": func(*testing.T) func() (engine.Engine, error) {
+		return func() (engine.Engine, error) { return memory.New(), nil }
+	},
+	"badger": func(t *testing.T) func() (engine.Engine, error) {
+		dir := t.TempDir() + "/store"
+		return func() (engine.Engine, error) { return badger.Open(dir, nil) }
+	},
+	"pebble": func(t *testing.T) func() (engine.Engine, error) {
+		dir := t.TempDir() + "/store"
+		return func() (engine.Engine, error) { return pebble.Open(dir, nil) }
+	},
+	"postgres": func(t *testing.T) func() (engine.Engine, error) {
+		url, schema := pgtest.URL(t), pgtest.Schema(t)
+		return func() (engine.Engine, error) { return postgres.Open(ctx, url, &postgres.Options{Schema: schema}) }
+	},
 }
 
 func TestPersistence(t *testing.T) {
@@ -24,23 +42,20 @@ func TestPersistence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
-				return backend(t, open, &turnstone.Options{Validator: v, SealBytes: 20_000})
+				return backend(t, open(t), name != "memory", &turnstone.Options{Validator: v, SealBytes: 20_000})
 			}})
 		})
 	}
 }
 
 // backend opens a store on a new engine; what is left at the end must verify.
-func backend(t *testing.T, open func(string) (engine.Engine, error), o *turnstone.Options) persistencetest.Backend {
-	dir := t.TempDir() + "/store"
-	var e engine.Engine = memory.New()
+func backend(t *testing.T, open func() (engine.Engine, error), durable bool, o *turnstone.Options) persistencetest.Backend {
+	var e engine.Engine
 	var st *turnstone.Store
 	start := func() turnstone.Factory {
 		var err error
-		if open != nil {
-			if e, err = open(dir); err != nil {
-				t.Fatal(err)
-			}
+		if e, err = open(); err != nil {
+			t.Fatal(err)
 		}
 		if st, err = turnstone.Open(context.Background(), e, o); err != nil {
 			t.Fatal(err)
@@ -56,7 +71,7 @@ func backend(t *testing.T, open func(string) (engine.Engine, error), o *turnston
 		}
 	}
 	b := persistencetest.Backend{Factory: start()}
-	if open != nil {
+	if durable {
 		b.Reopen = func() turnstone.Factory { stop(); return start() }
 	}
 	t.Cleanup(func() {

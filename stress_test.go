@@ -11,8 +11,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -24,14 +22,11 @@ func TestStress(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var e engine.Engine = memory.New()
-			if open != nil {
-				var err error
-				if e, err = open(t.TempDir() + "/store"); err != nil {
-					t.Fatal(err)
-				}
-				defer e.Close()
+			e, err := open(t)()
+			if err != nil {
+				t.Fatal(err)
 			}
+			defer e.Close()
 			st := openStore(t, e, &turnstone.Options{SealBytes: 3000, Retention: 5, UploadTTL: time.Nanosecond})
 			stop := make(chan struct{})
 			var background, writers sync.WaitGroup

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 // The test binary is the service when this is set.
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(pgtest.Main(m))
 }
 
 // A server is the service as a process.
@@ -266,6 +268,41 @@ func TestOneOfManyWins(t *testing.T) {
 	if s.do("GET", "/metrics", nil, &metrics); !strings.Contains(string(metrics), "turnstone_commit_conflicts_total") ||
 		!strings.Contains(string(metrics), `db_client_operation_duration_seconds_count{db_operation_name="commit"`) {
 		t.Errorf("metrics:\n%s", metrics)
+	}
+}
+
+// Two servers on one PostgreSQL: of posts to both at once one wins, what one
+// answers the other shows, and what one leaves unanswered the other can answer.
+func TestTwoServersOnOneDatabase(t *testing.T) {
+	store := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
+	dir := t.TempDir()
+	both := []*server{start(t, "-data", dir, "-store", store, "-pace", "5ms"), start(t, "-data", dir, "-store", store, "-pace", "5ms")}
+	id := both[0].chat("shared")
+	for i := range 6 {
+		if tu := both[i%2].ask(id, fmt.Sprint("turn ", i)); tu.done != uint64(2*i+2) {
+			t.Fatalf("%+v", tu)
+		}
+	}
+	results := make(chan turn)
+	for i := range 10 {
+		go func() {
+			tu, err := both[i%2].post(id, map[string]any{"text": "contested", "revision": 12}, "", nil)
+			if err != nil {
+				t.Error(err)
+			}
+			results <- tu
+		}()
+	}
+	won := 0
+	for range 10 {
+		if tu := <-results; tu.status == 200 && tu.done == 14 {
+			won++
+		} else if tu.status != 409 || tu.head < 13 {
+			t.Errorf("%+v", tu)
+		}
+	}
+	if a, b := both[0].history(id), both[1].history(id); won != 1 || len(a.Messages) != 14 || len(b.Messages) != 14 || a.Revision != 14 {
+		t.Errorf("%d won; %d and %d messages", won, len(a.Messages), len(b.Messages))
 	}
 }
 
