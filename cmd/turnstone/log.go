@@ -319,7 +319,7 @@ func (r *reader) graph(all []*vertex, limit int, named bool) {
 		for _, p := range v.parents[min(1, len(v.parents)):] { // of a commit with several branches
 			if !slices.Contains(columns, p) {
 				columns = append(columns, p)
-				r.printf("%s\n", strings.TrimRight(r.bend(columns, at), " "))
+				r.printf("%s\n", across(columns, at, len(columns)-1, "╮"))
 			}
 		}
 		for _, d := range v.details() {
@@ -340,19 +340,30 @@ func (r *reader) join(columns []*vertex, at int, v *vertex) {
 	if last == at {
 		return
 	}
+	r.printf("%s\n", across(columns, at, last, "╯"))
+	for i := at + 1; i <= last; i++ {
+		if columns[i] == v {
+			columns[i] = nil
+		}
+	}
+}
+
+// across draws a line from the column at to the column last, which ends there.
+// Columns between that go down to the same commit end in it.
+func across(columns []*vertex, at, last int, end string) string {
 	var b strings.Builder
 	for i, c := range columns {
-		across := i > at && i < last
+		within := i > at && i < last
 		switch {
 		case i == at:
 			b.WriteString("├")
 		case i == last:
-			b.WriteString("╯")
-		case c == v:
+			b.WriteString(end)
+		case within && c != nil && c == columns[at]:
 			b.WriteString("┴")
-		case across && c != nil:
+		case within && c != nil:
 			b.WriteString("┼")
-		case across:
+		case within:
 			b.WriteString("─")
 		case c != nil:
 			b.WriteString("│")
@@ -364,37 +375,6 @@ func (r *reader) join(columns []*vertex, at int, v *vertex) {
 		} else {
 			b.WriteString(" ")
 		}
-		if i > at && c == v {
-			columns[i] = nil
-		}
 	}
-	r.printf("%s\n", strings.TrimRight(b.String(), " "))
-}
-
-// bend draws how the last column begins at another one.
-func (r *reader) bend(columns []*vertex, at int) string {
-	var b strings.Builder
-	for i, c := range columns {
-		across := i > at && i < len(columns)-1
-		switch {
-		case i == at:
-			b.WriteString("├")
-		case i == len(columns)-1:
-			b.WriteString("╮")
-		case across && c != nil:
-			b.WriteString("┼")
-		case across:
-			b.WriteString("─")
-		case c != nil:
-			b.WriteString("│")
-		default:
-			b.WriteString(" ")
-		}
-		if i >= at && i < len(columns)-1 {
-			b.WriteString("─")
-		} else {
-			b.WriteString(" ")
-		}
-	}
-	return b.String()
+	return strings.TrimRight(b.String(), " ")
 }
