@@ -21,6 +21,9 @@ const (
 	undefinedTable       = "42P01"
 	undefinedSchema      = "3F000"
 	uniqueViolation      = "23505"
+	duplicateObject      = "42710"
+	duplicateSchema      = "42P06"
+	duplicateTable       = "42P07"
 	protocolViolation    = "08P01" // by PgBouncer, for settings at start
 )
 

@@ -44,6 +44,7 @@ type Options struct {
 type Engine struct {
 	pool    *pgxpool.Pool
 	pooled  bool // settings do not stay with a connection
+	schema  string
 	timeout time.Duration
 	sql     statements
 	closed  atomic.Bool
@@ -51,8 +52,8 @@ type Engine struct {
 }
 
 // Open connects to the database that url names (a URL or a keyword/value string
-// as libpq takes it, with pgx's pool_ parameters), and makes the schema if it
-// does not exist. One that a newer version made is ErrNewer.
+// as libpq takes it, with pgx's pool_ parameters). The schema is made by the first
+// Apply if it does not exist; one that a newer version made is ErrNewer.
 func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -71,12 +72,11 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if e.timeout <= 0 {
 		e.timeout = 30 * time.Second
 	}
-	schema := o.Schema
-	if schema == "" {
-		schema = "turnstone"
+	if e.schema = o.Schema; e.schema == "" {
+		e.schema = "turnstone"
 	}
-	e.sql = statementsOf(schema)
-	if err := e.migrate(ctx, schema); err != nil {
+	e.sql = statementsOf(e.schema)
+	if err := e.check(ctx); err != nil {
 		e.pool.Close()
 		return nil, err
 	}
@@ -159,6 +159,9 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 		}
 		return rows.Err()
 	})
+	if undefined(err) {
+		return make([][]byte, len(keys)), nil
+	}
 	if err == nil && len(out) != len(keys) {
 		err = fmt.Errorf("postgres: %d values for %d keys", len(out), len(keys))
 	}
@@ -200,6 +203,9 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			}
 			return rows.Err()
 		})
+		if undefined(err) {
+			return nil, false, nil
+		}
 		return pairs, len(pairs) == limit, err
 	})
 }
@@ -252,6 +258,12 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 			})
 			return outcome(err)
 		})
+		if undefined(err) && !errors.Is(err, engine.ErrUnknown) {
+			if err := e.define(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		if !errors.Is(err, errGuard) {
 			return err
 		}
@@ -352,7 +364,10 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		return err
 	}
 	_, err := e.pool.Exec(ctx, e.sql.vacuum)
-	return err
+	if undefined(err) {
+		return nil
+	}
+	return lost(err)
 }
 
 // Retries returns how often transactions were repeated after serialization

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,44 +16,33 @@ const version = 1
 // ErrNewer: a newer version of this driver made the schema.
 var ErrNewer = errors.New("postgres: the schema was made by a newer version")
 
-// migrate makes the schema if it is not there. One that is needs no right to
-// define anything.
-func (e *Engine) migrate(ctx context.Context, schema string) error {
-	made, err := e.version(ctx, schema)
-	if err != nil {
-		return err
-	}
-	if made == 0 {
-		if err := e.define(ctx, schema); err != nil {
-			return err
-		}
-		if made, err = e.version(ctx, schema); err != nil {
-			return err
-		}
-	}
-	if made > version {
-		return fmt.Errorf("%w (schema %s has version %d, this one knows %d)", ErrNewer, schema, made, version)
+// check refuses a schema that a newer version made. One that is not there is made
+// by the first Apply: a look at a database leaves nothing, and what is there needs
+// no right to define anything.
+func (e *Engine) check(ctx context.Context) error {
+	made := 0
+	err := e.retry(ctx, func() error {
+		return e.pool.QueryRow(ctx, "SELECT version FROM "+pgx.Identifier{e.schema, "meta"}.Sanitize()).Scan(&made)
+	})
+	switch {
+	case undefined(err), errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("postgres: %w", err)
+	case made > version:
+		return fmt.Errorf("%w (schema %s has version %d, this one knows %d)", ErrNewer, e.schema, made, version)
 	}
 	return nil
 }
 
-// version returns the version of the schema, or 0 if there is none.
-func (e *Engine) version(ctx context.Context, schema string) (v int, err error) {
-	err = e.retry(ctx, func() error {
-		return e.pool.QueryRow(ctx, "SELECT version FROM "+pgx.Identifier{schema, "meta"}.Sanitize()).Scan(&v)
-	})
+// undefined reports whether err says that there is no schema yet.
+func undefined(err error) bool {
 	var pe *pgconn.PgError
-	if errors.As(err, &pe) && (pe.Code == undefinedTable || pe.Code == undefinedSchema) || errors.Is(err, pgx.ErrNoRows) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("postgres: %w", err)
-	}
-	return v, nil
+	return errors.As(err, &pe) && (pe.Code == undefinedTable || pe.Code == undefinedSchema)
 }
 
 // Definition returns the statements that make a schema, for those who give the
-// role at run time no right to do so. Open runs them itself when there is none.
+// role at run time no right to do so. The first Apply runs them when there is none.
 func Definition(schema string) []string {
 	s := pgx.Identifier{schema}.Sanitize()
 	pairs, meta := pgx.Identifier{schema, "pairs"}.Sanitize(), pgx.Identifier{schema, "meta"}.Sanitize()
@@ -78,18 +68,18 @@ func Grants(schema, role string) []string {
 
 // define runs the definition. IF NOT EXISTS does not exclude that two do so at
 // once: the loser finds what the other one made.
-func (e *Engine) define(ctx context.Context, schema string) error {
-	for _, statement := range Definition(schema) {
+func (e *Engine) define(ctx context.Context) error {
+	for _, statement := range Definition(e.schema) {
 		err := e.retry(ctx, func() error {
 			_, err := e.pool.Exec(ctx, statement)
 			return err
 		})
 		var pe *pgconn.PgError
-		if errors.As(err, &pe) && pe.Code == uniqueViolation {
+		if errors.As(err, &pe) && slices.Contains([]string{uniqueViolation, duplicateObject, duplicateSchema, duplicateTable}, pe.Code) {
 			err = nil
 		}
 		if err != nil {
-			return fmt.Errorf("postgres: define schema %s: %w", schema, err)
+			return fmt.Errorf("postgres: define schema %s: %w", e.schema, err)
 		}
 	}
 	return nil

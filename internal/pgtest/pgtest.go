@@ -219,13 +219,13 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	s.cmd = s.run("postgres", s.args...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	if err := s.cmd.Start(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	for {
 		c, err := pgx.Connect(ctx, s.URL("postgres"))
 		if err == nil {
@@ -234,7 +234,7 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-			return fmt.Errorf("pgtest: the server does not answer: %w: %s", err, text)
+			return fmt.Errorf("pgtest: the server does not answer: %w: %s", err, text[max(0, len(text)-4000):])
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -248,15 +248,19 @@ func (s *Server) URL(database string) string {
 	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres", database, s.dir)
 }
 
-// Kill ends the server at once, as a crash does (SIGKILL to all its processes).
+// Kill ends the server at once, as a crash does: SIGKILL to all its processes.
 func (s *Server) Kill() error {
-	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.cmd.Process.Pid, s.cmd.Process.Pid))
-	err := s.cmd.Process.Kill()
-	for _, pid := range strings.Fields(string(children)) {
-		if n, perr := strconv.Atoi(pid); perr == nil {
+	pid := s.cmd.Process.Pid
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil { // it starts no more of them
+		return err
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	for _, child := range strings.Fields(string(children)) {
+		if n, perr := strconv.Atoi(child); perr == nil {
 			_ = syscall.Kill(n, syscall.SIGKILL) // it may be gone
 		}
 	}
+	err = errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
 	_ = s.cmd.Wait() // it was killed
 	s.cmd = nil
 	return err
