@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -38,15 +39,18 @@ var ErrOtherStore = errors.New("turnstone: the destination holds another store")
 // verification of the copy, and with the commit ids of all heads compared: the
 // result is a *CorruptError if anything is damaged, here or there.
 //
-// The source may be written to meanwhile, but the copy is then of no one moment:
-// run Copy again when it is quiet. Nobody may use the copy until Copy is done.
+// From its first write to its last the copy can't be opened. The source may be
+// written to meanwhile, but the copy is then of no one moment: run Copy again
+// when it is quiet.
 func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyReport, error) {
-	c := copier{from: from, to: to, space: engine.PrefixRange(keys.Prefix(o.Namespace)), progress: o.Progress}
-	first, err := c.check(ctx, keys.StoreKey(o.Namespace), o.Namespace)
-	if err != nil {
+	c := copier{
+		from: from, to: to, progress: o.Progress, space: engine.PrefixRange(keys.Prefix(o.Namespace)),
+		storeKey: keys.StoreKey(o.Namespace), copyingKey: keys.CopyingKey(o.Namespace),
+	}
+	if err := c.check(ctx, o.Namespace); err != nil {
 		return nil, err
 	}
-	if err := c.run(ctx, first); err != nil {
+	if err := c.run(ctx); err != nil {
 		return &c.report, err
 	}
 	return &c.report, c.prove(ctx, o.Namespace)
@@ -54,114 +58,126 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 
 type copier struct {
 	from, to engine.Engine
-	space    engine.Range
 	progress func(int)
 	report   CopyReport
+	space    engine.Range
 
-	batch engine.Batch
-	last  []engine.Pair // heads, which are written when all that they lead to is there
-	extra [][]byte
+	storeKey, copyingKey []byte
+	record               []byte // the store record, of both
+	fresh                bool   // there was nothing
+	begun                bool   // the copy can't be opened
+	batch                engine.Batch
 }
 
-// check refuses to overwrite another store, and returns the store record if it is
-// to be written.
-func (c *copier) check(ctx context.Context, key []byte, namespace string) (first *engine.Pair, err error) {
-	here, err := c.from.Get(ctx, key)
+// check refuses to overwrite another store.
+func (c *copier) check(ctx context.Context, namespace string) error {
+	here, err := c.from.Get(ctx, c.storeKey)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if here[0] == nil {
-		return nil, fmt.Errorf("%w: namespace %q of the source", ErrStoreNotFound, namespace)
+		return fmt.Errorf("%w: namespace %q of the source", ErrStoreNotFound, namespace)
 	}
-	if _, err := openRecord(key, here[0]); err != nil {
-		return nil, codec.Corrupt(err, "store record of namespace %q", namespace)
+	if _, err := openRecord(c.storeKey, here[0]); err != nil {
+		return codec.Corrupt(err, "store record of namespace %q", namespace)
 	}
-	there, err := c.to.Get(ctx, key)
+	c.record = here[0]
+	there, err := c.to.Get(ctx, c.storeKey, c.copyingKey)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if there[0] != nil {
-		if !bytes.Equal(there[0], here[0]) {
-			return nil, fmt.Errorf("%w (namespace %q)", ErrOtherStore, namespace)
-		}
-		return nil, nil
-	}
-	// What is there without a store record is a copy that was interrupted: then
-	// the source has every key of it.
-	for p, err := range c.to.Scan(ctx, c.space) {
-		if err != nil {
-			return nil, err
-		}
-		vs, err := c.from.Get(ctx, p.Key)
-		if err != nil {
-			return nil, err
-		}
-		if vs[0] == nil {
-			return nil, fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, namespace)
+	c.begun = there[1] != nil // and was interrupted
+	for _, record := range there {
+		if record != nil && !bytes.Equal(record, c.record) {
+			return fmt.Errorf("%w (namespace %q)", ErrOtherStore, namespace)
 		}
 	}
-	return &engine.Pair{Key: key, Value: here[0]}, nil
+	if there[0] != nil || there[1] != nil {
+		return nil
+	}
+	first := c.space
+	first.Limit = 1
+	for _, err := range c.to.Scan(ctx, first) {
+		if err == nil {
+			err = fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, namespace)
+		}
+		return err
+	}
+	c.fresh = true
+	return nil
 }
 
-// run writes what differs: at first what nothing leads to yet, then the heads, at
-// last the store record, without which nobody can open the copy.
-func (c *copier) run(ctx context.Context, first *engine.Pair) error {
+// run writes what differs. While it does, there is a note in place of the store
+// record, without which nobody can open the copy.
+func (c *copier) run(ctx context.Context) error {
 	next, stop := iter.Pull2(c.to.Scan(ctx, c.space))
 	defer stop()
-	have, err, more := next()
-	for p, ferr := range c.from.Scan(ctx, c.space) {
-		if err = errors.Join(err, ferr); err != nil {
-			return err
-		}
-		for more && bytes.Compare(have.Key, p.Key) < 0 {
-			c.extra = append(c.extra, bytes.Clone(have.Key))
-			if have, err, more = next(); err != nil {
-				return err
+	var have engine.Pair
+	var err error
+	more := true
+	step := func() { // to the next pair of the copy that can differ
+		for {
+			if have, err, more = next(); err != nil || !more || !bytes.Equal(have.Key, c.storeKey) && !bytes.Equal(have.Key, c.copyingKey) {
+				return
 			}
+		}
+	}
+	step()
+	for p, ferr := range c.from.Scan(ctx, c.space) {
+		if ferr != nil {
+			return ferr
 		}
 		c.report.Records++
 		if c.progress != nil && c.report.Records%1000 == 0 {
 			c.progress(c.report.Records)
 		}
-		same := false
-		if more && bytes.Equal(have.Key, p.Key) {
-			same = bytes.Equal(have.Value, p.Value)
-			have, err, more = next()
+		if bytes.Equal(p.Key, c.storeKey) {
+			continue
 		}
-		switch {
-		case same, first != nil && bytes.Equal(p.Key, first.Key):
-		case p.Key[4] == keys.Head:
-			c.last = append(c.last, engine.Pair{Key: bytes.Clone(p.Key), Value: bytes.Clone(p.Value)})
-		default:
-			if werr := c.write(ctx, p); werr != nil {
-				return werr
+		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
+			if err := c.remove(ctx, have.Key); err != nil {
+				return err
+			}
+			step()
+		}
+		if err != nil {
+			return err
+		}
+		same := more && bytes.Equal(have.Key, p.Key)
+		if !same || !bytes.Equal(have.Value, p.Value) {
+			if err := c.write(ctx, p); err != nil {
+				return err
 			}
 		}
+		if same {
+			step()
+		}
 	}
-	for ; more && err == nil; have, err, more = next() {
-		c.extra = append(c.extra, bytes.Clone(have.Key))
-	}
-	if err != nil {
-		return err
-	}
-	for _, p := range c.last {
-		if err := c.write(ctx, p); err != nil {
+	for ; err == nil && more; step() {
+		if err := c.remove(ctx, have.Key); err != nil {
 			return err
 		}
 	}
-	for _, k := range c.extra {
-		c.report.Deleted++
-		if err := c.add(ctx, func(b *engine.Batch) { b.Delete(k) }); err != nil {
-			return err
-		}
+	if err == nil {
+		err = c.flush(ctx)
 	}
-	if err := c.flush(ctx); err != nil || first == nil {
+	there, gerr := c.to.Get(ctx, c.storeKey)
+	if err = errors.Join(err, gerr); err != nil || !c.begun && there[0] != nil {
 		return err
 	}
-	if err := c.write(ctx, *first); err != nil {
-		return err
+	var b engine.Batch
+	b.Set(c.storeKey, c.record)
+	b.Delete(c.copyingKey)
+	if c.fresh {
+		c.report.Written++
+		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
 	}
-	return c.flush(ctx)
+	return c.apply(ctx, &b)
+}
+
+func (c *copier) remove(ctx context.Context, key []byte) error {
+	c.report.Deleted++
+	return c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(key)) })
 }
 
 func (c *copier) write(ctx context.Context, p engine.Pair) error {
@@ -179,15 +195,29 @@ func (c *copier) add(ctx context.Context, f func(*engine.Batch)) error {
 	return c.flush(ctx)
 }
 
-// flush applies the batch; after an unknown outcome again, as it only sets and
-// deletes.
+// flush applies the batch.
 func (c *copier) flush(ctx context.Context) error {
 	if c.batch.Ops() == 0 {
 		return nil
 	}
-	s := Store{engine: c.to}
-	_, err := s.apply(ctx, &c.batch)
+	if !c.begun {
+		var b engine.Batch
+		b.Delete(c.storeKey)
+		b.Set(c.copyingKey, c.record)
+		if err := c.apply(ctx, &b); err != nil {
+			return err
+		}
+		c.begun = true
+	}
+	err := c.apply(ctx, &c.batch)
 	c.batch = engine.Batch{}
+	return err
+}
+
+// apply applies b; after an unknown outcome again, as it only sets and deletes.
+func (c *copier) apply(ctx context.Context, b *engine.Batch) error {
+	s := Store{engine: c.to}
+	_, err := s.apply(ctx, b)
 	return err
 }
 
@@ -202,29 +232,26 @@ func (c *copier) prove(ctx context.Context, namespace string) error {
 		defer st.Close()
 		stores[i] = st
 	}
-	for o := (ListOptions{Limit: 1000}); ; {
-		page, err := stores[0].List(ctx, o)
-		if err != nil {
-			return err
-		}
-		for _, i := range page.Sessions {
-			s, err := stores[1].Session(ctx, i.ID)
-			var have Info
-			if err == nil {
-				have, err = s.Info(ctx)
-			}
+	var heads [2]map[string]CommitID
+	for i, st := range stores {
+		heads[i] = map[string]CommitID{}
+		for o := (ListOptions{Limit: 1000}); ; {
+			page, err := st.List(ctx, o)
 			if err != nil {
-				return fmt.Errorf("copy: session %q: %w", i.ID, err)
+				return err
 			}
-			if have.Commit != i.Commit {
-				return fmt.Errorf("copy: %w: session %q was committed to meanwhile: copy again", ErrConflict, i.ID)
+			for _, s := range page.Sessions {
+				heads[i][s.ID] = s.Commit
 			}
-			c.report.Sessions++
-		}
-		if o.After = page.Next; o.After == "" {
-			break
+			if o.After = page.Next; o.After == "" {
+				break
+			}
 		}
 	}
+	if !maps.Equal(heads[0], heads[1]) {
+		return fmt.Errorf("copy: %w: sessions of the source were changed meanwhile: copy again", ErrConflict)
+	}
+	c.report.Sessions = len(heads[0])
 	v, err := stores[1].Verify(ctx, nil)
 	if err == nil && !v.OK() {
 		err = v.Problems[0]

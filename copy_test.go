@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -129,33 +130,73 @@ func TestCopyBetweenEngines(t *testing.T) {
 	}
 }
 
-// A copy that is interrupted anywhere can't be opened before it is whole the
-// first time, and goes on.
+// A copy that is interrupted anywhere can't be opened before it is whole, the
+// first time and when it is brought up to date, and goes on, also when the source
+// has changed since.
 func TestCopyInterruptedAnywhere(t *testing.T) {
+	// bulk commits what does not compress, so that a copy has many batches.
+	random := rand.NewChaCha8([32]byte{})
+	bulk := func(e engine.Engine, id string) {
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		defer st.Close()
+		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 8 {
+			payload := make([]byte, 400<<10)
+			random.Read(payload)
+			commitTo(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
+		}
+	}
 	from := memory.New()
 	defer from.Close()
 	fill(t, from)
-	for n := 0; ; n++ {
+	bulk(from, "bulk")
+	interrupted := 0
+	for n, done := 0, 0; done < 2; n++ {
 		base := memory.New()
+		if done == 1 { // now it is an update
+			copyStore(t, from, base)
+			bulk(from, fmt.Sprint("more ", n))
+			st := openStore(t, from, nil)
+			if err := st.Delete(ctx, "s1", turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+			st.Close()
+		}
 		faulty := &enginetest.Faulty{Engine: base, Plan: enginetest.CrashAfter(n)}
 		_, err := turnstone.Copy(ctx, from, faulty, turnstone.CopyOptions{})
 		if err == nil {
-			equalPairs(t, from, base)
-			base.Close()
-			if n < 3 {
-				t.Errorf("it took %d calls", n)
+			done, n = done+1, 0
+		} else {
+			interrupted++
+			if st, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true}); err == nil {
+				if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
+					t.Fatalf("after %d calls what can be opened is no store: %v", n, err)
+				}
+				st.Close()
 			}
-			return
 		}
-		if st, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true}); err == nil {
-			if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
-				t.Fatalf("after %d calls what can be opened is no store: %v", n, err)
+		if n%5 == 3 { // the source has changed since
+			st := openStore(t, from, nil)
+			if err := st.Seal(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := st.Delete(ctx, fmt.Sprint("more ", n-2), turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+				t.Fatal(err)
 			}
 			st.Close()
 		}
 		copyStore(t, from, base)
 		equalPairs(t, from, base)
 		base.Close()
+	}
+	if interrupted < 10 {
+		t.Errorf("%d interruptions", interrupted)
 	}
 }
 

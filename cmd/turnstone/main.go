@@ -258,6 +258,13 @@ func (a *app) shown() string {
 		if err != nil {
 			return "the server"
 		}
+		query := u.Query()
+		for _, secret := range []string{"password", "sslpassword"} {
+			if query.Has(secret) {
+				query.Set(secret, "xxxxx")
+			}
+		}
+		u.RawQuery = query.Encode()
 		return u.Redacted()
 	}
 	return a.url

@@ -58,7 +58,8 @@ func Open(ctx context.Context, url string) (engine.Engine, error) {
 		}
 		return e, nil
 	}
-	return nil, fmt.Errorf("%w %q: want %s", ErrURL, url, Forms)
+	begin, _, _ := strings.Cut(url, ":") // the rest may have a password
+	return nil, fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
 }
 
 // Server reports whether url names a server.
@@ -67,12 +68,16 @@ func Server(url string) bool {
 }
 
 func openPostgres(ctx context.Context, url string) (engine.Engine, error) {
+	// What is wrong is not said in the words of net/url: they can have the password.
 	u, err := neturl.Parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrURL, errors.Unwrap(err)) // not err: it has the password
+		return nil, fmt.Errorf("%w: it can't be parsed: in user and password, escape what is not a letter or digit as %%XX", ErrURL)
 	}
 	var o postgres.Options
-	query := u.Query()
+	query, err := neturl.ParseQuery(u.RawQuery)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its parameters can't be parsed", ErrURL)
+	}
 	o.Schema = query.Get("schema")
 	query.Del("schema")
 	u.RawQuery = query.Encode()

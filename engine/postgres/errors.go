@@ -48,9 +48,9 @@ func ended(err error) (pe *pgconn.PgError, ok bool) {
 }
 
 // outcome says what the error of a transaction that writes means for it.
-func outcome(err error) error {
+func outcome(ctx context.Context, err error) error {
 	if err == nil || unsent(err) {
-		return lost(err)
+		return lost(ctx, err)
 	}
 	switch pe, ok := ended(err); {
 	case !ok: // the connection is gone, or the server ends it: COMMIT may have been executed
@@ -63,15 +63,17 @@ func outcome(err error) error {
 	return err
 }
 
-// lost says what the error of a transaction that changed nothing means.
-func lost(err error) error {
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+// lost says what the error of a transaction that changed nothing means. What is
+// not the caller's ctx is a time-out of the driver or the connection: that its
+// error is a context's is nobody's business.
+func lost(ctx context.Context, err error) error {
+	if _, ok := ended(err); err == nil || ok {
 		return err
 	}
-	if _, ok := ended(err); ok {
-		return err
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+	return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
 }
 
 const (

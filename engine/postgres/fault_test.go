@@ -388,6 +388,19 @@ func TestTimeoutsAndExhaustion(t *testing.T) {
 	if err := e.Apply(ctx, set("4")); err != nil {
 		t.Error(err)
 	}
+	// A read that takes too long is the database's failure, not the caller's.
+	if tx, err = c.Begin(ctx); err == nil {
+		_, err = tx.Exec(ctx, "LOCK TABLE "+table)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Get(ctx, key); !errors.Is(err, engine.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a read of a locked table: %v", err)
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
 	if vs, err := e.Get(ctx, key); err != nil || strings.Contains("3", string(vs[0])) {
 		t.Errorf("%q, %v", vs, err)
 	}
@@ -423,6 +436,9 @@ func TestANewerSchemaIsRefused(t *testing.T) {
 	defer c.Close(ctx)
 	if _, err := c.Exec(ctx, "UPDATE "+pgx.Identifier{schema, "meta"}.Sanitize()+" SET version = version + 1"); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: strings.Repeat("x", 64)}); err == nil {
+		t.Error("a name that PostgreSQL would cut")
 	}
 	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: schema}); !errors.Is(err, postgres.ErrNewer) {
 		t.Errorf("%v", err)

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,10 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if e.schema = o.Schema; e.schema == "" {
 		e.schema = "turnstone"
 	}
+	if len(e.schema) > maxName || strings.ContainsRune(e.schema, 0) {
+		e.pool.Close()
+		return nil, fmt.Errorf("postgres: schema name %q: at most %d bytes, none of them 0", e.schema, maxName)
+	}
 	e.sql = statementsOf(e.schema)
 	if err := e.check(ctx); err != nil {
 		e.pool.Close()
@@ -104,6 +109,9 @@ func connect(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, p
 		pooled, config = true, config.Copy()
 	}
 }
+
+// maxName is how long a name is before PostgreSQL cuts it (NAMEDATALEN).
+const maxName = 63
 
 // statements are those of one schema.
 type statements struct{ get, scan, scanOpen, guards, inserts, sets, deletes, vacuum string }
@@ -172,8 +180,9 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 }
 
 const (
-	firstPage = 128 // pairs; pages grow, as many scans want few
+	firstPage = 64 // pairs; pages grow, as many scans want few, …
 	lastPage  = 1024
+	pageBytes = 1 << 20 // … but not beyond this by much
 )
 
 // Scan implements engine.Engine.
@@ -181,7 +190,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	size := firstPage
 	return engine.Paged(r, func(r engine.Range) (pairs []engine.Pair, more bool, err error) {
 		limit := size
-		if size = min(2*size, lastPage); r.Limit > 0 {
+		if r.Limit > 0 {
 			limit = min(limit, r.Limit)
 		}
 		start := r.Start
@@ -206,6 +215,13 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 		if undefined(err) {
 			return nil, false, nil
 		}
+		bytes := 0
+		for _, p := range pairs {
+			bytes += len(p.Key) + len(p.Value)
+		}
+		if size = min(2*size, lastPage); bytes > pageBytes {
+			size = max(len(pairs)*pageBytes/bytes, 1)
+		}
 		return pairs, len(pairs) == limit, err
 	})
 }
@@ -216,9 +232,7 @@ func (e *Engine) read(ctx context.Context, query string, args []any, f func(pgx.
 		return err
 	}
 	return e.retry(ctx, func() error {
-		limited, cancel := context.WithTimeout(ctx, e.timeout)
-		defer cancel()
-		return lost(e.transact(ctx, limited, func(b *pgx.Batch) {
+		return lost(ctx, e.transact(ctx, ctx, func(b *pgx.Batch) {
 			e.begin(b, beginRead)
 			b.Queue(query, args...).Query(f)
 			b.Queue(commit)
@@ -237,10 +251,8 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	w := split(b)
 	for {
 		err := e.retry(ctx, func() error {
-			// From here on the outcome is reported as it is, whatever ctx says.
-			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.timeout)
-			defer cancel()
-			err := e.transact(ctx, limited, func(q *pgx.Batch) {
+			// Once it is sent, the outcome is reported as it is, whatever ctx says.
+			err := e.transact(ctx, context.WithoutCancel(ctx), func(q *pgx.Batch) {
 				e.begin(q, beginWrite)
 				if len(w.guards) > 0 {
 					q.Queue(e.sql.guards, w.guards, w.wanted)
@@ -256,7 +268,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 				}
 				q.Queue(commit)
 			})
-			return outcome(err)
+			return outcome(ctx, err)
 		})
 		if undefined(err) && !errors.Is(err, engine.ErrUnknown) {
 			if err := e.define(ctx); err != nil {
@@ -339,13 +351,16 @@ func (e *Engine) begin(b *pgx.Batch, statement string) {
 }
 
 // transact sends the statements that f queues, among them BEGIN and COMMIT,
-// together. ctx is for the wait for a connection, limited for the rest.
-func (e *Engine) transact(ctx, limited context.Context, f func(*pgx.Batch)) error {
+// together. ctx is for the wait for a connection, during for the rest, which takes
+// as long as Options.Timeout at most.
+func (e *Engine) transact(ctx, during context.Context, f func(*pgx.Batch)) error {
 	conn, err := e.pool.Acquire(ctx)
 	if err != nil {
 		return &notSent{err}
 	}
 	defer conn.Release()
+	limited, cancel := context.WithTimeout(during, e.timeout)
+	defer cancel()
 	var b pgx.Batch
 	f(&b)
 	err = conn.SendBatch(limited, &b).Close()
@@ -367,7 +382,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if undefined(err) {
 		return nil
 	}
-	return lost(err)
+	return lost(ctx, err)
 }
 
 // Retries returns how often transactions were repeated after serialization

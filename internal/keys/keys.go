@@ -40,6 +40,7 @@ const (
 	Bookmark   = 'z' // incarnation: how far gc has read it
 	Candidate  = 'G' // H(blob id): may be garbage
 	Detached   = 'D' // incarnation, H(blob id): vacuum removed a reference
+	Copying    = 'C' // the store record of a copy that is not whole
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -53,7 +54,7 @@ const prefixSize = 4
 
 // widths are the lengths of the fields behind each letter.
 var widths = map[byte]int{
-	Store: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
+	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
 	Mark: 16, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
 	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32,
 }
@@ -69,6 +70,13 @@ type Space struct {
 func StoreKey(name string) []byte {
 	p := prefix(name)
 	return append(p[:], Store)
+}
+
+// CopyingKey returns the key of the note that stands in place of the store record
+// of the namespace called name while a copy is made.
+func CopyingKey(name string) []byte {
+	p := prefix(name)
+	return append(p[:], Copying)
 }
 
 // Prefix returns what all keys of the namespace called name begin with.
