@@ -126,7 +126,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 			all := strings.Fields("a b c d e f g h")
 			for i := range all { // the responses of a model
 				s.Save(transcript.Snapshot{Messages: history(all[:i+1]...)})
-				time.Sleep(200 * time.Millisecond)
+				time.Sleep(190 * time.Millisecond) // never just when a save is due
 			}
 			if err := s.Flush(ctx); err != nil {
 				t.Fatal(err)
