@@ -134,6 +134,9 @@ func TestCopyBetweenEngines(t *testing.T) {
 // first time and when it is brought up to date, and goes on, also when the source
 // has changed since.
 func TestCopyInterruptedAnywhere(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
+	}
 	// bulk commits what does not compress, so that a copy has many batches.
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {

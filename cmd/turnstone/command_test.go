@@ -649,8 +649,8 @@ func TestCopyOfTheCorpus(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS")
 	}
-	if testing.Short() {
-		t.Skip("long")
+	if race {
+		t.Skip("other processes, many megabytes: there is nothing for the race detector")
 	}
 	from, back := t.TempDir()+"/store", t.TempDir()+"/store"
 	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
