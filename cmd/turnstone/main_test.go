@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // of the processes that the tests start
 	os.Exit(pgtest.Main(m))
 }
 
