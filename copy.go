@@ -30,9 +30,6 @@ type CopyReport struct {
 	Deleted  int   `json:"deleted"`  // records that only the copy had
 }
 
-// ErrOtherStore: where a store was to be copied to is another one.
-var ErrOtherStore = errors.New("turnstone: the destination holds another store")
-
 // Copy makes the store in to what the one in from is, whatever engines they are:
 // it compares all records and writes those that differ. Once more, it brings a
 // copy up to date; after an interruption, it goes on. It ends with a

@@ -45,6 +45,8 @@ var (
 	ErrHasChildren = errors.New("turnstone: session has children")
 	// ErrExists: Rename found a session under the new id.
 	ErrExists = errors.New("turnstone: session exists")
+	// ErrOtherStore: where a store was to be copied to is another one.
+	ErrOtherStore = errors.New("turnstone: the destination holds another store")
 	// ErrOutcomeUnknown: the commit may or may not stand. Open the store again
 	// if the error matches engine.ErrClosed, and commit again with the same
 	// turn id: if it stands, its result is returned.

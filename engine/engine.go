@@ -54,8 +54,9 @@ type Engine interface {
 	Apply(ctx context.Context, b *Batch) error
 
 	// Vacuum gives the space of removed pairs back and leaves no removed value
-	// behind in the driver's files. Other calls go on meanwhile. It is a no-op
-	// where the database does both by itself.
+	// behind in the driver's files. Other calls go on meanwhile. Where the files
+	// are a server's, it does what the server offers, and the driver says what
+	// is left in them.
 	Vacuum(ctx context.Context) error
 
 	// Limits returns what one Apply accepts. It is constant.
@@ -76,7 +77,8 @@ var (
 	ErrInvalid = errors.New("engine: invalid batch")
 	// ErrNoSpace: disk, inodes or file descriptors are short; nothing was applied.
 	ErrNoSpace = errors.New("engine: no space")
-	// ErrUnavailable: the database can't be reached now; nothing was applied.
+	// ErrUnavailable: the database can't be reached now, or too many others are in
+	// the way; nothing was applied.
 	ErrUnavailable = errors.New("engine: database unavailable")
 	// ErrUnknown: the batch may or may not have been applied.
 	ErrUnknown = errors.New("engine: outcome unknown")

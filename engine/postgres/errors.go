@@ -43,8 +43,10 @@ func unsent(err error) bool {
 
 // ended reports whether err is an ERROR of the server, which rolls the transaction
 // back and leaves the connection as it is.
-func ended(err error) (pe *pgconn.PgError, ok bool) {
-	return pe, errors.As(err, &pe) && pe.SeverityUnlocalized == "ERROR"
+func ended(err error) (*pgconn.PgError, bool) {
+	var pe *pgconn.PgError
+	ok := errors.As(err, &pe) && pe.SeverityUnlocalized == "ERROR"
+	return pe, ok
 }
 
 // outcome says what the error of a transaction that writes means for it.
@@ -96,7 +98,7 @@ func (e *Engine) retry(ctx context.Context, f func() error) error {
 			return err
 		}
 		if attempt == maxAttempts {
-			return fmt.Errorf("postgres: given up after %d attempts: %w", attempt, err)
+			return fmt.Errorf("%w: given up after %d attempts: %w", engine.ErrUnavailable, attempt, err)
 		}
 		e.retries.Add(1)
 		select {

@@ -378,11 +378,14 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
-	_, err := e.pool.Exec(ctx, e.sql.vacuum)
+	err := e.retry(ctx, func() error {
+		_, err := e.pool.Exec(ctx, e.sql.vacuum)
+		return lost(ctx, err)
+	})
 	if undefined(err) {
 		return nil
 	}
-	return lost(ctx, err)
+	return err
 }
 
 // Retries returns how often transactions were repeated after serialization

@@ -28,8 +28,8 @@ const (
 	require  = "TURNSTONE_TEST_REQUIRE"
 )
 
-// ErrNone: no PostgreSQL is installed.
-var ErrNone = errors.New("no PostgreSQL is installed: install it (Debian: apt-get install postgresql), or point " + variable + " to one")
+// errNone: no PostgreSQL is installed.
+var errNone = errors.New("no PostgreSQL is installed: install it (Debian: apt-get install postgresql), or point " + variable + " to one")
 
 // shared is the server of a test binary.
 var shared struct {
@@ -72,7 +72,7 @@ func URL(t testing.TB) string {
 // need skips or fails a test without a server.
 func need(t testing.TB, err error) {
 	t.Helper()
-	if errors.Is(err, ErrNone) {
+	if errors.Is(err, errNone) {
 		Missing(t, err)
 	}
 	if err != nil {
@@ -157,7 +157,7 @@ func binaries() (string, error) {
 	}
 	all, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if err != nil || len(all) == 0 {
-		return "", ErrNone
+		return "", errNone
 	}
 	version := func(path string) int {
 		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
