@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 func (a *app) verify() *cobra.Command {
@@ -20,7 +19,7 @@ func (a *app) verify() *cobra.Command {
 		Example: "turnstone verify",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				progress := bar(-1, "verifying", false)
 				v, err := st.Verify(cmd.Context(), func(done int) { progress.Set(done) })
 				progress.Finish()
@@ -66,7 +65,7 @@ func (a *app) stats() *cobra.Command {
 		Example: "turnstone stats",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := st.Stats(cmd.Context())
 				if err != nil {
 					return err

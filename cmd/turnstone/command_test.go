@@ -2,20 +2,16 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 // status runs the command as a process, and returns its exit code.
@@ -107,7 +103,7 @@ func TestExitCodes(t *testing.T) {
 func build(t *testing.T, f func(st *turnstone.Store)) (url string) {
 	t.Helper()
 	a := &app{url: t.TempDir() + "/store"}
-	err := a.with(t.Context(), false, func(st *turnstone.Store, _ engine.Engine) error {
+	err := a.with(t.Context(), false, func(st *turnstone.Store) error {
 		f(st)
 		return nil
 	})
@@ -135,149 +131,10 @@ func create(t *testing.T, st *turnstone.Store, r turnstone.Request) *turnstone.S
 	return s
 }
 
-const evil = "red \x1b[31m bell \a c1 \u009b31m del \x7f bidi \u202e end"
-
-// Whatever a store holds, no command sends a control or escape sequence.
-func TestNothingActiveReachesTheTerminal(t *testing.T) {
-	var node string
-	url := build(t, func(st *turnstone.Store) {
-		s := create(t, st, turnstone.Request{ID: "a" + evil, Metadata: turnstone.Metadata{Name: evil, Model: evil, Cwd: evil, Labels: map[string]string{evil: evil}}})
-		at, err := s.PutAttachment(t.Context(), strings.NewReader(evil), -1, evil, evil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := json.Marshal(map[string]any{"role": "user", "content": evil, "tool_calls": []any{map[string]any{"id": evil, "function": map[string]any{"name": evil}}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := commit(t, s, turnstone.Commit{
-			Turn: evil, Checkpoint: map[string][]byte{evil: []byte(evil)}, Usage: []turnstone.Usage{{Model: evil, Input: 1}},
-			Nodes: []turnstone.NewNode{{Kind: evil, Key: evil, Payload: text, Attachments: []turnstone.Attachment{at}}, {Kind: "raw", Payload: []byte(evil)}, {Kind: "bytes", Payload: []byte{0xff, 0x1b, '['}}},
-		})
-		node = r.Nodes[0].String()
-		create(t, st, turnstone.Request{ID: "b" + evil, Parent: s.ID()})
-	})
-	for _, args := range []string{
-		"sessions", "sessions --json", "tree", "tree --json", "show a", "show a --full --whole", "show a --json", "log a", "log a --graph", "log a --json",
-		"diff a b", "diff a@1 b --json", "usage --by session,model,day", "usage --csv", "usage --json", "label a", "stats", "stats --json", "verify", "verify --json",
-		"keep a x", "keep a", "keep a --json", "show missing" + evil, "rewind a:" + node, "gc", "vacuum",
-	} {
-		_, out, errs := status(t, nil, append(strings.Fields(args), "--store", url)...)
-		for _, r := range out + errs {
-			if r != '\n' && active(r) && !(strings.Contains(args, "--csv") && r == '\r') {
-				t.Errorf("%s: %q in\n%q\n%q", args, r, out, errs)
-				break
-			}
-		}
-	}
-	// The contents themselves: as they are to a file or pipe, visible on a terminal.
-	if _, out, _ := status(t, nil, "cat", "a", node, "--store", url); !strings.Contains(out, "\u202e") {
-		t.Errorf("cat to a pipe changed the bytes: %q", out)
-	}
-	if _, err := exec.LookPath("script"); err != nil {
-		t.Skip("no script(1) to make a terminal with")
-	}
-	for _, args := range []string{"cat a " + node, "export a", "show a", "cat a:x"} {
-		cmd := exec.Command("script", "-qec", os.Args[0]+" "+args+" --store "+url, "/dev/null")
-		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", "NO_COLOR=1", storeVariable+"=")
-		out, _ := cmd.CombinedOutput() // the exit code is script's
-		if len(out) < 20 {
-			t.Errorf("%s: %q", args, out)
-		}
-		for _, r := range string(out) {
-			if r != '\n' && r != '\r' && active(r) {
-				t.Errorf("%s on a terminal: %q in %q", args, r, out)
-				break
-			}
-		}
-	}
-}
-
-func TestColoursAreForTerminals(t *testing.T) {
-	if _, err := exec.LookPath("script"); err != nil {
-		t.Skip("no script(1) to make a terminal with")
-	}
-	url := build(t, func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "a"}) })
-	for env, want := range map[string]bool{"TERM=xterm": true, "NO_COLOR=1": false} {
-		cmd := exec.Command("script", "-qec", os.Args[0]+" show a --store "+url, "/dev/null")
-		cmd.Env = append(os.Environ(), "TERM=xterm", "TURNSTONE_TEST_COMMAND=1", storeVariable+"=", env)
-		out, err := cmd.CombinedOutput()
-		if got := strings.Contains(string(out), "\x1b["); got != want || err != nil {
-			t.Errorf("%s: colours %v, %v: %q", env, got, err, out)
-		}
-	}
-	if out := must(t, "show", "a", "--store", url); strings.Contains(out, "\x1b") {
-		t.Errorf("%q", out)
-	}
-}
-
-func TestShortenedIDs(t *testing.T) {
-	var ids []string
-	url := build(t, func(st *turnstone.Store) {
-		for _, id := range []string{"alpha", "alphabet", "beta", "with@1", "with:beef"} {
-			s := create(t, st, turnstone.Request{ID: id})
-			r := commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Key: "k", Payload: []byte("in " + id)}}})
-			ids = append(ids, r.Leaf.String())
-		}
-	})
-	run := func(args ...string) (int, string) {
-		code, out, errs := status(t, nil, append(args, "--store", url)...)
-		return code, out + errs
-	}
-	for name, want := range map[string]string{
-		"alpha": "in alpha\n", "alphab": "in alphabet", "b": "in beta", "with@1": "in with@1", "with:beef": "in with:beef", "with@1@1": "in with@1",
-		"beta:" + ids[2][:6]: "in beta", "beta:k": "in beta", "bet@1": "in beta",
-	} {
-		if code, out := run("show", name); code != 0 || !strings.Contains(out, want) {
-			t.Errorf("%s: %d: %s", name, code, out)
-		}
-	}
-	if code, out := run("show", "alph"); code != exitNotFound || !strings.Contains(out, `several begin with "alph"`) {
-		t.Errorf("%d: %s", code, out)
-	}
-	for _, args := range [][]string{{"rm", "bet"}, {"erase", "bet", "--yes"}, {"tombstone", "bet", "k"}, {"rename", "bet", "x"}} {
-		if code, out := run(args...); code != exitNotFound {
-			t.Errorf("%v: %d: %s", args, code, out)
-		}
-	}
-	if code, out := run("tombstone", "beta", "k"); code != 0 {
-		t.Error(out)
-	}
-	if _, out := run("show", "beta"); strings.Contains(out, "in beta") {
-		t.Error(out)
-	}
-}
-
-func TestCompletion(t *testing.T) {
-	url := build(t, func(st *turnstone.Store) {
-		for _, id := range []string{"one", "other", "two", "o\x1b[31m"} {
-			create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: "name of " + id}})
-		}
-	})
-	out := must(t, "__complete", "--store", url, "show", "o")
-	if strings.Contains(out, "\x1b") {
-		t.Errorf("%q", out)
-	}
-	if !strings.Contains(out, "one\tname of one\n") || !strings.Contains(out, "other\t") || strings.Contains(out, "two") {
-		t.Errorf("%q", out)
-	}
-	if out := must(t, "__complete", "--store", url, "sessions", "--parent", "t"); !strings.Contains(out, "two") {
-		t.Errorf("%q", out)
-	}
-	if code, out, errs := status(t, nil, "__complete", "--store", t.TempDir(), "show", ""); code != 0 || strings.Contains(errs, "no store") {
-		t.Errorf("%q %q", out, errs)
-	}
-	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if out := must(t, "completion", shell); !strings.Contains(out, "turnstone") {
-			t.Errorf("%s: %q", shell, out)
-		}
-	}
-}
-
 func TestUsageOfDaysAndForks(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	a := &app{url: t.TempDir() + "/store", options: turnstone.Options{Now: func() time.Time { return now }}}
-	err := a.with(t.Context(), false, func(st *turnstone.Store, _ engine.Engine) error {
+	err := a.with(t.Context(), false, func(st *turnstone.Store) error {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		for i := range 3 {
 			commit(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}, Usage: []turnstone.Usage{{Model: "m", Input: 10}, {Model: "n", Output: 1}}})
@@ -304,95 +161,6 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 		}
 	}
 	if out := must(t, "usage", "--store", a.url); !strings.Contains(out, "35     3       0       0        0          total") {
-		t.Error(out)
-	}
-}
-
-// Random graphs are drawn so that every commit stands below all that go on from
-// it, in a column that runs from them to it.
-func TestGraphOfBranches(t *testing.T) {
-	var all []*vertex
-	at := func(revision int, parents ...*vertex) *vertex {
-		v := &vertex{session: "s", order: len(all), parents: parents, subject: fmt.Sprint("commit ", revision)}
-		v.Revision, v.Nodes, v.Time = turnstone.Revision(revision), 1, time.Date(2026, 1, 1, 0, revision, 0, 0, time.UTC)
-		all = append(all, v)
-		return v
-	}
-	one := at(1)
-	two := at(2, one)
-	three := at(3, one)
-	four := at(4, two)
-	five := at(5, three, four)
-	at(6, one)
-	at(7, five)
-	at(8)
-	var out bytes.Buffer
-	r := reader{printer: printer{w: &out}, columns: 60}
-	r.graph(newestFirst(all), 0, false)
-	var got []string
-	for _, l := range strings.Split(strings.TrimRight(out.String(), "\n"), "\n") {
-		mark, _, _ := strings.Cut(l, "  2026")
-		got = append(got, strings.TrimRight(mark, " "))
-	}
-	want := []string{
-		"*    8",
-		"*    7",
-		"│ *    6",
-		"* │    5",
-		"├─┼─╮",
-		"│ │ *    4",
-		"* │ │    3",
-		"│ │ *    2",
-		"├─┴─╯",
-		"*    1",
-	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("\n%s", out.String())
-	}
-	// A clock that went back does not put a commit above what goes on from it.
-	two.Time = one.Time.Add(-time.Hour)
-	order := newestFirst(all)
-	place := map[*vertex]int{}
-	for i, v := range order {
-		place[v] = i
-	}
-	for _, v := range all {
-		for _, p := range v.parents {
-			if place[p] < place[v] {
-				t.Errorf("%d stands above %d", p.Revision, v.Revision)
-			}
-		}
-	}
-	if len(order) != len(all) {
-		t.Errorf("%d of %d", len(order), len(all))
-	}
-}
-
-func TestLogOfWhatIsTombstonedAndPruned(t *testing.T) {
-	url := build(t, func(st *turnstone.Store) {
-		s := create(t, st, turnstone.Request{ID: "s"})
-		for i := range 3 {
-			commit(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint(i), Payload: fmt.Append(nil, "text ", i)}}})
-		}
-		commit(t, s, turnstone.Commit{Expected: 3, Leaf: turnstone.NoNode()})
-		n, err := s.NodeByKey(t.Context(), "1")
-		if err == nil {
-			err = s.Tombstone(t.Context(), n.ID)
-		}
-		if err == nil {
-			_, err = s.Prune(t.Context(), 2)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	})
-	out := must(t, "log", "s", "--graph", "--store", url)
-	for _, want := range []string{"emptied the conversation", "user: text 2", "tombstoned since", "user: text 0", "pruned"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
-		}
-	}
-	if out := must(t, "log", "s", "-n", "1", "--store", url); strings.Count(out, "\n") != 1 {
 		t.Error(out)
 	}
 }
@@ -490,48 +258,6 @@ func TestImportOfStandardInput(t *testing.T) {
 	}
 }
 
-// An id is enough, wherever it is.
-func TestCatByID(t *testing.T) {
-	var attachment, part string
-	url := build(t, func(st *turnstone.Store) {
-		for i := range 3 {
-			s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i)})
-			a, err := s.PutAttachment(t.Context(), strings.NewReader(fmt.Sprint("attachment ", i)), -1, "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			commit(t, s, turnstone.Commit{
-				Nodes: []turnstone.NewNode{{Kind: "user", Attachments: []turnstone.Attachment{a}}}, Checkpoint: map[string][]byte{"p": fmt.Append(nil, "part ", i)},
-			})
-			if attachment = a.ID.String(); i == 1 {
-				state, err := s.Load(t.Context(), turnstone.Scope{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				part = state.Parts[0].Blob.String()
-			}
-		}
-	})
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{attachment}, "attachment 2"},
-		{[]string{part}, "part 1"},
-		{[]string{"s1", part[:8]}, "part 1"},
-		{[]string{"s2", attachment[:8]}, "attachment 2"},
-	} {
-		if out := must(t, append(append([]string{"cat"}, c.args...), "--store", url)...); out != c.want {
-			t.Errorf("%v: %q", c.args, out)
-		}
-	}
-	file := t.TempDir() + "/out"
-	must(t, "cat", part, "-o", file, "--store", url)
-	if data, err := os.ReadFile(file); err != nil || string(data) != "part 1" {
-		t.Errorf("%q, %v", data, err)
-	}
-}
-
 // A parent is a name: one that was given again can make sessions descend from
 // themselves.
 func TestParentsInACircle(t *testing.T) {
@@ -552,42 +278,6 @@ func TestParentsInACircle(t *testing.T) {
 	must(t, "log", "a", "--graph", "--store", url)
 }
 
-// What is named is never taken for something that only begins so.
-func TestNamesBeforeBeginnings(t *testing.T) {
-	keys := map[string]string{}
-	url := build(t, func(st *turnstone.Store) {
-		for _, id := range []string{"trip", "trip@1x", "trip:k1", "agent", "agent:msg_12"} {
-			s := create(t, st, turnstone.Request{ID: id})
-			commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Key: "msg_1", Payload: []byte("msg_1 of " + id)}, {Kind: "user", Key: "k", Payload: []byte("k of " + id)}}})
-		}
-		// Keys that look like the beginnings of ids.
-		s := create(t, st, turnstone.Request{ID: "keys"})
-		c := turnstone.Commit{}
-		for i := range 2000 {
-			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "user", Key: fmt.Sprint(1000 + i), Payload: fmt.Append(nil, "node ", 1000+i)})
-		}
-		r := commit(t, s, c)
-		for i, id := range r.Nodes { // a key that another node's id begins with, and an ambiguous beginning
-			if begin := id.String()[:4]; strings.Trim(begin, "0123456789") == "" && begin >= "1000" && begin < "3000" && begin != fmt.Sprint(1000+i) {
-				keys[begin] = "node " + begin
-			}
-		}
-	})
-	if len(keys) == 0 {
-		t.Fatal("no node's id begins with the key of another one")
-	}
-	for name, want := range map[string]string{"trip@1": "k of trip\n", "agent:msg_1": "msg_1 of agent\n", "trip:k": "k of trip\n", "trip@1x": "k of trip@1x", "trip@1x@1": "k of trip@1x"} {
-		if out := must(t, "show", name, "--last", "1", "--store", url); !strings.Contains(out, want) {
-			t.Errorf("%s:\n%s", name, out)
-		}
-	}
-	for key, want := range keys {
-		if out := must(t, "cat", "keys", key, "--store", url); out != want {
-			t.Errorf("%s: %q", key, out)
-		}
-	}
-}
-
 func TestForksHaveTheCheckpointOfTheirRevision(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
@@ -604,64 +294,5 @@ func TestForksHaveTheCheckpointOfTheirRevision(t *testing.T) {
 	}
 	if out := must(t, "usage", "s", "s", "--json", "--store", url); out != "" {
 		t.Error(out)
-	}
-}
-
-// From Badger to PostgreSQL and back with the command.
-func TestCopy(t *testing.T) {
-	from := build(t, func(st *turnstone.Store) {
-		s := create(t, st, turnstone.Request{ID: "s"})
-		commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("text")}}, Checkpoint: map[string][]byte{"p": []byte("part")}})
-		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
-	})
-	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
-	back := t.TempDir() + "/store"
-	for _, args := range [][]string{{from, server}, {server, back}} {
-		if out := must(t, "copy", args[0], args[1]); !strings.Contains(out, "the heads of 2 sessions") {
-			t.Error(out)
-		}
-	}
-	for _, url := range []string{server, back} {
-		if got, want := must(t, "sessions", "--json", "--store", url), must(t, "sessions", "--json", "--store", from); got != want {
-			t.Errorf("%s\n%s", got, want)
-		}
-		must(t, "verify", "--store", url)
-	}
-	if out := must(t, "copy", from, server, "--json"); !strings.Contains(out, `"written":0`) {
-		t.Error(out)
-	}
-	other := build(t, func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "o"}) })
-	if code, _, errs := status(t, nil, "copy", from, other); code != exitConflict || !strings.Contains(errs, "another store") {
-		t.Errorf("%d: %s", code, errs)
-	}
-	if code, _, errs := status(t, nil, "copy", t.TempDir(), other); code != exitNotFound {
-		t.Errorf("%d: %s", code, errs)
-	}
-}
-
-// The corpus from Badger to PostgreSQL and back: equal heads, clean at both ends.
-func TestCopyOfTheCorpus(t *testing.T) {
-	dir := os.Getenv("TURNSTONE_CORPUS")
-	if dir == "" {
-		dir = "../../../shared/corpus"
-	}
-	files, err := filepath.Glob(dir + "/*.gz")
-	if err != nil || len(files) == 0 {
-		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS")
-	}
-	if race {
-		t.Skip("other processes, many megabytes: there is nothing for the race detector")
-	}
-	from, back := t.TempDir()+"/store", t.TempDir()+"/store"
-	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
-	must(t, append([]string{"import", "--skip-bad", "--store", from}, files...)...)
-	t.Log(must(t, "copy", from, server))
-	t.Log(must(t, "copy", server, back))
-	want := must(t, "sessions", "--json", "--limit", "0", "--store", from)
-	for _, url := range []string{server, back} {
-		if got := must(t, "sessions", "--json", "--limit", "0", "--store", url); got != want || strings.Count(got, "\n") < 100 {
-			t.Errorf("%s: %d sessions, %d", url, strings.Count(got, "\n"), strings.Count(want, "\n"))
-		}
-		must(t, "verify", "--store", url)
 	}
 }

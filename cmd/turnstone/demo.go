@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 )
 
@@ -59,7 +58,7 @@ type demonstration struct {
 
 // fresh checks that a store on a server has no session.
 func (d *demonstration) fresh(ctx context.Context) error {
-	return d.app.with(ctx, false, func(st *turnstone.Store, _ engine.Engine) error {
+	return d.app.with(ctx, false, func(st *turnstone.Store) error {
 		page, err := st.List(ctx, turnstone.ListOptions{Limit: 1})
 		if err == nil && len(page.Sessions) > 0 {
 			err = fmt.Errorf("%s is not empty: the demo wants a fresh store, for example another schema=NAME", d.app.shown())
@@ -142,7 +141,7 @@ func turn(expected turnstone.Revision, i int, s scripted) turnstone.Commit {
 }
 
 func (d *demonstration) talk(ctx context.Context) error {
-	return d.app.with(ctx, false, func(st *turnstone.Store, _ engine.Engine) error {
+	return d.app.with(ctx, false, func(st *turnstone.Store) error {
 		s, _, err := st.Create(ctx, turnstone.Request{ID: "trip", Metadata: turnstone.Metadata{Name: "A trip to Kyoto", Model: "scripted-1", Labels: map[string]string{"demo": "yes"}}})
 		if err != nil {
 			return err
@@ -234,7 +233,7 @@ func (a *app) demoChild() *cobra.Command {
 	return &cobra.Command{
 		Use: childName, Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: turnstone.Metadata{Name: "Killed in the middle of a commit"}})
 				if err != nil {
 					return err
@@ -289,7 +288,7 @@ func (d *demonstration) crash(ctx context.Context) error {
 	if err := child.Wait(); err == nil || revision < crashAfter {
 		return fmt.Errorf("the child process ended by itself at revision %d: %v", revision, err)
 	}
-	return d.app.with(ctx, true, func(st *turnstone.Store, _ engine.Engine) error {
+	return d.app.with(ctx, true, func(st *turnstone.Store) error {
 		d.say("Another process committed without a pause and was killed (SIGKILL) after revision %d was acknowledged.", revision)
 		s, err := st.Session(ctx, "crash")
 		if err != nil {
@@ -313,7 +312,7 @@ func (d *demonstration) crash(ctx context.Context) error {
 
 // tidy tombstones a node, erases, and verifies everything.
 func (d *demonstration) tidy(ctx context.Context) error {
-	return d.app.with(ctx, true, func(st *turnstone.Store, _ engine.Engine) error {
+	return d.app.with(ctx, true, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "trip")
 		if err != nil {
 			return err

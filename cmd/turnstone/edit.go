@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 func (a *app) fork() *cobra.Command {
@@ -26,7 +25,7 @@ func (a *app) fork() *cobra.Command {
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				p, err := find(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
@@ -82,7 +81,7 @@ func (a *app) rewind() *cobra.Command {
 		Example: "turnstone rewind trip@2 --parts\nturnstone rewind trip/ship --empty",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				ctx := cmd.Context()
 				p, err := find(ctx, st, args[0])
 				if err != nil {
@@ -168,7 +167,7 @@ func (a *app) rename() *cobra.Command {
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				if _, err := exact(cmd.Context(), st, args[0]); err != nil {
 					return err
 				}
@@ -198,7 +197,7 @@ func (a *app) label() *cobra.Command {
 				}
 				m.Labels[key] = value
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
@@ -243,7 +242,7 @@ func (a *app) tombstone() *cobra.Command {
 		Example: "turnstone tombstone trip msg_3",
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, ids, err := nodes(cmd, st, args)
 				if err != nil {
 					return err
@@ -298,7 +297,7 @@ func (a *app) rm() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				for _, id := range args { // all are looked for before one is deleted
 					if _, err := exact(cmd.Context(), st, id); err != nil {
 						return err

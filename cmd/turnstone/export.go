@@ -14,7 +14,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 // to calls f with a writer of the file called output, or of the command's output.
@@ -40,7 +39,7 @@ func (a *app) export() *cobra.Command {
 		Example: "turnstone export trip/train --path",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				nodes, err := exported(cmd.Context(), st, args[0], path)
 				if err != nil {
 					return err
@@ -97,7 +96,7 @@ func (a *app) cat() *cobra.Command {
 		Example: "turnstone cat trip plan\nturnstone cat trip plan --at 1\nturnstone cat trip msg_1",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				ctx, name := cmd.Context(), args[len(args)-1]
 				if len(args) == 2 {
 					s, err := session(ctx, st, args[0])

@@ -56,7 +56,7 @@ transcript says of times stays in its payloads.`,
 			if dryRun {
 				return report(cmd, nil, convs)
 			}
-			return a.with(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
+			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
 				return load(cmd, st, e, convs, importer.Options{BySteps: by == "step", Replace: replace})
 			})
 		},

@@ -12,7 +12,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 func (a *app) log() *cobra.Command {
@@ -30,7 +29,7 @@ func (a *app) log() *cobra.Command {
 			if limit < 0 {
 				return errLimit
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
 					return err

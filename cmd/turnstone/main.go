@@ -184,7 +184,7 @@ func (a *app) complete(c *cobra.Command, flags ...string) {
 	ids := func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 		var out []string
 		// What can't be completed is not, without a word.
-		_ = a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+		_ = a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
 				if err != nil || len(out) == 100 {
 					return err
@@ -208,7 +208,11 @@ func (a *app) complete(c *cobra.Command, flags ...string) {
 
 // with opens the store, runs f and closes it. A store that must exist is not
 // created by looking at it.
-func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
+func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store) error) error {
+	return a.withEngine(ctx, mustExist, func(st *turnstone.Store, _ engine.Engine) error { return f(st) })
+}
+
+func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
 	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.shown(), storeVariable)
 	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {
 		return missing

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
@@ -33,7 +32,7 @@ func (a *app) gc() *cobra.Command {
 		Example: "turnstone gc --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				var finish func()
 				o.Progress, finish = steps()
 				if o.Session != "" {
@@ -102,7 +101,7 @@ func (a *app) vacuum() *cobra.Command {
 		Example: "turnstone vacuum",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				before := a.onDisk()
 				var finish func()
 				o.Progress, finish = steps()
@@ -181,7 +180,7 @@ func (a *app) prune() *cobra.Command {
 				return usageError{errors.New("say how many revisions to retain: --last N; 0 applies what sessions have of their own")}
 			}
 			a.options.Retention = keep
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				p := printer{w: cmd.OutOrStdout()}
 				if name == "" {
 					moved, err := st.Prune(cmd.Context())
@@ -228,7 +227,7 @@ func (a *app) keep() *cobra.Command {
 		Example: "turnstone keep trip paid --revision 2\nturnstone keep trip",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
@@ -278,7 +277,7 @@ func (a *app) erase() *cobra.Command {
 			if !yes {
 				return usageError{errors.New("erasing can't be undone: say --yes")}
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				before := a.onDisk()
 				progress, finish := steps()
 				var r *turnstone.Erasure

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 var errLimit = usageError{errors.New("--limit is not negative")}
@@ -32,7 +31,7 @@ func (a *app) sessions() *cobra.Command {
 			if limit < 0 {
 				return errLimit
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				out := bufio.NewWriter(cmd.OutOrStdout())
 				var table bytes.Buffer
 				t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
@@ -115,7 +114,7 @@ func (a *app) tree() *cobra.Command {
 		Example: "turnstone tree",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				f := family{children: map[string][]*turnstone.Info{}, drawn: map[string]bool{}, json: asLines}
 				known := map[string]*turnstone.Info{}
 				for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 func (a *app) show() *cobra.Command {
@@ -26,7 +25,7 @@ func (a *app) show() *cobra.Command {
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				p, err := find(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
@@ -214,7 +213,7 @@ func (a *app) diff() *cobra.Command {
 		Example: "turnstone diff trip trip/train\nturnstone diff trip@2 trip --json",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				var paths [2][]turnstone.Node
 				for i, name := range args {
 					p, err := find(cmd.Context(), st, name)

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 )
 
 func (a *app) usage() *cobra.Command {
@@ -33,7 +32,7 @@ func (a *app) usage() *cobra.Command {
 					return usageError{fmt.Errorf("--by is a list of session, model and day, not %q", strings.Join(by, ","))}
 				}
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store, _ engine.Engine) error {
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				l := ledger{by: by, sums: map[account]*turnstone.Usage{}}
 				if err := l.read(cmd.Context(), st, args); err != nil {
 					return err

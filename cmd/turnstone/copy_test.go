@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// From Badger to PostgreSQL and back with the command.
+func TestCopy(t *testing.T) {
+	from := build(t, func(st *turnstone.Store) {
+		s := create(t, st, turnstone.Request{ID: "s"})
+		commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("text")}}, Checkpoint: map[string][]byte{"p": []byte("part")}})
+		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	})
+	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
+	back := t.TempDir() + "/store"
+	for _, args := range [][]string{{from, server}, {server, back}} {
+		if out := must(t, "copy", args[0], args[1]); !strings.Contains(out, "the heads of 2 sessions") {
+			t.Error(out)
+		}
+	}
+	for _, url := range []string{server, back} {
+		if got, want := must(t, "sessions", "--json", "--store", url), must(t, "sessions", "--json", "--store", from); got != want {
+			t.Errorf("%s\n%s", got, want)
+		}
+		must(t, "verify", "--store", url)
+	}
+	if out := must(t, "copy", from, server, "--json"); !strings.Contains(out, `"written":0`) {
+		t.Error(out)
+	}
+	other := build(t, func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "o"}) })
+	if code, _, errs := status(t, nil, "copy", from, other); code != exitConflict || !strings.Contains(errs, "another store") {
+		t.Errorf("%d: %s", code, errs)
+	}
+	if code, _, errs := status(t, nil, "copy", t.TempDir(), other); code != exitNotFound {
+		t.Errorf("%d: %s", code, errs)
+	}
+}
+
+// The corpus from Badger to PostgreSQL and back: equal heads, clean at both ends.
+func TestCopyOfTheCorpus(t *testing.T) {
+	dir := os.Getenv("TURNSTONE_CORPUS")
+	if dir == "" {
+		dir = "../../../shared/corpus"
+	}
+	files, err := filepath.Glob(dir + "/*.gz")
+	if err != nil || len(files) == 0 {
+		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS")
+	}
+	if race {
+		t.Skip("other processes, many megabytes: there is nothing for the race detector")
+	}
+	from, back := t.TempDir()+"/store", t.TempDir()+"/store"
+	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
+	must(t, append([]string{"import", "--skip-bad", "--store", from}, files...)...)
+	t.Log(must(t, "copy", from, server))
+	t.Log(must(t, "copy", server, back))
+	want := must(t, "sessions", "--json", "--limit", "0", "--store", from)
+	for _, url := range []string{server, back} {
+		if got := must(t, "sessions", "--json", "--limit", "0", "--store", url); got != want || strings.Count(got, "\n") < 100 {
+			t.Errorf("%s: %d sessions, %d", url, strings.Count(got, "\n"), strings.Count(want, "\n"))
+		}
+		must(t, "verify", "--store", url)
+	}
+}
