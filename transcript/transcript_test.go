@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/transcript"
 )
@@ -378,61 +376,6 @@ func TestForks(t *testing.T) {
 	}
 }
 
-func TestSaverWaitsAndKeepsTheLast(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr, st := open(t)
-		var reports []transcript.Saved
-		s := tr.Saver("a", time.Second, func(r transcript.Saved, err error) {
-			if err != nil {
-				t.Error(err)
-			}
-			reports = append(reports, r)
-		})
-		for i := range 6 { // one every 300 ms: two saves, of the first four and of the last two
-			s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4 5 6")[:i+1]...), Usage: []turnstone.Usage{{Model: "m", Input: 1}}})
-			time.Sleep(300 * time.Millisecond)
-		}
-		if len(reports) != 1 || reports[0].Added != 4 {
-			t.Errorf("%+v", reports)
-		}
-		if err := s.Flush(ctx); err != nil {
-			t.Fatal(err)
-		}
-		if got := load(t, tr, "a"); texts(got.Messages) != "1 2 3 4 5 6" || got.Usage[0].Input != 6 {
-			t.Errorf("%q, %+v", texts(got.Messages), got.Usage)
-		}
-		if err := s.Flush(ctx); err != nil || len(reports) != 2 || reports[1].Added != 2 {
-			t.Errorf("%v, %+v", err, reports)
-		}
-		time.Sleep(time.Minute)
-		if got := load(t, tr, "a"); got.Revision != 2 || nodes(t, st, "a") != 6 {
-			t.Errorf("revision %d", got.Revision)
-		}
-	})
-}
-
-func TestSaverGoesOnFromItsOwnSaves(t *testing.T) {
-	tr, _ := open(t)
-	base := save(t, tr, "a", transcript.Snapshot{Messages: history("1")}).Revision
-	s := tr.Saver("a", time.Hour, nil)
-	for i := range 3 {
-		s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4")[:i+2]...), Base: base})
-		if err := s.Flush(ctx); err != nil {
-			t.Fatal(err)
-		}
-	}
-	save(t, tr, "a", transcript.Snapshot{Messages: history("somebody", "else")})
-	s.Save(transcript.Snapshot{Messages: history("1", "2", "3", "4", "5"), Base: base})
-	for range 2 { // it stays due
-		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrConflict) {
-			t.Errorf("%v", err)
-		}
-	}
-	if got := texts(load(t, tr, "a").Messages); got != "somebody else" {
-		t.Errorf("%q", got)
-	}
-}
-
 func TestAttachments(t *testing.T) {
 	tr, st := open(t)
 	save(t, tr, "a", transcript.Snapshot{})
@@ -455,33 +398,6 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// A save that fails leaves nothing, not even an empty session.
-func TestAFailedSaveLeavesNothing(t *testing.T) {
-	tr, _ := open(t)
-	long := make([]transcript.Message, 3000)
-	for i := range long {
-		long[i].Kind = "user"
-	}
-	long[2999].Kind = "" // in another commit than the first
-	for name, s := range map[string]transcript.Snapshot{
-		"no kind":       {Messages: []transcript.Message{{Payload: []byte("x")}}},
-		"no kind, long": {Messages: long},
-		"empty state":   {State: map[string][]byte{"": []byte("x")}},
-		"model":         {Usage: []turnstone.Usage{{Model: strings.Repeat("m", turnstone.MaxModel+1)}}},
-	} {
-		if _, err := tr.Save(ctx, "a", s); !errors.Is(err, turnstone.ErrInvalid) && !errors.Is(err, turnstone.ErrLimit) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	// One that was loaded and is gone does not come back.
-	if _, err := tr.Save(ctx, "a", transcript.Snapshot{Messages: history("1"), Base: 7}); !errors.Is(err, turnstone.ErrSessionNotFound) {
-		t.Error(err)
-	}
-	if _, ok, err := tr.Load(ctx, "a"); ok || err != nil {
-		t.Errorf("there is a session: %v", err)
-	}
-}
-
 // A fork within a turn has the state of the turn before it.
 func TestForksHaveTheStateOfTheirPlace(t *testing.T) {
 	tr, _ := open(t)
@@ -495,177 +411,6 @@ func TestForksHaveTheStateOfTheirPlace(t *testing.T) {
 		if got := string(load(t, tr, id).State["p"]); got != want {
 			t.Errorf("after %d messages: %q, not %q", n, got, want)
 		}
-	}
-}
-
-// A flaky engine fails as its plan says.
-type flaky struct {
-	engine.Engine
-	mu   sync.Mutex
-	plan func(b *engine.Batch) (apply bool, err error)
-}
-
-func (f *flaky) Apply(ctx context.Context, b *engine.Batch) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.plan != nil {
-		if apply, err := f.plan(b); err != nil {
-			if apply {
-				err = errors.Join(err, f.Engine.Apply(ctx, b))
-			}
-			return err
-		}
-	}
-	return f.Engine.Apply(ctx, b)
-}
-
-func openFlaky(t *testing.T) (*transcript.Transcripts, *flaky) {
-	t.Helper()
-	f := &flaky{Engine: memory.New()}
-	st, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close(); f.Close() })
-	return transcript.New(st), f
-}
-
-// unknown makes the outcome of the next Apply unknown; it stands or not.
-func (f *flaky) unknown(stands bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := 0
-	f.plan = func(*engine.Batch) (bool, error) {
-		switch n++; n {
-		case 1:
-			return stands, engine.ErrUnknown
-		case 2:
-			return false, engine.ErrClosed
-		}
-		return false, nil
-	}
-}
-
-// Whatever became of a save whose outcome was not known, the next flush makes the
-// history that of the host, and counts what was used once.
-func TestSaverAfterAnUnknownOutcome(t *testing.T) {
-	for _, stands := range []bool{true, false} {
-		for _, based := range []bool{true, false} {
-			for _, more := range []bool{true, false} {
-				tr, f := openFlaky(t)
-				first := transcript.Snapshot{Messages: history("1"), State: map[string][]byte{"p": []byte("x")}}
-				base := save(t, tr, "a", first).Revision
-				if !based {
-					base = 0
-				}
-				s := tr.Saver("a", time.Hour, nil)
-				use := []turnstone.Usage{{Model: "m", Input: 1}}
-				s.Save(transcript.Snapshot{Messages: history("1", "2"), Usage: use, Base: base})
-				f.unknown(stands)
-				if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
-					t.Fatal(err)
-				}
-				want, used := "1 2", uint64(1)
-				if more {
-					want, used = "1 2 3", 2
-					s.Save(transcript.Snapshot{Messages: history("1", "2", "3"), Usage: use, Base: base})
-				}
-				for range 2 {
-					if err := s.Flush(ctx); err != nil {
-						t.Errorf("stands %v, based %v, more %v: %v", stands, based, more, err)
-					}
-				}
-				got := load(t, tr, "a")
-				if texts(got.Messages) != want || got.Usage[0].Input != used || string(got.State["p"]) != "x" {
-					t.Errorf("stands %v, based %v, more %v: %q, used %+v", stands, based, more, texts(got.Messages), got.Usage)
-				}
-			}
-		}
-	}
-}
-
-// A long save that fails between its commits can be gone on with.
-func TestALongSaveThatFailedHalfway(t *testing.T) {
-	tr, f := openFlaky(t)
-	var all []string
-	for i := range 5000 {
-		all = append(all, fmt.Sprint(i))
-	}
-	base := save(t, tr, "a", transcript.Snapshot{Messages: history("old")}).Revision
-	n := 0
-	f.plan = func(*engine.Batch) (bool, error) {
-		if n++; n == 2 {
-			return false, engine.ErrNoSpace
-		}
-		return false, nil
-	}
-	long := transcript.Snapshot{Messages: history(all...), Base: base, Usage: []turnstone.Usage{{Model: "m", Input: 1}}}
-	saved, err := tr.Save(ctx, "a", long)
-	if !errors.Is(err, engine.ErrNoSpace) || saved.Revision != base+1 {
-		t.Fatalf("%+v, %v", saved, err)
-	}
-	if got := texts(load(t, tr, "a").Messages); got != "old" {
-		t.Errorf("%.100s", got)
-	}
-	long.Base = saved.Revision
-	save(t, tr, "a", long)
-	s := tr.Saver("b", time.Hour, nil)
-	base = save(t, tr, "b", transcript.Snapshot{Messages: history("old")}).Revision
-	long.Base, n = base, 0
-	s.Save(long)
-	if err := s.Flush(ctx); !errors.Is(err, engine.ErrNoSpace) {
-		t.Fatal(err)
-	}
-	if err := s.Flush(ctx); err != nil {
-		t.Fatal(err)
-	}
-	for _, id := range []string{"a", "b"} {
-		if got := load(t, tr, id); len(got.Messages) != 5000 || got.Usage[0].Input != 1 {
-			t.Errorf("%s: %d messages, %+v", id, len(got.Messages), got.Usage)
-		}
-	}
-}
-
-// After a conflict the host loads, and goes on with the new base.
-func TestSaverAfterAConflict(t *testing.T) {
-	tr, _ := open(t)
-	base := save(t, tr, "a", transcript.Snapshot{Messages: history("1")}).Revision
-	s := tr.Saver("a", time.Hour, nil)
-	s.Save(transcript.Snapshot{Messages: history("1", "mine"), Base: base})
-	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "theirs")})
-	if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrConflict) {
-		t.Fatal(err)
-	}
-	now := load(t, tr, "a")
-	s.Save(transcript.Snapshot{Messages: history("1", "theirs", "mine"), Base: now.Revision})
-	if err := s.Flush(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := texts(load(t, tr, "a").Messages); got != "1 theirs mine" {
-		t.Errorf("%q", got)
-	}
-}
-
-// Metadata that can't be saved keeps the rest from being saved, again and again.
-func TestMetadataThatDoesNotFit(t *testing.T) {
-	tr, _ := open(t)
-	labels := func(from, n int) map[string]string {
-		out := map[string]string{}
-		for i := range n {
-			out[fmt.Sprint("l", from+i)] = "x"
-		}
-		return out
-	}
-	save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Labels: labels(0, turnstone.MaxLabels-4)}})
-	s := tr.Saver("a", time.Hour, nil)
-	s.Save(transcript.Snapshot{Messages: history("1"), Usage: []turnstone.Usage{{Model: "m", Input: 1}}, Metadata: turnstone.Metadata{Labels: labels(1000, 10)}})
-	for range 3 {
-		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrLimit) {
-			t.Error(err)
-		}
-	}
-	if got := load(t, tr, "a"); len(got.Messages) != 0 || len(got.Usage) != 0 {
-		t.Errorf("%+v", got)
 	}
 }
 
