@@ -2,13 +2,16 @@ package gc_test
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 func snapshot(t *testing.T, e engine.Engine) []engine.Pair {
@@ -23,9 +26,25 @@ func snapshot(t *testing.T, e engine.Engine) []engine.Pair {
 	return out
 }
 
-func restored(t *testing.T, pairs []engine.Pair) engine.Engine {
+// A driver returns a new engine.
+type driver func(t *testing.T) engine.Engine
+
+func inMemory(*testing.T) engine.Engine { return memory.New() }
+
+func onAServer(t *testing.T) engine.Engine {
 	t.Helper()
-	e := memory.New()
+	e, err := postgres.Open(ctx, pgtest.URL(t)+"&pool_max_conns=2", &postgres.Options{Schema: pgtest.Schema(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+// restored returns an engine with pairs.
+func restored(t *testing.T, on driver, pairs []engine.Pair) engine.Engine {
+	t.Helper()
+	e := on(t)
 	if err := e.Apply(ctx, &engine.Batch{Sets: pairs}); err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +97,23 @@ func worn(t *testing.T) (now, before []engine.Pair) {
 // engine, a collection and a vacuum delete nothing that they would not delete in
 // the healthy store, or stop.
 func TestDamageDeletesNothing(t *testing.T) {
+	damage(t, inMemory, func(string) bool { return true })
+}
+
+// The same on a server, with one record of each type for each kind of damage.
+func TestDamageOnAServerDeletesNothing(t *testing.T) {
+	pgtest.URL(t)
+	seen := map[string]bool{}
+	damage(t, onAServer, func(name string) bool {
+		first := !seen[name]
+		seen[name] = true
+		return first
+	})
+}
+
+// damage collects garbage in stores on engines of a driver that have one record
+// damaged. choose picks by a name made of the record's type and the damage.
+func damage(t *testing.T, on driver, choose func(name string) bool) {
 	now, before := worn(t)
 	run := func(e engine.Engine) error {
 		w, err := open(e, 200, time.Minute, 2)
@@ -87,80 +123,60 @@ func TestDamageDeletesNothing(t *testing.T) {
 		defer w.Close()
 		return vacuum(w)
 	}
-	whole := restored(t, now)
+	whole := restored(t, on, now)
 	if err := run(whole); err != nil {
 		t.Fatal(err)
 	}
-	var keep []engine.Pair
+	var keep [][]byte
 	for _, p := range snapshot(t, whole) {
 		switch letter(p.Key) {
 		case keys.Blob, keys.Commit, keys.Pack, keys.Head, keys.Life, keys.Origin, keys.Ref:
-			keep = append(keep, p)
+			keep = append(keep, p.Key)
 		}
 	}
 	stopped, went := 0, 0
-	check := func(name string, e engine.Engine, damaged engine.Pair) {
-		t.Helper()
-		if err := run(e); err != nil {
-			stopped++
-		} else {
-			went++
+	check := func(name string, key []byte, change engine.Batch) {
+		if name = fmt.Sprintf("%c %s", letter(key), name); !choose(name) {
+			return
 		}
-		vs, err := e.Get(ctx, damaged.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range keep {
-			if bytes.Equal(p.Key, damaged.Key) {
-				continue
+		t.Run(name, func(t *testing.T) {
+			e := restored(t, on, now)
+			if err := e.Apply(ctx, &change); err != nil {
+				t.Fatal(err)
 			}
-			got, err := e.Get(ctx, p.Key)
+			if err := run(e); err != nil {
+				stopped++
+			} else {
+				went++
+			}
+			got, err := e.Get(ctx, keep...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got[0] == nil {
-				t.Errorf("record %q %s: record %q is deleted", letter(damaged.Key), name, letter(p.Key))
-				return
+			for i, k := range keep {
+				if got[i] == nil && !bytes.Equal(k, key) {
+					t.Fatalf("record %q is deleted", letter(k))
+				}
 			}
-		}
-		_ = vs
+		})
 	}
-	older := map[string][]byte{}
+	older, there := map[string][]byte{}, map[string]bool{}
 	for _, p := range before {
 		older[string(p.Key)] = p.Value
 	}
 	for _, p := range now {
-		e := restored(t, now)
-		if err := e.Apply(ctx, &engine.Batch{Deletes: [][]byte{p.Key}}); err != nil {
-			t.Fatal(err)
-		}
-		check("dropped", e, p)
+		there[string(p.Key)] = true
+		check("dropped", p.Key, engine.Batch{Deletes: [][]byte{p.Key}})
 		flipped := bytes.Clone(p.Value)
 		flipped[len(flipped)/2] ^= 1
-		e = restored(t, now)
-		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: flipped}}}); err != nil {
-			t.Fatal(err)
-		}
-		check("flipped", e, p)
+		check("flipped", p.Key, engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: flipped}}})
 		if old := older[string(p.Key)]; old != nil && !bytes.Equal(old, p.Value) {
-			e = restored(t, now)
-			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: old}}}); err != nil {
-				t.Fatal(err)
-			}
-			check("rolled back", e, p)
+			check("rolled back", p.Key, engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: old}}})
 		}
 	}
 	for _, p := range before { // and what was deleted since is there again
-		e := restored(t, now)
-		vs, err := e.Get(ctx, p.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if vs[0] == nil {
-			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
-				t.Fatal(err)
-			}
-			check("back again", e, p)
+		if !there[string(p.Key)] {
+			check("back again", p.Key, engine.Batch{Sets: []engine.Pair{p}})
 		}
 	}
 	t.Logf("%d records: %d damages stopped the run, with %d it went through", len(now), stopped, went)

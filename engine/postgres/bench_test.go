@@ -21,6 +21,23 @@ import (
 
 var payload = []byte(`{"role":"user","content":"What is the weather like in Kyoto in April, and which of the temples should we see?"}`)
 
+// parallel has workers run f for each number below n, until one fails.
+func parallel(workers, n int, f func(i int) error, failed func(...any)) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range workers {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				if err := f(int(i - 1)); err != nil {
+					failed(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // workers runs f b.N times in all, by n goroutines that have a session each.
 func workers(b *testing.B, n int, f func(worker, turn int) error) {
 	var wg sync.WaitGroup

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,7 +27,20 @@ const (
 	duplicateSchema      = "42P06"
 	duplicateTable       = "42P07"
 	protocolViolation    = "08P01" // by PgBouncer, for settings at start
+	unknownStatement     = "26000" // behind a pooler: prepared on another connection of the server
+	duplicateStatement   = "42P05" // behind a pooler: prepared there by somebody else
 )
+
+// outOfService are SQLSTATEs, or classes of them, of a server that can't do now what
+// another one, or this one later, could.
+var outOfService = []string{
+	"08",    // connection exceptions
+	"53",    // too few resources: memory, connections
+	"55P03", // lock_timeout
+	"57",    // operator intervention: statement_timeout, shutdown, start
+	"25006", // read-only: a standby, or a primary that was demoted
+	"0A000", // serializable transactions on a standby
+}
 
 // errGuard: a guard did not hold.
 var errGuard = errors.New("postgres: guard failed")
@@ -34,12 +49,6 @@ var errGuard = errors.New("postgres: guard failed")
 type notSent struct{ error }
 
 func (e *notSent) Unwrap() error { return e.error }
-
-// unsent reports whether err happened before anything was sent.
-func unsent(err error) bool {
-	var before *notSent
-	return errors.As(err, &before) || pgconn.SafeToRetry(err)
-}
 
 // ended reports whether err is an ERROR of the server, which rolls the transaction
 // back and leaves the connection as it is.
@@ -51,7 +60,8 @@ func ended(err error) (*pgconn.PgError, bool) {
 
 // outcome says what the error of a transaction that writes means for it.
 func outcome(ctx context.Context, err error) error {
-	if err == nil || unsent(err) {
+	var before *notSent
+	if err == nil || errors.As(err, &before) {
 		return lost(ctx, err)
 	}
 	switch pe, ok := ended(err); {
@@ -62,14 +72,20 @@ func outcome(ctx context.Context, err error) error {
 	case pe.Code == diskFull:
 		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	}
-	return err
+	return lost(ctx, err)
 }
 
 // lost says what the error of a transaction that changed nothing means. What is
 // not the caller's ctx is a time-out of the driver or the connection: that its
 // error is a context's is nobody's business.
 func lost(ctx context.Context, err error) error {
-	if _, ok := ended(err); err == nil || ok {
+	if err == nil {
+		return nil
+	}
+	if pe, ok := ended(err); ok {
+		if slices.ContainsFunc(outOfService, func(code string) bool { return strings.HasPrefix(pe.Code, code) }) {
+			return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+		}
 		return err
 	}
 	if ctx.Err() != nil {
@@ -85,13 +101,21 @@ const (
 )
 
 // retry runs f until it fails with something else than a serialization failure
-// or a deadlock, after which PostgreSQL asks to run the transaction again.
+// or a deadlock, after which PostgreSQL asks to run the transaction again. When a
+// pooler shows itself by what became of prepared statements, it goes on without.
 func (e *Engine) retry(ctx context.Context, f func() error) error {
 	wait := firstWait
 	for attempt := 1; ; attempt++ {
 		err := f()
-		var pe *pgconn.PgError
-		if !errors.As(err, &pe) || errors.Is(err, engine.ErrUnknown) || pe.Code != serializationFailure && pe.Code != deadlockDetected {
+		var code string
+		if pe, ok := ended(err); ok && !errors.Is(err, engine.ErrUnknown) {
+			code = pe.Code
+		}
+		switch code {
+		case serializationFailure, deadlockDetected:
+		case unknownStatement, duplicateStatement:
+			e.pooled.Store(true)
+		default:
 			if err != nil && e.closed.Load() && !errors.Is(err, engine.ErrUnknown) {
 				err = fmt.Errorf("%w: %w", engine.ErrClosed, err)
 			}

@@ -38,13 +38,17 @@ func TestOutcomes(t *testing.T) {
 		"no connection":                   {bg, &notSent{io.EOF}, engine.ErrUnavailable},
 		"no connection in time":           {bg, &notSent{context.DeadlineExceeded}, engine.ErrUnavailable},
 		"the caller gave up before":       {over, &notSent{context.Canceled}, context.Canceled},
+		"statement_timeout":               {bg, server("ERROR", "57014"), engine.ErrUnavailable},
+		"lock_timeout":                    {bg, server("ERROR", "55P03"), engine.ErrUnavailable},
+		"a standby":                       {bg, server("ERROR", "25006"), engine.ErrUnavailable},
+		"out of memory":                   {bg, server("ERROR", "53200"), engine.ErrUnavailable},
 	} {
 		if got := outcome(c.ctx, c.err); !errors.Is(got, c.want) || c.want == nil && got != nil {
 			t.Errorf("%s is %v, not %v", name, got, c.want)
 		}
 	}
-	if err := outcome(bg, server("ERROR", "57014")); errors.Is(err, engine.ErrUnknown) || errors.Is(err, engine.ErrUnavailable) {
-		t.Errorf("a time-out of the server's, which rolls back: %v", err)
+	if err := outcome(bg, server("ERROR", "42501")); errors.Is(err, engine.ErrUnknown) || errors.Is(err, engine.ErrUnavailable) {
+		t.Errorf("a right that is missing: %v", err)
 	}
 	if err := outcome(bg, &notSent{context.DeadlineExceeded}); errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a time-out of the driver's looks like the caller's: %v", err)

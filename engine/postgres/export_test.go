@@ -6,45 +6,66 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Pooled reports whether settings go into every transaction.
-func (e *Engine) Pooled() bool { return e.pooled }
+func (e *Engine) Pooled() bool { return e.pooled.Load() }
 
-// Plans returns how the server executes the statements of e.
-func (e *Engine) Plans(t *testing.T, c *pgx.Conn) map[string]string {
+// Setting returns what is in force in a transaction.
+func (e *Engine) Setting(t *testing.T, name string) (value string) {
 	t.Helper()
-	keys, values := [][]byte{{1}, {2}, {3}}, [][]byte{{1}, {2}, {3}}
-	out := map[string]string{}
-	if _, err := c.Exec(context.Background(), "SET enable_seqscan = off"); err != nil {
+	err := e.read(context.Background(), func() call {
+		return call{
+			newStatement(1, "SELECT convert_to(current_setting(convert_from($1, 'UTF8')), 'UTF8')", pgtype.ByteaOID),
+			[][]byte{[]byte(name)},
+			func(row [][]byte) { value = string(row[0]) },
+		}
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
+	return value
+}
+
+// Plans returns how the server executes the statements of e.
+func (e *Engine) Plans(t *testing.T) map[string]string {
+	t.Helper()
+	ctx := context.Background()
+	c, err := e.pool.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	const key, keys, number = `'\x01'`, `'{"\\x01","\\x02","\\x03"}'`, `100`
+	out := map[string]string{}
 	for name, s := range map[string]struct {
-		sql  string
-		args []any
+		*statement
+		args []string
 	}{
-		"get":     {e.sql.get, []any{keys}},
-		"scan":    {e.sql.scan, []any{[]byte{1}, []byte{2}, 100}},
-		"open":    {e.sql.scanOpen, []any{[]byte{1}, 100}},
-		"guards":  {e.sql.guards, []any{keys, values}},
-		"inserts": {e.sql.inserts, []any{keys, values}},
-		"sets":    {e.sql.sets, []any{keys, values}},
-		"deletes": {e.sql.deletes, []any{keys}},
+		"get":       {e.sql.get, []string{keys}},
+		"scan":      {e.sql.scan, []string{key, `'\xff'`, number}},
+		"scanOpen":  {e.sql.scanOpen, []string{key, number}},
+		"guards":    {e.sql.guards, []string{keys, keys}},
+		"inserts":   {e.sql.inserts, []string{keys, keys}},
+		"insertsIf": {e.sql.insertsIf, []string{keys, keys, keys, keys}},
+		"sets":      {e.sql.sets, []string{keys, keys}},
+		"deletes":   {e.sql.deletes, []string{keys}},
 	} {
-		// The generic plan is what a prepared statement ends up with.
-		for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
-			if _, err := c.Exec(context.Background(), "SET plan_cache_mode = "+mode); err != nil {
-				t.Fatal(err)
-			}
-			rows, err := c.Query(context.Background(), "EXPLAIN "+s.sql, s.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			if err != nil {
-				t.Fatal(err)
-			}
-			out[name+" "+mode] = strings.Join(lines, "\n")
+		if _, err := c.Exec(ctx, "PREPARE "+name+" AS "+s.sql); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		rows, err := c.Query(ctx, "EXPLAIN EXECUTE "+name+"("+strings.Join(s.args, ", ")+")")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		out[name] = strings.Join(lines, "\n")
+		if _, err := c.Exec(ctx, "DEALLOCATE "+name); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return out

@@ -15,16 +15,20 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -35,21 +39,25 @@ type Options struct {
 	// Schema holds the table; default "turnstone". Two stores in one database
 	// have two schemas, or two namespaces.
 	Schema string
-	// Timeout bounds one attempt of a transaction, the wait for a connection
-	// apart; default 30 s. An Apply that takes longer is engine.ErrUnknown.
+	// Timeout bounds an attempt of a transaction; default 30 s. The server ends a
+	// wait for a lock after it (lock_timeout, unless the URL sets that), without
+	// effect: engine.ErrUnavailable. A connection that has brought no result after
+	// twice as long is given up; for an Apply that is engine.ErrUnknown. The wait
+	// for a connection is bounded by the caller's context alone.
 	Timeout time.Duration
 }
 
 // Engine is a schema of one database. Several, in any number of processes, may
 // be open at once.
 type Engine struct {
-	pool    *pgxpool.Pool
-	pooled  bool // settings do not stay with a connection
-	schema  string
-	timeout time.Duration
-	sql     statements
-	closed  atomic.Bool
-	retries atomic.Uint64
+	pool     *pgxpool.Pool
+	pooled   atomic.Bool // what is set or prepared does not stay with a connection
+	settings call        // makes the settings in a transaction, where they do not stay
+	schema   string
+	timeout  time.Duration
+	sql      statements
+	closed   atomic.Bool
+	retries  atomic.Uint64
 }
 
 // Open connects to the database that url names (a URL or a keyword/value string
@@ -63,24 +71,20 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = "turnstone"
+	e := &Engine{schema: o.Schema, timeout: o.Timeout}
+	if e.schema == "" {
+		e.schema = "turnstone"
 	}
-	e := &Engine{timeout: o.Timeout}
-	if e.pool, e.pooled, err = connect(ctx, config); err != nil {
-		return nil, fmt.Errorf("postgres: %w", err)
+	if len(e.schema) > maxName || strings.ContainsRune(e.schema, 0) {
+		return nil, fmt.Errorf("postgres: schema name %q: at most %d bytes, none of them 0", e.schema, maxName)
 	}
 	if e.timeout <= 0 {
 		e.timeout = 30 * time.Second
 	}
-	if e.schema = o.Schema; e.schema == "" {
-		e.schema = "turnstone"
-	}
-	if len(e.schema) > maxName || strings.ContainsRune(e.schema, 0) {
-		e.pool.Close()
-		return nil, fmt.Errorf("postgres: schema name %q: at most %d bytes, none of them 0", e.schema, maxName)
-	}
 	e.sql = statementsOf(e.schema)
+	if err := e.connect(ctx, config); err != nil {
+		return nil, err
+	}
 	if err := e.check(ctx); err != nil {
 		e.pool.Close()
 		return nil, err
@@ -90,60 +94,60 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 
 // connect makes the pool. A pooler in front of the server refuses settings at
 // start as a violation of the protocol: then they go into every transaction.
-func connect(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, pooled bool, err error) {
-	for {
-		if !pooled {
-			config.ConnConfig.RuntimeParams[noScans] = "off"
-		} else {
-			delete(config.ConnConfig.RuntimeParams, noScans)
+func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
+	params := config.ConnConfig.RuntimeParams
+	for name, value := range map[string]string{
+		"application_name": "turnstone",
+		// One plan for each statement, for whatever arguments and size of the table,
+		// that reads by the index, in its order.
+		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"enable_bitmapscan": "off",
+		"lock_timeout":      strconv.FormatInt(max(e.timeout.Milliseconds(), 1), 10),
+	} {
+		if params[name] == "" {
+			params[name] = value
 		}
-		if pool, err = pgxpool.NewWithConfig(ctx, config); err == nil {
-			if err = pool.Ping(ctx); err != nil {
-				pool.Close()
+	}
+	var refused []string // by a pooler
+	for name := range params {
+		if !slices.Contains(poolerKeeps, strings.ToLower(name)) {
+			refused = append(refused, name)
+		}
+	}
+	e.settings = call{statement: configure, args: [][]byte{
+		array(pgtype.TextOID, len(refused), func(i int) []byte { return []byte(refused[i]) }),
+		array(pgtype.TextOID, len(refused), func(i int) []byte { return []byte(params[refused[i]]) }),
+	}}
+	// For what is not sent by transact: seldom, and wanted to work through poolers.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	for {
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err == nil {
+			if err = pool.Ping(ctx); err == nil {
+				e.pool = pool
+				return nil
 			}
+			pool.Close()
 		}
 		var pe *pgconn.PgError
-		if pooled || !errors.As(err, &pe) || pe.Code != protocolViolation {
-			return pool, pooled, err
+		if e.pooled.Load() || !errors.As(err, &pe) || pe.Code != protocolViolation {
+			return fmt.Errorf("postgres: %w", err)
 		}
-		pooled, config = true, config.Copy()
+		e.pooled.Store(true)
+		config = config.Copy()
+		for _, name := range refused {
+			delete(config.ConnConfig.RuntimeParams, name)
+		}
 	}
 }
+
+// poolerKeeps are the settings at start that PgBouncer does not refuse (its manual,
+// ignore_startup_parameters).
+var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "options", "standard_conforming_strings", "timezone"}
 
 // maxName is how long a name is before PostgreSQL cuts it (NAMEDATALEN).
 const maxName = 63
-
-// statements are those of one schema.
-type statements struct{ get, scan, scanOpen, guards, inserts, sets, deletes, vacuum string }
-
-func statementsOf(schema string) statements {
-	t := pgx.Identifier{schema, "pairs"}.Sanitize()
-	return statements{
-		// A subquery for each key, not a join: of a small table a join would read all,
-		// and a plan that is made then stays.
-		get:      `SELECT (SELECT p.v FROM ` + t + ` AS p WHERE p.k = q.k) FROM unnest($1::bytea[]) WITH ORDINALITY AS q(k, i) ORDER BY q.i`,
-		scan:     `SELECT k, v FROM ` + t + ` WHERE k >= $1 AND k < $2 ORDER BY k LIMIT $3`,
-		scanOpen: `SELECT k, v FROM ` + t + ` WHERE k >= $1 ORDER BY k LIMIT $2`,
-		// A division by zero (22012) when one does not hold.
-		guards: `SELECT 1 / (CASE WHEN EXISTS (SELECT 1 FROM unnest($1::bytea[], $2::bytea[]) AS g(k, want) WHERE (SELECT p.v FROM ` + t +
-			` AS p WHERE p.k = g.k) IS DISTINCT FROM g.want) THEN 0 ELSE 1 END)`,
-		inserts: `INSERT INTO ` + t + ` (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[])`,
-		sets:    `INSERT INTO ` + t + ` (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[]) ON CONFLICT (k) DO UPDATE SET v = excluded.v`,
-		deletes: `DELETE FROM ` + t + ` WHERE k = ANY($1::bytea[])`,
-		vacuum:  `VACUUM ` + t,
-	}
-}
-
-const (
-	beginRead  = `BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY`
-	beginWrite = `BEGIN ISOLATION LEVEL SERIALIZABLE`
-	commit     = `COMMIT`
-
-	// The plan of a prepared statement stays: one that is made while the table is
-	// small would scan it when it is large.
-	noScans    = `enable_seqscan`
-	setNoScans = `SET LOCAL enable_seqscan = off`
-)
 
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits {
@@ -156,16 +160,9 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 		return nil, e.usable(ctx)
 	}
 	var out [][]byte
-	err := e.read(ctx, e.sql.get, []any{keys}, func(rows pgx.Rows) error {
+	err := e.read(ctx, func() call {
 		out = make([][]byte, 0, len(keys))
-		for rows.Next() {
-			var v []byte
-			if err := rows.Scan(&v); err != nil {
-				return err
-			}
-			out = append(out, v)
-		}
-		return rows.Err()
+		return call{e.sql.get, [][]byte{keysArray(keys)}, func(row [][]byte) { out = append(out, bytes.Clone(row[0])) }}
 	})
 	if undefined(err) {
 		return make([][]byte, len(keys)), nil
@@ -193,50 +190,45 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 		if r.Limit > 0 {
 			limit = min(limit, r.Limit)
 		}
-		start := r.Start
-		if start == nil {
-			start = []byte{}
+		query, args := e.sql.scanOpen, [][]byte{notNil(r.Start), number(limit)}
+		if r.End != nil {
+			query, args = e.sql.scan, [][]byte{notNil(r.Start), r.End, number(limit)}
 		}
-		query, args := e.sql.scan, []any{start, r.End, limit}
-		if r.End == nil {
-			query, args = e.sql.scanOpen, []any{start, limit}
-		}
-		err = e.read(ctx, query, args, func(rows pgx.Rows) error {
+		err = e.read(ctx, func() call {
 			pairs = pairs[:0]
-			for rows.Next() {
-				var p engine.Pair
-				if err := rows.Scan(&p.Key, &p.Value); err != nil {
-					return err
-				}
-				pairs = append(pairs, p)
-			}
-			return rows.Err()
+			return call{query, args, func(row [][]byte) {
+				pairs = append(pairs, engine.Pair{Key: bytes.Clone(row[0]), Value: bytes.Clone(row[1])})
+			}}
 		})
 		if undefined(err) {
 			return nil, false, nil
 		}
-		bytes := 0
+		total := 0
 		for _, p := range pairs {
-			bytes += len(p.Key) + len(p.Value)
+			total += len(p.Key) + len(p.Value)
 		}
-		if size = min(2*size, lastPage); bytes > pageBytes {
-			size = max(len(pairs)*pageBytes/bytes, 1)
+		if size = min(2*size, lastPage); total > pageBytes {
+			size = max(len(pairs)*pageBytes/total, 1)
 		}
 		return pairs, len(pairs) == limit, err
 	})
 }
 
-// read runs a query in a transaction of its own.
-func (e *Engine) read(ctx context.Context, query string, args []any, f func(pgx.Rows) error) error {
+// notNil returns b, or what is empty and not null.
+func notNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// read runs a query in a transaction of its own. query makes it anew for each attempt.
+func (e *Engine) read(ctx context.Context, query func() call) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
 	return e.retry(ctx, func() error {
-		return lost(ctx, e.transact(ctx, ctx, func(b *pgx.Batch) {
-			e.begin(b, beginRead)
-			b.Queue(query, args...).Query(f)
-			b.Queue(commit)
-		}))
+		return lost(ctx, e.transact(ctx, ctx, beginRead, query()))
 	})
 }
 
@@ -248,27 +240,11 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
-	w := split(b)
-	for {
+	calls := e.calls(b)
+	for range maxAttempts {
 		err := e.retry(ctx, func() error {
 			// Once it is sent, the outcome is reported as it is, whatever ctx says.
-			err := e.transact(ctx, context.WithoutCancel(ctx), func(q *pgx.Batch) {
-				e.begin(q, beginWrite)
-				if len(w.guards) > 0 {
-					q.Queue(e.sql.guards, w.guards, w.wanted)
-				}
-				if len(w.newKeys) > 0 {
-					q.Queue(e.sql.inserts, w.newKeys, w.newValues)
-				}
-				if len(w.keys) > 0 {
-					q.Queue(e.sql.sets, w.keys, w.values)
-				}
-				if len(b.Deletes) > 0 {
-					q.Queue(e.sql.deletes, b.Deletes)
-				}
-				q.Queue(commit)
-			})
-			return outcome(ctx, err)
+			return outcome(ctx, e.transact(ctx, context.WithoutCancel(ctx), beginWrite, calls...))
 		})
 		if undefined(err) && !errors.Is(err, engine.ErrUnknown) {
 			if err := e.define(ctx); err != nil {
@@ -287,88 +263,76 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 			return &engine.ConflictError{Key: bad}
 		} // else all of them hold by now
 	}
+	return fmt.Errorf("%w: guards that do not hold when the batch is tried and hold when they are looked at, %d times", engine.ErrUnavailable, maxAttempts)
 }
 
 // failing returns the key of the first guard that does not hold.
 func (e *Engine) failing(ctx context.Context, guards []engine.Pair) ([]byte, error) {
-	keys, wanted := columns(guards)
+	keys := make([][]byte, len(guards))
+	for i, g := range guards {
+		keys[i] = g.Key
+	}
 	values, err := e.Get(ctx, keys...)
 	if err != nil {
 		return nil, err
 	}
-	for i, v := range values {
-		if string(v) != string(wanted[i]) || (v == nil) != (wanted[i] == nil) {
-			return append([]byte(nil), keys[i]...), nil
+	for i, g := range guards {
+		if !bytes.Equal(values[i], g.Value) || (values[i] == nil) != (g.Value == nil) {
+			return bytes.Clone(g.Key), nil
 		}
 	}
 	return nil, nil
 }
 
-// writes are a batch as its statements take it.
-type writes struct{ guards, wanted, newKeys, newValues, keys, values [][]byte }
-
-// split makes inserts of what is guarded to be absent and set. Such a guard need
-// not be read, as the primary key refuses what is there; read, it would be a
-// predicate lock on the page of the index where the key belongs, which conflicts
-// with every insert of others there.
-func split(b *engine.Batch) (w writes) {
-	absent := map[string]bool{}
+// calls returns what applies b.
+//
+// What is guarded to be absent and set is an insert. Such a guard need not be
+// read, as the primary key refuses what is there; read, it would be a predicate
+// lock on the page of the index where the key belongs, which conflicts with every
+// insert of others there.
+func (e *Engine) calls(b *engine.Batch) []call {
+	absent := map[string]bool{} // guarded to be absent; true: and set
 	for _, g := range b.Guards {
 		if g.Value == nil {
-			absent[string(g.Key)] = true
+			absent[string(g.Key)] = false
 		}
 	}
-	set := map[string]bool{}
+	var inserts []engine.Pair
+	sets := make([]engine.Pair, 0, len(b.Sets))
 	for _, p := range b.Sets {
-		if absent[string(p.Key)] {
-			set[string(p.Key)] = true
-			w.newKeys, w.newValues = append(w.newKeys, p.Key), append(w.newValues, p.Value)
+		if _, ok := absent[string(p.Key)]; ok {
+			absent[string(p.Key)] = true
+			inserts = append(inserts, p)
 		} else {
-			w.keys, w.values = append(w.keys, p.Key), append(w.values, p.Value)
+			sets = append(sets, p)
 		}
 	}
+	guards := make([]engine.Pair, 0, len(b.Guards))
 	for _, g := range b.Guards {
-		if g.Value != nil || !set[string(g.Key)] {
-			w.guards, w.wanted = append(w.guards, g.Key), append(w.wanted, g.Value)
+		if g.Value != nil || !absent[string(g.Key)] {
+			guards = append(guards, g)
 		}
 	}
-	return w
-}
-
-func columns(pairs []engine.Pair) (keys, values [][]byte) {
-	keys, values = make([][]byte, len(pairs)), make([][]byte, len(pairs))
-	for i, p := range pairs {
-		keys[i], values[i] = p.Key, p.Value
+	calls := make([]call, 0, 4)
+	add := func(s *statement, args ...[]byte) { calls = append(calls, call{statement: s, args: args}) }
+	wantedKeys, wanted := pairArrays(guards)
+	newKeys, newValues := pairArrays(inserts)
+	switch {
+	case len(guards) > 0 && len(inserts) > 0:
+		add(e.sql.insertsIf, wantedKeys, wanted, newKeys, newValues)
+	case len(guards) > 0:
+		add(e.sql.guards, wantedKeys, wanted)
+	case len(inserts) > 0:
+		add(e.sql.inserts, newKeys, newValues)
 	}
-	return keys, values
-}
-
-func (e *Engine) begin(b *pgx.Batch, statement string) {
-	b.Queue(statement)
-	if e.pooled {
-		b.Queue(setNoScans)
+	if len(sets) > 0 {
+		keys, values := pairArrays(sets)
+		add(e.sql.sets, keys, values)
 	}
-}
-
-// transact sends the statements that f queues, among them BEGIN and COMMIT,
-// together. ctx is for the wait for a connection, during for the rest, which takes
-// as long as Options.Timeout at most.
-func (e *Engine) transact(ctx, during context.Context, f func(*pgx.Batch)) error {
-	conn, err := e.pool.Acquire(ctx)
-	if err != nil {
-		return &notSent{err}
+	if len(b.Deletes) > 0 {
+		add(e.sql.deletes, keysArray(b.Deletes))
 	}
-	defer conn.Release()
-	limited, cancel := context.WithTimeout(during, e.timeout)
-	defer cancel()
-	var b pgx.Batch
-	f(&b)
-	err = conn.SendBatch(limited, &b).Close()
-	if err != nil && conn.Conn().PgConn().TxStatus() != 'I' && !conn.Conn().IsClosed() {
-		// If this fails, the pool drops the connection.
-		_, _ = conn.Exec(limited, "ROLLBACK")
-	}
-	return err
+	return calls
 }
 
 // Vacuum implements engine.Engine: it makes the space of removed rows free for

@@ -94,12 +94,16 @@ func Private(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	s, err := Start(context.Background(), settings...)
 	need(t, err)
+	s.stopAfter(t)
+	return s
+}
+
+func (s *Server) stopAfter(t testing.TB) {
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	return s
 }
 
 var schemas atomic.Int64
@@ -126,7 +130,9 @@ func Schema(t testing.TB) string {
 // A Server is a private cluster.
 type Server struct {
 	dir, bin string
+	port     string
 	cred     *syscall.Credential // of the processes, when the tests run as root
+	watch    *exec.Cmd           // stops the server when the tests are killed
 	cmd      *exec.Cmd
 	args     []string
 }
@@ -134,18 +140,61 @@ type Server struct {
 // Start makes a cluster in a temporary directory and starts its server, with
 // more settings as name=value.
 func Start(ctx context.Context, settings ...string) (*Server, error) {
+	return start(ctx, settings, func(s *Server) error {
+		return s.finish("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+	})
+}
+
+// Standby returns a server of the test's own that follows s.
+func (s *Server) Standby(t testing.TB) *Server {
+	t.Helper()
+	follower, err := start(context.Background(), nil, func(f *Server) error {
+		return f.finish("pg_basebackup", "-h", s.dir, "-p", s.port, "-U", "postgres", "-D", f.data(), "-R", "-c", "fast", "--no-sync")
+	})
+	need(t, err)
+	follower.stopAfter(t)
+	return follower
+}
+
+// Promote makes a standby a primary.
+func (s *Server) Promote() error { return s.finish("pg_ctl", "promote", "-D", s.data(), "-w") }
+
+func start(ctx context.Context, settings []string, create func(*Server) error) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{bin: bin}
+	s := &Server{bin: bin, port: "5432"}
 	if s.dir, err = os.MkdirTemp("", "pgtest-"); err != nil {
 		return nil, err
 	}
-	if err := s.start(ctx, settings); err != nil {
-		return nil, errors.Join(err, s.Stop())
+	s.args = []string{"-D", s.data(), "-k", s.dir, "-c", "listen_addresses="}
+	for _, set := range settings {
+		s.args = append(s.args, "-c", set)
+		if port, ok := strings.CutPrefix(set, "port="); ok {
+			s.port = port
+		}
+	}
+	for _, step := range []func() error{s.guard, s.credentials, func() error { return create(s) }, func() error { return s.Run(ctx) }} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, s.Stop())
+		}
 	}
 	return s, nil
+}
+
+func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+
+// guard starts a process that outlives the tests when they are killed: its input
+// ends with theirs, and then it ends the server and removes its files.
+func (s *Server) guard() error {
+	s.watch = exec.Command("sh", "-c", `read -r _; pid=$(head -n 1 data/postmaster.pid) && kill -QUIT "$pid" && sleep 1; rm -rf "$0"`, s.dir)
+	s.watch.Dir = s.dir
+	s.watch.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not interrupted with the tests
+	if _, err := s.watch.StdinPipe(); err != nil {
+		return err
+	}
+	return s.watch.Start()
 }
 
 // binaries returns the directory of the newest version that is installed.
@@ -166,50 +215,55 @@ func binaries() (string, error) {
 	return filepath.Dir(slices.MaxFunc(all, func(a, b string) int { return version(a) - version(b) })), nil
 }
 
+// File writes a file that the server's user alone can read, beside its data.
+func (s *Server) File(name string, content []byte) (path string, err error) {
+	path = filepath.Join(s.dir, name)
+	err = os.WriteFile(path, content, 0o600)
+	if err == nil && s.cred != nil {
+		err = os.Chown(path, int(s.cred.Uid), int(s.cred.Gid))
+	}
+	return path, err
+}
+
 // Command makes a command that runs beside the server, as the same user, with the
 // path of a file of that name and content as its argument.
 func (s *Server) Command(path, name, content string) (*exec.Cmd, error) {
-	file := filepath.Join(s.dir, name)
-	err := os.WriteFile(file, []byte(content), 0o644)
-	cmd := exec.Command(path, file)
-	cmd.Dir = s.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred}
-	return cmd, err
+	file, err := s.File(name, []byte(content))
+	return s.command(path, file), err
 }
 
-// run makes a command that runs as another user when the tests run as root,
+// command makes a command that runs as another user when the tests run as root,
 // which PostgreSQL refuses.
-func (s *Server) run(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(s.bin, name), args...)
+func (s *Server) command(path string, args ...string) *exec.Cmd {
+	cmd := exec.Command(path, args...)
 	cmd.Dir = s.dir
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "HOME="+s.dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred}
 	return cmd
 }
 
-func (s *Server) start(ctx context.Context, settings []string) error {
-	if os.Geteuid() == 0 {
-		u, err := user.Lookup("postgres")
-		if err != nil {
-			if u, err = user.Lookup("nobody"); err != nil {
-				return err
-			}
-		}
-		uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
-		gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
-		if err := errors.Join(uerr, gerr, os.Chown(s.dir, int(uid), int(gid))); err != nil {
+// finish runs a program of PostgreSQL.
+func (s *Server) finish(name string, args ...string) error {
+	if out, err := s.command(filepath.Join(s.bin, name), args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("pgtest: %s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+func (s *Server) credentials() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		if u, err = user.Lookup("nobody"); err != nil {
 			return err
 		}
-		s.cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 	}
-	if out, err := s.run("initdb", "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync").CombinedOutput(); err != nil {
-		return fmt.Errorf("pgtest: initdb: %w: %s", err, out)
-	}
-	s.args = []string{"-D", filepath.Join(s.dir, "data"), "-k", s.dir, "-c", "listen_addresses="}
-	for _, set := range settings {
-		s.args = append(s.args, "-c", set)
-	}
-	return s.Run(ctx)
+	uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
+	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+	s.cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	return errors.Join(uerr, gerr, os.Chown(s.dir, int(uid), int(gid)))
 }
 
 // Run starts the server, as after Kill, and waits until it answers.
@@ -221,7 +275,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer log.Close()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	s.cmd = s.run("postgres", s.args...)
+	s.cmd = s.command(filepath.Join(s.bin, "postgres"), s.args...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	if err := s.cmd.Start(); err != nil {
 		return err
@@ -241,11 +295,11 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // Socket is the path of the server's socket.
-func (s *Server) Socket() string { return filepath.Join(s.dir, ".s.PGSQL.5432") }
+func (s *Server) Socket() string { return filepath.Join(s.dir, ".s.PGSQL."+s.port) }
 
 // URL returns how to connect to a database.
 func (s *Server) URL(database string) string {
-	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres", database, s.dir)
+	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=postgres", database, s.dir, s.port)
 }
 
 // Kill ends the server at once, as a crash does: SIGKILL to all its processes.
@@ -268,6 +322,11 @@ func (s *Server) Kill() error {
 
 // Stop ends the server and removes its files.
 func (s *Server) Stop() error {
+	if s.watch != nil && s.watch.Process != nil {
+		_ = s.watch.Process.Kill()
+		_ = s.watch.Wait() // it was killed
+		s.watch = nil
+	}
 	if s.cmd != nil {
 		_ = s.cmd.Process.Signal(syscall.SIGQUIT) // immediate shutdown
 		_ = s.cmd.Wait()

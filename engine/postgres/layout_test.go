@@ -1,0 +1,159 @@
+package postgres_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+var rows = flag.Int("rows", 2000, "rows of the table in BenchmarkLayout")
+
+// layouts are tables that could hold the pairs. The one of Definition is "chosen".
+var layouts = []struct {
+	name  string
+	table []string // with %s for the schema
+}{
+	{"chosen", nil},
+	{"no room in pages", []string{"CREATE TABLE %s.pairs (k bytea PRIMARY KEY, v bytea NOT NULL)"}},
+	{"half of each page free", []string{"CREATE TABLE %s.pairs (k bytea PRIMARY KEY, v bytea NOT NULL) WITH (fillfactor = 50)"}},
+	{"16 partitions by hash", append([]string{"CREATE TABLE %s.pairs (k bytea PRIMARY KEY, v bytea NOT NULL) PARTITION BY HASH (k)"}, partitions(16)...)},
+}
+
+func partitions(n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("CREATE TABLE %%[1]s.pairs_%d PARTITION OF %%[1]s.pairs FOR VALUES WITH (MODULUS %d, REMAINDER %d) WITH (fillfactor = 80)", i, n, i))
+	}
+	return out
+}
+
+// BenchmarkLayout measures layouts of the table with as many rows as the flag
+// says, of a store with sessions of a hundred turns each: commits by 8 and by 32
+// workers to any of the sessions, reads of eight keys, and pages of a scan.
+func BenchmarkLayout(b *testing.B) {
+	const perSession = 100
+	full := pgtest.Schema(b)
+	sessions := *rows / (3*perSession + 6)
+	turn := func(w, i int) turnstone.Commit {
+		in := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i)}
+		for range 4 {
+			in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: append(fmt.Appendf(nil, "%d %d ", w, i), payload...)})
+		}
+		return in
+	}
+	stored := func(schema string, n int) (*postgres.Engine, *turnstone.Store) {
+		e, err := postgres.Open(ctx, fmt.Sprint(pgtest.URL(b), "&pool_max_conns=", n+1), &postgres.Options{Schema: schema})
+		if err != nil {
+			b.Fatal(err)
+		}
+		st, err := turnstone.Open(ctx, e, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return e, st
+	}
+	e, st := stored(full, 8)
+	all := make([]*turnstone.Session, sessions)
+	parallel(8, sessions, func(w int) error {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
+		for i := 0; i < perSession && err == nil; i++ {
+			_, err = s.Commit(ctx, turn(w, i))
+		}
+		return err
+	}, b.Error)
+	var keys [][]byte
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			b.Fatal(err)
+		}
+		keys = append(keys, p.Key)
+	}
+	if err := st.Close(); err != nil {
+		b.Fatal(err)
+	}
+	e.Close()
+	c, err := pgx.Connect(ctx, pgtest.URL(b))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close(ctx)
+	for _, l := range layouts {
+		b.Run(l.name, func(b *testing.B) {
+			schema := pgtest.Schema(b)
+			run := func(s string) {
+				if _, err := c.Exec(ctx, s); err != nil {
+					b.Fatalf("%s: %v", s, err)
+				}
+			}
+			run("CREATE SCHEMA " + schema)
+			for _, s := range l.table {
+				run(fmt.Sprintf(s, schema))
+			}
+			for _, s := range postgres.Definition(schema) {
+				run(s)
+			}
+			run(fmt.Sprintf("INSERT INTO %s.pairs SELECT * FROM %s.pairs", schema, full))
+			run("VACUUM ANALYZE " + schema + ".pairs")
+			run("CHECKPOINT")
+			var size int64
+			if err := c.QueryRow(ctx, "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'r'", schema).Scan(&size); err != nil {
+				b.Fatal(err)
+			}
+			e, st := stored(schema, 32)
+			defer e.Close()
+			defer st.Close()
+			for w := range all {
+				if all[w], err = st.Session(ctx, fmt.Sprint("s", w)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			at := make([]int, sessions)
+			for w := range at {
+				at[w] = perSession
+			}
+			for _, n := range []int{8, 32} {
+				b.Run(fmt.Sprint("commit/", n), func(b *testing.B) {
+					before := e.Retries()
+					workers(b, n, func(w, _ int) error {
+						s := w + n*rand.IntN(max(sessions/n, 1)) // nobody else's
+						if s >= sessions {
+							return nil
+						}
+						_, err := all[s].Commit(ctx, turn(s, at[s]))
+						at[s]++
+						return err
+					})
+					b.ReportMetric(100*float64(e.Retries()-before)/float64(b.N), "%retries")
+					b.ReportMetric(float64(size)/float64(len(keys)), "B/row")
+				})
+			}
+			b.Run("get", func(b *testing.B) {
+				some := make([][]byte, 8)
+				for b.Loop() {
+					for i := range some {
+						some[i] = keys[rand.IntN(len(keys))]
+					}
+					if _, err := e.Get(ctx, some...); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run("scan", func(b *testing.B) {
+				for b.Loop() {
+					for _, err := range e.Scan(ctx, engine.Range{Start: keys[rand.IntN(len(keys))], Limit: 64}) {
+						if err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			})
+		})
+	}
+}

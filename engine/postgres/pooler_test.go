@@ -1,0 +1,117 @@
+package postgres_test
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// pgbouncer starts a PgBouncer beside srv, with more settings, that gives every
+// transaction another connection, and returns how to connect to it.
+func pgbouncer(t *testing.T, srv *pgtest.Server, settings string) (url string) {
+	t.Helper()
+	bin, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		pgtest.Missing(t, errors.New("no PgBouncer is installed (Debian: apt-get install pgbouncer)"))
+	}
+	dir := filepath.Dir(srv.Socket())
+	cmd, err := srv.Command(bin, "pgbouncer.ini", fmt.Sprintf(`[databases]
+postgres = host=%[1]s port=5432 user=postgres
+[pgbouncer]
+listen_addr =
+listen_port = 6432
+unix_socket_dir = %[1]s
+auth_type = any
+pool_mode = transaction
+default_pool_size = 4
+%[2]s
+`, dir, settings))
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	url = "postgres:///postgres?host=" + dir + "&port=6432&user=postgres"
+	for try := 0; ; try++ {
+		c, err := pgx.Connect(ctx, url)
+		if err == nil {
+			c.Close(ctx)
+			return url
+		}
+		if try == 200 {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestPgBouncer(t *testing.T) {
+	url := pgbouncer(t, pgtest.Private(t, "fsync=off"), "")
+	enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(d string) (engine.Engine, error) {
+		return postgres.Open(ctx, url, &postgres.Options{Schema: fmt.Sprintf("s%x", sha256.Sum256([]byte(d)))[:20]})
+	}})
+	manySessions(t, url, true)
+}
+
+// One that accepts the settings at start, and drops them, shows itself by prepared
+// statements that are not there, or are there already.
+func TestPgBouncerThatIgnoresSettings(t *testing.T) {
+	manySessions(t, pgbouncer(t, pgtest.Private(t, "fsync=off"), "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, lock_timeout, statement_timeout"), false)
+}
+
+// manySessions commits to more sessions than there are connections. The settings
+// of the URL are in force in every transaction.
+func manySessions(t *testing.T, url string, noticed bool) {
+	t.Helper()
+	e, err := postgres.Open(ctx, url+"&statement_timeout=12345&lock_timeout=2345", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if e.Pooled() != noticed {
+		t.Errorf("noticed at start: %v", e.Pooled())
+	}
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
+			for i := 0; i < 20 && err == nil; i++ {
+				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() || v.Nodes != 320 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if !e.Pooled() {
+		t.Error("the pooler was not noticed")
+	}
+	for name, want := range map[string]string{"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan", "statement_timeout": "12345ms", "lock_timeout": "2345ms"} {
+		if got := e.Setting(t, name); got != want {
+			t.Errorf("%s is %q in a transaction, not %q", name, got, want)
+		}
+	}
+}

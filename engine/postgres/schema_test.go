@@ -1,0 +1,149 @@
+package postgres_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// made has e make its schema.
+func made(t *testing.T, e *postgres.Engine) {
+	t.Helper()
+	if err := e.Apply(ctx, &engine.Batch{Deletes: [][]byte{{0}}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestANewerSchemaIsRefused(t *testing.T) {
+	schema := pgtest.Schema(t)
+	made(t, open(t, schema))
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	if _, err := c.Exec(ctx, "UPDATE "+pgx.Identifier{schema, "meta"}.Sanitize()+" SET version = version + 1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: strings.Repeat("x", 64)}); err == nil {
+		t.Error("a name that PostgreSQL would cut")
+	}
+	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: schema}); !errors.Is(err, postgres.ErrNewer) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Several processes may make the schema at once, and a role that can't define
+// anything uses one that is there.
+func TestRolesAndSchemas(t *testing.T) {
+	schema, url := pgtest.Schema(t), pgtest.URL(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			e, err := postgres.Open(ctx, url, &postgres.Options{Schema: schema})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			var b engine.Batch
+			b.Set(fmt.Append(nil, i), []byte("v"))
+			if vs, err := e.Get(ctx, []byte("k")); err != nil || vs[0] != nil {
+				t.Errorf("before there is a schema: %q, %v", vs, err)
+			}
+			if err := e.Apply(ctx, &b); err != nil {
+				t.Error(err)
+			}
+			e.Close()
+		})
+	}
+	wg.Wait()
+	c, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	role := pgx.Identifier{"runtime_" + schema}.Sanitize()
+	for _, s := range append([]string{"CREATE ROLE " + role + " LOGIN"}, postgres.Grants(schema, "runtime_"+schema)...) {
+		if _, err := c.Exec(ctx, s); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+	defer c.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
+	limited := strings.Replace(url, "user=postgres", "user=runtime_"+schema, 1)
+	e, err := postgres.Open(ctx, limited, &postgres.Options{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var b engine.Batch
+	b.Set([]byte("k"), []byte("v"))
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Error(err)
+	}
+	other, err := postgres.Open(ctx, limited, &postgres.Options{Schema: schema + "_other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := other.Apply(ctx, &b); err == nil || errors.Is(err, engine.ErrUnknown) {
+		t.Errorf("a role without the right to made a schema: %v", err)
+	}
+	// A look makes none.
+	for range other.Scan(ctx, engine.Range{}) {
+		t.Error("there is something")
+	}
+	var there bool
+	if err := c.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)", schema+"_other").Scan(&there); err != nil || there {
+		t.Errorf("%v, %v", there, err)
+	}
+}
+
+// No statement reads more than it must: none scans the table.
+func TestPlans(t *testing.T) {
+	schema := pgtest.Schema(t)
+	e := open(t, schema)
+	made(t, e)
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	table := pgx.Identifier{schema, "pairs"}.Sanitize()
+	for _, statement := range []string{
+		"SELECT 1", // the empty table
+		"INSERT INTO " + table + " SELECT decode(md5(i::text), 'hex'), 'v' FROM generate_series(1, 20) AS i",
+		"ANALYZE " + table,
+		"INSERT INTO " + table + " SELECT decode(md5(i::text), 'hex'), 'v' FROM generate_series(21, 100000) AS i",
+		"ANALYZE " + table,
+	} {
+		if _, err := c.Exec(ctx, statement); err != nil {
+			t.Fatal(err)
+		}
+		for name, plan := range e.Plans(t) {
+			for _, bad := range []string{"Seq Scan", "Bitmap", "Hash", "Merge", "Materialize"} {
+				if strings.Contains(plan, bad) {
+					t.Errorf("after %.40s: %s has a %s:\n%s", statement, name, bad, plan)
+				}
+			}
+			if strings.HasPrefix(name, "scan") && strings.Contains(plan, "Sort") {
+				t.Errorf("after %.40s: %s sorts:\n%s", statement, name, plan)
+			}
+			lines := strings.Split(plan, "\n")
+			for i, l := range lines {
+				if strings.Contains(l, "Index") && strings.Contains(l, " on pairs") && (i+1 == len(lines) || !strings.Contains(lines[i+1], "Index Cond")) {
+					t.Errorf("after %.40s: %s reads all of the index:\n%s", statement, name, plan)
+				}
+			}
+			if reads := strings.Contains(plan, "using pairs_pkey on pairs"); reads != (name != "inserts" && name != "sets") {
+				t.Errorf("after %.40s: %s reads by the index: %v:\n%s", statement, name, reads, plan)
+			}
+		}
+	}
+}

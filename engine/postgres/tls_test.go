@@ -1,0 +1,123 @@
+package postgres_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// certificate makes one for host that signs itself.
+func certificate(t *testing.T, host string) (cert, key []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	cert, err = x509.CreateCertificate(rand.Reader, &template, &template, &private.PublicKey, private)
+	if err == nil {
+		key, err = x509.MarshalPKCS8PrivateKey(private)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
+}
+
+// The URL says what TLS is wanted, and gets it or no connection.
+func TestTLS(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port // free again in a moment
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	srv := pgtest.Private(t, "listen_addresses=127.0.0.1", fmt.Sprint("port=", port))
+	cert, key := certificate(t, "localhost")
+	c, err := pgx.Connect(ctx, srv.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	for setting, content := range map[string][]byte{"ssl_cert_file": cert, "ssl_key_file": key} {
+		path, err := srv.File(setting, content)
+		if err == nil {
+			_, err = c.Exec(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", setting, path))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []string{"ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()"} {
+		if _, err := c.Exec(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for on := ""; on != "on"; time.Sleep(10 * time.Millisecond) {
+		if err := c.QueryRow(ctx, "SELECT setting FROM pg_settings WHERE name = 'ssl'").Scan(&on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other, _ := certificate(t, "localhost")
+	dir := t.TempDir()
+	for name, pem := range map[string][]byte{"right.pem": cert, "other.pem": other} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, test := range map[string]struct {
+		host, params string
+		ok, tls      bool
+	}{
+		"verified":          {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", true, true},
+		"not verified":      {"127.0.0.1", "sslmode=require", true, true},
+		"without":           {"127.0.0.1", "sslmode=disable", true, false},
+		"another authority": {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/other.pem", false, false},
+		"another name":      {"127.0.0.1", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", false, false},
+	} {
+		url := fmt.Sprintf("postgres://postgres@%s:%d/postgres?%s&application_name=%s", test.host, port, test.params, t.Name())
+		e, err := postgres.Open(ctx, url, nil)
+		if err != nil {
+			if test.ok {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if !test.ok {
+			t.Errorf("%s: connected", name)
+		}
+		var tls bool
+		err = c.QueryRow(ctx, "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = $1", t.Name()).Scan(&tls)
+		if err != nil || tls != test.tls {
+			t.Errorf("%s: TLS is %v, %v", name, tls, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		for n := 1; n > 0; time.Sleep(10 * time.Millisecond) { // connections end after a while
+			if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", t.Name()).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
