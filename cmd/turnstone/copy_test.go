@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/disk"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
@@ -56,10 +58,25 @@ func TestCopyOfTheCorpus(t *testing.T) {
 		t.Skip("other processes, many megabytes: there is nothing for the race detector")
 	}
 	from, back := t.TempDir()+"/store", t.TempDir()+"/store"
-	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
+	schema := pgtest.Schema(t)
+	server := pgtest.URL(t) + "&schema=" + schema
 	must(t, append([]string{"import", "--skip-bad", "--store", from}, files...)...)
 	t.Log(must(t, "copy", from, server))
 	t.Log(must(t, "copy", server, back))
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var rows, size int64
+	if err := conn.QueryRow(t.Context(), "SELECT count(*), pg_total_relation_size('"+schema+".pairs') FROM "+schema+".pairs").Scan(&rows, &size); err != nil {
+		t.Fatal(err)
+	}
+	allocated, err := disk.Allocated(back)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d rows take %d bytes on the server, %d in files", rows, size, allocated)
 	want := must(t, "sessions", "--json", "--limit", "0", "--store", from)
 	for _, url := range []string{server, back} {
 		if got := must(t, "sessions", "--json", "--limit", "0", "--store", url); got != want || strings.Count(got, "\n") < 100 {

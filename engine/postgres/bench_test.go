@@ -57,6 +57,19 @@ func workers(b *testing.B, n int, f func(worker, turn int) error) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commits/s")
 }
 
+// walPosition returns how many bytes the server's log has had.
+func walPosition(b *testing.B) (bytes float64) {
+	c, err := pgx.Connect(ctx, pgtest.URL(b))
+	if err == nil {
+		err = c.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").Scan(&bytes)
+		_ = c.Close(ctx)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	return bytes
+}
+
 // BenchmarkCommit commits turns of four nodes by concurrent sessions, through the
 // store and by a relational schema that does the same by hand: rows of nodes, a
 // head with a revision, a turn id, one transaction sent at once. There is a
@@ -80,7 +93,7 @@ func BenchmarkCommit(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			before := e.Retries()
+			before, written := e.Retries(), walPosition(b)
 			workers(b, n, func(w, turn int) error {
 				in := turnstone.Commit{Expected: turnstone.Revision(turn), Turn: fmt.Sprint("turn ", turn)}
 				for range 4 {
@@ -90,6 +103,7 @@ func BenchmarkCommit(b *testing.B) {
 				return err
 			})
 			b.ReportMetric(100*float64(e.Retries()-before)/float64(b.N), "%retries")
+			b.ReportMetric((walPosition(b)-written)/float64(b.N), "WAL-B/op")
 		})
 		b.Run(fmt.Sprint("relational/", n), func(b *testing.B) { relational(b, n) })
 	}
@@ -119,6 +133,8 @@ func relational(b *testing.B, n int) {
 			b.Fatal(err)
 		}
 	}
+	written := walPosition(b)
+	defer func() { b.ReportMetric((walPosition(b)-written)/float64(b.N), "WAL-B/op") }()
 	workers(b, n, func(w, turn int) error {
 		session := fmt.Sprint("s", w)
 		ids, parents, payloads := make([][]byte, 4), make([][]byte, 4), make([]string, 4)

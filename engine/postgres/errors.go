@@ -26,6 +26,9 @@ const (
 	duplicateObject      = "42710"
 	duplicateSchema      = "42P06"
 	duplicateTable       = "42P07"
+	syntaxError          = "42601"
+	completionUnknown    = "40003" // CockroachDB: "result is ambiguous"
+	connectionException  = "08"    // a class; some databases report it for a connection behind theirs
 	protocolViolation    = "08P01" // by PgBouncer, for settings at start
 	unknownStatement     = "26000" // behind a pooler: prepared on another connection of the server
 	duplicateStatement   = "42P05" // behind a pooler: prepared there by somebody else
@@ -34,7 +37,7 @@ const (
 // outOfService are SQLSTATEs, or classes of them, of a server that can't do now what
 // another one, or this one later, could.
 var outOfService = []string{
-	"08",    // connection exceptions
+	connectionException,
 	"53",    // too few resources: memory, connections
 	"55P03", // lock_timeout
 	"57",    // operator intervention: statement_timeout, shutdown, start
@@ -65,7 +68,8 @@ func outcome(ctx context.Context, err error) error {
 		return lost(ctx, err)
 	}
 	switch pe, ok := ended(err); {
-	case !ok: // the connection is gone, or the server ends it: COMMIT may have been executed
+	case !ok, // the connection is gone, or the server ends it: COMMIT may have been executed
+		pe.Code == completionUnknown, strings.HasPrefix(pe.Code, connectionException):
 		return fmt.Errorf("%w: %w", engine.ErrUnknown, err)
 	case pe.Code == divisionByZero, pe.Code == uniqueViolation:
 		return errGuard

@@ -35,6 +35,8 @@ func TestOutcomes(t *testing.T) {
 		"the connection is cut":           {bg, io.ErrUnexpectedEOF, engine.ErrUnknown},
 		"the connection is cut, and over": {over, io.ErrUnexpectedEOF, engine.ErrUnknown},
 		"it takes too long":               {bg, context.DeadlineExceeded, engine.ErrUnknown},
+		"the database does not know":      {bg, server("ERROR", "40003"), engine.ErrUnknown},
+		"a connection behind its own":     {bg, server("ERROR", "08006"), engine.ErrUnknown},
 		"no connection":                   {bg, &notSent{io.EOF}, engine.ErrUnavailable},
 		"no connection in time":           {bg, &notSent{context.DeadlineExceeded}, engine.ErrUnavailable},
 		"the caller gave up before":       {over, &notSent{context.Canceled}, context.Canceled},

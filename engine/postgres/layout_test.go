@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -36,7 +37,8 @@ func partitions(n int) (out []string) {
 
 // BenchmarkLayout measures layouts of the table with as many rows as the flag
 // says, of a store with sessions of a hundred turns each: commits by 8 and by 32
-// workers to any of the sessions, reads of eight keys, and pages of a scan.
+// workers to any of the sessions, the latter also beside one who reads the whole
+// table again and again, as gc and verify do; reads of eight keys; pages of a scan.
 func BenchmarkLayout(b *testing.B) {
 	const perSession = 100
 	full := pgtest.Schema(b)
@@ -118,11 +120,34 @@ func BenchmarkLayout(b *testing.B) {
 			for w := range at {
 				at[w] = perSession
 			}
-			for _, n := range []int{8, 32} {
-				b.Run(fmt.Sprint("commit/", n), func(b *testing.B) {
+			for _, c := range []struct {
+				name    string
+				n       int
+				scanned bool
+			}{{"commit/8", 8, false}, {"commit/32", 32, false}, {"commit/32-scanned", 32, true}} {
+				b.Run(c.name, func(b *testing.B) {
+					done := make(chan struct{})
+					var scans sync.WaitGroup
+					if c.scanned {
+						scans.Go(func() {
+							for {
+								for _, err := range e.Scan(ctx, engine.Range{}) {
+									if err != nil {
+										b.Error(err)
+										return
+									}
+									select {
+									case <-done:
+										return
+									default:
+									}
+								}
+							}
+						})
+					}
 					before := e.Retries()
-					workers(b, n, func(w, _ int) error {
-						s := w + n*rand.IntN(max(sessions/n, 1)) // nobody else's
+					workers(b, c.n, func(w, _ int) error {
+						s := w + c.n*rand.IntN(max(sessions/c.n, 1)) // nobody else's
 						if s >= sessions {
 							return nil
 						}
@@ -132,6 +157,8 @@ func BenchmarkLayout(b *testing.B) {
 					})
 					b.ReportMetric(100*float64(e.Retries()-before)/float64(b.N), "%retries")
 					b.ReportMetric(float64(size)/float64(len(keys)), "B/row")
+					close(done)
+					scans.Wait()
 				})
 			}
 			b.Run("get", func(b *testing.B) {

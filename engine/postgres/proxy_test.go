@@ -23,6 +23,7 @@ type proxy struct {
 	dir    string
 	target atomic.Pointer[string] // the server's socket
 	silent atomic.Bool            // nothing gets through
+	vacuum atomic.Bool            // VACUUM is made something that the server does not know
 
 	mu     sync.Mutex
 	counts [2]int // messages from the client, and from the server, since armed
@@ -116,6 +117,9 @@ func (p *proxy) pass(side int, from, to net.Conn, startup bool) {
 		}
 		if p.silent.Load() {
 			continue
+		}
+		if p.vacuum.Load() {
+			body = bytes.Replace(body, []byte("VACUUM"), []byte("VACATE"), 1)
 		}
 		if _, err := to.Write(append(head, body...)); err != nil {
 			return
@@ -232,5 +236,21 @@ func cutAtEveryStep(t *testing.T, srv *pgtest.Server, fresh bool) {
 	t.Logf("%d messages from the client, %d from the server: %v", messages[client], messages[server], outcomes)
 	if outcomes["error true stands true"] == 0 || outcomes["error true stands false"] == 0 {
 		t.Errorf("the cuts did not reach both sides of COMMIT: %v", outcomes)
+	}
+}
+
+// A database may have no VACUUM.
+func TestVacuumIsNotEverywhere(t *testing.T) {
+	p := newProxy(t, pgtest.Private(t, "fsync=off").Socket())
+	e, err := postgres.Open(ctx, p.url(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, unknown := range []bool{true, false} {
+		p.vacuum.Store(unknown)
+		if err := errors.Join(e.Apply(ctx, set("1")), e.Vacuum(ctx)); err != nil {
+			t.Errorf("VACUUM is unknown: %v: %v", unknown, err)
+		}
 	}
 }
