@@ -27,7 +27,8 @@ type Erasure struct {
 
 // Erase deletes a session, and removes what it alone had from the store's files:
 // Delete, GC and Vacuum in one. It works on the whole store, and takes as long as
-// Vacuum. Text that a host has put into other sessions as well is there still.
+// Vacuum. Text that a host has put into other sessions as well is there still, and
+// a server keeps bytes in its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
 	ses, err := s.Session(ctx, id)
 	if err != nil {

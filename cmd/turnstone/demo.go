@@ -339,7 +339,11 @@ func (d *demonstration) tidy(ctx context.Context) error {
 		if r.Vacuum.Nodes != 1 || len(r.HeldBy) > 0 {
 			return fmt.Errorf("the node was not erased: %+v", r)
 		}
-		d.say("Erased it: its content and salt are in no file any more, no other session holds it; its hash stays, and every hash above it verifies.")
+		gone := "in no file any more"
+		if open.Server(d.app.url) {
+			gone = "in no row any more (the server's files, log and backups keep them for a while: docs/engines.md)"
+		}
+		d.say("Erased it: its content and salt are %s, no other session holds it; its hash stays, and every hash above it verifies.", gone)
 		if r, err = st.Erase(ctx, "crash", turnstone.KeepChildren, nil); err != nil {
 			return err
 		}

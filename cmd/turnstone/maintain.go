@@ -266,7 +266,8 @@ func (a *app) erase() *cobra.Command {
 		Short: "Remove a session, or nodes of it, from the store's files",
 		Long: "Remove a session, or nodes of it, from the store's files: delete or tombstone, collect and\n" +
 			"vacuum. Ends with a receipt that says what was removed and what still holds or shares it.\n" +
-			"Text that a host put into other sessions, checkpoints or later messages as well is there still.",
+			"Text that a host put into other sessions, checkpoints or later messages as well is there still.\n" +
+			"A server keeps the bytes in its files until it overwrites them, and in its log and backups.",
 		Example: "turnstone erase trip msg_2 --yes\nturnstone erase trip/boat --yes",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -45,6 +45,10 @@ var outOfService = []string{
 	"0A000", // serializable transactions on a standby
 }
 
+func unable(pe *pgconn.PgError) bool {
+	return slices.ContainsFunc(outOfService, func(code string) bool { return strings.HasPrefix(pe.Code, code) })
+}
+
 // errGuard: a guard did not hold.
 var errGuard = errors.New("postgres: guard failed")
 
@@ -87,7 +91,7 @@ func lost(ctx context.Context, err error) error {
 		return nil
 	}
 	if pe, ok := ended(err); ok {
-		if slices.ContainsFunc(outOfService, func(code string) bool { return strings.HasPrefix(pe.Code, code) }) {
+		if unable(pe) {
 			return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 		}
 		return err

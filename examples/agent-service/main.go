@@ -23,6 +23,12 @@
 //	curl --data-binary @notes.txt 'localhost:8080/chats/CHAT/attachments?name=notes.txt'   # goes into "attachments" of a message
 //	curl localhost:8080/metrics
 //
+// Two servers on one database, as on two hosts (they share the folder of the
+// product database here):
+//
+//	go run . -store postgres://user@host/db &
+//	go run . -store postgres://user@host/db -addr 127.0.0.1:8081 &
+//
 // A message can name the revision that its author saw ("revision"); the header
 // Idempotency-Key makes a post safe to send again. GET /chats lists the chats, GET
 // /chats/CHAT/attachments/ID reads what a message refers to. Texts that begin with

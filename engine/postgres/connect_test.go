@@ -1,22 +1,26 @@
 package postgres_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
@@ -118,6 +122,33 @@ func TestTLS(t *testing.T) {
 			if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", t.Name()).Scan(&n); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// What can't be reached now is told from what won't be there later either.
+func TestOpenFails(t *testing.T) {
+	url := pgtest.URL(t)
+	gone, stop := context.WithCancel(ctx)
+	stop()
+	for name, c := range map[string]struct {
+		ctx         context.Context
+		url         string
+		unavailable bool
+	}{
+		"nobody listens": {ctx, "postgres:///postgres?host=" + t.TempDir(), true},
+		"no database":    {ctx, strings.Replace(url, "/postgres?", "/nodb?", 1), false},
+		"no URL":         {ctx, "postgres://%zz", false},
+		"a bad setting":  {ctx, url + "&lock_timeout=soon", false},
+		"given up":       {gone, url, false},
+	} {
+		e, err := postgres.Open(c.ctx, c.url, nil)
+		if err == nil {
+			e.Close()
+			t.Errorf("%s: no error", name)
+		}
+		if errors.Is(err, engine.ErrUnavailable) != c.unavailable || errors.Is(err, context.Canceled) != (c.ctx == gone) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
