@@ -12,9 +12,9 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	neturl "net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -129,6 +129,11 @@ func TestTLS(t *testing.T) {
 // What can't be reached now is told from what won't be there later either.
 func TestOpenFails(t *testing.T) {
 	url := pgtest.URL(t)
+	nowhere, err := neturl.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nowhere.Path = "/nodb"
 	gone, stop := context.WithCancel(ctx)
 	stop()
 	for name, c := range map[string]struct {
@@ -137,7 +142,7 @@ func TestOpenFails(t *testing.T) {
 		unavailable bool
 	}{
 		"nobody listens": {ctx, "postgres:///postgres?host=" + t.TempDir(), true},
-		"no database":    {ctx, strings.Replace(url, "/postgres?", "/nodb?", 1), false},
+		"no database":    {ctx, nowhere.String(), false},
 		"no URL":         {ctx, "postgres://%zz", false},
 		"a bad setting":  {ctx, url + "&lock_timeout=soon", false},
 		"given up":       {gone, url, false},
@@ -150,5 +155,18 @@ func TestOpenFails(t *testing.T) {
 		if errors.Is(err, engine.ErrUnavailable) != c.unavailable || errors.Is(err, context.Canceled) != (c.ctx == gone) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestPoolSize(t *testing.T) {
+	for params, want := range map[string]int32{"": 16, "&pool_max_conns=3": 3} {
+		e, err := postgres.Open(ctx, pgtest.URL(t)+params, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := e.MaxConns(); got != want {
+			t.Errorf("%q: %d connections, want %d", params, got, want)
+		}
+		e.Close()
 	}
 }

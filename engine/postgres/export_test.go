@@ -12,6 +12,9 @@ import (
 // Pooled reports whether settings go into every transaction.
 func (e *Engine) Pooled() bool { return e.pooled.Load() }
 
+// MaxConns returns how many connections there can be.
+func (e *Engine) MaxConns() int32 { return e.pool.Config().MaxConns }
+
 // Setting returns what is in force in a transaction.
 func (e *Engine) Setting(t *testing.T, name string) (value string) {
 	t.Helper()

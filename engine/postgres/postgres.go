@@ -56,8 +56,9 @@ type Engine struct {
 }
 
 // Open connects to the database that url names (a URL or a keyword/value string
-// as libpq takes it, with pgx's pool_ parameters). The schema is made by the first
-// Apply if it does not exist; one that a newer version made is ErrNewer.
+// as libpq takes it, with pgx's pool_ parameters; pool_max_conns is 16 if it is not
+// given). The schema is made by the first Apply if it does not exist; one that a
+// newer version made is ErrNewer.
 func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -65,6 +66,9 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	if !strings.Contains(url, "pool_max_conns") {
+		config.MaxConns = defaultConns
 	}
 	e := &Engine{schema: o.Schema, timeout: o.Timeout}
 	if e.schema == "" {
@@ -86,6 +90,10 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	}
 	return e, nil
 }
+
+// defaultConns: over a network each commit holds a connection for a round trip, so
+// as many as processors, pgx's default, are few.
+const defaultConns = 16
 
 // maxName is how long a name is before PostgreSQL cuts it (NAMEDATALEN).
 const maxName = 63
