@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/postgres"
@@ -225,4 +226,81 @@ func TestTwoProcesses(t *testing.T) {
 		t.Errorf("%v, %v", v, err)
 	}
 	t.Logf("contested sessions: %d commits won, %d lost; %d transactions of %d commits were repeated", wins, lost, retries, commits)
+}
+
+// A commit of one session that stands before its COMMIT, with all its locks, holds
+// up nobody else: no row is written by all.
+func TestSessionsDoNotWaitForEachOther(t *testing.T) {
+	srv := pgtest.Private(t, "fsync=off")
+	p := newProxy(t, srv.Socket())
+	session := func(url, id string) *turnstone.Session {
+		e, err := postgres.Open(ctx, url, &postgres.Options{Timeout: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := turnstone.Open(ctx, e, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { st.Close(); e.Close() })
+		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	held := session(p.url()+"&pool_max_conns=1", "held")
+	commit := func(s *turnstone.Session, i int) error {
+		_, err := s.Commit(ctx, turnstone.Commit{
+			Expected: turnstone.Revision(i), Turn: fmt.Sprint(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(s.ID())}},
+		})
+		return err
+	}
+	for i := range 2 {
+		p.arm(-1, -1)
+		if err := commit(held, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const last = 4 // COMMIT is Bind, Describe and Execute; then comes Sync
+	at := p.passed()[client] - last
+	p.arm(at, -1)
+	p.mu.Lock()
+	p.hold = true
+	p.mu.Unlock()
+	done := make(chan error)
+	go func() { done <- commit(held, 2) }()
+	for !p.silent.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	c, err := pgx.Connect(ctx, srv.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	for locks := 0; locks == 0; { // until the server has executed what it got
+		if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation = 'turnstone.pairs'::regclass").Scan(&locks); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := session(srv.URL("postgres"), "other")
+	for i := range 5 {
+		if err := commit(other, i); err != nil {
+			t.Errorf("beside an open transaction of another session: %v", err)
+		}
+	}
+	select {
+	case err := <-done:
+		t.Errorf("the held commit ended: %v", err)
+	default:
+	}
+	p.silent.Store(false)
+	p.arm(-1, -1)
+	p.hangUp()
+	if err := <-done; err != nil && turnstone.ErrorType(err) != "unknown_outcome" {
+		t.Errorf("%s: %v", turnstone.ErrorType(err), err)
+	}
+	if err := commit(held, 2); err != nil {
+		t.Error(err)
+	}
 }

@@ -28,6 +28,7 @@ type proxy struct {
 	mu     sync.Mutex
 	counts [2]int // messages from the client, and from the server, since armed
 	cut    [2]int // at which of them; -1: never
+	hold   bool   // be silent from there on, and cut nothing
 	conns  map[net.Conn]bool
 }
 
@@ -73,7 +74,7 @@ func (p *proxy) url() string { return "postgres:///postgres?host=" + p.dir + "&u
 func (p *proxy) arm(fromClient, fromServer int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.counts, p.cut = [2]int{}, [2]int{fromClient, fromServer}
+	p.counts, p.cut, p.hold = [2]int{}, [2]int{fromClient, fromServer}, false
 }
 
 // passed returns how many messages came from each side since arm.
@@ -110,9 +111,12 @@ func (p *proxy) pass(side int, from, to net.Conn, startup bool) {
 		}
 		p.mu.Lock()
 		now := p.counts[side] == p.cut[side]
+		hold := p.hold
 		p.counts[side]++
 		p.mu.Unlock()
-		if now {
+		if now && hold {
+			p.silent.Store(true)
+		} else if now {
 			return
 		}
 		if p.silent.Load() {
