@@ -232,25 +232,23 @@ const (
 func (a *app) demoChild() *cobra.Command {
 	return &cobra.Command{
 		Use: childName, Hidden: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: turnstone.Metadata{Name: "Killed in the middle of a commit"}})
+		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
+			s, _, err := st.Create(cmd.Context(), turnstone.Request{ID: "crash", Metadata: turnstone.Metadata{Name: "Killed in the middle of a commit"}})
+			if err != nil {
+				return err
+			}
+			for i := range 1_000_000 {
+				n := turnstone.NewNode{Kind: "event", Payload: payload("assistant", fmt.Sprintf("event %d", i), nil)}
+				r, err := s.Commit(cmd.Context(), turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{n, n, n}})
 				if err != nil {
 					return err
 				}
-				for i := range 1_000_000 {
-					n := turnstone.NewNode{Kind: "event", Payload: payload("assistant", fmt.Sprintf("event %d", i), nil)}
-					r, err := s.Commit(cmd.Context(), turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{n, n, n}})
-					if err != nil {
-						return err
-					}
-					if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Revision, r.Commit); err != nil {
-						return err
-					}
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Revision, r.Commit); err != nil {
+					return err
 				}
-				return nil
-			})
-		},
+			}
+			return nil
+		}),
 	}
 }
 

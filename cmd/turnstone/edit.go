@@ -24,46 +24,44 @@ func (a *app) fork() *cobra.Command {
 			placeForms,
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				p, err := find(cmd.Context(), st, args[0])
-				if err != nil {
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			p, err := find(cmd.Context(), st, args[0])
+			if err != nil {
+				return err
+			}
+			r.ID, r.Parent = args[1], p.ID()
+			if r.ForkNode, err = p.leaf(cmd.Context()); err != nil {
+				return err
+			}
+			if r.ForkNode.IsZero() && !r.Detached && !p.bare {
+				return fmt.Errorf("%q has no node to go on from", args[0])
+			}
+			s, created, err := st.Create(cmd.Context(), r)
+			if err != nil {
+				return err
+			}
+			if !created {
+				return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
+			}
+			if p.scope.At > 0 && !r.Detached { // a node does not say all that a revision does
+				in := turnstone.Commit{}
+				if err := restore(cmd.Context(), &in, p, s); err != nil {
 					return err
 				}
-				r.ID, r.Parent = args[1], p.ID()
-				if r.ForkNode, err = p.leaf(cmd.Context()); err != nil {
-					return err
-				}
-				if r.ForkNode.IsZero() && !r.Detached && !p.bare {
-					return fmt.Errorf("%q has no node to go on from", args[0])
-				}
-				s, created, err := st.Create(cmd.Context(), r)
-				if err != nil {
-					return err
-				}
-				if !created {
-					return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
-				}
-				if p.scope.At > 0 && !r.Detached { // a node does not say all that a revision does
-					in := turnstone.Commit{}
-					if err := restore(cmd.Context(), &in, p, s); err != nil {
+				if len(in.Checkpoint)+len(in.Drop) > 0 {
+					if _, err := s.Commit(cmd.Context(), in); err != nil {
 						return err
 					}
-					if len(in.Checkpoint)+len(in.Drop) > 0 {
-						if _, err := s.Commit(cmd.Context(), in); err != nil {
-							return err
-						}
-					}
 				}
-				state, err := s.Load(cmd.Context(), turnstone.Scope{})
-				if err != nil {
-					return err
-				}
-				out := printer{w: cmd.OutOrStdout()}
-				out.printf("%s goes on from %s, with %s\n", line(s.ID(), 60), line(args[0], 60), plural(len(state.Nodes), "node"))
-				return out.err
-			})
-		},
+			}
+			state, err := s.Load(cmd.Context(), turnstone.Scope{})
+			if err != nil {
+				return err
+			}
+			out := printer{w: cmd.OutOrStdout()}
+			out.printf("%s goes on from %s, with %s\n", line(s.ID(), 60), line(args[0], 60), plural(len(state.Nodes), "node"))
+			return out.err
+		}),
 	}
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
 	c.Flags().BoolVar(&r.Detached, "detached", false, "record where it comes from, but begin empty")
@@ -80,54 +78,52 @@ func (a *app) rewind() *cobra.Command {
 			"lost: what came after stays as a branch.\n" + placeForms,
 		Example: "turnstone rewind trip@2 --parts\nturnstone rewind trip/ship --empty",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				ctx := cmd.Context()
-				p, err := find(ctx, st, args[0])
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			ctx := cmd.Context()
+			p, err := find(ctx, st, args[0])
+			if err != nil {
+				return err
+			}
+			if !p.bare && empty {
+				return usageError{errors.New("--empty goes with a SESSION alone")}
+			}
+			if p.bare && !empty {
+				return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
+			}
+			if parts && p.scope.At == 0 {
+				return usageError{errors.New("--parts needs SESSION@REVISION")}
+			}
+			i, err := p.Info(ctx)
+			if err != nil {
+				return err
+			}
+			in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.NoNode()}
+			if !empty {
+				leaf, err := p.leaf(ctx)
 				if err != nil {
 					return err
 				}
-				if !p.bare && empty {
-					return usageError{errors.New("--empty goes with a SESSION alone")}
+				if !leaf.IsZero() {
+					in.Leaf = turnstone.At(leaf)
 				}
-				if p.bare && !empty {
-					return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
-				}
-				if parts && p.scope.At == 0 {
-					return usageError{errors.New("--parts needs SESSION@REVISION")}
-				}
-				i, err := p.Info(ctx)
-				if err != nil {
+			}
+			if parts {
+				if err := restore(ctx, &in, p, p.Session); err != nil {
 					return err
 				}
-				in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.NoNode()}
-				if !empty {
-					leaf, err := p.leaf(ctx)
-					if err != nil {
-						return err
-					}
-					if !leaf.IsZero() {
-						in.Leaf = turnstone.At(leaf)
-					}
-				}
-				if parts {
-					if err := restore(ctx, &in, p, p.Session); err != nil {
-						return err
-					}
-				}
-				r, err := p.Commit(ctx, in)
-				if err != nil {
-					return err
-				}
-				out := printer{w: cmd.OutOrStdout()}
-				leaf := "empty"
-				if !r.Leaf.IsZero() {
-					leaf = "at " + short(r.Leaf)
-				}
-				out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
-				return out.err
-			})
-		},
+			}
+			r, err := p.Commit(ctx, in)
+			if err != nil {
+				return err
+			}
+			out := printer{w: cmd.OutOrStdout()}
+			leaf := "empty"
+			if !r.Leaf.IsZero() {
+				leaf = "at " + short(r.Leaf)
+			}
+			out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
+			return out.err
+		}),
 	}
 	c.Flags().BoolVar(&empty, "empty", false, "to before the first node")
 	c.Flags().BoolVar(&parts, "parts", false, "give the checkpoint parts back the contents that they had at that revision, too")
@@ -166,14 +162,12 @@ func (a *app) rename() *cobra.Command {
 		Long:    "Give a session another id, atomically. One that has children can't be renamed, as they name it as their parent.\nFor the name that people read, see `turnstone label --name`.",
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				if _, err := exact(cmd.Context(), st, args[0]); err != nil {
-					return err
-				}
-				return st.Rename(cmd.Context(), args[0], args[1])
-			})
-		},
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			if _, err := exact(cmd.Context(), st, args[0]); err != nil {
+				return err
+			}
+			return st.Rename(cmd.Context(), args[0], args[1])
+		}),
 	}
 	a.complete(c)
 	return c
@@ -241,15 +235,13 @@ func (a *app) tombstone() *cobra.Command {
 		Long:    "Hide nodes from every read of a session; their children are linked past them. `turnstone vacuum` removes\ntheir content. NODE is the beginning of a node's id, or its key.",
 		Example: "turnstone tombstone trip msg_3",
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				s, ids, err := nodes(cmd, st, args)
-				if err != nil {
-					return err
-				}
-				return s.Tombstone(cmd.Context(), ids...)
-			})
-		},
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			s, ids, err := nodes(cmd, st, args)
+			if err != nil {
+				return err
+			}
+			return s.Tombstone(cmd.Context(), ids...)
+		}),
 	}
 	a.complete(c)
 	return c

@@ -38,23 +38,21 @@ func (a *app) export() *cobra.Command {
 			"or for an imported session in the order of its file.",
 		Example: "turnstone export trip/train --path",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				nodes, err := exported(cmd.Context(), st, args[0], path)
-				if err != nil {
-					return err
-				}
-				return to(cmd, output, func(w io.Writer) error {
-					out := bufio.NewWriter(w)
-					for _, n := range nodes {
-						if _, err := out.Write(append(n.Payload, '\n')); err != nil {
-							return err
-						}
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			nodes, err := exported(cmd.Context(), st, args[0], path)
+			if err != nil {
+				return err
+			}
+			return to(cmd, output, func(w io.Writer) error {
+				out := bufio.NewWriter(w)
+				for _, n := range nodes {
+					if _, err := out.Write(append(n.Payload, '\n')); err != nil {
+						return err
 					}
-					return out.Flush()
-				})
+				}
+				return out.Flush()
 			})
-		},
+		}),
 	}
 	c.Flags().BoolVar(&path, "path", false, "the active path only")
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
@@ -95,46 +93,44 @@ func (a *app) cat() *cobra.Command {
 			"searched for the id.",
 		Example: "turnstone cat trip plan\nturnstone cat trip plan --at 1\nturnstone cat trip msg_1",
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				ctx, name := cmd.Context(), args[len(args)-1]
-				if len(args) == 2 {
-					s, err := session(ctx, st, args[0])
-					if err != nil {
-						return err
-					}
-					f, err := thing(ctx, s, name, turnstone.Revision(at))
-					if err != nil {
-						return err
-					}
-					return to(cmd, output, f)
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			ctx, name := cmd.Context(), args[len(args)-1]
+			if len(args) == 2 {
+				s, err := session(ctx, st, args[0])
+				if err != nil {
+					return err
 				}
-				if len(name) != 64 || !hexadecimal(name) {
-					return usageError{fmt.Errorf("%q is no whole id: name the session, too", name)}
+				f, err := thing(ctx, s, name, turnstone.Revision(at))
+				if err != nil {
+					return err
 				}
-				for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
-					if err != nil {
-						return err
-					}
-					s, err := st.Session(ctx, i.ID)
-					if errors.Is(err, turnstone.ErrSessionNotFound) {
-						continue // deleted meanwhile
-					}
-					if err != nil {
-						return err
-					}
-					f, err := thing(ctx, s, name, turnstone.Revision(at))
-					if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
-						continue
-					}
-					if err != nil {
-						return err
-					}
-					return to(cmd, output, f)
+				return to(cmd, output, f)
+			}
+			if len(name) != 64 || !hexadecimal(name) {
+				return usageError{fmt.Errorf("%q is no whole id: name the session, too", name)}
+			}
+			for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+				if err != nil {
+					return err
 				}
-				return fmt.Errorf("%w: no session has %q", turnstone.ErrBlobNotFound, name)
-			})
-		},
+				s, err := st.Session(ctx, i.ID)
+				if errors.Is(err, turnstone.ErrSessionNotFound) {
+					continue // deleted meanwhile
+				}
+				if err != nil {
+					return err
+				}
+				f, err := thing(ctx, s, name, turnstone.Revision(at))
+				if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				return to(cmd, output, f)
+			}
+			return fmt.Errorf("%w: no session has %q", turnstone.ErrBlobNotFound, name)
+		}),
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
 	c.Flags().Uint64Var(&at, "at", 0, "checkpoint parts as they were at this revision")

@@ -212,6 +212,13 @@ func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store)
 	return a.withEngine(ctx, mustExist, func(st *turnstone.Store, _ engine.Engine) error { return f(st) })
 }
 
+// in is what a command does that does f in the store and nothing before.
+func (a *app) in(f func(*cobra.Command, []string, *turnstone.Store) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f(cmd, args, st) })
+	}
+}
+
 func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
 	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.shown(), storeVariable)
 	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {

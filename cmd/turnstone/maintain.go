@@ -31,42 +31,40 @@ func (a *app) gc() *cobra.Command {
 			"The files shrink with `turnstone vacuum`.",
 		Example: "turnstone gc --dry-run",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				var finish func()
-				o.Progress, finish = steps()
-				if o.Session != "" {
-					s, err := session(cmd.Context(), st, o.Session)
-					if err != nil {
-						return err
-					}
-					o.Session = s.ID()
-				}
-				r, err := st.GC(cmd.Context(), o)
-				finish()
+		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
+			var finish func()
+			o.Progress, finish = steps()
+			if o.Session != "" {
+				s, err := session(cmd.Context(), st, o.Session)
 				if err != nil {
 					return err
 				}
-				if lines {
-					return asJSON(cmd.OutOrStdout(), r)
+				o.Session = s.ID()
+			}
+			r, err := st.GC(cmd.Context(), o)
+			finish()
+			if err != nil {
+				return err
+			}
+			if lines {
+				return asJSON(cmd.OutOrStdout(), r)
+			}
+			p := printer{w: cmd.OutOrStdout()}
+			deleted := "deleted"
+			if o.DryRun {
+				deleted = "to delete"
+			}
+			collected(&p, r, deleted)
+			if o.Full {
+				state := "was right"
+				if r.Repaired {
+					state = "was wrong, and is right now"
 				}
-				p := printer{w: cmd.OutOrStdout()}
-				deleted := "deleted"
-				if o.DryRun {
-					deleted = "to delete"
-				}
-				collected(&p, r, deleted)
-				if o.Full {
-					state := "was right"
-					if r.Repaired {
-						state = "was wrong, and is right now"
-					}
-					p.printf("index      %s\n", state)
-				}
-				p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
-				return p.err
-			})
-		},
+				p.printf("index      %s\n", state)
+			}
+			p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
+			return p.err
+		}),
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
 	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
@@ -100,35 +98,33 @@ func (a *app) vacuum() *cobra.Command {
 			"Needs as much free space as the store takes.",
 		Example: "turnstone vacuum",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				before := a.onDisk()
-				var finish func()
-				o.Progress, finish = steps()
-				if o.Session != "" {
-					s, err := session(cmd.Context(), st, o.Session)
-					if err != nil {
-						return err
-					}
-					o.Session = s.ID()
-				}
-				r, err := st.Vacuum(cmd.Context(), o)
-				finish()
+		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
+			before := a.onDisk()
+			var finish func()
+			o.Progress, finish = steps()
+			if o.Session != "" {
+				s, err := session(cmd.Context(), st, o.Session)
 				if err != nil {
 					return err
 				}
-				if lines {
-					return asJSON(cmd.OutOrStdout(), r)
-				}
-				p := printer{w: cmd.OutOrStdout()}
-				vacuumed(&p, r)
-				if after := a.onDisk(); after > 0 {
-					p.printf("on disk    %s, before %s\n", size(after), size(before))
-				}
-				p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
-				return p.err
-			})
-		},
+				o.Session = s.ID()
+			}
+			r, err := st.Vacuum(cmd.Context(), o)
+			finish()
+			if err != nil {
+				return err
+			}
+			if lines {
+				return asJSON(cmd.OutOrStdout(), r)
+			}
+			p := printer{w: cmd.OutOrStdout()}
+			vacuumed(&p, r)
+			if after := a.onDisk(); after > 0 {
+				p.printf("on disk    %s, before %s\n", size(after), size(before))
+			}
+			p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
+			return p.err
+		}),
 	}
 	c.Flags().StringVar(&o.Session, "session", "", "remove content and records of this session only")
 	jsonFlag(c, &lines)
@@ -226,30 +222,28 @@ func (a *app) keep() *cobra.Command {
 		Long:    "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
 		Example: "turnstone keep trip paid --revision 2\nturnstone keep trip",
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				s, err := session(cmd.Context(), st, args[0])
-				if err != nil {
-					return err
-				}
-				switch {
-				case len(args) == 1:
-					kept, err := s.Kept(cmd.Context())
-					p := printer{w: cmd.OutOrStdout()}
-					for _, k := range kept {
-						if asLines {
-							err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
-							continue
-						}
-						p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			s, err := session(cmd.Context(), st, args[0])
+			if err != nil {
+				return err
+			}
+			switch {
+			case len(args) == 1:
+				kept, err := s.Kept(cmd.Context())
+				p := printer{w: cmd.OutOrStdout()}
+				for _, k := range kept {
+					if asLines {
+						err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
+						continue
 					}
-					return errors.Join(err, p.err)
-				case release:
-					return s.Release(cmd.Context(), args[1])
+					p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
 				}
-				return s.Keep(cmd.Context(), args[1], turnstone.Revision(revision))
-			})
-		},
+				return errors.Join(err, p.err)
+			case release:
+				return s.Release(cmd.Context(), args[1])
+			}
+			return s.Keep(cmd.Context(), args[1], turnstone.Revision(revision))
+		}),
 	}
 	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
 	c.Flags().BoolVar(&release, "release", false, "keep it no longer")

@@ -113,60 +113,58 @@ func (a *app) tree() *cobra.Command {
 		Long:    "Show sessions with their forks and sub-agents, those that began first first. With SESSION, only what comes from it.",
 		Example: "turnstone tree",
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				f := family{children: map[string][]*turnstone.Info{}, drawn: map[string]bool{}, json: asLines}
-				known := map[string]*turnstone.Info{}
-				for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
-					if err != nil {
-						return err
-					}
-					known[i.ID] = i
-					f.children[i.Parent] = append(f.children[i.Parent], i)
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			f := family{children: map[string][]*turnstone.Info{}, drawn: map[string]bool{}, json: asLines}
+			known := map[string]*turnstone.Info{}
+			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
+				if err != nil {
+					return err
 				}
-				roots := f.children[""]
-				for parent, all := range f.children {
-					if parent != "" && known[parent] == nil { // it was deleted
-						roots = append(roots, all...)
-					}
+				known[i.ID] = i
+				f.children[i.Parent] = append(f.children[i.Parent], i)
+			}
+			roots := f.children[""]
+			for parent, all := range f.children {
+				if parent != "" && known[parent] == nil { // it was deleted
+					roots = append(roots, all...)
 				}
-				if len(args) == 1 {
-					s, err := session(cmd.Context(), st, args[0])
-					if err != nil {
-						return err
-					}
-					i, err := s.Info(cmd.Context())
-					if err != nil {
-						return err
-					}
-					roots = []*turnstone.Info{&i}
+			}
+			if len(args) == 1 {
+				s, err := session(cmd.Context(), st, args[0])
+				if err != nil {
+					return err
 				}
-				for _, all := range f.children {
-					older(all)
+				i, err := s.Info(cmd.Context())
+				if err != nil {
+					return err
 				}
-				older(roots)
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				f.p = printer{w: out}
-				for _, r := range roots {
-					f.draw(r, 0, "", "")
-				}
-				if len(args) == 0 { // those that a name given anew makes descend from themselves
-					var rest []*turnstone.Info
-					for id, i := range known {
-						if !f.drawn[id] {
-							rest = append(rest, i)
-						}
-					}
-					older(rest)
-					for _, i := range rest {
-						if !f.drawn[i.ID] {
-							f.draw(i, 0, "", "")
-						}
+				roots = []*turnstone.Info{&i}
+			}
+			for _, all := range f.children {
+				older(all)
+			}
+			older(roots)
+			out := bufio.NewWriter(cmd.OutOrStdout())
+			f.p = printer{w: out}
+			for _, r := range roots {
+				f.draw(r, 0, "", "")
+			}
+			if len(args) == 0 { // those that a name given anew makes descend from themselves
+				var rest []*turnstone.Info
+				for id, i := range known {
+					if !f.drawn[id] {
+						rest = append(rest, i)
 					}
 				}
-				return errors.Join(f.p.err, out.Flush())
-			})
-		},
+				older(rest)
+				for _, i := range rest {
+					if !f.drawn[i.ID] {
+						f.draw(i, 0, "", "")
+					}
+				}
+			}
+			return errors.Join(f.p.err, out.Flush())
+		}),
 	}
 	jsonFlag(c, &asLines)
 	a.complete(c)

@@ -24,48 +24,46 @@ func (a *app) show() *cobra.Command {
 			"answers, long payloads folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				p, err := find(cmd.Context(), st, args[0])
-				if err != nil {
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			p, err := find(cmd.Context(), st, args[0])
+			if err != nil {
+				return err
+			}
+			scope := p.scope
+			scope.Last, scope.Full = last, full
+			if at > 0 {
+				scope.At = turnstone.Revision(at)
+			}
+			if leaf != "" {
+				if scope.Leaf, err = node(cmd.Context(), p.Session, leaf); err != nil {
 					return err
 				}
-				scope := p.scope
-				scope.Last, scope.Full = last, full
-				if at > 0 {
-					scope.At = turnstone.Revision(at)
-				}
-				if leaf != "" {
-					if scope.Leaf, err = node(cmd.Context(), p.Session, leaf); err != nil {
+			}
+			state, err := p.Load(cmd.Context(), scope)
+			if err != nil {
+				return err
+			}
+			info, err := p.Info(cmd.Context())
+			if err != nil {
+				return err
+			}
+			out := bufio.NewWriter(cmd.OutOrStdout())
+			if asLines {
+				for i := range state.Nodes {
+					if err := asJSON(out, nodeLineOf(&state.Nodes[i])); err != nil {
 						return err
 					}
 				}
-				state, err := p.Load(cmd.Context(), scope)
-				if err != nil {
-					return err
-				}
-				info, err := p.Info(cmd.Context())
-				if err != nil {
-					return err
-				}
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				if asLines {
-					for i := range state.Nodes {
-						if err := asJSON(out, nodeLineOf(&state.Nodes[i])); err != nil {
-							return err
-						}
-					}
-					return out.Flush()
-				}
-				r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
-				head(&r.printer, &info, state)
-				if int(info.Nodes) > len(state.Nodes) && !full && last == 0 && scope.At == 0 && scope.Leaf.IsZero() {
-					r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
-				}
-				r.conversation("", state.Nodes)
-				return errors.Join(r.err, out.Flush())
-			})
-		},
+				return out.Flush()
+			}
+			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
+			head(&r.printer, &info, state)
+			if int(info.Nodes) > len(state.Nodes) && !full && last == 0 && scope.At == 0 && scope.Leaf.IsZero() {
+				r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
+			}
+			r.conversation("", state.Nodes)
+			return errors.Join(r.err, out.Flush())
+		}),
 	}
 	c.Flags().Uint64Var(&at, "at", 0, "as it was at this revision")
 	c.Flags().StringVar(&leaf, "leaf", "", "the path to this node: its key, or the beginning of its id")
@@ -212,66 +210,64 @@ func (a *app) diff() *cobra.Command {
 		Long:    "Compare the paths to two places: the node up to which they are the same, then what each has beyond.\n" + placeForms,
 		Example: "turnstone diff trip trip/train\nturnstone diff trip@2 trip --json",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				var paths [2][]turnstone.Node
-				for i, name := range args {
-					p, err := find(cmd.Context(), st, name)
-					if err != nil {
-						return err
-					}
-					state, err := p.Load(cmd.Context(), p.scope)
-					if err != nil {
-						return err
-					}
-					paths[i] = state.Nodes
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			var paths [2][]turnstone.Node
+			for i, name := range args {
+				p, err := find(cmd.Context(), st, name)
+				if err != nil {
+					return err
 				}
-				// Paths that part never meet again: each node has one parent. But a
-				// session may have tombstoned what the other still shows.
-				at := map[turnstone.NodeID]int{}
-				for i, n := range paths[0] {
-					at[n.ID] = i
+				state, err := p.Load(cmd.Context(), p.scope)
+				if err != nil {
+					return err
 				}
-				common, ca, cb := turnstone.NodeID{}, 0, 0
-				for i, n := range paths[1] {
-					if j, ok := at[n.ID]; ok {
-						common, ca, cb = n.ID, j+1, i+1
-					}
+				paths[i] = state.Nodes
+			}
+			// Paths that part never meet again: each node has one parent. But a
+			// session may have tombstoned what the other still shows.
+			at := map[turnstone.NodeID]int{}
+			for i, n := range paths[0] {
+				at[n.ID] = i
+			}
+			common, ca, cb := turnstone.NodeID{}, 0, 0
+			for i, n := range paths[1] {
+				if j, ok := at[n.ID]; ok {
+					common, ca, cb = n.ID, j+1, i+1
 				}
-				sides := [2][]turnstone.Node{paths[0][ca:], paths[1][cb:]}
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				if asLines {
-					var last []turnstone.Node
-					if cb > 0 {
-						last = paths[1][cb-1 : cb]
-					}
-					for i, nodes := range [][]turnstone.Node{last, sides[0], sides[1]} {
-						for j := range nodes {
-							l := nodeLineOf(&nodes[j])
-							l.Side = []string{"common", "a", "b"}[i]
-							if err := asJSON(out, l); err != nil {
-								return err
-							}
+			}
+			sides := [2][]turnstone.Node{paths[0][ca:], paths[1][cb:]}
+			out := bufio.NewWriter(cmd.OutOrStdout())
+			if asLines {
+				var last []turnstone.Node
+				if cb > 0 {
+					last = paths[1][cb-1 : cb]
+				}
+				for i, nodes := range [][]turnstone.Node{last, sides[0], sides[1]} {
+					for j := range nodes {
+						l := nodeLineOf(&nodes[j])
+						l.Side = []string{"common", "a", "b"}[i]
+						if err := asJSON(out, l); err != nil {
+							return err
 						}
 					}
-					return out.Flush()
 				}
-				r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
-				if cb == 0 {
-					r.printf("nothing in common\n")
-				} else {
-					r.printf("common  %s up to %s\n", plural(cb, "node"), short(common))
-				}
-				for i, sign := range []string{"- ", "+ "} {
-					colour := []func(string) string{red, green}[i]
-					r.printf("%s\n", colour(fmt.Sprintf("%s%s  %s", strings.Repeat(sign[:1], 3)+" ", line(args[i], 100), plural(len(sides[i]), "node"))))
-				}
-				for i, sign := range []string{"- ", "+ "} {
-					r.conversation(sign, sides[i])
-				}
-				return errors.Join(r.err, out.Flush())
-			})
-		},
+				return out.Flush()
+			}
+			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
+			if cb == 0 {
+				r.printf("nothing in common\n")
+			} else {
+				r.printf("common  %s up to %s\n", plural(cb, "node"), short(common))
+			}
+			for i, sign := range []string{"- ", "+ "} {
+				colour := []func(string) string{red, green}[i]
+				r.printf("%s\n", colour(fmt.Sprintf("%s%s  %s", strings.Repeat(sign[:1], 3)+" ", line(args[i], 100), plural(len(sides[i]), "node"))))
+			}
+			for i, sign := range []string{"- ", "+ "} {
+				r.conversation(sign, sides[i])
+			}
+			return errors.Join(r.err, out.Flush())
+		}),
 	}
 	c.Flags().BoolVar(&whole, "whole", false, "do not fold long payloads")
 	jsonFlag(c, &asLines)
