@@ -40,7 +40,9 @@ func TestExitCodes(t *testing.T) {
 		{0, "", "sessions"},
 		{0, "", ""},
 		{exitUsage, "no command \"sesions\"; did you mean sessions?", "sesions"},
+		{exitUsage, "no command \"sesions\"; did you mean sessions?", "help sesions"},
 		{exitUsage, "unknown flag: --nothing", "sessions --nothing"},
+		{exitUnavailable, "unavailable", "sessions --store postgres://127.0.0.1:1/db?sslmode=disable"},
 		{exitUsage, "it is used as `turnstone show SESSION", "show"},
 		{exitUsage, "invalid argument", "show chat --last x"},
 		{exitUsage, "say --yes", "erase chat"},
@@ -90,7 +92,7 @@ func TestExitCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := status(t, nil, "sessions", "--wait", "0s", "--store", store); code != exitInUse || !strings.Contains(errs, "in use by pid") {
+	if code, _, errs := status(t, nil, "sessions", "--wait", "0s", "--store", store); code != exitUnavailable || !strings.Contains(errs, "in use by pid") {
 		t.Errorf("%d: %s", code, errs)
 	}
 	time.AfterFunc(300*time.Millisecond, func() { e.Close() })

@@ -45,13 +45,13 @@ const (
 	exitNotFound    = 3   // no such store, session, node, revision or attachment
 	exitDamaged     = 4   // something stored is missing or damaged
 	exitConflict    = 5   // somebody else was first, or it exists already
-	exitInUse       = 6   // another process has the store open
+	exitUnavailable = 6   // another process has the store open, or its database can't be reached
 	exitInterrupted = 130 // by a signal
 )
 
 const exitCodes = `Exit codes: 0 done; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
 attachment; 4 something stored is damaged; 5 somebody else was first, or it exists already; 6 another process has
-the store open; 130 interrupted; 1 anything else.`
+the store open, or its database can't be reached; 130 interrupted; 1 anything else.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }
@@ -78,8 +78,8 @@ func exitCode(err error) int {
 		return exitNotFound
 	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
 		return exitConflict
-	case errors.As(err, &held):
-		return exitInUse
+	case errors.As(err, &held), is(engine.ErrUnavailable):
+		return exitUnavailable
 	case is(context.Canceled):
 		return exitInterrupted
 	}
@@ -148,6 +148,17 @@ func (a *app) command() *cobra.Command {
 		return usageError{fmt.Errorf("there is no command %q%s", args[0], hint)}
 	}
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.PreRunE = func(_ *cobra.Command, args []string) error {
+				if found, _, _ := root.Find(args); found == root && len(args) > 0 {
+					return root.Args(root, args)
+				}
+				return nil
+			}
+		}
+	}
 	return root
 }
 
