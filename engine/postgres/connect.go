@@ -4,50 +4,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/turnstonedb/turnstone/engine"
 )
 
 // connect makes the pool. A pooler in front of the server refuses settings at
 // start as a violation of the protocol: then they go into every transaction.
 func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
-	params := config.ConnConfig.RuntimeParams
-	for name, value := range map[string]string{
-		"application_name": "turnstone",
-		// One plan for each statement, for whatever arguments and size of the table,
-		// that reads by the index, in its order.
-		"plan_cache_mode":   "force_generic_plan",
-		"enable_seqscan":    "off",
-		"enable_bitmapscan": "off",
-		"lock_timeout":      strconv.FormatInt(max(e.timeout.Milliseconds(), 1), 10),
-	} {
-		if params[name] == "" {
-			params[name] = value
-		}
-	}
-	var refused []string // by a pooler
-	for name := range params {
-		if !slices.Contains(poolerKeeps, strings.ToLower(name)) {
-			refused = append(refused, name)
-		}
-	}
-	e.settings = call{statement: configure, args: [][]byte{
-		array(pgtype.TextOID, len(refused), func(i int) []byte { return []byte(refused[i]) }),
-		array(pgtype.TextOID, len(refused), func(i int) []byte { return []byte(params[refused[i]]) }),
-	}}
-	// For what is not sent by transact: seldom, and wanted to work through poolers.
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	e.configure(config)
 	for {
 		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err == nil {
-			if err = pool.Ping(ctx); err == nil {
+			limited, cancel := context.WithTimeout(ctx, 2*e.timeout)
+			err = pool.Ping(limited)
+			cancel()
+			if err == nil {
 				e.pool = pool
 				return nil
 			}
@@ -57,19 +40,96 @@ func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
 			return ctx.Err()
 		}
 		var pe *pgconn.PgError
-		if refuses := errors.As(err, &pe); !refuses || unable(pe) {
-			return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
-		} else if e.pooled.Load() || pe.Code != protocolViolation {
+		switch refuses := errors.As(err, &pe); {
+		case !refuses:
+			return unavailable(err)
+		case pe.Code == protocolViolation && !e.pooled.Load():
+		case pe.Code != protocolViolation && unable(pe):
+			return unavailable(err)
+		default:
 			return fmt.Errorf("postgres: %w", err)
 		}
 		e.pooled.Store(true)
 		config = config.Copy()
-		for _, name := range refused {
-			delete(config.ConnConfig.RuntimeParams, name)
-		}
+		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return !slices.Contains(poolerKeeps, name) })
 	}
 }
 
-// poolerKeeps are the settings at start that PgBouncer does not refuse (its manual,
-// ignore_startup_parameters).
-var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "options", "standard_conforming_strings", "timezone"}
+// poolerKeeps are the settings at start that PgBouncer does not refuse (its
+// manual, ignore_startup_parameters).
+var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "standard_conforming_strings", "timezone"}
+
+// pingAfter is how long a connection must be idle to be asked, in a round trip of
+// its own, whether it is still there. One that is not makes an Apply ErrUnknown.
+const pingAfter = 30 * time.Second
+
+// configure makes what the URL says what the driver wants.
+func (e *Engine) configure(config *pgxpool.Config) {
+	given := config.ConnConfig.RuntimeParams
+	params := map[string]string{
+		"application_name": "turnstone",
+		// One plan for each statement, for whatever arguments and size of the table,
+		// that reads by the index, in its order.
+		"plan_cache_mode":   "force_generic_plan",
+		"enable_seqscan":    "off",
+		"enable_bitmapscan": "off",
+		"lock_timeout":      strconv.FormatInt(max(e.timeout.Milliseconds(), 1), 10),
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		params[strings.ToLower(name)] = given[name]
+	}
+	config.ConnConfig.RuntimeParams = params
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(params)) {
+		if !slices.Contains(poolerKeeps, name) {
+			names = append(names, name)
+		}
+	}
+	e.settings = call{statement: setConfig, args: [][]byte{
+		array(pgtype.TextOID, len(names), func(i int) []byte { return []byte(names[i]) }),
+		array(pgtype.TextOID, len(names), func(i int) []byte { return []byte(params[names[i]]) }),
+	}}
+	// For VACUUM, which no transaction can hold, and ROLLBACK.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		neverCancel(&c.Config)
+		return nil
+	}
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = e.timeout
+	}
+	if config.PingTimeout == 0 {
+		config.PingTimeout = e.timeout
+	}
+	config.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > e.pingAfter }
+}
+
+// neverCancel has a connection that is given up closed without a CancelRequest.
+// The server ends a wait for a synchronous standby upon one, and shows what it
+// committed to everybody, which whoever tries again would take for replicated.
+func neverCancel(c *pgconn.Config) {
+	var connected atomic.Bool
+	dial, after := c.DialFunc, c.AfterConnect
+	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if connected.Load() {
+			return nil, errors.New("postgres: nothing is cancelled")
+		}
+		return dial(ctx, network, addr)
+	}
+	c.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		connected.Store(true)
+		if after != nil {
+			return after(ctx, conn)
+		}
+		return nil
+	}
+}
+
+// unavailable wraps what keeps the database from being reached. That its error may
+// be a context's, of a time-out of the driver, is nobody's business.
+func unavailable(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+}

@@ -89,25 +89,28 @@ func TestTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var authority x509.UnknownAuthorityError
+	var hostname x509.HostnameError
 	for name, test := range map[string]struct {
 		host, params string
-		ok, tls      bool
+		fails        any // a pointer to the type of the error
+		tls          bool
 	}{
-		"verified":          {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", true, true},
-		"not verified":      {"127.0.0.1", "sslmode=require", true, true},
-		"without":           {"127.0.0.1", "sslmode=disable", true, false},
-		"another authority": {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/other.pem", false, false},
-		"another name":      {"127.0.0.1", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", false, false},
+		"verified":          {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", nil, true},
+		"not verified":      {"127.0.0.1", "sslmode=require", nil, true},
+		"without":           {"127.0.0.1", "sslmode=disable", nil, false},
+		"another authority": {"localhost", "sslmode=verify-full&sslrootcert=" + dir + "/other.pem", &authority, false},
+		"another name":      {"127.0.0.1", "sslmode=verify-full&sslrootcert=" + dir + "/right.pem", &hostname, false},
 	} {
 		url := fmt.Sprintf("postgres://postgres@%s:%d/postgres?%s&application_name=%s", test.host, port, test.params, t.Name())
 		e, err := postgres.Open(ctx, url, nil)
 		if err != nil {
-			if test.ok {
+			if test.fails == nil || !errors.As(err, test.fails) {
 				t.Errorf("%s: %v", name, err)
 			}
 			continue
 		}
-		if !test.ok {
+		if test.fails != nil {
 			t.Errorf("%s: connected", name)
 		}
 		var tls bool
@@ -168,5 +171,27 @@ func TestPoolSize(t *testing.T) {
 			t.Errorf("%q: %d connections, want %d", params, got, want)
 		}
 		e.Close()
+	}
+}
+
+// The names of settings are the same in any letter case, and the URL's count.
+func TestSettings(t *testing.T) {
+	for range 5 {
+		e, err := postgres.Open(ctx, pgtest.URL(t)+"&Lock_Timeout=2345", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := e.Setting(t, "lock_timeout"); got != "2345ms" {
+			t.Errorf("lock_timeout is %s", got)
+		}
+		e.Close()
+	}
+	e, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Timeout: 1 << 62})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if got := e.Setting(t, "lock_timeout"); got != "1d" {
+		t.Errorf("lock_timeout is %s", got)
 	}
 }

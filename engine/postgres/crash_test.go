@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
@@ -206,5 +207,56 @@ func TestFailover(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 			})
 		})
+	}
+}
+
+// A commit that waits for a synchronous standby is shown to nobody before it is
+// replicated, also when whoever waits for it gives up.
+func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
+	srv := pgtest.Private(t)
+	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.Apply(ctx, set("1")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := pgx.Connect(ctx, srv.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	configure := func(standbys string) {
+		for _, s := range []string{"ALTER SYSTEM SET synchronous_standby_names = '" + standbys + "'", "SELECT pg_reload_conf()"} {
+			if _, err := c.Exec(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for now := "?"; now != standbys; time.Sleep(10 * time.Millisecond) {
+			if err := c.QueryRow(ctx, "SHOW synchronous_standby_names").Scan(&now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(100 * time.Millisecond) // other processes of the server read it, too
+	}
+	configure("nobody")
+	b := set("2")
+	b.Guard([]byte("k"), []byte("1"))
+	if err := e.Apply(ctx, b); !errors.Is(err, engine.ErrUnknown) {
+		t.Errorf("without a standby: %v", err)
+	}
+	if err := e.Apply(ctx, b); !errors.Is(err, engine.ErrUnavailable) {
+		t.Errorf("again: %v", err)
+	}
+	if v := value(t, e); v != "1" {
+		t.Errorf("what no standby has is read: %q", v)
+	}
+	configure("")
+	for v := "1"; v != "2"; time.Sleep(10 * time.Millisecond) { // the first attempt takes effect
+		v = value(t, e)
+	}
+	if err := e.Apply(ctx, b); !errors.Is(err, engine.ErrConflict) {
+		t.Errorf("after all: %v", err)
 	}
 }

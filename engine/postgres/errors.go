@@ -20,6 +20,8 @@ const (
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
 	diskFull             = "53100"
+	dataCorrupted        = "XX001"
+	indexCorrupted       = "XX002"
 	undefinedTable       = "42P01"
 	undefinedSchema      = "3F000"
 	uniqueViolation      = "23505"
@@ -61,8 +63,14 @@ func (e *notSent) Unwrap() error { return e.error }
 // back and leaves the connection as it is.
 func ended(err error) (*pgconn.PgError, bool) {
 	var pe *pgconn.PgError
-	ok := errors.As(err, &pe) && pe.SeverityUnlocalized == "ERROR"
-	return pe, ok
+	if !errors.As(err, &pe) {
+		return nil, false
+	}
+	severity := pe.SeverityUnlocalized
+	if severity == "" { // servers of other makes
+		severity = pe.Severity
+	}
+	return pe, severity == "ERROR"
 }
 
 // outcome says what the error of a transaction that writes means for it.
@@ -74,32 +82,32 @@ func outcome(ctx context.Context, err error) error {
 	switch pe, ok := ended(err); {
 	case !ok, // the connection is gone, or the server ends it: COMMIT may have been executed
 		pe.Code == completionUnknown, strings.HasPrefix(pe.Code, connectionException):
-		return fmt.Errorf("%w: %w", engine.ErrUnknown, err)
+		return fmt.Errorf("%w: %v", engine.ErrUnknown, err) // a context's error would mean that it had no effect
 	case pe.Code == divisionByZero, pe.Code == uniqueViolation:
 		return errGuard
-	case pe.Code == diskFull:
-		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	}
 	return lost(ctx, err)
 }
 
-// lost says what the error of a transaction that changed nothing means. What is
-// not the caller's ctx is a time-out of the driver or the connection: that its
-// error is a context's is nobody's business.
+// lost says what the error of a transaction that changed nothing means.
 func lost(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if pe, ok := ended(err); ok {
-		if unable(pe) {
-			return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
-		}
-		return err
-	}
-	if ctx.Err() != nil {
+	pe, ok := ended(err)
+	switch {
+	case !ok && ctx.Err() != nil:
 		return ctx.Err()
+	case !ok:
+		return unavailable(err)
+	case pe.Code == diskFull:
+		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
+	case pe.Code == dataCorrupted, pe.Code == indexCorrupted:
+		return fmt.Errorf("%w: %w", engine.ErrCorrupt, err)
+	case unable(pe):
+		return unavailable(err)
 	}
-	return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
+	return err
 }
 
 const (
@@ -116,7 +124,7 @@ func (e *Engine) retry(ctx context.Context, f func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := f()
 		var code string
-		if pe, ok := ended(err); ok && !errors.Is(err, engine.ErrUnknown) {
+		if pe, ok := ended(err); ok {
 			code = pe.Code
 		}
 		switch code {

@@ -29,6 +29,9 @@ func TestOutcomes(t *testing.T) {
 		"success":                         {bg, nil, nil},
 		"a guard":                         {bg, server("ERROR", divisionByZero), errGuard},
 		"a guard of absence":              {bg, server("ERROR", uniqueViolation), errGuard},
+		"a damaged page":                  {bg, server("ERROR", "XX001"), engine.ErrCorrupt},
+		"a damaged index":                 {bg, server("ERROR", "XX002"), engine.ErrCorrupt},
+		"a server without field V":        {bg, &pgconn.PgError{Severity: "ERROR", Code: divisionByZero}, errGuard},
 		"a full disk":                     {bg, server("ERROR", diskFull), engine.ErrNoSpace},
 		"the server ends the connection":  {bg, server("FATAL", "57P01"), engine.ErrUnknown},
 		"the server crashes":              {bg, server("PANIC", "XX000"), engine.ErrUnknown},
@@ -47,6 +50,9 @@ func TestOutcomes(t *testing.T) {
 	} {
 		if got := outcome(c.ctx, c.err); !errors.Is(got, c.want) || c.want == nil && got != nil {
 			t.Errorf("%s is %v, not %v", name, got, c.want)
+		}
+		if got := outcome(c.ctx, c.err); errors.Is(got, engine.ErrUnknown) && errors.Is(got, context.DeadlineExceeded) {
+			t.Errorf("%s is unknown, and looks as if it had no effect: %v", name, got)
 		}
 	}
 	if err := outcome(bg, server("ERROR", "42501")); errors.Is(err, engine.ErrUnknown) || errors.Is(err, engine.ErrUnavailable) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -11,6 +12,9 @@ import (
 
 // Pooled reports whether settings go into every transaction.
 func (e *Engine) Pooled() bool { return e.pooled.Load() }
+
+// PingAfter says how long a connection must be idle to be asked whether it is there.
+func (e *Engine) PingAfter(d time.Duration) { e.pingAfter = d }
 
 // MaxConns returns how many connections there can be.
 func (e *Engine) MaxConns() int32 { return e.pool.Config().MaxConns }
@@ -47,8 +51,8 @@ func (e *Engine) Plans(t *testing.T) map[string]string {
 		args []string
 	}{
 		"get":       {e.sql.get, []string{keys}},
-		"scan":      {e.sql.scan, []string{key, `'\xff'`, number}},
-		"scanOpen":  {e.sql.scanOpen, []string{key, number}},
+		"scan":      {e.sql.scan, []string{key, number, number, `'\xff'`}},
+		"scanOpen":  {e.sql.scanOpen, []string{key, number, number}},
 		"guards":    {e.sql.guards, []string{keys, keys}},
 		"inserts":   {e.sql.inserts, []string{keys, keys}},
 		"insertsIf": {e.sql.insertsIf, []string{keys, keys, keys, keys}},

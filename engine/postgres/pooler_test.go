@@ -36,6 +36,8 @@ unix_socket_dir = %[1]s
 auth_type = any
 pool_mode = transaction
 default_pool_size = 4
+server_round_robin = 1
+pidfile = %[1]s/pgbouncer.pid
 %[2]s
 `, dir, settings))
 	if err == nil {

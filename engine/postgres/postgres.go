@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -34,25 +35,27 @@ type Options struct {
 	// Schema holds the table; default "turnstone". Two stores in one database
 	// have two schemas, or two namespaces.
 	Schema string
-	// Timeout bounds an attempt of a transaction; default 30 s. The server ends a
-	// wait for a lock after it (lock_timeout, unless the URL sets that), without
-	// effect: engine.ErrUnavailable. A connection that has brought no result after
-	// twice as long is given up; for an Apply that is engine.ErrUnknown. The wait
-	// for a connection is bounded by the caller's context alone.
+	// Timeout is how long the server waits for a lock before it gives up, without
+	// effect: engine.ErrUnavailable (lock_timeout, unless the URL sets that). A
+	// transaction that has brought no result after twice as long is given up; for
+	// an Apply that is engine.ErrUnknown. Default 30 s, at most a day. The wait for
+	// a connection is bounded by the caller's context alone.
 	Timeout time.Duration
 }
 
 // Engine is a schema of one database. Several, in any number of processes, may
 // be open at once.
 type Engine struct {
-	pool     *pgxpool.Pool
-	pooled   atomic.Bool // what is set or prepared does not stay with a connection
-	settings call        // makes the settings in a transaction, where they do not stay
-	schema   string
-	timeout  time.Duration
-	sql      statements
-	closed   atomic.Bool
-	retries  atomic.Uint64
+	pool      *pgxpool.Pool
+	pooled    atomic.Bool // what is set or prepared does not stay with a connection
+	defined   atomic.Bool // the schema is there
+	settings  call        // makes the settings in a transaction, where they do not stay
+	schema    string
+	timeout   time.Duration
+	pingAfter time.Duration
+	sql       statements
+	closed    atomic.Bool
+	retries   atomic.Uint64
 }
 
 // Open connects to the database that url names (a URL or a keyword/value string
@@ -70,7 +73,7 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if !strings.Contains(url, "pool_max_conns") {
 		config.MaxConns = defaultConns
 	}
-	e := &Engine{schema: o.Schema, timeout: o.Timeout}
+	e := &Engine{schema: o.Schema, timeout: o.Timeout, pingAfter: pingAfter}
 	if e.schema == "" {
 		e.schema = "turnstone"
 	}
@@ -80,14 +83,17 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if e.timeout <= 0 {
 		e.timeout = 30 * time.Second
 	}
+	e.timeout = min(e.timeout, 24*time.Hour)
 	e.sql = statementsOf(e.schema)
 	if err := e.connect(ctx, config); err != nil {
 		return nil, err
 	}
-	if err := e.check(ctx); err != nil {
+	there, err := e.check(ctx)
+	if err != nil {
 		e.pool.Close()
 		return nil, err
 	}
+	e.defined.Store(there)
 	return e, nil
 }
 
@@ -128,39 +134,37 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 const (
 	firstPage = 64 // pairs; pages grow, as many scans want few, …
 	lastPage  = 1024
-	pageBytes = 1 << 20 // … but not beyond this by much
+	pageBytes = 1 << 20 // … but not beyond this and one value
 )
 
 // Scan implements engine.Engine.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	size := firstPage
-	return engine.Paged(r, func(r engine.Range) (pairs []engine.Pair, more bool, err error) {
-		limit := size
-		if r.Limit > 0 {
-			limit = min(limit, r.Limit)
-		}
-		query, args := e.sql.scanOpen, [][]byte{notNil(r.Start), number(limit)}
-		if r.End != nil {
-			query, args = e.sql.scan, [][]byte{notNil(r.Start), r.End, number(limit)}
-		}
-		err = e.read(ctx, func() call {
-			pairs = pairs[:0]
-			return call{query, args, func(row [][]byte) {
-				pairs = append(pairs, engine.Pair{Key: bytes.Clone(row[0]), Value: bytes.Clone(row[1])})
-			}}
-		})
-		if undefined(err) {
-			return nil, false, nil
-		}
-		total := 0
-		for _, p := range pairs {
-			total += len(p.Key) + len(p.Value)
-		}
-		if size = min(2*size, lastPage); total > pageBytes {
-			size = max(len(pairs)*pageBytes/total, 1)
-		}
-		return pairs, len(pairs) == limit, err
-	})
+	return func(yield func(engine.Pair, error) bool) {
+		size := firstPage
+		engine.Paged(r, func(r engine.Range) (pairs []engine.Pair, more bool, err error) {
+			limit := size
+			if r.Limit > 0 {
+				limit = min(limit, r.Limit)
+			}
+			query, args := e.sql.scanOpen, [][]byte{notNil(r.Start), number(limit), number(pageBytes)}
+			if r.End != nil {
+				query, args = e.sql.scan, append(args, r.End)
+			}
+			total := 0
+			err = e.read(ctx, func() call {
+				pairs, total = pairs[:0], 0
+				return call{query, args, func(row [][]byte) {
+					total += len(row[1])
+					pairs = append(pairs, engine.Pair{Key: bytes.Clone(row[0]), Value: bytes.Clone(row[1])})
+				}}
+			})
+			if undefined(err) {
+				return nil, false, nil
+			}
+			size = min(2*size, lastPage)
+			return pairs, len(pairs) == limit || total >= pageBytes, err
+		})(yield)
+	}
 }
 
 // notNil returns b, or what is empty and not null.
@@ -177,7 +181,7 @@ func (e *Engine) read(ctx context.Context, query func() call) error {
 		return err
 	}
 	return e.retry(ctx, func() error {
-		return lost(ctx, e.transact(ctx, ctx, beginRead, query()))
+		return lost(ctx, e.transact(ctx, ctx, true, beginRead, query()))
 	})
 }
 
@@ -189,18 +193,17 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
+	if !e.defined.Load() {
+		if err := e.define(ctx); err != nil {
+			return err
+		}
+	}
 	calls := e.calls(b)
 	for range maxAttempts {
 		err := e.retry(ctx, func() error {
 			// Once it is sent, the outcome is reported as it is, whatever ctx says.
-			return outcome(ctx, e.transact(ctx, context.WithoutCancel(ctx), beginWrite, calls...))
+			return outcome(ctx, e.transact(ctx, context.WithoutCancel(ctx), true, beginWrite, calls...))
 		})
-		if undefined(err) && !errors.Is(err, engine.ErrUnknown) {
-			if err := e.define(ctx); err != nil {
-				return err
-			}
-			continue
-		}
 		if !errors.Is(err, errGuard) {
 			return err
 		}
@@ -246,6 +249,7 @@ func (e *Engine) calls(b *engine.Batch) []call {
 			absent[string(g.Key)] = false
 		}
 	}
+	// In the order of keys, in which everybody locks rows.
 	var inserts []engine.Pair
 	sets := make([]engine.Pair, 0, len(b.Sets))
 	for _, p := range b.Sets {
@@ -256,6 +260,9 @@ func (e *Engine) calls(b *engine.Batch) []call {
 			sets = append(sets, p)
 		}
 	}
+	byKey := func(p, q engine.Pair) int { return bytes.Compare(p.Key, q.Key) }
+	slices.SortFunc(inserts, byKey)
+	slices.SortFunc(sets, byKey)
 	guards := make([]engine.Pair, 0, len(b.Guards))
 	for _, g := range b.Guards {
 		if g.Value != nil || !absent[string(g.Key)] {
@@ -285,9 +292,11 @@ func (e *Engine) calls(b *engine.Batch) []call {
 }
 
 // Vacuum implements engine.Engine: it makes the space of removed rows free for
-// new ones at once. What is removed stays in the server's files until it is
-// overwritten, and in its log and backups as long as the server keeps those. A
-// database without VACUUM reclaims space by itself.
+// new ones, but for what an older transaction may still look at. What is removed
+// stays in the server's files until it is overwritten, and in its log and backups
+// as long as the server keeps those. For a role that does not own the table the
+// server does nothing: there is autovacuum. A database without VACUUM reclaims space
+// by itself.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := e.usable(ctx); err != nil {
 		return err

@@ -1,7 +1,10 @@
 package postgres_test
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -38,4 +41,61 @@ func TestContract(t *testing.T) {
 			return postgres.Open(ctx, url, &postgres.Options{Schema: schemas[dir]})
 		},
 	})
+}
+
+// A page of a scan is bounded by bytes as well: what comes behind many small
+// values is not read all at once.
+func TestPagesAreBoundedByBytes(t *testing.T) {
+	e := open(t, pgtest.Schema(t))
+	const small, large, size = 2000, 60, 512 << 10
+	var b engine.Batch
+	for i := range small {
+		b.Set(fmt.Appendf(nil, "a%04d", i), []byte("x"))
+	}
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	for i := range large {
+		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: fmt.Appendf(nil, "b%04d", i), Value: bytes.Repeat([]byte{byte(i)}, size)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	n := 0
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == small {
+			runtime.GC()
+			runtime.ReadMemStats(&now)
+			if grown := int64(now.HeapAlloc) - int64(before.HeapAlloc); grown > 16*size {
+				t.Errorf("%d bytes are held", grown)
+			}
+		}
+		if n >= small && (len(p.Value) != size || p.Value[0] != byte(n-small)) {
+			t.Fatalf("pair %d is wrong", n)
+		}
+		n++
+	}
+	if n != small+large {
+		t.Errorf("%d pairs", n)
+	}
+	// Two at once over the same sequence.
+	seq := e.Scan(ctx, engine.Range{Limit: 300})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			n := 0
+			for range seq {
+				n++
+			}
+			if n != 300 {
+				t.Errorf("%d pairs", n)
+			}
+		})
+	}
+	wg.Wait()
 }

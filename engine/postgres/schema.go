@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // version is that of the schema.
@@ -16,47 +18,55 @@ const version = 1
 // ErrNewer: a newer version of this driver made the schema.
 var ErrNewer = errors.New("postgres: the schema was made by a newer version")
 
-// check refuses a schema that a newer version made. One that is not there is made
-// by the first Apply: a look at a database leaves nothing, and what is there needs
-// no right to define anything.
-func (e *Engine) check(ctx context.Context) error {
-	made := 0
-	err := e.retry(ctx, func() error {
-		return e.pool.QueryRow(ctx, "SELECT version FROM "+pgx.Identifier{e.schema, "meta"}.Sanitize()).Scan(&made)
+// check refuses a schema that a newer version made, and reports whether there is
+// one. A look at a database leaves nothing, and what is there needs no right to
+// define anything.
+func (e *Engine) check(ctx context.Context) (there bool, err error) {
+	made := ""
+	err = e.read(ctx, func() call {
+		return call{statement: e.sql.version, row: func(row [][]byte) { made = string(row[0]) }}
 	})
-	switch {
-	case undefined(err), errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err != nil:
-		return fmt.Errorf("postgres: %w", err)
-	case made > version:
-		return fmt.Errorf("%w (schema %s has version %d, this one knows %d)", ErrNewer, e.schema, made, version)
+	if undefined(err) {
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, err
+	}
+	n, err := strconv.Atoi(made)
+	if err != nil {
+		return false, fmt.Errorf("postgres: schema %s has version %q", e.schema, made)
+	}
+	if n > version {
+		return false, fmt.Errorf("%w (schema %s has version %d, this one knows %d)", ErrNewer, e.schema, n, version)
+	}
+	return true, nil
 }
 
 // undefined reports whether err says that there is no schema yet.
 func undefined(err error) bool {
-	var pe *pgconn.PgError
-	return errors.As(err, &pe) && (pe.Code == undefinedTable || pe.Code == undefinedSchema)
+	pe, ok := ended(err)
+	return ok && (pe.Code == undefinedTable || pe.Code == undefinedSchema)
 }
 
 // Definition returns the statements that make a schema, for those who give the
-// role at run time no right to do so. The first Apply runs them when there is none.
+// role at run time no right to do so. Run them in one transaction. The first Apply
+// does when there is none.
 func Definition(schema string) []string {
-	s := pgx.Identifier{schema}.Sanitize()
+	return append([]string{"CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{schema}.Sanitize()}, tables(schema)...)
+}
+
+func tables(schema string) []string {
 	pairs, meta := pgx.Identifier{schema, "pairs"}.Sanitize(), pgx.Identifier{schema, "meta"}.Sanitize()
 	return []string{
-		"CREATE SCHEMA IF NOT EXISTS " + s,
-		"CREATE TABLE IF NOT EXISTS " + pairs + " (k bytea PRIMARY KEY, v bytea NOT NULL) WITH (fillfactor = 80)",
 		"CREATE TABLE IF NOT EXISTS " + meta + " (one integer PRIMARY KEY CHECK (one = 1), version integer NOT NULL)",
 		fmt.Sprintf("INSERT INTO %s (one, version) VALUES (1, %d) ON CONFLICT (one) DO NOTHING", meta, version),
+		"CREATE TABLE IF NOT EXISTS " + pairs + " (k bytea PRIMARY KEY, v bytea NOT NULL) WITH (fillfactor = 80)",
 	}
 }
 
 // Grants returns the statements that let a role use a schema at run time, and no
-// more: it can't define, truncate or grant anything. VACUUM needs the owner, or
-// autovacuum, which does it by itself.
+// more: it can't define, truncate or grant anything. VACUUM wants the owner and
+// does nothing for others (there is autovacuum).
 func Grants(schema, role string) []string {
 	s, r := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	return []string{
@@ -66,21 +76,39 @@ func Grants(schema, role string) []string {
 	}
 }
 
-// define runs the definition. IF NOT EXISTS does not exclude that two do so at
-// once: the loser finds what the other one made.
+// define makes the schema if it is not there, in one transaction. IF NOT EXISTS
+// does not exclude that two do so at once: the loser looks again.
 func (e *Engine) define(ctx context.Context) error {
-	for _, statement := range Definition(e.schema) {
-		err := e.retry(ctx, func() error {
-			_, err := e.pool.Exec(ctx, statement)
+	for attempt := 1; ; attempt++ {
+		if there, err := e.check(ctx); there || err != nil {
+			e.defined.Store(there)
 			return err
+		}
+		err := e.retry(ctx, func() error {
+			exists := false // CREATE SCHEMA wants rights even if it is
+			err := e.transact(ctx, ctx, false, beginRead, call{
+				statement: schemaExists, args: [][]byte{[]byte(e.schema)}, row: func([][]byte) { exists = true },
+			})
+			if err != nil {
+				return lost(ctx, err)
+			}
+			statements := Definition(e.schema)
+			if exists {
+				statements = tables(e.schema)
+			}
+			var calls []call
+			for _, s := range statements {
+				calls = append(calls, call{statement: newStatement(0, s)})
+			}
+			// If its outcome is unknown, it is found out by looking again.
+			return lost(ctx, e.transact(ctx, ctx, false, beginWrite, calls...))
 		})
 		var pe *pgconn.PgError
-		if errors.As(err, &pe) && slices.Contains([]string{uniqueViolation, duplicateObject, duplicateSchema, duplicateTable}, pe.Code) {
-			err = nil
-		}
-		if err != nil {
+		twice := errors.As(err, &pe) && slices.Contains([]string{uniqueViolation, duplicateObject, duplicateSchema, duplicateTable}, pe.Code)
+		if err != nil && (!twice || attempt == maxAttempts) {
 			return fmt.Errorf("postgres: define schema %s: %w", e.schema, err)
 		}
 	}
-	return nil
 }
+
+var schemaExists = newStatement(0, `SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1`, pgtype.TextOID)

@@ -105,6 +105,101 @@ func TestRolesAndSchemas(t *testing.T) {
 	}
 }
 
+// A newer version may make the schema after this one has looked.
+func TestANewerSchemaThatComesLater(t *testing.T) {
+	schema := pgtest.Schema(t)
+	e := open(t, schema)
+	made(t, open(t, schema))
+	c := connect(t)
+	if _, err := c.Exec(ctx, "UPDATE "+pgx.Identifier{schema, "meta"}.Sanitize()+" SET version = version + 1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Apply(ctx, set("1")); !errors.Is(err, postgres.ErrNewer) {
+		t.Error(err)
+	}
+	if v := value(t, e); v != "" {
+		t.Errorf("it wrote %q", v)
+	}
+}
+
+func connect(t *testing.T) *pgx.Conn {
+	t.Helper()
+	c, err := pgx.Connect(ctx, pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(ctx) })
+	return c
+}
+
+// Who owns a schema that somebody else made for it needs no right to make one.
+func TestASchemaOfOnesOwn(t *testing.T) {
+	schema := pgtest.Schema(t)
+	c := connect(t)
+	owner := pgx.Identifier{"owner_" + schema}.Sanitize()
+	for _, s := range []string{"CREATE ROLE " + owner + " LOGIN", "CREATE SCHEMA " + pgx.Identifier{schema}.Sanitize() + " AUTHORIZATION " + owner} {
+		if _, err := c.Exec(ctx, s); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+	defer c.Exec(ctx, "DROP OWNED BY "+owner+"; DROP ROLE "+owner)
+	e, err := postgres.Open(ctx, pgtest.URL(t)+"&role=owner_"+schema, &postgres.Options{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.Apply(ctx, set("1")); err != nil {
+		t.Error(err)
+	}
+}
+
+// The making of the schema is cut before every message, either way: it is made
+// whole or not at all, errors have a kind, and the next one makes it.
+func TestDefinitionCutAtEveryStep(t *testing.T) {
+	srv := pgtest.Private(t, "fsync=off")
+	p := newProxy(t, srv.Socket())
+	direct, err := pgx.Connect(ctx, srv.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close(ctx)
+	for side := range 2 {
+		for at := 0; ; at++ {
+			schema := fmt.Sprint("cut_", side, "_", at)
+			e, err := postgres.Open(ctx, p.url()+"&pool_max_conns=1", &postgres.Options{Schema: schema})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cut := [2]int{-1, -1}
+			cut[side] = at
+			p.arm(cut[0], cut[1])
+			err = e.Apply(ctx, set("1"))
+			passed := p.passed()[side]
+			p.arm(-1, -1)
+			if err != nil && !errors.Is(err, engine.ErrUnavailable) && !errors.Is(err, engine.ErrUnknown) {
+				t.Errorf("cut %v: %v", cut, err)
+			}
+			var tables int
+			if err := direct.QueryRow(ctx, "SELECT count(*) FROM pg_tables WHERE schemaname = $1", schema).Scan(&tables); err != nil || tables != 0 && tables != 2 {
+				t.Errorf("cut %v: %d tables, %v", cut, tables, err)
+			}
+			for try := 0; err != nil && try < 3; try++ {
+				err = e.Apply(ctx, set("1"))
+			}
+			if v := value(t, e); err != nil || v != "1" {
+				t.Errorf("cut %v: %q, %v", cut, v, err)
+			}
+			e.Close()
+			if passed <= at {
+				if at < 40 {
+					t.Errorf("%d messages", at)
+				}
+				break
+			}
+		}
+	}
+}
+
 // No statement reads more than it must: none scans the table.
 func TestPlans(t *testing.T) {
 	schema := pgtest.Schema(t)

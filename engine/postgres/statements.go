@@ -37,13 +37,13 @@ var (
 	beginRead  = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY`)
 	beginWrite = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE`)
 	commit     = newStatement(0, `COMMIT`)
-	configure  = newStatement(0, `SELECT set_config(s.name, s.value, true) FROM unnest($1::text[], $2::text[]) AS s(name, value)`, pgtype.TextArrayOID, pgtype.TextArrayOID)
+	setConfig  = newStatement(0, `SELECT set_config(s.name, s.value, true) FROM unnest($1::text[], $2::text[]) AS s(name, value)`, pgtype.TextArrayOID, pgtype.TextArrayOID)
 )
 
 // statements are those of one schema.
 type statements struct {
-	get, scan, scanOpen, guards, inserts, insertsIf, sets, deletes *statement
-	vacuum                                                         string
+	version, get, scan, scanOpen, guards, inserts, insertsIf, sets, deletes *statement
+	vacuum                                                                  string
 }
 
 func statementsOf(schema string) statements {
@@ -52,12 +52,19 @@ func statementsOf(schema string) statements {
 	// A division by zero (22012) when a guard does not hold.
 	guards := `1 / (CASE WHEN EXISTS (SELECT 1 FROM unnest($1::bytea[], $2::bytea[]) AS g(k, want) WHERE (SELECT p.v FROM ` + t +
 		` AS p WHERE p.k = g.k) IS DISTINCT FROM g.want) THEN 0 ELSE 1 END)`
+	// At most $2 pairs, and none after $3 bytes of values: the length of a value is
+	// known without reading it.
+	page := func(in string) string {
+		return `SELECT k, v FROM (SELECT k, v, sum(octet_length(v)) OVER (ORDER BY k ROWS UNBOUNDED PRECEDING) - octet_length(v) AS before FROM` +
+			` (SELECT p.k, p.v FROM ` + t + ` AS p WHERE ` + in + ` ORDER BY p.k LIMIT $2) AS bounded) AS sums WHERE before < $3 ORDER BY k`
+	}
 	return statements{
+		version: newStatement(1, `SELECT convert_to(version::text, 'UTF8') FROM `+pgx.Identifier{schema, "meta"}.Sanitize()),
 		// A subquery for each key, not a join: of a small table a join would read all,
 		// and a plan that is made then stays.
 		get:      newStatement(1, `SELECT (SELECT p.v FROM `+t+` AS p WHERE p.k = q.k) FROM unnest($1::bytea[]) WITH ORDINALITY AS q(k, i) ORDER BY q.i`, all),
-		scan:     newStatement(2, `SELECT k, v FROM `+t+` WHERE k >= $1 AND k < $2 ORDER BY k LIMIT $3`, one, one, number),
-		scanOpen: newStatement(2, `SELECT k, v FROM `+t+` WHERE k >= $1 ORDER BY k LIMIT $2`, one, number),
+		scan:     newStatement(2, page(`p.k >= $1 AND p.k < $4`), one, number, number, one),
+		scanOpen: newStatement(2, page(`p.k >= $1`), one, number, number),
 		guards:   newStatement(1, `SELECT `+guards, all, all),
 		inserts:  newStatement(0, `INSERT INTO `+t+` (k, v) SELECT * FROM unnest($1::bytea[], $2::bytea[])`, all, all),
 		// The condition is evaluated once: a twentieth less work for a commit than two statements.

@@ -43,14 +43,14 @@ func TestLocksAreNotWaitedForLong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c.o.Schema = pgtest.Schema(t)
+			if err := open(t, c.o.Schema).Apply(ctx, set("1")); err != nil { // without a bound
+				t.Fatal(err)
+			}
 			e, err := postgres.Open(ctx, pgtest.URL(t)+c.params, &c.o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer e.Close()
-			if err := e.Apply(ctx, set("1")); err != nil {
-				t.Fatal(err)
-			}
 			other, err := pgx.Connect(ctx, pgtest.URL(t))
 			if err != nil {
 				t.Fatal(err)
@@ -86,14 +86,18 @@ func TestLocksAreNotWaitedForLong(t *testing.T) {
 func TestSilence(t *testing.T) {
 	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())
+	direct, err := postgres.Open(ctx, srv.URL("postgres"), nil)
+	if err == nil {
+		err = errors.Join(direct.Apply(ctx, set("1")), direct.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	e, err := postgres.Open(ctx, p.url(), &postgres.Options{Timeout: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if err := e.Apply(ctx, set("1")); err != nil {
-		t.Fatal(err)
-	}
 	p.silent.Store(true)
 	if _, err := e.Get(ctx, []byte("k")); !errors.Is(err, engine.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Get: %v", err)
@@ -105,10 +109,23 @@ func TestSilence(t *testing.T) {
 	p.silent.Store(true)
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	if err := e.Apply(short, set("2")); !errors.Is(err, engine.ErrUnknown) {
+	if err := e.Apply(short, set("2")); !errors.Is(err, engine.ErrUnknown) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Apply: %v", err)
 	}
 	p.silent.Store(false)
+	if v := value(t, e); v != "1" { // nothing was said
+		t.Errorf("%q", v)
+	}
+	e.PingAfter(0) // and one that is asked first
+	p.silent.Store(true)
+	ended := make(chan error)
+	go func() { ended <- e.Apply(ctx, set("2")) }()
+	time.Sleep(100 * time.Millisecond)
+	p.silent.Store(false)
+	if err := <-ended; err != nil {
+		t.Errorf("Apply upon a connection that was idle: %v", err)
+	}
+	e.PingAfter(time.Hour)
 	if err := e.Apply(ctx, set("3")); err != nil {
 		t.Error(err)
 	}

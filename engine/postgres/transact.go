@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,9 +19,21 @@ type call struct {
 // prepared are the statements that a connection knows by name.
 type prepared map[*statement]bool
 
+// preparedOn returns those of a connection.
+func preparedOn(c *pgconn.PgConn) prepared {
+	const key = "turnstone"
+	known, _ := c.CustomData()[key].(prepared)
+	if known == nil {
+		known = prepared{}
+		c.CustomData()[key] = known
+	}
+	return known
+}
+
 // transact executes calls between begin and COMMIT, all sent together. ctx is for
-// the wait for a connection; during is for the rest.
-func (e *Engine) transact(ctx, during context.Context, begin *statement, calls ...call) error {
+// the wait for a connection; during is for the rest. Statements that are to be used
+// again are prepared.
+func (e *Engine) transact(ctx, during context.Context, again bool, begin *statement, calls ...call) error {
 	conn, err := e.pool.Acquire(ctx)
 	if err != nil {
 		return &notSent{err}
@@ -30,31 +41,22 @@ func (e *Engine) transact(ctx, during context.Context, begin *statement, calls .
 	defer conn.Release()
 	limited, cancel := context.WithTimeout(during, 2*e.timeout)
 	defer cancel()
+	c := conn.Conn().PgConn()
 	all := append(make([]call, 0, len(calls)+3), call{statement: begin})
-	pooled := e.pooled.Load()
-	if pooled {
+	var known prepared
+	if e.pooled.Load() {
 		all = append(all, e.settings)
+	} else if again {
+		known = preparedOn(c)
 	}
 	all = append(append(all, calls...), call{statement: commit})
-	c := conn.Conn().PgConn()
-	if pooled {
-		err = execute(limited, c, nil, all)
-	} else {
-		known, _ := c.CustomData()[preparedKey].(prepared)
-		if known == nil {
-			known = prepared{}
-			c.CustomData()[preparedKey] = known
-		}
-		err = execute(limited, c, known, all)
-	}
+	err = execute(limited, c, known, all)
 	if err != nil && !c.IsClosed() && c.TxStatus() != 'I' {
 		// If this fails, the pool drops the connection.
 		_, _ = c.Exec(limited, "ROLLBACK").ReadAll()
 	}
 	return err
 }
-
-const preparedKey = "turnstone"
 
 // execute sends calls in one piece and reads what comes back: in one round trip,
 // also when statements are to be prepared first. With known nil they have no names.
@@ -64,20 +66,20 @@ const preparedKey = "turnstone"
 func execute(ctx context.Context, c *pgconn.PgConn, known prepared, calls []call) error {
 	p := c.StartPipeline(ctx)
 	var unknown []*statement
-	for _, call := range calls {
-		if known != nil && !known[call.statement] {
-			unknown = append(unknown, call.statement)
-			p.SendPrepare(call.desc.Name, call.sql, call.params)
+	for _, q := range calls {
+		if known != nil && !known[q.statement] {
+			unknown = append(unknown, q.statement)
+			p.SendPrepare(q.desc.Name, q.sql, q.params)
 		}
 	}
 	if unknown != nil {
 		p.SendPipelineSync() // what fails so far is apart from the transaction
 	}
-	for _, call := range calls {
+	for _, q := range calls {
 		if known != nil {
-			p.SendQueryStatement(&call.desc, call.args, binaryFormat, binaryFormat)
+			p.SendQueryStatement(&q.desc, q.args, binaryFormat, binaryFormat)
 		} else {
-			p.SendQueryParams(call.sql, call.args, call.params, binaryFormat, binaryFormat)
+			p.SendQueryParams(q.sql, q.args, q.params, binaryFormat, binaryFormat)
 		}
 	}
 	if err := p.Sync(); pgconn.SafeToRetry(err) {
@@ -86,15 +88,13 @@ func execute(ctx context.Context, c *pgconn.PgConn, known prepared, calls []call
 		return err
 	}
 	notPrepared := prepareResults(p, known, unknown)
-	if _, ok := ended(notPrepared); notPrepared != nil && !ok {
-		return errors.Join(notPrepared, p.Close())
-	}
 	err := results(p, calls)
 	// What is left is for the calls that were skipped.
 	if closed := p.Close(); err == nil {
 		err = closed
 	}
-	if _, ok := ended(err); ok && notPrepared != nil {
+	_, certain := ended(err)
+	if _, before := ended(notPrepared); notPrepared != nil && err != nil && (certain || !before) {
 		return notPrepared // for which it failed
 	}
 	return err
@@ -126,7 +126,7 @@ func prepareResults(p *pgconn.Pipeline, known prepared, unknown []*statement) (f
 
 // results reads those of calls.
 func results(p *pgconn.Pipeline, calls []call) error {
-	for _, call := range calls {
+	for _, q := range calls {
 		r, err := p.GetResults()
 		if err != nil {
 			return err
@@ -136,15 +136,15 @@ func results(p *pgconn.Pipeline, calls []call) error {
 			return fmt.Errorf("postgres: %T is no result", r)
 		}
 		for rows.NextRow() {
-			if call.row != nil {
-				call.row(rows.Values())
+			if q.row != nil {
+				q.row(rows.Values())
 			}
 		}
 		tag, err := rows.Close()
 		if err != nil {
 			return err
 		}
-		if call.statement == commit && tag.String() != "COMMIT" {
+		if q.statement == commit && tag.String() != "COMMIT" {
 			return fmt.Errorf("postgres: COMMIT ended as %q", tag)
 		}
 	}

@@ -185,10 +185,21 @@ func start(ctx context.Context, settings []string, create func(*Server) error) (
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
+// atTheEnd ends what runs in directory $0, as files of process numbers tell, and
+// removes it. A number may be somebody else's by now.
+const atTheEnd = `read -r _
+for file in data/postmaster.pid *.pid; do
+	pid=$(head -n 1 "$file") || continue
+	line=$(tr '\0' ' ' <"/proc/$pid/cmdline" || ps -p "$pid" -o args=)
+	case "$line" in *"$0"*) kill -QUIT "$pid" ;; esac
+done
+sleep 1
+rm -rf "$0"`
+
 // guard starts a process that outlives the tests when they are killed: its input
 // ends with theirs, and then it ends the server and removes its files.
 func (s *Server) guard() error {
-	s.watch = exec.Command("sh", "-c", `read -r _; pid=$(head -n 1 data/postmaster.pid) && kill -QUIT "$pid" && sleep 1; rm -rf "$0"`, s.dir)
+	s.watch = exec.Command("sh", "-c", atTheEnd, s.dir)
 	s.watch.Dir = s.dir
 	s.watch.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // not interrupted with the tests
 	if _, err := s.watch.StdinPipe(); err != nil {
