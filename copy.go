@@ -3,6 +3,7 @@ package turnstone
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"iter"
@@ -11,17 +12,18 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/overlay"
 )
 
 // CopyOptions of Copy.
 type CopyOptions struct {
-	Namespace string // as in Options
-	// Progress, if set, is called with the number of records compared so far,
-	// from the calling goroutine.
-	Progress func(records int)
+	Namespace string // as in Options; others of the engine are not copied
+	// Progress, if set, is called from the calling goroutine. Phases are "source"
+	// and "copy", which are verified, and "records", which are compared.
+	Progress func(Progress)
 }
 
-// A CopyReport says what Copy did.
+// A CopyReport says what Copy did, as far as it got.
 type CopyReport struct {
 	Sessions int   `json:"sessions"` // whose heads are equal at the end
 	Records  int   `json:"records"`  // of the store
@@ -30,146 +32,198 @@ type CopyReport struct {
 	Deleted  int   `json:"deleted"`  // records that only the copy had
 }
 
+// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted. Run it
+// again.
+var ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
+
 // Copy makes the store in to what the one in from is, whatever engines they are:
-// it compares all records and writes those that differ. Once more, it brings a
-// copy up to date; after an interruption, it goes on. It ends with a
-// verification of the copy, and with the commit ids of all heads compared: the
-// result is a *CorruptError if anything is damaged, here or there.
+// it verifies the source, compares all records, writes those that differ, verifies
+// the copy, and compares the commit ids of all heads. Once more, it brings a copy
+// up to date; after an interruption, it goes on.
 //
-// From its first write to its last the copy can't be opened. The source may be
-// written to meanwhile, but the copy is then of no one moment: run Copy again
-// when it is quiet.
+// A source that is damaged is a *CorruptError before anything is written. From its
+// first write until it is verified the copy can't be opened (ErrUnfinishedCopy).
+// The source may be written to meanwhile: what changed is copied again, three times
+// at most, and then the result is ErrConflict.
 func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyReport, error) {
 	c := copier{
-		from: from, to: to, progress: o.Progress, space: engine.PrefixRange(keys.Prefix(o.Namespace)),
-		storeKey: keys.StoreKey(o.Namespace), copyingKey: keys.CopyingKey(o.Namespace),
+		from: from, to: to, options: Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true}, progress: o.Progress,
+		space: engine.PrefixRange(keys.Prefix(o.Namespace)), storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace),
 	}
-	if err := c.check(ctx, o.Namespace); err != nil {
-		return nil, err
+	if c.progress == nil {
+		c.progress = func(Progress) {}
 	}
-	if err := c.run(ctx); err != nil {
+	if err := c.check(ctx); err != nil {
 		return &c.report, err
 	}
-	return &c.report, c.prove(ctx, o.Namespace)
+	if err := c.verify(ctx, from, "source"); err != nil {
+		return &c.report, err
+	}
+	const passes = 3
+	for n := 1; ; n++ {
+		changed, err := c.pass(ctx)
+		if err != nil {
+			return &c.report, err
+		}
+		err = c.prove(ctx)
+		if err == nil {
+			return &c.report, c.finish(ctx)
+		}
+		var damage *CorruptError
+		if !errors.As(err, &damage) && !errors.Is(err, ErrConflict) || n > 1 && !changed {
+			return &c.report, err
+		}
+		if n == passes {
+			return &c.report, fmt.Errorf("%w: the source is being written to: copy again when it is quiet (%v)", ErrConflict, err)
+		}
+	}
 }
 
 type copier struct {
 	from, to engine.Engine
-	progress func(int)
+	options  Options // of both stores
+	progress func(Progress)
 	report   CopyReport
 	space    engine.Range
 
-	storeKey, copyingKey []byte
-	record               []byte // the store record, of both
-	fresh                bool   // there was nothing
-	begun                bool   // the copy can't be opened
-	batch                engine.Batch
+	storeKey, noteKey []byte
+	record            []byte // the store record of the source
+	there             []byte // that of the copy, or nil
+	note              []byte // what stands under noteKey, or nil
+	unfinished        bool   // the copy can't be opened
+	ours              bool   // and the note is of this run
+	batch             engine.Batch
+}
+
+// A copyNote is of the last copy into a store. Its run guards each batch: one
+// whose outcome was unknown can't take effect when the run is over.
+type copyNote struct {
+	run    [16]byte
+	record []byte // while the copy is not whole: the store record that it will have
+}
+
+func (n *copyNote) seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(2)
+	e.Bytes(n.run[:])
+	e.Bytes(n.record)
+	return codec.Seal(key, keys.Copying, e.B)
+}
+
+func openCopyNote(key, value []byte) (n copyNote, err error) {
+	body, err := codec.Open(key, value, keys.Copying)
+	if err != nil {
+		return n, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(2)
+	d.Fixed(n.run[:])
+	n.record = d.Bytes()
+	return n, d.Done()
 }
 
 // check refuses to overwrite another store.
-func (c *copier) check(ctx context.Context, namespace string) error {
+func (c *copier) check(ctx context.Context) error {
+	source, err := Open(ctx, c.from, &c.options)
+	if err != nil {
+		return err
+	}
+	if err := source.Close(); err != nil {
+		return err
+	}
 	here, err := c.from.Get(ctx, c.storeKey)
 	if err != nil {
 		return err
 	}
-	if here[0] == nil {
-		return fmt.Errorf("%w: namespace %q of the source", ErrStoreNotFound, namespace)
-	}
-	if _, err := openRecord(c.storeKey, here[0]); err != nil {
-		return codec.Corrupt(err, "store record of namespace %q", namespace)
-	}
 	c.record = here[0]
-	there, err := c.to.Get(ctx, c.storeKey, c.copyingKey)
+	vs, err := c.to.Get(ctx, c.storeKey, c.noteKey)
 	if err != nil {
 		return err
 	}
-	c.begun = there[1] != nil // and was interrupted
-	for _, record := range there {
-		if record != nil && !bytes.Equal(record, c.record) {
-			return fmt.Errorf("%w (namespace %q)", ErrOtherStore, namespace)
+	c.there, c.note = vs[0], vs[1]
+	target := c.there
+	if c.note != nil {
+		note, err := openCopyNote(c.noteKey, c.note)
+		if err != nil {
+			return codec.Corrupt(err, "note of the last copy, namespace %q", c.options.Namespace)
+		}
+		if len(note.record) > 0 {
+			target, c.unfinished = note.record, true
 		}
 	}
-	if there[0] != nil || there[1] != nil {
+	if target != nil {
+		if !bytes.Equal(target, c.record) {
+			return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.options.Namespace)
+		}
 		return nil
 	}
 	first := c.space
 	first.Limit = 1
 	for _, err := range c.to.Scan(ctx, first) {
 		if err == nil {
-			err = fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, namespace)
+			err = fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, c.options.Namespace)
 		}
 		return err
 	}
-	c.fresh = true
 	return nil
 }
 
-// run writes what differs. While it does, there is a note in place of the store
-// record, without which nobody can open the copy.
-func (c *copier) run(ctx context.Context) error {
+// own reports whether key belongs to the copy itself.
+func (c *copier) own(key []byte) bool {
+	return bytes.Equal(key, c.storeKey) || bytes.Equal(key, c.noteKey)
+}
+
+// pass writes what differs, and reports whether anything did.
+func (c *copier) pass(ctx context.Context) (changed bool, err error) {
 	next, stop := iter.Pull2(c.to.Scan(ctx, c.space))
 	defer stop()
 	var have engine.Pair
-	var err error
 	more := true
 	step := func() { // to the next pair of the copy that can differ
 		for {
-			if have, err, more = next(); err != nil || !more || !bytes.Equal(have.Key, c.storeKey) && !bytes.Equal(have.Key, c.copyingKey) {
+			if have, err, more = next(); err != nil || !more || !c.own(have.Key) {
 				return
 			}
 		}
 	}
+	before := c.report.Written + c.report.Deleted
+	c.report.Records = 1 // the store record
 	step()
 	for p, ferr := range c.from.Scan(ctx, c.space) {
 		if ferr != nil {
-			return ferr
+			return false, ferr
 		}
-		c.report.Records++
-		if c.progress != nil && c.report.Records%1000 == 0 {
-			c.progress(c.report.Records)
-		}
-		if bytes.Equal(p.Key, c.storeKey) {
+		if c.own(p.Key) {
 			continue
 		}
-		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
-			if err := c.remove(ctx, have.Key); err != nil {
-				return err
-			}
-			step()
+		if c.report.Records++; c.report.Records%1000 == 0 {
+			c.progress(Progress{Phase: "records", Done: c.report.Records})
 		}
-		if err != nil {
-			return err
+		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
+			if err = c.remove(ctx, have.Key); err == nil {
+				step()
+			}
 		}
 		same := more && bytes.Equal(have.Key, p.Key)
-		if !same || !bytes.Equal(have.Value, p.Value) {
-			if err := c.write(ctx, p); err != nil {
-				return err
-			}
+		if err == nil && (!same || !bytes.Equal(have.Value, p.Value)) {
+			err = c.write(ctx, p)
+		}
+		if err != nil {
+			return false, err
 		}
 		if same {
 			step()
 		}
 	}
-	for ; err == nil && more; step() {
-		if err := c.remove(ctx, have.Key); err != nil {
-			return err
+	for err == nil && more {
+		if err = c.remove(ctx, have.Key); err == nil {
+			step()
 		}
 	}
 	if err == nil {
 		err = c.flush(ctx)
 	}
-	there, gerr := c.to.Get(ctx, c.storeKey)
-	if err = errors.Join(err, gerr); err != nil || !c.begun && there[0] != nil {
-		return err
-	}
-	var b engine.Batch
-	b.Set(c.storeKey, c.record)
-	b.Delete(c.copyingKey)
-	if c.fresh {
-		c.report.Written++
-		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
-	}
-	return c.apply(ctx, &b)
+	return c.report.Written+c.report.Deleted > before, err
 }
 
 func (c *copier) remove(ctx context.Context, key []byte) error {
@@ -197,61 +251,137 @@ func (c *copier) flush(ctx context.Context) error {
 	if c.batch.Ops() == 0 {
 		return nil
 	}
-	if !c.begun {
-		var b engine.Batch
-		b.Delete(c.storeKey)
-		b.Set(c.copyingKey, c.record)
-		if err := c.apply(ctx, &b); err != nil {
-			return err
-		}
-		c.begun = true
+	if err := c.begin(ctx); err != nil {
+		return err
 	}
-	err := c.apply(ctx, &c.batch)
+	c.batch.Guard(c.noteKey, c.note)
+	err := c.apply(ctx, &c.batch, c.note)
 	c.batch = engine.Batch{}
 	return err
 }
 
-// apply applies b; after an unknown outcome again, as it only sets and deletes.
-func (c *copier) apply(ctx context.Context, b *engine.Batch) error {
+// begin puts a note of this run in place of the store record, without which nobody
+// can open the copy.
+func (c *copier) begin(ctx context.Context) error {
+	if c.ours {
+		return nil
+	}
+	n := copyNote{record: c.record}
+	if _, err := rand.Read(n.run[:]); err != nil {
+		return err
+	}
+	var b engine.Batch
+	b.Guard(c.storeKey, c.there)
+	b.Guard(c.noteKey, c.note)
+	if c.there != nil {
+		b.Delete(c.storeKey)
+	} else if c.note == nil {
+		c.report.Written++
+		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
+	}
+	note := n.seal(c.noteKey)
+	b.Set(c.noteKey, note)
+	if err := c.apply(ctx, &b, note); err != nil {
+		return err
+	}
+	c.note, c.unfinished, c.ours = note, true, true
+	return nil
+}
+
+// finish makes a proven copy a store.
+func (c *copier) finish(ctx context.Context) error {
+	if !c.unfinished {
+		return nil
+	}
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	n, err := openCopyNote(c.noteKey, c.note)
+	if err != nil {
+		return err
+	}
+	n.record = nil
+	note := n.seal(c.noteKey)
+	var b engine.Batch
+	b.Guard(c.noteKey, c.note)
+	b.Set(c.noteKey, note)
+	b.Set(c.storeKey, c.record)
+	return c.apply(ctx, &b, note)
+}
+
+// apply applies b, after which note stands.
+func (c *copier) apply(ctx context.Context, b *engine.Batch, note []byte) error {
 	s := Store{engine: c.to}
-	_, err := s.apply(ctx, b)
+	unknown, err := s.apply(ctx, b)
+	if !errors.Is(err, engine.ErrConflict) {
+		return err
+	}
+	vs, gerr := c.to.Get(ctx, c.noteKey)
+	if gerr != nil {
+		return gerr
+	}
+	if unknown && bytes.Equal(vs[0], note) { // by the first attempt
+		return nil
+	}
+	return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
+}
+
+// verify verifies a store.
+func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) (err error) {
+	st, err := Open(ctx, e, &c.options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	v, err := st.Verify(ctx, func(done int) { c.progress(Progress{Phase: phase, Done: done}) })
+	if err == nil && !v.OK() {
+		err = fmt.Errorf("%s: %w", phase, v.Problems[0])
+	}
 	return err
 }
 
-// prove verifies the copy, and compares the heads of both.
-func (c *copier) prove(ctx context.Context, namespace string) error {
-	var stores [2]*Store
-	for i, e := range []engine.Engine{c.from, c.to} {
-		st, err := Open(ctx, e, &Options{Namespace: namespace, MustExist: true, NoAutoSeal: true})
+// prove compares the heads of both stores, and verifies the copy, as it will be.
+func (c *copier) prove(ctx context.Context) error {
+	whole := overlay.New(c.to)
+	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
+		return err
+	}
+	want, err := c.heads(ctx, c.from)
+	if err != nil {
+		return err
+	}
+	if err := c.verify(ctx, whole, "copy"); err != nil {
+		return err
+	}
+	got, err := c.heads(ctx, whole)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(want, got) {
+		return fmt.Errorf("%w: the heads of source and copy differ", ErrConflict)
+	}
+	c.report.Sessions = len(want)
+	return nil
+}
+
+// heads returns the commit ids of all sessions.
+func (c *copier) heads(ctx context.Context, e engine.Engine) (heads map[string]CommitID, err error) {
+	st, err := Open(ctx, e, &c.options)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	heads = map[string]CommitID{}
+	for o := (ListOptions{Limit: 1000}); ; {
+		page, err := st.List(ctx, o)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		defer st.Close()
-		stores[i] = st
-	}
-	var heads [2]map[string]CommitID
-	for i, st := range stores {
-		heads[i] = map[string]CommitID{}
-		for o := (ListOptions{Limit: 1000}); ; {
-			page, err := st.List(ctx, o)
-			if err != nil {
-				return err
-			}
-			for _, s := range page.Sessions {
-				heads[i][s.ID] = s.Commit
-			}
-			if o.After = page.Next; o.After == "" {
-				break
-			}
+		for _, s := range page.Sessions {
+			heads[s.ID] = s.Commit
+		}
+		if o.After = page.Next; o.After == "" {
+			return heads, nil
 		}
 	}
-	if !maps.Equal(heads[0], heads[1]) {
-		return fmt.Errorf("copy: %w: sessions of the source were changed meanwhile: copy again", ErrConflict)
-	}
-	c.report.Sessions = len(heads[0])
-	v, err := stores[1].Verify(ctx, nil)
-	if err == nil && !v.OK() {
-		err = v.Problems[0]
-	}
-	return err
 }

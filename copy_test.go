@@ -2,9 +2,12 @@ package turnstone_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // fill makes a store with something of everything.
@@ -57,7 +61,7 @@ func fill(t *testing.T, e engine.Engine) {
 	}
 }
 
-// equal fails unless a and b hold the same pairs.
+// equalPairs fails unless a and b hold the same pairs, but for the note of a copy.
 func equalPairs(t *testing.T, a, b engine.Engine) {
 	t.Helper()
 	var all [2][]engine.Pair
@@ -66,7 +70,9 @@ func equalPairs(t *testing.T, a, b engine.Engine) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all[i] = append(all[i], p)
+			if p.Key[4] != keys.Copying {
+				all[i] = append(all[i], p)
+			}
 		}
 	}
 	if len(all[0]) == 0 || len(all[0]) != len(all[1]) {
@@ -171,10 +177,14 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 		faulty := &enginetest.Faulty{Engine: base, Plan: enginetest.CrashAfter(n)}
 		_, err := turnstone.Copy(ctx, from, faulty, turnstone.CopyOptions{})
 		if err == nil {
-			done, n = done+1, 0
+			done, n = done+1, -1
 		} else {
 			interrupted++
-			if st, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true}); err == nil {
+			st, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true})
+			if err != nil && !errors.Is(err, turnstone.ErrUnfinishedCopy) && !errors.Is(err, turnstone.ErrStoreNotFound) {
+				t.Errorf("after %d calls: %v", n, err)
+			}
+			if err == nil {
 				if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
 					t.Fatalf("after %d calls what can be opened is no store: %v", n, err)
 				}
@@ -216,7 +226,7 @@ func TestCopyRefuses(t *testing.T) {
 	// One that lost its record is another one still.
 	var b engine.Batch
 	for p, err := range other.Scan(ctx, engine.Range{}) {
-		if err == nil && p.Key[4] == 'A' {
+		if err == nil && p.Key[4] == keys.Store {
 			b.Delete(p.Key)
 		}
 	}
@@ -230,22 +240,204 @@ func TestCopyRefuses(t *testing.T) {
 	if stored(t, other) != before {
 		t.Error("it was changed")
 	}
-	// Damage is not passed over.
-	damaged := memory.New()
-	fill(t, damaged)
-	for p, err := range damaged.Scan(ctx, engine.Range{}) {
-		if err == nil && p.Key[4] == 'p' {
-			v := bytes.Clone(p.Value)
-			v[len(v)/2] ^= 1
-			if err := damaged.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: v}}}); err != nil {
-				t.Fatal(err)
-			}
-			break
+	// Damage is not passed over, and destroys no good copy.
+	mirror, nothing := memory.New(), memory.New()
+	copyStore(t, from, mirror)
+	before = stored(t, mirror)
+	damage(t, from)
+	var corrupt *turnstone.CorruptError
+	for _, to := range []engine.Engine{mirror, nothing} {
+		if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{}); !errors.As(err, &corrupt) {
+			t.Error(err)
 		}
 	}
-	var corrupt *turnstone.CorruptError
-	if _, err := turnstone.Copy(ctx, damaged, empty, turnstone.CopyOptions{}); !errors.As(err, &corrupt) {
-		t.Error(err)
+	if stored(t, mirror) != before || stored(t, nothing) != 0 {
+		t.Error("something was written")
+	}
+}
+
+// damage flips a bit of some nodes.
+func damage(t *testing.T, e engine.Engine) {
+	t.Helper()
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Key[4] == keys.Pack {
+			v := bytes.Clone(p.Value)
+			v[len(v)/2] ^= 1
+			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: v}}}); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("there is nothing to damage")
+}
+
+// A busy engine is changed by somebody else while all of it is scanned: first by
+// the verification, then by each pass of a copy.
+type busy struct {
+	engine.Engine
+	scans  int
+	change func(scan, pair int)
+}
+
+func (b *busy) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(yield func(engine.Pair, error) bool) {
+		n, all := 0, r.Limit == 0 && len(r.Start) == 4
+		if all {
+			b.scans++
+		}
+		for p, err := range b.Engine.Scan(ctx, r) {
+			if n++; all {
+				b.change(b.scans, n)
+			}
+			if !yield(p, err) {
+				return
+			}
+		}
+	}
+}
+
+// What is changed while it is copied is copied again; a source that never rests is
+// refused as such, and no torn copy can be opened.
+func TestCopyOfABusyStore(t *testing.T) {
+	for _, restless := range []bool{false, true} {
+		for at := 1; at < 600; at += 50 {
+			base, to := memory.New(), memory.New()
+			fill(t, base)
+			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true})
+			changes, within := 0, false
+			from := &busy{Engine: base, change: func(scan, n int) {
+				if within || scan < 2 || n != at || changes > 0 && !restless {
+					return
+				}
+				within = true
+				changes++
+				id := fmt.Sprint("new", changes)
+				s, _, err := st.Create(ctx, turnstone.Request{ID: id})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range 3 {
+					commitTo(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
+				}
+				err = s.Seal(ctx)
+				if changes > 2 && err == nil {
+					err = st.Delete(ctx, fmt.Sprint("new", changes-2), turnstone.KeepChildren)
+				}
+				if err == nil {
+					_, err = st.GC(ctx, turnstone.GCOptions{})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				within = false
+			}}
+			r, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{})
+			switch {
+			case changes == 0 && at < 300:
+				t.Errorf("at %d nothing was changed", at)
+			case restless && changes > 0 && !errors.Is(err, turnstone.ErrConflict):
+				t.Errorf("at %d, restless: %v", at, err)
+			case !restless && (err != nil || r.Sessions < 13):
+				t.Errorf("at %d: %+v, %v", at, r, err)
+			}
+			copied, oerr := turnstone.Open(ctx, to, &turnstone.Options{MustExist: true})
+			if (oerr == nil) != (err == nil) {
+				t.Errorf("at %d: copied: %v; opened: %v", at, err, oerr)
+			}
+			if oerr == nil {
+				if v, err := copied.Verify(ctx, nil); err != nil || !v.OK() {
+					t.Errorf("at %d: %v, %v", at, v, err)
+				}
+				copied.Close()
+			}
+			st.Close()
+			copyStore(t, base, to)
+			equalPairs(t, base, to)
+		}
+	}
+}
+
+// Somebody may make a store in the target between the look and the first write.
+func TestCopyBesideANewStore(t *testing.T) {
+	from, to := memory.New(), memory.New()
+	fill(t, from)
+	first := true
+	_, err := turnstone.Copy(ctx, from, &enginetest.Faulty{Engine: to, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" && first {
+			first = false
+			fill(t, to)
+		}
+		return enginetest.Fault{}
+	}}, turnstone.CopyOptions{})
+	if !errors.Is(err, turnstone.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	st, err := turnstone.Open(ctx, to, &turnstone.Options{MustExist: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() || v.Sessions != 12+1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// A postponed engine does not know what became of one Apply, which takes effect
+// when everything is over.
+type postponed struct {
+	engine.Engine
+	left int
+	late *engine.Batch
+}
+
+func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
+	if p.left--; p.left == 0 {
+		p.late = &engine.Batch{Guards: slices.Clone(b.Guards), Sets: slices.Clone(b.Sets), Deletes: slices.Clone(b.Deletes)}
+		return engine.ErrUnknown
+	}
+	return p.Engine.Apply(ctx, b)
+}
+
+// An attempt that comes late changes nothing, the first time or when a copy is
+// brought up to date.
+func TestCopyAndLateAttempts(t *testing.T) {
+	from := memory.New()
+	fill(t, from)
+	for _, update := range []bool{false, true} {
+		for n := 1; ; n++ {
+			base := memory.New()
+			if update {
+				copyStore(t, from, base)
+				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+				s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", n)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
+				st.Close()
+			}
+			to := &postponed{Engine: base, left: n}
+			copyStore(t, from, to)
+			if to.late == nil {
+				if n < 4 {
+					t.Errorf("%d attempts", n)
+				}
+				break
+			}
+			if err := base.Apply(ctx, to.late); !errors.Is(err, engine.ErrConflict) {
+				t.Errorf("attempt %d, update %v: late, it ends with %v", n, update, err)
+			}
+			equalPairs(t, from, base)
+			if st, err := turnstone.Open(ctx, base, &turnstone.Options{MustExist: true}); err != nil {
+				t.Errorf("attempt %d, update %v: %v", n, update, err)
+			} else {
+				st.Close()
+			}
+		}
 	}
 }
 

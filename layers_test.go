@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/pgtest", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
+	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -31,14 +31,15 @@ var may = map[string][]string{
 	"engine/enginetest":        {"engine", "engine/memory"},
 	"internal/disk":            {},
 	"internal/pgtest":          {},
+	"internal/overlay":         {"engine"},
 	"internal/hash":            {},
 	"internal/codec":           {},
 	"internal/keys":            {"engine", "internal/hash"},
 	"blob":                     {"engine", "internal/hash", "internal/keys", "internal/codec"},
 	"graph":                    {"engine", "blob", "internal/hash", "internal/keys", "internal/codec"},
 	"head":                     {"engine", "blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
-	"gc":                       {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
-	"":                         {"engine", "blob", "graph", "head", "gc", "internal/hash", "internal/keys", "internal/codec"},
+	"gc":                       {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
+	"":                         {"engine", "blob", "graph", "head", "gc", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"persistencetest":          {""},
 	"turnstoneotel":            {""},
 	"transcript":               {"", "blob", "head"},

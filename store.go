@@ -137,11 +137,16 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 
 // load reads the store record, and writes it in a namespace that has none.
 func (s *Store) load(ctx context.Context) error {
-	key := keys.StoreKey(s.opts.Namespace)
+	key, noteKey := keys.StoreKey(s.opts.Namespace), keys.CopyingKey(s.opts.Namespace)
 	for {
-		vs, err := s.engine.Get(ctx, key)
+		vs, err := s.engine.Get(ctx, key, noteKey)
 		if err != nil {
 			return err
+		}
+		if vs[0] == nil && vs[1] != nil {
+			if note, err := openCopyNote(noteKey, vs[1]); err == nil && len(note.record) > 0 {
+				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, s.opts.Namespace)
+			}
 		}
 		if vs[0] != nil {
 			s.record, err = openRecord(key, vs[0])

@@ -30,6 +30,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/overlay"
 )
 
 // Errors. Match with errors.Is.
@@ -286,7 +287,7 @@ func (c *Collector) Plan(ctx context.Context, o Options) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		copied := newOverlay(c.engine)
+		copied := overlay.New(c.engine)
 		r, err := c.begin(ctx, copied, c.blobs.On(copied), o)
 		if err != nil {
 			return nil, err

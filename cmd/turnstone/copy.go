@@ -16,10 +16,10 @@ func (a *app) copy() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "copy FROM TO",
 		Short: "Copy a store to another engine or place, or bring a copy up to date",
-		Long: "Copy the store FROM to TO, whatever engines they are: every record that differs is written, what FROM has no\n" +
-			"more is removed. Once more, it copies what is new; after an interruption, it goes on. It ends with a\n" +
-			"verification of the copy, and with the commit ids of all heads compared. TO must be empty, or a copy of FROM.\n" +
-			"Nobody should write to FROM meanwhile, or use TO.",
+		Long: "Copy the store FROM to TO, whatever engines they are. FROM is verified, every record that differs is written,\n" +
+			"what FROM has no more is removed, TO is verified, the commit ids of all heads are compared. Once more, it copies\n" +
+			"what is new; after an interruption, it goes on. TO must be empty, or a copy of FROM; it can't be opened before it\n" +
+			"is proven. Nobody should write to FROM meanwhile.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -53,12 +53,19 @@ func copyStore(ctx context.Context, from, to *app) (r *turnstone.CopyReport, err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
+	st, err := turnstone.Open(ctx, src, &turnstone.Options{MustExist: true, NoAutoSeal: true}) // or there is nothing to make TO for
+	if err == nil {
+		err = st.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
 	dst, err := to.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	progress := bar(-1, "copying", false)
-	defer progress.Finish()
-	return turnstone.Copy(ctx, src, dst, turnstone.CopyOptions{Progress: func(n int) { progress.Set(n) }})
+	progress, finish := steps()
+	defer finish()
+	return turnstone.Copy(ctx, src, dst, turnstone.CopyOptions{Progress: progress})
 }

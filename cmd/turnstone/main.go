@@ -78,7 +78,7 @@ func exitCode(err error) int {
 		return exitNotFound
 	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
 		return exitConflict
-	case errors.As(err, &held), is(engine.ErrUnavailable):
+	case errors.As(err, &held), is(engine.ErrUnavailable, turnstone.ErrUnfinishedCopy):
 		return exitUnavailable
 	case is(context.Canceled):
 		return exitInterrupted

@@ -40,7 +40,7 @@ const (
 	Bookmark   = 'z' // incarnation: how far gc has read it
 	Candidate  = 'G' // H(blob id): may be garbage
 	Detached   = 'D' // incarnation, H(blob id): vacuum removed a reference
-	Copying    = 'C' // the store record of a copy that is not whole
+	Copying    = 'C' // the last copy into the store
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -72,8 +72,8 @@ func StoreKey(name string) []byte {
 	return append(p[:], Store)
 }
 
-// CopyingKey returns the key of the note that stands in place of the store record
-// of the namespace called name while a copy is made.
+// CopyingKey returns the key of the note of the last copy into the namespace called
+// name. While one is made, it stands in place of the store record.
 func CopyingKey(name string) []byte {
 	p := prefix(name)
 	return append(p[:], Copying)

@@ -1,4 +1,6 @@
-package gc
+// Package overlay lets a store be tried as it would be: with writes that the engine
+// beneath never gets.
+package overlay
 
 import (
 	"bytes"
@@ -11,20 +13,21 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// An overlay is an engine whose writes stay in memory, over another one that it
-// only reads: what a dry run runs on.
-type overlay struct {
+// An Engine is an engine whose writes stay in memory, over another one that it
+// only reads.
+type Engine struct {
 	engine.Engine
 	mu     sync.RWMutex               // guards writes
 	writes *btree.Map[string, []byte] // nil: deleted
 }
 
-func newOverlay(e engine.Engine) *overlay {
-	return &overlay{Engine: e, writes: btree.NewMap[string, []byte](0)}
+// New returns one over e without any writes.
+func New(e engine.Engine) *Engine {
+	return &Engine{Engine: e, writes: btree.NewMap[string, []byte](0)}
 }
 
 // Get implements engine.Engine.
-func (o *overlay) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+func (o *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	vs, err := o.Engine.Get(ctx, keys...)
 	if err != nil {
 		return nil, err
@@ -40,7 +43,7 @@ func (o *overlay) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 }
 
 // Scan implements engine.Engine: what was read and what was written, merged.
-func (o *overlay) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+func (o *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
 		left := r.Limit
 		emit := func(p engine.Pair) bool {
@@ -98,7 +101,7 @@ func (o *overlay) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 }
 
 // Apply implements engine.Engine.
-func (o *overlay) Apply(ctx context.Context, b *engine.Batch) error {
+func (o *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := b.Check(o.Limits()); err != nil {
 		return err
 	}
