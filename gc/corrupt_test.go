@@ -2,6 +2,7 @@ package gc_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -144,10 +145,14 @@ func damage(t *testing.T, on driver, choose func(name string) bool) {
 			if err := e.Apply(ctx, &change); err != nil {
 				t.Fatal(err)
 			}
-			if err := run(e); err != nil {
-				stopped++
-			} else {
+			var noticed *turnstone.CorruptError
+			switch err := run(e); {
+			case err == nil:
 				went++
+			case errors.As(err, &noticed):
+				stopped++
+			default:
+				t.Errorf("it is not said to be damaged: %v", err)
 			}
 			got, err := e.Get(ctx, keep...)
 			if err != nil {
@@ -178,6 +183,9 @@ func damage(t *testing.T, on driver, choose func(name string) bool) {
 		if !there[string(p.Key)] {
 			check("back again", p.Key, engine.Batch{Sets: []engine.Pair{p}})
 		}
+	}
+	if stopped == 0 || went == 0 {
+		t.Error("all of them end alike")
 	}
 	t.Logf("%d records: %d damages stopped the run, with %d it went through", len(now), stopped, went)
 }

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"errors"
 	"fmt"
+	neturl "net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -76,7 +77,14 @@ func TestRolesAndSchemas(t *testing.T) {
 		}
 	}
 	defer c.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
-	limited := strings.Replace(url, "user=postgres", "user=runtime_"+schema, 1)
+	u, err := neturl.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	params := u.Query()
+	params.Set("user", "runtime_"+schema)
+	u.RawQuery = params.Encode()
+	limited := u.String()
 	e, err := postgres.Open(ctx, limited, &postgres.Options{Schema: schema})
 	if err != nil {
 		t.Fatal(err)

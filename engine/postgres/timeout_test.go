@@ -158,9 +158,10 @@ func TestNoConnectionIsFree(t *testing.T) {
 	waiting := make(chan error)
 	go func() { waiting <- e.Apply(ctx, set("2")) }()
 	for n := 0; n == 0; { // until it has the only connection
-		if err := tx.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE NOT granted").Scan(&n); err != nil {
+		if err := tx.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid").Scan(&n); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(time.Millisecond)
 	}
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()

@@ -59,7 +59,9 @@ func URL(t testing.TB) string {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.url == "" && shared.err == nil {
-		if shared.url = os.Getenv(variable); shared.url == "" {
+		if shared.url = os.Getenv(variable); shared.url != "" && !strings.Contains(shared.url, "?") {
+			shared.url += "?sslmode=prefer" // tests add parameters
+		} else if shared.url == "" {
 			if shared.server, shared.err = Start(context.Background(), "fsync=off", "max_connections=300"); shared.err == nil {
 				shared.url = shared.server.URL("postgres")
 			}
