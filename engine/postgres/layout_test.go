@@ -35,10 +35,20 @@ func partitions(n int) (out []string) {
 	return out
 }
 
+// A laidOut is a store in one of the layouts.
+type laidOut struct {
+	name     string
+	e        *postgres.Engine
+	sessions []*turnstone.Session
+	at       []int // their revisions
+	rowBytes float64
+}
+
 // BenchmarkLayout measures layouts of the table with as many rows as the flag
-// says, of a store with sessions of a hundred turns each: commits by 8 and by 32
-// workers to any of the sessions, the latter also beside one who reads the whole
-// table again and again, as gc and verify do; reads of eight keys; pages of a scan.
+// says, of a store with sessions of a hundred turns each, one measure of all layouts
+// after the other: commits by 8 and by 32 workers to any of the sessions, the
+// latter also beside one who reads the whole table again and again, as gc and verify
+// do; reads of eight keys; pages of a scan.
 func BenchmarkLayout(b *testing.B) {
 	const perSession = 100
 	full := pgtest.Schema(b)
@@ -59,10 +69,10 @@ func BenchmarkLayout(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
+		b.Cleanup(func() { st.Close(); e.Close() })
 		return e, st
 	}
 	e, st := stored(full, 8)
-	all := make([]*turnstone.Session, sessions)
 	parallel(8, sessions, func(w int) error {
 		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
 		for i := 0; i < perSession && err == nil; i++ {
@@ -80,107 +90,112 @@ func BenchmarkLayout(b *testing.B) {
 	if err := st.Close(); err != nil {
 		b.Fatal(err)
 	}
-	e.Close()
 	c, err := pgx.Connect(ctx, pgtest.URL(b))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer c.Close(ctx)
+	run := func(s string) {
+		if _, err := c.Exec(ctx, s); err != nil {
+			b.Fatalf("%s: %v", s, err)
+		}
+	}
+	var all []*laidOut
 	for _, l := range layouts {
-		b.Run(l.name, func(b *testing.B) {
-			schema := pgtest.Schema(b)
-			run := func(s string) {
-				if _, err := c.Exec(ctx, s); err != nil {
-					b.Fatalf("%s: %v", s, err)
-				}
+		schema := pgtest.Schema(b)
+		run("CREATE SCHEMA " + schema)
+		for _, s := range l.table {
+			run(fmt.Sprintf(s, schema))
+		}
+		for _, s := range postgres.Definition(schema) {
+			run(s)
+		}
+		run(fmt.Sprintf("INSERT INTO %s.pairs SELECT * FROM %s.pairs", schema, full))
+		run("VACUUM ANALYZE " + schema + ".pairs")
+		var size int64
+		if err := c.QueryRow(ctx, "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'r'", schema).Scan(&size); err != nil {
+			b.Fatal(err)
+		}
+		o := &laidOut{name: l.name, at: make([]int, sessions), rowBytes: float64(size) / float64(len(keys))}
+		o.e, st = stored(schema, 32)
+		for w := range sessions { // each has its head
+			s, err := st.Session(ctx, fmt.Sprint("s", w))
+			if err == nil {
+				_, err = s.Commit(ctx, turn(w, perSession))
 			}
-			run("CREATE SCHEMA " + schema)
-			for _, s := range l.table {
-				run(fmt.Sprintf(s, schema))
-			}
-			for _, s := range postgres.Definition(schema) {
-				run(s)
-			}
-			run(fmt.Sprintf("INSERT INTO %s.pairs SELECT * FROM %s.pairs", schema, full))
-			run("VACUUM ANALYZE " + schema + ".pairs")
-			run("CHECKPOINT")
-			var size int64
-			if err := c.QueryRow(ctx, "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'r'", schema).Scan(&size); err != nil {
+			if err != nil {
 				b.Fatal(err)
 			}
-			e, st := stored(schema, 32)
-			defer e.Close()
-			defer st.Close()
-			for w := range all {
-				if all[w], err = st.Session(ctx, fmt.Sprint("s", w)); err != nil {
+			o.sessions, o.at[w] = append(o.sessions, s), perSession+1
+		}
+		all = append(all, o)
+	}
+	run("CHECKPOINT")
+	measure := func(name string, f func(*testing.B, *laidOut)) {
+		b.Run(name, func(b *testing.B) {
+			for _, o := range all {
+				b.Run(o.name, func(b *testing.B) { f(b, o) })
+			}
+		})
+	}
+	commits := func(n int, scanned bool) func(*testing.B, *laidOut) {
+		return func(b *testing.B, o *laidOut) {
+			done := make(chan struct{})
+			var scans sync.WaitGroup
+			if scanned {
+				scans.Go(func() {
+					for {
+						for _, err := range o.e.Scan(ctx, engine.Range{}) {
+							if err != nil {
+								b.Error(err)
+								return
+							}
+							select {
+							case <-done:
+								return
+							default:
+							}
+						}
+					}
+				})
+			}
+			before := o.e.Retries()
+			workers(b, n, func(w, _ int) error {
+				s := w + n*rand.IntN(max(sessions/n, 1)) // nobody else's
+				if s >= sessions {
+					return nil
+				}
+				_, err := o.sessions[s].Commit(ctx, turn(s, o.at[s]))
+				o.at[s]++
+				return err
+			})
+			b.ReportMetric(100*float64(o.e.Retries()-before)/float64(b.N), "%retries")
+			b.ReportMetric(o.rowBytes, "B/row")
+			close(done)
+			scans.Wait()
+		}
+	}
+	measure("commit/8", commits(8, false))
+	measure("commit/32", commits(32, false))
+	measure("commit/32-scanned", commits(32, true))
+	measure("get", func(b *testing.B, o *laidOut) {
+		some := make([][]byte, 8)
+		for b.Loop() {
+			for i := range some {
+				some[i] = keys[rand.IntN(len(keys))]
+			}
+			if _, err := o.e.Get(ctx, some...); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	measure("scan", func(b *testing.B, o *laidOut) {
+		for b.Loop() {
+			for _, err := range o.e.Scan(ctx, engine.Range{Start: keys[rand.IntN(len(keys))], Limit: 64}) {
+				if err != nil {
 					b.Fatal(err)
 				}
 			}
-			at := make([]int, sessions)
-			for w := range at {
-				at[w] = perSession
-			}
-			for _, c := range []struct {
-				name    string
-				n       int
-				scanned bool
-			}{{"commit/8", 8, false}, {"commit/32", 32, false}, {"commit/32-scanned", 32, true}} {
-				b.Run(c.name, func(b *testing.B) {
-					done := make(chan struct{})
-					var scans sync.WaitGroup
-					if c.scanned {
-						scans.Go(func() {
-							for {
-								for _, err := range e.Scan(ctx, engine.Range{}) {
-									if err != nil {
-										b.Error(err)
-										return
-									}
-									select {
-									case <-done:
-										return
-									default:
-									}
-								}
-							}
-						})
-					}
-					before := e.Retries()
-					workers(b, c.n, func(w, _ int) error {
-						s := w + c.n*rand.IntN(max(sessions/c.n, 1)) // nobody else's
-						if s >= sessions {
-							return nil
-						}
-						_, err := all[s].Commit(ctx, turn(s, at[s]))
-						at[s]++
-						return err
-					})
-					b.ReportMetric(100*float64(e.Retries()-before)/float64(b.N), "%retries")
-					b.ReportMetric(float64(size)/float64(len(keys)), "B/row")
-					close(done)
-					scans.Wait()
-				})
-			}
-			b.Run("get", func(b *testing.B) {
-				some := make([][]byte, 8)
-				for b.Loop() {
-					for i := range some {
-						some[i] = keys[rand.IntN(len(keys))]
-					}
-					if _, err := e.Get(ctx, some...); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-			b.Run("scan", func(b *testing.B) {
-				for b.Loop() {
-					for _, err := range e.Scan(ctx, engine.Range{Start: keys[rand.IntN(len(keys))], Limit: 64}) {
-						if err != nil {
-							b.Fatal(err)
-						}
-					}
-				}
-			})
-		})
-	}
+		}
+	})
 }
