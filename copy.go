@@ -32,10 +32,6 @@ type CopyReport struct {
 	Deleted  int   `json:"deleted"`  // records that only the copy had
 }
 
-// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted. Run it
-// again.
-var ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
-
 // Copy makes the store in to what the one in from is, whatever engines they are:
 // it verifies the source, compares all records, writes those that differ, verifies
 // the copy, and compares the commit ids of all heads. Once more, it brings a copy

@@ -47,6 +47,9 @@ var (
 	ErrExists = errors.New("turnstone: session exists")
 	// ErrOtherStore: where a store was to be copied to is another one.
 	ErrOtherStore = errors.New("turnstone: the destination holds another store")
+	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
+	// again.
+	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
 	// ErrOutcomeUnknown: the commit may or may not stand. Open the store again
 	// if the error matches engine.ErrClosed, and commit again with the same
 	// turn id: if it stands, its result is returned.

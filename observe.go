@@ -265,5 +265,5 @@ var errorTypes = []struct {
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},
-	{"unavailable", []error{engine.ErrUnavailable}},
+	{"unavailable", []error{engine.ErrUnavailable, ErrUnfinishedCopy}},
 }
