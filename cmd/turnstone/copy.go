@@ -19,7 +19,7 @@ func (a *app) copy() *cobra.Command {
 		Long: "Copy the store FROM to TO, whatever engines they are. FROM is verified, every record that differs is written,\n" +
 			"what FROM has no more is removed, TO is verified, the commit ids of all heads are compared. Once more, it copies\n" +
 			"what is new; after an interruption, it goes on. TO must be empty, or a copy of FROM; it can't be opened before it\n" +
-			"is proven. Nobody should write to FROM meanwhile.",
+			"is proven. Nobody should write to either meanwhile.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
