@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/overlay"
 )
@@ -18,6 +20,9 @@ import (
 // CopyOptions of Copy.
 type CopyOptions struct {
 	Namespace string // as in Options; others of the engine are not copied
+	// Overwrite makes a copy that was written to since it was made what the source
+	// is all the same: what was written there is lost.
+	Overwrite bool
 	// Progress, if set, is called from the calling goroutine. Phases are "source"
 	// and "copy", which are verified, and "records", which are compared.
 	Progress func(Progress)
@@ -27,9 +32,9 @@ type CopyOptions struct {
 type CopyReport struct {
 	Sessions int   `json:"sessions"` // whose heads are equal at the end
 	Records  int   `json:"records"`  // of the store
-	Written  int   `json:"written"`  // records that the copy did not have so
+	Written  int   `json:"written"`  // records that the copy did not have so, in all passes
 	Bytes    int64 `json:"bytes"`    // of those, keys and values
-	Deleted  int   `json:"deleted"`  // records that only the copy had
+	Deleted  int   `json:"deleted"`  // records that only the copy had, in all passes
 }
 
 // Copy makes the store in to what the one in from is, whatever engines they are:
@@ -37,10 +42,14 @@ type CopyReport struct {
 // the copy, and compares the commit ids of all heads. Once more, it brings a copy
 // up to date; after an interruption, it goes on.
 //
-// A source that is damaged is a *CorruptError before anything is written. From its
-// first write until it is verified the copy can't be opened (ErrUnfinishedCopy).
-// The source may be written to meanwhile: what changed is copied again, three times
-// at most, and then the result is ErrConflict.
+// A source that is damaged is a *CorruptError before anything is written. A target
+// that is another store is ErrOtherStore; a copy whose sessions were changed since
+// it was made is ErrConflict, unless Overwrite is set.
+//
+// From its first write until it is proven the copy can't be opened
+// (ErrUnfinishedCopy); nobody may have it open already. The source may be written to
+// meanwhile: records are compared until a pass finds nothing new, four times at
+// most, and then the result is ErrConflict.
 func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyReport, error) {
 	c := copier{
 		from: from, to: to, options: Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true}, progress: o.Progress,
@@ -49,30 +58,40 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 	if c.progress == nil {
 		c.progress = func(Progress) {}
 	}
-	if err := c.check(ctx); err != nil {
+	if err := c.check(ctx, o.Overwrite); err != nil {
 		return &c.report, err
 	}
 	if err := c.verify(ctx, from, "source"); err != nil {
 		return &c.report, err
 	}
-	const passes = 3
-	for n := 1; ; n++ {
+	if c.unfinished { // what another run still writes is to fail before anything is compared
+		if err := c.begin(ctx); err != nil {
+			return &c.report, err
+		}
+	}
+	const passes = 4
+	for range passes {
 		changed, err := c.pass(ctx)
 		if err != nil {
 			return &c.report, err
 		}
-		err = c.prove(ctx)
-		if err == nil {
-			return &c.report, c.finish(ctx)
+		if changed {
+			continue
 		}
-		var damage *CorruptError
-		if !errors.As(err, &damage) && !errors.Is(err, ErrConflict) || n > 1 && !changed {
+		heads, err := c.heads(ctx, from)
+		if err != nil {
 			return &c.report, err
 		}
-		if n == passes {
-			return &c.report, fmt.Errorf("%w: the source is being written to: copy again when it is quiet (%v)", ErrConflict, err)
+		same, err := c.prove(ctx, heads)
+		if err != nil {
+			return &c.report, err
+		}
+		if same {
+			c.report.Sessions = len(heads)
+			return &c.report, c.finish(ctx, digest(heads))
 		}
 	}
+	return &c.report, fmt.Errorf("%w: the source is being written to: copy again when it is quiet", ErrConflict)
 }
 
 type copier struct {
@@ -85,24 +104,29 @@ type copier struct {
 	storeKey, noteKey []byte
 	record            []byte // the store record of the source
 	there             []byte // that of the copy, or nil
-	note              []byte // what stands under noteKey, or nil
+	note              copyNote
+	sealed            []byte // the note, as it stands under noteKey, or nil
 	unfinished        bool   // the copy can't be opened
 	ours              bool   // and the note is of this run
 	batch             engine.Batch
 }
 
-// A copyNote is of the last copy into a store. Its run guards each batch: one
-// whose outcome was unknown can't take effect when the run is over.
+// A copyNote is of the last copy into a store. Each batch of a copy guards the note
+// and sets the next one, so that an attempt that comes late does nothing.
 type copyNote struct {
-	run    [16]byte
-	record []byte // while the copy is not whole: the store record that it will have
+	run    [16]byte        // random
+	batch  uint64          // of the run
+	record []byte          // while the copy is not whole: the store record that it will have
+	heads  [hash.Size]byte // when it is: the digest of its heads
 }
 
 func (n *copyNote) seal(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(2)
+	e.Array(4)
 	e.Bytes(n.run[:])
+	e.Uint(n.batch)
 	e.Bytes(n.record)
+	e.Bytes(n.heads[:])
 	return codec.Seal(key, keys.Copying, e.B)
 }
 
@@ -112,14 +136,26 @@ func openCopyNote(key, value []byte) (n copyNote, err error) {
 		return n, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(2)
+	d.Shape(4)
 	d.Fixed(n.run[:])
+	n.batch = d.Uint()
 	n.record = d.Bytes()
+	d.Fixed(n.heads[:])
 	return n, d.Done()
 }
 
-// check refuses to overwrite another store.
-func (c *copier) check(ctx context.Context) error {
+// digest sums up the commit ids of all heads.
+func digest(heads map[string]CommitID) [hash.Size]byte {
+	var e codec.Encoder
+	for _, id := range slices.Sorted(maps.Keys(heads)) {
+		e.Text(id)
+		e.ID(heads[id])
+	}
+	return hash.Heads.Sum(e.B)
+}
+
+// check refuses to overwrite another store, or what was written to a copy.
+func (c *copier) check(ctx context.Context, overwrite bool) error {
 	source, err := Open(ctx, c.from, &c.options)
 	if err != nil {
 		return err
@@ -136,21 +172,29 @@ func (c *copier) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.there, c.note = vs[0], vs[1]
+	c.there, c.sealed = vs[0], vs[1]
 	target := c.there
-	if c.note != nil {
-		note, err := openCopyNote(c.noteKey, c.note)
-		if err != nil {
+	if c.sealed != nil {
+		if c.note, err = openCopyNote(c.noteKey, c.sealed); err != nil {
 			return codec.Corrupt(err, "note of the last copy, namespace %q", c.options.Namespace)
 		}
-		if len(note.record) > 0 {
-			target, c.unfinished = note.record, true
+		if len(c.note.record) > 0 && c.there == nil {
+			target, c.unfinished = c.note.record, true
+		}
+	}
+	if target != nil && !bytes.Equal(target, c.record) {
+		return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.options.Namespace)
+	}
+	if target != nil && !c.unfinished && !overwrite {
+		heads, err := c.heads(ctx, c.to)
+		if err != nil {
+			return err
+		}
+		if c.note.heads != digest(heads) {
+			return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", ErrConflict)
 		}
 	}
 	if target != nil {
-		if !bytes.Equal(target, c.record) {
-			return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.options.Namespace)
-		}
 		return nil
 	}
 	first := c.space
@@ -182,7 +226,6 @@ func (c *copier) pass(ctx context.Context) (changed bool, err error) {
 			}
 		}
 	}
-	before := c.report.Written + c.report.Deleted
 	c.report.Records = 1 // the store record
 	step()
 	for p, ferr := range c.from.Scan(ctx, c.space) {
@@ -196,13 +239,15 @@ func (c *copier) pass(ctx context.Context) (changed bool, err error) {
 			c.progress(Progress{Phase: "records", Done: c.report.Records})
 		}
 		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
-			if err = c.remove(ctx, have.Key); err == nil {
+			changed = true
+			if err = c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(have.Key)) }); err == nil {
 				step()
 			}
 		}
 		same := more && bytes.Equal(have.Key, p.Key)
 		if err == nil && (!same || !bytes.Equal(have.Value, p.Value)) {
-			err = c.write(ctx, p)
+			changed = true
+			err = c.add(ctx, func(b *engine.Batch) { b.Set(bytes.Clone(p.Key), bytes.Clone(p.Value)) })
 		}
 		if err != nil {
 			return false, err
@@ -212,25 +257,15 @@ func (c *copier) pass(ctx context.Context) (changed bool, err error) {
 		}
 	}
 	for err == nil && more {
-		if err = c.remove(ctx, have.Key); err == nil {
+		changed = true
+		if err = c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(have.Key)) }); err == nil {
 			step()
 		}
 	}
 	if err == nil {
 		err = c.flush(ctx)
 	}
-	return c.report.Written+c.report.Deleted > before, err
-}
-
-func (c *copier) remove(ctx context.Context, key []byte) error {
-	c.report.Deleted++
-	return c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(key)) })
-}
-
-func (c *copier) write(ctx context.Context, p engine.Pair) error {
-	c.report.Written++
-	c.report.Bytes += int64(len(p.Key) + len(p.Value))
-	return c.add(ctx, func(b *engine.Batch) { b.Set(bytes.Clone(p.Key), bytes.Clone(p.Value)) })
+	return changed, err
 }
 
 // add puts a write into the batch, which is applied when it is large.
@@ -250,9 +285,19 @@ func (c *copier) flush(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil {
 		return err
 	}
-	c.batch.Guard(c.noteKey, c.note)
-	err := c.apply(ctx, &c.batch, c.note)
+	written, deleted, bytes := len(c.batch.Sets), len(c.batch.Deletes), 0
+	for _, p := range c.batch.Sets {
+		bytes += len(p.Key) + len(p.Value)
+	}
+	next := c.note
+	next.batch++
+	err := c.apply(ctx, &c.batch, next)
 	c.batch = engine.Batch{}
+	if err == nil {
+		c.report.Written += written
+		c.report.Deleted += deleted
+		c.report.Bytes += int64(bytes)
+	}
 	return err
 }
 
@@ -262,64 +307,63 @@ func (c *copier) begin(ctx context.Context) error {
 	if c.ours {
 		return nil
 	}
-	n := copyNote{record: c.record}
-	if _, err := rand.Read(n.run[:]); err != nil {
+	next := copyNote{record: c.record}
+	if _, err := rand.Read(next.run[:]); err != nil {
 		return err
 	}
 	var b engine.Batch
 	b.Guard(c.storeKey, c.there)
-	b.Guard(c.noteKey, c.note)
 	if c.there != nil {
 		b.Delete(c.storeKey)
-	} else if c.note == nil {
-		c.report.Written++
-		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
 	}
-	note := n.seal(c.noteKey)
-	b.Set(c.noteKey, note)
-	if err := c.apply(ctx, &b, note); err != nil {
+	if err := c.apply(ctx, &b, next); err != nil {
 		return err
 	}
-	c.note, c.unfinished, c.ours = note, true, true
+	c.unfinished, c.ours = true, true
 	return nil
 }
 
 // finish makes a proven copy a store.
-func (c *copier) finish(ctx context.Context) error {
-	if !c.unfinished {
+func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
+	if !c.unfinished && c.note.heads == heads {
 		return nil
 	}
-	if err := c.begin(ctx); err != nil {
-		return err
-	}
-	n, err := openCopyNote(c.noteKey, c.note)
-	if err != nil {
-		return err
-	}
-	n.record = nil
-	note := n.seal(c.noteKey)
+	next := copyNote{run: c.note.run, batch: c.note.batch + 1, heads: heads}
 	var b engine.Batch
-	b.Guard(c.noteKey, c.note)
-	b.Set(c.noteKey, note)
-	b.Set(c.storeKey, c.record)
-	return c.apply(ctx, &b, note)
+	if c.unfinished {
+		b.Guard(c.storeKey, nil)
+		b.Set(c.storeKey, c.record)
+	} else { // one that was made otherwise, or written to
+		b.Guard(c.storeKey, c.record)
+	}
+	err := c.apply(ctx, &b, next)
+	if err == nil && c.there == nil {
+		c.report.Written++
+		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
+	}
+	return err
 }
 
-// apply applies b, after which note stands.
-func (c *copier) apply(ctx context.Context, b *engine.Batch, note []byte) error {
+// apply applies b, which moves the note to next.
+func (c *copier) apply(ctx context.Context, b *engine.Batch, next copyNote) error {
+	sealed := next.seal(c.noteKey)
+	b.Guard(c.noteKey, c.sealed)
+	b.Set(c.noteKey, sealed)
 	s := Store{engine: c.to}
 	unknown, err := s.apply(ctx, b)
-	if !errors.Is(err, engine.ErrConflict) {
+	if errors.Is(err, engine.ErrConflict) {
+		vs, gerr := c.to.Get(ctx, c.noteKey)
+		if gerr != nil {
+			return gerr
+		}
+		if !unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
+			return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
+		}
+	} else if err != nil {
 		return err
 	}
-	vs, gerr := c.to.Get(ctx, c.noteKey)
-	if gerr != nil {
-		return gerr
-	}
-	if unknown && bytes.Equal(vs[0], note) { // by the first attempt
-		return nil
-	}
-	return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
+	c.note, c.sealed = next, sealed
+	return nil
 }
 
 // verify verifies a store.
@@ -336,28 +380,17 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) (err
 	return err
 }
 
-// prove compares the heads of both stores, and verifies the copy, as it will be.
-func (c *copier) prove(ctx context.Context) error {
+// prove verifies the copy, as it will be, and reports whether its heads are those.
+func (c *copier) prove(ctx context.Context, heads map[string]CommitID) (same bool, err error) {
 	whole := overlay.New(c.to)
 	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
-		return err
-	}
-	want, err := c.heads(ctx, c.from)
-	if err != nil {
-		return err
+		return false, err
 	}
 	if err := c.verify(ctx, whole, "copy"); err != nil {
-		return err
+		return false, err
 	}
 	got, err := c.heads(ctx, whole)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(want, got) {
-		return fmt.Errorf("%w: the heads of source and copy differ", ErrConflict)
-	}
-	c.report.Sessions = len(want)
-	return nil
+	return maps.Equal(heads, got), err
 }
 
 // heads returns the commit ids of all sessions.

@@ -327,6 +327,10 @@ func TestCopyOfABusyStore(t *testing.T) {
 				if changes > 2 && err == nil {
 					err = st.Delete(ctx, fmt.Sprint("new", changes-2), turnstone.KeepChildren)
 				}
+				if old, oerr := st.Session(ctx, "s1"); err == nil && oerr == nil { // changes that move no head
+					n, kerr := old.NodeByKey(ctx, fmt.Sprint("k", 4+changes))
+					err = errors.Join(kerr, old.Tombstone(ctx, n.ID), old.SaveMetadata(ctx, turnstone.Metadata{Name: id}))
+				}
 				if err == nil {
 					_, err = st.GC(ctx, turnstone.GCOptions{})
 				}
@@ -343,6 +347,9 @@ func TestCopyOfABusyStore(t *testing.T) {
 				t.Errorf("at %d, restless: %v", at, err)
 			case !restless && (err != nil || r.Sessions < 13):
 				t.Errorf("at %d: %+v, %v", at, r, err)
+			}
+			if err == nil {
+				equalPairs(t, base, to)
 			}
 			copied, oerr := turnstone.Open(ctx, to, &turnstone.Options{MustExist: true})
 			if (oerr == nil) != (err == nil) {
@@ -390,8 +397,9 @@ func TestCopyBesideANewStore(t *testing.T) {
 // when everything is over.
 type postponed struct {
 	engine.Engine
-	left int
-	late *engine.Batch
+	left  int
+	late  *engine.Batch
+	often bool // it is tried again before each Apply from then on but the next, and not only at the end
 }
 
 func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
@@ -399,7 +407,118 @@ func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
 		p.late = &engine.Batch{Guards: slices.Clone(b.Guards), Sets: slices.Clone(b.Sets), Deletes: slices.Clone(b.Deletes)}
 		return engine.ErrUnknown
 	}
+	if p.often && p.left < -1 && p.late != nil {
+		_ = p.Engine.Apply(ctx, p.late) // nobody learns of it
+	}
 	return p.Engine.Apply(ctx, b)
+}
+
+// What one copy writes while another one runs makes no torn store.
+func TestCopiesAtOnce(t *testing.T) {
+	older, newer := memory.New(), memory.New()
+	fill(t, older)
+	copyStore(t, older, newer)
+	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true})
+	for i := range 3 {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: bytes.Repeat([]byte("x"), 400<<10)}}})
+	}
+	st.Close()
+	for _, halfway := range []int{0, 1, 2} { // what there is at first: nothing, a copy of the older one begun, all of it
+		for n := 1; ; n += 1 + n/6 {
+			to := memory.New()
+			if halfway > 0 {
+				copyStore(t, older, to)
+			}
+			if halfway == 1 {
+				if _, err := turnstone.Copy(ctx, newer, &enginetest.Faulty{Engine: to, Plan: enginetest.CrashAfter(1)}, turnstone.CopyOptions{}); err == nil {
+					t.Fatal("it was not interrupted")
+				}
+			}
+			within := false
+			_, err := turnstone.Copy(ctx, newer, &enginetest.Faulty{Engine: to, Plan: func(c enginetest.Call) enginetest.Fault {
+				if c.N == n {
+					within = true
+					if _, err := turnstone.Copy(ctx, older, to, turnstone.CopyOptions{Overwrite: true}); err != nil && !errors.Is(err, turnstone.ErrConflict) {
+						t.Errorf("call %d: the second one: %v", n, err)
+					}
+				}
+				return enginetest.Fault{}
+			}}, turnstone.CopyOptions{})
+			if !within {
+				break
+			}
+			if err != nil && !errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOtherStore) {
+				t.Errorf("call %d: %v", n, err)
+			}
+			st, oerr := turnstone.Open(ctx, to, &turnstone.Options{MustExist: true})
+			if oerr != nil {
+				if err == nil || !errors.Is(oerr, turnstone.ErrUnfinishedCopy) {
+					t.Errorf("call %d: %v, %v", n, err, oerr)
+				}
+				continue
+			}
+			if v, verr := st.Verify(ctx, nil); verr != nil || !v.OK() || err == nil && v.Sessions != 16 {
+				t.Errorf("from %d, call %d: %v; %+v, %v", halfway, n, err, v, verr)
+			}
+			st.Close()
+		}
+	}
+}
+
+// Nobody makes a store on top of a copy that has begun.
+func TestANewStoreBesideACopy(t *testing.T) {
+	from, to := memory.New(), memory.New()
+	fill(t, from)
+	_, err := turnstone.Open(ctx, &enginetest.Faulty{Engine: to, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Apply == 1 {
+			if _, err := turnstone.Copy(ctx, from, &enginetest.Faulty{Engine: to, Plan: enginetest.CrashAfter(1)}, turnstone.CopyOptions{}); err == nil {
+				t.Error("it was not interrupted")
+			}
+		}
+		return enginetest.Fault{}
+	}}, nil)
+	if !errors.Is(err, turnstone.ErrUnfinishedCopy) {
+		t.Error(err)
+	}
+}
+
+// What was written to a copy is not removed by a copy that nobody thought of.
+func TestACopyThatWasWrittenTo(t *testing.T) {
+	from, to := memory.New(), memory.New()
+	fill(t, from)
+	copyStore(t, from, to)
+	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "precious"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
+	st.Close()
+	before := stored(t, to)
+	if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{}); !errors.Is(err, turnstone.ErrConflict) || stored(t, to) != before {
+		t.Errorf("%v", err)
+	}
+	if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{Overwrite: true}); err != nil {
+		t.Error(err)
+	}
+	equalPairs(t, from, to)
+	copyStore(t, from, to)
+}
+
+// A report counts what was written, not what was to be.
+func TestReportOfAnInterruptedCopy(t *testing.T) {
+	from := memory.New()
+	fill(t, from)
+	to := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		return enginetest.Fault{Crash: c.Apply == 2}
+	}}
+	if r, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{}); err == nil || r.Written != 0 || r.Bytes != 0 || r.Records == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
 }
 
 // An attempt that comes late changes nothing, the first time or when a copy is
@@ -407,7 +526,8 @@ func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
 func TestCopyAndLateAttempts(t *testing.T) {
 	from := memory.New()
 	fill(t, from)
-	for _, update := range []bool{false, true} {
+	for i := range 4 {
+		update, often := i%2 == 1, i/2 == 1
 		for n := 1; ; n++ {
 			base := memory.New()
 			if update {
@@ -420,7 +540,7 @@ func TestCopyAndLateAttempts(t *testing.T) {
 				commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 				st.Close()
 			}
-			to := &postponed{Engine: base, left: n}
+			to := &postponed{Engine: base, left: n, often: often}
 			copyStore(t, from, to)
 			if to.late == nil {
 				if n < 4 {

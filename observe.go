@@ -253,7 +253,7 @@ var errorTypes = []struct {
 }{
 	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
 	{"corrupt", []error{engine.ErrCorrupt}},
-	{"conflict", []error{ErrConflict, engine.ErrConflict}},
+	{"conflict", []error{ErrConflict, engine.ErrConflict, ErrOtherStore}},
 	{"turn_conflict", []error{ErrTurnConflict}},
 	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, ErrStoreNotFound}},
 	{"pruned", []error{ErrRevisionPruned}},
@@ -265,5 +265,5 @@ var errorTypes = []struct {
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},
-	{"unavailable", []error{engine.ErrUnavailable, ErrUnfinishedCopy}},
+	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, ErrUnfinishedCopy}},
 }

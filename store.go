@@ -173,6 +173,7 @@ func (s *Store) load(ctx context.Context) error {
 		s.random(r.secret[:])
 		var b engine.Batch
 		b.Guard(key, nil)
+		b.Guard(noteKey, vs[1])
 		b.Set(key, r.seal(key))
 		err = s.engine.Apply(ctx, &b)
 		if err != nil && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {

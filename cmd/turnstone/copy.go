@@ -12,14 +12,15 @@ import (
 )
 
 func (a *app) copy() *cobra.Command {
-	var asLines bool
+	var asLines, overwrite bool
 	c := &cobra.Command{
 		Use:   "copy FROM TO",
 		Short: "Copy a store to another engine or place, or bring a copy up to date",
 		Long: "Copy the store FROM to TO, whatever engines they are. FROM is verified, every record that differs is written,\n" +
 			"what FROM has no more is removed, TO is verified, the commit ids of all heads are compared. Once more, it copies\n" +
 			"what is new; after an interruption, it goes on. TO must be empty, or a copy of FROM; it can't be opened before it\n" +
-			"is proven. Nobody should write to either meanwhile.",
+			"is proven, and nobody should have it open. A copy that was written to since is refused without --overwrite.\n" +
+			"What is written to FROM meanwhile is copied as well, if FROM comes to rest.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -27,7 +28,7 @@ func (a *app) copy() *cobra.Command {
 			if dir, ok := directory(from.url); ok && !open.Holds(dir) {
 				return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
 			}
-			r, err := copyStore(cmd.Context(), from, to)
+			r, err := copyStore(cmd.Context(), from, to, overwrite)
 			if err != nil {
 				return err
 			}
@@ -43,11 +44,12 @@ func (a *app) copy() *cobra.Command {
 			return p.err
 		},
 	}
+	c.Flags().BoolVar(&overwrite, "overwrite", false, "also if TO was written to since it was copied: what was written there is lost")
 	jsonFlag(c, &asLines)
 	return c
 }
 
-func copyStore(ctx context.Context, from, to *app) (r *turnstone.CopyReport, err error) {
+func copyStore(ctx context.Context, from, to *app, overwrite bool) (r *turnstone.CopyReport, err error) {
 	src, err := from.open(ctx)
 	if err != nil {
 		return nil, err
@@ -67,5 +69,5 @@ func copyStore(ctx context.Context, from, to *app) (r *turnstone.CopyReport, err
 	defer func() { err = errors.Join(err, dst.Close()) }()
 	progress, finish := steps()
 	defer finish()
-	return turnstone.Copy(ctx, src, dst, turnstone.CopyOptions{Progress: progress})
+	return turnstone.Copy(ctx, src, dst, turnstone.CopyOptions{Progress: progress, Overwrite: overwrite})
 }

@@ -45,13 +45,13 @@ const (
 	exitNotFound    = 3   // no such store, session, node, revision or attachment
 	exitDamaged     = 4   // something stored is missing or damaged
 	exitConflict    = 5   // somebody else was first, or it exists already
-	exitUnavailable = 6   // another process has the store open, or its database can't be reached
+	exitUnavailable = 6   // another process has the store open, its database can't be reached, or a copy into it is not finished
 	exitInterrupted = 130 // by a signal
 )
 
 const exitCodes = `Exit codes: 0 done; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
 attachment; 4 something stored is damaged; 5 somebody else was first, or it exists already; 6 another process has
-the store open, or its database can't be reached; 130 interrupted; 1 anything else.`
+the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 anything else.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }

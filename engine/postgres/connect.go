@@ -27,7 +27,8 @@ func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
 	for {
 		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err == nil {
-			limited, cancel := context.WithTimeout(ctx, 2*e.timeout)
+			hosts := time.Duration(1 + len(config.ConnConfig.Fallbacks))
+			limited, cancel := context.WithTimeout(ctx, 2*e.timeout+hosts*config.ConnConfig.ConnectTimeout)
 			err = pool.Ping(limited)
 			cancel()
 			if err == nil {

@@ -214,7 +214,7 @@ func TestFailover(t *testing.T) {
 // replicated, also when whoever waits for it gives up.
 func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
 	srv := pgtest.Private(t)
-	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: 300 * time.Millisecond})
+	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

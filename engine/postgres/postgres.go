@@ -38,8 +38,9 @@ type Options struct {
 	// Timeout is how long the server waits for a lock before it gives up, without
 	// effect: engine.ErrUnavailable (lock_timeout, unless the URL sets that). A
 	// transaction that has brought no result after twice as long is given up; for
-	// an Apply that is engine.ErrUnknown. Default 30 s, at most a day. The wait for
-	// a connection is bounded by the caller's context alone.
+	// an Apply that is engine.ErrUnknown. Making a connection takes as long at most
+	// (but for the URL's connect_timeout, if it is not 0); the wait for a free one
+	// is bounded by the caller's context alone. Default 30 s, at most a day.
 	Timeout time.Duration
 }
 
@@ -119,7 +120,7 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 		out = make([][]byte, 0, len(keys))
 		return call{e.sql.get, [][]byte{keysArray(keys)}, func(row [][]byte) { out = append(out, bytes.Clone(row[0])) }}
 	})
-	if undefined(err) {
+	if e.empty(err) {
 		return make([][]byte, len(keys)), nil
 	}
 	if err == nil && len(out) != len(keys) {
@@ -134,7 +135,8 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 const (
 	firstPage = 64 // pairs; pages grow, as many scans want few, …
 	lastPage  = 1024
-	pageBytes = 1 << 20 // … but not beyond this and one value
+	pageBytes = 1 << 20 // … but not beyond this and one value,
+	leastPage = 16      // and are smaller then
 )
 
 // Scan implements engine.Engine.
@@ -158,14 +160,20 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 					pairs = append(pairs, engine.Pair{Key: bytes.Clone(row[0]), Value: bytes.Clone(row[1])})
 				}}
 			})
-			if undefined(err) {
+			if e.empty(err) {
 				return nil, false, nil
 			}
 			size = min(2*size, lastPage)
+			if total >= pageBytes { // the server has looked at all of them
+				size = max(2*len(pairs), leastPage)
+			}
 			return pairs, len(pairs) == limit || total >= pageBytes, err
 		})(yield)
 	}
 }
+
+// empty reports whether err says that there is no schema, and there was none.
+func (e *Engine) empty(err error) bool { return undefined(err) && !e.defined.Load() }
 
 // notNil returns b, or what is empty and not null.
 func notNil(b []byte) []byte {
@@ -296,7 +304,7 @@ func (e *Engine) calls(b *engine.Batch) []call {
 // stays in the server's files until it is overwritten, and in its log and backups
 // as long as the server keeps those. For a role that does not own the table the
 // server does nothing: there is autovacuum. A database without VACUUM reclaims space
-// by itself.
+// by itself. When ctx ends, the server goes on to the end.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := e.usable(ctx); err != nil {
 		return err
@@ -305,7 +313,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		_, err := e.pool.Exec(ctx, e.sql.vacuum)
 		return lost(ctx, err)
 	})
-	if pe, ok := ended(err); undefined(err) || ok && pe.Code == syntaxError {
+	if pe, ok := ended(err); e.empty(err) || ok && pe.Code == syntaxError {
 		return nil
 	}
 	return err

@@ -26,7 +26,7 @@ func (e *Engine) check(ctx context.Context) (there bool, err error) {
 	err = e.read(ctx, func() call {
 		return call{statement: e.sql.version, row: func(row [][]byte) { made = string(row[0]) }}
 	})
-	if undefined(err) {
+	if undefined(err) || err == nil && made == "" {
 		return false, nil
 	}
 	if err != nil {
@@ -49,8 +49,8 @@ func undefined(err error) bool {
 }
 
 // Definition returns the statements that make a schema, for those who give the
-// role at run time no right to do so. Run them in one transaction. The first Apply
-// does when there is none.
+// role at run time no right to do so. The first Apply runs them, in one transaction,
+// when there is none.
 func Definition(schema string) []string {
 	return append([]string{"CREATE SCHEMA IF NOT EXISTS " + pgx.Identifier{schema}.Sanitize()}, tables(schema)...)
 }
@@ -58,9 +58,9 @@ func Definition(schema string) []string {
 func tables(schema string) []string {
 	pairs, meta := pgx.Identifier{schema, "pairs"}.Sanitize(), pgx.Identifier{schema, "meta"}.Sanitize()
 	return []string{
-		"CREATE TABLE IF NOT EXISTS " + meta + " (one integer PRIMARY KEY CHECK (one = 1), version integer NOT NULL)",
-		fmt.Sprintf("INSERT INTO %s (one, version) VALUES (1, %d) ON CONFLICT (one) DO NOTHING", meta, version),
 		"CREATE TABLE IF NOT EXISTS " + pairs + " (k bytea PRIMARY KEY, v bytea NOT NULL) WITH (fillfactor = 80)",
+		"CREATE TABLE IF NOT EXISTS " + meta + " (one integer PRIMARY KEY CHECK (one = 1), version integer NOT NULL)",
+		fmt.Sprintf("INSERT INTO %s (one, version) VALUES (1, %d) ON CONFLICT (one) DO NOTHING", meta, version), // all is there
 	}
 }
 

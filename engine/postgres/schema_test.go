@@ -161,6 +161,40 @@ func TestASchemaOfOnesOwn(t *testing.T) {
 	}
 }
 
+// A definition that went halfway is finished, and a schema that goes is missed.
+func TestHalfASchema(t *testing.T) {
+	c := connect(t)
+	for n := range postgres.Definition("x") {
+		schema := pgtest.Schema(t)
+		for _, s := range postgres.Definition(schema)[:n] {
+			if _, err := c.Exec(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e := open(t, schema)
+		if v := value(t, e); v != "" {
+			t.Errorf("%q", v)
+		}
+		if err := e.Apply(ctx, set("1")); err != nil {
+			t.Errorf("after %d statements: %v", n, err)
+		}
+		if v := value(t, e); v != "1" {
+			t.Errorf("%q", v)
+		}
+		if _, err := c.Exec(ctx, "DROP TABLE "+pgx.Identifier{schema, "pairs"}.Sanitize()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := e.Get(ctx, []byte("k"))
+		var scanned error
+		for _, serr := range e.Scan(ctx, engine.Range{}) {
+			scanned = serr
+		}
+		if err == nil || scanned == nil || e.Apply(ctx, set("2")) == nil {
+			t.Errorf("a table that is gone reads as if it were empty: %v, %v", err, scanned)
+		}
+	}
+}
+
 // The making of the schema is cut before every message, either way: it is made
 // whole or not at all, errors have a kind, and the next one makes it.
 func TestDefinitionCutAtEveryStep(t *testing.T) {

@@ -36,7 +36,7 @@ func TestLocksAreNotWaitedForLong(t *testing.T) {
 		params string
 		o      postgres.Options
 	}{
-		"Timeout":           {"", postgres.Options{Timeout: 300 * time.Millisecond}},
+		"Timeout":           {"", postgres.Options{Timeout: time.Second}},
 		"lock_timeout":      {"&lock_timeout=300", postgres.Options{}},
 		"statement_timeout": {"&statement_timeout=300ms", postgres.Options{}},
 	} {
@@ -93,7 +93,7 @@ func TestSilence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := postgres.Open(ctx, p.url(), &postgres.Options{Timeout: 200 * time.Millisecond})
+	e, err := postgres.Open(ctx, p.url()+"&connect_timeout=30", &postgres.Options{Timeout: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ var (
 	Salt    = context("turnstone v1 node salt")
 	Genesis = context("turnstone v1 genesis")
 	Space   = context("turnstone v1 namespace")
+	Heads   = context("turnstone v1 heads of a copy")
 )
 
 func context(s string) *Context {

@@ -59,9 +59,13 @@ func URL(t testing.TB) string {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.url == "" && shared.err == nil {
-		if shared.url = os.Getenv(variable); shared.url != "" && !strings.Contains(shared.url, "?") {
-			shared.url += "?sslmode=prefer" // tests add parameters
-		} else if shared.url == "" {
+		shared.url = os.Getenv(variable)
+		switch given := shared.url; {
+		case given != "" && !strings.HasPrefix(given, "postgres"):
+			shared.err = errors.New(variable + ": want postgres://…, to which tests add parameters")
+		case given != "" && !strings.Contains(given, "?"):
+			shared.url += "?sslmode=prefer"
+		case given == "":
 			if shared.server, shared.err = Start(context.Background(), "fsync=off", "max_connections=300"); shared.err == nil {
 				shared.url = shared.server.URL("postgres")
 			}
@@ -136,6 +140,7 @@ type Server struct {
 	cred     *syscall.Credential // of the processes, when the tests run as root
 	watch    *exec.Cmd           // stops the server when the tests are killed
 	cmd      *exec.Cmd
+	ended    chan struct{} // closed when cmd has ended
 	args     []string
 }
 
@@ -281,16 +286,9 @@ func (s *Server) credentials() error {
 
 // Run starts the server, as after Kill, and waits until it answers.
 func (s *Server) Run(ctx context.Context) error {
-	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	s.cmd = s.command(filepath.Join(s.bin, "postgres"), s.args...)
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if err := s.cmd.Start(); err != nil {
+	if err := s.launch(); err != nil {
 		return err
 	}
 	for {
@@ -302,9 +300,36 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
 			return fmt.Errorf("pgtest: the server does not answer: %w: %s", err, text[max(0, len(text)-4000):])
+		case <-s.ended: // what was killed is not quite gone, and it refuses to start
+			time.Sleep(100 * time.Millisecond)
+			if err := s.launch(); err != nil {
+				return err
+			}
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// launch starts the process.
+func (s *Server) launch() error {
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	s.cmd = s.command(filepath.Join(s.bin, "postgres"), s.args...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	if err := s.cmd.Start(); err != nil {
+		s.cmd = nil
+		return err
+	}
+	ended := make(chan struct{})
+	s.ended = ended
+	go func(cmd *exec.Cmd) {
+		_ = cmd.Wait() // its log says why
+		close(ended)
+	}(s.cmd)
+	return nil
 }
 
 // Socket is the path of the server's socket.
@@ -328,7 +353,7 @@ func (s *Server) Kill() error {
 		}
 	}
 	err = errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
-	_ = s.cmd.Wait() // it was killed
+	<-s.ended
 	s.cmd = nil
 	return err
 }
@@ -342,7 +367,7 @@ func (s *Server) Stop() error {
 	}
 	if s.cmd != nil {
 		_ = s.cmd.Process.Signal(syscall.SIGQUIT) // immediate shutdown
-		_ = s.cmd.Wait()
+		<-s.ended
 		s.cmd = nil
 	}
 	return os.RemoveAll(s.dir)
