@@ -303,6 +303,9 @@ func (b *busy) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, 
 // What is changed while it is copied is copied again; a source that never rests is
 // refused as such, and no torn copy can be opened.
 func TestCopyOfABusyStore(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
+	}
 	for _, restless := range []bool{false, true} {
 		for at := 1; at < 600; at += 50 {
 			base, to := memory.New(), memory.New()
@@ -415,6 +418,9 @@ func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
 
 // What one copy writes while another one runs makes no torn store.
 func TestCopiesAtOnce(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
+	}
 	older, newer := memory.New(), memory.New()
 	fill(t, older)
 	copyStore(t, older, newer)
@@ -524,6 +530,9 @@ func TestReportOfAnInterruptedCopy(t *testing.T) {
 // An attempt that comes late changes nothing, the first time or when a copy is
 // brought up to date.
 func TestCopyAndLateAttempts(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
+	}
 	from := memory.New()
 	fill(t, from)
 	for i := range 4 {
