@@ -21,15 +21,24 @@ import (
 
 var payload = []byte(`{"role":"user","content":"What is the weather like in Kyoto in April, and which of the temples should we see?"}`)
 
-// parallel has workers run f for each number below n, until one fails.
-func parallel(workers, n int, f func(i int) error, failed func(...any)) {
+// turn is a commit of four nodes.
+func turn(i int, payload []byte) turnstone.Commit {
+	in := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i)}
+	for range 4 {
+		in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: payload})
+	}
+	return in
+}
+
+// parallel has workers run f for each number below n.
+func parallel(b *testing.B, workers, n int, f func(worker, i int) error) {
 	var wg sync.WaitGroup
 	var next atomic.Int64
-	for range workers {
+	for w := range workers {
 		wg.Go(func() {
 			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-				if err := f(int(i - 1)); err != nil {
-					failed(err)
+				if err := f(w, int(i-1)); err != nil {
+					b.Error(err)
 					return
 				}
 			}
@@ -40,20 +49,12 @@ func parallel(workers, n int, f func(i int) error, failed func(...any)) {
 
 // workers runs f b.N times in all, by n goroutines that have a session each.
 func workers(b *testing.B, n int, f func(worker, turn int) error) {
-	var wg sync.WaitGroup
-	var next atomic.Int64
+	turns := make([]int, n)
 	b.ResetTimer()
-	for w := range n {
-		wg.Go(func() {
-			for turn := 0; next.Add(1) <= int64(b.N); turn++ {
-				if err := f(w, turn); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
+	parallel(b, n, b.N, func(w, _ int) error {
+		turns[w]++
+		return f(w, turns[w]-1)
+	})
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commits/s")
 }
 
@@ -77,29 +78,17 @@ func walPosition(b *testing.B) (bytes float64) {
 func BenchmarkCommit(b *testing.B) {
 	for _, n := range []int{1, 8, 32, 128} {
 		b.Run(fmt.Sprint("turnstone/", n), func(b *testing.B) {
-			e, err := postgres.Open(ctx, fmt.Sprint(pgtest.URL(b), "&pool_max_conns=", n+1), &postgres.Options{Schema: pgtest.Schema(b)})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer e.Close()
-			st, err := turnstone.Open(ctx, e, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer st.Close()
+			e, st := stored(b, fmt.Sprint(pgtest.URL(b), "&pool_max_conns=", n+1), &postgres.Options{Schema: pgtest.Schema(b)})
 			sessions := make([]*turnstone.Session, n)
 			for w := range sessions {
+				var err error
 				if sessions[w], _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)}); err != nil {
 					b.Fatal(err)
 				}
 			}
 			before, written := e.Retries(), walPosition(b)
-			workers(b, n, func(w, turn int) error {
-				in := turnstone.Commit{Expected: turnstone.Revision(turn), Turn: fmt.Sprint("turn ", turn)}
-				for range 4 {
-					in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: payload})
-				}
-				_, err := sessions[w].Commit(ctx, in)
+			workers(b, n, func(w, i int) error {
+				_, err := sessions[w].Commit(ctx, turn(i, payload))
 				return err
 			})
 			b.ReportMetric(100*float64(e.Retries()-before)/float64(b.N), "%retries")
@@ -224,30 +213,15 @@ func BenchmarkLatency(b *testing.B) {
 	srv := pgtest.Private(b, "fsync=off")
 	url := slow(b, srv.Socket(), time.Millisecond)
 	b.Run("turnstone", func(b *testing.B) {
-		e, err := postgres.Open(ctx, url, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer e.Close()
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer st.Close()
+		_, st := stored(b, url, nil)
 		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", b.N)})
 		if err != nil {
 			b.Fatal(err)
 		}
-		turn := 0
-		for b.Loop() {
-			in := turnstone.Commit{Expected: turnstone.Revision(turn), Turn: fmt.Sprint("turn ", turn)}
-			for range 4 {
-				in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: payload})
-			}
-			if _, err := s.Commit(ctx, in); err != nil {
+		for i := 0; b.Loop(); i++ {
+			if _, err := s.Commit(ctx, turn(i, payload)); err != nil {
 				b.Fatal(err)
 			}
-			turn++
 		}
 	})
 	b.Run("interactive", func(b *testing.B) {

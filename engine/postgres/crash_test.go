@@ -21,16 +21,7 @@ import (
 // a kind, and each session goes on after the last fault.
 func besideCommits(t *testing.T, url string, faults func()) {
 	t.Helper()
-	e, err := postgres.Open(ctx, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
+	_, st := stored(t, url, nil)
 	const writers = 8
 	stop := make(chan struct{})
 	var wg sync.WaitGroup

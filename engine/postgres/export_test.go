@@ -59,7 +59,7 @@ func (e *Engine) Plans(t *testing.T) map[string]string {
 		"sets":      {e.sql.sets, []string{keys, keys}},
 		"deletes":   {e.sql.deletes, []string{keys}},
 	} {
-		if _, err := c.Exec(ctx, "PREPARE "+name+" AS "+s.sql); err != nil {
+		if _, err := c.Exec(ctx, "PREPARE "+name+" AS "+s.SQL); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		rows, err := c.Query(ctx, "EXPLAIN EXECUTE "+name+"("+strings.Join(s.args, ", ")+")")

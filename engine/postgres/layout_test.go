@@ -53,33 +53,21 @@ func BenchmarkLayout(b *testing.B) {
 	const perSession = 100
 	full := pgtest.Schema(b)
 	sessions := *rows / (3*perSession + 6)
-	turn := func(w, i int) turnstone.Commit {
-		in := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i)}
-		for range 4 {
-			in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: append(fmt.Appendf(nil, "%d %d ", w, i), payload...)})
-		}
-		return in
+	commit := func(s *turnstone.Session, w, i int) error {
+		_, err := s.Commit(ctx, turn(i, append(fmt.Appendf(nil, "%d %d ", w, i), payload...)))
+		return err
 	}
 	stored := func(schema string, n int) (*postgres.Engine, *turnstone.Store) {
-		e, err := postgres.Open(ctx, fmt.Sprint(pgtest.URL(b), "&pool_max_conns=", n+1), &postgres.Options{Schema: schema})
-		if err != nil {
-			b.Fatal(err)
-		}
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { st.Close(); e.Close() })
-		return e, st
+		return stored(b, fmt.Sprint(pgtest.URL(b), "&pool_max_conns=", n+1), &postgres.Options{Schema: schema})
 	}
 	e, st := stored(full, 8)
-	parallel(8, sessions, func(w int) error {
+	parallel(b, 8, sessions, func(_, w int) error {
 		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
 		for i := 0; i < perSession && err == nil; i++ {
-			_, err = s.Commit(ctx, turn(w, i))
+			err = commit(s, w, i)
 		}
 		return err
-	}, b.Error)
+	})
 	var keys [][]byte
 	for p, err := range e.Scan(ctx, engine.Range{}) {
 		if err != nil {
@@ -121,7 +109,7 @@ func BenchmarkLayout(b *testing.B) {
 		for w := range sessions { // each has its head
 			s, err := st.Session(ctx, fmt.Sprint("s", w))
 			if err == nil {
-				_, err = s.Commit(ctx, turn(w, perSession))
+				err = commit(s, w, perSession)
 			}
 			if err != nil {
 				b.Fatal(err)
@@ -165,9 +153,8 @@ func BenchmarkLayout(b *testing.B) {
 				if s >= sessions {
 					return nil
 				}
-				_, err := o.sessions[s].Commit(ctx, turn(s, o.at[s]))
 				o.at[s]++
-				return err
+				return commit(o.sessions[s], s, o.at[s]-1)
 			})
 			b.ReportMetric(100*float64(o.e.Retries()-before)/float64(b.N), "%retries")
 			b.ReportMetric(o.rowBytes, "B/row")

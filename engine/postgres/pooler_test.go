@@ -79,19 +79,16 @@ func TestPgBouncerThatIgnoresSettings(t *testing.T) {
 // of the URL are in force in every transaction.
 func manySessions(t *testing.T, url string, noticed bool) {
 	t.Helper()
-	e, err := postgres.Open(ctx, url+"&statement_timeout=12345&lock_timeout=2345", nil)
+	url += "&statement_timeout=12345&lock_timeout=2345"
+	first, err := postgres.Open(ctx, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close()
-	if e.Pooled() != noticed {
-		t.Errorf("noticed at start: %v", e.Pooled())
+	defer first.Close()
+	if first.Pooled() != noticed {
+		t.Errorf("noticed at start: %v", first.Pooled())
 	}
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
+	e, st := stored(t, url, nil)
 	var wg sync.WaitGroup
 	for w := range 16 {
 		wg.Go(func() {

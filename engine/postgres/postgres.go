@@ -189,7 +189,7 @@ func (e *Engine) read(ctx context.Context, query func() call) error {
 		return err
 	}
 	return e.retry(ctx, func() error {
-		return lost(ctx, e.transact(ctx, ctx, true, beginRead, query()))
+		return lost(ctx, e.transact(ctx, ctx, beginRead, query()))
 	})
 }
 
@@ -210,7 +210,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	for range maxAttempts {
 		err := e.retry(ctx, func() error {
 			// Once it is sent, the outcome is reported as it is, whatever ctx says.
-			return outcome(ctx, e.transact(ctx, context.WithoutCancel(ctx), true, beginWrite, calls...))
+			return outcome(ctx, e.transact(ctx, context.WithoutCancel(ctx), beginWrite, calls...))
 		})
 		if !errors.Is(err, errGuard) {
 			return err

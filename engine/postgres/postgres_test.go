@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/postgres"
@@ -24,6 +25,22 @@ func open(t testing.TB, schema string) *postgres.Engine {
 	}
 	t.Cleanup(func() { e.Close() })
 	return e
+}
+
+// stored opens a store on the database that url names.
+func stored(t testing.TB, url string, o *postgres.Options) (*postgres.Engine, *turnstone.Store) {
+	t.Helper()
+	e, err := postgres.Open(ctx, url, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := turnstone.Open(ctx, e, nil)
+	if err != nil {
+		e.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close(); e.Close() })
+	return e, st
 }
 
 func TestContract(t *testing.T) {

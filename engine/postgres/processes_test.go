@@ -234,15 +234,7 @@ func TestSessionsDoNotWaitForEachOther(t *testing.T) {
 	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())
 	session := func(url, id string) *turnstone.Session {
-		e, err := postgres.Open(ctx, url, &postgres.Options{Timeout: 2 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { st.Close(); e.Close() })
+		_, st := stored(t, url, &postgres.Options{Timeout: 2 * time.Second})
 		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
 		if err != nil {
 			t.Fatal(err)

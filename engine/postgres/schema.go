@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // version is that of the schema.
@@ -86,7 +85,7 @@ func (e *Engine) define(ctx context.Context) error {
 		}
 		err := e.retry(ctx, func() error {
 			exists := false // CREATE SCHEMA wants rights even if it is
-			err := e.transact(ctx, ctx, false, beginRead, call{
+			err := e.transact(ctx, ctx, beginRead, call{
 				statement: schemaExists, args: [][]byte{[]byte(e.schema)}, row: func([][]byte) { exists = true },
 			})
 			if err != nil {
@@ -98,10 +97,10 @@ func (e *Engine) define(ctx context.Context) error {
 			}
 			var calls []call
 			for _, s := range statements {
-				calls = append(calls, call{statement: newStatement(0, s)})
+				calls = append(calls, call{statement: once(s)})
 			}
 			// If its outcome is unknown, it is found out by looking again.
-			return lost(ctx, e.transact(ctx, ctx, false, beginWrite, calls...))
+			return lost(ctx, e.transact(ctx, ctx, beginWrite, calls...))
 		})
 		var pe *pgconn.PgError
 		twice := errors.As(err, &pe) && slices.Contains([]string{uniqueViolation, duplicateObject, duplicateSchema, duplicateTable}, pe.Code)
@@ -110,5 +109,3 @@ func (e *Engine) define(ctx context.Context) error {
 		}
 	}
 }
-
-var schemaExists = newStatement(0, `SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1`, pgtype.TextOID)

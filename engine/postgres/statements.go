@@ -13,31 +13,33 @@ import (
 )
 
 // A statement is SQL with what the protocol wants to know of it. Parameters and
-// columns are binary.
-type statement struct {
-	sql    string
-	params []uint32 // types
-	desc   pgconn.StatementDescription
-}
+// columns are binary. One without a name is not prepared.
+type statement struct{ pgconn.StatementDescription }
 
 func newStatement(columns int, sql string, params ...uint32) *statement {
 	sum := sha256.Sum256([]byte(sql))
-	s := &statement{sql: sql, params: params}
-	s.desc = pgconn.StatementDescription{Name: "turnstone_" + hex.EncodeToString(sum[:8]), SQL: sql, ParamOIDs: params}
+	s := once(sql)
+	s.Name, s.ParamOIDs = "turnstone_"+hex.EncodeToString(sum[:8]), params
 	for range columns {
-		s.desc.Fields = append(s.desc.Fields, pgconn.FieldDescription{DataTypeOID: pgtype.ByteaOID, DataTypeSize: -1, TypeModifier: -1, Format: pgtype.BinaryFormatCode})
+		s.Fields = append(s.Fields, pgconn.FieldDescription{DataTypeOID: pgtype.ByteaOID, DataTypeSize: -1, TypeModifier: -1, Format: pgtype.BinaryFormatCode})
 	}
 	return s
+}
+
+// once returns a statement that is executed now and then, without parameters.
+func once(sql string) *statement {
+	return &statement{pgconn.StatementDescription{SQL: sql}}
 }
 
 var binaryFormat = []int16{pgtype.BinaryFormatCode} // of all parameters, or columns
 
 // Those that are the same for all schemas.
 var (
-	beginRead  = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY`)
-	beginWrite = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE`)
-	commit     = newStatement(0, `COMMIT`)
-	setConfig  = newStatement(0, `SELECT set_config(s.name, s.value, true) FROM unnest($1::text[], $2::text[]) AS s(name, value)`, pgtype.TextArrayOID, pgtype.TextArrayOID)
+	beginRead    = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY`)
+	beginWrite   = newStatement(0, `BEGIN ISOLATION LEVEL SERIALIZABLE`)
+	commit       = newStatement(0, `COMMIT`)
+	schemaExists = newStatement(0, `SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1`, pgtype.TextOID)
+	setConfig    = newStatement(0, `SELECT set_config(s.name, s.value, true) FROM unnest($1::text[], $2::text[]) AS s(name, value)`, pgtype.TextArrayOID, pgtype.TextArrayOID)
 )
 
 // statements are those of one schema.

@@ -31,9 +31,8 @@ func preparedOn(c *pgconn.PgConn) prepared {
 }
 
 // transact executes calls between begin and COMMIT, all sent together. ctx is for
-// the wait for a connection; during is for the rest. Statements that are to be used
-// again are prepared.
-func (e *Engine) transact(ctx, during context.Context, again bool, begin *statement, calls ...call) error {
+// the wait for a connection; during is for the rest.
+func (e *Engine) transact(ctx, during context.Context, begin *statement, calls ...call) error {
 	conn, err := e.pool.Acquire(ctx)
 	if err != nil {
 		return &notSent{err}
@@ -46,7 +45,7 @@ func (e *Engine) transact(ctx, during context.Context, again bool, begin *statem
 	var known prepared
 	if e.pooled.Load() {
 		all = append(all, e.settings)
-	} else if again {
+	} else {
 		known = preparedOn(c)
 	}
 	all = append(append(all, calls...), call{statement: commit})
@@ -59,27 +58,28 @@ func (e *Engine) transact(ctx, during context.Context, again bool, begin *statem
 }
 
 // execute sends calls in one piece and reads what comes back: in one round trip,
-// also when statements are to be prepared first. With known nil they have no names.
+// also when statements are to be prepared first. With known nil none is.
 //
 // The error is that of the first call that failed; the server skips those after
 // it, COMMIT among them. An error that is not the server's may come after COMMIT.
 func execute(ctx context.Context, c *pgconn.PgConn, known prepared, calls []call) error {
 	p := c.StartPipeline(ctx)
+	named := func(q call) bool { return known != nil && q.Name != "" }
 	var unknown []*statement
 	for _, q := range calls {
-		if known != nil && !known[q.statement] {
+		if named(q) && !known[q.statement] {
 			unknown = append(unknown, q.statement)
-			p.SendPrepare(q.desc.Name, q.sql, q.params)
+			p.SendPrepare(q.Name, q.SQL, q.ParamOIDs)
 		}
 	}
 	if unknown != nil {
 		p.SendPipelineSync() // what fails so far is apart from the transaction
 	}
 	for _, q := range calls {
-		if known != nil {
-			p.SendQueryStatement(&q.desc, q.args, binaryFormat, binaryFormat)
+		if named(q) {
+			p.SendQueryStatement(&q.StatementDescription, q.args, binaryFormat, binaryFormat)
 		} else {
-			p.SendQueryParams(q.sql, q.args, q.params, binaryFormat, binaryFormat)
+			p.SendQueryParams(q.SQL, q.args, q.ParamOIDs, binaryFormat, binaryFormat)
 		}
 	}
 	if err := p.Sync(); pgconn.SafeToRetry(err) {
