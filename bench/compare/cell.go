@@ -93,6 +93,17 @@ func (r *run) fresh() (dir string, remove func(), err error) {
 	return filepath.Join(dir, "store"), func() { os.RemoveAll(dir) }, err
 }
 
+// freshStore opens a store in one.
+func (r *run) freshStore() (st Store, dir string, remove func(), err error) {
+	if dir, remove, err = r.fresh(); err != nil {
+		return nil, "", nil, err
+	}
+	if st, err = r.contestant.Open(dir, true); err != nil {
+		remove()
+	}
+	return st, dir, remove, err
+}
+
 // profile begins to record where the time goes, if that is asked for.
 func (r *run) profile() (stop func(), err error) {
 	if r.Profile == "" {

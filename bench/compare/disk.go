@@ -59,15 +59,11 @@ func diskParts(r *run) error {
 
 // disk fills a store with conversations, compacts it, and measures what it takes.
 func (r *run) disk(conversations [][]Turn, part *Part) error {
-	dir, remove, err := r.fresh()
+	st, dir, remove, err := r.freshStore()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	st, err := r.contestant.Open(dir, true)
-	if err != nil {
-		return err
-	}
 	s, err := r.scripted("c", conversations, part)
 	if err != nil {
 		return err
@@ -92,15 +88,11 @@ func (r *run) disk(conversations [][]Turn, part *Part) error {
 
 // reclaims deletes every other session and gives back the space.
 func reclaims(r *run) error {
-	dir, remove, err := r.fresh()
+	st, _, remove, err := r.freshStore()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	st, err := r.contestant.Open(dir, true)
-	if err != nil {
-		return err
-	}
 	defer st.Close()
 	c, ok := st.(Reclaimer)
 	if !ok {

@@ -8,15 +8,11 @@ import (
 
 // growth measures a commit and a load as the store grows.
 func growth(r *run) error {
-	dir, remove, err := r.fresh()
+	st, dir, remove, err := r.freshStore()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	st, err := r.contestant.Open(dir, true)
-	if err != nil {
-		return err
-	}
 	defer func() { st.Close() }()
 	in := r.input(5)
 	probe := in.Long(1000)

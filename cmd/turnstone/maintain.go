@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"time"
@@ -20,6 +21,18 @@ func steps() (progress func(turnstone.Progress), finish func()) {
 	}, func() { b.Finish() }
 }
 
+// spellOut makes the id of a session of its beginning, if there is one.
+func spellOut(ctx context.Context, st *turnstone.Store, id *string) error {
+	if *id == "" {
+		return nil
+	}
+	s, err := session(ctx, st, *id)
+	if err == nil {
+		*id = s.ID()
+	}
+	return err
+}
+
 func (a *app) gc() *cobra.Command {
 	var o turnstone.GCOptions
 	var lines bool
@@ -34,12 +47,8 @@ func (a *app) gc() *cobra.Command {
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
 			var finish func()
 			o.Progress, finish = steps()
-			if o.Session != "" {
-				s, err := session(cmd.Context(), st, o.Session)
-				if err != nil {
-					return err
-				}
-				o.Session = s.ID()
+			if err := spellOut(cmd.Context(), st, &o.Session); err != nil {
+				return err
 			}
 			r, err := st.GC(cmd.Context(), o)
 			finish()
@@ -102,12 +111,8 @@ func (a *app) vacuum() *cobra.Command {
 			before := a.onDisk()
 			var finish func()
 			o.Progress, finish = steps()
-			if o.Session != "" {
-				s, err := session(cmd.Context(), st, o.Session)
-				if err != nil {
-					return err
-				}
-				o.Session = s.ID()
+			if err := spellOut(cmd.Context(), st, &o.Session); err != nil {
+				return err
 			}
 			r, err := st.Vacuum(cmd.Context(), o)
 			finish()
