@@ -17,6 +17,11 @@ type Batch struct {
 	Guards  []Pair   // the stored value must equal Value; nil means absent
 	Sets    []Pair   // stored unconditionally
 	Deletes [][]byte // removed; a missing key is no error
+
+	// Reclaim says that b removes data or is a step towards that. A driver that
+	// keeps some disk space free refuses other batches when only that is left,
+	// and applies those that reclaim as long as the file system takes them.
+	Reclaim bool
 }
 
 // Guard requires key to hold want when the batch applies; nil means absent.

@@ -46,6 +46,7 @@ const (
 // Engine is an open Pebble database.
 type Engine struct {
 	dir  *localdir.Dir
+	room localdir.Room // what must be left for a write of new data
 	db   *pebble.DB
 	sync *pebble.WriteOptions
 
@@ -70,15 +71,14 @@ func Open(dir string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	need := localdir.Need{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64}
-	if need.Bytes == 0 {
-		need.Bytes = 64 << 20
-	}
-	d, err := localdir.Open(dir, need)
+	d, err := localdir.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{dir: d, sync: pebble.Sync}
+	e := &Engine{dir: d, sync: pebble.Sync, room: localdir.Room{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64}}
+	if e.room.Bytes == 0 {
+		e.room.Bytes = 64 << 20
+	}
 	if o.NoSync {
 		e.sync = pebble.NoSync
 	}
@@ -244,7 +244,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		return err
 	}
 	defer e.leave()
-	if err := e.dir.Room(); err != nil {
+	if err := e.dir.Need(e.room); err != nil {
 		return err
 	}
 	batch := e.db.NewBatchWithSize(b.Bytes() + 32*b.Ops() + 64)

@@ -8,6 +8,7 @@ package localdir
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,55 +26,45 @@ const lockName = "turnstone.lock"
 type Dir struct {
 	Path string
 	lock *os.File
-	need Need
 
-	mu      sync.Mutex // guards checked and verdict
+	mu      sync.Mutex // guards checked and left
 	checked time.Time
-	verdict error
+	left    Room
 }
 
-// Need is what must be left before a write may start.
-type Need struct {
-	Bytes  uint64 // free bytes on the file system
-	Inodes uint64 // free inodes, where the file system counts them
-	Files  uint64 // file descriptors that this process may still open
+// Room is an amount of what a driver can run out of.
+type Room struct {
+	Bytes  uint64 // on the file system
+	Inodes uint64 // where the file system counts them
+	Files  uint64 // file descriptors of this process
 }
 
-// checkEvery is how long a verdict of Room holds. At 500 MB/s a process writes
-// 50 MB in that time, well under the 128 MiB that the drivers keep free.
+// checkEvery is how long a look at what is left holds. At 500 MB/s a process
+// writes 50 MB in that time, well under the 128 MiB that the drivers keep free.
 const checkEvery = 100 * time.Millisecond
 
-// Open creates path with mode 0700 if it does not exist, refuses one that
-// others own or may enter, and locks it. It fails with *engine.LockedError when
-// it is held already.
-func Open(path string, need Need) (*Dir, error) {
+// Open creates path with mode 0700 if it does not exist, and locks it. An empty
+// directory of this user's is made private; one that holds something and that
+// others may enter is refused, and so is another user's. Open fails with
+// *engine.LockedError when the directory is held already. It needs no free space.
+func Open(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("engine: create store directory: %w", err)
+		return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
-	if err := Sync(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("engine: create store directory: %w", err)
+	// A parent that this user may not read is somebody else's to make durable.
+	if err := Sync(filepath.Dir(path)); err != nil && !errors.Is(err, os.ErrPermission) {
+		return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
-	info, err := os.Stat(path)
-	if err != nil {
+	if err := private(path); err != nil {
 		return nil, err
-	}
-	if !info.IsDir() {
-		return nil, fmt.Errorf("engine: %s is not a directory", path)
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	if int(st.Uid) != os.Geteuid() {
-		return nil, fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return nil, fmt.Errorf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", path, mode)
 	}
 	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		defer f.Close()
@@ -84,21 +75,40 @@ func Open(path string, need Need) (*Dir, error) {
 	}
 	host, _ := os.Hostname()
 	me := fmt.Sprintf("pid %d (%s) on %s since %s\n", os.Getpid(), filepath.Base(os.Args[0]), host, time.Now().UTC().Format(time.RFC3339))
-	if err := errors.Join(f.Truncate(0), writeAt(f, me)); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("engine: describe holder: %w", err)
+	if f.Truncate(0) == nil {
+		f.WriteAt([]byte(me), 0) // for people only: a full disk must not prevent reading
 	}
-	d := &Dir{Path: path, lock: f, need: need}
-	if err := d.Room(); err != nil {
-		d.Close()
-		return nil, err
-	}
-	return d, nil
+	return &Dir{Path: path, lock: f}, nil
 }
 
-func writeAt(f *os.File, s string) error {
-	_, err := f.WriteAt([]byte(s), 0)
-	return err
+// private makes sure that only this user can enter path.
+func private(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("engine: %s is not a directory", path)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	if int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
+	}
+	mode := info.Mode().Perm()
+	if mode&0o077 == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("engine: %s has mode %#o and is not empty: other users could read or change the store; set it to 0700", path, mode)
+	}
+	if err := os.Chmod(path, 0o700); err != nil {
+		return fmt.Errorf("engine: make %s private: %w", path, mapped(err))
+	}
+	return nil
 }
 
 func holder(f *os.File) string {
@@ -113,45 +123,64 @@ func holder(f *os.File) string {
 // Close gives the directory up.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Room returns an error that matches engine.ErrNoSpace when less is left than
-// the need given to Open.
-func (d *Dir) Room() error {
+// Need returns an error that matches engine.ErrNoSpace when less than r is left.
+// It looks at most every tenth of a second.
+func (d *Dir) Need(r Room) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if time.Since(d.checked) < checkEvery {
-		return d.verdict
+	if time.Since(d.checked) >= checkEvery {
+		left, err := d.look()
+		if err != nil {
+			return err
+		}
+		d.left, d.checked = left, time.Now()
 	}
-	d.verdict = d.room(0)
-	d.checked = time.Now()
-	return d.verdict
+	return d.enough(d.left, r)
 }
 
-// RoomFor is like Room for a write of extra bytes, and always looks anew.
-func (d *Dir) RoomFor(extra uint64) error { return d.room(extra) }
-
-func (d *Dir) room(extra uint64) error {
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(d.Path, &fs); err != nil {
-		return fmt.Errorf("engine: free space of %s: %w", d.Path, err)
-	}
-	if free, need := uint64(fs.Bavail)*uint64(fs.Bsize), d.need.Bytes+extra; free < need {
-		return fmt.Errorf("%w: %d bytes free in %s, %d needed", engine.ErrNoSpace, free, d.Path, need)
-	}
-	if fs.Files > 0 && fs.Ffree < d.need.Inodes {
-		return fmt.Errorf("%w: %d inodes free in %s, %d needed", engine.ErrNoSpace, fs.Ffree, d.Path, d.need.Inodes)
-	}
-	var lim syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
-		return err
-	}
-	open, err := descriptors()
+// NeedNow is like Need, and looks anew.
+func (d *Dir) NeedNow(r Room) error {
+	left, err := d.look()
 	if err != nil {
 		return err
 	}
-	if open+d.need.Files > uint64(lim.Cur) {
-		return fmt.Errorf("%w: %d of %d file descriptors are open, %d more needed", engine.ErrNoSpace, open, lim.Cur, d.need.Files)
+	return d.enough(left, r)
+}
+
+func (d *Dir) enough(left, r Room) error {
+	switch {
+	case left.Bytes < r.Bytes:
+		return fmt.Errorf("%w: %d bytes free in %s, %d needed", engine.ErrNoSpace, left.Bytes, d.Path, r.Bytes)
+	case left.Inodes < r.Inodes:
+		return fmt.Errorf("%w: %d inodes free in %s, %d needed", engine.ErrNoSpace, left.Inodes, d.Path, r.Inodes)
+	case left.Files < r.Files:
+		return fmt.Errorf("%w: this process may open %d more files, %d needed", engine.ErrNoSpace, left.Files, r.Files)
 	}
 	return nil
+}
+
+// look returns what is left.
+func (d *Dir) look() (Room, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(d.Path, &fs); err != nil {
+		return Room{}, fmt.Errorf("engine: free space of %s: %w", d.Path, err)
+	}
+	left := Room{Bytes: uint64(fs.Bavail) * uint64(fs.Bsize), Inodes: fs.Ffree}
+	if fs.Files == 0 {
+		left.Inodes = math.MaxUint64
+	}
+	var lim syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
+		return Room{}, err
+	}
+	open, err := descriptors()
+	if err != nil {
+		return Room{}, err
+	}
+	if open < uint64(lim.Cur) {
+		left.Files = uint64(lim.Cur) - open
+	}
+	return left, nil
 }
 
 // descriptors counts the open file descriptors of this process.
@@ -181,26 +210,23 @@ func Sync(path string) error {
 	return f.Sync()
 }
 
-// ReplaceFile atomically and durably replaces the content of path. With begun,
-// the error leaves open which content the next reader finds.
-func ReplaceFile(path string, content []byte) (begun bool, err error) {
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return false, err
+// mapped names an error of the file system that means shortage.
+func mapped(err error) error {
+	if Short(err) {
+		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return false, err
+	return err
+}
+
+// Short reports whether err is a shortage of disk space, quota, inodes or file
+// descriptors.
+func Short(err error) bool {
+	for _, e := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(err, e) {
+			return true
+		}
 	}
-	// What the content may refer to in the directory comes first.
-	if err := Sync(filepath.Dir(path)); err != nil {
-		return false, err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return true, err
-	}
-	return true, Sync(filepath.Dir(path))
+	return false
 }
 
 // Private takes the permissions of group and others from every file in path.
