@@ -1,23 +1,34 @@
-// Package badger is the embedded default engine: Badger v4 behind a driver that
-// does not trust it.
+// Package badger is the embedded default engine: Badger v4's tables and skip
+// lists beneath a log, a manifest and a committer of this driver.
 //
-// Badger syncs once per transaction, compacts in the background and loses data
-// without an error when a file cannot be created meanwhile, reports a full disk
-// by SIGBUS, and goes on after a failed sync (docs/engines.md lists what was
-// found). So this driver
+// Badger's database around them syncs once per transaction, writes through
+// mappings that end the process when the disk is full, and goes on without an
+// error after some failures (docs/engines.md lists what was found). So the driver
+// uses the parts that hold what is stored, and does everything that goes to the
+// disk itself:
 //
-//   - hands all batches to one committer, which applies those that wait as one
-//     transaction (group commit) and so serialises guards by construction, and
-//     syncs Badger's log itself, beside the next group (sync.go);
-//   - never lets Badger compact: when level 0 has grown, and on Vacuum, it copies
-//     what is live into a new directory, compares the copy with the original,
-//     and switches atomically ("generations", see rewrite.go);
-//   - keeps the value log empty, as it returns empty values for unreadable ones;
-//   - looks for free disk, inodes and descriptors before it writes;
-//   - refuses everything after an error whose outcome is unknown, until reopened.
+//		Apply → committer → log, synced → memtable → answer
+//		                                      │ full: flush
+//		                          run of tables ─ … ─ run of tables
+//		                                      │ too many, or Vacuum: rewrite
+//		                                one run of tables
 //
-// The directory holds CURRENT (the name of the generation), the generation, and
-// a lock file that names the process that has it open.
+//	  - One committer applies all batches that wait as one group (group commit),
+//	    and so serialises guards by construction. A group is a frame of the log
+//	    (log.go), which is synced beside the next group (sync.go).
+//	  - What is in the log is also in a memtable, Badger's skip list. A full one is
+//	    flushed into a run of Badger's tables (flush.go).
+//	  - When there are too many runs, and on Vacuum, all of them are merged into one
+//	    (rewrite.go).
+//	  - MANIFEST lists the tables and the first log (manifest.go). It is replaced
+//	    before what it no longer names is removed.
+//
+// Everything that is read has a checksum: a log, the manifest and the indexes of
+// tables when the store is opened, each block of a table when it is read. What
+// can't be read is an error that names the file, never an absent key.
+//
+// The directory holds MANIFEST, logs, tables, and a lock file that names the
+// process that has it open.
 package badger
 
 import (
@@ -25,13 +36,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/dgraph-io/badger/v4"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
@@ -47,8 +54,7 @@ const (
 	Power Durability = iota
 	// Process: a crash of the process, not of the machine (SQLite's
 	// synchronous=NORMAL in WAL mode). The last seconds may be lost with the
-	// power; where one of Badger's logs ends and the next one begins, not only
-	// the last ones, which Verify then reports.
+	// power, and damage to them can't be told from that.
 	Process
 )
 
@@ -56,80 +62,104 @@ const (
 type Options struct {
 	// Durability; default Power.
 	Durability Durability
-	// MinFreeBytes is the free disk space below which Apply fails with
-	// engine.ErrNoSpace. Default 128 MiB: Badger maps sparse files, and dies by
-	// SIGBUS when the disk fills beneath them. Lower it on small disks only
-	// where nothing else writes.
+	// MinFreeBytes is the free disk space below which Apply refuses new data with
+	// engine.ErrNoSpace. Default 128 MiB. Opening, reading and batches that
+	// reclaim need none. A disk that is full all the same does no damage: what
+	// does not fit is refused with the same error.
 	MinFreeBytes uint64
-	// Logger receives Badger's messages without their arguments, which would
-	// contain keys and values. Default: none.
+	// Logger is told what happens in the background and what is given up there.
+	// Default: none.
 	Logger *slog.Logger
 }
 
-// Sizes chosen for an embedder. 16 MiB memtables keep an open store near 40 MB
-// resident; Badger admits 15 % of one as a transaction, which bounds a group.
 const (
-	memTableSize = 16 << 20
-	pageBytes    = 256 << 10 // of a Scan, read under one transaction
-	pagePairs    = 1000
-	groupBytes   = 2_400_000 // of a transaction: Badger admits 2,516,582, with
-	writeBytes   = 16        // at most so much for each write beside key and value
-	groupOps     = 20_000
-	minInodes    = 1000
-	minFiles     = 64
+	pageBytes  = 256 << 10 // of a Scan, read under one lock
+	pagePairs  = 1000
+	groupBytes = 2_400_000
+	groupOps   = 20_000
+	minInodes  = 100
+	minFiles   = 16
+
+	// closeWait is how long Close waits for what runs in the background, which a
+	// disk that hangs can hold up for ever.
+	closeWait = 4 * time.Second
+	slowWait  = time.Minute
 )
 
-// Engine is an open Badger directory.
+// Engine is an open store.
 type Engine struct {
-	opts Options
-	dir  *localdir.Dir
+	opts  Options
+	dir   *localdir.Dir
+	files files
+	room  localdir.Room // what must be left for new data
 
-	mu  sync.RWMutex // guards db and gen against the switch to a new generation
-	db  *badger.DB
-	gen string
+	mu      sync.RWMutex // guards content; who only adds to the last memtable holds it for reading
+	content content
 
-	// Every group has a timestamp of its own in db, ascending by one.
-	written uint64        // the last one that was written; the committer's
+	// Every group has a timestamp, ascending by one.
+	written uint64        // the last one that is in the log; the committer's
+	buf     []byte        // for the next frame; likewise
 	acked   atomic.Uint64 // the last one that is durable: what readers see
-
-	recent recent // values of guarded keys
 
 	failed atomic.Pointer[error] // why the engine refuses everything
 	queue  chan *request
 	stop   chan struct{} // closed by Close
-	done   chan struct{} // closed when the committer has returned
+	done   chan struct{} // closed when the committer and syncLoop have returned
 	once   sync.Once
 
-	flights  chan *flight         // to syncLoop; closed by the committer
-	inFlight atomic.Int32         // flights that it has; the committer adds
-	landed   sync.WaitGroup       // likewise
-	syncData func(*os.File) error // fdatasync
+	flights  chan *flight   // to syncLoop; closed by the committer
+	inFlight atomic.Int32   // flights that it has; the committer adds
+	landed   sync.WaitGroup // likewise
 
-	// Of the log, see sync.go. The committer's, but for log and logNumber when
-	// something is in flight: then syncLoop's.
-	number    int // of the log that the last group was written to
-	logged    int // more than what its memtable has
-	log       *os.File
-	logNumber int // of log
-
-	applied   uint64             // bytes applied since the last look at level 0; the committer's
-	trimming  atomic.Bool        // whether tables are being unmapped
-	resident  atomic.Bool        // that this can't be done was said
-	rewriting chan struct{}      // of one element, taken by the one rewrite that runs, and by Close for good
-	ctx       context.Context    // of background rewrites,
-	cancel    context.CancelFunc // which Close ends
+	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
+	nextNumber uint64        // of a log or table
+	full       chan struct{} // told that a memtable waits to be flushed; of one element
+	tried      chan struct{} // closed, and replaced, after each try to flush one; guarded by mu
+	background sync.WaitGroup
+	rewriting  chan struct{} // of one element, taken by the one rewrite that runs, and by Close for good
+	// Why the last flush and the last rewrite were given up; nil after a success.
+	flushTrouble, rewriteTrouble atomic.Pointer[error]
+	ctx                          context.Context    // of what runs in the background,
+	cancel                       context.CancelFunc // which Close ends
 }
 
-// Open opens the store in dir and creates it if it does not exist. It fails
-// with *engine.LockedError, which names the holder, when it is open already.
+// Open opens the store in dir and creates it if it does not exist. It fails with
+// *engine.LockedError, which names the holder, when it is open already, and with
+// an error that matches engine.ErrCorrupt, before anything is changed, when a
+// file is damaged or missing. Opening an existing store needs no free space.
 func Open(dir string, o *Options) (*Engine, error) {
+	d, err := localdir.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	e, err := openFiles(directory(d.Path), o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, err), d.Close())
+	}
+	e.dir = d
+	e.start()
+	return e, nil
+}
+
+// start begins the work of the background.
+func (e *Engine) start() {
+	go e.commitLoop()
+	go e.syncLoop()
+	e.background.Go(e.flushLoop)
+}
+
+// openFiles recovers the store in d. The engine has no directory and is not
+// started.
+func openFiles(d files, o *Options) (*Engine, error) {
 	e := &Engine{
+		files:     d,
 		rewriting: make(chan struct{}, 1),
 		queue:     make(chan *request, 1024),
 		flights:   make(chan *flight, 1),
-		syncData:  localdir.SyncData,
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
+		full:      make(chan struct{}, 1),
+		tried:     make(chan struct{}),
 	}
 	if o != nil {
 		e.opts = *o
@@ -137,25 +167,41 @@ func Open(dir string, o *Options) (*Engine, error) {
 	if e.opts.MinFreeBytes == 0 {
 		e.opts.MinFreeBytes = 128 << 20
 	}
-	d, err := localdir.Open(dir, localdir.Need{Bytes: e.opts.MinFreeBytes, Inodes: minInodes, Files: minFiles})
-	if err != nil {
-		return nil, err
-	}
-	e.dir = d
-	if err := e.openCurrent(); err != nil {
-		d.Close()
-		return nil, err
-	}
+	e.room = localdir.Room{Bytes: e.opts.MinFreeBytes, Inodes: minInodes, Files: minFiles}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	go e.commitLoop()
-	go e.syncLoop()
-	return e, nil
+	return e, mapped(e.recover())
+}
+
+// need returns an error unless what r says is left.
+func (e *Engine) need(r localdir.Room) error {
+	if e.dir == nil { // a test's
+		return nil
+	}
+	return e.dir.Need(r)
+}
+
+// needNow is like need, and looks anew.
+func (e *Engine) needNow(r localdir.Room) error {
+	if e.dir == nil {
+		return nil
+	}
+	return e.dir.NeedNow(r)
+}
+
+// mapped names an error of the file system that means shortage.
+func mapped(err error) error {
+	if localdir.Short(err) && !errors.Is(err, engine.ErrNoSpace) {
+		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
+	}
+	return err
 }
 
 // fail makes e refuse everything from now on.
 func (e *Engine) fail(err error) {
 	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
-	e.failed.CompareAndSwap(nil, &err)
+	if e.failed.CompareAndSwap(nil, &err) && e.opts.Logger != nil {
+		e.opts.Logger.Error("badger: the store refuses everything until it is reopened", "error", err)
+	}
 }
 
 func (e *Engine) usable() error {
@@ -168,41 +214,111 @@ func (e *Engine) usable() error {
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
-// Close implements engine.Engine. It waits for batches that were handed over.
+// Close implements engine.Engine. It waits for batches that were handed over, and
+// returns an error when a flush or a rewrite could not be done since the last one
+// that was: what is stored is safe, but takes more space than it should. A disk
+// that hangs holds it up for some seconds only; then it returns an error, the
+// files stay open, and the directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	var err error
 	e.once.Do(func() {
 		e.cancel()
-		e.rewriting <- struct{}{} // a Vacuum that runs ends first, a rewrite gives up
-		e.rewriteOnClose()
 		close(e.stop)
-		<-e.done
-		closed := error(engine.ErrClosed)
-		e.failed.CompareAndSwap(nil, &closed)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.log != nil {
-			err = e.log.Close()
+		rested := make(chan error, 1)
+		go func() { rested <- e.rest() }()
+		wait := time.After(closeWait)
+		for again := true; again; {
+			again = false
+			select {
+			case err = <-rested:
+			case <-wait:
+				if e.usable() == nil { // it may just be slow
+					wait, again = time.After(slowWait), true
+					continue
+				}
+				err = fmt.Errorf("%w: the disk does not answer", *e.failed.Load())
+			}
 		}
-		if cerr := e.db.Close(); cerr != nil {
-			err = errors.Join(err, fmt.Errorf("engine: close badger: %w", errText(cerr)))
-		}
-		err = errors.Join(err, localdir.Private(filepath.Join(e.dir.Path, e.gen)), e.dir.Close())
 	})
 	return err
 }
 
-// redacted passes the fixed part of Badger's messages on: the arguments can
-// hold keys and values.
-type redacted struct{ to *slog.Logger }
+// rest ends what runs and closes the files.
+func (e *Engine) rest() error {
+	<-e.done
+	e.background.Wait()
+	e.rewriting <- struct{}{}
+	err := e.settleFiles()
+	closed := error(engine.ErrClosed)
+	e.failed.CompareAndSwap(nil, &closed)
+	e.mu.Lock() // readers are through
+	defer e.mu.Unlock()
+	err = errors.Join(err, e.content.close())
+	if e.dir != nil {
+		err = errors.Join(err, e.dir.Close())
+	}
+	return err
+}
 
-func (l redacted) log(level slog.Level, format string) {
-	if l.to != nil {
-		l.to.Log(context.Background(), level, "badger: "+strings.TrimSpace(format))
+// settleFiles leaves little to replay for the next Open, if there is room for
+// that, and returns what was given up.
+func (e *Engine) settleFiles() error {
+	if e.usable() != nil {
+		return nil // everything that was acknowledged is durable, and nothing else may be written
+	}
+	if m := e.content.active(); m.log.pos > replayBytes || len(e.content.memtables) > 1 {
+		err := e.rotate()
+		for err == nil && len(e.content.memtables) > 1 {
+			err = e.flush()
+		}
+		if e.note(&e.flushTrouble, err); e.usable() != nil {
+			return nil
+		}
+	}
+	var err error
+	if m := e.content.active(); !m.log.short {
+		if err = mapped(m.log.close(e.written)); errors.Is(err, engine.ErrNoSpace) {
+			err = nil // the log is as after a kill
+		}
+	}
+	for _, trouble := range []*atomic.Pointer[error]{&e.flushTrouble, &e.rewriteTrouble} {
+		if given := trouble.Load(); given != nil {
+			err = errors.Join(err, fmt.Errorf("engine: nothing is lost, but tables could not be written: %w", *given))
+		}
+	}
+	return err
+}
+
+// replayBytes of a log are replayed by Open in a few milliseconds; a larger one is
+// made a table by Close.
+const replayBytes = 1 << 20
+
+// note remembers why a flush or a rewrite was given up, or that it was not.
+func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
+	if err == nil {
+		trouble.Store(nil)
+		return
+	}
+	if e.ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return
+	}
+	trouble.Store(&err)
+	if e.opts.Logger != nil {
+		e.opts.Logger.Error("badger: flush or rewrite given up", "error", err)
 	}
 }
 
-func (l redacted) Errorf(f string, _ ...any)   { l.log(slog.LevelError, f) }
-func (l redacted) Warningf(f string, _ ...any) { l.log(slog.LevelWarn, f) }
-func (l redacted) Infof(f string, _ ...any)    { l.log(slog.LevelDebug, f) }
-func (l redacted) Debugf(f string, _ ...any)   {}
+// active is the memtable that is being written.
+func (c *content) active() *memtable { return c.memtables[len(c.memtables)-1] }
+
+// close closes the files of c.
+func (c *content) close() error {
+	var err error
+	for _, m := range c.memtables {
+		err = errors.Join(err, m.log.f.Close())
+	}
+	for _, r := range c.runs {
+		err = errors.Join(err, r.close())
+	}
+	return err
+}

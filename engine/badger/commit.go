@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"github.com/turnstonedb/turnstone/engine"
 )
 
@@ -20,9 +18,6 @@ type request struct {
 	pause func()
 	err   chan error
 }
-
-// cost is what the batch takes of a transaction.
-func (r *request) cost() int { return r.batch.Bytes() + writeBytes*r.batch.Ops() }
 
 // Apply implements engine.Engine.
 func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
@@ -68,8 +63,8 @@ const (
 	gatherWait  = 50 * time.Microsecond
 )
 
-// commitLoop is the one committer. It takes what waits in the queue, up to what
-// a transaction may hold, and commits it as one: while one group is synced, the
+// commitLoop is the one committer. It takes what waits in the queue, up to the
+// size of a group, and commits it as one: while one group is synced, the
 // next one is gathered and written.
 func (e *Engine) commitLoop() {
 	defer close(e.done)
@@ -97,17 +92,17 @@ func (e *Engine) commitLoop() {
 			waits = gatherWaits
 		}
 		group := []*request{first}
-		size, ops := first.cost(), first.batch.Ops()
+		size, ops := first.batch.Bytes(), first.batch.Ops()
 	gather:
 		for {
 			select {
 			case r := <-e.queue:
-				if r.pause != nil || size+r.cost() > groupBytes || ops+r.batch.Ops() > groupOps {
+				if r.pause != nil || size+r.batch.Bytes() > groupBytes || ops+r.batch.Ops() > groupOps {
 					next = r
 					break gather
 				}
 				group = append(group, r)
-				size, ops = size+r.cost(), ops+r.batch.Ops()
+				size, ops = size+r.batch.Bytes(), ops+r.batch.Ops()
 			default:
 				if waits == 0 || len(group) >= last/2 {
 					break gather
@@ -118,26 +113,18 @@ func (e *Engine) commitLoop() {
 		}
 		last = len(group)
 		e.commit(group, next != nil || len(e.queue) > 0)
-		if e.applied += uint64(size); e.applied >= memTableSize/2 {
-			e.applied = 0
-			e.rewriteIfGrown()
-			e.trim()
-		}
 	}
 }
 
-// commit applies group in order as one transaction: each batch's guards see the
-// writes of those before it. Nobody is answered before all of them are durable,
-// as a conflict may rest on a write of the same group or of the one before. Others
-// says whether more requests wait.
+// commit applies group in order as one frame of the log: each batch's guards see
+// the writes of those before it. Nobody is answered before all of them are
+// durable, as a conflict may rest on a write of the same group or of the one
+// before. Others says whether more requests wait.
 func (e *Engine) commit(group []*request, others bool) {
 	f := &flight{group: group, verdicts: make([]error, len(group))}
 	err := e.usable()
 	if err == nil {
-		err = e.dir.Room()
-	}
-	if err == nil {
-		err = e.transact(f)
+		err = e.write(f)
 	}
 	if err != nil {
 		f.fail(err)
@@ -145,94 +132,144 @@ func (e *Engine) commit(group []*request, others bool) {
 	e.launch(f, others)
 }
 
-func (e *Engine) transact(f *flight) (err error) {
-	defer func() {
-		if err != nil {
-			e.recent.clear() // it has what is not written
-		}
-	}()
-	defer caught(&err)
-	txn := e.db.NewTransactionAt(e.written, true)
-	defer txn.Discard()
-	writes := 0
-	for i, r := range f.group {
-		if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
-			continue
-		}
-		ok, err := e.apply(txn, r.batch)
-		if err != nil {
-			if errors.Is(err, engine.ErrCorrupt) {
-				return err // a guard could not be read; the transaction is dropped
+// write logs the batches of f whose guards hold and adds them to the memtable.
+// What does not fit on the disk is refused before it has any effect.
+func (e *Engine) write(f *flight) error {
+	g := groupWriter{ts: e.written + 1, buf: e.buf[:0]}
+	g.buf = append(g.buf, make([]byte, frameRoom)...)
+	if len(f.group) > 1 {
+		g.pending = map[string][]byte{}
+	}
+	newData := e.mayGrow()
+	var reclaims bool
+	err := e.guarded(func(c *content) error {
+		for i, r := range f.group {
+			if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
+				continue
 			}
-			// Check has admitted the batch and the group is within bounds.
-			return fmt.Errorf("%w: badger refused a write: %w", engine.ErrInvalid, errText(err))
+			if newData != nil && !r.batch.Reclaim && r.batch.Ops() > 0 {
+				f.verdicts[i] = newData
+				continue
+			}
+			conflict, err := g.conflict(c, e.written, r.batch)
+			if err != nil {
+				return err // a guard can't be read
+			}
+			if f.verdicts[i] = conflict; conflict == nil {
+				g.add(r.batch)
+				reclaims = reclaims || r.batch.Reclaim
+			}
 		}
-		if ok != nil {
-			f.verdicts[i] = ok
-			continue
-		}
-		writes += r.cost() + r.batch.Ops()*entryBytes
-	}
-	if writes == 0 {
 		return nil
-	}
-	if err := e.beforeWrite(); err != nil {
+	})
+	e.buf = g.buf
+	if err != nil || len(g.writes) == 0 {
 		return err
 	}
-	if err := txn.CommitAt(e.written+1, nil); err != nil {
-		err = fmt.Errorf("%w: badger commit: %w", engine.ErrUnknown, errText(err))
-		e.fail(err)
+	if e.active().size+g.cost > memTableSize {
+		if err := e.rotate(); err != nil {
+			return errors.Join(e.usable(), err) // nothing of f was written
+		}
+	}
+	m := e.active()
+	durable := uint64(0)
+	if e.opts.Durability == Power {
+		durable = e.acked.Load()
+	}
+	err = m.log.reserve(len(g.buf)-frameRoom, reclaims)
+	if err == nil {
+		err = m.log.append(frameGroup, g.ts, durable, g.buf)
+	}
+	if err != nil {
+		if err = e.stopUnlessShort("write the log", err); e.usable() != nil {
+			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
+		}
 		return err
 	}
-	e.written++
-	f.ts = e.written
-	return e.afterWrite(f, writes)
+	for _, w := range g.writes {
+		m.put(g.ts, w.key, w.value)
+	}
+	e.written, f.ts, f.log = g.ts, g.ts, m.log
+	return nil
 }
 
-// apply adds b to txn, or returns the conflict that prevents it. Reads of txn
-// see what earlier batches of the group wrote.
-func (e *Engine) apply(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
-	var scratch [64]byte
-	for _, g := range b.Guards {
-		v, ok := e.recent.newest(g.Key)
+// active is the memtable that is being written. Only the committer changes which.
+func (e *Engine) active() *memtable {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.content.active()
+}
+
+// guarded runs f on the content as the committer sees it, whatever is durable.
+func (e *Engine) guarded(f func(*content) error) (err error) {
+	defer faults()()
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	defer caught(&err)
+	return f(&e.content)
+}
+
+// mayGrow returns why new data can't be taken now, if there is a reason.
+func (e *Engine) mayGrow() error {
+	if err := e.need(e.room); err != nil {
+		return err
+	}
+	if given := e.rewriteTrouble.Load(); given != nil && e.crowded() {
+		return fmt.Errorf("engine: too many tables wait for a rewrite, which was given up: %w", *given)
+	}
+	return nil
+}
+
+// stopUnlessShort names an error of the disk. One that is not a shortage makes e
+// refuse everything.
+func (e *Engine) stopUnlessShort(what string, err error) error {
+	err = fmt.Errorf("engine: %s: %w", what, mapped(err))
+	if !errors.Is(err, engine.ErrNoSpace) && !errors.Is(err, engine.ErrClosed) {
+		e.fail(err)
+	}
+	return err
+}
+
+// A groupWriter gathers the writes of a group.
+type groupWriter struct {
+	ts      uint64
+	buf     []byte            // the frame, see appendSet
+	writes  []operation       // the same; keys and values are the batches'
+	cost    int               // of the memtable
+	pending map[string][]byte // newest value under each key of writes; nil for a group of one
+}
+
+// conflict returns the conflict of a guard of b that does not hold.
+func (g *groupWriter) conflict(c *content, written uint64, b *engine.Batch) (conflict, err error) {
+	for _, guard := range b.Guards {
+		v, ok := g.pending[string(guard.Key)]
 		if !ok {
-			if v, err = get(txn, append(append(scratch[:0], keyByte), g.Key...)); err != nil {
+			if v, err = c.get(guard.Key, written); err != nil {
 				return nil, err
 			}
-			if v != nil {
-				e.recent.saw(e.written+1, g.Key, v) // it may be from this group
-			}
 		}
-		if (v == nil) != (g.Value == nil) || !bytes.Equal(v, g.Value) {
-			return &engine.ConflictError{Key: bytes.Clone(g.Key)}, nil
+		if (v == nil) != (guard.Value == nil) || !bytes.Equal(v, guard.Value) {
+			return &engine.ConflictError{Key: bytes.Clone(guard.Key)}, nil
 		}
-	}
-	// Badger keeps keys and values until the transaction has been written, and
-	// the committer answers after that: values need no copy, keys one in all.
-	size := b.Ops()
-	for _, p := range b.Sets {
-		size += len(p.Key)
-	}
-	for _, k := range b.Deletes {
-		size += len(k)
-	}
-	buf := make([]byte, 0, size)
-	inner := func(key []byte) []byte {
-		from := len(buf)
-		buf = append(append(buf, keyByte), key...)
-		return buf[from:len(buf):len(buf)]
-	}
-	for _, p := range b.Sets {
-		if err := txn.Set(inner(p.Key), p.Value); err != nil {
-			return nil, err
-		}
-		e.recent.wrote(e.written+1, p.Key, p.Value)
-	}
-	for _, k := range b.Deletes {
-		if err := txn.Delete(inner(k)); err != nil {
-			return nil, err
-		}
-		e.recent.deleted(k)
 	}
 	return nil, nil
+}
+
+func (g *groupWriter) add(b *engine.Batch) {
+	for _, p := range b.Sets {
+		g.buf = appendSet(g.buf, p.Key, p.Value)
+		g.write(p.Key, p.Value)
+	}
+	for _, k := range b.Deletes {
+		g.buf = appendDelete(g.buf, k)
+		g.write(k, nil)
+	}
+}
+
+func (g *groupWriter) write(key, value []byte) {
+	g.writes = append(g.writes, operation{key, value})
+	g.cost += cost(key, value)
+	if g.pending != nil {
+		g.pending[string(key)] = value
+	}
 }

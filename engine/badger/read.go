@@ -6,53 +6,126 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
+	"runtime/debug"
 	"strings"
+	"syscall"
 
-	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/table"
+	"github.com/dgraph-io/badger/v4/y"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// view runs f on what is durable: Badger holds groups whose sync is still going on
-// as well, with later timestamps, and they may fail.
-func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) (err error) {
-	if err := ctx.Err(); err != nil {
-		return err
+// A content is where the pairs of a store are: first the memtable that is being
+// written, then those that wait to become tables, then the runs, each from the
+// newest to the oldest. What stands first under a key counts.
+type content struct {
+	memtables []*memtable // the last one is being written
+	runs      []run       // the first one is the newest
+	flushed   uint64      // timestamp up to which groups are in runs
+}
+
+// get returns the value of a key as of a timestamp, which the caller must not
+// change, or nil.
+func (c *content) get(key []byte, ts uint64) ([]byte, error) {
+	seek := y.KeyWithTs(key, ts)
+	for i := len(c.memtables) - 1; i >= 0; i-- {
+		if v, found := c.memtables[i].get(seek); found {
+			return v, nil
+		}
 	}
-	if err := e.usable(); err != nil {
+	hash := y.Hash(key)
+	for _, r := range c.runs {
+		if v, found, err := r.get(seek, hash); found || err != nil {
+			return v, err
+		}
+	}
+	return nil, nil
+}
+
+// iterator returns an iterator over all versions. It sets damaged, and may then
+// skip pairs.
+func (c *content) iterator(damaged *error) y.Iterator {
+	var its []y.Iterator
+	for i := len(c.memtables) - 1; i >= 0; i-- {
+		its = append(its, c.memtables[i].list.NewUniIterator(false))
+	}
+	for _, r := range c.runs {
+		its = append(its, &runIterator{run: r, damaged: damaged})
+	}
+	return table.NewMergeIterator(its, false)
+}
+
+// newest calls f with the newest version up to a timestamp of each key from start
+// on, also a deleted one, until f returns false. The slices are the iterator's.
+func (c *content) newest(start []byte, ts uint64, f func(key []byte, v y.ValueStruct) bool) error {
+	var damaged error
+	it := c.iterator(&damaged)
+	defer it.Close()
+	var last []byte
+	for it.Seek(y.KeyWithTs(start, math.MaxUint64)); it.Valid() && damaged == nil; it.Next() {
+		key := it.Key()
+		if y.ParseTs(key) > ts || last != nil && y.SameKey(key, last) {
+			continue
+		}
+		last = append(last[:0], key...)
+		if !f(key, it.Value()) {
+			break
+		}
+	}
+	return damaged
+}
+
+// read runs f on what is durable: memtables hold groups whose sync is still going
+// on as well, with later timestamps, and they may fail.
+func (e *Engine) read(ctx context.Context, f func(c *content, ts uint64) error) (err error) {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	defer caught(&err)
-	if e.db.IsClosed() {
-		return engine.ErrClosed
+	if err := e.usable(); err != nil {
+		return err
 	}
-	txn := e.db.NewTransactionAt(e.acked.Load(), false)
-	defer txn.Discard()
-	return f(txn)
+	defer caught(&err)
+	return f(&e.content, e.acked.Load())
 }
 
-// caught makes an error of a panic: Badger panics on some kinds of damage.
+// caught makes an error of a panic. Badger panics on some kinds of damage, and
+// reading a mapped file faults when the disk can't be read: defer it as
+//
+//	defer caught(&err)
+//
+// in everything that reads tables, before anything that could fail.
 func caught(err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("%w: badger panicked on its tables", engine.ErrCorrupt)
+	switch recover().(type) {
+	case nil:
+	case interface{ Addr() uintptr }: // a fault, see debug.SetPanicOnFault
+		*err = fmt.Errorf("engine: a table can't be read: %w", syscall.EIO)
+	default:
+		*err = fmt.Errorf("%w: badger panicked on a table", engine.ErrCorrupt)
 	}
+}
+
+// faults makes faults of this goroutine panics until the function that it returns
+// is called.
+func faults() (restore func()) {
+	old := debug.SetPanicOnFault(true)
+	return func() { debug.SetPanicOnFault(old) }
 }
 
 // Get implements engine.Engine.
 func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	defer faults()()
 	out := make([][]byte, len(keys))
-	err := e.view(ctx, func(txn *badger.Txn) error {
+	err := e.read(ctx, func(c *content, ts uint64) error {
 		for i, k := range keys {
-			var known bool
-			if out[i], known = e.recent.at(txn.ReadTs(), k); known {
-				continue
-			}
-			var err error
-			if out[i], err = get(txn, inner(k)); err != nil {
+			v, err := c.get(k, ts)
+			if err != nil {
 				return err
 			}
+			out[i] = bytes.Clone(v)
 		}
 		return nil
 	})
@@ -62,79 +135,34 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return out, nil
 }
 
-// inner is key as Badger is given it: behind one byte, as Badger refuses keys
-// that begin with "!badger!".
-func inner(key []byte) []byte {
-	return append(append(make([]byte, 0, len(key)+1), keyByte), key...)
-}
-
-const keyByte = 'k'
-
-func get(txn *badger.Txn, key []byte) ([]byte, error) {
-	item, err := txn.Get(key)
-	if errors.Is(err, badger.ErrKeyNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: badger get: %w", engine.ErrCorrupt, errText(err))
-	}
-	v, err := item.ValueCopy(nil)
-	if err == nil && len(v) == 0 {
-		err = errors.New("empty value") // none is ever stored
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: badger value: %w", engine.ErrCorrupt, errText(err))
-	}
-	return v, nil
+// Scan implements engine.Engine.
+func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
+		defer faults()()
+		err = e.read(ctx, func(c *content, ts uint64) error {
+			size := 0
+			return c.newest(r.Start, ts, func(key []byte, v y.ValueStruct) bool {
+				key = y.ParseKey(key)
+				if r.End != nil && bytes.Compare(key, r.End) >= 0 || r.Limit > 0 && len(page) == r.Limit {
+					return false
+				}
+				if v.Meta == deletion {
+					return true
+				}
+				if more = len(page) == pagePairs || size >= pageBytes; more {
+					return false
+				}
+				page = append(page, engine.Pair{Key: bytes.Clone(key), Value: bytes.Clone(v.Value)})
+				size += len(v.Value)
+				return true
+			})
+		})
+		return page, more, err
+	})
 }
 
 // errText keeps the first line of Badger's error: what follows dumps data.
 func errText(err error) error {
 	s, _, _ := strings.Cut(err.Error(), "\n")
 	return errors.New(s[:min(len(s), 200)])
-}
-
-// Scan implements engine.Engine.
-func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
-		start, end := inner(r.Start), []byte{keyByte + 1}
-		if r.End != nil {
-			end = inner(r.End)
-		}
-		err = e.view(ctx, func(txn *badger.Txn) error {
-			it := txn.NewIterator(iteratorOptions(start, end))
-			defer it.Close()
-			size := 0
-			for it.Seek(start); it.Valid(); it.Next() {
-				item := it.Item()
-				if bytes.Compare(item.Key(), end) >= 0 || r.Limit > 0 && len(page) == r.Limit {
-					return nil
-				}
-				if more = len(page) == pagePairs || size >= pageBytes; more {
-					return nil
-				}
-				v, err := item.ValueCopy(nil)
-				if err == nil && len(v) == 0 {
-					err = errors.New("empty value")
-				}
-				if err != nil {
-					return fmt.Errorf("%w: badger scan: %w", engine.ErrCorrupt, errText(err))
-				}
-				page = append(page, engine.Pair{Key: item.KeyCopy(nil)[1:], Value: v})
-				size += len(v)
-			}
-			return nil
-		})
-		return page, more, err
-	})
-}
-
-// iteratorOptions narrows Badger's choice of tables to those that can hold keys
-// from start to end.
-func iteratorOptions(start, end []byte) badger.IteratorOptions {
-	n := 0
-	for n < len(start) && n < len(end) && start[n] == end[n] {
-		n++
-	}
-	return badger.IteratorOptions{Prefix: start[:n]}
 }

@@ -9,10 +9,26 @@ import (
 // SyncData makes the content of f durable, and of its metadata what is needed to
 // read it (fdatasync, POSIX.1).
 func SyncData(f *os.File) error {
+	return os.NewSyscallError("fdatasync", retried(func() error { return syscall.Fdatasync(int(f.Fd())) }))
+}
+
+// keepSize is FALLOC_FL_KEEP_SIZE of fallocate(2).
+const keepSize = 1
+
+// Reserve allocates space for n bytes of f at an offset, and keeps its size
+// (fallocate(2)). Where the file system can't, it does nothing.
+func Reserve(f *os.File, at, n int64) error {
+	err := retried(func() error { return syscall.Fallocate(int(f.Fd()), keepSize, at, n) })
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		return nil
+	}
+	return os.NewSyscallError("fallocate", err)
+}
+
+func retried(call func() error) error {
 	for {
-		err := syscall.Fdatasync(int(f.Fd()))
-		if !errors.Is(err, syscall.EINTR) {
-			return os.NewSyscallError("fdatasync", err)
+		if err := call(); !errors.Is(err, syscall.EINTR) {
+			return err
 		}
 	}
 }

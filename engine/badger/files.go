@@ -1,0 +1,116 @@
+package badger
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/dgraph-io/ristretto/v2/z"
+
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+// files is the store's directory. Everything that the driver does to the disk,
+// but for the lock, goes through it, so that tests can fail any of its calls and
+// cut the power between any two. Names have no path.
+type files interface {
+	list() ([]string, error)
+	create(name string) (file, error) // for reading and writing; fails when name exists
+	open(name string) (file, error)   // for reading and writing
+	remove(name string) error
+	rename(from, to string) error // replaces to
+	// sync makes the names that the directory holds durable.
+	sync() error
+	// view maps name for reading until unmap is called. Reading data may fault
+	// when the disk fails: see caught.
+	view(name string) (data []byte, unmap func() error, err error)
+}
+
+// A file is an open file. Writes are durable after SyncData, a changed size too.
+type file interface {
+	ReadAt(b []byte, at int64) (int, error)
+	WriteAt(b []byte, at int64) (int, error)
+	Truncate(size int64) error
+	SyncData() error
+	// Reserve allocates space for n bytes at an offset, so that writing them
+	// does not run out of it. The size stays as it is. Where the file system
+	// can't, Reserve does nothing.
+	Reserve(at, n int64) error
+	Size() (int64, error)
+	Close() error
+}
+
+// directory is the files of a directory of the operating system.
+type directory string
+
+func (d directory) path(name string) string { return filepath.Join(string(d), name) }
+
+func (d directory) list() ([]string, error) {
+	entries, err := os.ReadDir(string(d))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
+func (d directory) create(name string) (file, error) {
+	f, err := os.OpenFile(d.path(name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (d directory) open(name string) (file, error) {
+	f, err := os.OpenFile(d.path(name), os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (d directory) remove(name string) error     { return os.Remove(d.path(name)) }
+func (d directory) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
+func (d directory) sync() error                  { return localdir.Sync(string(d)) }
+
+func (d directory) view(name string) (data []byte, unmap func() error, err error) {
+	f, err := os.Open(d.path(name))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close() // the mapping stays
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return nil, func() error { return nil }, err
+	}
+	if data, err = z.Mmap(f, false, info.Size()); err != nil {
+		return nil, nil, os.NewSyscallError("mmap", err)
+	}
+	return data, func() error { return z.Munmap(data) }, nil
+}
+
+type osFile struct{ *os.File }
+
+func (f osFile) SyncData() error           { return localdir.SyncData(f.File) }
+func (f osFile) Reserve(at, n int64) error { return localdir.Reserve(f.File, at, n) }
+
+func (f osFile) Size() (int64, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// removeAll removes names that may not be there.
+func removeAll(d files, names []string) error {
+	var failed error
+	for _, n := range names {
+		if err := d.remove(n); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}

@@ -1,0 +1,204 @@
+package badger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dgraph-io/badger/v4/y"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+const (
+	maxWaiting = 1           // memtables that may wait to be flushed when another one is full
+	flushAgain = time.Second // after a flush that found no room
+)
+
+// rotate begins a new log and memtable. The committer calls it between two groups,
+// and Close after the last one. It waits until everything is durable, and, when
+// flushing does not keep up, until there are fewer memtables.
+func (e *Engine) rotate() error {
+	e.landed.Wait()
+	if err := errors.Join(e.usable(), e.awaitFlush(e.ctx, maxWaiting)); err != nil {
+		return err
+	}
+	l, err := createLog(e.files, e.number())
+	if err == nil {
+		if err = e.lead(l); err != nil {
+			err = errors.Join(err, l.f.Close(), e.files.remove(logName(l.number)))
+		}
+	}
+	if err != nil {
+		return e.stopUnlessShort("begin a log", err)
+	}
+	e.mu.Lock()
+	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written))
+	e.mu.Unlock()
+	select {
+	case e.full <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// lead makes the current log lead to l. Everything in it is durable then, also
+// where groups are not synced, so that a later log is never there without it.
+func (e *Engine) lead(l *log) error {
+	if err := e.files.sync(); err != nil {
+		return err
+	}
+	old := e.active().log
+	if err := old.append(frameNext, l.number, e.written, make([]byte, frameRoom)); err != nil {
+		return err
+	}
+	if err := old.f.SyncData(); err != nil {
+		return fmt.Errorf("%w: sync of log %s: %w", engine.ErrUnknown, logName(old.number), err)
+	}
+	return nil
+}
+
+// number returns the number of a new file.
+func (e *Engine) number() uint64 {
+	e.install.Lock()
+	defer e.install.Unlock()
+	e.nextNumber++
+	return e.nextNumber - 1
+}
+
+// awaitFlush waits until at most so many memtables wait to be flushed. It fails
+// when a flush was given up.
+func (e *Engine) awaitFlush(ctx context.Context, most int) error {
+	for {
+		e.mu.RLock()
+		waiting, tried := len(e.content.memtables)-1, e.tried
+		e.mu.RUnlock()
+		if waiting <= most {
+			return nil
+		}
+		if err := e.usable(); err != nil {
+			return err
+		}
+		if given := e.flushTrouble.Load(); given != nil {
+			return *given
+		}
+		select {
+		case <-tried:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.stop:
+			return engine.ErrClosed
+		}
+	}
+}
+
+// flushLoop flushes memtables that wait. When there is no room it tries again
+// until there is; any other failure stops the engine.
+func (e *Engine) flushLoop() {
+	again := time.NewTicker(flushAgain)
+	defer again.Stop()
+	for {
+		select {
+		case <-e.full:
+		case <-again.C:
+		case <-e.stop:
+			return
+		}
+		for e.waiting() && e.usable() == nil && e.ctx.Err() == nil {
+			err := e.flush()
+			e.note(&e.flushTrouble, err)
+			e.mu.Lock()
+			close(e.tried)
+			e.tried = make(chan struct{})
+			e.mu.Unlock()
+			if err != nil {
+				break
+			}
+			e.rewriteIfGrown()
+		}
+	}
+}
+
+func (e *Engine) waiting() bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return len(e.content.memtables) > 1
+}
+
+// flush makes a run of the oldest memtable, which nobody adds to any more. Its log
+// goes when the manifest names the run.
+func (e *Engine) flush() error {
+	e.mu.RLock()
+	m := e.content.memtables[0]
+	e.mu.RUnlock()
+	w := &tableWriter{files: e.files, number: e.number}
+	source := content{memtables: []*memtable{m}}
+	r, err := e.writeRun(w, &source, func(y.ValueStruct) (bool, error) { return true, nil })
+	if err == nil {
+		err = e.replace(func(c *content) {
+			c.memtables = c.memtables[1:]
+			if len(r) > 0 {
+				c.runs = append([]run{r}, c.runs...)
+			}
+			c.flushed = m.last
+		})
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}
+	if err != nil {
+		if e.usable() == nil {
+			err = errors.Join(err, w.discard())
+		}
+		return e.stopUnlessShort("flush a memtable", err)
+	}
+	// Without its name in the manifest the log is never read again; the next
+	// Open removes it if this did not.
+	if err := errors.Join(m.log.f.Close(), e.files.remove(logName(m.log.number))); err != nil {
+		return e.stopUnlessShort("remove a flushed log", err)
+	}
+	return nil
+}
+
+// writeRun writes the newest version of each key of c, if keep says so, as a run.
+func (e *Engine) writeRun(w *tableWriter, c *content, keep func(y.ValueStruct) (bool, error)) (r run, err error) {
+	defer faults()()
+	defer caught(&err)
+	var failed error
+	err = c.newest(nil, math.MaxUint64, func(key []byte, v y.ValueStruct) bool {
+		var ok bool
+		if ok, failed = keep(v); ok && failed == nil {
+			failed = w.add(key, v)
+		}
+		return failed == nil
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return nil, err
+	}
+	return w.finish()
+}
+
+// replace changes the content, first in the manifest and then for readers. When
+// it fails and the engine goes on, nothing has changed. Change is called twice, as
+// the committer may have added a memtable meanwhile.
+func (e *Engine) replace(change func(*content)) error {
+	e.install.Lock()
+	defer e.install.Unlock()
+	e.mu.RLock()
+	next := e.content
+	e.mu.RUnlock()
+	change(&next)
+	if begun, err := next.manifest().write(e.files); err != nil {
+		err = fmt.Errorf("replace the manifest: %w", mapped(err))
+		if begun || !errors.Is(err, engine.ErrNoSpace) {
+			e.fail(err)
+		}
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.content)
+	return nil
+}

@@ -1,0 +1,144 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"strings"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// The manifest says what the store consists of. It is a file of text that is
+// replaced as a whole:
+//
+//	turnstone badger 1
+//	log 12 7306
+//	run
+//	table 9 8401233 1822 5f3ab601
+//	table 10 8399871 1804 0c77d2e9
+//	sum 9b1c22f0
+//
+// The line "log" has the number of the first log to replay, and the timestamp of
+// the last group that is in tables. Runs are listed from the newest to the oldest,
+// tables in the order of their keys, each with its number, its size, the size of
+// its index and footer, and their checksum. The last line is the checksum of those
+// before it.
+type manifest struct {
+	log     uint64 // number of the first log
+	flushed uint64 // timestamp up to which groups are in tables
+	runs    [][]tableInfo
+}
+
+const (
+	manifestName  = "MANIFEST"
+	manifestTemp  = "MANIFEST.tmp"
+	manifestMagic = "turnstone badger 1\n"
+)
+
+// manifest describes c.
+func (c *content) manifest() *manifest {
+	m := &manifest{log: c.memtables[0].log.number, flushed: c.flushed}
+	for _, r := range c.runs {
+		var infos []tableInfo
+		for _, t := range r {
+			infos = append(infos, t.tableInfo)
+		}
+		m.runs = append(m.runs, infos)
+	}
+	return m
+}
+
+func (m *manifest) encode() []byte {
+	var b strings.Builder
+	b.WriteString(manifestMagic)
+	fmt.Fprintf(&b, "log %d %d\n", m.log, m.flushed)
+	for _, r := range m.runs {
+		b.WriteString("run\n")
+		for _, t := range r {
+			fmt.Fprintf(&b, "table %d %d %d %08x\n", t.number, t.size, t.tail, t.tailSum)
+		}
+	}
+	s := b.String()
+	return fmt.Appendf(nil, "%ssum %08x\n", s, crc32.Checksum([]byte(s), castagnoli))
+}
+
+// decodeManifest accepts what encode makes and nothing else.
+func decodeManifest(data []byte) (*manifest, error) {
+	m := new(manifest)
+	rest, ok := strings.CutPrefix(string(data), manifestMagic)
+	if !ok {
+		return nil, errors.New("it does not begin as one")
+	}
+	for line := range strings.Lines(rest) {
+		var t tableInfo
+		switch word, fields, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " "); word {
+		case "log":
+			fmt.Sscanf(fields, "%d %d", &m.log, &m.flushed)
+		case "run":
+			m.runs = append(m.runs, nil)
+		case "table":
+			if len(m.runs) == 0 {
+				return nil, errors.New("a table without a run")
+			}
+			fmt.Sscanf(fields, "%d %d %d %x", &t.number, &t.size, &t.tail, &t.tailSum)
+			last := &m.runs[len(m.runs)-1]
+			*last = append(*last, t)
+		}
+	}
+	// One bit more or less, and it is not what would have been written.
+	if string(m.encode()) != string(data) {
+		return nil, errors.New("its checksum is wrong")
+	}
+	return m, nil
+}
+
+// readManifest returns an error that matches fs.ErrNotExist when there is none.
+func readManifest(d files) (*manifest, error) {
+	f, err := d.open(manifestName)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size, err := f.Size()
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, size)
+	if _, err := f.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	m, err := decodeManifest(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", engine.ErrCorrupt, manifestName, err)
+	}
+	return m, nil
+}
+
+// write replaces the manifest durably. With begun, an error leaves open which
+// manifest the next Open finds.
+func (m *manifest) write(d files) (begun bool, err error) {
+	if err := removeAll(d, []string{manifestTemp}); err != nil {
+		return false, err
+	}
+	f, err := d.create(manifestTemp)
+	if err != nil {
+		return false, err
+	}
+	_, err = f.WriteAt(m.encode(), 0)
+	if err == nil {
+		err = f.SyncData()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return false, errors.Join(err, d.remove(manifestTemp))
+	}
+	// The names of what the manifest refers to come first.
+	if err := d.sync(); err != nil {
+		return false, err
+	}
+	if err := d.rename(manifestTemp, manifestName); err != nil {
+		return true, err
+	}
+	return true, d.sync()
+}

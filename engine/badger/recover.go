@@ -1,0 +1,206 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+// recover opens what the manifest names. Nothing is written or removed before all
+// of it was found whole.
+func (e *Engine) recover() (err error) {
+	names, err := e.files.list()
+	if err != nil {
+		return err
+	}
+	m, err := readManifest(e.files)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := e.mayBeNew(names); err != nil {
+			return err
+		}
+		m, err = e.create(names)
+	}
+	if err != nil {
+		return err
+	}
+	e.content.flushed = m.flushed
+	e.nextNumber = m.log + 1
+	for _, n := range names {
+		for _, suffix := range []string{logSuffix, tableSuffix} {
+			if n, ok := numbered(n, suffix); ok {
+				e.nextNumber = max(e.nextNumber, n+1)
+			}
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.content.close())
+		}
+	}()
+	for _, infos := range m.runs {
+		r, err := openRun(e.files, infos)
+		if err != nil {
+			return err
+		}
+		e.content.runs = append(e.content.runs, r)
+	}
+	clean, err := e.replay(m.log)
+	if err != nil {
+		return err
+	}
+	if err := e.nothingBehind(names); err != nil {
+		return err
+	}
+	return e.tidy(clean, e.stale(names))
+}
+
+// mayBeNew refuses a directory that may hold a store whose manifest is missing.
+// A new store's manifest is the last file to be made, and until then there is one
+// log without a group.
+func (e *Engine) mayBeNew(names []string) error {
+	for _, n := range names {
+		if _, ok := numbered(n, tableSuffix); ok {
+			return fmt.Errorf("%w: %s, but no %s", engine.ErrCorrupt, n, manifestName)
+		}
+		if strings.HasPrefix(n, "gen-") {
+			return fmt.Errorf("%w: %s is of a build before the first release, which this one does not read", engine.ErrCorrupt, n)
+		}
+		if number, ok := numbered(n, logSuffix); ok {
+			c, err := readLog(e.files, number)
+			if err == nil {
+				c.f.Close()
+			}
+			if number != firstLog || err == nil && len(c.groups) > 0 {
+				return fmt.Errorf("%w: %s, but no %s", engine.ErrCorrupt, n, manifestName)
+			}
+		}
+	}
+	return nil
+}
+
+// firstLog is the number of a new store's log.
+const firstLog = 1
+
+// create makes an empty store.
+func (e *Engine) create(names []string) (*manifest, error) {
+	if err := removeAll(e.files, []string{logName(firstLog)}); err != nil {
+		return nil, err
+	}
+	l, err := createLog(e.files, firstLog)
+	if err != nil {
+		return nil, err
+	}
+	m := &manifest{log: firstLog}
+	_, err = m.write(e.files)
+	return m, errors.Join(err, l.f.Close())
+}
+
+// replay reads the logs from a number on into memtables, and makes sure that what
+// they hold is on the disk. Clean says that the last process closed the store.
+func (e *Engine) replay(number uint64) (clean bool, err error) {
+	e.written = e.content.flushed
+	for {
+		c, err := readLog(e.files, number)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: log %s is missing", engine.ErrCorrupt, logName(number))
+		}
+		if err != nil {
+			return false, err
+		}
+		mt := newMemtable(c.log, e.written)
+		e.content.memtables = append(e.content.memtables, mt)
+		for _, g := range c.groups {
+			if g.ts != e.written+1 {
+				return false, fmt.Errorf("%w: log %s begins with group %d, group %d is the last one before", engine.ErrCorrupt, logName(number), g.ts, e.written)
+			}
+			full := false
+			err := operations(g.body, func(op operation) {
+				if full = full || mt.size+cost(op.key, op.value) > memTableSize; !full {
+					mt.put(g.ts, op.key, op.value)
+				}
+			})
+			if err == nil && full {
+				err = fmt.Errorf("%w: it holds more than a memtable", engine.ErrCorrupt)
+			}
+			if err != nil {
+				return false, fmt.Errorf("log %s: %w", logName(number), err)
+			}
+			e.written = g.ts
+		}
+		if !c.closed {
+			if err := c.renew(); err != nil {
+				return false, fmt.Errorf("log %s: %w", logName(number), err)
+			}
+		}
+		clean = c.closed && len(e.content.memtables) == 1
+		if c.next == 0 {
+			e.acked.Store(e.written)
+			return clean, nil
+		}
+		number = c.next
+	}
+}
+
+// nothingBehind refuses groups in logs that the last one should lead to.
+func (e *Engine) nothingBehind(names []string) error {
+	last := e.content.active().log.number
+	for _, name := range names {
+		number, ok := numbered(name, logSuffix)
+		if !ok || number <= last {
+			continue
+		}
+		c, err := readLog(e.files, number)
+		if err != nil {
+			continue // it was being made
+		}
+		c.f.Close()
+		if len(c.groups) > 0 {
+			return fmt.Errorf("%w: log %s does not lead to %s, which goes on", engine.ErrCorrupt, logName(last), name)
+		}
+	}
+	return nil
+}
+
+// stale returns those names that are logs, tables and manifests which nothing
+// refers to: what a flush or a rewrite was making, or had replaced.
+func (e *Engine) stale(names []string) (out []string) {
+	used := map[string]bool{}
+	for _, m := range e.content.memtables {
+		used[logName(m.log.number)] = true
+	}
+	for _, r := range e.content.runs {
+		for _, t := range r {
+			used[tableName(t.number)] = true
+		}
+	}
+	for _, n := range names {
+		_, isLog := numbered(n, logSuffix)
+		_, isTable := numbered(n, tableSuffix)
+		if (isLog || isTable || n == manifestTemp) && !used[n] {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// tidy removes what is stale. The manifest may have been renamed by a process that
+// did not live to sync the directory: it is written again first, or a loss of
+// power could bring back one that refers to what was removed. Without room for
+// that everything stays.
+func (e *Engine) tidy(clean bool, stale []string) error {
+	if clean && len(stale) == 0 {
+		return nil
+	}
+	begun, err := e.content.manifest().write(e.files)
+	if err != nil {
+		if !begun && localdir.Short(err) {
+			return nil
+		}
+		return err
+	}
+	return removeAll(e.files, stale)
+}

@@ -1,0 +1,350 @@
+package badger
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"hash/maphash"
+	"io/fs"
+	"sort"
+
+	"github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/badger/v4/table"
+	"github.com/dgraph-io/badger/v4/y"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+const (
+	tableSuffix = ".sst"
+	tableSize   = 8 << 20 // of pairs in a table: what building one takes of memory is three times that
+	writeChunk  = 1 << 20 // written at a time
+)
+
+// tableOptions are Badger's. Values are compressed already. With OnBlockRead a
+// damaged block ends an iterator instead of being read; see tableIterator.
+func tableOptions() table.Options {
+	return table.Options{
+		TableSize:          tableSize,
+		BlockSize:          4 << 10,
+		BloomFalsePositive: 0.01,
+		Compression:        options.None,
+		ChkMode:            options.OnBlockRead,
+	}
+}
+
+// A tableInfo is what the manifest says of a table. Badger ends the process when
+// it opens a table whose index or footer it can't read, so the driver has a
+// checksum of its own of that part, and looks first.
+type tableInfo struct {
+	number  uint64
+	size    int64
+	tail    int64  // bytes of index and footer
+	tailSum uint32 // CRC-32C of them
+}
+
+// An openTable is one of Badger's tables, mapped.
+type openTable struct {
+	tableInfo
+	table *table.Table
+	unmap func() error
+}
+
+// openTableFile opens the table that info describes. An error matches
+// engine.ErrCorrupt when it is not the table that was written.
+func openTableFile(d files, info tableInfo) (t *openTable, err error) {
+	name := tableName(info.number)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("table %s: %w", name, err)
+		}
+	}()
+	defer caught(&err)
+	data, unmap, err := d.view(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: it is missing", engine.ErrCorrupt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unmap())
+		}
+	}()
+	if int64(len(data)) != info.size {
+		return nil, fmt.Errorf("%w: %d bytes long, not %d", engine.ErrCorrupt, len(data), info.size)
+	}
+	if info.tail > info.size || crc32.Checksum(data[info.size-info.tail:], castagnoli) != info.tailSum {
+		return nil, fmt.Errorf("%w: its index is damaged", engine.ErrCorrupt)
+	}
+	opts := tableOptions()
+	bt, err := table.OpenInMemoryTable(data, info.number, &opts)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
+	}
+	return &openTable{tableInfo: info, table: bt, unmap: unmap}, nil
+}
+
+// describe returns what the manifest is to say of a table that Badger has built.
+// At its end are the index, its length, a checksum and that one's length.
+func describe(number uint64, data []byte) tableInfo {
+	u32 := func(at int) int { return int(binary.BigEndian.Uint32(data[at:])) }
+	n := len(data)
+	tail := 4 + u32(n-4) + 4
+	tail += u32(n - tail)
+	return tableInfo{number: number, size: int64(n), tail: int64(tail), tailSum: crc32.Checksum(data[n-tail:], castagnoli)}
+}
+
+// A run is a sequence of tables in the order of their keys, none of which is in
+// two of them.
+type run []*openTable
+
+func (r run) bytes() (n int64) {
+	for _, t := range r {
+		n += t.size
+	}
+	return n
+}
+
+// find returns the index of the first table that ends at or behind seek, a key
+// with a timestamp.
+func (r run) find(seek []byte) int {
+	return sort.Search(len(r), func(i int) bool { return y.CompareKeys(r[i].table.Biggest(), seek) >= 0 })
+}
+
+// get returns a copy of the value at key's newest version up to that of seek, a
+// key with a timestamp and the hash of the key. A nil value means deleted.
+func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
+	i := r.find(seek)
+	if i == len(r) || r[i].table.DoesNotHave(hash) {
+		return nil, false, nil
+	}
+	it := newTableIterator(r[i], &err)
+	defer it.Close()
+	it.Seek(seek)
+	if !it.Valid() || !y.SameKey(seek, it.Key()) {
+		return nil, false, err
+	}
+	s := it.Value()
+	if s.Meta == deletion {
+		return nil, true, nil
+	}
+	return bytes.Clone(s.Value), true, nil
+}
+
+// A tableIterator is Badger's, which ends at a damaged block as if the table
+// ended there. This one notices: a table ends with its biggest key.
+type tableIterator struct {
+	*table.Iterator
+	of      *openTable
+	damaged *error // set when the table is found to be damaged
+}
+
+func newTableIterator(t *openTable, damaged *error) *tableIterator {
+	return &tableIterator{t.table.NewIterator(table.NOCACHE), t, damaged}
+}
+
+func (it *tableIterator) check(more bool) {
+	if more && !it.Valid() {
+		*it.damaged = fmt.Errorf("%w: a block of table %s can't be read", engine.ErrCorrupt, tableName(it.of.number))
+	}
+}
+
+func (it *tableIterator) Rewind() {
+	it.Iterator.Rewind()
+	it.check(true)
+}
+
+func (it *tableIterator) Seek(key []byte) {
+	it.Iterator.Seek(key)
+	it.check(y.CompareKeys(key, it.of.table.Biggest()) <= 0)
+}
+
+func (it *tableIterator) Next() {
+	last := bytes.Equal(it.Key(), it.of.table.Biggest())
+	it.Iterator.Next()
+	it.check(!last)
+}
+
+// A runIterator iterates over the tables of a run, and has one of them open.
+type runIterator struct {
+	run     run
+	at      int
+	it      *tableIterator // of run[at], if at < len(run)
+	damaged *error
+}
+
+func (it *runIterator) open(i int) bool {
+	if it.it != nil {
+		it.it.Close()
+		it.it = nil
+	}
+	if it.at = i; i == len(it.run) {
+		return false
+	}
+	it.it = newTableIterator(it.run[i], it.damaged)
+	return true
+}
+
+func (it *runIterator) Rewind() {
+	if it.open(0) {
+		it.it.Rewind()
+	}
+}
+
+func (it *runIterator) Seek(key []byte) {
+	if it.open(it.run.find(key)) {
+		it.it.Seek(key)
+	}
+}
+
+func (it *runIterator) Next() {
+	if it.it.Next(); !it.it.Valid() && *it.damaged == nil && it.open(it.at+1) {
+		it.it.Rewind()
+	}
+}
+
+func (it *runIterator) Valid() bool          { return it.it != nil && it.it.Valid() }
+func (it *runIterator) Key() []byte          { return it.it.Key() }
+func (it *runIterator) Value() y.ValueStruct { return it.it.Value() }
+
+func (it *runIterator) Close() error {
+	it.open(len(it.run))
+	return nil
+}
+
+// A census identifies a sequence of versions.
+type census struct {
+	n int
+	h maphash.Hash
+}
+
+var censusSeed = maphash.MakeSeed()
+
+func (c *census) add(key []byte, v y.ValueStruct) {
+	if c.n++; c.n == 1 {
+		c.h.SetSeed(censusSeed)
+	}
+	var lens [9]byte
+	binary.LittleEndian.PutUint32(lens[:4], uint32(len(key)))
+	binary.LittleEndian.PutUint32(lens[4:8], uint32(len(v.Value)))
+	lens[8] = v.Meta
+	c.h.Write(lens[:])
+	c.h.Write(key)
+	c.h.Write(v.Value)
+}
+
+func (c *census) equal(o *census) bool {
+	return c.n == o.n && (c.n == 0 || c.h.Sum64() == o.h.Sum64())
+}
+
+// A tableWriter writes a run. Badger builds the tables in memory; the driver
+// writes them, so that a full or failing disk is an error.
+type tableWriter struct {
+	files   files
+	number  func() uint64 // of the next table
+	builder *table.Builder
+	pending int // bytes in builder
+	infos   []tableInfo
+	all     census
+}
+
+func (w *tableWriter) add(key []byte, v y.ValueStruct) error {
+	if w.builder == nil {
+		w.builder = table.NewTableBuilder(tableOptions())
+	}
+	w.builder.Add(key, v, 0)
+	w.all.add(key, v)
+	if w.pending += len(key) + len(v.Value); w.pending < tableSize {
+		return nil
+	}
+	return w.flush()
+}
+
+// flush writes the table that is being built.
+func (w *tableWriter) flush() error {
+	if w.builder == nil {
+		return nil
+	}
+	data := w.builder.Finish()
+	w.builder.Close()
+	w.builder, w.pending = nil, 0
+	info := describe(w.number(), data)
+	f, err := w.files.create(tableName(info.number))
+	if err != nil {
+		return err
+	}
+	w.infos = append(w.infos, info)
+	for at := 0; at < len(data) && err == nil; at += writeChunk {
+		_, err = f.WriteAt(data[at:min(at+writeChunk, len(data))], int64(at))
+	}
+	if err == nil {
+		err = f.SyncData()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// finish makes the run durable, but for the manifest, and opens it. What it reads
+// back must be what was added.
+func (w *tableWriter) finish() (run, error) {
+	if err := w.flush(); err != nil {
+		return nil, err
+	}
+	if err := w.files.sync(); err != nil {
+		return nil, err
+	}
+	r, err := openRun(w.files, w.infos)
+	if err != nil {
+		return nil, err
+	}
+	var got census
+	var damaged error
+	it := &runIterator{run: r, damaged: &damaged}
+	for it.Rewind(); it.Valid(); it.Next() {
+		got.add(it.Key(), it.Value())
+	}
+	it.Close()
+	if damaged == nil && !got.equal(&w.all) {
+		damaged = fmt.Errorf("%w: the tables that were written have %d pairs, their source %d, or they differ", engine.ErrCorrupt, got.n, w.all.n)
+	}
+	if damaged != nil {
+		return nil, errors.Join(damaged, r.close())
+	}
+	return r, nil
+}
+
+// discard removes what was written.
+func (w *tableWriter) discard() error {
+	if w.builder != nil {
+		w.builder.Close()
+	}
+	var names []string
+	for _, info := range w.infos {
+		names = append(names, tableName(info.number))
+	}
+	return removeAll(w.files, names)
+}
+
+func openRun(d files, infos []tableInfo) (run, error) {
+	var r run
+	for _, info := range infos {
+		t, err := openTableFile(d, info)
+		if err != nil {
+			return nil, errors.Join(err, r.close())
+		}
+		r = append(r, t)
+	}
+	return r, nil
+}
+
+// close unmaps the tables. Nobody may be reading them.
+func (r run) close() error {
+	var err error
+	for _, t := range r {
+		err = errors.Join(err, t.unmap())
+	}
+	return err
+}
