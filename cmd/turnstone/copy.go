@@ -24,9 +24,13 @@ func (a *app) copy() *cobra.Command {
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			from, to := &app{url: args[0], wait: a.wait}, &app{url: args[1], wait: a.wait}
-			if dir, ok := directory(from.url); ok && !open.Holds(dir) {
-				return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
+			from, to := &app{url: args[0], wait: a.wait, minFree: a.minFree}, &app{url: args[1], wait: a.wait, minFree: a.minFree}
+			if dir, ok := directory(from.url); ok {
+				if held, err := open.Holds(dir); err != nil {
+					return err
+				} else if !held {
+					return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
+				}
 			}
 			r, err := copyStore(cmd.Context(), from, to, overwrite)
 			if err != nil {

@@ -97,6 +97,7 @@ type app struct {
 	url     string
 	began   bool              // the command line is right
 	wait    time.Duration     // for a store that another process has open
+	minFree byteSize          // below which new data is refused; 0 is the engine's default
 	options turnstone.Options // of the store
 }
 
@@ -117,6 +118,7 @@ func (a *app) command() *cobra.Command {
 		url = defaultStore
 	}
 	root.PersistentFlags().StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
+	root.PersistentFlags().Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
 	root.PersistentFlags().DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open")
 	groups := []struct {
 		title    string
@@ -232,8 +234,12 @@ func (a *app) in(f func(*cobra.Command, []string, *turnstone.Store) error) func(
 
 func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
 	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.shown(), storeVariable)
-	if dir, ok := directory(a.url); ok && mustExist && !open.Holds(dir) {
-		return missing
+	if dir, ok := directory(a.url); ok && mustExist {
+		if held, err := open.Holds(dir); err != nil {
+			return err
+		} else if !held {
+			return missing
+		}
 	}
 	e, err := a.open(ctx)
 	if err != nil {
@@ -243,7 +249,14 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 		}
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
+	defer func() {
+		cerr := e.Close()
+		if err == nil && errors.Is(cerr, engine.ErrNoSpace) { // what was asked for is done
+			fmt.Fprintf(os.Stderr, "turnstone: warning: %v\n", cerr)
+			return
+		}
+		err = errors.Join(err, cerr)
+	}()
 	o := a.options
 	o.MustExist = mustExist
 	st, err := turnstone.Open(ctx, e, &o)
@@ -260,7 +273,7 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 // open opens the engine. Commands are short: one that has the store is waited for.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
-		e, err := open.Open(ctx, a.url)
+		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree)})
 		var held *engine.LockedError
 		if !errors.As(err, &held) || time.Now().After(deadline) {
 			return e, err

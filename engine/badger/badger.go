@@ -271,8 +271,12 @@ func (e *Engine) settleFiles() error {
 		for err == nil && len(e.content.memtables) > 1 {
 			err = e.flush()
 		}
-		if e.note(&e.flushTrouble, err); e.usable() != nil {
-			return nil
+		if e.usable() != nil {
+			return err
+		}
+		// Without room for a table the next Open replays the log.
+		if !errors.Is(err, engine.ErrNoSpace) {
+			e.note(&e.flushTrouble, err)
 		}
 	}
 	var err error

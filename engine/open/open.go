@@ -21,6 +21,14 @@ import (
 // ErrURL reports a URL that names no engine of this build.
 var ErrURL = errors.New("open: unknown store URL")
 
+// Options of Open, of engines in directories. Nil and the zero value mean the
+// engines' defaults.
+type Options struct {
+	// MinFreeBytes is the free disk space below which new data is refused.
+	// Reading and what reclaims space need none.
+	MinFreeBytes uint64
+}
+
 // Forms lists what Open accepts, for help texts.
 const Forms = "DIR or badger:DIR, pebble:DIR, postgres://…, mem:"
 
@@ -32,7 +40,10 @@ const Forms = "DIR or badger:DIR, pebble:DIR, postgres://…, mem:"
 //	mem:              memory; gone with the process
 //
 // A directory of another engine is refused.
-func Open(ctx context.Context, url string) (engine.Engine, error) {
+func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
+	if o == nil {
+		o = &Options{}
+	}
 	scheme, dir, local := Directory(url)
 	switch {
 	case url == "mem:":
@@ -40,19 +51,19 @@ func Open(ctx context.Context, url string) (engine.Engine, error) {
 	case Server(url):
 		return openPostgres(ctx, url)
 	case local && scheme == "badger":
-		if err := refuse(dir, "pebble", "marker."); err != nil {
+		if err := refuse(dir, "badger"); err != nil {
 			return nil, err
 		}
-		e, err := badger.Open(dir, nil)
+		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes})
 		if err != nil {
 			return nil, err // not e: a nil *badger.Engine is no nil Engine
 		}
 		return e, nil
 	case local && scheme == "pebble":
-		if err := refuse(dir, "badger", "CURRENT"); err != nil {
+		if err := refuse(dir, "pebble"); err != nil {
 			return nil, err
 		}
-		e, err := pebble.Open(dir, nil)
+		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes})
 		if err != nil {
 			return nil, err
 		}
@@ -97,30 +108,39 @@ func Directory(url string) (scheme, dir string, ok bool) {
 	return scheme, dir, dir != "" && (scheme == "badger" || scheme == "pebble")
 }
 
-// Holds reports whether dir holds a store of some engine.
-func Holds(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return false
-	}
-	for _, d := range entries {
-		if d.Name() == "CURRENT" || strings.HasPrefix(d.Name(), "gen-") || strings.HasPrefix(d.Name(), "marker.") {
-			return true
-		}
-	}
-	return false
+// Holds reports whether dir holds a store of some engine, whole or not. A
+// directory that can't be read is an error.
+func Holds(dir string) (bool, error) {
+	of, err := holds(dir)
+	return of != "", err
 }
 
-// refuse fails when dir holds a file that only the other engine makes.
-func refuse(dir, other, prefix string) error {
+// holds returns the scheme of the engine whose store dir holds, or "".
+func holds(dir string) (scheme string, err error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("open: look for a store: %w", err)
 	}
 	for _, d := range entries {
-		if strings.HasPrefix(d.Name(), prefix) {
-			return fmt.Errorf("open: %s is a %s store: use %s:%s", dir, other, other, dir)
+		name := d.Name()
+		switch {
+		case strings.HasPrefix(name, "marker."), strings.HasPrefix(name, "MANIFEST-"): // Pebble's alone
+			return "pebble", nil
+		case name == "MANIFEST", strings.HasSuffix(name, ".sst"), strings.HasSuffix(name, ".log"), strings.HasPrefix(name, "gen-"):
+			scheme = "badger"
 		}
 	}
-	return nil
+	return scheme, nil
+}
+
+// refuse fails when dir holds a store of another engine than that of scheme.
+func refuse(dir, scheme string) error {
+	of, err := holds(dir)
+	if err == nil && of != "" && of != scheme {
+		err = fmt.Errorf("open: %s is a %s store: use %s:%s", dir, of, of, dir)
+	}
+	return err
 }

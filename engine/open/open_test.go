@@ -17,7 +17,7 @@ import (
 func TestURLs(t *testing.T) {
 	dir := t.TempDir()
 	for _, url := range []string{"mem:", dir + "/a", "badger:" + dir + "/a", "pebble:" + dir + "/[b]"} {
-		e, err := open.Open(t.Context(), url)
+		e, err := open.Open(t.Context(), url, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", url, err)
 		}
@@ -29,12 +29,12 @@ func TestURLs(t *testing.T) {
 		}
 	}
 	for _, url := range []string{"", "mem:x", "mysql://host", "badger:", "pebble:"} {
-		if e, err := open.Open(t.Context(), url); !errors.Is(err, open.ErrURL) || e != nil {
+		if e, err := open.Open(t.Context(), url, nil); !errors.Is(err, open.ErrURL) || e != nil {
 			t.Errorf("%q: %v, %v", url, e, err)
 		}
 	}
 	for _, url := range []string{"pebble:" + dir + "/a", "badger:" + dir + "/[b]", dir + "/[b]"} {
-		if e, err := open.Open(t.Context(), url); err == nil || e != nil {
+		if e, err := open.Open(t.Context(), url, nil); err == nil || e != nil {
 			t.Errorf("%q opens another engine's directory", url)
 		}
 	}
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func TestPostgresURLs(t *testing.T) {
 	url, schema := pgtest.URL(t), pgtest.Schema(t)
-	e, err := open.Open(t.Context(), url+"&schema="+schema)
+	e, err := open.Open(t.Context(), url+"&schema="+schema, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestPostgresURLs(t *testing.T) {
 		t.Error(err)
 	}
 	for _, bad := range []string{"postgres://user:secret@%zz/db", "postgres://user:secret@localhost:notaport/db", "postgres://user:secret@127.0.0.1:1/db?connect_timeout=1", "postgres://user:sec/ret@localhost/db", "Postgres://user:secret@h/db", "postgres:/user:secret@h", "postgres://localhost/db?sslmode=verify-full;"} {
-		e, err := open.Open(t.Context(), bad)
+		e, err := open.Open(t.Context(), bad, nil)
 		if err == nil || e != nil || strings.Contains(err.Error(), "sec") {
 			t.Errorf("%s: %v", bad, err)
 		}
@@ -66,7 +66,7 @@ func ExampleOpen() {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	e, err := open.Open(context.Background(), "pebble:"+filepath.Join(dir, "store"))
+	e, err := open.Open(context.Background(), "pebble:"+filepath.Join(dir, "store"), nil)
 	fmt.Println(err)
 	fmt.Println(e.Close())
 	// Output:

@@ -86,7 +86,7 @@ func run(ctx context.Context, addr, data, url string, pace time.Duration) (err e
 	if url == "" {
 		url = filepath.Join(data, "store")
 	}
-	eng, err := open.Open(ctx, url)
+	eng, err := open.Open(ctx, url, nil)
 	if err != nil {
 		return err
 	}
