@@ -93,6 +93,8 @@ type Engine struct {
 	files files
 	room  localdir.Room // what must be left for new data
 
+	logSize int64 // of new logs, and logExtra more than their memtables
+
 	mu      sync.RWMutex // guards content; who only adds to the last memtable holds it for reading
 	content content
 
@@ -102,6 +104,7 @@ type Engine struct {
 	acked   atomic.Uint64 // the last one that is durable: what readers see
 
 	failed atomic.Pointer[error] // why the engine refuses everything
+	halted chan struct{}         // closed when that is a failure
 	queue  chan *request
 	stop   chan struct{} // closed by Close
 	done   chan struct{} // closed when the committer and syncLoop have returned
@@ -132,7 +135,7 @@ func Open(dir string, o *Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := openFiles(directory(d.Path), o)
+	e, err := openFiles(directory(d.Path), memTableSize+logExtra, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, err), d.Close())
 	}
@@ -150,12 +153,14 @@ func (e *Engine) start() {
 
 // openFiles recovers the store in d. The engine has no directory and is not
 // started.
-func openFiles(d files, o *Options) (*Engine, error) {
+func openFiles(d files, logSize int64, o *Options) (*Engine, error) {
 	e := &Engine{
 		files:     d,
+		logSize:   logSize,
 		rewriting: make(chan struct{}, 1),
 		queue:     make(chan *request, 1024),
 		flights:   make(chan *flight, 1),
+		halted:    make(chan struct{}),
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
 		full:      make(chan struct{}, 1),
@@ -199,7 +204,11 @@ func mapped(err error) error {
 // fail makes e refuse everything from now on.
 func (e *Engine) fail(err error) {
 	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
-	if e.failed.CompareAndSwap(nil, &err) && e.opts.Logger != nil {
+	if !e.failed.CompareAndSwap(nil, &err) {
+		return
+	}
+	close(e.halted)
+	if e.opts.Logger != nil {
 		e.opts.Logger.Error("badger: the store refuses everything until it is reopened", "error", err)
 	}
 }
@@ -253,7 +262,7 @@ func (e *Engine) rest() error {
 	e.failed.CompareAndSwap(nil, &closed)
 	e.mu.Lock() // readers are through
 	defer e.mu.Unlock()
-	err = errors.Join(err, e.content.close())
+	err = errors.Join(err, mapped(e.content.close()))
 	if e.dir != nil {
 		err = errors.Join(err, e.dir.Close())
 	}

@@ -166,7 +166,7 @@ func (e *Engine) write(f *flight) error {
 	if err != nil || len(g.writes) == 0 {
 		return err
 	}
-	if e.active().size+g.cost > memTableSize {
+	if !e.active().room(g.cost) {
 		if err := e.rotate(); err != nil {
 			return errors.Join(e.usable(), err) // nothing of f was written
 		}

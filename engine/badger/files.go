@@ -2,12 +2,14 @@ package badger
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/dgraph-io/ristretto/v2/z"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
@@ -102,6 +104,17 @@ func (f osFile) Size() (int64, error) {
 		return 0, err
 	}
 	return info.Size(), nil
+}
+
+// lost is the error of a sync that failed. What was written before it may never
+// reach the disk, although reading shows it and the next sync succeeds, so not
+// even a shortage may be tried again: the engine has to stop. (A file that is
+// being made and is thrown away after a failed sync is another matter.)
+func lost(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: sync failed: %v", engine.ErrUnknown, err)
 }
 
 // removeAll removes names that may not be there.

@@ -10,6 +10,7 @@ import (
 	"github.com/dgraph-io/badger/v4/y"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 const (
@@ -25,10 +26,13 @@ func (e *Engine) rotate() error {
 	if err := errors.Join(e.usable(), e.awaitFlush(e.ctx, maxWaiting)); err != nil {
 		return err
 	}
-	l, err := createLog(e.files, e.number())
+	l, err := createLog(e.files, e.number(), e.logSize)
 	if err == nil {
 		if err = e.lead(l); err != nil {
-			err = errors.Join(err, l.f.Close(), e.files.remove(logName(l.number)))
+			err = errors.Join(err, l.f.Close())
+			if localdir.Short(err) { // else the current log may lead to it
+				err = errors.Join(err, e.files.remove(logName(l.number)))
+			}
 		}
 	}
 	if err != nil {
@@ -48,16 +52,13 @@ func (e *Engine) rotate() error {
 // where groups are not synced, so that a later log is never there without it.
 func (e *Engine) lead(l *log) error {
 	if err := e.files.sync(); err != nil {
-		return err
+		return lost(err)
 	}
 	old := e.active().log
 	if err := old.append(frameNext, l.number, e.written, make([]byte, frameRoom)); err != nil {
 		return err
 	}
-	if err := old.f.SyncData(); err != nil {
-		return fmt.Errorf("%w: sync of log %s: %w", engine.ErrUnknown, logName(old.number), err)
-	}
-	return nil
+	return lost(old.f.SyncData())
 }
 
 // number returns the number of a new file.
@@ -86,6 +87,7 @@ func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 		}
 		select {
 		case <-tried:
+		case <-e.halted:
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-e.stop:
@@ -99,13 +101,7 @@ func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 func (e *Engine) flushLoop() {
 	again := time.NewTicker(flushAgain)
 	defer again.Stop()
-	for {
-		select {
-		case <-e.full:
-		case <-again.C:
-		case <-e.stop:
-			return
-		}
+	for { // Open may have found some
 		for e.waiting() && e.usable() == nil && e.ctx.Err() == nil {
 			err := e.flush()
 			e.note(&e.flushTrouble, err)
@@ -117,6 +113,12 @@ func (e *Engine) flushLoop() {
 				break
 			}
 			e.rewriteIfGrown()
+		}
+		select {
+		case <-e.full:
+		case <-again.C:
+		case <-e.stop:
+			return
 		}
 	}
 }

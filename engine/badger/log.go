@@ -20,10 +20,10 @@ import (
 // table. It is a file of a fixed size: a shorter one was truncated, unless a
 // clean Close cut it behind its last frame.
 //
-//	header   magic, number, salt, checksum
+//	header   magic, number, salt, size, checksum
 //	frame    checksum, length and checksum of the body, kind, ts, durable; body
 //	frame    …
-//	zeros    up to logSize
+//	zeros    up to size
 //
 // A frame is one of
 //
@@ -43,6 +43,7 @@ import (
 type log struct {
 	f      file
 	number uint64
+	size   int64  // of the file, unless short
 	seed   uint32 // of checksums
 
 	mu       sync.Mutex // guards the rest; the committer appends groups, syncLoop marks
@@ -52,12 +53,13 @@ type log struct {
 }
 
 const (
-	// logSize is enough for what fits into a memtable: the memtable counts more
-	// for every write and group than their frames take.
-	logSize   = memTableSize + 64<<10
-	logMagic  = "turnstone log 1\n"
-	logHeader = 64
-	logSuffix = ".log"
+	// A log is so much larger than its memtable, which counts more for every
+	// write than the log takes for it, with its part of frames and marks.
+	logExtra   = 64 << 10
+	logMagic   = "turnstone log 1\n"
+	logHeader  = 64
+	maxLogSize = 1 << 30 // that Open reads into memory
+	logSuffix  = ".log"
 
 	frameHeader = 32
 	frameAlign  = 8
@@ -94,7 +96,7 @@ func numbered(name, suffix string) (uint64, bool) {
 
 // createLog makes an empty log and syncs its content; its name is the caller's to
 // sync.
-func createLog(d files, number uint64) (*log, error) {
+func createLog(d files, number uint64, size int64) (*log, error) {
 	f, err := d.create(logName(number))
 	if err != nil {
 		return nil, err
@@ -103,11 +105,12 @@ func createLog(d files, number uint64) (*log, error) {
 	copy(header, logMagic)
 	binary.LittleEndian.PutUint64(header[16:], number)
 	rand.Read(header[24:40])
+	binary.LittleEndian.PutUint64(header[40:], uint64(size))
 	binary.LittleEndian.PutUint32(header[logHeader-4:], crc32.Checksum(header[:logHeader-4], castagnoli))
-	l := &log{f: f, number: number, seed: logSeed(header), pos: logHeader}
+	l := &log{f: f, number: number, size: size, seed: logSeed(header), pos: logHeader}
 	_, err = f.WriteAt(header, 0)
 	if err == nil {
-		err = f.Truncate(logSize)
+		err = f.Truncate(size)
 	}
 	if err == nil {
 		l.reserved = firstReserve
@@ -138,7 +141,7 @@ func (l *log) reserve(bytes int, reclaim bool) error {
 	if need+reclaimReserve <= l.reserved {
 		return nil
 	}
-	to := min(logSize, need+reserveStep)
+	to := min(l.size, need+reserveStep)
 	err := l.f.Reserve(l.reserved, to-l.reserved)
 	if err == nil {
 		l.reserved = to
@@ -153,9 +156,9 @@ func (l *log) reserve(bytes int, reclaim bool) error {
 // restore gives a log that a clean Close has cut its full size again, before
 // anything is written to it.
 func (l *log) restore() error {
-	err := l.f.Truncate(logSize)
+	err := l.f.Truncate(l.size)
 	if err == nil {
-		err = l.f.SyncData()
+		err = lost(l.f.SyncData())
 	}
 	l.short = err != nil
 	return err
@@ -180,7 +183,7 @@ func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 	for len(buf)%frameAlign != 0 {
 		buf = append(buf, 0)
 	}
-	if l.pos+int64(len(buf)) > logSize {
+	if l.pos+int64(len(buf)) > l.size {
 		return errors.New("log is full")
 	}
 	if _, err := l.f.WriteAt(buf, l.pos); err != nil {
@@ -195,18 +198,19 @@ func (l *log) mark(durable uint64) error {
 	return l.append(frameMark, durable, durable, make([]byte, frameRoom, frameRoom+frameAlign))
 }
 
-// close syncs the log behind a closed frame and cuts it there. The groups in it
-// are durable already.
+// close writes a closed frame and syncs it, and then cuts the log behind it: a log
+// that is shorter than it was made has a closed frame at its end, whenever the
+// power goes. The groups in it are durable already.
 func (l *log) close(ts uint64) error {
 	err := l.append(frameClosed, ts, ts, make([]byte, frameRoom))
 	if err == nil {
-		err = l.f.Truncate(l.pos)
+		err = lost(l.f.SyncData())
 	}
 	if err == nil {
-		err = l.f.Reserve(l.pos, reclaimReserve)
+		err = l.f.Truncate(l.pos)
 	}
-	if err == nil || localdir.Short(err) {
-		err = l.f.SyncData()
+	if err == nil { // for who reclaims, should there be no room at the next Open
+		err = l.f.Reserve(l.pos, reclaimReserve)
 	}
 	return err
 }
@@ -265,8 +269,8 @@ func readFrames(f file, number uint64) (*logContent, error) {
 	if err != nil {
 		return nil, err
 	}
-	if size > logSize {
-		return nil, fmt.Errorf("%w: %d bytes long, more than %d", engine.ErrCorrupt, size, logSize)
+	if size > maxLogSize {
+		return nil, fmt.Errorf("%w: %d bytes long, more than %d", engine.ErrCorrupt, size, maxLogSize)
 	}
 	data := make([]byte, size)
 	if _, err := f.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
@@ -276,7 +280,8 @@ func readFrames(f file, number uint64) (*logContent, error) {
 		crc32.Checksum(data[:logHeader-4], castagnoli) != binary.LittleEndian.Uint32(data[logHeader-4:logHeader]) {
 		return nil, fmt.Errorf("%w: its header can't be read", engine.ErrCorrupt)
 	}
-	c := &logContent{log: &log{f: f, number: number, seed: logSeed(data)}}
+	full := int64(binary.LittleEndian.Uint64(data[40:]))
+	c := &logContent{log: &log{f: f, number: number, size: full, seed: logSeed(data)}}
 	pos, last := int64(logHeader), uint64(0)
 	for c.next == 0 && !c.closed {
 		fr, ok := frameAt(data[pos:], c.seed)
@@ -306,10 +311,10 @@ func readFrames(f file, number uint64) (*logContent, error) {
 			}
 		}
 	}
-	if size != logSize && !(c.closed && pos == size) {
-		return nil, fmt.Errorf("%w: cut to %d bytes", engine.ErrCorrupt, size)
+	if size != full && !(c.closed && pos == size) {
+		return nil, fmt.Errorf("%w: %d bytes long, not %d", engine.ErrCorrupt, size, full)
 	}
-	c.data, c.pos, c.reserved, c.short = data[:pos], pos, pos, size != logSize
+	c.data, c.pos, c.reserved, c.short = data[:pos], pos, pos, size != full
 	if c.closed {
 		c.pos -= frameHeader // the next frame takes the place of this one
 	}
@@ -324,14 +329,14 @@ func (c *logContent) renew() error {
 		if err := c.f.Truncate(c.pos); err != nil {
 			return err
 		}
-		if err := c.f.Truncate(logSize); err != nil {
+		if err := c.f.Truncate(c.size); err != nil {
 			return err
 		}
 	}
 	if _, err := c.f.WriteAt(c.data, 0); err != nil {
 		return err
 	}
-	return c.f.SyncData()
+	return lost(c.f.SyncData())
 }
 
 // An operation is one write of a group.

@@ -135,10 +135,10 @@ func (m *manifest) write(d files) (begun bool, err error) {
 	}
 	// The names of what the manifest refers to come first.
 	if err := d.sync(); err != nil {
-		return false, err
+		return false, lost(err)
 	}
 	if err := d.rename(manifestTemp, manifestName); err != nil {
 		return true, err
 	}
-	return true, d.sync()
+	return true, lost(d.sync())
 }

@@ -9,10 +9,11 @@ import (
 // a key by itself: readers see it as of a timestamp while the committer adds to
 // it.
 type memtable struct {
-	list *skl.Skiplist
-	log  *log // that holds the same
-	size int  // of the list's arena, at most
-	last uint64
+	list  *skl.Skiplist
+	log   *log   // that holds the same
+	arena int    // bytes of the list's memory
+	size  int    // of them that are taken, at most
+	last  uint64 // timestamp of its last group
 }
 
 // memTableSize is the arena of a memtable, which Badger ends the process for
@@ -28,9 +29,14 @@ const (
 // deletion is Badger's mark of a deleted key, in front of its value.
 const deletion = 1
 
+// newMemtable makes an empty memtable for l, after the group of a timestamp.
 func newMemtable(l *log, last uint64) *memtable {
-	return &memtable{list: skl.NewSkiplist(memTableSize), log: l, size: 2 * entryBytes, last: last}
+	arena := int(l.size) - logExtra
+	return &memtable{list: skl.NewSkiplist(int64(arena)), log: l, arena: arena, size: 2 * entryBytes, last: last}
 }
+
+// room reports whether writes of so much cost fit.
+func (m *memtable) room(cost int) bool { return m.size+cost <= m.arena }
 
 func (m *memtable) empty() bool { return m.list.Empty() }
 

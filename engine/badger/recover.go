@@ -90,7 +90,7 @@ func (e *Engine) create(names []string) (*manifest, error) {
 	if err := removeAll(e.files, []string{logName(firstLog)}); err != nil {
 		return nil, err
 	}
-	l, err := createLog(e.files, firstLog)
+	l, err := createLog(e.files, firstLog, e.logSize)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (e *Engine) replay(number uint64) (clean bool, err error) {
 			}
 			full := false
 			err := operations(g.body, func(op operation) {
-				if full = full || mt.size+cost(op.key, op.value) > memTableSize; !full {
+				if full = full || !mt.room(cost(op.key, op.value)); !full {
 					mt.put(g.ts, op.key, op.value)
 				}
 			})

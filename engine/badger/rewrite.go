@@ -139,6 +139,9 @@ func (e *Engine) rewrite(ctx context.Context) error {
 		if e.usable() == nil { // else the manifest may name them
 			err = errors.Join(err, w.discard())
 		}
+		if errors.Is(err, engine.ErrUnknown) {
+			e.fail(err)
+		}
 		return fmt.Errorf("engine: rewrite: %w", mapped(err))
 	}
 	// Nobody reads the old runs any more: replace has waited for those who did.
@@ -149,8 +152,8 @@ func (e *Engine) rewrite(ctx context.Context) error {
 			names = append(names, tableName(t.number))
 		}
 	}
-	if err = errors.Join(err, removeAll(e.files, names), e.files.sync()); err != nil {
-		return fmt.Errorf("engine: remove rewritten tables: %w", err)
+	if err = errors.Join(err, removeAll(e.files, names), lost(e.files.sync())); err != nil {
+		return fmt.Errorf("engine: remove rewritten tables: %w", mapped(err))
 	}
 	return nil
 }

@@ -294,7 +294,7 @@ func (w *tableWriter) finish() (run, error) {
 		return nil, err
 	}
 	if err := w.files.sync(); err != nil {
-		return nil, err
+		return nil, lost(err)
 	}
 	r, err := openRun(w.files, w.infos)
 	if err != nil {
