@@ -100,6 +100,7 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 	if b.Ops() == 0 {
 		return nil
 	}
+	next.Stones += uint64(b.Ops())
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
 	s.store.setDirty(&b, s.dirtyKey)
 	return c.apply(ctx, &b)
