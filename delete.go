@@ -46,7 +46,9 @@ func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error)
 type ChildPolicy int
 
 // Delete removes a session from all reads and lists at once. Deleting one that
-// does not exist is no error. Its data is garbage as far as no fork holds it.
+// does not exist is no error. Its data is garbage as far as no fork holds it. An
+// error that matches ErrOutcomeUnknown leaves open whether the session is deleted,
+// and one of CascadeChildren that matches ErrIncomplete leaves some deleted.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
 	_, err := observed(ctx, s, OpDelete, id, func(ctx context.Context) (struct{}, error) {
 		ses, err := s.Session(ctx, id)

@@ -288,7 +288,9 @@ type Request struct {
 }
 
 // Create makes the session that r describes. If one of that id exists, nothing
-// changes, and it is returned with created = false.
+// changes, and it is returned with created = false. An error that matches
+// ErrOutcomeUnknown leaves open whether the session was made; after any other error
+// it was not.
 func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
 	session, err = observed(ctx, s, OpCreate, r.ID, func(ctx context.Context) (*Session, error) {
 		session, created, err = s.createOrFind(ctx, r)

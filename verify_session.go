@@ -85,6 +85,15 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 	if life.Floor <= 1 {
 		return nil
 	}
+	if ses.origin == nil {
+		c, _, err := v.s.commitAt(ctx, inc, 1)
+		if err == nil && c.Previous != head.Genesis(inc, nil) {
+			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", codec.ErrMissing), "origin of %s", v.name(inc))
+		}
+		if err != nil {
+			return err
+		}
+	}
 	// Its ancestors may be gone. What a fork of it shares of them the fork names itself.
 	layers := ses.layers(life.Floor - 1)
 	shared, held := v.shared[inc]

@@ -158,6 +158,8 @@ func full(t *testing.T) *memory.Engine {
 		return err
 	})
 	// And again what no collection has seen.
+	put(a, 400_000, 11)
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Attachments: []turnstone.Attachment{put(a, 300_000, 12)}}}})
 	i := create(t, st, turnstone.Request{ID: "i", Parent: "h"})
 	commitTo(t, i, turnstone.Commit{Nodes: saying(random(9000, 10)), Checkpoint: map[string][]byte{"p": []byte("new")}})
 	j := create(t, st, turnstone.Request{ID: "j"})
@@ -267,11 +269,13 @@ type table struct {
 	ids  map[string]string // of sessions that live, by incarnation
 	incs map[string]string // by the hash of the session id
 	dead map[string]bool   // incarnations of deleted sessions of which something is left
+	open map[string]bool   // uploads that are not finished
+	held map[string]int    // how many records under keys.Upload name a blob
 }
 
 func tableOf(t *testing.T, e engine.Engine) *table {
 	t.Helper()
-	out := &table{ids: map[string]string{}, incs: map[string]string{}, dead: map[string]bool{}}
+	out := &table{ids: map[string]string{}, incs: map[string]string{}, dead: map[string]bool{}, open: map[string]bool{}, held: map[string]int{}}
 	for p, err := range e.Scan(ctx, engine.Range{}) {
 		if err != nil {
 			t.Fatal(err)
@@ -283,6 +287,11 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 				t.Fatal(err)
 			}
 			out.ids[string(about.Incarnation[:])] = about.ID
+		case keys.Upload:
+			out.held[string(fields[16:])]++
+			if bytes.Equal(fields[16:], make([]byte, 16)) {
+				out.open[string(fields[:16])] = true
+			}
 		case keys.Life:
 			life, err := head.OpenLife(p.Key, p.Value)
 			if err != nil {
@@ -337,6 +346,45 @@ func (s *table) harmless(p engine.Pair) string {
 		return "the grave of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):
 		return "an unfinished upload: without it the next collection ends the upload, and what refers to it is refused"
+	case letter == keys.Upload && !s.open[string(fields[:16])] && s.ids[string(fields[:16])] == "":
+		return "what a finished upload held: the commit that it was for, or its ticket, holds the whole"
+	case letter == keys.Upload && !s.open[string(fields[:16])] && s.held[string(fields[16:])] > 1:
+		return "the ticket of a large attachment: the commit that it is for is refused, and collections find the blob by what the upload held"
 	}
 	return ""
+}
+
+// VF3: a blob that only the first checkpoint of a fork refers to is not unreferenced.
+func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("1")), Checkpoint: map[string][]byte{"a": []byte("inherited part")}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("2")), Checkpoint: map[string][]byte{"a": []byte("own part")}})
+	remove(t, st, "p")
+	unreferenced := func(want int) {
+		t.Helper()
+		v, err := st.Verify(ctx, nil)
+		if err != nil || !v.OK() || v.Unreferenced != want {
+			t.Fatal(v.Unreferenced, v.Problems, err)
+		}
+	}
+	for range 2 {
+		if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		unreferenced(0)
+	}
+	info, err := f.Info(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := create(t, st, turnstone.Request{ID: "g", Parent: "f", ForkNode: info.ForkNode})
+	if parts, err := g.Checkpoint(ctx, 0); err != nil || string(parts["a"]) != "inherited part" {
+		t.Fatal(parts, err)
+	}
+	// When neither of the forks retains its beginning, it is.
+	remove(t, st, "g")
+	pruneTo1(t, f)
+	unreferenced(1)
 }
