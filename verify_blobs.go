@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -31,7 +32,7 @@ func (v *verifier) contents(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			v.problem(err, "blob %s of session %q", id, session)
+			v.of(session, codec.Corrupt(err, "blob %s", id))
 		}
 		for _, r := range refs {
 			if err := visit(r, session); err != nil {

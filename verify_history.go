@@ -97,7 +97,7 @@ func (v *verifier) inherits(layers []layer, id NodeID) bool {
 // refer notes the blobs of a node.
 func (v *verifier) refer(ses *Session, n *found) {
 	for _, id := range n.Blobs() {
-		v.blobs[id] = ses.id
+		v.blobs[id] = v.name(ses.inc)
 	}
 }
 

@@ -46,7 +46,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	for _, p := range h.Parts {
-		v.blobs[p.Blob] = ses.id
+		v.blobs[p.Blob] = v.name(ses.inc)
 	}
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
 		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
@@ -158,14 +158,14 @@ func steady[T any](ctx context.Context, ses *Session, read func() (T, error)) (T
 // blobs of the revisions that are retained.
 type parts struct {
 	v     *verifier
-	id    string // of the session
+	name  string // of the session
 	floor Revision
 	refs  map[Revision]bool
 	now   map[string]blob.ID
 }
 
 func (v *verifier) parts(ctx context.Context, ses *Session) (*parts, error) {
-	p := &parts{v: v, id: ses.id, refs: map[Revision]bool{}, now: map[string]blob.ID{}}
+	p := &parts{v: v, name: v.name(ses.inc), refs: map[Revision]bool{}, now: map[string]blob.ID{}}
 	if ses.origin != nil {
 		for _, part := range ses.origin.Parts {
 			p.now[part.Name] = part.Blob
@@ -206,7 +206,7 @@ func (p *parts) at(c *head.Commit) {
 func (p *parts) retain(r Revision) {
 	if r >= p.floor || p.refs[r] {
 		for _, id := range p.now {
-			p.v.blobs[id] = p.id
+			p.v.blobs[id] = p.name
 		}
 	}
 }
