@@ -32,6 +32,9 @@ func cloned(t *testing.T, e engine.Engine) *memory.Engine {
 
 // VF4: what maintenance leaves when it is cut off at any point is no damage.
 func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
+	}
 	whole := full(t)
 	for name, call := range map[string]func(*turnstone.Store) error{
 		"gc": func(st *turnstone.Store) error {
@@ -100,6 +103,9 @@ func (m *meddler) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 
 // VF5: whatever happens to a store while Verify reads it is no damage.
 func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
+	}
 	whole := outcomeStore(t)
 	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true})
 	a, err := st.Session(ctx, "a")
