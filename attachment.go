@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -45,7 +46,8 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 	if err != nil {
 		// What was stored is garbage; if this fails it expires.
 		_ = up.Abandon(context.WithoutCancel(ctx))
-		return Attachment{}, expired(err)
+		done := change{unknown: errors.Is(err, engine.ErrUnknown)}
+		return Attachment{}, done.told(expired(err))
 	}
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }

@@ -98,7 +98,7 @@ type Result struct {
 // An error that matches ErrOutcomeUnknown leaves open whether the commit
 // stands; after any other error nothing of it is visible.
 func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
-	w := writer{s: s, in: &c}
+	w := writer{s: s, in: &c, change: change{store: s.store}}
 	ctx, end := s.store.begin(ctx, OpCommit, s.id)
 	if end == nil {
 		return w.commit(ctx)
@@ -147,7 +147,7 @@ type writer struct {
 	head  *head.Head // that the batch sets, and
 	raw   []byte     // its record
 
-	unknown bool // the outcome of an attempt is not known: it may stand
+	change // whether an attempt may stand
 
 	hits, misses int // parts whose last version was at hand, and not
 }
@@ -196,9 +196,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			}
 			return w.unless(ctx, err)
 		}
-		unknown, err := s.store.apply(ctx, w.batch)
-		w.unknown = w.unknown || unknown
-		if err == nil {
+		if err = w.apply(ctx, w.batch); err == nil {
 			return w.done(), nil
 		}
 		if !errors.Is(err, engine.ErrConflict) {
@@ -213,8 +211,8 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			if errors.As(err, &replay) {
 				return replay.result, nil
 			}
-			if w.unknown && !decided(err) {
-				err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+			if !decided(err) {
+				err = w.told(err)
 			}
 			return Result{}, err
 		}

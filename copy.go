@@ -349,14 +349,14 @@ func (c *copier) apply(ctx context.Context, b *engine.Batch, next copyNote) erro
 	sealed := next.seal(c.noteKey)
 	b.Guard(c.noteKey, c.sealed)
 	b.Set(c.noteKey, sealed)
-	s := Store{engine: c.to}
-	unknown, err := s.apply(ctx, b)
+	w := change{store: &Store{engine: c.to}}
+	err := w.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		vs, gerr := c.to.Get(ctx, c.noteKey)
 		if gerr != nil {
-			return gerr
+			return w.told(gerr)
 		}
-		if !unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
+		if !w.unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
 			return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
 		}
 	} else if err != nil {

@@ -46,7 +46,9 @@ func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error)
 type ChildPolicy int
 
 // Delete removes a session from all reads and lists at once. Deleting one that
-// does not exist is no error. Its data is garbage as far as no fork holds it.
+// does not exist is no error. Its data is garbage as far as no fork holds it. An
+// error that matches ErrOutcomeUnknown leaves open whether the session is deleted,
+// and one of CascadeChildren that matches ErrIncomplete leaves some deleted.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
 	_, err := observed(ctx, s, OpDelete, id, func(ctx context.Context) (struct{}, error) {
 		ses, err := s.Session(ctx, id)
@@ -64,7 +66,7 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 // deleteIncarnation deletes one session and no other that may have its id by
 // then; a rename meanwhile does not save it.
 func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, hash keys.Hash, policy ChildPolicy) error {
-	for {
+	return s.settle(ctx, func(c *change) error {
 		key := s.space.About(hash)
 		vs, err := s.engine.Get(ctx, key)
 		if err != nil {
@@ -82,27 +84,22 @@ func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, has
 				return err
 			}
 			hash = e.hash
-			continue
+			return engine.ErrConflict
 		}
 		ses, err := s.Session(ctx, about.ID)
 		if err == nil && ses.inc == inc {
-			err = ses.delete(ctx, policy)
-			if err == nil {
-				return nil
-			}
+			err = ses.delete(ctx, c, policy)
+		} else if err == nil {
+			err = engine.ErrConflict
 		}
-		for _, again := range []error{ErrSessionNotFound, ErrSessionDeleted, engine.ErrConflict} {
-			if errors.Is(err, again) {
-				err = nil
-			}
+		if errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrSessionDeleted) {
+			err = engine.ErrConflict // look again where it is
 		}
-		if err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
-func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
+func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) error {
 	life, lifeRaw, err := s.life(ctx) // before the children: a fork in between conflicts
 	if err != nil {
 		return err
@@ -112,16 +109,17 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range all {
-			if c.parent != s.inc {
+		for _, kid := range all {
+			if kid.parent != s.inc {
 				continue // of an earlier session of this id
 			}
 			if policy == RefuseChildren {
 				return fmt.Errorf("%w: %q", ErrHasChildren, s.id)
 			}
-			if err := s.store.deleteIncarnation(ctx, c.inc, c.hash, policy); err != nil {
+			if err := s.store.deleteIncarnation(ctx, kid.inc, kid.hash, policy); err != nil {
 				return err
 			}
+			c.partly = true
 		}
 	}
 	bucketKey := s.store.space.Bucket(s.inc)
@@ -148,8 +146,7 @@ func (s *Session) delete(ctx context.Context, policy ChildPolicy) error {
 	if about.Parent != "" {
 		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
 	}
-	_, err = s.store.apply(ctx, &b)
-	return err
+	return c.apply(ctx, &b)
 }
 
 // setGrave says that a session of this id is gone. Creating one guards what

@@ -27,7 +27,10 @@ type Erasure struct {
 
 // Erase deletes a session, and removes what it alone had from the store's files:
 // Delete, GC and Vacuum in one. It works on the whole store, and takes as long as
-// Vacuum. Text that a host has put into other sessions as well is there still, and
+// Vacuum. An error that matches ErrIncomplete leaves the session deleted and its
+// content in the files: the next Vacuum removes it.
+//
+// Text that a host has put into other sessions as well is there still, and
 // a server keeps bytes in its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
 	ses, err := s.Session(ctx, id)
@@ -41,13 +44,15 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err := s.Delete(ctx, id, policy); err != nil {
 		return nil, err
 	}
+	done := change{partly: true} // from here on an error leaves the session deleted
 	forks, err := s.forksOf(ctx, nil, ses.inc)
 	if err != nil {
-		return nil, err
+		return nil, done.told(err)
 	}
-	return s.erased(ctx, forks, blobs, progress, func(fork *Session) (bool, error) {
+	e, err := s.erased(ctx, forks, blobs, progress, func(fork *Session) (bool, error) {
 		return slices.ContainsFunc(fork.layers(AnyRevision), func(l layer) bool { return l.inc == ses.inc && l.last > 0 }), nil
 	})
+	return e, done.told(err)
 }
 
 // Erase tombstones nodes and removes their content from the store's files, as far
@@ -76,13 +81,14 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 	if err := s.Tombstone(ctx, ids...); err != nil {
 		return nil, err
 	}
+	done := change{partly: true} // from here on an error leaves the nodes tombstoned
 	related := slices.Clone(owners)
 	for _, inc := range owners { // from now on a fork does not show the nodes
 		if related, err = s.store.forksOf(ctx, related, inc); err != nil {
-			return nil, err
+			return nil, done.told(err)
 		}
 	}
-	return s.store.erased(ctx, related, blobs, progress, func(other *Session) (bool, error) {
+	e, err := s.store.erased(ctx, related, blobs, progress, func(other *Session) (bool, error) {
 		for _, id := range ids {
 			if _, err := other.Node(ctx, id); !errors.Is(err, ErrNodeNotFound) {
 				return err == nil, err
@@ -90,6 +96,7 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 		}
 		return false, nil
 	})
+	return e, done.told(err)
 }
 
 // forksOf adds to out the incarnations that were attached to inc.

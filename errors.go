@@ -50,10 +50,14 @@ var (
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
 	// again.
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
-	// ErrOutcomeUnknown: the commit may or may not stand. Open the store again
-	// if the error matches engine.ErrClosed, and commit again with the same
-	// turn id: if it stands, its result is returned.
-	ErrOutcomeUnknown = errors.New("turnstone: commit outcome unknown")
+	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
+	// the error matches. Open the store again if it matches engine.ErrClosed, and
+	// call again: a commit with the same turn id returns the result that stands.
+	ErrOutcomeUnknown = errors.New("turnstone: outcome unknown")
+	// ErrIncomplete: a call that is no one atomic step has done a part of its work,
+	// which stands, whatever else the error matches. Calling again, or Vacuum after
+	// Erase, does the rest.
+	ErrIncomplete = errors.New("turnstone: done in part")
 	// ErrFormat: the store was written by a newer version.
 	ErrFormat = codec.ErrNewer
 )

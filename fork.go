@@ -201,6 +201,6 @@ const (
 	// RefuseChildren deletes nothing and returns ErrHasChildren.
 	RefuseChildren
 	// CascadeChildren deletes them too, deepest first. It is not one atomic
-	// step: an error leaves some deleted.
+	// step: an error that matches ErrIncomplete leaves some deleted.
 	CascadeChildren
 )

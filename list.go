@@ -25,13 +25,15 @@ import (
 // a burst (5,000 at 20,000 a second).
 const orderWindow = 250 * time.Millisecond
 
-// setOrder adds a session to the order.
-func (s *Store) setOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, now time.Time) {
+// setOrder adds a session to the order, and returns its bucket record.
+func (s *Store) setOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, now time.Time) []byte {
 	bucket := uint64(now.UnixNano())
 	key := s.space.Order(bucket, inc)
 	b.Set(key, codec.Seal(key, keys.Order, h[:]))
 	key = s.space.Bucket(inc)
-	b.Set(key, codec.Seal(key, keys.Bucket, binary.BigEndian.AppendUint64(nil, bucket)))
+	record := codec.Seal(key, keys.Bucket, binary.BigEndian.AppendUint64(nil, bucket))
+	b.Set(key, record)
+	return record
 }
 
 // moveOrder moves a session, whose bucket record is old, to the front if its

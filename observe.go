@@ -227,7 +227,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 
 // ErrorType names the kind of an error with few, stable words, for metrics and
 // alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
-// limit, invalid, rejected, corrupt, unknown_outcome, canceled, no_space, closed
+// limit, invalid, rejected, corrupt, unknown_outcome, incomplete, canceled, no_space, closed
 // (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {
 	if err == nil {
@@ -252,6 +252,7 @@ var errorTypes = []struct {
 	targets []error
 }{
 	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
+	{"incomplete", []error{ErrIncomplete}},
 	{"corrupt", []error{engine.ErrCorrupt}},
 	{"conflict", []error{ErrConflict, engine.ErrConflict, ErrOtherStore}},
 	{"turn_conflict", []error{ErrTurnConflict}},

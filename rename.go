@@ -2,7 +2,6 @@ package turnstone
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -23,21 +22,19 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	for {
+	return s.settle(ctx, func(c *change) error {
+		if c.unknown { // the conflict may be with our own first attempt
+			at, err := s.moved(ctx, entry{inc: ses.inc, hash: ses.hash})
+			if err != nil || at.hash == s.space.Session(to) {
+				return err
+			}
+		}
 		b, err := s.rename(ctx, ses, to)
 		if err != nil {
 			return err
 		}
-		unknown, err := s.apply(ctx, b)
-		if !errors.Is(err, engine.ErrConflict) {
-			return err
-		}
-		if unknown { // the conflict may be with our own first attempt
-			if renamed, err := s.Session(ctx, to); err == nil && renamed.inc == ses.inc {
-				return nil
-			}
-		}
-	}
+		return c.apply(ctx, b)
+	})
 }
 
 func (s *Store) rename(ctx context.Context, ses *Session, to string) (*engine.Batch, error) {

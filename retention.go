@@ -64,20 +64,29 @@ func (s *Store) prune(ctx context.Context) (moved int, err error) {
 // older ones are ErrRevisionPruned from now on. The floor never moves back. It
 // reports whether it moved.
 func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
-	err = s.changeLife(ctx, func(h *head.Head, life *head.Life, b *engine.Batch) error {
-		moved = keep > 0 && uint64(h.Revision) >= uint64(keep) && h.Revision-Revision(keep)+1 > life.Floor
-		if moved {
-			life.Floor = h.Revision - Revision(keep) + 1
+	var before Revision // the floor that the first attempt met
+	err = s.changeLife(ctx, func(c *change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
+		if !c.unknown {
+			before = life.Floor
 		}
-		return nil
-	}, func() bool { return moved })
+		floor := life.Floor
+		if keep > 0 && uint64(h.Revision) >= uint64(keep) {
+			floor = max(floor, h.Revision-Revision(keep)+1)
+		}
+		needed = floor > life.Floor
+		life.Floor = floor
+		moved = floor > before
+		return needed, nil
+	})
 	return moved && err == nil, err
 }
 
 // changeLife applies a change of the lifecycle record, again when somebody else
-// was faster, unless needed says that there is nothing to do.
-func (s *Session) changeLife(ctx context.Context, change func(*head.Head, *head.Life, *engine.Batch) error, needed func() bool) error {
-	for {
+// was faster, unless edit reports that there is nothing to do. After an unknown
+// outcome a conflict may be with the call's own first attempt: what was asked for
+// stands then, and edit finds so.
+func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
+	return s.store.settle(ctx, func(c *change) error {
 		life, raw, err := s.life(ctx)
 		if err != nil {
 			return err
@@ -88,19 +97,14 @@ func (s *Session) changeLife(ctx context.Context, change func(*head.Head, *head.
 		}
 		next := life.Next()
 		var b engine.Batch
-		if err := change(h, &next, &b); err != nil || !needed() {
+		if needed, err := edit(c, h, &next, &b); err != nil || !needed {
 			return err
 		}
 		b.Guard(s.lifeKey, raw)
 		b.Set(s.lifeKey, next.Seal(s.lifeKey))
 		s.store.setDirty(&b, s.dirtyKey)
-		_, err = s.store.apply(ctx, &b)
-		// After an unknown outcome the conflict may be with our own first attempt:
-		// what was asked for stands then, and change finds so.
-		if !errors.Is(err, engine.ErrConflict) {
-			return err
-		}
-	}
+		return c.apply(ctx, &b)
+	})
 }
 
 // retained reports whether the state at revision r of an incarnation can be read.
@@ -128,55 +132,52 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		return c.err
 	}
 	key := s.store.space.Ref(s.inc, name)
-	standing := false
-	return s.changeLife(ctx, func(h *head.Head, life *head.Life, b *engine.Batch) error {
+	return s.changeLife(ctx, func(_ *change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		at := r
 		if at == 0 {
 			at = h.Revision
 		}
 		vs, err := s.store.engine.Get(ctx, key)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if vs[0] != nil {
 			ref, err := head.OpenRef(key, vs[0])
 			if err == nil && ref.Revision != at && r != 0 {
 				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.id)
-				return err
+				return false, err
 			}
-			standing = true
-			return codec.Corrupt(err, "kept revision %q of session %q", name, s.id)
+			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.id)
 		}
 		if at > h.Revision || at == 0 {
-			return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
+			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
 		}
 		if kept, err := s.store.retained(ctx, s.inc, life, at); err != nil {
-			return err
+			return false, err
 		} else if !kept {
-			return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.id, life.Floor)
+			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.id, life.Floor)
 		}
 		if life.Refs >= MaxKept {
-			return &LimitError{Limit: "kept revisions", Where: "session " + s.id, Have: int64(life.Refs) + 1, Max: MaxKept}
+			return false, &LimitError{Limit: "kept revisions", Where: "session " + s.id, Have: int64(life.Refs) + 1, Max: MaxKept}
 		}
 		life.Refs++
 		ref := head.Ref{Name: name, Revision: at}
 		b.Set(key, ref.Seal(key))
-		return nil
-	}, func() bool { return !standing })
+		return true, nil
+	})
 }
 
 // Release ends Keep. A name that stands for nothing is no error.
 func (s *Session) Release(ctx context.Context, name string) error {
 	key := s.store.space.Ref(s.inc, name)
-	standing := false
-	return s.changeLife(ctx, func(_ *head.Head, life *head.Life, b *engine.Batch) error {
+	return s.changeLife(ctx, func(_ *change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
-		if standing = err == nil && vs[0] != nil; standing {
+		if needed = err == nil && vs[0] != nil; needed {
 			life.Refs--
 			b.Delete(key)
 		}
-		return err
-	}, func() bool { return standing })
+		return needed, err
+	})
 }
 
 // Kept returns the revisions that are kept by name, oldest first.

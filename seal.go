@@ -54,21 +54,23 @@ func (s *Store) Seal(ctx context.Context) error {
 // too if all is set; the next run then takes that up again.
 func (s *Session) seal(ctx context.Context, all bool) error {
 	_, err := observed(ctx, s.store, OpSeal, s.id, func(ctx context.Context) (struct{}, error) {
-		for {
-			more, err := s.sealOne(ctx, all)
-			if errors.Is(err, engine.ErrConflict) {
-				continue // somebody else has changed the session's lifecycle, and is done
-			}
-			if err != nil || !more {
+		for more := true; more; {
+			// A conflict: somebody else has changed the session's lifecycle, and is done.
+			err := s.store.settle(ctx, func(c *change) (err error) {
+				more, err = s.sealOne(ctx, c, all)
+				return err
+			})
+			if err != nil {
 				return struct{}{}, err
 			}
 		}
+		return struct{}{}, nil
 	}, nil)
 	return err
 }
 
 // sealOne seals at most one segment and reports whether there may be another.
-func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) {
+func (s *Session) sealOne(ctx context.Context, c *change, all bool) (more bool, err error) {
 	life, raw, err := s.life(ctx)
 	if err != nil {
 		return false, err
@@ -122,7 +124,7 @@ func (s *Session) sealOne(ctx context.Context, all bool) (more bool, err error) 
 			}
 		}
 	}
-	if _, err := s.store.apply(ctx, &b); err != nil {
+	if err := c.apply(ctx, &b); err != nil {
 		return false, err
 	}
 	s.sealedRaw.Store(next.SealedRaw)

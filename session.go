@@ -78,8 +78,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
-	h := s.space.Session(id)
-	ses := &Session{store: s, id: id, hash: h, headKey: s.space.Head(h), aboutKey: s.space.About(h)}
+	ses := s.handle(id, head.Incarnation{})
 	vs, err := s.engine.Get(ctx, ses.headKey, ses.aboutKey)
 	if err != nil {
 		return nil, err
@@ -98,8 +97,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if about.Incarnation != hd.Incarnation {
 		return nil, codec.Corrupt(codec.ErrHash, "metadata of session %q", id)
 	}
-	ses.inc = hd.Incarnation
-	ses.lifeKey, ses.dirtyKey = s.space.Life(ses.inc), s.space.Dirty(ses.inc)
+	ses.is(hd.Incarnation)
 	originKey := s.space.Origin(ses.inc)
 	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.inc)); err != nil {
 		return nil, err
@@ -120,6 +118,20 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	ses.bucket = vs[2]
 	ses.remember(hd, nil)
 	return ses, nil
+}
+
+// handle returns a handle on the session called id with an incarnation. It reads
+// nothing.
+func (s *Store) handle(id string, inc head.Incarnation) *Session {
+	h := s.space.Session(id)
+	ses := &Session{store: s, id: id, hash: h, headKey: s.space.Head(h), aboutKey: s.space.About(h)}
+	ses.is(inc)
+	return ses
+}
+
+// is sets the incarnation of a handle.
+func (s *Session) is(inc head.Incarnation) {
+	s.inc, s.lifeKey, s.dirtyKey = inc, s.store.space.Life(inc), s.store.space.Dirty(inc)
 }
 
 // gone reports whether the session was deleted since the handle was made.
@@ -248,7 +260,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 	if err := checkMetadata(&m); err != nil {
 		return err
 	}
-	for {
+	return s.store.settle(ctx, func(c *change) error {
 		bucketKey := s.store.space.Bucket(s.inc)
 		vs, err := s.store.engine.Get(ctx, s.headKey, s.aboutKey, bucketKey)
 		if err != nil {
@@ -281,10 +293,8 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 		b.Guard(s.aboutKey, vs[1])
 		b.Set(s.aboutKey, about.Seal(s.aboutKey))
 		s.store.moveOrder(&b, s.inc, s.hash, vs[2], about.Updated)
-		if _, err = s.store.apply(ctx, &b); !errors.Is(err, engine.ErrConflict) {
-			return err
-		}
-	}
+		return c.apply(ctx, &b)
+	})
 }
 
 // life reads the lifecycle record.

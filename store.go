@@ -137,9 +137,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 
 // load reads the store record, and writes it in a namespace that has none.
 func (s *Store) load(ctx context.Context) error {
-	key, noteKey := keys.StoreKey(s.opts.Namespace), keys.CopyingKey(s.opts.Namespace)
-	for {
-		vs, err := s.engine.Get(ctx, key, noteKey)
+	key, noteKey, runKey := keys.StoreKey(s.opts.Namespace), keys.CopyingKey(s.opts.Namespace), keys.RunKey(s.opts.Namespace)
+	return s.settle(ctx, func(c *change) error {
+		vs, err := s.engine.Get(ctx, key, noteKey, runKey)
 		if err != nil {
 			return err
 		}
@@ -155,14 +155,7 @@ func (s *Store) load(ctx context.Context) error {
 			}
 			return codec.Corrupt(err, "store record of namespace %q", s.opts.Namespace)
 		}
-		// Without its record the keys of a namespace can't be found: a new one
-		// would hide all that is there.
-		first := engine.PrefixRange(keys.Prefix(s.opts.Namespace))
-		first.Limit = 1
-		for _, err := range s.engine.Scan(ctx, first) {
-			if err == nil {
-				err = codec.Corrupt(codec.ErrMissing, "store record of namespace %q", s.opts.Namespace)
-			}
+		if err := s.vacant(ctx, runKey, vs[2]); err != nil {
 			return err
 		}
 		if s.opts.MustExist {
@@ -175,11 +168,35 @@ func (s *Store) load(ctx context.Context) error {
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
 		b.Set(key, r.seal(key))
-		err = s.engine.Apply(ctx, &b)
-		if err != nil && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrUnknown) {
-			return err
+		if err = c.apply(ctx, &b); err == nil {
+			s.record = r
+		}
+		return err
+	})
+}
+
+// vacant fails if the namespace, which has no store record, has any other record:
+// without the store record the keys of a namespace can't be found, so a new one
+// would hide for good all that is there. run is what stands at runKey, the one other
+// key that is known without the store record: it is looked up by itself, because
+// damage beneath can make a scan come back empty.
+func (s *Store) vacant(ctx context.Context, runKey, run []byte) error {
+	found := runKey
+	if run == nil {
+		found = nil
+		first := engine.PrefixRange(keys.Prefix(s.opts.Namespace))
+		first.Limit = 1
+		for p, err := range s.engine.Scan(ctx, first) {
+			if err != nil {
+				return err
+			}
+			found = p.Key
 		}
 	}
+	if found == nil {
+		return nil
+	}
+	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", s.opts.Namespace)
 }
 
 func (r *record) seal(key []byte) []byte {
@@ -271,7 +288,9 @@ type Request struct {
 }
 
 // Create makes the session that r describes. If one of that id exists, nothing
-// changes, and it is returned with created = false.
+// changes, and it is returned with created = false. An error that matches
+// ErrOutcomeUnknown leaves open whether the session was made; after any other error
+// it was not.
 func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
 	session, err = observed(ctx, s, OpCreate, r.ID, func(ctx context.Context) (*Session, error) {
 		session, created, err = s.createOrFind(ctx, r)
@@ -290,55 +309,43 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
 		return nil, false, invalid("request", "fork without a parent")
 	}
-	for {
+	err = s.settle(ctx, func(c *change) error {
+		// A conflict is with another creator, with a change of the parent, or after
+		// an unknown outcome with the call's own first attempt, which is recognized
+		// by its incarnation whatever has become of the session since.
+		if c.unknown {
+			vs, err := s.engine.Get(ctx, session.lifeKey)
+			if err != nil {
+				return err
+			}
+			if created = vs[0] != nil; created {
+				return nil
+			}
+		}
 		existing, err := s.Session(ctx, r.ID)
 		if err == nil {
-			return existing, false, nil
+			session = existing
 		}
 		if !errors.Is(err, ErrSessionNotFound) {
-			return nil, false, err
+			return err
 		}
-		b, inc, err := s.create(ctx, r)
-		if err != nil {
-			return nil, false, err
+		var b *engine.Batch
+		if b, session, err = s.create(ctx, r); err != nil {
+			return err
 		}
-		unknown, err := s.apply(ctx, b)
-		if err != nil && !errors.Is(err, engine.ErrConflict) {
-			return nil, false, err
-		}
-		// A conflict is another creator, a change of the parent, or after an
-		// unknown outcome our own first attempt.
-		if err == nil || unknown {
-			session, serr := s.Session(ctx, r.ID)
-			if err == nil || serr == nil && session.inc == inc {
-				return session, true, serr
-			}
-		}
+		err = c.apply(ctx, b)
+		created = err == nil
+		return err
+	})
+	if err != nil {
+		return nil, false, err
 	}
+	return session, created, nil
 }
 
-// apply applies b, again after an unknown outcome, until it succeeds or fails
-// otherwise. It reports whether there was one: a conflict can then be with our
-// own first attempt.
-func (s *Store) apply(ctx context.Context, b *engine.Batch) (unknown bool, err error) {
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		if err = s.engine.Apply(ctx, b); !errors.Is(err, engine.ErrUnknown) {
-			if unknown && err != nil && !errors.Is(err, engine.ErrConflict) {
-				err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
-			}
-			return unknown, err
-		}
-		unknown = true
-		select {
-		case <-ctx.Done():
-			return true, fmt.Errorf("%w: %w: %w", ErrOutcomeUnknown, err, ctx.Err())
-		case <-time.After(wait):
-		}
-	}
-}
-
-// create builds the batch that creates the session.
-func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, head.Incarnation, error) {
+// create returns the batch that creates the session, and a handle on the session
+// for when the batch was applied.
+func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, *Session, error) {
 	now := s.now()
 	h := s.space.Session(r.ID)
 	about := head.About{
@@ -353,31 +360,30 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, head.Inca
 	grave := s.space.Grave(h)
 	vs, err := s.engine.Get(ctx, grave)
 	if err != nil {
-		return nil, inc, err
+		return nil, nil, err
 	}
 	b.Guard(grave, vs[0])
+	ses := s.handle(r.ID, inc)
 	if r.Parent != "" {
-		origin, err := s.fork(ctx, &b, &r, &about)
-		if err != nil {
-			return nil, inc, err
+		if ses.origin, err = s.fork(ctx, &b, &r, &about); err != nil {
+			return nil, nil, err
 		}
-		if origin != nil {
-			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, origin.Parts
+		if o := ses.origin; o != nil {
+			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, o.Parts
 			key := s.space.Origin(inc)
-			b.Set(key, origin.Seal(key))
+			b.Set(key, o.Seal(key))
 		}
-		hd.Commit = head.Genesis(inc, origin)
-	} else {
-		hd.Commit = head.Genesis(inc, nil)
 	}
-	headKey, aboutKey, lifeKey := s.space.Head(h), s.space.About(h), s.space.Life(inc)
-	b.Guard(headKey, nil)
-	b.Set(headKey, hd.Seal(headKey))
-	b.Set(aboutKey, about.Seal(aboutKey))
+	hd.Commit = head.Genesis(inc, ses.origin)
+	raw := hd.Seal(ses.headKey)
+	b.Guard(ses.headKey, nil)
+	b.Set(ses.headKey, raw)
+	b.Set(ses.aboutKey, about.Seal(ses.aboutKey))
 	life := head.Life{Session: h, State: head.Live}
-	b.Set(lifeKey, life.Seal(lifeKey))
-	s.setOrder(&b, inc, h, now)
-	return &b, inc, nil
+	b.Set(ses.lifeKey, life.Seal(ses.lifeKey))
+	ses.bucket = s.setOrder(&b, inc, h, now)
+	ses.remember(&hd, raw)
+	return &b, ses, nil
 }
 
 // merged returns labels with changes applied; it shares no memory with them.

@@ -3,7 +3,6 @@ package turnstone
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 
@@ -62,17 +61,12 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
 	_, err := observed(ctx, s.store, OpTombstone, s.id, func(ctx context.Context) (int, error) {
-		for {
-			err := s.tombstone(ctx, ids)
-			if !errors.Is(err, engine.ErrConflict) {
-				return len(ids), err
-			}
-		}
+		return len(ids), s.store.settle(ctx, func(c *change) error { return s.tombstone(ctx, c, ids) })
 	}, func(n int, o *Outcome) { o.Items = n })
 	return err
 }
 
-func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
+func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error {
 	h, _, err := s.readHead(ctx)
 	if err != nil {
 		return err
@@ -106,10 +100,10 @@ func (s *Session) tombstone(ctx context.Context, ids []NodeID) error {
 	if b.Ops() == 0 {
 		return nil
 	}
+	next.Stones += uint64(b.Ops())
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
 	s.store.setDirty(&b, s.dirtyKey)
-	_, err = s.store.apply(ctx, &b)
-	return err
+	return c.apply(ctx, &b)
 }
 
 // know adds to known the nodes of the session's graph that are in one segment with

@@ -1,13 +1,16 @@
 package turnstone
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -28,8 +31,10 @@ type Verification struct {
 func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 
 // Verify checks every hash, link, checksum and reference of the namespace and
-// names what is wrong: usually a *CorruptError. It reads everything and changes
-// nothing. It may run beside commits; a session that changes meanwhile is
+// names what is wrong: usually a *CorruptError, which says what kind of record is
+// missing or damaged, and of which session or blob. It reads everything and changes
+// nothing, in time and memory in proportion to the store: a history that forks share
+// is read once. It may run beside commits; a session that changes meanwhile is
 // checked as it was when Verify came to it. The returned error says that Verify
 // itself could not go on.
 //
@@ -46,8 +51,8 @@ func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verificat
 
 func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verification, error) {
 	for attempt := 0; ; attempt++ {
-		v := &verifier{s: s, progress: progress, blobs: map[blob.ID]bool{}, incs: map[head.Incarnation]bool{}}
-		for _, step := range []func(context.Context) error{v.records, v.sessions, v.orphans, v.contents, v.index} {
+		v := newVerifier(s, progress)
+		for _, step := range []func(context.Context) error{v.records, v.owners, v.histories, v.contents, v.index} {
 			if err := step(ctx); err != nil {
 				return &v.Verification, err
 			}
@@ -59,15 +64,54 @@ func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verificat
 	}
 }
 
+// A verifier gathers in one scan what the records say of each other, and then looks
+// at each incarnation once, ancestors before their forks.
 type verifier struct {
 	Verification
 	s        *Store
 	progress func(int)
 	done     int
-	blobs    map[blob.ID]bool          // referred to by sessions
-	incs     map[head.Incarnation]bool // whose history was checked
+
+	lives   map[head.Incarnation]*head.Life // as the scan met them
+	seen    map[head.Incarnation][]byte     // who has records or is named by some, and the key of one
+	stones  map[head.Incarnation]uint64     // tombstones
+	forks   map[head.Incarnation]uint64     // entries of forks by ancestor
+	entries map[forkEntry]bool              // the entries of forks that no origin has explained yet
+	depth   map[head.Incarnation]int        // how many ancestors a fork has
+	shared  map[head.Incarnation]layer      // how far living forks share a history
+
+	damaged []badRecord
+	stored  blobTable
+
+	names  map[head.Incarnation]string                 // what problems call an incarnation
+	places map[head.Incarnation]map[NodeID]graph.Place // of the nodes of those that have forks
+	held   map[head.Ancestor]bool                      // ends of shared histories that were checked
+	blobs  map[blob.ID]string                          // referred to, and by which session
+	uses   map[blobUse]Revision                        // of blobs by nodes that were read: the first of them
 }
 
+// A blobUse is a blob and who refers to it.
+type blobUse struct {
+	blob keys.Hash
+	inc  head.Incarnation
+}
+
+// A forkEntry is the key of the record by which a fork holds an ancestor.
+type forkEntry struct{ ancestor, fork head.Incarnation }
+
+func newVerifier(s *Store, progress func(int)) *verifier {
+	return &verifier{
+		s: s, progress: progress,
+		lives: map[head.Incarnation]*head.Life{}, seen: map[head.Incarnation][]byte{},
+		stones: map[head.Incarnation]uint64{}, forks: map[head.Incarnation]uint64{}, entries: map[forkEntry]bool{},
+		depth: map[head.Incarnation]int{}, shared: map[head.Incarnation]layer{},
+		names: map[head.Incarnation]string{}, places: map[head.Incarnation]map[NodeID]graph.Place{},
+		held: map[head.Ancestor]bool{}, blobs: map[blob.ID]string{}, uses: map[blobUse]Revision{},
+	}
+}
+
+// problem adds err to the problems, unless it is nil. An error that names no object
+// yet is of the one that format says.
 func (v *verifier) problem(err error, format string, args ...any) {
 	if err == nil {
 		return
@@ -77,6 +121,25 @@ func (v *verifier) problem(err error, format string, args ...any) {
 		return
 	}
 	v.Problems = append(v.Problems, codec.Corrupt(err, format, args...))
+}
+
+// of adds err to the problems of a session. What err names is said to be of the
+// session if it does not say so itself.
+func (v *verifier) of(session string, err error) {
+	var damage *CorruptError
+	if errors.As(err, &damage) && !strings.Contains(damage.Object, session) {
+		err = &CorruptError{Object: damage.Object + " of " + session, Err: damage.Err}
+	}
+	v.problem(err, "%s", session)
+}
+
+// name is what problems call an incarnation: by the id of its session if it lives
+// and the id can be found.
+func (v *verifier) name(inc head.Incarnation) string {
+	if name := v.names[inc]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("incarnation %x", inc)
 }
 
 func (v *verifier) step() {
@@ -92,148 +155,100 @@ func stopped(err error) bool {
 		!errors.Is(err, ErrNodeNotFound) && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted)
 }
 
-// records checks the checksum of every record, in whatever place it is, and
-// that each blob has a mark and the other way round.
-func (v *verifier) records(ctx context.Context) error {
-	var lastBlob, blobs, marks []byte // hashes, 16 bytes each, ascending
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.Everything()) {
+// histories checks every incarnation that has a lifecycle record: ancestors before
+// their forks, so that what a fork shares was checked when the fork is.
+func (v *verifier) histories(ctx context.Context) error {
+	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b head.Incarnation) int {
+		return cmp.Or(cmp.Compare(v.depth[a], v.depth[b]), slices.Compare(a[:], b[:]))
+	})
+	for _, inc := range order {
+		err := v.incarnation(ctx, inc)
+		if stopped(err) {
+			return err
+		}
+		if !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) { // gone meanwhile
+			v.of(v.name(inc), err)
+		}
+		v.step()
+	}
+	return nil
+}
+
+// incarnation checks one session, whether it lives or only its forks do. What looks
+// wrong beside a change of its lifecycle is looked at again.
+func (v *verifier) incarnation(ctx context.Context, inc head.Incarnation) error {
+	key := v.s.space.Life(inc)
+	for attempt := 0; ; attempt++ {
+		before, err := v.s.engine.Get(ctx, key)
 		if err != nil {
 			return err
 		}
-		v.Records++
-		letter, fields, ok := v.s.space.Fields(p.Key)
-		if !ok {
-			v.problem(fmt.Errorf("%w: no key of the format", codec.ErrMalformed), "record at key %x", p.Key)
-			continue
+		counted := v.Verification
+		err = v.once(ctx, inc)
+		var damage *CorruptError
+		if attempt == 3 || !errors.As(err, &damage) {
+			return err
 		}
-		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
-			v.problem(err, "record at key %x", p.Key)
+		after, gerr := v.s.engine.Get(ctx, key)
+		if gerr != nil {
+			return gerr
 		}
-		switch letter {
-		case keys.Blob:
-			if h := fields[:16]; !bytes.Equal(h, lastBlob) {
-				lastBlob = h
-				blobs = append(blobs, h...)
+		if string(after[0]) == string(before[0]) {
+			return err
+		}
+		v.Sessions, v.Commits, v.Nodes = counted.Sessions, counted.Commits, counted.Nodes
+	}
+}
+
+func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
+	space := v.s.space
+	key := space.Life(inc)
+	for {
+		vs, err := v.s.engine.Get(ctx, key)
+		if err != nil || vs[0] == nil {
+			return err // removed meanwhile
+		}
+		life, err := head.OpenLife(key, vs[0])
+		if err != nil {
+			return codec.Corrupt(err, "lifecycle of %s", v.name(inc))
+		}
+		if life.State != head.Live {
+			return v.deleted(ctx, inc, life)
+		}
+		headKey, aboutKey := space.Head(life.Session), space.About(life.Session)
+		now, err := v.s.engine.Get(ctx, key, headKey, aboutKey)
+		if err != nil {
+			return err
+		}
+		if string(now[0]) != string(vs[0]) {
+			continue // renamed or deleted meanwhile
+		}
+		about, err := head.OpenAbout(aboutKey, now[2])
+		if err == nil && space.Session(about.ID) != life.Session {
+			err = fmt.Errorf("%w: session %q is not found by its id", codec.ErrHash, about.ID)
+		}
+		if err != nil {
+			return codec.Corrupt(err, "metadata of %s", v.name(inc))
+		}
+		v.names[inc] = fmt.Sprintf("session %q", about.ID)
+		if now[1] == nil {
+			return codec.Corrupt(codec.ErrMissing, "head of %s", v.name(inc))
+		}
+		ses, err := v.s.Session(ctx, about.ID)
+		if errors.Is(err, ErrSessionNotFound) || err == nil && ses.inc != inc {
+			again, gerr := v.s.engine.Get(ctx, key)
+			if gerr != nil {
+				return gerr
 			}
-		case keys.Mark:
-			marks = append(marks, fields...)
-			if m, err := blob.OpenMark(p.Key, p.Value); err == nil && m.Condemned {
-				v.Condemned++
+			if string(again[0]) != string(vs[0]) {
+				continue
 			}
+			err = codec.Corrupt(fmt.Errorf("%w: it is of another incarnation than %x", codec.ErrHash, inc), "head of %s", v.name(inc))
 		}
-	}
-	v.Blobs = len(blobs) / 16
-	for len(blobs) > 0 || len(marks) > 0 {
-		var odd keys.Hash
-		switch c := bytes.Compare(blobs[:min(16, len(blobs))], marks[:min(16, len(marks))]); {
-		case len(marks) == 0 || len(blobs) > 0 && c < 0:
-			odd, blobs = keys.Hash(blobs[:16]), blobs[16:]
-		case len(blobs) == 0 || c > 0:
-			odd, marks = keys.Hash(marks[:16]), marks[16:]
-		default:
-			blobs, marks = blobs[16:], marks[16:]
-			continue
-		}
-		// Pages of the scan are of different moments: look at both at once.
-		vs, err := v.s.engine.Get(ctx, v.s.space.Blob(odd, 0), v.s.space.Mark(odd))
 		if err != nil {
 			return err
 		}
-		if (vs[0] == nil) != (vs[1] == nil) {
-			v.problem(codec.ErrMissing, "blob or mark at %x: one is there without the other", odd)
-		}
-	}
-	return nil
-}
-
-// sessions checks every session: those that have a head, and those that only
-// forks still hold.
-func (v *verifier) sessions(ctx context.Context) error {
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.About)) {
-		if err != nil {
-			return err
-		}
-		about, err := head.OpenAbout(p.Key, p.Value)
-		if err != nil {
-			v.problem(err, "metadata at key %x", p.Key)
-			continue
-		}
-		if err := v.byID(ctx, about.ID); err != nil {
-			return err
-		}
-	}
-	// A head without metadata would be in no list; and what was renamed
-	// meanwhile is found here.
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.Head)) {
-		if err != nil {
-			return err
-		}
-		h, err := head.OpenHead(p.Key, p.Value)
-		_, fields, ok := v.s.space.Fields(p.Key)
-		if err != nil || !ok {
-			v.problem(err, "head at key %x", p.Key)
-			continue
-		}
-		if v.incs[h.Incarnation] {
-			continue
-		}
-		key := v.s.space.About(keys.Hash(fields))
-		vs, err := v.s.engine.Get(ctx, key, p.Key)
-		if err != nil {
-			return err
-		}
-		if vs[1] == nil {
-			continue // deleted meanwhile
-		}
-		about, err := head.OpenAbout(key, vs[0])
-		if err != nil {
-			v.problem(err, "metadata of the session with head at key %x", p.Key)
-			continue
-		}
-		if err := v.byID(ctx, about.ID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// orphans looks for sessions that live by their lifecycle record and have no
-// head: it, or the way to it, was lost.
-func (v *verifier) orphans(ctx context.Context) error {
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.All(keys.Life)) {
-		if err != nil {
-			return err
-		}
-		life, err := head.OpenLife(p.Key, p.Value)
-		_, fields, ok := v.s.space.Fields(p.Key)
-		if err != nil || !ok || life.State != head.Live || v.incs[head.Incarnation(fields)] {
-			continue // records has named what is damaged
-		}
-		vs, err := v.s.engine.Get(ctx, v.s.space.Head(life.Session), p.Key)
-		if err != nil {
-			return err
-		}
-		if vs[0] == nil && string(vs[1]) == string(p.Value) {
-			v.problem(codec.ErrMissing, "head of incarnation %x", fields)
-		}
-	}
-	return nil
-}
-
-// byID checks the session of an id, if it is still there.
-func (v *verifier) byID(ctx context.Context, id string) error {
-	ses, err := v.s.Session(ctx, id)
-	if err == nil && !v.incs[ses.inc] {
 		v.Sessions++
-		v.incs[ses.inc] = true
-		err = v.session(ctx, ses)
+		return v.session(ctx, ses)
 	}
-	if stopped(err) {
-		return err
-	}
-	if !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) { // deleted or renamed meanwhile
-		v.problem(err, "session %q", id)
-	}
-	v.step()
-	return nil
 }

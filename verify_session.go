@@ -1,29 +1,25 @@
 package turnstone
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// session checks one session from its head down to the bytes of its nodes.
+// session checks one session that lives, from its head down to the bytes of its nodes.
 func (v *verifier) session(ctx context.Context, ses *Session) error {
 	h, _, err := ses.readHead(ctx)
 	if err != nil {
 		return err
 	}
-	if ses.origin != nil {
-		for i, a := range ses.origin.Ancestors {
-			if err := v.ancestor(ctx, ses, i, a); err != nil {
-				return err
-			}
-		}
+	if err := v.ancestors(ctx, ses); err != nil {
+		return err
 	}
 	parts, err := v.parts(ctx, ses)
 	if err != nil {
@@ -50,52 +46,149 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	for _, p := range h.Parts {
-		v.blobs[p.Blob] = true
+		v.blobs[p.Blob] = v.name(ses.inc)
 	}
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
 		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
 	}
 	own := ses.layers(h.Revision)
 	own[len(own)-1].commit = h.Commit
-	if err := v.history(ctx, ses, own[len(own)-1]); err != nil {
+	if err := v.history(ctx, ses, own[len(own)-1], nil); err != nil {
+		return err
+	}
+	if err := v.child(ctx, ses); err != nil {
 		return err
 	}
 	return v.order(ctx, ses)
+}
+
+// deleted checks what is left of a session that was deleted: its grave, and the
+// history that its lifecycle record says is there for forks. A vacuum lowers that
+// before it removes anything.
+func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
+	space := v.s.space
+	originKey := space.Origin(inc)
+	vs, err := v.s.engine.Get(ctx, space.Life(inc), originKey, space.Grave(life.Session))
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	if vs[2] == nil {
+		v.problem(codec.ErrMissing, "grave of the deleted session of %s", v.name(inc))
+	}
+	ses := &Session{store: v.s, id: fmt.Sprintf("incarnation %x", inc)}
+	ses.is(inc)
+	if vs[1] != nil {
+		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
+			return nil // records has named it
+		}
+	}
+	if life.Floor <= 1 {
+		return nil
+	}
+	if ses.origin == nil {
+		c, _, err := v.s.commitAt(ctx, inc, 1)
+		if err == nil && c.Previous != head.Genesis(inc, nil) {
+			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", codec.ErrMissing), "origin of %s", v.name(inc))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	// Its ancestors may be gone. What a fork of it shares of them the fork names itself.
+	layers := ses.layers(life.Floor - 1)
+	shared, held := v.shared[inc]
+	return v.history(ctx, ses, layers[len(layers)-1], func(n *found, position int) bool {
+		return held && shared.has(placeOf(n, position))
+	})
+}
+
+// ancestors checks what a fork shares of other sessions, which were checked before:
+// that they end where the fork says. Most ends are the parent's own, or those of its
+// origin; each is read once.
+func (v *verifier) ancestors(ctx context.Context, ses *Session) error {
+	if ses.origin == nil {
+		return nil
+	}
+	for _, a := range ses.origin.Ancestors {
+		if a.Revision == 0 || v.held[a] {
+			continue
+		}
+		v.held[a] = true
+		_, id, err := v.s.commitAt(ctx, a.Incarnation, a.Revision)
+		if err == nil && id != a.Commit {
+			err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steady runs read, again when it fails on something that maintenance may have moved
+// meanwhile: what is absent is corrupt only if the lifecycle record stands as it
+// stood. It is retried for what is read of one incarnation only.
+func steady[T any](ctx context.Context, ses *Session, read func() (T, error)) (T, error) {
+	for {
+		before, err := ses.store.engine.Get(ctx, ses.lifeKey)
+		if err == nil && before[0] == nil {
+			err = fmt.Errorf("%w: %q", ErrSessionDeleted, ses.id) // removed meanwhile
+		}
+		if err != nil {
+			var none T
+			return none, err
+		}
+		out, err := read()
+		var damage *CorruptError
+		if err == nil || !errors.As(err, &damage) {
+			return out, err
+		}
+		after, aerr := ses.store.engine.Get(ctx, ses.lifeKey)
+		if aerr != nil {
+			return out, aerr
+		}
+		if !bytes.Equal(before[0], after[0]) {
+			continue
+		}
+		return out, err
+	}
 }
 
 // parts follows a session's checkpoint through its commits and refers to the
 // blobs of the revisions that are retained.
 type parts struct {
 	v     *verifier
+	name  string // of the session
 	floor Revision
 	refs  map[Revision]bool
 	now   map[string]blob.ID
 }
 
 func (v *verifier) parts(ctx context.Context, ses *Session) (*parts, error) {
-	p := &parts{v: v, refs: map[Revision]bool{}, now: map[string]blob.ID{}}
+	p := &parts{v: v, name: v.name(ses.inc), refs: map[Revision]bool{}, now: map[string]blob.ID{}}
 	if ses.origin != nil {
 		for _, part := range ses.origin.Parts {
 			p.now[part.Name] = part.Blob
 		}
 	}
-	return retried(ctx, ses, func() (*parts, error) {
+	_, err := steady(ctx, ses, func() (struct{}, error) {
 		life, _, err := ses.life(ctx)
 		if err != nil {
-			return nil, err
+			return struct{}{}, err
 		}
 		p.floor = life.Floor
 		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.inc, life)
 		for _, r := range refs {
 			p.refs[r.Revision] = true
 		}
-		return p, err
+		return struct{}{}, err
 	})
+	p.retain(0)
+	return p, err
 }
 
 func (p *parts) at(c *head.Commit) {
-	changed := c.PartsAt == c.Revision
-	if changed {
+	if c.PartsAt == c.Revision {
 		next := make(map[string]blob.ID, len(c.Parts))
 		for _, part := range c.Parts {
 			if next[part.Name] = part.Blob; part.Blob.IsZero() {
@@ -104,153 +197,18 @@ func (p *parts) at(c *head.Commit) {
 		}
 		p.now = next
 	}
-	if changed && c.Revision >= p.floor || c.Revision == p.floor || p.refs[c.Revision] {
+	if c.PartsAt == c.Revision || c.Revision == p.floor || p.refs[c.Revision] {
+		p.retain(c.Revision)
+	}
+}
+
+// retain refers to the checkpoint of a revision, if that is retained.
+func (p *parts) retain(r Revision) {
+	if r >= p.floor || p.refs[r] {
 		for _, id := range p.now {
-			p.v.blobs[id] = true
+			p.v.blobs[id] = p.name
 		}
 	}
-}
-
-// ancestor checks what a fork shares of another session.
-func (v *verifier) ancestor(ctx context.Context, ses *Session, i int, a head.Ancestor) error {
-	key := v.s.space.Fork(a.Incarnation, ses.inc)
-	vs, err := v.s.engine.Get(ctx, key, v.s.space.Life(a.Incarnation))
-	if err != nil {
-		return err
-	}
-	for j, what := range []string{"fork entry", "lifecycle"} {
-		if vs[j] == nil {
-			v.problem(codec.ErrMissing, "%s of ancestor %x of session %q", what, a.Incarnation, ses.id)
-		}
-	}
-	if a.Revision == 0 {
-		return nil
-	}
-	_, id, err := v.s.commitAt(ctx, a.Incarnation, a.Revision)
-	if err == nil && id != a.Commit {
-		err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x of session %q", a.Revision, a.Incarnation, ses.id)
-	}
-	if err != nil || v.incs[a.Incarnation] {
-		return err
-	}
-	// Reading all of it derives and checks every id; its own session, if it
-	// lives, is checked for the rest.
-	layers := ses.layers(0)
-	nodes, err := v.read(ctx, ses, layers[i])
-	v.refer(nodes)
-	return err
-}
-
-// read reads and checks a layer, beside maintenance.
-func (v *verifier) read(ctx context.Context, ses *Session, l layer) ([]found, error) {
-	return retried(ctx, ses, func() ([]found, error) {
-		nodes, err := ses.read(ctx, l, 0, nil)
-		if err == nil {
-			err = ses.checkLayer(ctx, l, nodes)
-		}
-		return nodes, err
-	})
-}
-
-func (v *verifier) refer(nodes []found) {
-	for i := range nodes {
-		if !nodes[i].Blob.IsZero() {
-			v.blobs[nodes[i].Blob] = true
-		}
-		for _, a := range nodes[i].Attachments {
-			v.blobs[a.ID] = true
-		}
-	}
-}
-
-// history checks the nodes of a session against its commits and its index.
-func (v *verifier) history(ctx context.Context, ses *Session, l layer) error {
-	nodes, err := v.read(ctx, ses, l)
-	if err != nil {
-		return err
-	}
-	v.refer(nodes)
-	index, err := v.entries(ctx, ses)
-	if err != nil {
-		return err
-	}
-	known := map[NodeID]bool{}
-	position := 0
-	for i := range nodes {
-		n := &nodes[i]
-		v.Nodes++
-		known[n.ID] = true
-		if position++; i == 0 || nodes[i-1].revision != n.revision {
-			position = 0
-		}
-		if err := v.place(ctx, ses, n, position, index); err != nil {
-			return err
-		}
-		if p := n.Parent; !p.IsZero() && !known[p] && p != l.first {
-			if _, err := ses.find(ctx, l.last, p); stopped(err) {
-				return err
-			} else if err != nil {
-				v.problem(err, "parent of node %s of session %q", n.ID, ses.id)
-			}
-		}
-	}
-	return nil
-}
-
-// entries returns where the index of a session says that its nodes are.
-func (v *verifier) entries(ctx context.Context, ses *Session) (map[graph.Entry]bool, error) {
-	out := map[graph.Entry]bool{}
-	for e, err := range graph.Index(ctx, v.s.engine, v.s.space, ses.inc) {
-		if stopped(err) {
-			return nil, err
-		}
-		if err != nil {
-			v.problem(err, "index of session %q", ses.id)
-			break
-		}
-		out[e] = true
-	}
-	return out, nil
-}
-
-// place checks the index entries of a node.
-func (v *verifier) place(ctx context.Context, ses *Session, n *found, position int, index map[graph.Entry]bool) error {
-	ks := [][]byte{v.s.space.EventKey(ses.inc, n.Key)}
-	for _, a := range n.Attachments {
-		ks = append(ks, v.s.space.Attachment(ses.inc, v.s.space.BlobHash(a.ID)))
-	}
-	vs, err := v.s.engine.Get(ctx, ks...)
-	if err != nil {
-		return err
-	}
-	here := graph.Place{Revision: uint64(n.revision), Position: position}
-	check := func(p graph.Place, err error, what string) {
-		if err == nil && p != here {
-			err = fmt.Errorf("points to node %d of revision %d", p.Position, p.Revision)
-		}
-		v.problem(err, "%s of node %s of session %q", what, n.ID, ses.id)
-	}
-	if !index[graph.Entry{Prefix: graph.PrefixOf(n.ID), Place: here}] {
-		// Sealing moves entries: the session's own reader looks again.
-		at, err := retried(ctx, ses, func() (spot, error) {
-			at, err := ses.place(ctx, AnyRevision, n.ID)
-			return at, linked(err, n.ID)
-		})
-		if stopped(err) {
-			return err
-		}
-		check(graph.Place{Revision: uint64(at.revision), Position: at.position}, err, "index entry")
-	}
-	if n.Key != "" {
-		p, err := graph.OpenPlace(ks[0], vs[0], keys.EventKey)
-		check(p, err, "event key")
-	}
-	for i := range n.Attachments {
-		if vs[1+i] == nil {
-			v.problem(codec.ErrMissing, "attachment entry of node %s of session %q", n.ID, ses.id)
-		}
-	}
-	return nil
 }
 
 // turn checks the index entry of a commit's turn id.
@@ -271,6 +229,36 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 	return nil
 }
 
+// child checks that a session is found among the children of its parent, where
+// lists and deletions look for it.
+func (v *verifier) child(ctx context.Context, ses *Session) error {
+	_, vs, err := ses.readHead(ctx, ses.aboutKey)
+	if err != nil {
+		return err
+	}
+	about, err := ses.openAbout(vs[0])
+	if err != nil || about.Parent == "" {
+		return err
+	}
+	key := v.s.space.Child(v.s.space.Session(about.Parent), ses.inc)
+	_, vs, err = ses.readHead(ctx, key) // at one moment: a rename or a deletion moves it
+	if err != nil {
+		return err
+	}
+	body, err := codec.Open(key, vs[0], keys.Child)
+	switch {
+	case err != nil:
+	case len(body) != 32:
+		err = fmt.Errorf("%w: child", codec.ErrMalformed)
+	case keys.Hash(body) != ses.hash:
+		err = fmt.Errorf("%w: it is of another session", codec.ErrHash)
+	case ses.origin != nil && head.Incarnation(body[16:]) != ses.origin.Ancestors[len(ses.origin.Ancestors)-1].Incarnation:
+		err = fmt.Errorf("%w: it is of another parent", codec.ErrHash)
+	}
+	v.problem(err, "child entry of session %q with the parent %q", ses.id, about.Parent)
+	return nil
+}
+
 // order checks that a session is where List looks for it.
 func (v *verifier) order(ctx context.Context, ses *Session) error {
 	for range 3 { // it may move meanwhile
@@ -279,8 +267,12 @@ func (v *verifier) order(ctx context.Context, ses *Session) error {
 			return err
 		}
 		if at, ok := v.s.bucketOf(ses.inc, vs[0]); ok {
-			if vs, err = v.s.engine.Get(ctx, v.s.space.Order(at, ses.inc)); err != nil || vs[0] != nil {
+			key := v.s.space.Order(at, ses.inc)
+			if vs, err = v.s.engine.Get(ctx, key); err != nil {
 				return err
+			}
+			if body, err := codec.Open(key, vs[0], keys.Order); err == nil && string(body) == string(ses.hash[:]) {
+				return nil
 			}
 		}
 	}

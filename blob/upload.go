@@ -115,10 +115,16 @@ func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation) er
 	})
 }
 
-func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) error {
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) (err error) {
 	s, marks := u.store, Marks{}
 	s.Hint(marks, d.ID)
 	absent, err := s.Known(ctx, marks, d.Depends)
+	unknown := false // an attempt may stand
+	defer func() {
+		if unknown && err != nil && !errors.Is(err, engine.ErrUnknown) {
+			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
+		}
+	}()
 	for wait := time.Millisecond; ; {
 		if err == nil && len(absent) > 0 && marks[d.ID] == nil && slices.Contains(d.Depends, absent[0]) {
 			err = fmt.Errorf("%w: %s was removed meanwhile", ErrNotFound, absent[0])
@@ -139,9 +145,10 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) er
 			u.begun = true
 			return nil
 		case errors.Is(err, engine.ErrUnknown):
+			unknown = true
 			select {
 			case <-ctx.Done():
-				return err
+				return fmt.Errorf("%w: %w", err, ctx.Err())
 			case <-time.After(wait):
 				wait = min(2*wait, time.Second)
 			}

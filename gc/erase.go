@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -88,6 +89,11 @@ func (p *plan) gone(n *graph.Node, revision uint64, position int) (gone bool, st
 		stones = append(stones, by...)
 	}
 	return true, stones
+}
+
+// own reports whether the session, which lives, has a tombstone of a node at key.
+func (p *plan) own(id graph.ID, key []byte) bool {
+	return slices.ContainsFunc(p.views[0].stones[[8]byte(id[:8])], func(s stone) bool { return string(s.key) == string(key) })
 }
 
 // erase removes the content of the session's nodes that nobody shows any more,
@@ -347,7 +353,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	for len(packs) > 0 && packs[len(packs)-1].Revision > uint64(w.last) {
 		packs = packs[:len(packs)-1]
 	}
-	changed, erased, pruned := len(packs) < len(w.seg.Packs), 0, 0
+	changed, erased, pruned, stones := len(packs) < len(w.seg.Packs), 0, 0, 0
 	raw := rawSize(packs)
 	detached := map[blob.ID]bool{}
 	for i := range packs {
@@ -373,6 +379,9 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true, Pruned: true}
 				key := w.space.Tombstone(w.inc, n.ID)
 				b.Set(key, s.Seal(key))
+				if !w.plan.own(n.ID, key) {
+					stones++
+				}
 			}
 			packs[i].Erase(j)
 			changed = true
@@ -418,6 +427,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 		if w.seg.Packs[0].Revision > uint64(l.Sealed) { // what sealing goes by shrank
 			l.SealedRaw += raw - rawSize(packs)
 		}
+		l.Stones += uint64(stones)
 	})
 	if err != nil {
 		return err

@@ -261,16 +261,12 @@ func (c *cleaning) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	nodes := 0
+	nodes, stones := 0, uint64(0)
 	b := &batch{}
-	drop := func(key []byte) error {
-		b.Delete(key)
-		if b.Ops() < batchOps {
-			return nil
-		}
+	flush := func() error {
 		c.out.Records += b.Ops()
-		err := c.apply(ctx, b, nil)
-		b = &batch{}
+		err := c.apply(ctx, b, func(l *head.Life) { l.Stones -= min(stones, l.Stones) })
+		b, stones = &batch{}, 0
 		return err
 	}
 	for _, letter := range sessionLetters {
@@ -282,20 +278,23 @@ func (c *cleaning) remove(ctx context.Context) error {
 				}
 				err = codec.Corrupt(err, "commit at key %x", p.Key)
 			}
-			if err == nil {
-				err = drop(p.Key)
-			}
 			if err != nil {
 				return err
+			}
+			if b.Delete(p.Key); letter == keys.Tombstone {
+				stones++
+			}
+			if b.Ops() >= batchOps {
+				if err := flush(); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	if b.Ops() > 0 {
-		c.out.Records += b.Ops()
-		if err := c.apply(ctx, b, nil); err != nil {
+		if err := flush(); err != nil {
 			return err
 		}
-		b = &batch{}
 	}
 	// Forks that held it are deleted: they may be removed before or after.
 	for p, err := range c.engine.Scan(ctx, c.space.Of(keys.Fork, c.inc)) {

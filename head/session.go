@@ -117,6 +117,7 @@ type Life struct {
 	Packed    Revision // up to here segments are compressed as well as they can be; at most Sealed
 	Forks     uint64   // how many hold this history: a second witness of their entries
 	Refs      uint64   // how many revisions are kept by name: likewise
+	Stones    uint64   // how many tombstones there are: likewise
 }
 
 // Seal returns l's record for key.
@@ -125,6 +126,9 @@ func (l *Life) Seal(key []byte) []byte {
 	b = append(b, byte(l.State))
 	for _, n := range l.numbers() {
 		b = binary.AppendUvarint(b, *n)
+	}
+	if l.Stones > 0 { // else nothing stands for it
+		b = binary.AppendUvarint(b, l.Stones)
 	}
 	return codec.Seal(key, keys.Life, b)
 }
@@ -153,7 +157,11 @@ func OpenLife(key, value []byte) (*Life, error) {
 		*n, b = v, b[size:]
 	}
 	if len(b) > 0 {
-		return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
+		v, size := codec.Uvarint(b)
+		if size != len(b) || v == 0 {
+			return nil, fmt.Errorf("%w: lifecycle", codec.ErrMalformed)
+		}
+		l.Stones = v
 	}
 	return l, nil
 }

@@ -79,6 +79,12 @@ func CopyingKey(name string) []byte {
 	return append(p[:], Copying)
 }
 
+// RunKey returns what Space.Run returns, for the namespace called name.
+func RunKey(name string) []byte {
+	p := prefix(name)
+	return append(p[:], Run)
+}
+
 // Prefix returns what all keys of the namespace called name begin with.
 func Prefix(name string) []byte {
 	p := prefix(name)

@@ -1,0 +1,333 @@
+package gc
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Checklist is what Check is told of the store.
+type Checklist struct {
+	Incarnations []head.Incarnation // that have a lifecycle record
+	Blobs        []keys.Hash        // that are stored
+	// Uses returns the first revision of inc with a node that refers to a blob, as far
+	// as histories were read, or 0.
+	Uses func(b keys.Hash, inc head.Incarnation) head.Revision
+	// Name is what problems call an incarnation.
+	Name func(inc head.Incarnation) string
+}
+
+// Check finds what the index should say and does not, without changing anything, and
+// returns it as problems. It may run beside collections and commits: whatever looks
+// wrong is looked at again. An index that is being derived anew has none.
+//
+// The records of the index are witnesses of each other: edges are counted; whatever
+// a collector writes is written with the run record; a session that the index does not
+// follow to its head has a dirty record; and a blob without an edge is a candidate,
+// held by an upload, or referred to by a session that has a dirty record.
+func (c *Collector) Check(ctx context.Context, list Checklist) (problems []error, err error) {
+	k := &check{run: run{engine: c.engine, space: c.space, blobs: c.blobs, key: c.space.Run()}, list: list, counted: map[keys.Hash]bool{}}
+	if rebuilding, err := Rebuilding(ctx, c.engine, c.space); err != nil || rebuilding {
+		return nil, err // the next collection derives it anew
+	}
+	for _, step := range []func(context.Context) error{k.totals, k.edges, k.follows, k.detachments, k.accounts} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if rebuilding, err := Rebuilding(ctx, c.engine, c.space); err != nil || rebuilding {
+		return nil, err
+	}
+	return k.problems, nil
+}
+
+type check struct {
+	run
+	list     Checklist
+	counted  map[keys.Hash]bool // blobs that have a number of edges
+	problems []error
+}
+
+func (k *check) problem(err error, format string, args ...any) {
+	if err != nil {
+		k.problems = append(k.problems, codec.Corrupt(err, format, args...))
+	}
+}
+
+// totals checks that the run record is there if anything is that was written with it,
+// and counts sessions and blobs as they are. A collector that is at work makes it look
+// again, and in the end look away.
+func (k *check) totals(ctx context.Context) error {
+	for range 3 {
+		before, err := k.get(ctx, k.key)
+		if err != nil {
+			return err
+		}
+		clear(k.counted)
+		other := byte(0)
+		holders, bookmarks, sessions := map[head.Incarnation]bool{}, map[head.Incarnation]bool{}, 0
+		for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Candidate, keys.Detached} {
+			for p, err := range k.engine.Scan(ctx, k.space.All(letter)) {
+				if err != nil {
+					return err
+				}
+				_, fields, ok := k.space.Fields(p.Key)
+				if other = letter; !ok {
+					continue
+				}
+				switch letter {
+				case keys.Count:
+					k.counted[keys.Hash(fields)] = true
+				case keys.Edge:
+					if fields[16] == bySession {
+						holders[head.Incarnation(fields[17:])] = true
+					}
+				case keys.Bookmark:
+					bookmarks[head.Incarnation(fields)] = true
+					if m, err := openBookmark(p.Key, p.Value); err != nil || m.held == head.Revision(open) {
+						sessions++
+					}
+				}
+			}
+		}
+		after, err := k.get(ctx, k.key)
+		if err != nil {
+			return err
+		}
+		if string(before[0]) != string(after[0]) {
+			continue
+		}
+		if after[0] == nil {
+			if other != 0 {
+				k.problem(fmt.Errorf("%w, but a collector has written records of type %q", codec.ErrMissing, other), "run record")
+			}
+			return nil
+		}
+		s, err := openRunState(k.key, after[0])
+		if err != nil {
+			return nil // its checksum was checked
+		}
+		if s.sessions != sessions {
+			which := "a session without edges"
+			for inc := range holders {
+				if !bookmarks[inc] {
+					which = k.list.Name(inc)
+				}
+			}
+			k.problem(fmt.Errorf("%w: %d of %d sessions that live have one", codec.ErrMissing, sessions, s.sessions), "bookmark of %s", which)
+		}
+		if s.blobs != len(k.counted) {
+			k.problem(fmt.Errorf("%w: %d of %d blobs have one", codec.ErrMissing, len(k.counted), s.blobs), "number of edges")
+		}
+		return nil
+	}
+	return nil
+}
+
+// edges compares the edges of blobs with their numbers, and those of sessions with
+// what the sessions' nodes refer to.
+func (k *check) edges(ctx context.Context) error {
+	var at keys.Hash
+	n := uint64(0)
+	for p, err := range k.engine.Scan(ctx, k.space.All(keys.Edge)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := k.space.Fields(p.Key)
+		if !ok {
+			continue
+		}
+		if h := keys.Hash(fields); h != at {
+			if err := k.number(ctx, at, n); err != nil {
+				return err
+			}
+			at, n = h, 0
+		}
+		n++
+		if fields[16] != bySession {
+			continue
+		}
+		inc := head.Incarnation(fields[17:])
+		u, err := openUse(p.Key, p.Value)
+		if err != nil || u.node == 0 || u.node == uint64(k.list.Uses(at, inc)) {
+			continue // its checksum was checked
+		}
+		if err := k.use(ctx, at, inc, p.Value, head.Revision(u.node)); err != nil {
+			return err
+		}
+	}
+	if err := k.number(ctx, at, n); err != nil {
+		return err
+	}
+	for h := range k.counted {
+		n, err := k.count(ctx, h)
+		if err == nil && n == 0 {
+			err = k.number(ctx, h, 0)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// number checks that a blob has so many edges, and is stored if it has any.
+func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
+	for attempt := 0; ; attempt++ { // a collector may be at work
+		key := k.space.Count(h)
+		vs, err := k.get(ctx, key, k.space.Mark(h))
+		if err != nil {
+			return err
+		}
+		n, cerr := openCount(key, vs[0])
+		if cerr == nil && n == edges && (n == 0 || vs[1] != nil) {
+			return nil
+		}
+		if attempt == 3 {
+			k.problem(fmt.Errorf("%d edges, counted as %d, stored: %v: run a full collection", edges, n, vs[1] != nil), "collector's index (edge, number of edges) of the blob at %x", h)
+			return nil
+		}
+		if edges, err = k.count(ctx, h); err != nil {
+			return err
+		}
+	}
+}
+
+// count returns how many edges a blob has.
+func (k *check) count(ctx context.Context, h keys.Hash) (n uint64, err error) {
+	for _, err := range k.engine.Scan(ctx, k.space.Of(keys.Edge, h)) {
+		if err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// use looks again at an edge that says that a node of a revision refers to a blob: it
+// does, or vacuum has detached it and a record says so.
+func (k *check) use(ctx context.Context, h keys.Hash, inc head.Incarnation, value []byte, r head.Revision) error {
+	found := false
+	err := k.packs(ctx, inc, r-1, r, func(p *graph.Pack) error {
+		for i := range p.Nodes {
+			for _, id := range p.Nodes[i].Blobs() {
+				found = found || k.space.BlobHash(id) == h
+			}
+		}
+		return nil
+	})
+	if isCorrupt(err) || found {
+		return nil // the history names its own damage
+	}
+	if err != nil {
+		return err
+	}
+	vs, err := k.get(ctx, k.space.Edge(h, bySession, inc), k.space.Detached(inc, h), k.space.Life(inc))
+	if err != nil {
+		return err
+	}
+	if string(vs[0]) == string(value) && vs[1] == nil && vs[2] != nil {
+		k.problem(fmt.Errorf("%w: an edge says that revision %d refers to the blob, and no node does", codec.ErrMissing, r),
+			"detached blob at %x of %s", h, k.list.Name(inc))
+	}
+	return nil
+}
+
+// follows checks that each session which the index does not follow to its head has a
+// dirty record, by which the next collection finds it.
+func (k *check) follows(ctx context.Context) error {
+	for _, inc := range k.list.Incarnations {
+		if err := k.follow(ctx, inc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
+	lifeKey, markKey, originKey := k.space.Life(inc), k.space.Bookmark(inc), k.space.Origin(inc)
+	var session keys.Hash
+	for {
+		vs, err := k.get(ctx, lifeKey, k.space.Dirty(inc), markKey, originKey, k.space.Head(session))
+		if err != nil || vs[0] == nil || vs[1] != nil {
+			return err
+		}
+		life, err := head.OpenLife(lifeKey, vs[0])
+		if err != nil {
+			return nil // its checksum was checked
+		}
+		if life.Session != session {
+			session = life.Session // read its head, too
+			continue
+		}
+		m := bookmark{held: head.Revision(open)}
+		if vs[2] != nil {
+			if m, err = openBookmark(markKey, vs[2]); err != nil {
+				return nil
+			}
+		}
+		if life.State != head.Live {
+			if m.held == head.Revision(open) {
+				k.problem(fmt.Errorf("%w: no collection has seen that the session was deleted", codec.ErrMissing), "dirty record or bookmark of %s", k.list.Name(inc))
+			}
+			return nil
+		}
+		h, err := head.OpenHead(k.space.Head(session), vs[4])
+		if err != nil {
+			return nil
+		}
+		behind := h.Revision != m.revision || life.Floor != m.floor
+		if o, err := head.OpenOrigin(originKey, vs[3]); err == nil && vs[2] == nil && len(o.Parts) > 0 {
+			behind = true
+		}
+		if !behind && (life.Refs > 0 || m.refs != 0) {
+			refs, err := head.Refs(ctx, k.engine, k.space, inc, life)
+			if isCorrupt(err) { // named with the session, or changed meanwhile
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			behind = digest(refs) != m.refs
+		}
+		if !behind {
+			return nil
+		}
+		now, err := k.get(ctx, lifeKey, k.space.Dirty(inc))
+		if err != nil {
+			return err
+		}
+		if string(now[0]) != string(vs[0]) || now[1] != nil {
+			continue // kept revisions changed meanwhile
+		}
+		k.problem(fmt.Errorf("%w: the collector's index ends at revision %d of %d", codec.ErrMissing, m.revision, h.Revision), "dirty record or bookmark of %s", k.list.Name(inc))
+		return nil
+	}
+}
+
+// detachments checks that sessions from which vacuum has detached blobs have dirty
+// records.
+func (k *check) detachments(ctx context.Context) error {
+	for p, err := range k.engine.Scan(ctx, k.space.All(keys.Detached)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := k.space.Fields(p.Key)
+		if !ok {
+			continue
+		}
+		inc := head.Incarnation(fields)
+		vs, err := k.get(ctx, p.Key, k.space.Dirty(inc))
+		if err != nil {
+			return err
+		}
+		if vs[0] != nil && vs[1] == nil {
+			k.problem(fmt.Errorf("%w: vacuum has detached blobs of it", codec.ErrMissing), "dirty record of %s", k.list.Name(inc))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,320 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// An effect is a call that alters the store, and how to see what it did.
+type effect struct {
+	name string
+	// call is the call, on the store of outcomeStore. told is what it returned beside
+	// the error, as text.
+	call func(st *turnstone.Store, s *turnstone.Session) (told string, err error)
+	// want is what told is when the call did its work.
+	want string
+	// steps is set for a call of several steps, which may be done in part and then
+	// says how much of it.
+	steps bool
+}
+
+var effects = []effect{
+	{name: "create", want: "true", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		n, created, err := st.Create(ctx, turnstone.Request{ID: "new"})
+		if err == nil { // the handle is of the session that stands
+			if _, ierr := n.Info(ctx); !errors.Is(ierr, engine.ErrUnavailable) {
+				err = ierr
+			}
+		}
+		return fmt.Sprint(created), err
+	}},
+	{name: "fork", want: "true", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		_, created, err := st.Create(ctx, turnstone.Request{ID: "new", Parent: "a"})
+		return fmt.Sprint(created), err
+	}},
+	{name: "commit", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": []byte("new")}})
+		return fmt.Sprint(r.Revision), err
+	}},
+	{name: "rewind", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return "", err
+		}
+		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Leaf: turnstone.At(state.Nodes[0].ID)})
+		return fmt.Sprint(r.Revision), err
+	}},
+	{name: "metadata", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		return "", s.SaveMetadata(ctx, turnstone.Metadata{Name: "other"})
+	}},
+	{name: "rename", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		return "", st.Rename(ctx, "b", "renamed")
+	}},
+	{name: "tombstone", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return "", err
+		}
+		return "", s.Tombstone(ctx, state.Nodes[1].ID)
+	}},
+	{name: "prune", want: "true", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		moved, err := s.Prune(ctx, 2)
+		return fmt.Sprint(moved), err
+	}},
+	{name: "prune all", want: "1", steps: true, call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		moved, err := st.Prune(ctx)
+		return fmt.Sprint(moved), err
+	}},
+	{name: "keep", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Keep(ctx, "kept", 1) }},
+	{name: "release", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Release(ctx, "old") }},
+	{name: "delete", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		return "", st.Delete(ctx, "b", turnstone.RefuseChildren)
+	}},
+	{name: "cascade", steps: true, call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		return "", st.Delete(ctx, "a", turnstone.CascadeChildren)
+	}},
+	{name: "erase", steps: true, call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		_, err := st.Erase(ctx, "b", turnstone.KeepChildren, nil)
+		return "", err
+	}},
+	{name: "erase node", steps: true, call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return "", err
+		}
+		_, err = s.Erase(ctx, nil, state.Nodes[1].ID)
+		return "", err
+	}},
+	{name: "seal", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Seal(ctx) }},
+	{name: "attachment", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		_, err := s.PutAttachment(ctx, strings.NewReader("text"), -1, "text/plain", "")
+		return "", err
+	}},
+}
+
+// outcomeStore makes a store with a session a, which has three revisions, one of
+// them kept as "old", a retention and a fork f; and a session b without children.
+func outcomeStore(t *testing.T) *memory.Engine {
+	t.Helper()
+	e := memory.New()
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
+	for i := range 3 {
+		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
+	}
+	if err := a.Keep(ctx, "old", 2); err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
+	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
+	return e
+}
+
+// visible is all that can be seen of a store that any call of effects alters.
+func visible(t *testing.T, e engine.Engine) string {
+	t.Helper()
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+	page, err := st.List(ctx, turnstone.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := ""
+	for _, i := range page.Sessions {
+		s, err := st.Session(ctx, i.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state, err := s.Load(ctx, turnstone.Scope{Full: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, err := s.Kept(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, first := s.Load(ctx, turnstone.Scope{At: 1})
+		out += fmt.Sprintln(i.ID, i.Metadata, i.Revision, i.Leaf, state.Nodes, state.Parts, kept, errors.Is(first, turnstone.ErrRevisionPruned))
+	}
+	// An attachment that no commit refers to, and a segment, are seen by their records.
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if letter := p.Key[4]; letter == 'x' || letter == 'y' {
+			out += fmt.Sprintf("%c", letter)
+		}
+	}
+	return out
+}
+
+// E1: whatever call of the engine fails, a call that returns no error has done its
+// work and says so, and one that returns an error has changed nothing, unless the
+// error matches ErrOutcomeUnknown or ErrIncomplete.
+func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
+	}
+	faults := map[string]enginetest.Fault{
+		"unavailable":      {Err: engine.ErrUnavailable},
+		"unknown, applied": {Err: engine.ErrUnknown, Applied: true},
+		"unknown":          {Err: engine.ErrUnknown},
+		"unknown, late":    {Err: engine.ErrUnknown, Late: true},
+	}
+	for _, ef := range effects {
+		t.Run(ef.name, func(t *testing.T) {
+			t.Parallel()
+			runs := 0
+			// once runs the call with a plan, and reports the number of its engine calls
+			// and which of them were Apply. If resolves is set, the call must succeed.
+			once := func(name string, resolves bool, plan func(enginetest.Call) enginetest.Fault) (calls int, applies []int) {
+				runs++
+				m := outcomeStore(t)
+				before := visible(t, m)
+				armed := false
+				e := &enginetest.Faulty{Engine: m, Plan: func(c enginetest.Call) enginetest.Fault {
+					if !armed {
+						return enginetest.Fault{}
+					}
+					calls++
+					if c.Op == "Apply" {
+						applies = append(applies, calls)
+					}
+					c.N = calls
+					return plan(c)
+				}}
+				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				s, err := st.Session(ctx, "a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				armed = true
+				told, err := ef.call(st, s)
+				armed = false
+				changed := visible(t, m) != before
+				open := errors.Is(err, turnstone.ErrOutcomeUnknown) || errors.Is(err, turnstone.ErrIncomplete) ||
+					ef.steps && err != nil && told != "" && told != "0"
+				switch {
+				case err == nil && (!changed || told != ef.want):
+					t.Errorf("%s: no error, told %q, changed: %v", name, told, changed)
+				case err != nil && resolves: // the engine answers again, so the outcome can be found out
+					t.Errorf("%s: %v", name, err)
+				case err != nil && changed && !open:
+					t.Errorf("%s: the store was changed, and the error is %v", name, err)
+				}
+				verify(t, st)
+				return calls, applies
+			}
+			calls, applies := once("no fault", true, func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} })
+			for n := 1; n <= calls; n++ {
+				for name, f := range faults {
+					if name != "unavailable" && !slices.Contains(applies, n) || testing.Short() && runs > 200 {
+						continue
+					}
+					once(fmt.Sprintf("call %d %s", n, name), name != "unavailable", func(c enginetest.Call) enginetest.Fault {
+						if c.N == n && (c.Op == "Apply" || f.Err == engine.ErrUnavailable) {
+							return f
+						}
+						return enginetest.Fault{}
+					})
+					if name == "unavailable" {
+						continue
+					}
+					for m := n + 1; m <= n+8; m++ {
+						for _, lasting := range []bool{false, true} {
+							once(fmt.Sprintf("call %d %s, call %d unavailable, lasting: %v", n, name, m, lasting), false, func(c enginetest.Call) enginetest.Fault {
+								switch {
+								case c.N == n && c.Op == "Apply":
+									return f
+								case c.N == m || lasting && c.N > m:
+									return faults["unavailable"]
+								}
+								return enginetest.Fault{}
+							})
+						}
+					}
+				}
+			}
+			t.Logf("%d runs", runs)
+		})
+	}
+}
+
+// E2: a namespace that has any record but no store record is never made anew.
+func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	rich(t, st)
+	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var all []engine.Pair
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	for name, hidden := range map[string]func(key []byte) bool{
+		"store record":                     func(k []byte) bool { return k[4] == 'A' },
+		"store record and all but one key": func(k []byte) bool { return !bytes.Equal(k, all[len(all)/2].Key) },
+		"store record and all of a scan":   func(k []byte) bool { return k[4] != 'g' },
+	} {
+		t.Run(name, func(t *testing.T) {
+			left := memory.New()
+			var b engine.Batch
+			for _, p := range all {
+				if !hidden(p.Key) {
+					b.Set(p.Key, p.Value)
+				}
+			}
+			if err := left.Apply(ctx, &b); err != nil {
+				t.Fatal(err)
+			}
+			var blind engine.Engine = left
+			if strings.HasSuffix(name, "of a scan") {
+				blind = noScan{left}
+			}
+			before := dump(t, left)
+			for _, o := range []*turnstone.Options{nil, {MustExist: true}} {
+				opened, err := turnstone.Open(ctx, blind, o)
+				var damage *turnstone.CorruptError
+				if !errors.As(err, &damage) || !strings.Contains(damage.Object, "store record") || !strings.Contains(err.Error(), "has a record at key") {
+					t.Errorf("Open: %v, %v", opened, err)
+				}
+			}
+			if dump(t, left) != before {
+				t.Error("Open changed the engine")
+			}
+		})
+	}
+}
+
+// noScan is an engine whose scans come back empty, as those of a damaged one may.
+type noScan struct{ engine.Engine }
+
+func (noScan) Scan(context.Context, engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(func(engine.Pair, error) bool) {}
+}
+
+func dump(t *testing.T, e engine.Engine) string {
+	t.Helper()
+	var out strings.Builder
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
+	}
+	return out.String()
+}

@@ -1,0 +1,208 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"iter"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// cloned returns an engine with the same records.
+func cloned(t *testing.T, e engine.Engine) *memory.Engine {
+	t.Helper()
+	out := memory.New()
+	var b engine.Batch
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Set(p.Key, p.Value)
+	}
+	if err := out.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// VF4: what maintenance leaves when it is cut off at any point is no damage.
+func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
+	}
+	whole := full(t)
+	for name, call := range map[string]func(*turnstone.Store) error{
+		"gc": func(st *turnstone.Store) error {
+			_, err := st.GC(ctx, turnstone.GCOptions{})
+			return err
+		},
+		"full gc": func(st *turnstone.Store) error {
+			_, err := st.GC(ctx, turnstone.GCOptions{Full: true})
+			return err
+		},
+		"vacuum": func(st *turnstone.Store) error {
+			_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+			return err
+		},
+		"delete and vacuum": func(st *turnstone.Store) error {
+			for _, id := range []string{"a", "f", "df"} {
+				if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+					return err
+				}
+			}
+			_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+			return err
+		},
+	} {
+		n := 1
+		for ; ; n++ {
+			e := cloned(t, whole)
+			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true})
+			err := call(st)
+			verify(t, openStore(t, e, nil))
+			if t.Failed() {
+				t.Fatalf("%s was cut after %d batches", name, n)
+			}
+			if err == nil {
+				break
+			}
+		}
+		t.Logf("%s: cut at %d places", name, n-1)
+	}
+}
+
+// A meddler is an engine under which something happens just before the n-th call.
+type meddler struct {
+	engine.Engine
+	calls, n int
+	meddle   func()
+}
+
+func (m *meddler) call() {
+	if m.calls++; m.calls == m.n {
+		m.meddle()
+	}
+}
+
+func (m *meddler) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	m.call()
+	return m.Engine.Get(ctx, ks...)
+}
+
+func (m *meddler) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(yield func(engine.Pair, error) bool) {
+		m.call()
+		m.Engine.Scan(ctx, r)(yield)
+	}
+}
+
+// VF5: whatever happens to a store while Verify reads it is no damage.
+func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
+	if race {
+		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
+	}
+	whole := outcomeStore(t)
+	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true})
+	a, err := st.Session(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	att, err := a.PutAttachment(ctx, bytes.NewReader(random(300_000, 1)), -1, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Key: "k", Payload: random(6000, 2), Attachments: []turnstone.Attachment{att}}}})
+	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	id := func(s *turnstone.Session) turnstone.NodeID {
+		i, err := s.Info(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.Leaf
+	}
+	vacuum := func(st *turnstone.Store) error {
+		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+		return err
+	}
+	for name, meddle := range map[string]func(st *turnstone.Store, a *turnstone.Session) error{
+		"commit, gc": func(st *turnstone.Store, a *turnstone.Session) error {
+			commitTo(t, a, turnstone.Commit{Nodes: saying(random(7000, 3)), Checkpoint: map[string][]byte{"p": []byte("next")}, Turn: "t"})
+			_, err := st.GC(ctx, turnstone.GCOptions{})
+			return err
+		},
+		"commit": func(_ *turnstone.Store, a *turnstone.Session) error {
+			commitTo(t, a, turnstone.Commit{Nodes: saying(random(7000, 3)), Checkpoint: map[string][]byte{"p": []byte("next")}, Turn: "t"})
+			return nil
+		},
+		"delete, vacuum": func(st *turnstone.Store, _ *turnstone.Session) error {
+			if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
+				return err
+			}
+			return vacuum(st)
+		},
+		"delete all, vacuum": func(st *turnstone.Store, _ *turnstone.Session) error {
+			for _, id := range []string{"a", "b", "f"} {
+				if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+					return err
+				}
+			}
+			return vacuum(st)
+		},
+		"erase a node": func(_ *turnstone.Store, a *turnstone.Session) error {
+			_, err := a.Erase(ctx, nil, id(a))
+			return err
+		},
+		"prune, vacuum": func(st *turnstone.Store, _ *turnstone.Session) error {
+			if _, err := st.Prune(ctx); err != nil {
+				return err
+			}
+			return vacuum(st)
+		},
+		"rename": func(st *turnstone.Store, _ *turnstone.Session) error { return st.Rename(ctx, "b", "c") },
+		"fork, delete, create again": func(st *turnstone.Store, _ *turnstone.Session) error {
+			commitTo(t, create(t, st, turnstone.Request{ID: "g", Parent: "f"}), turnstone.Commit{Nodes: saying([]byte("x"))})
+			if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
+				return err
+			}
+			create(t, st, turnstone.Request{ID: "f", Parent: "a"})
+			return nil
+		},
+		"upload": func(_ *turnstone.Store, a *turnstone.Session) error {
+			_, err := a.PutAttachment(ctx, bytes.NewReader(random(300_000, 4)), -1, "", "")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for n := 1; ; n++ {
+				e := cloned(t, whole)
+				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				a, err := other.Session(ctx, "a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := &meddler{Engine: e, meddle: func() {
+					if err := meddle(other, a); err != nil {
+						t.Fatal(err)
+					}
+				}}
+				st := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+				m.calls, m.n = 0, n
+				v, err := st.Verify(ctx, nil)
+				if err != nil || !v.OK() {
+					t.Fatal(fmt.Sprint("before call ", n), v.Problems, err)
+				}
+				if m.calls < n {
+					t.Logf("%d places", n-1)
+					return
+				}
+			}
+		})
+	}
+}

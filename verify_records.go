@@ -1,0 +1,348 @@
+package turnstone
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// What problems call the records under each letter.
+var recordNames = map[byte]string{
+	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Commit: "commit", keys.Copying: "note of the last copy",
+	keys.Detached: "detached blob", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
+	keys.Candidate: "candidate", keys.Run: "run record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
+	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Child: "child entry",
+	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
+	keys.Bucket: "time in the order of sessions", keys.Grave: "grave", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+}
+
+// A badRecord is one whose key or value can't be.
+type badRecord struct {
+	key    []byte
+	letter byte
+	fields []byte // nil if the key is none of the format
+	err    error
+}
+
+// A blobTable is which blobs are stored, by what and in how many values: hashes
+// ascend, as their keys do.
+type blobTable struct {
+	values, marks []storedBlob
+}
+
+type storedBlob struct {
+	hash  keys.Hash
+	parts int
+}
+
+// owner returns the incarnation that a record belongs to, if its key says so.
+func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
+	switch letter {
+	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Ref,
+		keys.Tombstone, keys.Bucket, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
+		return head.Incarnation(fields), true
+	case keys.Child:
+		return head.Incarnation(fields[16:]), true
+	case keys.Order:
+		return head.Incarnation(fields[8:]), true
+	}
+	return inc, false
+}
+
+// records checks the checksum of every record, in whatever place it is, and gathers
+// what they say of each other.
+func (v *verifier) records(ctx context.Context) error {
+	for p, err := range v.s.engine.Scan(ctx, v.s.space.Everything()) {
+		if err != nil {
+			return err
+		}
+		v.Records++
+		letter, fields, ok := v.s.space.Fields(p.Key)
+		if !ok {
+			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", codec.ErrMalformed)})
+			continue
+		}
+		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
+			v.damaged = append(v.damaged, badRecord{p.Key, letter, fields, err})
+		}
+		inc, owned := owner(letter, fields)
+		if owned && letter != keys.Dirty { // what vacuum has removed may have one still
+			v.seen[inc] = p.Key
+		}
+		switch letter {
+		case keys.Blob:
+			if t := &v.stored.values; len(*t) > 0 && bytes.Equal((*t)[len(*t)-1].hash[:], fields[:16]) {
+				(*t)[len(*t)-1].parts++
+			} else {
+				*t = append(*t, storedBlob{keys.Hash(fields), 1})
+			}
+		case keys.Mark:
+			m, err := blob.OpenMark(p.Key, p.Value)
+			if err == nil && m.Condemned {
+				v.Condemned++
+			}
+			v.stored.marks = append(v.stored.marks, storedBlob{keys.Hash(fields), m.Parts})
+		case keys.Life:
+			if life, err := head.OpenLife(p.Key, p.Value); err == nil {
+				v.lives[inc] = life
+			}
+		case keys.About:
+			if about, err := head.OpenAbout(p.Key, p.Value); err == nil {
+				v.seen[about.Incarnation] = p.Key
+				v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
+			}
+		case keys.Head:
+			if h, err := head.OpenHead(p.Key, p.Value); err == nil {
+				v.seen[h.Incarnation] = p.Key
+			}
+		case keys.Tombstone:
+			v.stones[inc]++
+		case keys.Fork:
+			v.forks[inc]++
+			v.entries[forkEntry{inc, head.Incarnation(fields[16:])}] = true
+		case keys.Origin:
+			if o, err := head.OpenOrigin(p.Key, p.Value); err == nil {
+				v.origin(inc, o)
+			}
+		}
+	}
+	for _, r := range v.damaged {
+		v.problem(r.err, "%s", v.describe(&r))
+	}
+	return v.pairs(ctx)
+}
+
+// origin notes what a fork shares. Keys of lifecycles and fork entries come before
+// those of origins.
+func (v *verifier) origin(fork head.Incarnation, o *head.Origin) {
+	v.depth[fork] = len(o.Ancestors)
+	life := v.lives[fork]
+	for _, a := range o.Ancestors {
+		entry := forkEntry{a.Incarnation, fork}
+		if v.entries[entry] {
+			delete(v.entries, entry)
+		} else {
+			v.entries[entry] = false // looked at again by owners
+		}
+		most, known := v.shared[a.Incarnation]
+		if life == nil || life.State != head.Live {
+			continue
+		}
+		if !known || a.Revision > most.last || a.Revision == most.last && most.nodes != 0 && (a.Nodes == 0 || a.Nodes > most.nodes) {
+			v.shared[a.Incarnation] = layer{inc: a.Incarnation, last: a.Revision, nodes: a.Nodes}
+		}
+	}
+}
+
+// describe names a record by its kind, what it belongs to, and its key.
+func (v *verifier) describe(r *badRecord) string {
+	what := "record"
+	if r.fields != nil {
+		what = recordNames[r.letter]
+		inc, owned := owner(r.letter, r.fields)
+		switch {
+		case owned:
+			what += " of " + v.name(inc)
+		case r.letter == keys.Edge && r.fields[16] == 's':
+			what += " of " + v.name(head.Incarnation(r.fields[17:])) + fmt.Sprintf(" to the blob at %x", r.fields[:16])
+		case r.letter == keys.Upload:
+			if name := v.names[head.Incarnation(r.fields)]; name != "" {
+				what += " of " + name
+			}
+		case r.letter == keys.About || r.letter == keys.Head || r.letter == keys.Grave:
+			what += fmt.Sprintf(" of the session at %x", r.fields)
+			for inc, life := range v.lives {
+				if life.Session == keys.Hash(r.fields) {
+					what += ", " + v.name(inc)
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("%s at key %x", what, r.key)
+}
+
+// pairs checks that each blob has a mark and as many values as the mark says, and
+// the other way round.
+func (v *verifier) pairs(ctx context.Context) error {
+	values, marks := v.stored.values, v.stored.marks
+	v.Blobs = len(values)
+	for len(values) > 0 || len(marks) > 0 {
+		c := 0
+		switch {
+		case len(values) == 0:
+			c = 1
+		case len(marks) == 0:
+			c = -1
+		default:
+			c = bytes.Compare(values[0].hash[:], marks[0].hash[:])
+		}
+		var odd keys.Hash
+		switch {
+		case c == 0 && values[0].parts == marks[0].parts || c == 0 && marks[0].parts == 0: // the mark is damaged
+			values, marks = values[1:], marks[1:]
+			continue
+		case c == 0:
+			odd, values, marks = values[0].hash, values[1:], marks[1:]
+		case c < 0:
+			odd, values = values[0].hash, values[1:]
+		default:
+			odd, marks = marks[0].hash, marks[1:]
+		}
+		if err := v.pair(ctx, odd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pair looks at one blob again, at one moment: pages of the scan are of different ones.
+func (v *verifier) pair(ctx context.Context, h keys.Hash) error {
+	const most = 256
+	ks := make([][]byte, 0, most+1)
+	ks = append(ks, v.s.space.Mark(h))
+	for part := range most {
+		ks = append(ks, v.s.space.Blob(h, part))
+	}
+	vs, err := v.s.engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, value := range vs[1:] {
+		if value != nil {
+			n++
+		}
+	}
+	if vs[0] == nil && n > 0 {
+		v.problem(fmt.Errorf("%w: its values are there without it", codec.ErrMissing), "mark of the blob at %x", h)
+	} else if m, err := blob.OpenMark(ks[0], vs[0]); vs[0] != nil && err == nil && m.Parts != n {
+		v.problem(fmt.Errorf("%w: %d of %d values are there", codec.ErrMissing, n, m.Parts), "blob at %x", h)
+	}
+	return nil
+}
+
+// owners checks what the scan gathered: that whatever has records has a lifecycle
+// record, that the entries of forks are those that the forks' origins name, and that
+// the lifecycle record counts entries and tombstones right.
+func (v *verifier) owners(ctx context.Context) error {
+	for inc, key := range v.seen {
+		if v.lives[inc] == nil {
+			if err := v.ownerless(ctx, inc, key); err != nil {
+				return err
+			}
+		}
+	}
+	for e := range v.entries {
+		if err := v.forkEntry(ctx, e); err != nil {
+			return err
+		}
+	}
+	for inc, life := range v.lives {
+		if life.Forks != v.forks[inc] || life.Stones > v.stones[inc] {
+			if err := v.counted(ctx, inc); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ownerless looks again at an incarnation that has the record of a key, and no
+// lifecycle record, which goes last.
+func (v *verifier) ownerless(ctx context.Context, inc head.Incarnation, key []byte) error {
+	lifeKey := v.s.space.Life(inc)
+	vs, err := v.s.engine.Get(ctx, lifeKey, key)
+	if err != nil {
+		return err
+	}
+	if vs[0] == nil && vs[1] != nil {
+		v.problem(fmt.Errorf("%w, but there is its %s", codec.ErrMissing, recordNames[v.s.space.Letter(key)]), "lifecycle of %s", v.name(inc))
+	} else if life, err := head.OpenLife(lifeKey, vs[0]); err == nil {
+		v.lives[inc] = life // made meanwhile; records has named it if it is damaged
+	}
+	return nil
+}
+
+// forkEntry looks again at a fork and an ancestor that the scan did not find to name
+// each other.
+func (v *verifier) forkEntry(ctx context.Context, e forkEntry) error {
+	space := v.s.space
+	originKey := space.Origin(e.fork)
+	vs, err := v.s.engine.Get(ctx, space.Fork(e.ancestor, e.fork), originKey, space.Life(e.fork), space.Life(e.ancestor))
+	if err != nil {
+		return err
+	}
+	entry, named := vs[0] != nil, false
+	if o, err := head.OpenOrigin(originKey, vs[1]); err == nil {
+		for _, a := range o.Ancestors {
+			named = named || a.Incarnation == e.ancestor
+		}
+	} else if vs[1] != nil {
+		return nil // records has named it
+	}
+	switch {
+	case entry && vs[1] == nil:
+		v.problem(codec.ErrMissing, "origin of %s, which %s lists as a fork", v.name(e.fork), v.name(e.ancestor))
+	case entry && !named:
+		v.problem(fmt.Errorf("%w: its origin does not name the ancestor", codec.ErrHash), "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+	case !entry && named && vs[3] != nil: // vacuum removes an ancestor that only deleted forks name
+		v.problem(codec.ErrMissing, "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+	case named && vs[3] == nil:
+		if life, err := head.OpenLife(space.Life(e.fork), vs[2]); err == nil && life.State == head.Live {
+			v.problem(codec.ErrMissing, "lifecycle of %s, an ancestor of %s", v.name(e.ancestor), v.name(e.fork))
+		}
+	}
+	return nil
+}
+
+// counted looks again at the numbers of a lifecycle record.
+func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
+	key := v.s.space.Life(inc)
+	for {
+		vs, err := v.s.engine.Get(ctx, key)
+		if err != nil || vs[0] == nil {
+			return err
+		}
+		forks, err := v.count(ctx, keys.Fork, inc)
+		if err != nil {
+			return err
+		}
+		stones, err := v.count(ctx, keys.Tombstone, inc)
+		if err != nil {
+			return err
+		}
+		again, err := v.s.engine.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if string(again[0]) != string(vs[0]) {
+			continue
+		}
+		life, err := head.OpenLife(key, vs[0])
+		if err != nil {
+			return nil // records has named it
+		}
+		if life.Forks != forks {
+			v.problem(fmt.Errorf("%w: %d of %d", codec.ErrMissing, forks, life.Forks), "fork entries of %s", v.name(inc))
+		}
+		if life.Stones > stones {
+			v.problem(fmt.Errorf("%w: %d of %d", codec.ErrMissing, stones, life.Stones), "tombstones of %s", v.name(inc))
+		}
+		return nil
+	}
+}
+
+func (v *verifier) count(ctx context.Context, letter byte, inc head.Incarnation) (n uint64, err error) {
+	for _, err := range v.s.engine.Scan(ctx, v.s.space.Of(letter, inc)) {
+		if err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
+}
