@@ -141,7 +141,7 @@ func (e *Engine) write(f *flight) error {
 		g.pending = map[string][]byte{}
 	}
 	newData := e.mayGrow()
-	var reclaims bool
+	kept := 0 // of log and memtable, for batches that reclaim
 	err := e.guarded(func(c *content) error {
 		for i, r := range f.group {
 			if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
@@ -157,7 +157,9 @@ func (e *Engine) write(f *flight) error {
 			}
 			if f.verdicts[i] = conflict; conflict == nil {
 				g.add(r.batch)
-				reclaims = reclaims || r.batch.Reclaim
+				if !r.batch.Reclaim {
+					kept = reclaimReserve
+				}
 			}
 		}
 		return nil
@@ -166,7 +168,7 @@ func (e *Engine) write(f *flight) error {
 	if err != nil || len(g.writes) == 0 {
 		return err
 	}
-	if !e.active().room(g.cost) {
+	if !e.active().room(g.cost + kept) {
 		if err := e.rotate(); err != nil {
 			return errors.Join(e.usable(), err) // nothing of f was written
 		}
@@ -176,7 +178,7 @@ func (e *Engine) write(f *flight) error {
 	if e.opts.Durability == Power {
 		durable = e.acked.Load()
 	}
-	err = m.log.reserve(len(g.buf)-frameRoom, reclaims)
+	err = m.log.reserve(len(g.buf)-frameRoom, int64(kept))
 	if err == nil {
 		err = m.log.append(frameGroup, g.ts, durable, g.buf)
 	}
@@ -213,6 +215,9 @@ func (e *Engine) guarded(f func(*content) error) (err error) {
 func (e *Engine) mayGrow() error {
 	if err := e.need(e.room); err != nil {
 		return err
+	}
+	if given := e.flushTrouble.Load(); given != nil {
+		return *given // what is left of the log is for batches that reclaim
 	}
 	if given := e.rewriteTrouble.Load(); given != nil && e.crowded() {
 		return fmt.Errorf("engine: too many tables wait for a rewrite, which was given up: %w", *given)

@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"errors"
 	"bytes"
 	"io"
 	"io/fs"
@@ -179,7 +180,9 @@ func (d *disk) view(name string) ([]byte, func() error, error) {
 		return nil, nil, err
 	}
 	data := make([]byte, size)
-	_, err = f.ReadAt(data, 0)
+	if _, err = f.ReadAt(data, 0); errors.Is(err, io.EOF) {
+		err = nil
+	}
 	return data, func() error { return nil }, err
 }
 
@@ -297,6 +300,9 @@ func (f *openFile) Reserve(at, n int64) error {
 	defer f.d.mu.Unlock()
 	if err := f.d.call("reserve", f.name); err != nil {
 		return err
+	}
+	if n <= 0 {
+		return syscall.EINVAL
 	}
 	_, err := f.allocate(at, n)
 	return err

@@ -41,11 +41,16 @@ func (e *Engine) rotate() error {
 	e.mu.Lock()
 	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written))
 	e.mu.Unlock()
+	e.flushSoon()
+	return nil
+}
+
+// flushSoon tells flushLoop to look for memtables that wait.
+func (e *Engine) flushSoon() {
 	select {
 	case e.full <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // lead makes the current log lead to l. Everything in it is durable then, also

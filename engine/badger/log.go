@@ -65,8 +65,8 @@ const (
 	frameAlign  = 8
 
 	// The log's space is allocated in steps of reserveStep. The last
-	// reclaimReserve of it are for batches that reclaim, which so go on for a
-	// while on a disk that has no room at all.
+	// reclaimReserve of it, and of a memtable, are for batches that reclaim, which
+	// so go on for a while on a disk that has no room at all.
 	reserveStep    = 1 << 20
 	firstReserve   = 256 << 10
 	reclaimReserve = 128 << 10
@@ -127,9 +127,9 @@ func createLog(d files, number uint64, size int64) (*log, error) {
 
 func logSeed(header []byte) uint32 { return crc32.Checksum(header[16:40], castagnoli) }
 
-// reserve makes sure that frames with so many bytes of bodies can be written
-// without running out of space. Only who reclaims may use the last of it.
-func (l *log) reserve(bytes int, reclaim bool) error {
+// reserve makes sure that a frame with so many bytes of body, and a mark behind it,
+// can be written without running out of space, and that so much is kept beside.
+func (l *log) reserve(bytes int, kept int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.short {
@@ -138,16 +138,19 @@ func (l *log) reserve(bytes int, reclaim bool) error {
 		}
 	}
 	need := l.pos + int64(bytes) + 2*frameHeader + frameAlign
-	if need+reclaimReserve <= l.reserved {
+	if need+kept <= l.reserved {
 		return nil
 	}
 	to := min(l.size, need+reserveStep)
+	if to <= l.reserved {
+		return nil
+	}
 	err := l.f.Reserve(l.reserved, to-l.reserved)
 	if err == nil {
 		l.reserved = to
 		return nil
 	}
-	if reclaim && localdir.Short(err) { // what was allocated before needs no room
+	if kept == 0 && localdir.Short(err) { // what was allocated before needs no room
 		err = l.f.Reserve(l.pos, need-l.pos)
 	}
 	return err

@@ -93,19 +93,18 @@ func (e *Engine) read(ctx context.Context, f func(c *content, ts uint64) error) 
 }
 
 // caught makes an error of a panic. Badger panics on some kinds of damage, and
-// reading a mapped file faults when the disk can't be read: defer it as
-//
-//	defer caught(&err)
-//
-// in everything that reads tables, before anything that could fail.
+// reading a mapped file faults when the disk can't be read.
 func caught(err *error) {
-	switch recover().(type) {
-	case nil:
-	case interface{ Addr() uintptr }: // a fault, see debug.SetPanicOnFault
-		*err = fmt.Errorf("engine: a table can't be read: %w", syscall.EIO)
-	default:
-		*err = fmt.Errorf("%w: badger panicked on a table", engine.ErrCorrupt)
+	if r := recover(); r != nil {
+		*err = panicked(r)
 	}
+}
+
+func panicked(r any) error {
+	if _, fault := r.(interface{ Addr() uintptr }); fault { // see debug.SetPanicOnFault
+		return fmt.Errorf("engine: a page can't be read: %w", syscall.EIO)
+	}
+	return fmt.Errorf("%w: badger panicked", engine.ErrCorrupt)
 }
 
 // faults makes faults of this goroutine panics until the function that it returns

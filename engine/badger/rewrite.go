@@ -44,6 +44,8 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if err = errors.Join(err, rerr); err != nil {
 		return err
 	}
+	e.flushTrouble.Store(nil) // there may be room now
+	e.flushSoon()
 	if err := e.awaitFlush(ctx, 0); err != nil {
 		return err
 	}

@@ -135,39 +135,53 @@ func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
 	return bytes.Clone(s.Value), true, nil
 }
 
-// A tableIterator is Badger's, which ends at a damaged block as if the table
-// ended there. This one notices: a table ends with its biggest key.
+// A tableIterator is Badger's, which ends at a damaged block as if the table ended
+// there, or panics. This one notices: a table ends with its biggest key.
 type tableIterator struct {
-	*table.Iterator
+	it      *table.Iterator
 	of      *openTable
+	broken  bool
 	damaged *error // set when the table is found to be damaged
 }
 
 func newTableIterator(t *openTable, damaged *error) *tableIterator {
-	return &tableIterator{t.table.NewIterator(table.NOCACHE), t, damaged}
+	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, damaged: damaged}
 }
 
+// check ends the iterator, with an error, when there should be more. Defer it with
+// what may be evaluated before.
 func (it *tableIterator) check(more bool) {
-	if more && !it.Valid() {
-		*it.damaged = fmt.Errorf("%w: a block of table %s can't be read", engine.ErrCorrupt, tableName(it.of.number))
+	if r := recover(); r != nil {
+		it.fail(panicked(r))
+	} else if more && !it.it.Valid() {
+		it.fail(fmt.Errorf("%w: a block can't be read", engine.ErrCorrupt))
 	}
 }
 
+func (it *tableIterator) fail(err error) {
+	it.broken = true
+	*it.damaged = fmt.Errorf("table %s: %w", tableName(it.of.number), err)
+}
+
 func (it *tableIterator) Rewind() {
-	it.Iterator.Rewind()
-	it.check(true)
+	defer it.check(true)
+	it.it.Rewind()
 }
 
 func (it *tableIterator) Seek(key []byte) {
-	it.Iterator.Seek(key)
-	it.check(y.CompareKeys(key, it.of.table.Biggest()) <= 0)
+	defer it.check(y.CompareKeys(key, it.of.table.Biggest()) <= 0)
+	it.it.Seek(key)
 }
 
 func (it *tableIterator) Next() {
-	last := bytes.Equal(it.Key(), it.of.table.Biggest())
-	it.Iterator.Next()
-	it.check(!last)
+	defer it.check(!bytes.Equal(it.it.Key(), it.of.table.Biggest()))
+	it.it.Next()
 }
+
+func (it *tableIterator) Valid() bool          { return !it.broken && it.it.Valid() }
+func (it *tableIterator) Key() []byte          { return it.it.Key() }
+func (it *tableIterator) Value() y.ValueStruct { return it.it.Value() }
+func (it *tableIterator) Close() error         { return it.it.Close() }
 
 // A runIterator iterates over the tables of a run, and has one of them open.
 type runIterator struct {

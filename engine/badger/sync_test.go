@@ -1,0 +1,207 @@
+package badger
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// A gate lets the test decide when the sync of a log ends, and how.
+type gate struct {
+	files
+	on    atomic.Bool
+	began chan struct{}
+	end   chan error
+}
+
+func newGate(d files) *gate {
+	return &gate{files: d, began: make(chan struct{}, 100), end: make(chan error)}
+}
+
+type gatedFile struct {
+	file
+	g *gate
+}
+
+func (g *gate) gated(name string, f file, err error) (file, error) {
+	if err == nil && strings.HasSuffix(name, logSuffix) {
+		f = gatedFile{f, g}
+	}
+	return f, err
+}
+
+func (g *gate) create(name string) (file, error) {
+	f, err := g.files.create(name)
+	return g.gated(name, f, err)
+}
+
+func (g *gate) open(name string) (file, error) {
+	f, err := g.files.open(name)
+	return g.gated(name, f, err)
+}
+
+func (f gatedFile) SyncData() error {
+	if f.g.on.Load() {
+		f.g.began <- struct{}{}
+		if err := <-f.g.end; err != nil {
+			return err
+		}
+	}
+	return f.file.SyncData()
+}
+
+// gated opens a store whose log is synced when the test says so.
+func gated(t *testing.T) (*Engine, *gate) {
+	t.Helper()
+	g := newGate(newDisk("posix"))
+	e, err := openFiles(g, memTableSize+logExtra, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.start()
+	g.on.Store(true)
+	t.Cleanup(func() {
+		g.on.Store(false)
+		close(g.end) // for a test that failed
+		e.Close()
+	})
+	return e, g
+}
+
+func write(e *Engine, key, value, guard string) chan error {
+	done := make(chan error, 1)
+	go func() {
+		var b engine.Batch
+		if guard != "" {
+			b.Guard([]byte(key), []byte(guard))
+		}
+		b.Set([]byte(key), []byte(value))
+		done <- e.Apply(ctx, &b)
+	}()
+	return done
+}
+
+func waiting(t *testing.T, what string, done chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		t.Fatalf("%s was answered (%v) before it was synced", what, err)
+	case <-time.After(20 * time.Millisecond):
+	}
+}
+
+func TestNothingIsAnsweredOrReadBeforeItIsSynced(t *testing.T) {
+	e, g := gated(t)
+	first := write(e, "a", "1", "")
+	<-g.began
+	second, conflict := write(e, "b", "1", ""), write(e, "a", "2", "0")
+	waiting(t, "a write", first)
+	if got := value(t, e, "a"); got != "" {
+		t.Errorf("read %q before it was synced", got)
+	}
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		t.Errorf("scanned %q, %v before it was synced", p.Key, err)
+	}
+	g.end <- nil
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	if got := value(t, e, "a"); got != "1" {
+		t.Errorf("read %q after it was acknowledged", got)
+	}
+	<-g.began // of the second
+	waiting(t, "the second write", second)
+	// Whether the conflict is in the group of the second or after it, it is not
+	// answered before that.
+	for open := true; open; {
+		select {
+		case g.end <- nil:
+		case <-g.began:
+		case err := <-conflict:
+			if !errors.Is(err, engine.ErrConflict) {
+				t.Errorf("guard on a value that is another one: %v", err)
+			}
+			open = false
+		}
+	}
+	for {
+		select {
+		case g.end <- nil:
+			continue
+		case <-g.began:
+			continue
+		case err := <-second:
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		break
+	}
+}
+
+// large is a batch that fills a group.
+func large(e *Engine, key, guard string) chan error {
+	done := make(chan error, 1)
+	go func() {
+		var b engine.Batch
+		if guard != "" {
+			b.Guard([]byte(guard), []byte("1"))
+		}
+		b.Set([]byte(key), []byte("1"))
+		for i := range 4 {
+			b.Set(fmt.Append(nil, key, i), bytes.Repeat([]byte{1}, 400_000))
+		}
+		done <- e.Apply(ctx, &b)
+	}()
+	return done
+}
+
+// A group is written while the one before it is synced; its guards see what is
+// not durable yet, so it is not answered before that, and fails with it.
+func TestGroupsFollowWithoutWaiting(t *testing.T) {
+	for name, c := range map[string]struct {
+		guard string
+		want  error
+	}{
+		"a write that builds on it": {"a0", engine.ErrUnknown},
+		"a conflict":                {"absent", engine.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, g := gated(t)
+			queued := func(n int) {
+				for len(e.queue) < n {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			first := write(e, "x", "1", "") // synced by the committer itself
+			<-g.began
+			a0 := large(e, "a0", "")
+			queued(1)
+			a1 := large(e, "a1", c.guard)
+			queued(2)
+			g.end <- nil
+			if err := <-first; err != nil {
+				t.Fatal(err)
+			}
+			<-g.began // of a0; a1 follows
+			waiting(t, "a0", a0)
+			waiting(t, "a1", a1)
+			g.end <- errors.New("disk gone")
+			if err := <-a0; !errors.Is(err, engine.ErrUnknown) {
+				t.Errorf("a0 after a failed sync: %v", err)
+			}
+			if err := <-a1; !errors.Is(err, c.want) {
+				t.Errorf("a1 after a failed sync: %v", err)
+			}
+			if _, err := e.Get(ctx, []byte("a0")); !errors.Is(err, engine.ErrClosed) {
+				t.Errorf("Get after a failed sync: %v", err)
+			}
+		})
+	}
+}
