@@ -133,7 +133,7 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 	}
 	next := life.Next()
 	next.State, next.Floor = head.Deleted, h.Revision+1
-	var b engine.Batch
+	b := engine.Batch{Reclaim: true}
 	b.Guard(s.headKey, vs[0])
 	b.Guard(s.lifeKey, lifeRaw)
 	b.Guard(bucketKey, vs[2])

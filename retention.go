@@ -96,7 +96,7 @@ func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head,
 			return err
 		}
 		next := life.Next()
-		var b engine.Batch
+		b := engine.Batch{Reclaim: true}
 		if needed, err := edit(c, h, &next, &b); err != nil || !needed {
 			return err
 		}

@@ -103,7 +103,7 @@ func (s *Session) sealOne(ctx context.Context, c *change, all bool) (more bool, 
 			next.Packed = last
 		}
 	}
-	var b engine.Batch
+	b := engine.Batch{Reclaim: true} // a segment takes less than the packs that it replaces
 	b.Guard(s.lifeKey, raw)
 	b.Set(s.lifeKey, next.Seal(s.lifeKey))
 	if anew {

@@ -80,7 +80,7 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 		return err
 	}
 	next := life.Next()
-	var b engine.Batch
+	b := engine.Batch{Reclaim: true}
 	b.Guard(s.lifeKey, raw)
 	known := map[NodeID]bool{} // of the segments that were read
 	for _, id := range ids {

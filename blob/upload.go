@@ -188,7 +188,7 @@ func (u *Upload) Abandon(ctx context.Context) error {
 	if !u.begun {
 		return nil
 	}
-	var b engine.Batch
+	b := engine.Batch{Reclaim: true}
 	u.Finish(&b)
 	return u.store.engine.Apply(ctx, &b)
 }

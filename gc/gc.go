@@ -172,7 +172,7 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Stor
 		rand.Read(r.state.nonce[:])
 		r.state.seq = 0
 		r.record = r.state.seal(r.key)
-		var b engine.Batch
+		b := engine.Batch{Reclaim: true}
 		b.Guard(r.key, vs[0])
 		b.Set(r.key, r.record)
 		if err = e.Apply(ctx, &b); err == nil {
@@ -209,6 +209,7 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 	record := next.seal(r.key)
 	b.Guards = append([]engine.Pair{{Key: r.key, Value: r.record}}, b.Guards...)
 	b.Set(r.key, record)
+	b.Reclaim = true
 	unknown := false
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := r.engine.Apply(ctx, &b.Batch)
