@@ -1,8 +1,8 @@
 package badger
 
 import (
-	"errors"
 	"bytes"
+	"errors"
 	"io"
 	"io/fs"
 	"maps"

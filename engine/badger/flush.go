@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxWaiting = 1           // memtables that may wait to be flushed when another one is full
+	maxWaiting = 0           // memtables that may wait to be flushed when another one is full
 	flushAgain = time.Second // after a flush that found no room
 )
 

@@ -22,7 +22,7 @@ type memtable struct {
 // what it keeps in front of the value. That is more than a write and its group
 // take in the log.
 const (
-	memTableSize = 16 << 20
+	memTableSize = 8 << 20
 	entryBytes   = skl.MaxNodeSize + 8 + 8 + 16
 )
 

@@ -19,7 +19,7 @@ import (
 
 const (
 	tableSuffix = ".sst"
-	tableSize   = 8 << 20 // of pairs in a table: what building one takes of memory is three times that
+	tableSize   = 4 << 20 // of pairs in a table: what building one takes of memory is three times that
 	writeChunk  = 1 << 20 // written at a time
 )
 
