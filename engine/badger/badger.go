@@ -235,19 +235,20 @@ func (e *Engine) Close() error {
 		close(e.stop)
 		rested := make(chan error, 1)
 		go func() { rested <- e.rest() }()
-		wait := time.After(closeWait)
-		for again := true; again; {
-			again = false
+		select {
+		case err = <-rested:
+			return
+		case <-time.After(closeWait):
+		}
+		if e.usable() == nil { // the disk may just be slow
 			select {
 			case err = <-rested:
-			case <-wait:
-				if e.usable() == nil { // it may just be slow
-					wait, again = time.After(slowWait), true
-					continue
-				}
-				err = fmt.Errorf("%w: the disk does not answer", *e.failed.Load())
+				return
+			case <-time.After(slowWait):
 			}
 		}
+		e.fail(errors.New("the disk does not answer"))
+		err = e.usable()
 	})
 	return err
 }

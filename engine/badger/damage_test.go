@@ -158,12 +158,37 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	for i := range 100 { // the frame of a group that never was acknowledged, half of it
 		torn.names[name].data[int(end)+i] = byte(i*7 + 1)
 	}
-	if e, err = openDisk(torn); err != nil {
+	if e, err = openDisk(torn.copied()); err != nil {
 		t.Fatal("a torn tail:", err)
 	}
 	m := *l
 	if err := errors.Join(m.check(t, e, "torn"), m.count(e, 0), m.check(t, e, "after"), e.Close()); err != nil {
 		t.Fatal(err)
+	}
+	// An Open that ends anywhere while it mends the log leaves it as good.
+	for n := 1; ; n++ {
+		half := torn.copied()
+		half.set(func(call int, op, name string) error {
+			if call >= n {
+				return syscall.EIO
+			}
+			return nil
+		})
+		_, err := openFiles(half, smallLog, nil)
+		half.set(nil)
+		for _, d := range []*disk{half, half.cut(rand.New(rand.NewPCG(uint64(n), 3)))} {
+			e, err := openDisk(d)
+			if err != nil {
+				t.Fatalf("after an Open that ended at call %d: %v", n, err)
+			}
+			m := *l
+			if err := errors.Join(m.check(t, e, "half open"), m.count(e, 0), e.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err == nil {
+			break
+		}
 	}
 	// The last group that was acknowledged lies before a mark.
 	damaged := killed.copied()

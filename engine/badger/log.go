@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -248,7 +247,7 @@ type logContent struct {
 	groups []frame
 	next   uint64 // number of the log in which it goes on
 	closed bool   // a clean Close was the last to write to it
-	torn   bool   // there is something behind its end that was never synced
+	torn   int64  // length of what is behind its end and was never synced
 }
 
 // readLog reads the log of a number. An error matches engine.ErrCorrupt when the
@@ -305,8 +304,11 @@ func readFrames(f file, number uint64) (*logContent, error) {
 			c.closed = true
 		}
 	}
-	if rest := data[pos:]; c.next == 0 && slices.ContainsFunc(rest, func(b byte) bool { return b != 0 }) {
-		c.torn = true
+	rest := data[pos:]
+	for c.torn = int64(len(rest)); c.torn > 0 && rest[c.torn-1] == 0; {
+		c.torn--
+	}
+	if c.torn > 0 && c.next == 0 {
 		// The frame at pos can't be read. Was it durable?
 		for at := frameAlign; at < len(rest); at += frameAlign {
 			if fr, ok := frameAt(rest[at:], c.seed); ok && fr.durable > last {
@@ -328,13 +330,10 @@ func readFrames(f file, number uint64) (*logContent, error) {
 // before the last process ended has left pages that reading shows and that are
 // not on the disk; the kernel calls them clean and never writes them again.
 func (c *logContent) renew() error {
-	if c.torn { // and what was never synced goes
-		if err := c.f.Truncate(c.pos); err != nil {
-			return err
-		}
-		if err := c.f.Truncate(c.size); err != nil {
-			return err
-		}
+	// What was never synced becomes zeros. Cutting it off and restoring the size
+	// would leave a log that looks damaged if the process ended in between.
+	if _, err := c.f.WriteAt(make([]byte, c.torn), c.pos); err != nil {
+		return err
 	}
 	if _, err := c.f.WriteAt(c.data, 0); err != nil {
 		return err
