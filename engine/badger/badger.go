@@ -276,18 +276,18 @@ func (e *Engine) settleFiles() error {
 	if e.usable() != nil {
 		return nil // everything that was acknowledged is durable, and nothing else may be written
 	}
-	if m := e.content.active(); m.log.pos > replayBytes || len(e.content.memtables) > 1 {
-		err := e.rotate()
-		for err == nil && len(e.content.memtables) > 1 {
-			err = e.flush()
+	flushed := e.flushAll()
+	if flushed == nil && e.content.active().log.pos > replayBytes {
+		if flushed = e.rotate(); flushed == nil {
+			flushed = e.flushAll()
 		}
-		if e.usable() != nil {
-			return err
-		}
-		// Without room for a table the next Open replays the log.
-		if !errors.Is(err, engine.ErrNoSpace) {
-			e.note(&e.flushTrouble, err)
-		}
+	}
+	if e.usable() != nil {
+		return flushed
+	}
+	// Without room for a table the next Open replays the log.
+	if !errors.Is(flushed, engine.ErrNoSpace) {
+		e.note(&e.flushTrouble, flushed)
 	}
 	var err error
 	if m := e.content.active(); !m.log.short {

@@ -139,7 +139,7 @@ func typed(err error) bool {
 // only with their directory.
 func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
 	stores, rounds := 12, 16
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		stores, rounds = 3, 8
 	}
 	cuts, kills, failures, flushes := 0, 0, 0, 0
@@ -266,7 +266,7 @@ func TestEveryCallToTheDiskFails(t *testing.T) {
 		t.Fatalf("only %d calls", calls)
 	}
 	step := 1
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		step = 17
 	}
 	for n := 1; n <= calls; n += step {

@@ -128,6 +128,14 @@ func (e *Engine) flushLoop() {
 	}
 }
 
+// flushAll flushes the memtables that wait, when nothing else runs.
+func (e *Engine) flushAll() (err error) {
+	for err == nil && e.waiting() {
+		err = e.flush()
+	}
+	return err
+}
+
 func (e *Engine) waiting() bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
