@@ -69,6 +69,7 @@ const (
 	reserveStep    = 1 << 20
 	firstReserve   = 256 << 10
 	reclaimReserve = 128 << 10
+	closedReserve  = 16 << 10 // of it, in a store that nobody has open
 )
 
 const (
@@ -212,7 +213,7 @@ func (l *log) close(ts uint64) error {
 		err = l.f.Truncate(l.pos)
 	}
 	if err == nil { // for who reclaims, should there be no room at the next Open
-		err = l.f.Reserve(l.pos, reclaimReserve)
+		err = l.f.Reserve(l.pos, closedReserve)
 	}
 	return err
 }
