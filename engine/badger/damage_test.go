@@ -230,9 +230,8 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 		}
 	}
 	// What an Open that was killed while it made a store leaves is one.
-	d := newDisk("posix")
 	for n := 1; ; n++ {
-		d = newDisk("posix")
+		d := newDisk("posix")
 		d.set(func(call int, op, name string) error {
 			if call >= n {
 				return syscall.EIO
