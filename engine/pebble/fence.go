@@ -71,10 +71,15 @@ func (f *fence) change(name string, op func() error) error {
 		time.Sleep(shortPause)
 		return err
 	}
+	f.stop(err)
+	return nil
+}
+
+// stop lowers the fence because of err and parks.
+func (f *fence) stop(err error) {
 	f.lower()
 	f.failed(err)
 	park()
-	return nil
 }
 
 // read runs op unless the files are closed.

