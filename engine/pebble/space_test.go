@@ -1,0 +1,286 @@
+package pebble
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+func set(e engine.Engine, n, size int, reclaim bool) error {
+	var b engine.Batch
+	v := make([]byte, size)
+	for i := range v {
+		v[i] = byte(rand.Uint32())
+	}
+	b.Set(fmt.Appendf(nil, "k%06d", n), v)
+	b.Reclaim = reclaim
+	return e.Apply(context.Background(), &b)
+}
+
+func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	e, err := Open(dir, &Options{MinFreeBytes: 1, NoSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := 0
+	for n := range 10_000 {
+		size := 100 + n%200
+		if err := set(e, n, size, false); err != nil {
+			t.Fatal(err)
+		}
+		content += size + 7
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	blocks := int64(0)
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			blocks += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d bytes of pairs, %d bytes of blocks", content, blocks)
+	if limit := int64(content)*3/2 + 2<<20; blocks > limit {
+		t.Errorf("files take %d bytes for %d of pairs, at most %d are wanted", blocks, content, limit)
+	}
+}
+
+// smallDisk mounts a file system of a few megabytes.
+func smallDisk(t *testing.T, megabytes int) string {
+	if os.Getuid() != 0 {
+		t.Skip("mounting a file system needs root")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", megabytes)); err != nil {
+		t.Skip("mount:", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir
+}
+
+// fill leaves so many bytes free on the file system of dir.
+func fill(t *testing.T, dir string, leave uint64) (free func()) {
+	t.Helper()
+	name := filepath.Join(dir, "filler")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		left := uint64(st.Bavail) * uint64(st.Bsize)
+		if left <= leave {
+			break
+		}
+		if _, err := f.Write(buf[:min(uint64(len(buf)), left-leave)]); err != nil {
+			break
+		}
+	}
+	time.Sleep(150 * time.Millisecond) // a look at the space holds so long
+	return func() { os.Remove(name) }
+}
+
+func checkSet(t *testing.T, e engine.Engine, n int) {
+	t.Helper()
+	for i := range n {
+		v, err := e.Get(context.Background(), fmt.Appendf(nil, "k%06d", i))
+		if err != nil || v[0] == nil {
+			t.Fatalf("k%06d: %d bytes, %v", i, len(v[0]), err)
+		}
+	}
+}
+
+func TestAFullDiskRefusesWritesAndServesReads(t *testing.T) {
+	disk := smallDisk(t, 64)
+	dir := filepath.Join(disk, "store")
+	o := &Options{MinFreeBytes: 24 << 20}
+	e, err := Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for ; n < 60; n++ {
+		if err := set(e, n, 100_000, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free := fill(t, disk, 12<<20)
+	if err := set(e, n, 1000, false); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Apply below MinFreeBytes: %v", err)
+	}
+	if err := set(e, n, 1000, true); err != nil {
+		t.Errorf("Apply that reclaims below MinFreeBytes: %v", err)
+	}
+	n++
+	if err := within(t, "Vacuum", time.Second, e.Vacuum); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Vacuum without room for a copy: %v", err)
+	}
+	free()
+	free = fill(t, disk, 0)
+	if err := set(e, n, 1000, true); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Apply that reclaims on a full disk: %v", err)
+	}
+	if err := within(t, "Vacuum", time.Second, e.Vacuum); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Vacuum on a full disk: %v", err)
+	}
+	checkSet(t, e, n)
+	if err := within(t, "Close", 4*time.Second, func(context.Context) error { return e.Close() }); err != nil {
+		t.Error(err)
+	}
+	if e, err = Open(dir, o); err != nil {
+		t.Fatal("a full disk can't be opened for reading: ", err)
+	}
+	checkSet(t, e, n)
+	if err := set(e, n, 1000, true); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Apply to a store that was opened on a full disk: %v", err)
+	}
+	if err := e.Vacuum(context.Background()); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Vacuum of a store that was opened on a full disk: %v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	free()
+	if e, err = Open(dir, o); err != nil {
+		t.Fatal(err)
+	}
+	checkSet(t, e, n)
+	if err := errors.Join(set(e, n, 1000, false), e.Vacuum(context.Background()), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The disk fills up within the time that a look at its space holds.
+func TestADiskThatFillsUpUnnoticedLosesNothing(t *testing.T) {
+	disk := smallDisk(t, 48)
+	dir := filepath.Join(disk, "store")
+	e, err := Open(dir, &Options{MinFreeBytes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for ; n < 1000; n++ {
+		if err = set(e, n, 100_000, false); err != nil {
+			break
+		}
+	}
+	if !typed(err) {
+		t.Errorf("Apply on a full disk: %v", err)
+	}
+	checkSet(t, e, n-1)
+	if err := within(t, "Close", 4*time.Second, func(context.Context) error { return e.Close() }); err != nil {
+		t.Error(err)
+	}
+	if e, err = Open(dir, &Options{MinFreeBytes: 1}); err != nil {
+		t.Fatal(err)
+	}
+	checkSet(t, e, n)
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A table that finds no space is written when there is space again.
+func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var full atomic.Bool
+	e.fence.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && strings.HasSuffix(op.Path, ".sst") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	full.Store(true)
+	l := newLedger()
+	refused := 0
+	for range 100 {
+		err := within(t, "Apply", time.Second, func(ctx context.Context) error { return l.write(ctx, e) })
+		if errors.Is(err, engine.ErrNoSpace) {
+			refused++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if refused == 0 {
+		t.Error("no Apply noticed that tables find no space")
+	}
+	if err := within(t, "Vacuum", 2*time.Second, e.Vacuum); !errors.Is(err, engine.ErrNoSpace) {
+		t.Errorf("Vacuum: %v", err)
+	}
+	full.Store(false)
+	time.Sleep(shortFor + 200*time.Millisecond)
+	if err := errors.Join(l.write(context.Background(), e), e.Vacuum(context.Background())); err != nil {
+		t.Errorf("when there is space again: %v", err)
+	}
+	if wrong, err := l.check(context.Background(), e, l.acked); wrong != "" || err != nil {
+		t.Error(wrong, err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	checkReopened(t, fs, dir, l, l.acked, "after a shortage")
+}
+
+func TestVacuumHeedsItsContext(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := make(chan struct{})
+	e.fence.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if strings.HasSuffix(op.Path, ".sst") && op.Kind == errorfs.OpFileWrite {
+			<-slow
+		}
+		return nil
+	}))
+	l := newLedger()
+	for range 3 {
+		if err := l.write(context.Background(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := within(t, "Vacuum", 50*time.Millisecond, e.Vacuum); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Vacuum: %v", err)
+		}
+	}
+	close(slow)
+	if err := errors.Join(e.Vacuum(context.Background()), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+var _ vfs.FS = (*noted)(nil)
