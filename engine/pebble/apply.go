@@ -59,10 +59,14 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	}
 }
 
+func (e *Engine) fullAtOpen() error {
+	return fmt.Errorf("%w when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
+}
+
 // roomFor returns an error when too little space is left for b.
 func (e *Engine) roomFor(b *engine.Batch) error {
 	if e.readOnly {
-		return fmt.Errorf("%w: the disk was full when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
+		return e.fullAtOpen()
 	}
 	if b.Ops() == 0 {
 		return nil
@@ -168,13 +172,7 @@ func (e *Engine) commit(c *commit, p *promise) error {
 	p.durable = e.promised.Load()
 	p.put(c.batch.Repr()[promiseAt:])
 	c.number = e.entered.Add(1)
-	var err error
-	if e.write == pebble.Sync {
-		err = e.db.ApplyNoSyncWait(c.batch, e.write)
-	} else {
-		err = e.db.Apply(c.batch, e.write)
-	}
-	if err != nil {
+	if err := e.db.ApplyNoSyncWait(c.batch, pebble.Sync); err != nil {
 		e.fail(err)
 		return fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
 	}
@@ -188,15 +186,13 @@ func (e *Engine) commit(c *commit, p *promise) error {
 func (e *Engine) syncBatches() {
 	for c := range e.synced {
 		if c.number != 0 && c.err == nil {
-			if e.write == pebble.Sync {
-				if err := c.batch.SyncWait(); err != nil {
-					c.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
-					e.fail(err)
-				} else {
+			if err := c.batch.SyncWait(); err != nil {
+				c.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
+				e.fail(err)
+			} else {
+				if !e.files.noSync {
 					e.promised.Store(c.end)
 				}
-			}
-			if c.err == nil {
 				e.mu.Lock()
 				e.durable = c.number
 				e.signal()

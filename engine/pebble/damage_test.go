@@ -97,7 +97,7 @@ func verdict(err error) string {
 }
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
-	flips, cuts := 24, 6
+	flips, cuts := 14, 6
 	if testing.Short() {
 		flips, cuts = 4, 2
 	}
@@ -186,7 +186,7 @@ func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
 	used := len(bytes.TrimRight(content, "\x00"))
 	acked := l.ackedNow()
 	delete(acked, l.next-1)
-	step := 37
+	step := 101
 	if testing.Short() {
 		step = 997
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"syscall"
@@ -43,7 +44,7 @@ func mapped(err error) error {
 		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	case pebble.IsCorruptionError(err):
 		return &damage{file: fileOf(err), what: "Pebble finds it damaged", cause: err}
-	case errors.Is(err, pebble.ErrClosed):
+	case errors.Is(err, pebble.ErrClosed), errors.Is(err, os.ErrClosed):
 		return engine.ErrClosed
 	}
 	return err

@@ -103,7 +103,7 @@ func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
 	count := &fault{}
 	runFaulty(t, fs, dir, newLedger(), count)
 	total := count.seen.Load()
-	stride := total/60 + 1
+	stride := total/40 + 1
 	if testing.Short() {
 		stride = total/10 + 1
 	}

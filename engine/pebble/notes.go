@@ -28,6 +28,7 @@ type noted struct {
 	dir      string
 	names    vfs.File // the directory
 	logBytes int64
+	noSync   bool
 	durable  map[string]int64 // set by Open, then constant: length of the MANIFEST that counts
 
 	newestLog atomic.Uint64 // number of the log that was begun last
@@ -73,6 +74,9 @@ func (n *noted) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	base := n.PathBase(name)
 	if num, ok := logNumber(base); ok {
 		n.beginLog(f, num)
+		if n.noSync {
+			return unsynced{f}, nil
+		}
 	}
 	if strings.HasPrefix(base, "MANIFEST-") {
 		return &manifest{File: f, n: n, name: base}, nil
@@ -101,6 +105,17 @@ func (n *noted) beginLog(f vfs.File, num uint64) {
 	}
 	n.newestLog.Store(num)
 }
+
+// An unsynced is a log of an engine with NoSync: a batch counts as synced when it is
+// written. The log is synced when the next one begins, because Pebble takes a torn
+// end of any log but the last for damage.
+type unsynced struct{ vfs.File }
+
+func (unsynced) Sync() error { return nil }
+
+func (unsynced) SyncData() error { return nil }
+
+func (u unsynced) Close() error { return errors.Join(u.File.Sync(), u.File.Close()) }
 
 // Remove implements vfs.FS. It removes the note of a file after the file, and an
 // old marker only when the new one is durable, which Pebble leaves to chance.

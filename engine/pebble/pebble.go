@@ -17,9 +17,10 @@
 //	  file system
 //
 // After a failure the engine is stopped: the batch under way fails with
-// engine.ErrUnknown, later ones with engine.ErrClosed, reads of what is durable go
-// on, and the next Open has everything that was acknowledged. What Pebble holds in
-// memory then, up to 100 MiB and a few goroutines, stays until the process ends.
+// engine.ErrUnknown and later ones with engine.ErrClosed. Reads go on, unless they
+// could show a batch that is not durable. The next Open has everything that was
+// acknowledged. What Pebble holds in memory then, up to 100 MiB and a few
+// goroutines, stays until the process ends.
 package pebble
 
 import (
@@ -43,8 +44,8 @@ var _ engine.Engine = (*Engine)(nil)
 
 // Options of Open. Nil and the zero value mean the defaults.
 type Options struct {
-	// NoSync acknowledges before the write-ahead log is synced: a loss of power
-	// or a kill loses the last batches, at least those of the last 32 KiB.
+	// NoSync acknowledges when the write-ahead log is written, before it is synced:
+	// what is acknowledged survives the end of the process, not a loss of power.
 	NoSync bool
 	// MinFreeBytes is the free disk space below which Apply fails with
 	// engine.ErrNoSpace, except for batches that reclaim. Default 64 MiB.
@@ -73,7 +74,6 @@ type Engine struct {
 	dir      *localdir.Dir
 	room     localdir.Room // what must be left for a write of new data
 	db       *pebble.DB
-	write    *pebble.WriteOptions
 	fence    *fence
 	files    *noted
 	readOnly bool // opened on a full disk
@@ -132,7 +132,6 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	e := &Engine{
 		dir:     d,
 		room:    localdir.Room{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64},
-		write:   pebble.Sync,
 		log:     logger{to: o.Logger},
 		commits: make(chan *commit),
 		synced:  make(chan *commit, 1024),
@@ -141,9 +140,6 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	}
 	if e.room.Bytes == 0 {
 		e.room.Bytes = 64 << 20
-	}
-	if o.NoSync {
-		e.write = pebble.NoSync
 	}
 	e.log.fatal = e.fail
 	e.closing, e.cancel = context.WithCancel(context.Background())
@@ -157,7 +153,7 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	e.fence = newFence(fs, e.fail, e.noSpace)
 	// A memtable counts more bytes for a batch than a log does, so no log grows
 	// beyond this length.
-	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2}
+	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2, noSync: o.NoSync}
 	return e
 }
 
@@ -174,7 +170,7 @@ func (e *Engine) openFiles(o *Options) error {
 	need := reserve
 	need.Bytes += uint64(in.logUsed)
 	if err := e.dir.NeedNow(need); err != nil {
-		if !in.exists || !localdir.Short(err) && !errors.Is(err, engine.ErrNoSpace) {
+		if !in.exists || !errors.Is(err, engine.ErrNoSpace) {
 			return err
 		}
 		e.readOnly = true

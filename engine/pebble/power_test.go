@@ -40,7 +40,7 @@ func TestALossOfPowerLosesNothingAcknowledged(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						time.Sleep(time.Duration(s%3) * 300 * time.Microsecond)
+						time.Sleep(time.Duration(1+s%4) * time.Millisecond)
 					}
 				})
 			}
@@ -145,4 +145,25 @@ func TestABatchIsNotAcknowledgedAfterASyncOfTheLogFailed(t *testing.T) {
 		t.Error(err)
 	}
 	checkReopened(t, fs, dir, l, l.acked, "after a failure")
+}
+
+func TestWithoutSyncsAKillLosesNothing(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := Open(dir, &Options{MinFreeBytes: 1, NoSync: true, fs: fs, memTable: testMemTable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLedger()
+	for n := range 100 {
+		if err := l.write(context.Background(), e); err != nil {
+			t.Fatal(err)
+		}
+		if n%10 == 9 { // everything written is kept, whether synced or not
+			after := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+			checkReopened(t, after, dirClone(t, after, dir), l, l.ackedNow(), "killed")
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -29,7 +29,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	e.mu.Unlock()
 	if err == nil && e.readOnly {
 		e.leave()
-		err = fmt.Errorf("%w: the disk was full when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
+		err = e.fullAtOpen()
 	}
 	if err != nil {
 		<-e.vacuum
