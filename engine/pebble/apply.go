@@ -3,8 +3,9 @@ package pebble
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -36,7 +37,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		return err
 	}
 	e.mu.Lock()
-	err := e.failed
+	err, trouble := e.failed, e.trouble
 	if err == nil || e.closed {
 		err = e.enter()
 	}
@@ -49,14 +50,45 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		return err
 	}
 	c := &commit{ctx: ctx, guards: b.Guards, batch: e.pebbleBatch(b), done: make(chan error, 1)}
+	e.line.join(c)
+	return e.answer(c, trouble)
+}
+
+// A line is where batches wait for the committer, which takes all of them at once.
+type line struct {
+	mu      sync.Mutex // guards waiting
+	waiting []*commit
+	wake    chan struct{} // has room for one signal
+}
+
+func (l *line) join(c *commit) {
+	l.mu.Lock()
+	l.waiting = append(l.waiting, c)
+	l.mu.Unlock()
 	select {
-	case e.commits <- c:
-		return e.answer(c)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-e.down:
-		return e.failure()
+	case l.wake <- struct{}{}:
+	default: // the committer has yet to see an earlier signal
 	}
+}
+
+// leave reports whether c was still waiting, and takes it out of the line then.
+func (l *line) leave(c *commit) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.waiting, c)
+	if i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+	}
+	return i >= 0
+}
+
+// take returns all who wait, in their order.
+func (l *line) take() []*commit {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	group := l.waiting
+	l.waiting = nil
+	return group
 }
 
 func (e *Engine) fullAtOpen() error {
@@ -95,28 +127,23 @@ func (e *Engine) pebbleBatch(b *engine.Batch) *pebble.Batch {
 	return batch
 }
 
-// answer waits for the outcome of c, which the committer has taken.
-func (e *Engine) answer(c *commit) error {
+// answer waits for the outcome of c. It takes c out of the line when its context
+// ends or the engine fails before the committer has taken c. Trouble is closed when
+// Pebble finds no space, because that can hold up the committer.
+func (e *Engine) answer(c *commit, trouble <-chan struct{}) error {
 	var cause error
 	select {
 	case err := <-c.done:
 		return err
-	default:
+	case <-c.ctx.Done():
+		cause = c.ctx.Err()
+	case <-e.down:
+		cause = e.failure()
+	case <-trouble:
+		cause = e.noSpaceForTable()
 	}
-	tick := time.NewTimer(answerTime)
-	defer tick.Stop()
-	for cause == nil {
-		select {
-		case err := <-c.done:
-			return err
-		case <-c.ctx.Done():
-			cause = c.ctx.Err()
-		case <-e.down:
-			cause = e.failure()
-		case <-tick.C: // a flush that finds no space can hold up the committer
-			cause = e.short()
-			tick.Reset(answerTime)
-		}
+	if e.line.leave(c) {
+		return cause
 	}
 	select {
 	case err := <-c.done:
@@ -129,24 +156,55 @@ func (e *Engine) answer(c *commit) error {
 // commitBatches is the committer: it alone hands batches to Pebble. It may be
 // parked within Pebble for ever; nobody waits for it then.
 func (e *Engine) commitBatches() {
-	var started *commit
+	defer close(e.synced)
 	defer func() {
 		if r := recover(); r != nil {
 			e.fail(fmt.Errorf("pebble panics: %v", r))
 		}
-		close(e.synced)
 	}()
 	var logged uint64 // number of the log that the last batch went to, or an older one
 	var p promise
-	for started = range e.commits {
-		started.err = e.commit(started, &p)
-		if started.number != 0 && e.files.newestLog.Load() != logged {
-			// The log was changed before or beside this batch: the next batch is
-			// in the new log in any case.
-			logged, p.start = e.files.newestLog.Load(), started.end
+	idle := time.NewTimer(promiseDelay)
+	defer idle.Stop()
+	for {
+		select {
+		case _, open := <-e.line.wake:
+			if !open {
+				return
+			}
+		case <-idle.C:
+			if group := e.promiseAlone(&p); group != nil {
+				e.synced <- group
+			}
+			continue
 		}
-		e.synced <- started
+		group := e.line.take()
+		for _, c := range group {
+			c.err = e.commit(c, &p)
+			if c.number != 0 && e.files.newestLog.Load() != logged {
+				// The log was changed before or beside this batch: the next batch
+				// is in the new log in any case.
+				logged, p.start = e.files.newestLog.Load(), c.end
+			}
+		}
+		e.synced <- group
+		idle.Reset(promiseDelay)
 	}
+}
+
+// promiseDelay is how long the committer is idle before it writes a promise of its
+// own. Until then no promise says that the last batches are durable, and damage of
+// theirs passes for a torn end. It costs a sync that nobody waits for.
+const promiseDelay = 20 * time.Millisecond
+
+// promiseAlone writes that all batches are durable, if the log does not say so.
+func (e *Engine) promiseAlone(p *promise) []*commit {
+	if e.failure() != nil || e.promised.Load() <= p.durable {
+		return nil
+	}
+	c := &commit{batch: e.pebbleBatch(&engine.Batch{}), number: e.entered.Load(), done: make(chan error, 1)}
+	c.err = e.insert(c, p)
+	return []*commit{c}
 }
 
 // commit checks the guards of c and makes its batch visible.
@@ -169,9 +227,14 @@ func (e *Engine) commit(c *commit, p *promise) error {
 	if c.batch.Count() == 0 {
 		return nil
 	}
+	c.number = e.entered.Add(1)
+	return e.insert(c, p)
+}
+
+// insert hands the batch of c to Pebble, with a promise.
+func (e *Engine) insert(c *commit, p *promise) error {
 	p.durable = e.promised.Load()
 	p.put(c.batch.Repr()[promiseAt:])
-	c.number = e.entered.Add(1)
 	if err := e.db.ApplyNoSyncWait(c.batch, pebble.Sync); err != nil {
 		e.fail(err)
 		return fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
@@ -184,24 +247,35 @@ func (e *Engine) commit(c *commit, p *promise) error {
 // and answers their callers. A verdict of guards can rest on a batch that is not
 // durable yet, so it waits in the same line.
 func (e *Engine) syncBatches() {
-	for c := range e.synced {
-		if c.number != 0 && c.err == nil {
+	for group := range e.synced {
+		durable := uint64(0)
+		for _, c := range group {
+			if c.number == 0 || c.err != nil {
+				continue
+			}
 			if err := c.batch.SyncWait(); err != nil {
 				c.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
 				e.fail(err)
-			} else {
-				if !e.files.noSync {
-					e.promised.Store(c.end)
-				}
-				e.mu.Lock()
-				e.durable = c.number
-				e.signal()
-				e.mu.Unlock()
+				continue
 			}
-		} else if err := e.failure(); err != nil && !errors.Is(c.err, engine.ErrUnknown) {
-			c.err = err // the verdict may rest on a batch that is not durable
+			if !e.files.noSync {
+				e.promised.Store(c.end)
+			}
+			durable = c.number
 		}
-		_ = c.batch.Close()
-		c.done <- c.err
+		e.mu.Lock()
+		if durable > e.durable {
+			e.durable = durable
+			e.signal()
+		}
+		failed := e.failed
+		e.mu.Unlock()
+		for _, c := range group {
+			if c.number == 0 && failed != nil {
+				c.err = failed // the verdict may rest on a batch that is not durable
+			}
+			_ = c.batch.Close()
+			c.done <- c.err
+		}
 	}
 }

@@ -108,20 +108,24 @@ func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
 		stride = total/10 + 1
 	}
 	t.Logf("%d operations, every %d. fails", total, stride)
-	start := int64(0)
-	for _, err := range []error{syscall.EIO, syscall.ENOSPC, syscall.EMFILE} {
-		for _, ever := range []bool{false, true} {
-			start++
-			for n := start * stride / 6; n <= total; n += stride {
-				t.Run(fmt.Sprintf("%v/%v/%d", err, ever, n), func(t *testing.T) {
-					t.Parallel()
-					fs, dir := memStore(t)
-					l := newLedger()
-					f := &fault{n: n + 1, err: err, ever: ever}
-					runFaulty(t, fs, dir, l, f)
-					checkReopened(t, fs, dir, l, l.acked, fmt.Sprintf("fault at %d, %v", f.n, f.what.Load()))
-				})
+	type run struct {
+		n    int64
+		err  error
+		ever bool
+	}
+	var runs []run
+	for i, err := range []error{syscall.EIO, syscall.ENOSPC, syscall.EMFILE} {
+		for j, ever := range []bool{false, true} {
+			for n := 1 + int64(2*i+j)*stride/6; n <= total; n += stride {
+				runs = append(runs, run{n, err, ever})
 			}
 		}
 	}
+	together(len(runs), func(i int) {
+		fs, dir := memStore(t)
+		l := newLedger()
+		f := &fault{n: runs[i].n, err: runs[i].err, ever: runs[i].ever}
+		runFaulty(t, fs, dir, l, f)
+		checkReopened(t, fs, dir, l, l.acked, fmt.Sprintf("%v at %d, for ever %v: %v", f.err, f.n, f.ever, f.what.Load()))
+	})
 }

@@ -183,5 +183,19 @@ func within(t testing.TB, what string, deadline time.Duration, call func(context
 	}
 }
 
+// together calls run with 0 to n-1, some at a time: most of a run is waiting.
+func together(n int, run func(int)) {
+	var wg sync.WaitGroup
+	places := make(chan struct{}, 12)
+	for i := range n {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			run(i)
+		})
+	}
+	wg.Wait()
+}
+
 // raceSlack allows for machines that do something else beside the tests.
 const raceSlack = 2 * time.Second

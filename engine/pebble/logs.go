@@ -20,7 +20,8 @@ import (
 // Batches have numbers (Pebble's sequence numbers). All below durable were synced
 // when the batch was written. Those from start on are in the same log. Where a log
 // becomes unreadable before batch n, and a promise behind that place says that n
-// was durable, the log is damaged. If no promise does, it may be a torn end.
+// was durable, the log is damaged. If no promise does, it may be a torn end: nobody
+// can tell for the batches that were under way together when a process died.
 type promise struct{ start, durable uint64 }
 
 const (

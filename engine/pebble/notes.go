@@ -187,10 +187,9 @@ type manifest struct {
 }
 
 func (m *manifest) Write(p []byte) (int, error) {
-	k, err := m.File.Write(p)
-	m.sum = crc32.Update(m.sum, castagnoli, p[:k])
-	m.size += int64(k)
-	return k, err
+	m.sum = crc32.Update(m.sum, castagnoli, p) // before Write, which may change p
+	m.size += int64(len(p))
+	return m.File.Write(p)
 }
 
 // Sync implements vfs.File. When it returns, the MANIFEST and its note are durable.

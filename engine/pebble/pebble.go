@@ -79,9 +79,9 @@ type Engine struct {
 	readOnly bool // opened on a full disk
 	log      logger
 
-	commits chan *commit  // to the committer
-	synced  chan *commit  // from the committer to the syncer, in the order of batches
-	vacuum  chan struct{} // holds a token while a Vacuum runs
+	line    line           // of batches that wait for the committer
+	synced  chan []*commit // from the committer to the syncer, in the order of batches
+	vacuum  chan struct{}  // holds a token while a Vacuum runs
 	closing context.Context
 	cancel  context.CancelFunc
 	down    chan struct{} // closed when the engine fails
@@ -96,6 +96,7 @@ type Engine struct {
 	changed chan struct{} // closed when something below changes; nil when nobody waits
 	durable uint64        // number up to which batches are synced
 	failed  error         // why the engine applies nothing any more
+	trouble chan struct{} // closed, and made anew, when Pebble finds no space
 	users   int           // calls that are using db
 	closed  bool
 }
@@ -133,8 +134,9 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		dir:     d,
 		room:    localdir.Room{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64},
 		log:     logger{to: o.Logger},
-		commits: make(chan *commit),
-		synced:  make(chan *commit, 1024),
+		line:    line{wake: make(chan struct{}, 1)},
+		synced:  make(chan []*commit, 1024),
+		trouble: make(chan struct{}),
 		vacuum:  make(chan struct{}, 1),
 		down:    make(chan struct{}),
 	}

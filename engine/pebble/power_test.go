@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -94,34 +95,38 @@ func TestNothingRestsOnPagesWhoseSyncFailed(t *testing.T) {
 	if testing.Short() {
 		stride = 10
 	}
-	for n := int64(1); n <= count.seen.Load(); n += stride {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			t.Parallel()
-			fs, dir := memStore(t)
-			l := newLedger()
-			f := &fault{n: n, err: syscall.EIO, pick: syncs}
-			runFaulty(t, fs, dir, l, f) // ends without closing Pebble
-			e, err := openOn(fs, dir)
-			if err != nil {
-				t.Fatalf("reopen: %v (%v)", err, f.what.Load())
-			}
-			for range 3 {
-				if err := l.write(context.Background(), e); err != nil {
-					t.Fatal(err)
-				}
-			}
-			after := fs.CrashClone(vfs.CrashCloneCfg{})
-			checkReopened(t, after, dirClone(t, after, dir), l, l.ackedNow(), fmt.Sprint(f.what.Load()))
-			if err := e.Close(); err != nil {
+	together(int(count.seen.Load()/stride), func(i int) {
+		fs, dir := memStore(t)
+		l := newLedger()
+		f := &fault{n: 1 + int64(i)*stride, err: syscall.EIO, pick: syncs}
+		runFaulty(t, fs, dir, l, f) // ends without closing Pebble
+		e, err := openOn(fs, dir)
+		if err != nil {
+			t.Errorf("reopen: %v (%v)", err, f.what.Load())
+			return
+		}
+		for range 3 {
+			if err := l.write(context.Background(), e); err != nil {
 				t.Error(err)
 			}
-		})
-	}
+		}
+		after := fs.CrashClone(vfs.CrashCloneCfg{})
+		checkReopened(t, after, dirClone(t, after, dir), l, l.ackedNow(), fmt.Sprint(f.what.Load()))
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestABatchIsNotAcknowledgedAfterASyncOfTheLogFailed(t *testing.T) {
 	fs, dir := memStore(t)
-	e, err := openOn(fs, dir)
+	var broken atomic.Bool
+	e, err := openOn(errorfs.Wrap(fs, errorfs.InjectorFunc(func(errorfs.Op) error {
+		if broken.Load() {
+			return syscall.EIO
+		}
+		return nil
+	})), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +134,7 @@ func TestABatchIsNotAcknowledgedAfterASyncOfTheLogFailed(t *testing.T) {
 	if err := l.write(context.Background(), e); err != nil {
 		t.Fatal(err)
 	}
-	e.fence.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(errorfs.Op) error { return syscall.EIO }))
+	broken.Store(true)
 	if err := within(t, "Vacuum", time.Second, e.Vacuum); !errors.Is(err, engine.ErrClosed) {
 		t.Errorf("Vacuum that can't make a log: %v", err)
 	}

@@ -214,17 +214,16 @@ func TestADiskThatFillsUpUnnoticedLosesNothing(t *testing.T) {
 // A table that finds no space is written when there is space again.
 func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
 	fs, dir := memStore(t)
-	e, err := openOn(fs, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var full atomic.Bool
-	e.fence.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	e, err := openOn(errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if full.Load() && strings.HasSuffix(op.Path, ".sst") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove {
 			return syscall.ENOSPC
 		}
 		return nil
-	}))
+	})), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
 	full.Store(true)
 	l := newLedger()
 	refused := 0
@@ -258,17 +257,16 @@ func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
 
 func TestVacuumHeedsItsContext(t *testing.T) {
 	fs, dir := memStore(t)
-	e, err := openOn(fs, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	slow := make(chan struct{})
-	e.fence.FS = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	e, err := openOn(errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if strings.HasSuffix(op.Path, ".sst") && op.Kind == errorfs.OpFileWrite {
 			<-slow
 		}
 		return nil
-	}))
+	})), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := newLedger()
 	for range 3 {
 		if err := l.write(context.Background(), e); err != nil {

@@ -50,16 +50,21 @@ const shortFor = time.Second
 func (e *Engine) noSpace(error) {
 	e.lastNoSpace.Store(time.Now().UnixNano())
 	e.mu.Lock()
-	e.signal()
+	close(e.trouble)
+	e.trouble = make(chan struct{})
 	e.mu.Unlock()
 }
 
 // short returns an error while Pebble finds no space for its tables.
 func (e *Engine) short() error {
 	if last := e.lastNoSpace.Load(); last != 0 && time.Since(time.Unix(0, last)) < shortFor {
-		return fmt.Errorf("%w for a table in %s", engine.ErrNoSpace, e.dir.Path)
+		return e.noSpaceForTable()
 	}
 	return nil
+}
+
+func (e *Engine) noSpaceForTable() error {
+	return fmt.Errorf("%w for a table in %s", engine.ErrNoSpace, e.dir.Path)
 }
 
 // signal wakes those who wait for a change; the caller holds mu.
@@ -184,7 +189,7 @@ func (e *Engine) closePebble() (err error) {
 	e.mu.Lock()
 	_ = e.wait(context.Background(), func() (bool, error) { return e.users == 0, nil })
 	e.mu.Unlock()
-	close(e.commits)
+	close(e.line.wake)
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("engine: pebble panics while it closes: %v", r)
