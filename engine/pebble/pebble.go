@@ -95,7 +95,8 @@ type Engine struct {
 	mu      sync.Mutex    // guards what follows
 	changed chan struct{} // closed when something below changes; nil when nobody waits
 	durable uint64        // number up to which batches are synced
-	failed  error         // why the engine applies nothing any more
+	failed  error         // what Apply returns after a failure
+	cause   error         // why it failed
 	trouble chan struct{} // closed, and made anew, when Pebble finds no space
 	users   int           // calls that are using db
 	closed  bool
@@ -235,7 +236,9 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		e.db = db
 		return err
 	case <-e.down:
-		return e.failure()
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.cause
 	}
 }
 

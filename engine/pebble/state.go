@@ -10,7 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// fail makes e refuse all writes from now on, because of err.
+// fail makes e refuse all writes from now on, because of err. The error that they
+// get matches engine.ErrClosed and what err is, for example engine.ErrNoSpace.
 func (e *Engine) fail(err error) {
 	e.fence.lower()
 	e.mu.Lock()
@@ -18,7 +19,8 @@ func (e *Engine) fail(err error) {
 	if e.failed != nil {
 		return
 	}
-	e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, mapped(err))
+	e.cause = mapped(err)
+	e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, e.cause)
 	e.signal()
 	close(e.down)
 }
