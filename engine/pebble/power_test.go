@@ -143,6 +143,7 @@ func TestABatchIsNotAcknowledgedAfterASyncOfTheLogFailed(t *testing.T) {
 			t.Errorf("Apply after the failure: %v", err)
 		}
 	}
+	broken.Store(false)
 	if wrong, err := l.check(context.Background(), e, l.acked); wrong != "" || err != nil {
 		t.Errorf("reading after the failure: %s %v", wrong, err)
 	}
