@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/batchrepr"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -173,8 +174,12 @@ func (e *Engine) commitBatches() {
 				return
 			}
 		case <-idle.C:
-			if group := e.promiseAlone(&p); group != nil {
-				e.synced <- group
+			switch {
+			case e.failure() != nil:
+			case e.entered.Load() > e.durableNow():
+				idle.Reset(promiseDelay)
+			case e.promised.Load() > p.durable:
+				e.synced <- e.promiseAlone(&p)
 			}
 			continue
 		}
@@ -197,11 +202,8 @@ func (e *Engine) commitBatches() {
 // theirs passes for a torn end. It costs a sync that nobody waits for.
 const promiseDelay = 20 * time.Millisecond
 
-// promiseAlone writes that all batches are durable, if the log does not say so.
+// promiseAlone writes that all batches are durable.
 func (e *Engine) promiseAlone(p *promise) []*commit {
-	if e.failure() != nil || e.promised.Load() <= p.durable {
-		return nil
-	}
 	c := &commit{batch: e.pebbleBatch(&engine.Batch{}), number: e.entered.Load(), done: make(chan error, 1)}
 	c.err = e.insert(c, p)
 	return []*commit{c}
@@ -233,13 +235,16 @@ func (e *Engine) commit(c *commit, p *promise) error {
 
 // insert hands the batch of c to Pebble, with a promise.
 func (e *Engine) insert(c *commit, p *promise) error {
+	repr, count := c.batch.Repr(), c.batch.Count()
 	p.durable = e.promised.Load()
-	p.put(c.batch.Repr()[promiseAt:])
+	p.put(repr[promiseAt:])
 	if err := e.db.ApplyNoSyncWait(c.batch, pebble.Sync); err != nil {
 		e.fail(err)
 		return fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
 	}
-	c.end = uint64(c.batch.SeqNum()) + uint64(c.batch.Count())
+	// Pebble has written the number into repr. It takes large batches away, so they
+	// can't be asked.
+	c.end = uint64(batchrepr.ReadSeqNum(repr)) + uint64(count)
 	return nil
 }
 

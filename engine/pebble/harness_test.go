@@ -45,15 +45,16 @@ func openOn(fs vfs.FS, dir string) (*Engine, error) {
 }
 
 // A ledger remembers what was written, so that a later state can be checked
-// against it. Batch n sets a/n and b/n; every fifth batch deletes those of n-3.
+// against it. Batch n sets a/n and b/n; every fifth batch deletes those of n-3, if
+// they were acknowledged.
 type ledger struct {
-	mu    sync.Mutex
-	next  int
-	acked map[int]bool
-	tried map[int]bool
+	mu        sync.Mutex
+	next      int
+	acked     map[int]bool
+	deletedBy map[int]int // the batch that deletes another one
 }
 
-func newLedger() *ledger { return &ledger{acked: map[int]bool{}, tried: map[int]bool{}} }
+func newLedger() *ledger { return &ledger{acked: map[int]bool{}, deletedBy: map[int]int{}} }
 
 func ledgerKey(side string, n int) []byte { return fmt.Appendf(nil, "%s/%06d", side, n) }
 
@@ -70,19 +71,20 @@ func ledgerValue(side string, n int) []byte {
 	return b
 }
 
-func deletes(n int) bool { return n%5 == 0 && n >= 3 }
-
 // write applies the next batch.
 func (l *ledger) write(ctx context.Context, e engine.Engine) error {
 	l.mu.Lock()
 	n := l.next
 	l.next++
-	l.tried[n] = true
+	deletes := n%5 == 0 && l.acked[n-3]
+	if deletes {
+		l.deletedBy[n-3] = n
+	}
 	l.mu.Unlock()
 	var b engine.Batch
 	for _, side := range []string{"a", "b"} {
 		b.Set(ledgerKey(side, n), ledgerValue(side, n))
-		if deletes(n) {
+		if deletes {
 			b.Delete(ledgerKey(side, n-3))
 		}
 	}
@@ -119,7 +121,7 @@ func (l *ledger) check(ctx context.Context, e engine.Engine, acked map[int]bool)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for n := range l.next {
-		maybeDeleted := l.tried[n+3] && deletes(n+3)
+		by, deleted := l.deletedBy[n]
 		var there [2]bool
 		for i, side := range []string{"a", "b"} {
 			k := ledgerKey(side, n)
@@ -140,9 +142,9 @@ func (l *ledger) check(ctx context.Context, e engine.Engine, acked map[int]bool)
 		switch {
 		case there[0] != there[1]:
 			return fmt.Sprintf("half of batch %d is there", n), nil
-		case !there[0] && acked[n] && !maybeDeleted:
+		case !there[0] && acked[n] && !deleted:
 			return fmt.Sprintf("acknowledged batch %d is gone", n), nil
-		case there[0] && acked[n+3] && deletes(n+3):
+		case there[0] && deleted && acked[by]:
 			return fmt.Sprintf("batch %d was deleted and is there", n), nil
 		}
 	}

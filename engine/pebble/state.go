@@ -118,6 +118,13 @@ func (e *Engine) leave() {
 	e.mu.Unlock()
 }
 
+// durableNow returns the number up to which batches are durable.
+func (e *Engine) durableNow() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.durable
+}
+
 // awaitDurable waits until batch n is durable.
 func (e *Engine) awaitDurable(ctx context.Context, n uint64) error {
 	e.mu.Lock()
