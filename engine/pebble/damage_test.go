@@ -1,0 +1,293 @@
+package pebble
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// damagedStores returns stores at rest: closed, killed while its log is full of
+// batches, killed after a vacuum, and new.
+func damagedStores(t *testing.T) map[string]func() (*vfs.MemFS, string, *ledger) {
+	store := func(batches, vacuum int, closed bool) func() (*vfs.MemFS, string, *ledger) {
+		fs, dir := memStore(t)
+		l := newLedger()
+		e, err := openOn(fs, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range batches {
+			if err := l.write(context.Background(), e); err != nil {
+				t.Fatal(err)
+			}
+			if n == vacuum {
+				if err := e.Vacuum(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		awaitPromise(t, e)
+		killed := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if closed {
+			killed = fs
+		}
+		r := rand.New(rand.NewPCG(2, 2))
+		return func() (*vfs.MemFS, string, *ledger) {
+			copied := killed.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: r})
+			return copied, dirClone(t, copied, dir), l
+		}
+	}
+	return map[string]func() (*vfs.MemFS, string, *ledger){
+		"closed":   store(150, -1, true),
+		"killed":   store(150, -1, false),
+		"vacuumed": store(120, 100, false),
+		"small":    store(12, -1, false),
+		"new":      store(0, -1, false),
+	}
+}
+
+// awaitPromise waits until a log of e says that all batches are durable.
+func awaitPromise(t *testing.T, e *Engine) {
+	t.Helper()
+	for begun := time.Now(); time.Since(begun) < 10*time.Second; time.Sleep(promiseDelay) {
+		want := e.promised.Load()
+		if want == 0 {
+			return // nothing was written
+		}
+		content, err := e.files.readAll(fmt.Sprintf("%06d.log", e.files.newestLog.Load()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(content, binary.LittleEndian.AppendUint64(nil, want)) {
+			return
+		}
+	}
+	t.Fatal("no promise was written after the last batch")
+}
+
+// judge opens a damaged store and reads all of it. It returns "harmless",
+// "reported", or what is wrong.
+func judge(t *testing.T, fs *vfs.MemFS, dir string, l *ledger, acked map[int]bool) string {
+	var e *Engine
+	err := within(t, "Open", 4*time.Second, func(context.Context) (err error) { e, err = openOn(fs, dir); return err })
+	if err != nil {
+		return verdict(err)
+	}
+	var wrong string
+	err = within(t, "Scan and Get", 5*time.Second, func(ctx context.Context) (err error) {
+		wrong, err = l.check(ctx, e, acked)
+		return err
+	})
+	if err == nil && wrong == "" {
+		err = within(t, "Vacuum", 4*time.Second, e.Vacuum)
+	}
+	closing := within(t, "Close", 4*time.Second, func(context.Context) error { return e.Close() })
+	switch {
+	case wrong != "":
+		return "SILENT " + wrong
+	case err != nil:
+		return verdict(err)
+	case closing != nil:
+		return verdict(closing)
+	}
+	return "harmless"
+}
+
+func verdict(err error) string {
+	text := err.Error()
+	switch {
+	case !errors.Is(err, engine.ErrCorrupt):
+		return "not called damage: " + text
+	case strings.Contains(text, "a/0") || strings.Contains(text, "b/0"):
+		return "shows a key: " + text
+	}
+	return "reported"
+}
+
+func TestDamageIsReportedOrHarmless(t *testing.T) {
+	flips, cuts := 14, 6
+	if testing.Short() {
+		flips, cuts = 4, 2
+	}
+	for name, store := range damagedStores(t) {
+		t.Run(name, func(t *testing.T) {
+			fs, dir, _ := store()
+			names, err := fs.List(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := rand.New(rand.NewPCG(7, 7))
+			results := map[string]int{}
+			try := func(file, what string, damage func(fs *vfs.MemFS, path string) error) {
+				fs, dir, l := store()
+				if err := damage(fs, fs.PathJoin(dir, file)); err != nil {
+					t.Fatal(err)
+				}
+				res := judge(t, fs, dir, l, l.acked)
+				results[res]++
+				if res != "harmless" && res != "reported" {
+					t.Errorf("%s %s: %s", file, what, res)
+				}
+			}
+			for _, file := range names {
+				content, err := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				used := len(bytes.TrimRight(content, "\x00"))
+				if used == 0 && len(content) > 0 {
+					used = 1
+				}
+				for range min(flips, used*8) {
+					bit := r.IntN(used * 8)
+					try(file, fmt.Sprintf("bit %d of byte %d of %d", bit%8, bit/8, used), func(fs *vfs.MemFS, path string) error {
+						b, err := fs.UnsafeGetFileDataBuffer(path)
+						if err == nil {
+							b[bit/8] ^= 1 << (bit % 8)
+						}
+						return err
+					})
+				}
+				for i := range min(cuts, len(content)) {
+					to := []int{0, 1, used - 1, len(content) - 1}[i%4]
+					if i > 3 {
+						to = r.IntN(used)
+					}
+					if to < 0 || to > len(content) {
+						continue
+					}
+					try(file, fmt.Sprintf("truncated to %d of %d", to, len(content)), func(fs *vfs.MemFS, path string) error {
+						f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+						if err == nil {
+							_, err = f.Write(content[:to])
+						}
+						return err
+					})
+				}
+				try(file, "removed", func(fs *vfs.MemFS, path string) error { return fs.Remove(path) })
+			}
+			t.Log(len(names), "files:", results)
+		})
+	}
+}
+
+// Every batch of a log is found missing, wherever the bit is.
+func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
+	store := damagedStores(t)["small"]
+	fs, dir, l := store()
+	names, _ := fs.List(dir)
+	log := ""
+	for _, n := range names {
+		if strings.HasSuffix(n, ".log") {
+			log = n
+		}
+	}
+	content, err := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := len(bytes.TrimRight(content, "\x00"))
+	step := 101
+	if testing.Short() {
+		step = 997
+	}
+	for off := 0; off < used; off += step {
+		fs, dir, _ := store()
+		b, err := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[off] ^= 1 << (off % 8)
+		if res := judge(t, fs, dir, l, l.acked); res != "reported" && res != "harmless" {
+			t.Errorf("bit %d of byte %d of %d: %s", off%8, off, used, res)
+		}
+	}
+}
+
+// Pebble looks for the bit for many seconds; the driver does not let it.
+func TestADamagedBlockOfALargeValueIsReportedAtOnce(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := make([]byte, e.Limits().ValueBytes)
+	for i := range value {
+		value[i] = byte(rand.Uint32())
+	}
+	var b engine.Batch
+	b.Set([]byte("large"), value)
+	b.Set([]byte("small"), []byte("x"))
+	if err := errors.Join(e.Apply(context.Background(), &b), e.Close()); err != nil {
+		t.Fatal(err)
+	}
+	names, _ := fs.List(dir)
+	for _, n := range names {
+		if strings.HasSuffix(n, ".sst") {
+			b, _ := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, n))
+			b[len(b)/2] ^= 1
+		}
+	}
+	if e, err = openOn(fs, dir); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		err := within(t, "Get", time.Millisecond, func(context.Context) error {
+			_, err := e.Get(context.Background(), []byte("large"))
+			return err
+		})
+		if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), ".sst") {
+			t.Errorf("Get of a damaged value: %v", err)
+		}
+	}
+	var more engine.Batch // makes a compaction read the damaged table
+	more.Set([]byte("large"), []byte("y"))
+	if err := e.Apply(context.Background(), &more); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, "Vacuum", time.Second, e.Vacuum); !errors.Is(err, engine.ErrCorrupt) {
+		t.Errorf("Vacuum of a damaged store: %v", err)
+	}
+	if err := e.Apply(context.Background(), &more); !errors.Is(err, engine.ErrCorrupt) || !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("Apply after a compaction failed: %v", err)
+	}
+	if err := within(t, "Close", 4*time.Second, func(context.Context) error { return e.Close() }); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestADirectoryWithTablesAndNoMarkerIsNoNewStore(t *testing.T) {
+	fs, dir := memStore(t)
+	l := newLedger()
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.write(context.Background(), e), e.Close()); err != nil {
+		t.Fatal(err)
+	}
+	names, _ := fs.List(dir)
+	for _, n := range names {
+		if strings.HasPrefix(n, "marker.") {
+			if err := fs.Remove(fs.PathJoin(dir, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := openOn(fs, dir); !errors.Is(err, engine.ErrCorrupt) {
+		t.Errorf("Open without markers: %v", err)
+	}
+}

@@ -1,0 +1,254 @@
+package pebble
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cockroachdb/pebble/v2/batchrepr"
+)
+
+// Pebble replays a log up to the first chunk that it can't read, and takes that for
+// the end that a crash tore. A flipped bit before acknowledged batches would lose
+// them without an error. So each batch begins with a promise, a record that only
+// stands in the log:
+//
+//	kind 1 | length 1 | start 8 | durable 8
+//
+// Batches have numbers (Pebble's sequence numbers). All below durable were synced
+// when the batch was written. Those from start on are in the same log. Where a log
+// becomes unreadable before batch n, and a promise behind that place says that n
+// was durable, the log is damaged. If no promise does, it may be a torn end: nobody
+// can tell for the batches that were under way together when a process died.
+type promise struct{ start, durable uint64 }
+
+const (
+	promiseBytes = 16
+	promiseAt    = batchrepr.HeaderLen + 2 // its place in a batch
+	batchHead    = promiseAt + promiseBytes
+	kindLogData  = 3 // of a record in a batch
+
+	logBlock  = 32 << 10
+	shortHead = 11 // of a chunk: checksum 4, length 2, kind 1, log 4
+	longHead  = 19 // and how far the log was synced 8
+)
+
+func (p promise) put(b []byte) {
+	binary.LittleEndian.PutUint64(b, p.start)
+	binary.LittleEndian.PutUint64(b[8:], p.durable)
+}
+
+// A chunk is a piece of a batch within a block of a log.
+type chunk struct {
+	first, last bool
+	payload     []byte
+	end         int // in its block
+}
+
+// chunkAt returns the valid chunk of log num at offset off of block.
+func chunkAt(block []byte, off int, num uint64) (c chunk, ok bool) {
+	b := block[off:]
+	if len(b) < shortHead {
+		return c, false
+	}
+	kind, head := b[6], shortHead
+	if kind >= 9 {
+		head = longHead
+	}
+	n := head + int(binary.LittleEndian.Uint16(b[4:]))
+	if kind < 5 || kind > 12 || len(b) < n || binary.LittleEndian.Uint32(b[7:]) != uint32(num) ||
+		blockSum(b[6:n]) != binary.LittleEndian.Uint32(b) {
+		return c, false
+	}
+	place := (kind - 5) % 4 // whole, first, middle, last
+	return chunk{place <= 1, place == 0 || place == 3, b[head:n], off + n}, true
+}
+
+// logEndAt reports whether the mark of a log that was closed is at off.
+func logEndAt(block []byte, off int, num uint64) bool {
+	b := block[off:]
+	return len(b) >= shortHead && binary.LittleEndian.Uint32(b) == 0 && binary.LittleEndian.Uint16(b[4:]) == 0 &&
+		b[6] == 5 && binary.LittleEndian.Uint32(b[7:]) == uint32(num)+1
+}
+
+func zero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// A logReader walks one log like Pebble does, and then looks behind where Pebble ends.
+type logReader struct {
+	r      io.Reader
+	num    uint64
+	block  []byte
+	base   int64 // offset of block in the log
+	off    int   // in block
+	next   uint64
+	reason string // why the log ends before its end
+	closed bool   // it ends with its mark
+}
+
+// fill reads the next block and reports whether there is one.
+func (l *logReader) fill() (bool, error) {
+	l.base += int64(len(l.block))
+	l.block, l.off = l.block[:logBlock], 0
+	n, err := io.ReadFull(l.r, l.block)
+	l.block = l.block[:n]
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return n > 0, err
+}
+
+// walk reads batches up to the first place that is unreadable, out of order, or
+// the end. Batches must have the numbers from l.next on, if that is not 0.
+func (l *logReader) walk() error {
+	l.block = make([]byte, 0, logBlock)
+	var head []byte // of the batch that is being read
+	reading, length := false, 0
+	for {
+		if left := len(l.block) - l.off; left < 7 || left < longHead && zero(l.block[l.off:]) {
+			if more, err := l.fill(); err != nil || !more {
+				l.reason = "the file ends"
+				return err
+			}
+		}
+		c, ok := chunkAt(l.block, l.off, l.num)
+		switch {
+		case !ok && !reading && logEndAt(l.block, l.off, l.num):
+			l.closed = true
+			return nil
+		case !ok:
+			l.reason = "no valid chunk"
+			return nil
+		case c.first == reading:
+			l.reason = "a chunk out of order"
+			return nil
+		}
+		if c.first {
+			head, length = head[:0], 0
+		}
+		head = append(head, c.payload[:min(len(c.payload), batchrepr.HeaderLen-min(len(head), batchrepr.HeaderLen))]...)
+		length += len(c.payload)
+		if reading = !c.last; c.last {
+			h, ok := batchrepr.ReadHeader(head)
+			if !ok || l.next != 0 && uint64(h.SeqNum) != l.next {
+				l.reason = "a batch out of order"
+				return nil
+			}
+			l.next = uint64(h.SeqNum) + uint64(h.Count)
+		}
+		l.off = c.end
+	}
+}
+
+// promised looks for promises behind where walk ended, at every offset, because
+// the length of what is damaged can't be trusted. It returns the last of them.
+func (l *logReader) promised() (last promise, err error) {
+	for {
+		for off := l.off; off+longHead+batchHead <= len(l.block); off++ {
+			if kind := l.block[off+6]; kind != 5 && kind != 6 && kind != 9 && kind != 10 {
+				continue
+			}
+			c, ok := chunkAt(l.block, off, l.num)
+			if !ok || len(c.payload) < batchHead || c.payload[promiseAt-2] != kindLogData || c.payload[promiseAt-1] != promiseBytes {
+				continue
+			}
+			b := c.payload[promiseAt:]
+			p := promise{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
+			if p.durable > last.durable {
+				last = p
+			}
+			off = c.end - 1
+		}
+		for { // most of the rest is a hole
+			more, err := l.fill()
+			if err != nil || !more {
+				return last, err
+			}
+			if !zero(l.block) {
+				break
+			}
+		}
+	}
+}
+
+// inspectLogs checks the logs from number first on, which Pebble will replay.
+func (n *noted) inspectLogs(in *inspection, names []string, first uint64) error {
+	begun := map[uint64]int64{} // the length that each log was made with
+	for _, name := range names {
+		if num, ok := logNumber(name); ok && num >= first {
+			in.logs = append(in.logs, num) // in the order of their numbers
+		}
+		num, size, ok := parseLogNote(name)
+		if ok && num >= first {
+			begun[num] = size
+			if _, err := n.Stat(n.path(fmt.Sprintf("%06d.log", num))); errors.Is(err, os.ErrNotExist) {
+				return &damage{file: fmt.Sprintf("%06d.log", num), what: "the file is missing"}
+			} else if err != nil {
+				return err
+			}
+		} else if ok {
+			in.stale = append(in.stale, name)
+		}
+	}
+	next := uint64(0)
+	for i, num := range in.logs {
+		l := &logReader{num: num, next: next}
+		used, err := n.inspectLog(l, begun[num], i == len(in.logs)-1)
+		if err != nil {
+			return err
+		}
+		in.logUsed += used
+		next = l.next
+	}
+	return nil
+}
+
+// inspectLog checks one log, which was made with least bytes, or 0 if nobody knows.
+// It returns how many of them Pebble will read.
+func (n *noted) inspectLog(l *logReader, least int64, last bool) (used int64, err error) {
+	name := fmt.Sprintf("%06d.log", l.num)
+	f, err := n.fence.Open(n.path(name))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if info.Size() < least {
+		return 0, &damage{file: name, what: fmt.Sprintf("it has %d bytes, and was made with %d", info.Size(), least)}
+	}
+	l.r = f
+	err = l.walk()
+	used = l.base + int64(l.off)
+	if err != nil || l.closed {
+		return used, err
+	}
+	if !last {
+		if used == 0 && least == 0 {
+			return 0, nil // of an earlier version, which left it empty
+		}
+		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and another log follows", l.reason, used)}
+	}
+	p, err := l.promised()
+	if err != nil {
+		return 0, err
+	}
+	next := l.next
+	if next == 0 {
+		next = p.start
+	}
+	if p.durable > next {
+		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, before batches that were durable", l.reason, used)}
+	}
+	return used, nil
+}
