@@ -114,7 +114,8 @@ other on the store of `+"`turnstone demo`"+`, by the test of the same name, whic
 %s
 
 `+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is, or else it is in `+"`%s`"+`. A command waits for `+"`--wait`"+` (2 s) for a
-store that another process has open. Session ids may be shortened to a beginning that no other session has, but for those that
+store that another process has open. With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB) new data is refused; what reads or
+removes goes on. Session ids may be shortened to a beginning that no other session has, but for those that
 `+"`rm`, `erase`, `tombstone` and `rename`"+` change, and for `+"`sessions --parent`"+`; node ids to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
 powershell) says how to have your shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
 in what a store holds are made visible, never sent to a terminal.
