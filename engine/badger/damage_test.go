@@ -214,6 +214,34 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	}
 }
 
+// What the first group of a log says of earlier logs does not make its torn
+// neighbour damage.
+func TestATornFirstGroupIsNotDamage(t *testing.T) {
+	d := newDisk("posix")
+	l, err := createLog(d, 7, smallLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := func(ts, durable uint64) {
+		if err := l.append(frameGroup, ts, durable, appendSet(make([]byte, frameRoom), []byte("k"), []byte("v"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group(501, 500)
+	group(502, 500) // on the disk before the first one was
+	d.names[logName(7)].data[logHeader+frameHeader] ^= 1
+	c, err := readLog(d, 7, 500)
+	if err != nil || len(c.groups) != 0 || c.torn == 0 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	if err := l.mark(501); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readLog(d, 7, 500); !errors.Is(err, engine.ErrCorrupt) {
+		t.Errorf("a durable first group that is damaged: %v", err)
+	}
+}
+
 // A store whose files are there but its manifest is not is never made anew.
 func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 	for state, s := range stores(t) {

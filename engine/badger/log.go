@@ -241,6 +241,21 @@ func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 	return f, crc32.Update(seed, castagnoli, f.body) == binary.LittleEndian.Uint32(data[8:])
 }
 
+// hasGroups reports whether the log of a number holds anything. One that can't be
+// read was being made.
+func hasGroups(d files, number uint64) bool {
+	f, err := d.open(logName(number))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	header := make([]byte, logHeader+frameHeader)
+	if n, _ := f.ReadAt(header, 0); n < len(header) {
+		return false
+	}
+	return binary.LittleEndian.Uint64(header[16:]) == number && string(header[:16]) == logMagic && header[logHeader+12] == frameGroup
+}
+
 // A logContent is what a log was found to hold.
 type logContent struct {
 	*log
@@ -251,15 +266,15 @@ type logContent struct {
 	torn   int64  // length of what is behind its end and was never synced
 }
 
-// readLog reads the log of a number. An error matches engine.ErrCorrupt when the
-// log is damaged.
-func readLog(d files, number uint64) (*logContent, error) {
+// readLog reads the log of a number, which begins behind the group of a timestamp.
+// An error matches engine.ErrCorrupt when the log is damaged.
+func readLog(d files, number, after uint64) (*logContent, error) {
 	name := logName(number)
 	f, err := d.open(name)
 	if err != nil {
 		return nil, err
 	}
-	c, err := readFrames(f, number)
+	c, err := readFrames(f, number, after)
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("log %s: %w", name, err)
@@ -267,7 +282,7 @@ func readLog(d files, number uint64) (*logContent, error) {
 	return c, nil
 }
 
-func readFrames(f file, number uint64) (*logContent, error) {
+func readFrames(f file, number, after uint64) (*logContent, error) {
 	size, err := f.Size()
 	if err != nil {
 		return nil, err
@@ -285,7 +300,7 @@ func readFrames(f file, number uint64) (*logContent, error) {
 	}
 	full := int64(binary.LittleEndian.Uint64(data[40:]))
 	c := &logContent{log: &log{f: f, number: number, size: full, seed: logSeed(data)}}
-	pos, last := int64(logHeader), uint64(0)
+	pos, last := int64(logHeader), after
 	for c.next == 0 && !c.closed {
 		fr, ok := frameAt(data[pos:], c.seed)
 		if !ok {
@@ -294,7 +309,7 @@ func readFrames(f file, number uint64) (*logContent, error) {
 		pos += fr.size
 		switch fr.kind {
 		case frameGroup:
-			if last > 0 && fr.ts != last+1 {
+			if fr.ts != last+1 {
 				return nil, fmt.Errorf("%w: group %d follows group %d", engine.ErrCorrupt, fr.ts, last)
 			}
 			last = fr.ts

@@ -70,11 +70,7 @@ func (e *Engine) mayBeNew(names []string) error {
 			return fmt.Errorf("%w: %s is of a build before the first release, which this one does not read", engine.ErrCorrupt, n)
 		}
 		if number, ok := numbered(n, logSuffix); ok {
-			c, err := readLog(e.files, number)
-			if err == nil {
-				c.f.Close()
-			}
-			if number != firstLog || err == nil && len(c.groups) > 0 {
+			if number != firstLog || hasGroups(e.files, number) {
 				return fmt.Errorf("%w: %s, but no %s", engine.ErrCorrupt, n, manifestName)
 			}
 		}
@@ -104,7 +100,7 @@ func (e *Engine) create(names []string) (*manifest, error) {
 func (e *Engine) replay(number uint64) (clean bool, err error) {
 	e.written = e.content.flushed
 	for {
-		c, err := readLog(e.files, number)
+		c, err := readLog(e.files, number, e.written)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: log %s is missing", engine.ErrCorrupt, logName(number))
 		}
@@ -114,9 +110,6 @@ func (e *Engine) replay(number uint64) (clean bool, err error) {
 		mt := newMemtable(c.log, e.written)
 		e.content.memtables = append(e.content.memtables, mt)
 		for _, g := range c.groups {
-			if g.ts != e.written+1 {
-				return false, fmt.Errorf("%w: log %s begins with group %d, group %d is the last one before", engine.ErrCorrupt, logName(number), g.ts, e.written)
-			}
 			full := false
 			err := operations(g.body, func(op operation) {
 				if full = full || !mt.room(cost(op.key, op.value)); !full {
@@ -153,12 +146,7 @@ func (e *Engine) nothingBehind(names []string) error {
 		if !ok || number <= last {
 			continue
 		}
-		c, err := readLog(e.files, number)
-		if err != nil {
-			continue // it was being made
-		}
-		c.f.Close()
-		if len(c.groups) > 0 {
+		if hasGroups(e.files, number) {
 			return fmt.Errorf("%w: log %s does not lead to %s, which goes on", engine.ErrCorrupt, logName(last), name)
 		}
 	}
