@@ -135,9 +135,13 @@ func Open(dir string, o *Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := openFiles(directory(d.Path), memTableSize+logExtra, o)
+	names, err := openDirectory(d.Path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, mapped(err)), d.Close())
+	}
+	e, err := openFiles(names, memTableSize+logExtra, o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, err), names.close(), d.Close())
 	}
 	e.dir = d
 	e.start()
@@ -226,8 +230,9 @@ func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 // Close implements engine.Engine. It waits for batches that were handed over, and
 // returns an error when a flush or a rewrite could not be done since the last one
 // that was: what is stored is safe, but takes more space than it should. A disk
-// that hangs holds it up for some seconds only; then it returns an error, the
-// files stay open, and the directory stays locked until the process ends.
+// that does not answer holds it up for four seconds once the store has failed, and
+// for a minute else; then it returns an error, the files stay open, and the
+// directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	var err error
 	e.once.Do(func() {
@@ -263,7 +268,7 @@ func (e *Engine) rest() error {
 	e.failed.CompareAndSwap(nil, &closed)
 	e.mu.Lock() // readers are through
 	defer e.mu.Unlock()
-	err = errors.Join(err, mapped(e.content.close()))
+	err = errors.Join(err, mapped(e.content.close()), e.files.close())
 	if e.dir != nil {
 		err = errors.Join(err, e.dir.Close())
 	}
@@ -291,7 +296,13 @@ func (e *Engine) settleFiles() error {
 	}
 	var err error
 	if m := e.content.active(); !m.log.short {
-		if err = mapped(m.log.close(e.written)); errors.Is(err, engine.ErrNoSpace) {
+		if e.opts.Durability != Power { // the closed frame says that all before it is durable
+			err = lost(m.log.f.SyncData())
+		}
+		if err == nil {
+			err = mapped(m.log.close(e.written))
+		}
+		if errors.Is(err, engine.ErrNoSpace) {
 			err = nil // the log is as after a kill
 		}
 	}

@@ -184,7 +184,7 @@ func (e *Engine) write(f *flight) error {
 	}
 	if err != nil {
 		if err = e.stopUnlessShort("write the log", err); e.usable() != nil {
-			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
+			err, f.unknown = fmt.Errorf("%w: %w", engine.ErrUnknown, err), true
 		}
 		return err
 	}

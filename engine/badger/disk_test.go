@@ -146,6 +146,8 @@ func (d *disk) sync() error {
 	return nil
 }
 
+func (d *disk) close() error { return nil }
+
 // commitNames makes changes of names durable.
 func (d *disk) commitNames(which func(nameChange) bool) {
 	var rest []nameChange

@@ -262,10 +262,15 @@ func TestItIsRewrittenByItself(t *testing.T) {
 }
 
 func mustDirectory(t *testing.T, dir string) directory {
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return directory(dir)
+	d, err := openDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // Who opens a store for a moment, again and again, adds to one log.
@@ -281,7 +286,7 @@ func TestManyShortLivesLeaveOneLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	names, err := directory(dir).list()
+	names, err := mustDirectory(t, dir).list()
 	if err != nil || len(names) != 3 { // MANIFEST, a log, the lock
 		t.Errorf("%q, %v", names, err)
 	}
@@ -324,7 +329,7 @@ func TestVacuumLeavesNoRemovedValue(t *testing.T) {
 	if err := errors.Join(e.Apply(ctx, &b), e.Vacuum(ctx)); err != nil {
 		t.Fatal(err)
 	}
-	names, err := directory(dir).list()
+	names, err := mustDirectory(t, dir).list()
 	if err != nil {
 		t.Fatal(err)
 	}

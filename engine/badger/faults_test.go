@@ -157,7 +157,9 @@ func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
 				if err := l.check(t, e, what); err != nil {
 					t.Fatal(what, err)
 				}
+				e.mu.RLock()
 				flushes += len(e.content.runs)
+				e.mu.RUnlock()
 				// The device goes away at some call, or one sync fails.
 				at, failSync := 1+r.IntN(150), r.IntN(3) == 0
 				gone := false

@@ -27,6 +27,7 @@ type files interface {
 	// view maps name for reading until unmap is called. Reading data may fault
 	// when the disk fails: see caught.
 	view(name string) (data []byte, unmap func() error, err error)
+	close() error
 }
 
 // A file is an open file. Writes are durable after SyncData, a changed size too.
@@ -44,12 +45,20 @@ type file interface {
 }
 
 // directory is the files of a directory of the operating system.
-type directory string
+type directory struct {
+	name   string
+	handle *os.File // for sync, which must not fail for want of a descriptor
+}
 
-func (d directory) path(name string) string { return filepath.Join(string(d), name) }
+func openDirectory(name string) (directory, error) {
+	f, err := os.Open(name)
+	return directory{name, f}, err
+}
+
+func (d directory) path(name string) string { return filepath.Join(d.name, name) }
 
 func (d directory) list() ([]string, error) {
-	entries, err := os.ReadDir(string(d))
+	entries, err := os.ReadDir(d.name)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -75,7 +84,8 @@ func (d directory) open(name string) (file, error) {
 
 func (d directory) remove(name string) error     { return os.Remove(d.path(name)) }
 func (d directory) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
-func (d directory) sync() error                  { return localdir.Sync(string(d)) }
+func (d directory) sync() error                  { return d.handle.Sync() }
+func (d directory) close() error                 { return d.handle.Close() }
 
 func (d directory) view(name string) (data []byte, unmap func() error, err error) {
 	f, err := os.Open(d.path(name))

@@ -23,7 +23,7 @@ const (
 // flushing does not keep up, until there are fewer memtables.
 func (e *Engine) rotate() error {
 	e.landed.Wait()
-	if err := errors.Join(e.usable(), e.awaitFlush(e.ctx, maxWaiting)); err != nil {
+	if err := errors.Join(e.usable(), e.awaitFlush(context.Background(), maxWaiting)); err != nil {
 		return err
 	}
 	l, err := createLog(e.files, e.number(), e.logSize)
@@ -60,6 +60,14 @@ func (e *Engine) lead(l *log) error {
 		return lost(err)
 	}
 	old := e.active().log
+	if err := old.reserve(0, 0); err != nil { // Close may have cut it
+		return err
+	}
+	if e.opts.Durability != Power { // the frame says that all before it is durable
+		if err := old.f.SyncData(); err != nil {
+			return lost(err)
+		}
+	}
 	if err := old.append(frameNext, l.number, e.written, make([]byte, frameRoom)); err != nil {
 		return err
 	}

@@ -171,7 +171,8 @@ func (l *log) restore() error {
 const frameRoom = frameHeader
 
 // append writes a frame. The buffer begins with frameRoom bytes; the body is what
-// follows. After an error the next frame takes the place of this one.
+// follows. After an error the next frame takes the place of this one, which is
+// never read, unless the error matches engine.ErrUnknown.
 func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,7 +190,11 @@ func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 	if l.pos+int64(len(buf)) > l.size {
 		return errors.New("log is full")
 	}
-	if _, err := l.f.WriteAt(buf, l.pos); err != nil {
+	if n, err := l.f.WriteAt(buf, l.pos); err != nil {
+		// If what is missing is zeros, the frame is whole all the same.
+		if _, zerr := l.f.WriteAt(make([]byte, min(n, frameHeader)), l.pos); zerr != nil {
+			err = fmt.Errorf("%w: %v: %v", engine.ErrUnknown, err, zerr)
+		}
 		return err
 	}
 	l.pos += int64(len(buf))
@@ -241,19 +246,21 @@ func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 	return f, crc32.Update(seed, castagnoli, f.body) == binary.LittleEndian.Uint32(data[8:])
 }
 
-// hasGroups reports whether the log of a number holds anything. One that can't be
-// read was being made.
-func hasGroups(d files, number uint64) bool {
+// hasGroups reports whether the log of a number holds anything. One that is too
+// short for that, or has no header, was being made.
+func hasGroups(d files, number uint64) (bool, error) {
 	f, err := d.open(logName(number))
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer f.Close()
 	header := make([]byte, logHeader+frameHeader)
-	if n, _ := f.ReadAt(header, 0); n < len(header) {
-		return false
+	if _, err := f.ReadAt(header, 0); errors.Is(err, io.EOF) {
+		return false, nil
+	} else if err != nil {
+		return false, err
 	}
-	return binary.LittleEndian.Uint64(header[16:]) == number && string(header[:16]) == logMagic && header[logHeader+12] == frameGroup
+	return binary.LittleEndian.Uint64(header[16:]) == number && string(header[:16]) == logMagic && header[logHeader+12] == frameGroup, nil
 }
 
 // A logContent is what a log was found to hold.
@@ -348,7 +355,7 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 func (c *logContent) renew() error {
 	// What was never synced becomes zeros. Cutting it off and restoring the size
 	// would leave a log that looks damaged if the process ended in between.
-	if _, err := c.f.WriteAt(make([]byte, c.torn), c.pos); err != nil {
+	if _, err := c.f.WriteAt(make([]byte, c.torn), int64(len(c.data))); err != nil {
 		return err
 	}
 	if _, err := c.f.WriteAt(c.data, 0); err != nil {

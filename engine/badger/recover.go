@@ -48,12 +48,22 @@ func (e *Engine) recover() (err error) {
 		}
 		e.content.runs = append(e.content.runs, r)
 	}
-	clean, err := e.replay(m.log)
+	logs, err := e.replay(m.log)
+	if err == nil {
+		err = e.nothingBehind(names)
+	}
 	if err != nil {
 		return err
 	}
-	if err := e.nothingBehind(names); err != nil {
-		return err
+	// All of it is whole. From here on the disk changes.
+	clean := len(logs) == 1 && logs[0].closed && logs[0].torn == 0
+	for _, c := range logs {
+		if c.closed && c.torn == 0 {
+			continue
+		}
+		if err := c.renew(); err != nil {
+			return fmt.Errorf("log %s: %w", logName(c.number), err)
+		}
 	}
 	return e.tidy(clean, e.stale(names))
 }
@@ -70,7 +80,11 @@ func (e *Engine) mayBeNew(names []string) error {
 			return fmt.Errorf("%w: %s is of a build before the first release, which this one does not read", engine.ErrCorrupt, n)
 		}
 		if number, ok := numbered(n, logSuffix); ok {
-			if number != firstLog || hasGroups(e.files, number) {
+			used, err := hasGroups(e.files, number)
+			if err != nil {
+				return err
+			}
+			if used || number != firstLog {
 				return fmt.Errorf("%w: %s, but no %s", engine.ErrCorrupt, n, manifestName)
 			}
 		}
@@ -95,9 +109,8 @@ func (e *Engine) create(names []string) (*manifest, error) {
 	return m, errors.Join(err, l.f.Close())
 }
 
-// replay reads the logs from a number on into memtables, and makes sure that what
-// they hold is on the disk. Clean says that the last process closed the store.
-func (e *Engine) replay(number uint64) (clean bool, err error) {
+// replay reads the logs from a number on into memtables, and returns them.
+func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 	e.written = e.content.flushed
 	for {
 		c, err := readLog(e.files, number, e.written)
@@ -105,7 +118,7 @@ func (e *Engine) replay(number uint64) (clean bool, err error) {
 			err = fmt.Errorf("%w: log %s is missing", engine.ErrCorrupt, logName(number))
 		}
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		mt := newMemtable(c.log, e.written)
 		e.content.memtables = append(e.content.memtables, mt)
@@ -120,19 +133,14 @@ func (e *Engine) replay(number uint64) (clean bool, err error) {
 				err = fmt.Errorf("%w: it holds more than a memtable", engine.ErrCorrupt)
 			}
 			if err != nil {
-				return false, fmt.Errorf("log %s: %w", logName(number), err)
+				return nil, fmt.Errorf("log %s: %w", logName(number), err)
 			}
 			e.written = g.ts
 		}
-		if !c.closed {
-			if err := c.renew(); err != nil {
-				return false, fmt.Errorf("log %s: %w", logName(number), err)
-			}
-		}
-		clean = c.closed && len(e.content.memtables) == 1
+		logs = append(logs, c)
 		if c.next == 0 {
 			e.acked.Store(e.written)
-			return clean, nil
+			return logs, nil
 		}
 		number = c.next
 	}
@@ -146,7 +154,11 @@ func (e *Engine) nothingBehind(names []string) error {
 		if !ok || number <= last {
 			continue
 		}
-		if hasGroups(e.files, number) {
+		used, err := hasGroups(e.files, number)
+		if err != nil {
+			return err
+		}
+		if used {
 			return fmt.Errorf("%w: log %s does not lead to %s, which goes on", engine.ErrCorrupt, logName(last), name)
 		}
 	}

@@ -154,7 +154,12 @@ func (e *Engine) rewrite(ctx context.Context) error {
 			names = append(names, tableName(t.number))
 		}
 	}
-	if err = errors.Join(err, removeAll(e.files, names), lost(e.files.sync())); err != nil {
+	err = errors.Join(err, removeAll(e.files, names))
+	if serr := lost(e.files.sync()); serr != nil {
+		e.fail(serr)
+		err = errors.Join(err, serr)
+	}
+	if err != nil {
 		return fmt.Errorf("engine: remove rewritten tables: %w", mapped(err))
 	}
 	return nil

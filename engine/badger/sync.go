@@ -16,6 +16,7 @@ type flight struct {
 	verdicts []error
 	ts       uint64 // when something was written,
 	log      *log   // to this log
+	unknown  bool   // whether it may have been written, although that failed
 }
 
 func (f *flight) fail(err error) {
@@ -95,6 +96,9 @@ func (e *Engine) sync(flights ...*flight) {
 		return
 	}
 	for _, f := range flights {
+		if f.unknown {
+			continue
+		}
 		if f.ts == 0 { // no effect; but what it saw may be what a sync failed on
 			f.fail(failed)
 		} else if f.ts > e.acked.Load() {

@@ -55,13 +55,13 @@ type openTable struct {
 // openTableFile opens the table that info describes. An error matches
 // engine.ErrCorrupt when it is not the table that was written.
 func openTableFile(d files, info tableInfo) (t *openTable, err error) {
+	defer faults()()
 	name := tableName(info.number)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("table %s: %w", name, err)
 		}
 	}()
-	defer caught(&err)
 	data, unmap, err := d.view(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: it is missing", engine.ErrCorrupt)
@@ -74,6 +74,7 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 			err = errors.Join(err, unmap())
 		}
 	}()
+	defer caught(&err)
 	if int64(len(data)) != info.size {
 		return nil, fmt.Errorf("%w: %d bytes long, not %d", engine.ErrCorrupt, len(data), info.size)
 	}
