@@ -119,7 +119,7 @@ func verdict(err error) string {
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
 	flips, cuts := 14, 6
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		flips, cuts = 4, 2
 	}
 	for name, store := range damagedStores(t) {
@@ -201,7 +201,7 @@ func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
 	}
 	used := len(bytes.TrimRight(content, "\x00"))
 	step := 101
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		step = 997
 	}
 	for off := 0; off < used; off += step {

@@ -104,7 +104,7 @@ func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
 	runFaulty(t, fs, dir, newLedger(), count)
 	total := count.seen.Load()
 	stride := total/40 + 1
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		stride = total/10 + 1
 	}
 	t.Logf("%d operations, every %d. fails", total, stride)

@@ -19,7 +19,7 @@ import (
 
 func TestALossOfPowerLosesNothingAcknowledged(t *testing.T) {
 	stores, cuts := 12, 20
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		stores, cuts = 3, 10
 	}
 	for s := range stores {
@@ -92,7 +92,7 @@ func TestNothingRestsOnPagesWhoseSyncFailed(t *testing.T) {
 	count := &fault{pick: syncs}
 	runFaulty(t, fs, dir, newLedger(), count)
 	stride := int64(1)
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		stride = 10
 	}
 	together(int(count.seen.Load()/stride), func(i int) {
