@@ -34,7 +34,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { <-e.rewriting }()
-	// What the log and the memtable still have of removed values goes first.
+	// The log and the memtable may hold removed values: flush them first.
 	var rerr error
 	err := e.submit(&request{ctx: ctx, err: make(chan error, 1), pause: func() {
 		if e.active().log.pos > logHeader {

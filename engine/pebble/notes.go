@@ -159,7 +159,7 @@ func (n *noted) Open(name string, o ...vfs.OpenOption) (vfs.File, error) {
 	return f, nil
 }
 
-// A prefix is a file that ends before its end: what follows in a MANIFEST was
+// A prefix shows only the beginning of a file: what follows in a MANIFEST was
 // never known to be durable, and nothing was done because of it.
 type prefix struct {
 	vfs.File
