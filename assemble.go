@@ -45,7 +45,7 @@ type built struct {
 
 // assemble is the commit that in makes on top of b: a pure function, so that a
 // turn that is committed again can be compared with what is stored.
-func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*blob.Draft, b base, salt graph.Salt, now time.Time) (*built, error) {
+func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*version, b base, salt graph.Salt, now time.Time) (*built, error) {
 	revision := b.revision + 1
 	out := &built{
 		pack: graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))},
@@ -119,7 +119,7 @@ func assemble(in *Commit, payloads []*blob.Draft, parts map[string]*blob.Draft, 
 
 // mergeParts returns the checkpoint after a commit, by name, and whether it
 // differs from the one before. A part set to what it was is no change.
-func mergeParts(old []head.Part, set map[string]*blob.Draft, drop []string, revision Revision) (parts []head.Part, changed bool) {
+func mergeParts(old []head.Part, set map[string]*version, drop []string, revision Revision) (parts []head.Part, changed bool) {
 	if len(set) == 0 && len(drop) == 0 {
 		return old, false
 	}
@@ -128,19 +128,41 @@ func mergeParts(old []head.Part, set map[string]*blob.Draft, drop []string, revi
 			changed = true
 			continue
 		}
-		if d := set[p.Name]; d != nil && d.ID != p.Blob {
+		if v := set[p.Name]; v != nil && v.id != p.Blob {
+			parts = append(parts, v.part(p.Name, revision, p.Whole))
+			changed = true
 			continue
 		}
 		parts = append(parts, p)
 	}
-	for name, d := range set {
+	for name, v := range set {
 		if !slices.ContainsFunc(parts, func(p head.Part) bool { return p.Name == name }) {
-			parts = append(parts, head.Part{Name: name, Blob: d.ID, Size: d.Size, Set: revision})
+			parts = append(parts, v.part(name, revision, revision))
 			changed = true
 		}
 	}
 	slices.SortFunc(parts, func(a, b head.Part) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
 	return parts, changed
+}
+
+// A version is what a commit sets a checkpoint part to.
+type version struct {
+	id    BlobID
+	size  int64
+	delta bool // it is stored as a delta of the part's version before
+	// How it is stored; neither is there in a comparison with what was committed.
+	draft *blob.Draft // whole, or
+	data  []byte      // the delta, of
+	base  *blob.Base
+}
+
+// part returns the part that v makes. whole is where the chain of the version before
+// began.
+func (v *version) part(name string, revision, whole Revision) head.Part {
+	if !v.delta {
+		whole = revision
+	}
+	return head.Part{Name: name, Blob: v.id, Size: v.size, Set: revision, Whole: whole}
 }
 
 // build makes the batch for a commit on top of h, whose record is raw.
@@ -178,15 +200,16 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	key := s.commitKey(c.Revision)
 	b.Set(key, codec.Seal(key, keys.Commit, w.built.body))
 	w.index(b)
-	if err := w.readMarks(ctx, h); err != nil {
+	if err := w.stage.read(ctx); err != nil {
+		return err
+	}
+	if err := w.readAttachments(ctx, h); err != nil {
 		return err
 	}
 	if err := w.addBlobs(b); err != nil {
 		return err
 	}
-	if w.upload != nil {
-		w.upload.Finish(b)
-	}
+	w.stage.finish(b)
 	for _, t := range w.tickets[:min(len(w.tickets), maxTickets)] {
 		b.Delete(t)
 	}
@@ -241,12 +264,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			return nil
 		}
 		seen[d.ID] = true
-		err := blobs.Add(b, d, w.marks)
-		if errors.Is(err, blob.ErrNotFound) { // its base is no base any more
-			w.dropBases()
-			return errBaseGone
-		}
-		return err
+		return w.stage.add(b, d)
 	}
 	for _, d := range w.payloads {
 		if err := add(d); err != nil {
@@ -255,15 +273,19 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 	}
 	for _, p := range w.built.parts {
 		// A part that carries over needs no guard: the head that is guarded holds it.
-		if d := w.parts[p.Name]; d != nil && p.Set == w.built.commit.Revision {
-			if err := add(d); err != nil {
-				return err
-			}
+		v := w.parts[p.Name]
+		if v == nil || p.Set != w.built.commit.Revision {
+			continue
+		}
+		if v.delta {
+			blobs.AddDelta(b, s.chain(p.Name), uint64(p.Set), v.base.Revision, v.data)
+		} else if err := add(v.draft); err != nil {
+			return err
 		}
 	}
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
-			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.marks) {
+			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.stage.marks) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
 			// The first place stays: forks see up to a revision.
@@ -287,23 +309,22 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
-	_, raw, err := w.s.life(ctx)
-	if err != nil {
-		return err
-	}
-	for _, id := range w.built.older {
-		if _, err := w.s.find(ctx, h.Revision, id); err != nil {
-			if errors.Is(err, ErrNodeNotFound) {
-				return invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
+	_, err := withLives(ctx, w.s, func(l *lives) (struct{}, error) {
+		for _, id := range w.built.older {
+			if _, err := w.s.locate(ctx, h.Revision, id); err != nil {
+				if errors.Is(err, ErrNodeNotFound) {
+					err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
+				}
+				return struct{}{}, err
 			}
-			return err
+			if err := w.s.notPruned(ctx, id); err != nil {
+				return struct{}{}, err
+			}
 		}
-		if err := w.s.notPruned(ctx, id); err != nil {
-			return err
-		}
-	}
-	w.batch.Guard(w.s.lifeKey, raw)
-	return nil
+		w.batch.Guard(l.keys[0], l.raws[0])
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // notPruned fails for a node of a side branch that went with the revisions that

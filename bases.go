@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// bases keeps the last version of checkpoint parts, so that the next one can be
+// bases keeps the last version of checkpoint parts, so that the next version can be
 // stored as a delta: the commit path never reads one. Least recently used parts
 // go first.
 type bases struct {
@@ -53,7 +53,8 @@ func (c *bases) put(inc head.Incarnation, name string, b blob.Base) {
 	key := partKey{inc, name}
 	if e := c.by[key]; e != nil {
 		old := e.Value.(*baseEntry)
-		if old.base.ID == b.ID {
+		if old.base.ID == b.ID && old.base.Revision == b.Revision {
+			old.base.Deltas = min(old.base.Deltas, b.Deltas)
 			c.order.MoveToFront(e)
 			return
 		}

@@ -135,12 +135,11 @@ type writer struct {
 	salt graph.Salt
 	now  time.Time
 
-	payloads []*blob.Draft          // of in.Nodes; nil where the payload stays inline
-	parts    map[string]*blob.Draft // of in.Checkpoint
-	marks    blob.Marks             // of what the commit may rely on
-	upload   *blob.Upload           // of what is stored ahead of the batch, if anything is
-	attached map[string][]byte      // entries of attachments by key: nil where the session has none yet
-	tickets  [][]byte               // keys of what it was granted by uploads
+	payloads []*blob.Draft       // of in.Nodes; nil where the payload stays inline
+	parts    map[string]*version // of in.Checkpoint; nil until prepared
+	stage    stage               // what the commit refers to as blobs
+	attached map[string][]byte   // entries of attachments by key: nil where the session has none yet
+	tickets  [][]byte            // keys of what it was granted by uploads
 
 	built *built
 	batch *engine.Batch
@@ -154,9 +153,8 @@ type writer struct {
 
 func (w *writer) run(ctx context.Context) (Result, error) {
 	result, err := w.attempt(ctx)
-	if w.upload != nil && (err != nil && !errors.Is(err, ErrOutcomeUnknown) || result.Replayed) {
-		// What was stored ahead is garbage; if this fails it expires.
-		_ = w.upload.Abandon(context.WithoutCancel(ctx))
+	if err != nil && !errors.Is(err, ErrOutcomeUnknown) || result.Replayed {
+		w.stage.abandon(ctx)
 	}
 	return result, err
 }
@@ -179,11 +177,15 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			continue
 		}
 		if w.parts == nil {
-			if err := w.prepare(ctx); err != nil {
+			if err := w.prepare(ctx, h); err != nil {
 				return Result{}, err
 			}
 		}
-		if err := w.build(ctx, h, raw); errors.Is(err, errBaseGone) {
+		if !w.basesHold(h) {
+			w.parts = nil // somebody else has committed another version
+			continue
+		}
+		if err := w.build(ctx, h, raw); errors.Is(err, errGone) {
 			w.parts = nil
 			continue
 		} else if err != nil {
@@ -220,9 +222,6 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 	}
 }
 
-// errBaseGone: what a part was to be stored relative to has been removed.
-var errBaseGone = errors.New("base removed")
-
 // current returns the head that was seen last, or reads it.
 func (s *Session) current(ctx context.Context) (h *head.Head, raw []byte, fresh bool, err error) {
 	s.mu.Lock()
@@ -243,89 +242,74 @@ func (s *Session) readRaw(ctx context.Context) (*head.Head, []byte, error) {
 	return h, vs[0], nil
 }
 
-// prepare does what does not depend on the head: hashing, compressing, deltas.
-// What is too large for the commit's batch is stored ahead of it.
-func (w *writer) prepare(ctx context.Context) error {
-	blobs := w.s.store.blobs
+// prepare hashes and compresses what the commit stores, and stores ahead what is too
+// large for the commit's batch. The only thing that depends on the head is which
+// versions parts can be stored relative to.
+func (w *writer) prepare(ctx context.Context, h *head.Head) error {
+	w.stage.abandon(ctx) // what an earlier attempt stored ahead
+	w.stage = stage{store: w.s.store, marks: blob.Marks{}}
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
-	w.parts = make(map[string]*blob.Draft, len(w.in.Checkpoint))
-	w.marks = blob.Marks{}
+	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0
-	if w.upload != nil { // once more, as something it relied on was removed
-		_ = w.upload.Abandon(ctx)
-		w.upload = nil
-	}
-	inBatch := 0
-	byID := map[blob.ID]*blob.Draft{} // equal contents of one commit are one draft
-	var draft func(content []byte, base *blob.Base) (*blob.Draft, error)
-	once := func(content []byte, base *blob.Base) (*blob.Draft, error) {
-		id := blob.Sum(content)
-		if d := byID[id]; d != nil {
-			return d, nil
-		}
-		d, err := draft(content, base)
-		byID[id] = d
-		return d, err
-	}
-	draft = func(content []byte, base *blob.Base) (*blob.Draft, error) {
-		d, err := blob.Prepare(content, base)
-		if errors.Is(err, blob.ErrStream) {
-			if d, err = w.ahead().Write(ctx, bytes.NewReader(content), int64(len(content))); err == nil {
-				err = w.upload.Put(ctx, d)
-			}
-			if err != nil {
-				return nil, expired(err)
-			}
-			d.Stored = true
-			return d, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if absent, err := blobs.Known(ctx, w.marks, d.Depends); err != nil {
-			return nil, err
-		} else if len(absent) > 0 { // the base is gone: do without
-			return draft(content, nil)
-		}
-		if inBatch += d.Bytes(); inBatch > aheadBytes {
-			err = w.ahead().Put(ctx, d)
-			if errors.Is(err, blob.ErrNotFound) {
-				return draft(content, nil)
-			}
-			d.Stored = err == nil
-			return d, expired(err)
-		}
-		return d, nil
-	}
+	var err error
 	for i := range w.in.Nodes {
 		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
-			var err error
-			if w.payloads[i], err = once(p, nil); err != nil {
+			if w.payloads[i], err = w.stage.draft(ctx, p); err != nil {
 				return err
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
-		var err error
-		content, base := w.in.Checkpoint[name], w.s.store.bases.get(w.s.inc, name)
-		if base != nil {
-			w.hits++
-		} else {
-			w.misses++
-		}
-		if w.parts[name], err = once(content, base); err != nil {
+		if w.parts[name], err = w.version(ctx, h, name, w.in.Checkpoint[name]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ahead returns the upload of what is stored ahead of the batch.
-func (w *writer) ahead() *blob.Upload {
-	if w.upload == nil {
-		w.upload = w.s.store.newUpload()
+// version prepares a version of a checkpoint part: as a delta, if the version that
+// stands is at hand and the batch has room, else whole.
+func (w *writer) version(ctx context.Context, h *head.Head, name string, content []byte) (*version, error) {
+	v := &version{id: blob.Sum(content), size: int64(len(content))}
+	v.base = w.s.store.bases.get(w.s.inc, name)
+	if v.base == nil || !isBase(v.base, h, name) {
+		w.misses++
+	} else {
+		w.hits++
+		if v.id == v.base.ID {
+			return v, nil // the part stays as it is
+		}
+		var err error
+		if v.data, err = blob.Delta(content, v.base); err != nil {
+			return nil, err
+		}
+		if v.data != nil && w.stage.room(len(v.data)) {
+			v.delta = true
+			return v, nil
+		}
 	}
-	return w.upload
+	v.base, v.data = nil, nil
+	var err error
+	v.draft, err = w.stage.draft(ctx, content)
+	return v, err
+}
+
+// isBase reports whether base is the version of a part that stands.
+func isBase(base *blob.Base, h *head.Head, name string) bool {
+	return slices.ContainsFunc(h.Parts, func(p head.Part) bool {
+		return p.Name == name && p.Blob == base.ID && uint64(p.Set) == base.Revision
+	})
+}
+
+// basesHold reports whether the versions that the commit's parts are stored relative
+// to are those that stand.
+func (w *writer) basesHold(h *head.Head) bool {
+	for name, v := range w.parts {
+		if v.base != nil && !isBase(v.base, h, name) {
+			return false
+		}
+	}
+	return true
 }
 
 // expired gives the error of an upload that took longer than Options.UploadTTL
@@ -335,58 +319,6 @@ func expired(err error) error {
 		return fmt.Errorf("%w: %w", ErrUploadExpired, err)
 	}
 	return err
-}
-
-// aheadBytes is how much of blobs a commit's batch carries; the rest of what an
-// engine admits at least (2 MiB) is for the pack and the index.
-const aheadBytes = 1 << 20
-
-// drafts returns the drafts of the payloads and parts that are blobs.
-func (w *writer) drafts() []*blob.Draft {
-	var out []*blob.Draft
-	for _, d := range w.payloads {
-		if d != nil {
-			out = append(out, d)
-		}
-	}
-	for _, d := range w.parts {
-		out = append(out, d)
-	}
-	return out
-}
-
-// readMarks makes the marks known that the commit relies on: they are in memory
-// for most commits, or there are none.
-func (w *writer) readMarks(ctx context.Context, h *head.Head) error {
-	blobs := w.s.store.blobs
-	var bases, ids []blob.ID
-	for _, d := range w.drafts() {
-		if d.Stored {
-			ids = append(ids, d.ID)
-			continue
-		}
-		blobs.Hint(w.marks, d.ID)
-		bases = append(bases, d.Depends...)
-	}
-	if absent, err := blobs.Known(ctx, w.marks, bases); err != nil {
-		return err
-	} else if len(absent) > 0 {
-		w.dropBases()
-		return errBaseGone
-	}
-	if absent, err := blobs.Known(ctx, w.marks, ids); err != nil {
-		return err
-	} else if len(absent) > 0 {
-		return errBaseGone // stored ahead and removed since: store it again
-	}
-	return w.readAttachments(ctx, h)
-}
-
-// dropBases makes the parts of the commit be stored by themselves.
-func (w *writer) dropBases() {
-	for name := range w.parts {
-		w.s.store.bases.drop(w.s.inc, name)
-	}
 }
 
 // readAttachments finds out which attachments the session has, by an earlier
@@ -426,7 +358,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 			}
 		}
 	}
-	absent, err := blobs.Known(ctx, w.marks, ids)
+	absent, err := blobs.Known(ctx, w.stage.marks, ids)
 	if err == nil && len(absent) > 0 {
 		err = fmt.Errorf("%w: %s", ErrUploadExpired, absent[0])
 	}
@@ -437,9 +369,11 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 func (w *writer) done() Result {
 	s, c := w.s, &w.built.commit
 	s.remember(w.head, w.raw)
-	s.store.blobs.Applied(w.batch, w.drafts())
-	for name, d := range w.parts {
-		s.store.bases.put(s.inc, name, blob.Base{ID: d.ID, Content: w.in.Checkpoint[name]})
+	w.stage.applied(w.batch)
+	for _, p := range w.built.parts {
+		if v := w.parts[p.Name]; v != nil {
+			s.store.bases.put(s.inc, p.Name, v.asBase(&p, w.in.Checkpoint[p.Name]))
+		}
 	}
 	for _, name := range w.in.Drop {
 		s.store.bases.drop(s.inc, name)
@@ -456,4 +390,16 @@ func (w *writer) done() Result {
 		s.store.sealer.add(s)
 	}
 	return Result{Revision: c.Revision, Commit: w.built.id, Leaf: c.Leaf, Nodes: w.built.ids}
+}
+
+// asBase returns the version, which stands as p, as the base of the next one.
+func (v *version) asBase(p *Part, content []byte) blob.Base {
+	b := blob.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
+	switch {
+	case v.delta:
+		b.Deltas = v.base.Deltas + 1
+	case p.IsDelta(): // the commit left it as it was: a delta a revision, at most
+		b.Deltas = int(min(p.Set-p.Whole, blob.MaxDeltas))
+	}
+	return b
 }

@@ -13,37 +13,44 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// A child is a session that names another one as its parent.
-type child struct {
-	inc    head.Incarnation
-	hash   keys.Hash
-	parent head.Incarnation
-}
+// A ChildPolicy says what Delete does with the children of a session.
+type ChildPolicy int
 
-func (s *Store) children(ctx context.Context, parent keys.Hash) ([]child, error) {
-	var out []child
+const (
+	// KeepChildren leaves them whole: attached forks keep what they share alive.
+	// They have no parent any more.
+	KeepChildren ChildPolicy = iota
+	// RefuseChildren deletes nothing and returns ErrHasChildren.
+	RefuseChildren
+	// CascadeChildren deletes them too, deepest first. It is not one atomic
+	// step: an error that matches ErrIncomplete leaves some deleted.
+	CascadeChildren
+)
+
+// children returns the incarnations of the children of a session.
+func (s *Store) children(ctx context.Context, parent head.Incarnation) ([]head.Incarnation, error) {
+	var out []head.Incarnation
 	for p, err := range s.engine.Scan(ctx, s.space.Of(keys.Child, parent)) {
 		if err != nil {
 			return nil, err
 		}
 		_, fields, ok := s.space.Fields(p.Key)
-		body, err := codec.Open(p.Key, p.Value, keys.Child)
-		if err == nil && (!ok || len(body) != 32) {
+		if _, err = codec.Open(p.Key, p.Value, keys.Child); err == nil && !ok {
 			err = fmt.Errorf("%w: child", codec.ErrMalformed)
 		}
 		if err != nil {
 			return nil, codec.Corrupt(err, "child at key %x", p.Key)
 		}
-		out = append(out, child{
-			inc: head.Incarnation(fields[16:]), hash: keys.Hash(body[:16]), parent: head.Incarnation(body[16:]),
-		})
+		out = append(out, head.Incarnation(fields[16:]))
 	}
 	return out, nil
 }
 
-// A ChildPolicy says what Delete does with sessions that name the deleted one
-// as their parent.
-type ChildPolicy int
+// setChild makes b list child under its parent.
+func (s *Store) setChild(b *engine.Batch, parent, child head.Incarnation) {
+	key := s.space.Child(parent, child)
+	b.Set(key, codec.Seal(key, keys.Child, []byte{1}))
+}
 
 // Delete removes a session from all reads and lists at once. Deleting one that
 // does not exist is no error. Its data is garbage as far as no fork holds it. An
@@ -58,95 +65,67 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, s.deleteIncarnation(ctx, ses.inc, ses.hash, policy)
+		return struct{}{}, s.deleteIncarnation(ctx, ses.inc, policy)
 	}, nil)
 	return err
 }
 
 // deleteIncarnation deletes one session and no other that may have its id by
 // then; a rename meanwhile does not save it.
-func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, hash keys.Hash, policy ChildPolicy) error {
+func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, policy ChildPolicy) error {
 	return s.settle(ctx, func(c *change) error {
-		key := s.space.About(hash)
-		vs, err := s.engine.Get(ctx, key)
-		if err != nil {
+		ses, err := s.byIncarnation(ctx, inc)
+		if err != nil || ses == nil {
 			return err
 		}
-		var about *head.About
-		if vs[0] != nil {
-			if about, err = head.OpenAbout(key, vs[0]); err != nil {
-				return codec.Corrupt(err, "metadata of incarnation %x", inc)
-			}
-		}
-		if about == nil || about.Incarnation != inc { // gone, or renamed
-			e, err := s.moved(ctx, entry{inc: inc, hash: hash})
-			if err != nil || e.at == 0 {
-				return err
-			}
-			hash = e.hash
-			return engine.ErrConflict
-		}
-		ses, err := s.Session(ctx, about.ID)
-		if err == nil && ses.inc == inc {
-			err = ses.delete(ctx, c, policy)
-		} else if err == nil {
-			err = engine.ErrConflict
-		}
-		if errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrSessionDeleted) {
-			err = engine.ErrConflict // look again where it is
+		err = ses.delete(ctx, c, policy)
+		if errors.Is(err, ErrSessionDeleted) {
+			err = engine.ErrConflict // deleted or renamed meanwhile: look again
 		}
 		return err
 	})
 }
 
 func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) error {
-	life, lifeRaw, err := s.life(ctx) // before the children: a fork in between conflicts
-	if err != nil {
-		return err
-	}
-	if policy != KeepChildren {
-		all, err := s.store.children(ctx, s.hash)
+	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		if policy != KeepChildren {
+			kids, err := s.store.children(ctx, s.inc)
+			if err != nil {
+				return false, err
+			}
+			for _, kid := range kids {
+				if policy == RefuseChildren {
+					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.id)
+				}
+				if err := s.store.deleteIncarnation(ctx, kid, policy); err != nil {
+					return false, err
+				}
+				c.partly = true
+			}
+		}
+		bucketKey := s.store.space.Bucket(s.inc)
+		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
 		if err != nil {
-			return err
+			return false, err
 		}
-		for _, kid := range all {
-			if kid.parent != s.inc {
-				continue // of an earlier session of this id
-			}
-			if policy == RefuseChildren {
-				return fmt.Errorf("%w: %q", ErrHasChildren, s.id)
-			}
-			if err := s.store.deleteIncarnation(ctx, kid.inc, kid.hash, policy); err != nil {
-				return err
-			}
-			c.partly = true
+		about, err := s.openAbout(vs[1])
+		if err != nil {
+			return false, err
 		}
-	}
-	bucketKey := s.store.space.Bucket(s.inc)
-	h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
-	if err != nil {
-		return err
-	}
-	about, err := s.openAbout(vs[1])
-	if err != nil {
-		return err
-	}
-	next := life.Next()
-	next.State, next.Floor = head.Deleted, h.Revision+1
-	b := engine.Batch{Reclaim: true}
-	b.Guard(s.headKey, vs[0])
-	b.Guard(s.lifeKey, lifeRaw)
-	b.Guard(bucketKey, vs[2])
-	b.Delete(s.headKey)
-	b.Delete(s.aboutKey)
-	b.Set(s.lifeKey, next.Seal(s.lifeKey))
-	s.store.removeOrder(&b, s.inc, vs[2])
-	s.store.setDirty(&b, s.dirtyKey)
-	s.store.setGrave(&b, s.hash)
-	if about.Parent != "" {
-		b.Delete(s.store.space.Child(s.store.space.Session(about.Parent), s.inc))
-	}
-	return c.apply(ctx, &b)
+		next.State, next.Floor = head.Deleted, h.Revision+1
+		b.Reclaim = true
+		b.Guard(s.headKey, vs[0])
+		b.Guard(bucketKey, vs[2])
+		b.Delete(s.headKey)
+		b.Delete(s.aboutKey)
+		s.store.removeOrder(b, s.inc, vs[2])
+		s.store.setDirty(b, s.dirtyKey)
+		s.store.setGrave(b, s.hash)
+		if about.Parent != (head.Incarnation{}) {
+			b.Delete(s.store.space.Child(about.Parent, s.inc))
+		}
+		return true, nil
+	})
 }
 
 // setGrave says that a session of this id is gone. Creating one guards what

@@ -187,35 +187,6 @@ func (s *Store) erased(ctx context.Context, related []head.Incarnation, blobs []
 	return e, nil
 }
 
-// byIncarnation returns the session that lives with an incarnation, or nil.
-func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
-	key := s.space.Life(inc)
-	vs, err := s.engine.Get(ctx, key)
-	if err != nil || vs[0] == nil {
-		return nil, err
-	}
-	life, err := head.OpenLife(key, vs[0])
-	if err != nil {
-		return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
-	}
-	if life.State != head.Live {
-		return nil, nil
-	}
-	key = s.space.About(life.Session)
-	if vs, err = s.engine.Get(ctx, key); err != nil || vs[0] == nil {
-		return nil, err
-	}
-	about, err := head.OpenAbout(key, vs[0])
-	if err != nil {
-		return nil, codec.Corrupt(err, "metadata of incarnation %x", inc)
-	}
-	ses, err := s.Session(ctx, about.ID)
-	if errors.Is(err, ErrSessionNotFound) || err == nil && ses.inc != inc {
-		return nil, nil
-	}
-	return ses, err
-}
-
 // blobs returns the blobs that the session itself refers to.
 func (s *Session) blobs(ctx context.Context) ([]blob.ID, error) {
 	return retried(ctx, s, func() ([]blob.ID, error) {
@@ -226,7 +197,7 @@ func (s *Session) blobs(ctx context.Context) ([]blob.ID, error) {
 		var out []blob.ID
 		err = s.commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
 			for _, p := range c.Parts {
-				if p.Set == c.Revision {
+				if p.Set == c.Revision && !p.IsDelta() {
 					out = append(out, p.Blob)
 				}
 			}

@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,99 +12,131 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// fork adds to b what makes the new session about a child of r.Parent, and
-// returns the origin of an attached fork, or nil. It copies nothing: the origin
-// names, for the parent and each of its own ancestors, how far their history is
-// shared. The lifecycle record of each is guarded and set, so that nothing that
-// removes or rewrites can pass unnoticed.
-func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About) (*head.Origin, error) {
+// fork adds to b what makes the new session about a child of r.Parent, and returns
+// the origin of an attached fork, or nil. It copies no history: the origin names, for
+// the parent and each of its own ancestors, how far their history is shared. The
+// lifecycle record of each is guarded and set, so that nothing that removes or
+// rewrites can pass unnoticed.
+func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *stage) (*head.Origin, error) {
 	parent, err := s.Session(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
-	h, _, err := parent.readHead(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("parent: %w", err)
+	about.Parent = parent.inc
+	origin, err := withLives(ctx, parent, func(l *lives) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
+	if errors.Is(err, ErrSessionDeleted) {
+		err = fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
 	}
-	if about.ForkNode.IsZero() {
+	return origin, err
+}
+
+func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Request, about *head.About, g *stage) (*head.Origin, error) {
+	space := s.store.space
+	h, _, err := s.readHead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if about.ForkNode = r.ForkNode; about.ForkNode.IsZero() {
 		about.ForkNode = h.Leaf
 	}
-	key := s.space.Child(parent.hash, about.Incarnation)
-	child := s.space.Session(r.ID)
-	b.Set(key, codec.Seal(key, keys.Child, append(child[:], parent.inc[:]...)))
 	if about.ForkNode != h.Leaf {
-		if err := parent.notPruned(ctx, about.ForkNode); err != nil {
+		if err := s.notPruned(ctx, about.ForkNode); err != nil {
 			return nil, err
 		}
 	}
-
-	var origin *head.Origin
-	var from layer // whose checkpoint the fork begins with, if that is not the head's
-	switch {
-	case r.Detached && about.ForkNode.IsZero():
-	case r.Detached:
-		if _, err := parent.find(ctx, h.Revision, about.ForkNode); err != nil {
-			return nil, err
-		}
-	default:
-		if origin, from, err = parent.originAt(ctx, h, about.ForkNode); err != nil {
-			return nil, err
-		}
-	}
-	incs := []head.Incarnation{parent.inc}
-	if origin != nil {
-		incs = incs[:0]
-		for _, a := range origin.Ancestors {
-			incs = append(incs, a.Incarnation)
-		}
-	}
-	for i, inc := range incs {
-		key := s.space.Life(inc)
-		vs, err := s.engine.Get(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		life, err := head.OpenLife(key, vs[0])
-		if vs[0] == nil && parent.gone(ctx) { // a session keeps its ancestors
-			return nil, fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
-		}
-		if err != nil {
-			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
-		}
-		if inc == parent.inc && (life.State != head.Live || life.Session != parent.hash) {
-			return nil, fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
-		}
-		next := life.Next()
-		b.Guard(key, vs[0])
-		if origin == nil {
-			b.Set(key, next.Seal(key))
-			continue
-		}
-		next.Forks++
-		b.Set(key, next.Seal(key))
-		a := &origin.Ancestors[i]
-		if inc == parent.inc {
-			a.Epoch = next.Epoch
-		}
-		if inc == from.inc && len(origin.Parts) > 0 {
-			if kept, err := s.retained(ctx, inc, life, from.last); err != nil {
+	var b engine.Batch // of this attempt
+	s.store.setChild(&b, s.inc, about.Incarnation)
+	if r.Detached {
+		if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
+			if _, err := s.locate(ctx, h.Revision, about.ForkNode); err != nil {
 				return nil, err
-			} else if !kept {
-				return nil, fmt.Errorf("%w: the checkpoint at node %s of session %q", ErrRevisionPruned, about.ForkNode, r.Parent)
 			}
 		}
-		key = s.space.Fork(inc, about.Incarnation)
+		next := l.life.Next()
+		b.Guard(l.keys[0], l.raws[0])
+		b.Set(l.keys[0], next.Seal(l.keys[0]))
+		merge(out, &b)
+		return nil, nil
+	}
+	origin, from, err := s.originAt(ctx, h, about.ForkNode)
+	if err != nil {
+		return nil, err
+	}
+	child := space.Session(r.ID)
+	for i := range origin.Ancestors {
+		a := &origin.Ancestors[i]
+		life, key, raw, err := l.of(a.Incarnation)
+		if err != nil {
+			return nil, err
+		}
+		next := life.Next()
+		next.Forks++
+		b.Guard(key, raw)
+		b.Set(key, next.Seal(key))
+		if a.Incarnation == s.inc {
+			a.Epoch = next.Epoch
+		}
+		if a.Incarnation == from.inc && len(origin.Parts) > 0 {
+			if kept, err := s.store.retained(ctx, from.inc, life, from.last); err != nil {
+				return nil, err
+			} else if !kept {
+				return nil, fmt.Errorf("%w: the checkpoint at node %s of session %q", ErrRevisionPruned, about.ForkNode, s.id)
+			}
+		}
+		key = space.Fork(a.Incarnation, about.Incarnation)
 		b.Set(key, codec.Seal(key, keys.Fork, child[:]))
 	}
-	if origin != nil && len(origin.Parts) > 0 {
-		s.setDirty(b, s.space.Dirty(about.Incarnation))
+	if len(origin.Parts) > 0 {
+		if err := s.store.inherit(ctx, &b, from.inc, origin.Parts, g); err != nil {
+			return nil, err
+		}
+		s.store.setDirty(&b, space.Dirty(about.Incarnation))
 	}
+	merge(out, &b)
 	return origin, nil
 }
 
-// originAt returns what a fork of s at node begins with. from is the session,
-// and its revision, that the checkpoint is read from when it is not at hand: it
-// must be retained.
+// merge adds the writes and guards of more to b.
+func merge(b, more *engine.Batch) {
+	b.Guards = append(b.Guards, more.Guards...)
+	b.Sets = append(b.Sets, more.Sets...)
+	b.Deletes = append(b.Deletes, more.Deletes...)
+}
+
+// inherit makes parts, which are as owner has them, those that a fork begins with. A
+// delta belongs to its session alone, so b stores the fork's version whole, as a blob,
+// unless another fork has done so.
+func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []Part, g *stage) error {
+	for i := range parts {
+		p := &parts[i]
+		if p.IsDelta() {
+			ses, err := s.historyOf(ctx, owner)
+			if err != nil {
+				return err
+			}
+			content, _, err := ses.readPart(ctx, *p)
+			if err != nil {
+				return err
+			}
+			d, err := g.draft(ctx, content)
+			if err != nil {
+				return err
+			}
+			if _, err := s.blobs.Refresh(ctx, g.marks, g.ids()); err != nil {
+				return err
+			}
+			if err := g.add(b, d); err != nil {
+				return err
+			}
+		}
+		p.Set, p.Whole = 0, 0
+	}
+	g.finish(b)
+	return nil
+}
+
+// originAt returns what a fork of s at node begins with. Parts are as the session
+// has them that from names, with the revision that they are of: it must be retained.
 func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *head.Origin, from layer, err error) {
 	o = &head.Origin{}
 	if s.origin != nil {
@@ -114,16 +147,16 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 	}
 	own := head.Ancestor{Incarnation: s.inc, Node: node, Commit: head.Genesis(s.inc, s.origin)}
 	if node == h.Leaf {
-		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, inherited(h.Parts)
+		own.Revision, own.Commit, o.Parts = h.Revision, h.Commit, slices.Clone(h.Parts)
 		o.Ancestors = append(o.Ancestors, own)
-		return o, from, nil
+		return o, layer{inc: s.inc, last: h.Revision}, nil
 	}
 	if s.origin != nil && node == o.Ancestors[len(o.Ancestors)-1].Node {
-		own.Commit, o.Parts = CommitID{}, s.origin.Parts // nothing of s but its tombstones
+		own.Commit, o.Parts = CommitID{}, slices.Clone(s.origin.Parts) // nothing of s but its tombstones
 		o.Ancestors = append(o.Ancestors, own)
 		return o, layer{inc: s.inc, last: 0}, nil // its revision 0
 	}
-	if _, err := s.find(ctx, h.Revision, node); err != nil {
+	if _, err := s.locate(ctx, h.Revision, node); err != nil {
 		return nil, from, err
 	}
 	at, err := s.place(ctx, h.Revision, node)
@@ -148,11 +181,9 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 			if c.Leaf != node { // the turn was not over: see partsFor
 				from.last--
 			}
-			parts, err := s.store.partsFor(ctx, a.Incarnation, c, node)
-			if err != nil {
+			if o.Parts, err = s.store.partsFor(ctx, a.Incarnation, c, node); err != nil {
 				return nil, from, err
 			}
-			o.Parts = inherited(parts)
 		case shared: // nothing of it but its tombstones
 			a.Revision, a.Commit, a.Node, a.Nodes = 0, CommitID{}, node, 0
 		}
@@ -160,29 +191,13 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 	return o, from, nil
 }
 
-// inherited returns parts as a fork begins with them.
-func inherited(parts []head.Part) []head.Part {
-	parts = slices.Clone(parts)
-	for i := range parts {
-		parts[i].Set = 0
-	}
-	return parts
-}
-
 // partsFor returns the checkpoint that belongs to a node of commit c of an
 // incarnation: of c when node is its leaf, else of the commit before, as the
 // turn that c is was not over.
 func (s *Store) partsFor(ctx context.Context, inc head.Incarnation, c *head.Commit, node NodeID) ([]head.Part, error) {
-	key := s.space.Origin(inc)
-	vs, err := s.engine.Get(ctx, key)
+	ses, err := s.historyOf(ctx, inc)
 	if err != nil {
 		return nil, err
-	}
-	ses := &Session{store: s, inc: inc, id: fmt.Sprintf("%x", inc)}
-	if vs[0] != nil {
-		if ses.origin, err = head.OpenOrigin(key, vs[0]); err != nil {
-			return nil, codec.Corrupt(err, "origin of incarnation %x", inc)
-		}
 	}
 	var parts []head.Part
 	if c.Leaf == node {
@@ -195,12 +210,20 @@ func (s *Store) partsFor(ctx context.Context, inc head.Incarnation, c *head.Comm
 	return parts, err
 }
 
-const (
-	// KeepChildren leaves them whole: attached forks keep what they share alive.
-	KeepChildren ChildPolicy = iota
-	// RefuseChildren deletes nothing and returns ErrHasChildren.
-	RefuseChildren
-	// CascadeChildren deletes them too, deepest first. It is not one atomic
-	// step: an error that matches ErrIncomplete leaves some deleted.
-	CascadeChildren
-)
+// historyOf returns a handle for reading the own history of an incarnation, which may
+// be deleted.
+func (s *Store) historyOf(ctx context.Context, inc head.Incarnation) (*Session, error) {
+	key := s.space.Origin(inc)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	ses := &Session{store: s, id: fmt.Sprintf("incarnation %x", inc)}
+	ses.is(inc)
+	if vs[0] != nil {
+		if ses.origin, err = head.OpenOrigin(key, vs[0]); err != nil {
+			return nil, codec.Corrupt(err, "origin of incarnation %x", inc)
+		}
+	}
+	return ses, nil
+}

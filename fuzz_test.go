@@ -38,10 +38,10 @@ func FuzzSmallRecords(f *testing.F) {
 		at := st.space.Order(1, inc)
 		_, _ = st.entry(engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
 		_, _ = st.bucketOf(inc, codec.Seal(st.space.Bucket(inc), keys.Bucket, body))
-		child := st.space.Child(keys.Hash{2}, inc)
+		child := st.space.Child(keys.Incarnation{2}, inc)
 		if err := st.engine.Apply(bg, &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = st.children(bg, keys.Hash{2})
+		_, _ = st.children(bg, keys.Incarnation{2})
 	})
 }

@@ -73,7 +73,7 @@ type ListOptions struct {
 	After string
 	// Limit is the number of sessions of a page; default 50, at most 1,000.
 	Limit int
-	// Parent keeps the children of this session only.
+	// Parent keeps the children of this session only, which must exist.
 	Parent string
 	// Labels keeps sessions that have all of these.
 	Labels map[string]string
@@ -119,9 +119,10 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 
 // A listed session and its place in the order: by time, then incarnation.
 type listed struct {
-	at   uint64 // nanoseconds
-	inc  head.Incarnation
-	info Info
+	at     uint64 // nanoseconds
+	inc    head.Incarnation
+	parent head.Incarnation
+	info   Info // without its parent's id
 }
 
 func (a *listed) compare(b *listed) int {
@@ -168,7 +169,7 @@ func (l *lister) all(ctx context.Context) (Page, error) {
 				return Page{}, err
 			}
 			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.at+uint64(orderWindow) {
-				return l.page(), nil
+				return l.page(ctx)
 			}
 		}
 		batch = append(batch, e)
@@ -176,19 +177,30 @@ func (l *lister) all(ctx context.Context) (Page, error) {
 	if err := flush(); err != nil {
 		return Page{}, err
 	}
-	return l.page(), nil
+	return l.page(ctx)
 }
 
-func (l *lister) page() Page {
+func (l *lister) page(ctx context.Context) (Page, error) {
 	n := min(l.o.Limit, len(l.sorted))
 	p := Page{Sessions: make([]Info, n)}
+	var parents []head.Incarnation
+	for _, item := range l.sorted[:n] {
+		if item.parent != (head.Incarnation{}) && !slices.Contains(parents, item.parent) {
+			parents = append(parents, item.parent)
+		}
+	}
+	ids, err := l.s.ids(ctx, parents)
+	if err != nil {
+		return Page{}, err
+	}
 	for i := range p.Sessions {
 		p.Sessions[i] = l.sorted[i].info
+		p.Sessions[i].Parent = ids[l.sorted[i].parent]
 	}
 	if n < len(l.sorted) {
 		p.Next = l.sorted[n-1].cursor()
 	}
-	return p
+	return p, nil
 }
 
 // An entry is one of the order, or a child.
@@ -245,7 +257,7 @@ func (l *lister) add(ctx context.Context, entries []entry) error {
 		if h.Incarnation != e.inc || a.Incarnation != e.inc {
 			continue // deleted and created again meanwhile
 		}
-		item := listed{inc: e.inc, info: info(a, h)}
+		item := listed{inc: e.inc, parent: a.Parent, info: info(a, h)}
 		// The clock may have been set back: nobody stands behind their time.
 		item.at = max(uint64(item.info.Updated.UnixNano()), e.at)
 		if l.cursor != nil && item.compare(l.cursor) <= 0 || !l.matches(&item.info) {
@@ -280,7 +292,7 @@ func (s *Store) moved(ctx context.Context, e entry) (entry, error) {
 }
 
 func (l *lister) matches(i *Info) bool {
-	if l.o.Checkpoint != nil && *l.o.Checkpoint != i.Checkpoint || l.o.Parent != "" && l.o.Parent != i.Parent {
+	if l.o.Checkpoint != nil && *l.o.Checkpoint != i.Checkpoint {
 		return false
 	}
 	for k, v := range l.o.Labels {
@@ -293,16 +305,37 @@ func (l *lister) matches(i *Info) bool {
 
 // children reads all children of one session; there are few.
 func (l *lister) children(ctx context.Context) (Page, error) {
-	found, err := l.s.children(ctx, l.s.space.Session(l.o.Parent))
+	parent, err := l.s.Session(ctx, l.o.Parent)
 	if err != nil {
 		return Page{}, err
 	}
-	entries := make([]entry, len(found))
-	for i, c := range found {
-		entries[i] = entry{inc: c.inc, hash: c.hash}
+	incs, err := l.s.children(ctx, parent.inc)
+	if err != nil {
+		return Page{}, err
+	}
+	ks := make([][]byte, len(incs))
+	for i, inc := range incs {
+		ks[i] = l.s.space.Life(inc)
+	}
+	vs, err := l.s.engine.Get(ctx, ks...)
+	if err != nil {
+		return Page{}, err
+	}
+	entries := make([]entry, 0, len(incs))
+	for i, inc := range incs {
+		if vs[i] == nil {
+			continue // deleted and removed meanwhile
+		}
+		life, err := head.OpenLife(ks[i], vs[i])
+		if err != nil {
+			return Page{}, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+		}
+		if life.State == head.Live {
+			entries = append(entries, entry{inc: inc, hash: life.Session})
+		}
 	}
 	if err := l.add(ctx, entries); err != nil {
 		return Page{}, err
 	}
-	return l.page(), nil
+	return l.page(ctx)
 }

@@ -119,7 +119,7 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 	if r > h.Revision {
 		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.id, h.Revision)
 	}
-	life, _, err := s.life(ctx)
+	life, err := s.readLife(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,26 +158,14 @@ func (s *Session) partsAt(ctx context.Context, c *head.Commit) ([]head.Part, err
 		}
 	}
 	parts := slices.Clone(c.Parts)
-	for i := range parts {
-		p := &parts[i]
-		var from []head.Part
-		switch {
-		case p.Set == c.Revision:
+	for i, p := range parts {
+		if p.Set == c.Revision {
 			continue
-		case p.Set == 0 && s.origin != nil:
-			from = s.origin.Parts
-		default:
-			set, _, err := s.commitAt(ctx, p.Set)
-			if err != nil {
-				return nil, err
-			}
-			from = set.Parts
 		}
-		j := slices.IndexFunc(from, func(q head.Part) bool { return q.Name == p.Name && q.Set == p.Set })
-		if j < 0 || from[j].Blob.IsZero() {
-			return nil, codec.Corrupt(codec.ErrMissing, "checkpoint part %q of revision %d of session %q", p.Name, p.Set, s.id)
+		var err error
+		if parts[i], err = s.partSet(ctx, p.Name, p.Set); err != nil {
+			return nil, err
 		}
-		*p = from[j]
 	}
 	return parts, nil
 }
@@ -300,14 +288,52 @@ func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byt
 	}
 	out := make(map[string][]byte, len(st.Parts))
 	for _, p := range st.Parts {
-		content, err := s.store.blobs.Read(ctx, p.Blob)
+		content, deltas, err := s.readPart(ctx, p)
 		if err != nil {
 			return nil, err
 		}
 		if current {
-			s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Content: content})
+			s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
 		}
 		out[p.Name] = content
 	}
 	return out, nil
+}
+
+// chain returns the versions of a part that the session stores itself.
+func (s *Session) chain(name string) blob.Chain {
+	return blob.Chain{Session: s.inc, Part: s.store.space.PartHash(name)}
+}
+
+// readPart returns the content of a version of a checkpoint part, and how many deltas
+// it is away from one that is stored whole.
+func (s *Session) readPart(ctx context.Context, p Part) (content []byte, deltas int, err error) {
+	if !p.IsDelta() {
+		content, err = s.store.blobs.Read(ctx, p.Blob)
+		return content, 0, err
+	}
+	return s.store.blobs.ReadVersion(ctx, s.chain(p.Name), uint64(p.Whole), uint64(p.Set), p.Blob, func(ctx context.Context) (BlobID, error) {
+		root, err := s.partSet(ctx, p.Name, p.Whole)
+		return root.Blob, err
+	})
+}
+
+// partSet returns a part as the commit of a revision set it, or as the session began
+// with it.
+func (s *Session) partSet(ctx context.Context, name string, set Revision) (Part, error) {
+	var from []Part
+	if set == 0 && s.origin != nil {
+		from = s.origin.Parts
+	} else {
+		c, _, err := s.commitAt(ctx, set)
+		if err != nil {
+			return Part{}, err
+		}
+		from = c.Parts
+	}
+	i := slices.IndexFunc(from, func(p Part) bool { return p.Name == name && p.Set == set })
+	if i < 0 || from[i].Blob.IsZero() {
+		return Part{}, codec.Corrupt(codec.ErrMissing, "checkpoint part %q of revision %d of session %q", name, set, s.id)
+	}
+	return from[i], nil
 }

@@ -50,7 +50,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	if err != nil || after >= h.Revision {
 		return err
 	}
-	life, _, err := s.life(ctx)
+	life, err := s.readLife(ctx)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package turnstone
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,47 +11,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
-
-// retried runs read, again when it fails on something that maintenance may have
-// moved meanwhile: what is absent is corrupt only if the lifecycle records of
-// the session and its ancestors stand as they stood.
-func retried[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {
-	for {
-		before, err := s.epochs(ctx)
-		if err != nil {
-			var none T
-			return none, err
-		}
-		out, err := read()
-		var ce *CorruptError
-		if err == nil || !errors.As(err, &ce) {
-			return out, err
-		}
-		after, aerr := s.epochs(ctx)
-		if aerr != nil {
-			return out, aerr
-		}
-		if slices.EqualFunc(before, after, bytes.Equal) {
-			return out, err
-		}
-	}
-}
-
-// epochs returns the lifecycle records of the session and its ancestors.
-func (s *Session) epochs(ctx context.Context) ([][]byte, error) {
-	ks := [][]byte{s.lifeKey}
-	for _, l := range s.layers(AnyRevision) {
-		if l.inc != s.inc {
-			ks = append(ks, s.store.space.Life(l.inc))
-		}
-	}
-	vs, err := s.store.engine.Get(ctx, ks...)
-	if err != nil {
-		return nil, err
-	}
-	_, err = s.openLife(ctx, vs[0])
-	return vs, err
-}
 
 // A layer is an incarnation whose history the session reads: an ancestor, or
 // the session itself, which is the last one.

@@ -177,7 +177,7 @@ func TestVerifyHashesLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refs, _ := st.blobs.References(bg, a.ID)
+	refs, _ := st.blobs.Items(bg, a.ID)
 	x, y := refs[0], refs[1]
 	// swap the items: ids with their sizes
 	i, j := bytes.Index(body, x[:]), bytes.Index(body, y[:])
@@ -204,7 +204,7 @@ func TestACancelledReadIsNoDamage(t *testing.T) {
 	s := mk(t, st, Request{ID: "s"})
 	big := rnd(2<<20, 1)
 	must(t, s, Commit{Checkpoint: map[string][]byte{"a": big}})
-	refs, _ := st.blobs.References(bg, blob.Sum(big))
+	refs, _ := st.blobs.Items(bg, blob.Sum(big))
 	k := st.space.Blob(st.space.BlobHash(refs[0]), 0)
 	boom := errors.New("network down")
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {

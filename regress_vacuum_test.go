@@ -226,7 +226,7 @@ func TestManyVersionsOfOneBase(t *testing.T) {
 		t.Error("base is there after a vacuum")
 	}
 	r = vacuum(t, st)
-	if r.Rebased != 0 || r.Deleted != 0 {
+	if r.Rewritten != 0 || r.Deleted != 0 {
 		t.Errorf("again: %+v", r)
 	}
 }

@@ -3,17 +3,17 @@ package turnstone
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // Rename gives the session called from the id to, atomically: lists, reads and
-// commits see one or the other. Handles opened before get ErrSessionDeleted. A
-// session that exists under to is ErrExists; children that name from as their
-// parent make it ErrHasChildren.
+// commits see one or the other, and its children have it as their parent under the new
+// id. Handles opened before get ErrSessionDeleted. A session that exists under to is
+// ErrExists.
 func (s *Store) Rename(ctx context.Context, from, to string) error {
 	if err := checkSessionID(to); err != nil {
 		return err
@@ -24,72 +24,58 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	}
 	return s.settle(ctx, func(c *change) error {
 		if c.unknown { // the conflict may be with our own first attempt
-			at, err := s.moved(ctx, entry{inc: ses.inc, hash: ses.hash})
-			if err != nil || at.hash == s.space.Session(to) {
+			life, err := s.lifeOf(ctx, ses.inc)
+			if err != nil || life != nil && life.Session == s.space.Session(to) {
 				return err
 			}
 		}
-		b, err := s.rename(ctx, ses, to)
-		if err != nil {
-			return err
-		}
-		return c.apply(ctx, b)
+		return ses.rename(ctx, c, to)
 	})
 }
 
-func (s *Store) rename(ctx context.Context, ses *Session, to string) (*engine.Batch, error) {
-	life, lifeRaw, err := ses.life(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if kids, err := s.children(ctx, ses.hash); err != nil {
-		return nil, err
-	} else if slices.ContainsFunc(kids, func(c child) bool { return c.parent == ses.inc }) {
-		return nil, fmt.Errorf("%w: %q", ErrHasChildren, ses.id)
-	}
-	hash := s.space.Session(to)
-	headKey, aboutKey, bucketKey := s.space.Head(hash), s.space.About(hash), s.space.Bucket(ses.inc)
-	h, vs, err := ses.readHead(ctx, ses.headKey, ses.aboutKey, bucketKey, headKey)
-	if err != nil {
-		return nil, err
-	}
-	if vs[3] != nil {
-		return nil, fmt.Errorf("%w: %q", ErrExists, to)
-	}
-	about, err := ses.openAbout(vs[1])
-	if err != nil {
-		return nil, err
-	}
-	about.ID = to
-	next := life.Next()
-	next.Session = hash
-	var b engine.Batch
-	b.Guard(ses.headKey, vs[0])
-	b.Guard(ses.aboutKey, vs[1])
-	b.Guard(headKey, nil)
-	b.Guard(ses.lifeKey, lifeRaw)
-	b.Guard(bucketKey, vs[2])
-	b.Delete(ses.headKey)
-	b.Delete(ses.aboutKey)
-	b.Set(headKey, h.Seal(headKey))
-	b.Set(aboutKey, about.Seal(aboutKey))
-	b.Set(ses.lifeKey, next.Seal(ses.lifeKey))
-	if at, ok := s.bucketOf(ses.inc, vs[2]); ok {
-		key := s.space.Order(at, ses.inc)
-		b.Set(key, codec.Seal(key, keys.Order, hash[:]))
-	}
-	if about.Parent != "" {
-		key := s.space.Child(s.space.Session(about.Parent), ses.inc)
-		old, err := s.engine.Get(ctx, key)
+func (s *Session) rename(ctx context.Context, c *change, to string) error {
+	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		space := s.store.space
+		hash := space.Session(to)
+		headKey, aboutKey, bucketKey := space.Head(hash), space.About(hash), space.Bucket(s.inc)
+		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey, headKey, space.Grave(hash))
 		if err != nil {
-			return nil, err
+			return false, err
 		}
-		body, err := codec.Open(key, old[0], keys.Child)
-		if err != nil || len(body) != 32 {
-			return nil, codec.Corrupt(err, "child entry of session %q", ses.id)
+		if vs[3] != nil {
+			return false, fmt.Errorf("%w: %q", ErrExists, to)
 		}
-		b.Set(key, codec.Seal(key, keys.Child, append(slices.Clone(hash[:]), body[16:]...)))
+		about, err := s.openAbout(vs[1])
+		if err != nil {
+			return false, err
+		}
+		about.ID = to
+		next.Session = hash
+		b.Guard(s.headKey, vs[0])
+		b.Guard(s.aboutKey, vs[1])
+		b.Guard(headKey, nil)
+		b.Guard(space.Grave(hash), vs[4])
+		b.Guard(bucketKey, vs[2])
+		b.Delete(s.headKey)
+		b.Delete(s.aboutKey)
+		b.Set(headKey, h.Seal(headKey))
+		b.Set(aboutKey, about.Seal(aboutKey))
+		if at, ok := s.store.bucketOf(s.inc, vs[2]); ok {
+			key := space.Order(at, s.inc)
+			b.Set(key, codec.Seal(key, keys.Order, hash[:]))
+		}
+		s.store.setGrave(b, s.hash)
+		return true, nil
+	})
+}
+
+// lifeOf returns the lifecycle record of an incarnation, or nil if there is none.
+func (s *Store) lifeOf(ctx context.Context, inc head.Incarnation) (*head.Life, error) {
+	key := s.space.Life(inc)
+	vs, err := s.engine.Get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return nil, err
 	}
-	s.setGrave(&b, ses.hash)
-	return &b, nil
+	life, err := head.OpenLife(key, vs[0])
+	return life, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 }

@@ -64,16 +64,13 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 	if errors.As(conflict, &ce) {
 		switch space.Letter(ce.Key) {
 		case keys.Mark: // marks changed under us, or were not known
-			var ids []blob.ID
-			for _, d := range w.drafts() {
-				ids = append(append(ids, d.ID), d.Depends...)
-			}
+			ids := w.stage.ids()
 			for i := range w.in.Nodes {
 				for _, a := range w.in.Nodes[i].Attachments {
 					ids = append(ids, a.ID)
 				}
 			}
-			if _, err := s.store.blobs.Refresh(ctx, w.marks, ids); err != nil {
+			if _, err := s.store.blobs.Refresh(ctx, w.stage.marks, ids); err != nil {
 				return nil, nil, err
 			}
 		case keys.EventKey:
@@ -162,7 +159,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 		}
 		return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: ids, Replayed: true}}
 	}
-	payloads, parts := w.digests()
+	payloads, parts := w.digests(stored)
 	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
 	if err != nil || again.id != id {
 		return &TurnConflictError{Session: s.id, Turn: w.in.Turn, Revision: revision, Commit: id}
@@ -179,19 +176,22 @@ func resolved(p *graph.Pack, before NodeID) ([]NodeID, error) {
 	return ids, err
 }
 
-// digests returns drafts that have ids only, for assemble.
-func (w *writer) digests() (payloads []*blob.Draft, parts map[string]*blob.Draft) {
-	if w.parts != nil {
-		return w.payloads, w.parts
-	}
-	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*blob.Draft{}
+// digests returns payloads and parts that have ids and sizes only, for assemble. That
+// a part is stored as a delta is as in the commit that they are compared with.
+func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[string]*version) {
+	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*version{}
 	for i := range w.in.Nodes {
 		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
 			payloads[i] = &blob.Draft{ID: blob.Sum(p), Size: int64(len(p))}
 		}
 	}
 	for name, content := range w.in.Checkpoint {
-		parts[name] = &blob.Draft{ID: blob.Sum(content), Size: int64(len(content))}
+		parts[name] = &version{id: blob.Sum(content), size: int64(len(content))}
+	}
+	for _, p := range with.Parts {
+		if v := parts[p.Name]; v != nil && p.Set == with.Revision {
+			v.delta = p.IsDelta()
+		}
 	}
 	return payloads, parts
 }

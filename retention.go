@@ -87,23 +87,15 @@ func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err er
 // stands then, and edit finds so.
 func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
 	return s.store.settle(ctx, func(c *change) error {
-		life, raw, err := s.life(ctx)
-		if err != nil {
-			return err
-		}
-		h, _, err := s.readHead(ctx)
-		if err != nil {
-			return err
-		}
-		next := life.Next()
-		b := engine.Batch{Reclaim: true}
-		if needed, err := edit(c, h, &next, &b); err != nil || !needed {
-			return err
-		}
-		b.Guard(s.lifeKey, raw)
-		b.Set(s.lifeKey, next.Seal(s.lifeKey))
-		s.store.setDirty(&b, s.dirtyKey)
-		return c.apply(ctx, &b)
+		return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+			h, _, err := s.readHead(ctx)
+			if err != nil {
+				return false, err
+			}
+			b.Reclaim = true
+			s.store.setDirty(b, s.dirtyKey)
+			return edit(c, h, next, b)
+		})
 	})
 }
 
@@ -182,12 +174,8 @@ func (s *Session) Release(ctx context.Context, name string) error {
 
 // Kept returns the revisions that are kept by name, oldest first.
 func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
-	return retried(ctx, s, func() ([]Kept, error) {
-		life, _, err := s.life(ctx)
-		if err != nil {
-			return nil, err
-		}
-		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.inc, life)
+	return withLives(ctx, s, func(l *lives) ([]Kept, error) {
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.inc, l.life)
 		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})

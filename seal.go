@@ -71,64 +71,68 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 
 // sealOne seals at most one segment and reports whether there may be another.
 func (s *Session) sealOne(ctx context.Context, c *change, all bool) (more bool, err error) {
-	life, raw, err := s.life(ctx)
-	if err != nil {
-		return false, err
-	}
-	h, _, err := s.readHead(ctx)
-	if err != nil {
-		return false, err
-	}
-	s.sealedRaw.Store(life.SealedRaw)
-	level, after := codec.Medium, life.Sealed
-	if all {
-		level, after = codec.Best, life.Packed
-	}
-	run, err := retried(ctx, s, func() (*run, error) { return s.gather(ctx, after, life.Sealed, h.Revision) })
-	if err != nil {
-		return false, err
-	}
-	target := uint64(s.store.opts.SealBytes)
-	full := run.raw >= target || run.more
-	anew := run.segments > 1 || run.level < level
-	if len(run.packs) == 0 || !full && (!all || !anew) {
-		return false, nil
-	}
-	next := life.Next()
-	if last := Revision(run.packs[len(run.packs)-1].Revision); full {
-		if last > life.Sealed {
-			next.Sealed, next.SealedRaw = last, life.SealedRaw+run.fresh
-		}
-		if all {
-			next.Packed = last
-		}
-	}
-	b := engine.Batch{Reclaim: true} // a segment takes less than the packs that it replaces
-	b.Guard(s.lifeKey, raw)
-	b.Set(s.lifeKey, next.Seal(s.lifeKey))
-	if anew {
-		ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, level)
+	sealed := uint64(0) // the raw bytes that are in full segments when this is done
+	err = s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		more = false
+		h, _, err := s.readHead(ctx)
 		if err != nil {
 			return false, err
 		}
-		indexKey, index := graph.SealIndex(s.store.space, s.inc, run.packs)
-		ks, vs = append(ks, indexKey), append(vs, index)
-		set := map[string]bool{}
-		for i := range ks {
-			b.Set(ks[i], vs[i])
-			set[string(ks[i])] = true
+		sealed = next.SealedRaw
+		level, after := codec.Medium, next.Sealed
+		if all {
+			level, after = codec.Best, next.Packed
 		}
-		for _, k := range run.keys {
-			if !set[string(k)] {
-				b.Delete(k)
+		run, err := s.gather(ctx, after, next.Sealed, h.Revision)
+		if err != nil {
+			return false, err
+		}
+		more = run.raw >= uint64(s.store.opts.SealBytes) || run.more
+		anew := run.segments > 1 || run.level < level
+		if len(run.packs) == 0 || !more && (!all || !anew) {
+			more = false
+			return false, nil
+		}
+		if last := Revision(run.packs[len(run.packs)-1].Revision); more {
+			if last > next.Sealed {
+				next.Sealed, next.SealedRaw = last, next.SealedRaw+run.fresh
+			}
+			if all {
+				next.Packed = last
 			}
 		}
+		sealed = next.SealedRaw
+		b.Reclaim = true // a segment takes less than the packs that it replaces
+		if anew {
+			err = s.replace(b, run, level)
+		}
+		return true, err
+	})
+	if err == nil {
+		s.sealedRaw.Store(sealed)
 	}
-	if err := c.apply(ctx, &b); err != nil {
-		return false, err
+	return more, err
+}
+
+// replace makes b store run as one segment instead of as it is stored.
+func (s *Session) replace(b *engine.Batch, run *run, level codec.Level) error {
+	ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, level)
+	if err != nil {
+		return err
 	}
-	s.sealedRaw.Store(next.SealedRaw)
-	return full, nil
+	indexKey, index := graph.SealIndex(s.store.space, s.inc, run.packs)
+	ks, vs = append(ks, indexKey), append(vs, index)
+	set := map[string]bool{}
+	for i := range ks {
+		b.Set(ks[i], vs[i])
+		set[string(ks[i])] = true
+	}
+	for _, k := range run.keys {
+		if !set[string(k)] {
+			b.Delete(k)
+		}
+	}
+	return nil
 }
 
 // A run is packs that become one segment.

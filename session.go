@@ -37,8 +37,8 @@ type (
 type Info struct {
 	ID string
 	Metadata
-	Checkpoint bool // a summarisation session
-	Parent     string
+	Checkpoint bool   // a summarisation session
+	Parent     string // its id now; empty if the session has none, or it was deleted
 	ForkNode   NodeID
 	Detached   bool
 	Created    time.Time
@@ -102,7 +102,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.inc)); err != nil {
 		return nil, err
 	}
-	if about.Parent != "" && !about.Detached {
+	if about.Parent != (head.Incarnation{}) && !about.Detached {
 		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
 			if ses.gone(ctx) {
 				return nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
@@ -237,14 +237,80 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	return info(about, h), nil
+	i := info(about, h)
+	if about.Parent != (head.Incarnation{}) {
+		parents, err := s.store.ids(ctx, []head.Incarnation{about.Parent})
+		if err != nil {
+			return Info{}, err
+		}
+		i.Parent = parents[about.Parent]
+	}
+	return i, nil
+}
+
+// ids returns the ids of those of incs that live.
+func (s *Store) ids(ctx context.Context, incs []head.Incarnation) (map[head.Incarnation]string, error) {
+	out := map[head.Incarnation]string{}
+	for _, inc := range incs {
+		about, err := s.aboutOf(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		if about != nil {
+			out[inc] = about.ID
+		}
+	}
+	return out, nil
+}
+
+// aboutOf returns the metadata of an incarnation, or nil if it does not live.
+func (s *Store) aboutOf(ctx context.Context, inc head.Incarnation) (*head.About, error) {
+	for {
+		life, err := s.lifeOf(ctx, inc)
+		if err != nil || life == nil || life.State != head.Live {
+			return nil, err
+		}
+		key := s.space.About(life.Session)
+		vs, err := s.engine.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		about, err := head.OpenAbout(key, vs[0])
+		if err == nil && about.Incarnation != inc {
+			err = codec.ErrHash
+		}
+		if err == nil {
+			return about, nil
+		}
+		if now, lerr := s.lifeOf(ctx, inc); lerr != nil || now != nil && *now == *life {
+			return nil, errors.Join(lerr, codec.Corrupt(err, "metadata of incarnation %x", inc))
+		}
+		// It was renamed or deleted meanwhile.
+	}
+}
+
+// byIncarnation returns the session that lives with an incarnation, or nil.
+func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
+	for {
+		about, err := s.aboutOf(ctx, inc)
+		if err != nil || about == nil {
+			return nil, err
+		}
+		ses, err := s.Session(ctx, about.ID)
+		if err == nil && ses.inc == inc {
+			return ses, nil
+		}
+		if err != nil && !errors.Is(err, ErrSessionNotFound) {
+			return nil, err
+		}
+	}
 }
 
 func info(a *head.About, h *head.Head) Info {
 	i := Info{
 		ID:       a.ID,
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels, Retention: Retention(a.Keep)},
-		Parent:   a.Parent, ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
+		ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
 		Created: a.Created, Updated: a.Updated,
 		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
 	}
@@ -295,19 +361,6 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 		s.store.moveOrder(&b, s.inc, s.hash, vs[2], about.Updated)
 		return c.apply(ctx, &b)
 	})
-}
-
-// life reads the lifecycle record.
-func (s *Session) life(ctx context.Context) (*head.Life, []byte, error) {
-	vs, err := s.store.engine.Get(ctx, s.lifeKey)
-	if err != nil {
-		return nil, nil, err
-	}
-	l, err := s.openLife(ctx, vs[0])
-	if err == nil && l.Session != s.hash { // renamed
-		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
-	}
-	return l, vs[0], err
 }
 
 // openLife decodes the lifecycle record of a session that is to be alive.

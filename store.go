@@ -275,7 +275,8 @@ type Request struct {
 	// Checkpoint says that this is a summarisation session.
 	Checkpoint bool
 	// Parent is the id of the session that this one belongs to or forks from.
-	// It must exist.
+	// It must exist. When it is deleted and its children are kept, they have no
+	// parent any more.
 	Parent string
 	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
 	// attached fork's checkpoint is that of the last turn that ended there or
@@ -309,6 +310,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
 		return nil, false, invalid("request", "fork without a parent")
 	}
+	g := stage{store: s, marks: blob.Marks{}}
 	err = s.settle(ctx, func(c *change) error {
 		// A conflict is with another creator, with a change of the parent, or after
 		// an unknown outcome with the call's own first attempt, which is recognized
@@ -330,13 +332,22 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 			return err
 		}
 		var b *engine.Batch
-		if b, session, err = s.create(ctx, r); err != nil {
+		g.abandon(ctx) // what an earlier attempt stored ahead
+		g = stage{store: s, marks: blob.Marks{}}
+		b, session, err = s.create(ctx, r, &g)
+		if errors.Is(err, errGone) {
+			err = engine.ErrConflict
+		}
+		if err != nil {
 			return err
 		}
 		err = c.apply(ctx, b)
 		created = err == nil
 		return err
 	})
+	if err != nil && !errors.Is(err, ErrOutcomeUnknown) || err == nil && !created {
+		g.abandon(ctx)
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -345,12 +356,12 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 
 // create returns the batch that creates the session, and a handle on the session
 // for when the batch was applied.
-func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, *Session, error) {
+func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch, *Session, error) {
 	now := s.now()
 	h := s.space.Session(r.ID)
 	about := head.About{
 		ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: merged(nil, r.Labels),
-		Parent: r.Parent, ForkNode: r.ForkNode, Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
+		Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
 		Created: now, Updated: now,
 	}
 	s.random(about.Incarnation[:])
@@ -365,7 +376,7 @@ func (s *Store) create(ctx context.Context, r Request) (*engine.Batch, *Session,
 	b.Guard(grave, vs[0])
 	ses := s.handle(r.ID, inc)
 	if r.Parent != "" {
-		if ses.origin, err = s.fork(ctx, &b, &r, &about); err != nil {
+		if ses.origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
 			return nil, nil, err
 		}
 		if o := ses.origin; o != nil {

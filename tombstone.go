@@ -67,66 +67,54 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 }
 
 func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error {
-	h, _, err := s.readHead(ctx)
-	if err != nil {
-		return err
-	}
-	life, raw, err := s.life(ctx)
-	if err != nil {
-		return err
-	}
-	dead, err := s.tombstones(ctx)
-	if err != nil {
-		return err
-	}
-	next := life.Next()
-	b := engine.Batch{Reclaim: true}
-	b.Guard(s.lifeKey, raw)
-	known := map[NodeID]bool{} // of the segments that were read
-	for _, id := range ids {
-		if dead.has(id) {
-			continue
+	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		h, _, err := s.readHead(ctx)
+		if err != nil {
+			return false, err
 		}
-		if !known[id] {
-			if err := s.know(ctx, h.Revision, id, known); err != nil {
-				return err
+		dead, err := s.tombstones(ctx)
+		if err != nil {
+			return false, err
+		}
+		known := map[NodeID]bool{} // of the segments that were read
+		for _, id := range ids {
+			if dead.has(id) {
+				continue
 			}
+			if !known[id] {
+				if err := s.know(ctx, h.Revision, id, known); err != nil {
+					return false, err
+				}
+			}
+			key := s.store.space.Tombstone(s.inc, id)
+			stone := head.Tombstone{Epoch: next.Epoch}
+			b.Set(key, stone.Seal(key))
+			dead[[8]byte(id[:8])] = struct{}{}
 		}
-		key := s.store.space.Tombstone(s.inc, id)
-		stone := head.Tombstone{Epoch: next.Epoch}
-		b.Set(key, stone.Seal(key))
-		dead[[8]byte(id[:8])] = struct{}{}
-	}
-	if b.Ops() == 0 {
-		return nil
-	}
-	next.Stones += uint64(b.Ops())
-	b.Set(s.lifeKey, next.Seal(s.lifeKey))
-	s.store.setDirty(&b, s.dirtyKey)
-	return c.apply(ctx, &b)
+		if b.Ops() == 0 {
+			return false, nil
+		}
+		next.Stones += uint64(b.Ops())
+		b.Reclaim = true
+		s.store.setDirty(b, s.dirtyKey)
+		return true, nil
+	})
 }
 
 // know adds to known the nodes of the session's graph that are in one segment with
 // id, and fails if id is not among them.
 func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[NodeID]bool) error {
-	type segment struct {
-		layer layer
-		nodes []found
-	}
-	seg, err := retried(ctx, s, func() (segment, error) {
-		l, nodes, err := s.segmentOf(ctx, last, id)
-		return segment{l, nodes}, err
-	})
+	l, nodes, err := s.segmentOf(ctx, last, id)
 	if err != nil {
 		return err
 	}
 	position := 0
-	for i := range seg.nodes {
-		n := &seg.nodes[i]
-		if position++; i == 0 || seg.nodes[i-1].revision != n.revision {
+	for i := range nodes {
+		n := &nodes[i]
+		if position++; i == 0 || nodes[i-1].revision != n.revision {
 			position = 0
 		}
-		if seg.layer.has(graph.Place{Revision: uint64(n.revision), Position: position}) {
+		if l.has(graph.Place{Revision: uint64(n.revision), Position: position}) {
 			known[n.ID] = true
 		}
 	}

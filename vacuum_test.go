@@ -109,10 +109,10 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 				t.Fatal(n, err)
 			}
 			r := vacuum(t, st)
-			if r.Nodes != 2+8 || r.Removed != 1 || r.Rebased == 0 {
+			if r.Nodes != 2+8 || r.Removed != 1 || r.Rewritten == 0 {
 				t.Errorf("%+v", r)
 			}
-			if r := vacuum(t, st); r.Nodes != 0 || r.Records != 0 || r.Removed != 0 || r.Deleted != 0 || r.Rebased != 0 {
+			if r := vacuum(t, st); r.Nodes != 0 || r.Records != 0 || r.Removed != 0 || r.Deleted != 0 || r.Rewritten != 0 {
 				t.Errorf("again: %+v", r)
 			}
 			healthy(t, st)
@@ -315,10 +315,10 @@ func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
 	if _, err := s.Prune(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	if r := vacuum(t, st); r.Rebased != 1 || holds(t, e, secret[:64]) {
+	if r := vacuum(t, st); r.Rewritten != 1 || holds(t, e, secret[:64]) {
 		t.Errorf("%+v", r)
 	}
-	if r := vacuum(t, st); r.Rebased != 0 || r.Deleted != 0 {
+	if r := vacuum(t, st); r.Rewritten != 0 || r.Deleted != 0 {
 		t.Errorf("again: %+v", r)
 	}
 	parts, err := s.Checkpoint(ctx, 0)

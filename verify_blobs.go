@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// contents reads every blob that is referred to, directly or by another one,
+// contents reads every blob that is referred to, directly or by a list,
 // and counts those that are not.
 func (v *verifier) contents(ctx context.Context) error {
 	reached := map[blob.ID]bool{}
@@ -22,10 +22,10 @@ func (v *verifier) contents(ctx context.Context) error {
 			return nil
 		}
 		reached[id] = true
-		refs, err := v.s.blobs.References(ctx, id)
+		items, err := v.s.blobs.Items(ctx, id)
 		// What is referred to is read as a whole; the items of a list once more
 		// only where they are something's own.
-		if _, own := v.blobs[id]; err == nil && (len(refs) <= 1 || own) {
+		if _, own := v.blobs[id]; err == nil && (len(items) == 0 || own) {
 			_, err = v.s.blobs.WriteTo(ctx, discard{}, id)
 		}
 		if stopped(err) {
@@ -34,8 +34,8 @@ func (v *verifier) contents(ctx context.Context) error {
 		if err != nil {
 			v.of(session, codec.Corrupt(err, "blob %s", id))
 		}
-		for _, r := range refs {
-			if err := visit(r, session); err != nil {
+		for _, item := range items {
+			if err := visit(item, session); err != nil {
 				return err
 			}
 		}

@@ -16,7 +16,7 @@ var recordNames = map[byte]string{
 	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Commit: "commit", keys.Copying: "note of the last copy",
 	keys.Detached: "detached blob", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
 	keys.Candidate: "candidate", keys.Run: "run record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
-	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Child: "child entry",
+	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
 	keys.Bucket: "time in the order of sessions", keys.Grave: "grave", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 }
@@ -43,7 +43,7 @@ type storedBlob struct {
 // owner returns the incarnation that a record belongs to, if its key says so.
 func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
 	switch letter {
-	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Ref,
+	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Version, keys.Ref,
 		keys.Tombstone, keys.Bucket, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
 		return head.Incarnation(fields), true
 	case keys.Child:

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -21,7 +20,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	if err := v.ancestors(ctx, ses); err != nil {
 		return err
 	}
-	parts, err := v.parts(ctx, ses)
+	checkpoints, err := v.checkpoints(ctx, ses)
 	if err != nil {
 		return err
 	}
@@ -32,7 +31,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		if err := v.turn(ctx, ses, c); err != nil {
 			return err
 		}
-		parts.at(c)
+		checkpoints.at(c)
 		if c.Revision != h.Revision {
 			return nil
 		}
@@ -45,8 +44,8 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range h.Parts {
-		v.blobs[p.Blob] = v.name(ses.inc)
+	if err := checkpoints.check(ctx, h.Revision); err != nil {
+		return err
 	}
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
 		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
@@ -154,63 +153,6 @@ func steady[T any](ctx context.Context, ses *Session, read func() (T, error)) (T
 	}
 }
 
-// parts follows a session's checkpoint through its commits and refers to the
-// blobs of the revisions that are retained.
-type parts struct {
-	v     *verifier
-	name  string // of the session
-	floor Revision
-	refs  map[Revision]bool
-	now   map[string]blob.ID
-}
-
-func (v *verifier) parts(ctx context.Context, ses *Session) (*parts, error) {
-	p := &parts{v: v, name: v.name(ses.inc), refs: map[Revision]bool{}, now: map[string]blob.ID{}}
-	if ses.origin != nil {
-		for _, part := range ses.origin.Parts {
-			p.now[part.Name] = part.Blob
-		}
-	}
-	_, err := steady(ctx, ses, func() (struct{}, error) {
-		life, _, err := ses.life(ctx)
-		if err != nil {
-			return struct{}{}, err
-		}
-		p.floor = life.Floor
-		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.inc, life)
-		for _, r := range refs {
-			p.refs[r.Revision] = true
-		}
-		return struct{}{}, err
-	})
-	p.retain(0)
-	return p, err
-}
-
-func (p *parts) at(c *head.Commit) {
-	if c.PartsAt == c.Revision {
-		next := make(map[string]blob.ID, len(c.Parts))
-		for _, part := range c.Parts {
-			if next[part.Name] = part.Blob; part.Blob.IsZero() {
-				next[part.Name] = p.now[part.Name]
-			}
-		}
-		p.now = next
-	}
-	if c.PartsAt == c.Revision || c.Revision == p.floor || p.refs[c.Revision] {
-		p.retain(c.Revision)
-	}
-}
-
-// retain refers to the checkpoint of a revision, if that is retained.
-func (p *parts) retain(r Revision) {
-	if r >= p.floor || p.refs[r] {
-		for _, id := range p.now {
-			p.v.blobs[id] = p.name
-		}
-	}
-}
-
 // turn checks the index entry of a commit's turn id.
 func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error {
 	if c.Turn == "" {
@@ -237,25 +179,19 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 		return err
 	}
 	about, err := ses.openAbout(vs[0])
-	if err != nil || about.Parent == "" {
+	if err != nil || about.Parent == (head.Incarnation{}) {
 		return err
 	}
-	key := v.s.space.Child(v.s.space.Session(about.Parent), ses.inc)
-	_, vs, err = ses.readHead(ctx, key) // at one moment: a rename or a deletion moves it
+	key := v.s.space.Child(about.Parent, ses.inc)
+	_, vs, err = ses.readHead(ctx, key) // at one moment: a deletion removes it
 	if err != nil {
 		return err
 	}
-	body, err := codec.Open(key, vs[0], keys.Child)
-	switch {
-	case err != nil:
-	case len(body) != 32:
-		err = fmt.Errorf("%w: child", codec.ErrMalformed)
-	case keys.Hash(body) != ses.hash:
-		err = fmt.Errorf("%w: it is of another session", codec.ErrHash)
-	case ses.origin != nil && head.Incarnation(body[16:]) != ses.origin.Ancestors[len(ses.origin.Ancestors)-1].Incarnation:
-		err = fmt.Errorf("%w: it is of another parent", codec.ErrHash)
+	_, err = codec.Open(key, vs[0], keys.Child)
+	v.problem(err, "child entry of session %q with the parent %s", ses.id, v.name(about.Parent))
+	if ses.origin != nil && about.Parent != ses.origin.Ancestors[len(ses.origin.Ancestors)-1].Incarnation {
+		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.id)
 	}
-	v.problem(err, "child entry of session %q with the parent %q", ses.id, about.Parent)
 	return nil
 }
 

@@ -1,16 +1,18 @@
-// Package blob stores immutable bytes by their hash: checkpoint parts,
-// attachments, large payloads. Equal bytes are stored once per namespace,
-// whatever their representation:
+// Package blob stores immutable bytes: large payloads, attachments and checkpoint
+// parts.
 //
-//   - whole: compressed by themselves;
-//   - delta: compressed against an earlier version of the same thing, for
-//     checkpoint parts that change a little every turn;
-//   - list: of at most 1,000 smaller blobs whose concatenation it is (content-
-//     defined chunks, and lists of lists), for what is too large for one batch.
+// A blob is found by the hash of its content, and equal bytes are stored once per
+// namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
+// whose concatenation it is: content-defined chunks, or lists of those. A blob
+// becomes reachable when a commit refers to it. Until then an [Upload] holds it, and
+// after its last reference is gone it is garbage. The [Mark] of a blob says whether a
+// collector has condemned it, and is what a commit guards to rely on the blob.
 //
-// A blob becomes reachable when a commit refers to it; until then an [Upload]
-// holds it, and after its last reference is gone it is garbage. Its [Mark] says
-// whether a collector has condemned it, and is what a commit guards to rely on it.
+// A checkpoint part that changes a little every turn would be a new blob every time.
+// So a session can store a version of a part as a delta of the version before, see
+// [Version]. A delta belongs to its session alone: no hash finds it, no other session
+// and no blob depends on it, and it goes with its session. What depends on what is
+// therefore decided inside one session, and the collector of blobs need not know.
 package blob
 
 import (
@@ -86,17 +88,17 @@ const (
 	MaxBytes = 4 << 30
 	// maxList is the number of blobs in a list: 36 KB, one value.
 	maxList = 1000
-	// maxDepth bounds a chain of deltas: every version of a 170 KB map that
-	// changes a little costs 1.2 KB, and a read of the last one of a full chain
-	// some 120 times 0.07 ms. A mark has room for 125.
-	maxDepth = 120
+	// MaxDeltas bounds a chain of deltas: every version of a 170 KB map that
+	// changes a little costs 1.2 KB, and a read of the last version of a full chain
+	// takes some 120 times 0.07 ms.
+	MaxDeltas = 120
 	// wholeBytes is the largest content that is stored in one piece. Larger
 	// content is a list of chunks, or a delta if its base is at hand.
 	wholeBytes = 768 << 10
 	// deltaBytes is the largest content that is stored as a delta.
 	deltaBytes = 16 << 20
-	// partBytes is how much of a representation goes into one value.
-	partBytes = 480 << 10
+	// valueBytes is how much of a representation goes into one value of the engine.
+	valueBytes = 480 << 10
 )
 
 // Errors of this package. Match with errors.Is.

@@ -122,45 +122,6 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestVersionsAreDeltas(t *testing.T) {
-	s, e := open()
-	content := random(100_000, 1)
-	var base *blob.Base
-	var ids []blob.ID
-	whole := 0
-	for i := range 200 {
-		content[i*450]++
-		d, err := blob.Prepare(content, base)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = s.NewUpload(uploadID(), time.Unix(1<<40, 0)).Put(ctx, d)
-		if errors.Is(err, blob.ErrNotFound) { // the chain is as long as it gets
-			whole++
-			if d, err = blob.Prepare(content, nil); err == nil {
-				err = s.NewUpload(uploadID(), time.Unix(1<<40, 0)).Put(ctx, d)
-			}
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		base = &blob.Base{ID: d.ID, Content: bytes.Clone(content)}
-		ids = append(ids, d.ID)
-	}
-	if whole != 1 {
-		t.Errorf("%d versions of 200 are stored by themselves after the first", whole)
-	}
-	if _, size := records(t, e); size > 260_000 {
-		t.Errorf("200 versions take %d bytes", size)
-	}
-	for i, id := range ids {
-		got, err := s.Read(ctx, id)
-		if err != nil || blob.Sum(got) != id {
-			t.Fatalf("version %d: %v", i, err)
-		}
-	}
-}
-
 func TestDamageIsNamed(t *testing.T) {
 	s, e := open()
 	id, _, err := write(s, bytes.NewReader(random(1<<20, 1)), -1)
@@ -230,7 +191,7 @@ func FuzzRecord(f *testing.F) {
 // Marks and holds: no panic, and what is accepted is read as it would be written.
 func FuzzMarkAndHold(f *testing.F) {
 	key := space.Mark(keys.Hash{1})
-	for _, m := range []blob.Mark{{Parts: 1, Bytes: 7}, {Depends: true, Depth: 3, Parts: 1, Bytes: 900, Condemned: true}, {Depends: true, Parts: 2, Bytes: 1 << 20}, {Packed: true, Parts: 1}} {
+	for _, m := range []blob.Mark{{Parts: 1, Bytes: 7}, {List: true, Parts: 1, Bytes: 900, Condemned: true}, {Parts: 2, Bytes: 1 << 20}, {Packed: true, Parts: 1}} {
 		r := m.Seal(key)
 		f.Add(r[2 : len(r)-4])
 	}

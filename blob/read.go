@@ -102,71 +102,23 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 	return r, nil
 }
 
-// content expands r and verifies it. depth counts the lists above it. A
-// collector may store what it reads anew meanwhile, relative to nothing, and then
-// remove what it was relative to: what fails is damage only if reading it again
-// finds the same.
-func (s *Store) content(ctx context.Context, r record, depth int) ([]byte, error) {
-	content, read, err := s.expand(ctx, r, depth)
-	for {
-		var damage *codec.CorruptError
-		if err == nil || !errors.As(err, &damage) {
-			return content, err
-		}
-		before := read
-		recs, rerr := s.records(ctx, []ID{r.id})
-		if rerr != nil {
-			return nil, rerr
-		}
-		if content, read, err = s.expand(ctx, recs[0], depth); read == before {
-			return content, err
-		}
+// content expands r and verifies it. depth counts the lists above it.
+func (s *Store) content(ctx context.Context, r record, depth int) (content []byte, err error) {
+	if r.items != nil {
+		content, err = s.join(ctx, r, depth)
+	} else {
+		content, err = codec.Decompress(r.data, nil, int(r.size))
 	}
-}
-
-// expand is one attempt of content. It returns a digest of the representations
-// that it read, too.
-func (s *Store) expand(ctx context.Context, r record, depth int) (content []byte, read [hash.Size]byte, err error) {
-	// Down the chain of deltas to what stands by itself, and up again.
-	chain := []record{r}
-	sum := hash.Blob.New()
-	defer func() { read = sum.Sum() }()
-	sum.Write(r.data)
-	for top := r; top.form == delta; top = chain[len(chain)-1] {
-		if len(chain) > maxDepth {
-			return nil, read, codec.Corrupt(fmt.Errorf("%w: chain of more than %d deltas", codec.ErrMalformed, maxDepth), "blob %s", r.id)
-		}
-		next, err := s.records(ctx, []ID{top.base})
-		if err != nil {
-			return nil, read, err
-		}
-		sum.Write(next[0].data)
-		chain = append(chain, next[0])
+	if err == nil && int64(len(content)) != r.size {
+		err = fmt.Errorf("%w: %d bytes, not %d", codec.ErrMalformed, len(content), r.size)
 	}
-	for i := len(chain) - 1; i >= 0; i-- {
-		c := chain[i]
-		var err error
-		if c.size > maxInMemory {
-			err = fmt.Errorf("%w: base of %d bytes", codec.ErrMalformed, c.size)
-		} else if c.form == list {
-			if content, err = s.join(ctx, c, depth); err != nil {
-				return nil, read, err // it says what is damaged, or that reading failed
-			}
-		} else {
-			content, err = codec.Decompress(c.data, content, int(c.size))
-		}
-		if err == nil && int64(len(content)) != c.size {
-			err = fmt.Errorf("%w: %d bytes, not %d", codec.ErrMalformed, len(content), c.size)
-		}
-		// A wrong base gives a wrong result, so the hash of the last is enough.
-		if err == nil && i == 0 && Sum(content) != r.id {
-			err = codec.ErrHash
-		}
-		if err != nil {
-			return nil, read, codec.Corrupt(err, "blob %s", c.id)
-		}
+	if err == nil && Sum(content) != r.id {
+		err = codec.ErrHash
 	}
-	return content, read, nil
+	if errors.Is(err, codec.ErrMalformed) || errors.Is(err, codec.ErrHash) {
+		err = codec.Corrupt(err, "blob %s", r.id)
+	}
+	return content, err
 }
 
 func (s *Store) join(ctx context.Context, r record, depth int) ([]byte, error) {
@@ -183,7 +135,7 @@ const maxTree = 4
 
 // walk calls f with the verified chunks of r in order.
 func (s *Store) walk(ctx context.Context, r record, depth int, f func([]byte) error) error {
-	if r.form != list {
+	if r.items == nil {
 		content, err := s.content(ctx, r, depth)
 		if err != nil {
 			return err
@@ -241,41 +193,34 @@ func (s *Store) WriteTo(ctx context.Context, w io.Writer, id ID) (n int64, err e
 	return n, nil
 }
 
-// References returns the blobs that the representation of id refers to.
-func (s *Store) References(ctx context.Context, id ID) ([]ID, error) {
+// Items returns the blobs that the blob id consists of; none for one that is stored
+// whole.
+func (s *Store) Items(ctx context.Context, id ID) ([]ID, error) {
 	recs, err := s.records(ctx, []ID{id})
 	if err != nil {
 		return nil, err
 	}
-	return recs[0].references(), nil
-}
-
-func (r *record) references() (out []ID) {
-	if r.form == delta {
-		return []ID{r.base}
-	}
-	for _, it := range r.items {
-		out = append(out, it.id)
-	}
-	return out
-}
-
-// Dependencies is References for a collector, which knows blobs by their hashes
-// in keys.
-func (s *Store) Dependencies(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
-	r, err := s.first(ctx, h)
-	if err != nil {
-		return nil, err
-	}
-	refs := r.references()
-	out := make([]keys.Hash, len(refs))
-	for i, id := range refs {
-		out[i] = s.space.BlobHash(id)
+	out := make([]ID, len(recs[0].items))
+	for i, it := range recs[0].items {
+		out[i] = it.id
 	}
 	return out, nil
 }
 
-// first reads the first part of the blob that h stands for.
+// ItemsOf is Items for a collector, which knows blobs by their hashes in keys.
+func (s *Store) ItemsOf(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
+	r, err := s.first(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]keys.Hash, len(r.items))
+	for i, it := range r.items {
+		out[i] = s.space.BlobHash(it.id)
+	}
+	return out, nil
+}
+
+// first reads the first value of the blob that h stands for.
 func (s *Store) first(ctx context.Context, h keys.Hash) (r record, err error) {
 	key := s.space.Blob(h, 0)
 	vs, err := s.engine.Get(ctx, key)

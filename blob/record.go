@@ -9,24 +9,12 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// form says how a representation holds its content.
-type form byte
-
-const (
-	whole form = iota
-	delta
-	list
-)
-
 // A record is a blob's representation.
 type record struct {
 	id    ID
-	form  form
 	size  int64  // of the content
-	depth int    // of the chain of deltas that ends here, as its mark has it; not part of the record
-	base  ID     // of a delta
-	data  []byte // compressed content or delta
-	items []item // of a list
+	items []item // of a list; nil for a blob that is stored whole
+	data  []byte // compressed content of a blob that is stored whole
 }
 
 // An item is one blob of a list.
@@ -35,18 +23,15 @@ type item struct {
 	size int64
 }
 
-// The first part of a representation is an array
-// [id, form, size, parts, base or null, items or null, data];
-// the parts after it are the rest of data.
+// encode returns the body of the first value: [id, size, number of values, items or
+// null, data]. The values after it are the rest of data.
 func (r *record) encode() []byte {
-	e := codec.Encoder{B: make([]byte, 0, 64+len(r.data)+40*len(r.items))}
-	e.Array(7)
+	e := codec.Encoder{B: make([]byte, 0, 64+min(len(r.data), valueBytes)+40*len(r.items))}
+	e.Array(5)
 	e.Bytes(r.id[:])
-	e.Uint(uint64(r.form))
 	e.Uint(uint64(r.size))
-	e.Uint(uint64(parts(len(r.data))))
-	e.ID(r.base)
-	if r.form == list {
+	e.Uint(uint64(values(len(r.data))))
+	if r.items != nil {
 		e.Array(len(r.items))
 		for _, it := range r.items {
 			e.Array(2)
@@ -56,22 +41,25 @@ func (r *record) encode() []byte {
 	} else {
 		e.Null()
 	}
-	e.Bytes(r.data[:min(len(r.data), partBytes)])
+	e.Bytes(r.data[:min(len(r.data), valueBytes)])
 	return e.B
 }
 
-func parts(n int) int { return max(1, (n+partBytes-1)/partBytes) }
+// values returns how many values n bytes of data take.
+func values(n int) int { return max(1, (n+valueBytes-1)/valueBytes) }
 
-// decodeRecord decodes the first part and returns how many there are.
+// maxValues bounds the values of one blob or version: one byte of a key counts them.
+const maxValues = 256
+
+// decodeRecord decodes the body of the first value and returns how many values there
+// are.
 func decodeRecord(body []byte) (r record, n int, err error) {
 	d := codec.Decoder{B: body}
-	d.Shape(7)
+	d.Shape(5)
 	d.Fixed(r.id[:])
-	f := d.Uint()
 	r.size = Size(&d)
 	count := d.Uint()
-	r.base = d.ID()
-	r.form, n = form(f), int(count)
+	n = int(count)
 	if !d.Null() {
 		r.items = make([]item, d.Array(maxList))
 		sum := int64(0)
@@ -86,23 +74,21 @@ func decodeRecord(body []byte) (r record, n int, err error) {
 		}
 	}
 	r.data = d.Bytes()
-	switch {
-	case f > uint64(list), count < 1 || count > 256, r.form == delta && count > 1,
-		(r.form == list) != (r.items != nil), (r.form == delta) != (r.base != ID{}):
-		d.Fail("representation of form %d, %d parts", f, count)
+	if count < 1 || count > maxValues || r.items != nil && (count > 1 || len(r.data) > 0) {
+		d.Fail("representation in %d values", count)
 	}
 	return r, n, d.Done()
 }
 
 // values returns the pairs that store r.
 func (r *record) values(space *keys.Space, h keys.Hash) (ks, vs [][]byte) {
-	for i := range parts(len(r.data)) {
+	for i := range values(len(r.data)) {
 		key := space.Blob(h, i)
 		var body []byte
 		if i == 0 {
 			body = r.encode()
 		} else {
-			body = r.data[i*partBytes : min(len(r.data), (i+1)*partBytes)]
+			body = r.data[i*valueBytes : min(len(r.data), (i+1)*valueBytes)]
 		}
 		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Blob, body))
 	}
@@ -114,39 +100,27 @@ func (r *record) values(space *keys.Space, h keys.Hash) (ks, vs [][]byte) {
 // bytes, so that a guard on one value can never hold for a later one.
 type Mark struct {
 	Condemned bool
-	Depends   bool  // on other blobs: a delta or a list
-	Packed    bool  // whole, and compressed as far as it goes
+	List      bool  // it consists of other blobs
+	Packed    bool  // it is stored whole, and compressed as far as it goes
 	Parts     int   // values that hold it
 	Bytes     int64 // length of the values
-	Depth     int   // of the chain of deltas that ends with it; 0 if it is none
 }
 
-// A mark's first byte is 1 if it is condemned, plus twice the depth of a delta, or
-// one of these.
+// The bits of a mark's first byte.
 const (
-	markWhole  = 0
-	markList   = maxDepth + 1
-	markPacked = maxDepth + 2
+	markCondemned = 1 << iota
+	markList
+	markPacked
 )
 
-// Seal returns m's record for key, unlike any before it: the byte of its form, the
-// number of parts of what may have several, the length of the values, and 8
-// random bytes.
+// Seal returns m's record for key, unlike any before it: the bits, the number of
+// values less one, the length of the values, and 8 random bytes.
 func (m Mark) Seal(key []byte) []byte {
-	form := m.Depth
-	switch {
-	case m.Depth > 0:
-	case m.Depends:
-		form = markList
-	case m.Packed:
-		form = markPacked
-	}
-	b := append(make([]byte, 0, 16), byte(form<<1))
-	if m.Condemned {
-		b[0] |= 1
-	}
-	if m.Depth == 0 {
-		b = append(b, byte(m.Parts-1))
+	b := append(make([]byte, 0, 16), 0, byte(m.Parts-1))
+	for bit, set := range map[byte]bool{markCondemned: m.Condemned, markList: m.List, markPacked: m.Packed} {
+		if set {
+			b[0] |= bit
+		}
 	}
 	b = binary.AppendUvarint(b, uint64(m.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
@@ -160,18 +134,12 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 		return m, err
 	}
 	bad := fmt.Errorf("%w: mark", codec.ErrMalformed)
-	if len(b) < 2 || b[0]>>1 > markPacked {
+	if len(b) < 2 || b[0] > markCondemned|markPacked || b[0]&markList != 0 && b[0]&markPacked != 0 {
 		return m, bad
 	}
-	form := int(b[0] >> 1)
-	m = Mark{Condemned: b[0]&1 != 0, Depends: form != markWhole && form != markPacked, Packed: form == markPacked, Parts: 1}
-	if b = b[1:]; form > 0 && form <= maxDepth {
-		m.Depth = form
-	} else {
-		m.Parts, b = int(b[0])+1, b[1:]
-	}
-	n, size := codec.Uvarint(b)
-	if size <= 0 || len(b) != size+8 {
+	m = Mark{Condemned: b[0]&markCondemned != 0, List: b[0]&markList != 0, Packed: b[0]&markPacked != 0, Parts: int(b[1]) + 1}
+	n, size := codec.Uvarint(b[2:])
+	if size <= 0 || len(b) != 2+size+8 {
 		return m, bad
 	}
 	m.Bytes = int64(n)
@@ -180,7 +148,7 @@ func OpenMark(key, value []byte) (m Mark, err error) {
 
 // mark returns the mark of r, which values store.
 func (r *record) mark(values [][]byte) Mark {
-	m := Mark{Depends: r.form != whole, Parts: len(values), Depth: r.depth}
+	m := Mark{List: r.items != nil, Parts: len(values)}
 	for _, v := range values {
 		m.Bytes += int64(len(v))
 	}

@@ -74,56 +74,42 @@ func (c *cache) forget(id ID) {
 
 // A Draft is content on its way into a batch.
 type Draft struct {
-	ID      ID
-	Size    int64
-	Depends []ID // the base, or the items of a list: relied upon when the bytes are written
-	Stored  bool // the bytes are stored already: d can only be relied on
-	rec     record
+	ID     ID
+	Size   int64
+	Stored bool // the bytes are stored already: d can only be relied on
+	rec    record
 }
 
 // Bytes is the length of d's representation.
 func (d *Draft) Bytes() int { return len(d.rec.data) + 36*len(d.rec.items) }
 
-// A Base is an earlier version that a new one may be stored relative to. The
-// caller has its content at hand; nothing is read for it.
-type Base struct {
-	ID      ID
-	Content []byte
-}
-
-// Prepare chooses a representation of content and does the work for it, but
-// stores nothing. Content of more than 768 KiB without a useful base gives
+// Prepare compresses content, but stores nothing. Content of more than 768 KiB gives
 // ErrStream: put it with Write.
-func Prepare(content []byte, base *Base) (*Draft, error) {
-	d := &Draft{ID: Sum(content), Size: int64(len(content))}
-	d.rec = record{id: d.ID, form: whole, size: d.Size}
-	if base != nil && base.ID != d.ID && len(content) <= deltaBytes && len(base.Content) > 0 {
-		data, err := codec.Delta(base.Content, content)
-		if err != nil {
-			return nil, err
-		}
-		// A delta that saves nothing costs a chain for nothing. A fifth of the
-		// raw size is about what the part compressed by itself takes.
-		if len(data) < len(content)/5 && len(data) < partBytes {
-			d.rec.form, d.rec.base, d.rec.data = delta, base.ID, data
-			d.Depends = []ID{base.ID}
-			return d, nil
-		}
-	}
+func Prepare(content []byte) (*Draft, error) {
 	if len(content) > wholeBytes {
 		return nil, ErrStream
 	}
-	d.rec.data = codec.Compress(nil, content, codec.Fast)
+	d := &Draft{ID: Sum(content), Size: int64(len(content))}
+	d.rec = record{id: d.ID, size: d.Size, data: codec.Compress(nil, content, codec.Fast)}
 	return d, nil
 }
 
 // ErrStream reports content that is too large for one batch.
 var ErrStream = errors.New("blob: too large for one batch")
 
-// Add makes b store d, or rely on it when marks say that it is stored, and guard
-// what it relies on. When Apply fails with a conflict on a mark, Refresh and
-// build the batch again. Add fails with ErrNotFound when marks lack what d
-// depends on, see Known, or when that can't be the base of another delta.
+// items returns the blobs that d consists of, if it is a list.
+func (d *Draft) items() []ID {
+	out := make([]ID, len(d.rec.items))
+	for i, it := range d.rec.items {
+		out[i] = it.id
+	}
+	return out
+}
+
+// Add makes b store d, or rely on it when marks say that it is stored. A new list
+// relies on its items. When Apply fails with a conflict on a mark, Refresh and build
+// the batch again. Add fails with ErrNotFound when b would have to rely on a blob that
+// marks lack.
 func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	if s.Rely(b, d.ID, marks) {
 		return nil
@@ -131,25 +117,15 @@ func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	if d.Stored {
 		return fmt.Errorf("%w: %s", ErrNotFound, d.ID)
 	}
-	for _, dep := range d.Depends {
-		if !s.Rely(b, dep, marks) {
-			return fmt.Errorf("%w: %s, which %s is stored relative to", ErrNotFound, dep, d.ID)
-		}
-		if d.rec.form == delta {
-			// It may have been stored anew, in another form, since the caller saw it.
-			m, err := OpenMark(s.space.Mark(s.space.BlobHash(dep)), marks[dep])
-			if err != nil {
-				return codec.Corrupt(err, "mark of blob %s", dep)
-			}
-			if d.rec.depth = m.Depth + 1; d.rec.depth > maxDepth {
-				return fmt.Errorf("%w: %s is at the end of a chain of deltas", ErrNotFound, dep)
-			}
+	for _, id := range d.items() {
+		if !s.Rely(b, id, marks) {
+			return fmt.Errorf("%w: %s, which is a part of %s", ErrNotFound, id, d.ID)
 		}
 	}
 	h := s.space.BlobHash(d.ID)
 	mark := s.space.Mark(h)
-	b.Guard(mark, nil)
 	ks, vs := d.rec.values(s.space, h)
+	b.Guard(mark, nil)
 	b.Set(mark, d.rec.mark(vs).Seal(mark))
 	for i := range ks {
 		b.Set(ks[i], vs[i])

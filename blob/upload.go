@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	mathrand "math/rand/v2"
-	"slices"
 	"time"
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
@@ -29,6 +28,7 @@ type Upload struct {
 	key     []byte
 	record  []byte
 	begun   bool // record is stored
+	unknown bool // an attempt may stand whose outcome was not known
 	expires time.Time
 }
 
@@ -86,91 +86,115 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 // Put stores d in a batch of its own, or finds that it is stored; the upload
 // holds it from then on.
 func (u *Upload) Put(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) {
-		if u.begun {
-			b.Guard(u.key, u.record)
-		} else {
-			b.Guard(u.key, nil)
-			b.Set(u.key, u.record)
-		}
-		u.hold(b, d.ID)
-	})
+	return u.put(ctx, d, func(b *engine.Batch) engine.Pair { return u.hold(b, d.ID) })
 }
 
 // hold makes b record that the upload holds a blob.
-func (u *Upload) hold(b *engine.Batch, id ID) {
+func (u *Upload) hold(b *engine.Batch, id ID) engine.Pair {
 	key := u.store.space.Upload(u.id, u.store.space.BlobHash(id))
 	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Held)}))
+	return b.Sets[len(b.Sets)-1]
 }
 
 // Grant is Put that ends the upload: owner holds d, until it expires or a commit
 // refers to it, and d holds what it is made of.
 func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation) error {
-	return u.put(ctx, d, func(b *engine.Batch) {
-		if u.Finish(b); u.begun {
-			u.hold(b, d.ID) // with what it is made of, it is seen by who collects that
-		}
+	return u.put(ctx, d, func(b *engine.Batch) engine.Pair {
+		u.Finish(b)
+		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(owner, u.store.space.BlobHash(d.ID))
 		b.Set(key, newHold(key, Ticket, u.expires))
+		return b.Sets[len(b.Sets)-1]
 	})
 }
 
-func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) (err error) {
-	s, marks := u.store, Marks{}
-	s.Hint(marks, d.ID)
-	absent, err := s.Known(ctx, marks, d.Depends)
-	unknown := false // an attempt may stand
+// begin stores the upload's record, in a batch without content. Every batch with
+// content guards that record, whose value never recurs. So an attempt with an unknown
+// outcome that arrives after the upload has ended does not bring content back.
+func (u *Upload) begin(ctx context.Context) error {
+	if u.begun {
+		return nil
+	}
+	var b engine.Batch
+	b.Guard(u.key, nil)
+	b.Set(u.key, u.record)
+	err := u.apply(ctx, &b)
+	if u.unknown && errors.Is(err, engine.ErrConflict) { // with the first attempt?
+		err = u.stands(ctx)
+	}
+	u.begun = err == nil
+	return err
+}
+
+// apply applies b, and again as long as the outcome is not known.
+func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := u.store.engine.Apply(ctx, b)
+		if !errors.Is(err, engine.ErrUnknown) {
+			return err
+		}
+		u.unknown = true
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// put stores d in a batch with what hold adds to it, or finds that d is stored. hold
+// returns the pair by which an attempt that was applied is recognized.
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) engine.Pair) (err error) {
 	defer func() {
-		if unknown && err != nil && !errors.Is(err, engine.ErrUnknown) {
+		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
 		}
 	}()
-	for wait := time.Millisecond; ; {
-		if err == nil && len(absent) > 0 && marks[d.ID] == nil && slices.Contains(d.Depends, absent[0]) {
-			err = fmt.Errorf("%w: %s was removed meanwhile", ErrNotFound, absent[0])
-		}
-		if err != nil {
-			return err
-		}
+	if err := u.begin(ctx); err != nil {
+		return err
+	}
+	s, marks := u.store, Marks{}
+	s.Hint(marks, d.ID)
+	if _, err := s.Known(ctx, marks, d.items()); err != nil {
+		return err
+	}
+	for {
 		var b engine.Batch
-		hold(&b)
+		b.Guard(u.key, u.record)
+		mine := hold(&b)
 		if err := s.Add(&b, d, marks); err != nil {
 			return err
 		}
-		err = s.engine.Apply(ctx, &b)
+		err := u.apply(ctx, &b)
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:
 			s.Applied(&b, []*Draft{d})
-			u.begun = true
 			return nil
-		case errors.Is(err, engine.ErrUnknown):
-			unknown = true
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("%w: %w", err, ctx.Err())
-			case <-time.After(wait):
-				wait = min(2*wait, time.Second)
-			}
 		case !errors.Is(err, engine.ErrConflict):
 			return err
 		case errors.As(err, &conflict) && string(conflict.Key) == string(u.key):
-			if err := u.stands(ctx); err != nil {
+			vs, err := s.engine.Get(ctx, mine.Key)
+			if err != nil {
 				return err
 			}
+			if u.unknown && string(vs[0]) == string(mine.Value) {
+				return nil // the first attempt was applied, and has ended the upload
+			}
+			return ErrExpired
 		}
-		absent, err = s.Refresh(ctx, marks, append([]ID{d.ID}, d.Depends...))
+		if _, err := s.Refresh(ctx, marks, append(d.items(), d.ID)); err != nil {
+			return err
+		}
 	}
 }
 
-// stands finds out whether the upload stands after all: a first attempt of its
-// own, whose outcome was not known, may have begun it.
+// stands fails with ErrExpired if the upload's record is not there.
 func (u *Upload) stands(ctx context.Context) error {
 	vs, err := u.store.engine.Get(ctx, u.key)
 	if err == nil && string(vs[0]) != string(u.record) {
 		err = ErrExpired
 	}
-	u.begun = err == nil
 	return err
 }
 
@@ -241,7 +265,7 @@ type treeWriter struct {
 }
 
 func (w *treeWriter) chunk(ctx context.Context, c []byte) error {
-	d, err := Prepare(c, nil)
+	d, err := Prepare(c)
 	if err != nil {
 		return err
 	}
@@ -282,7 +306,7 @@ func (w *treeWriter) flush(ctx context.Context) error {
 func (w *treeWriter) end(ctx context.Context) (*Draft, error) {
 	switch {
 	case w.size == 0:
-		return Prepare(nil, nil)
+		return Prepare(nil)
 	case len(w.lists) == 0 && len(w.items) == 1:
 		return w.last, nil
 	}
@@ -302,10 +326,9 @@ func (w *treeWriter) end(ctx context.Context) (*Draft, error) {
 }
 
 func newList(id ID, items []item) *Draft {
-	d := &Draft{ID: id, rec: record{id: id, form: list, items: items}}
+	d := &Draft{ID: id, rec: record{id: id, items: items}}
 	for _, it := range items {
 		d.Size += it.size
-		d.Depends = append(d.Depends, it.id)
 	}
 	d.rec.size = d.Size
 	return d

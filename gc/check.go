@@ -3,6 +3,7 @@ package gc
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -284,7 +285,7 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 		if o, err := head.OpenOrigin(originKey, vs[3]); err == nil && vs[2] == nil && len(o.Parts) > 0 {
 			behind = true
 		}
-		if !behind && (life.Refs > 0 || m.refs != 0) {
+		if !behind && (life.Refs > 0 || len(m.kept) > 0) {
 			refs, err := head.Refs(ctx, k.engine, k.space, inc, life)
 			if isCorrupt(err) { // named with the session, or changed meanwhile
 				return nil
@@ -292,7 +293,7 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 			if err != nil {
 				return err
 			}
-			behind = digest(refs) != m.refs
+			behind = !slices.Equal(revisions(refs), m.kept)
 		}
 		if !behind {
 			return nil

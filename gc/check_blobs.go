@@ -65,7 +65,7 @@ func (k *check) indexed(ctx context.Context, odd map[keys.Hash]bool) error {
 }
 
 // waiting removes from odd the blobs that sessions with a dirty record refer to since
-// the index has seen them, and what these blobs depend on.
+// the index has seen them, and what these blobs consist of.
 func (k *check) waiting(ctx context.Context, odd map[keys.Hash]bool) error {
 	seen := map[keys.Hash]bool{}
 	var visit func(h keys.Hash) error
@@ -80,15 +80,15 @@ func (k *check) waiting(ctx context.Context, odd map[keys.Hash]bool) error {
 		if err != nil {
 			return err
 		}
-		if m, err := blob.OpenMark(key, vs[0]); err != nil || !m.Depends {
+		if m, err := blob.OpenMark(key, vs[0]); err != nil || !m.List {
 			return nil
 		}
-		deps, err := k.blobs.Dependencies(ctx, h)
+		items, err := k.blobs.ItemsOf(ctx, h)
 		if err != nil && !isCorrupt(err) && !errors.Is(err, blob.ErrNotFound) {
 			return err
 		}
-		for _, dep := range deps {
-			if err := visit(dep); err != nil {
+		for _, item := range items {
+			if err := visit(item); err != nil {
 				return err
 			}
 		}
@@ -142,7 +142,7 @@ func (k *check) unread(ctx context.Context, inc head.Incarnation, visit func(key
 			return nil // its history names it
 		}
 		for _, part := range c.Parts {
-			if part.Set == c.Revision {
+			if part.Set == c.Revision && !part.IsDelta() {
 				if err := visit(k.space.BlobHash(part.Blob)); err != nil {
 					return err
 				}

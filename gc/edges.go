@@ -14,7 +14,7 @@ import (
 // Kinds of edges, by what holds the blob.
 const (
 	bySession byte = 's' // and how: see use
-	byBlob    byte = 'b' // which is stored relative to it
+	byList    byte = 'b' // a list that consists of it and others
 )
 
 // A use says where a session refers to a blob.
@@ -96,10 +96,10 @@ type change struct {
 // none of them long.
 const batchOps = 600
 
-// link applies changes of edges, and keeps the counts with them: a blob that gets
-// its first edge has first the edges of what it is stored relative to, so that
-// every blob with an edge has those; one that loses its last is a candidate. All
-// its batches have guards.
+// link applies changes of edges, and keeps the counts with them. Before a list gets
+// its first edge, its items get their edges to the list: so the items of every list
+// that has an edge have edges. A blob that loses its last edge is a candidate. All
+// batches have guards.
 func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) error {
 	represented := map[keys.Hash]bool{}
 	for len(changes) > 0 {
@@ -204,7 +204,7 @@ func (r *run) list(b *batch, h keys.Hash) {
 	}
 }
 
-// represent gives blobs the edges of what they are stored relative to.
+// represent gives the items of those of blobs that are lists their edges.
 func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
 	ks := make([][]byte, len(blobs))
 	for i, h := range blobs {
@@ -219,16 +219,16 @@ func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
 		if err != nil {
 			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
 		}
-		if !m.Depends {
+		if !m.List {
 			continue
 		}
-		deps, err := r.blobs.Dependencies(ctx, h)
+		items, err := r.blobs.ItemsOf(ctx, h)
 		if err != nil {
 			return err
 		}
-		changes := make([]change, len(deps))
-		for j, dep := range deps {
-			changes[j] = change{blob: dep, kind: byBlob, holder: h, edit: func(key, _ []byte) ([]byte, error) {
+		changes := make([]change, len(items))
+		for j, item := range items {
+			changes[j] = change{blob: item, kind: byList, holder: h, edit: func(key, _ []byte) ([]byte, error) {
 				return codec.Seal(key, keys.Edge, []byte{1}), nil
 			}}
 		}

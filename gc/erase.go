@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -355,7 +354,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	}
 	changed, erased, pruned, stones := len(packs) < len(w.seg.Packs), 0, 0, 0
 	raw := rawSize(packs)
-	detached := map[blob.ID]bool{}
+	var detached []keys.Hash
 	for i := range packs {
 		for j := range packs[i].Nodes {
 			n := &packs[i].Nodes[j]
@@ -372,7 +371,9 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 				continue
 			}
 			for _, id := range n.Blobs() {
-				detached[id] = true
+				if h := w.space.BlobHash(id); !slices.Contains(detached, h) {
+					detached = append(detached, h)
+				}
 			}
 			if w.plan.pruned[n.ID] {
 				pruned++
@@ -391,10 +392,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	if !changed {
 		return nil
 	}
-	for id := range detached {
-		key := w.space.Detached(w.inc, w.space.BlobHash(id))
-		b.Set(key, codec.Seal(key, keys.Detached, []byte{1}))
-	}
+	w.detach(b, detached...)
 	if pruned > 0 {
 		b.Guard(w.plan.headKey, w.plan.headRaw)
 	}
@@ -422,7 +420,6 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 			b.Delete(k)
 		}
 	}
-	dirtied(b, w.space.Dirty(w.inc))
 	err := w.apply(ctx, b, func(l *head.Life) {
 		if w.seg.Packs[0].Revision > uint64(l.Sealed) { // what sealing goes by shrank
 			l.SealedRaw += raw - rawSize(packs)

@@ -141,7 +141,7 @@ func (r *run) digest(ctx context.Context) (d digests, err error) {
 		} else if m.revision == 0 {
 			continue // it may have none
 		}
-		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.refs, m.held))
+		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.kept, m.held))
 	}
 	return d, nil
 }

@@ -83,7 +83,6 @@ var mutants = []mutant{
 			}
 		}
 	}},
-	{name: "a new blob does not guard the absence of its mark", in: "a delta is used again while its base is condemned", party: byCommit, change: marks(true, false)},
 	{name: "a commit leaves no dirty record", in: "two commits share a blob that is garbage", party: byCommit, blind: true, change: func(b *engine.Batch) {
 		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Dirty })
 	}},

@@ -23,6 +23,8 @@ type model struct {
 	e     engine.Engine
 	space *keys.Space
 	want  map[keys.Hash]string // blobs that must be there, and why
+	root  map[keys.Hash]string // those that a chain of deltas begins with
+	vers  map[string]string    // keys of versions of checkpoint parts that sessions store, and why
 	sess  map[head.Incarnation]bool
 }
 
@@ -33,7 +35,7 @@ func reachable(e engine.Engine, exact bool) error {
 	if err != nil {
 		return err
 	}
-	m := &model{e: e, space: space, want: map[keys.Hash]string{}, sess: map[head.Incarnation]bool{}}
+	m := &model{e: e, space: space, want: map[keys.Hash]string{}, root: map[keys.Hash]string{}, vers: map[string]string{}, sess: map[head.Incarnation]bool{}}
 	if err := m.each(keys.Head, m.session); err != nil {
 		return err
 	}
@@ -58,6 +60,12 @@ func reachable(e engine.Engine, exact bool) error {
 	if err != nil {
 		return err
 	}
+	for h, why := range m.root {
+		if m.want[h] == "" && exact {
+			return fmt.Errorf("blob %x is there for a delta only, of %s", h[:4], why)
+		}
+		m.want[h] = why + ", a delta of it"
+	}
 	queue := make([]keys.Hash, 0, len(m.want))
 	for h := range m.want {
 		queue = append(queue, h)
@@ -73,7 +81,7 @@ func reachable(e engine.Engine, exact bool) error {
 		if vs[0] == nil || vs[1] == nil {
 			return fmt.Errorf("blob %x of %s is gone: mark %v, bytes %v", h[:4], m.want[h], vs[0] != nil, vs[1] != nil)
 		}
-		deps, err := s.Dependencies(ctx, h)
+		deps, err := s.ItemsOf(ctx, h)
 		if err != nil {
 			return err
 		}
@@ -97,6 +105,16 @@ func reachable(e engine.Engine, exact bool) error {
 		if err != nil {
 			return err
 		}
+	}
+	err = m.each(keys.Version, func(p engine.Pair, fields []byte) error {
+		first := append(append([]byte(nil), p.Key[:len(p.Key)-1]...), 0)
+		if m.vers[string(first)] == "" {
+			return fmt.Errorf("version %x of a checkpoint part of session %x is left behind", fields[32:], fields[:4])
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	for _, letter := range []byte{keys.Commit, keys.Pack, keys.Life, keys.Index, keys.Turn, keys.Origin, keys.Bookmark} {
 		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
@@ -175,14 +193,14 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 	if err != nil {
 		return fmt.Errorf("lifecycle of %s: %w", why, err)
 	}
-	now := map[string]blob.ID{}
+	now := map[string]head.Part{}
 	if vs[1] != nil {
 		o, err := head.OpenOrigin(originKey, vs[1])
 		if err != nil {
 			return err
 		}
 		for _, part := range o.Parts {
-			now[part.Name] = part.Blob
+			now[part.Name] = part
 			if h.Revision == 0 || life.Floor == 0 { // else only its own revisions can be read
 				m.want[m.space.BlobHash(part.Blob)] = why + " (at its fork)"
 			}
@@ -206,7 +224,9 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 		return err
 	}
 	for _, part := range h.Parts {
-		m.want[m.space.BlobHash(part.Blob)] = why + " (now)"
+		if err := m.part(inc, part, why+" (now)"); err != nil {
+			return err
+		}
 	}
 	for r := head.Revision(1); r <= h.Revision; r++ {
 		c, err := m.commit(inc, r)
@@ -214,21 +234,74 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 			return fmt.Errorf("commit %d of %s: %w", r, why, err)
 		}
 		if c.PartsAt == r {
-			next := map[string]blob.ID{}
+			next := map[string]head.Part{}
 			for _, part := range c.Parts {
-				if next[part.Name] = part.Blob; part.Blob.IsZero() {
+				if next[part.Name] = part; part.Blob.IsZero() {
 					next[part.Name] = now[part.Name]
 				}
 			}
 			now = next
 		}
 		if r >= life.Floor || refs[r] {
-			for _, id := range now {
-				m.want[m.space.BlobHash(id)] = fmt.Sprintf("%s (revision %d)", why, r)
+			for _, part := range now {
+				if err := m.part(inc, part, fmt.Sprintf("%s (revision %d)", why, r)); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return m.history(inc, h.Revision, why)
+}
+
+// part wants a version of a checkpoint part: the blob, or what the session stores of it.
+func (m *model) part(inc head.Incarnation, part head.Part, why string) error {
+	if part.Whole == part.Set {
+		m.want[m.space.BlobHash(part.Blob)] = why
+		return nil
+	}
+	name := m.space.PartHash(part.Name)
+	m.vers[string(m.space.Version(inc, name, uint64(part.Set), 0))] = why
+	for at := uint64(part.Set); at != uint64(part.Whole); {
+		key := m.space.Version(inc, name, at, 0)
+		vs, err := m.e.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		body, err := codec.Open(key, vs[0], keys.Version)
+		if err != nil {
+			return fmt.Errorf("version %d of part %q, for version %d of %s: %w", at, part.Name, part.Set, why, err)
+		}
+		distance, _ := codec.Uvarint(body)
+		if distance == 0 {
+			return nil
+		}
+		at -= distance
+	}
+	var from []head.Part
+	if part.Whole == 0 {
+		key := m.space.Origin(inc)
+		vs, err := m.e.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		o, err := head.OpenOrigin(key, vs[0])
+		if err != nil {
+			return err
+		}
+		from = o.Parts
+	} else {
+		c, err := m.commit(inc, part.Whole)
+		if err != nil {
+			return err
+		}
+		from = c.Parts
+	}
+	for _, root := range from {
+		if root.Name == part.Name {
+			m.root[m.space.BlobHash(root.Blob)] = why
+		}
+	}
+	return nil
 }
 
 func (m *model) commit(inc head.Incarnation, r head.Revision) (*head.Commit, error) {

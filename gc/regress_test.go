@@ -346,7 +346,7 @@ func TestACutBetweenTheChunksOfAnUpload(t *testing.T) {
 			t.Fatal(err)
 		}
 		blobs := blob.New(e, space, blob.DefaultChunking)
-		chunks, err := blobs.References(ctx, a.ID)
+		chunks, err := blobs.Items(ctx, a.ID)
 		if err != nil {
 			t.Fatal(err)
 		}

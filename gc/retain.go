@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -11,34 +12,92 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// retain drops the edges of checkpoint parts that no retained revision of a
-// session that lives has: when its floor rose, or a kept revision was released.
+// retain drops the edges of checkpoint parts that no retained revision of a session
+// that lives has, when its floor rose or a kept revision was released, and the versions
+// that the session stores itself. It reads from the floor before to the floor now.
 func (r *run) retain(ctx context.Context, v *view) error {
 	refs, err := r.kept(ctx, v.inc, v.life)
 	if err != nil {
 		return err
 	}
-	sum := digest(refs)
-	if v.life.Floor == v.mark.floor && sum == v.mark.refs {
+	kept := revisions(refs)
+	if v.life.Floor == v.mark.floor && slices.Equal(kept, v.mark.kept) {
 		return nil
 	}
-	kept, err := r.keptParts(ctx, v, refs)
+	holds, err := r.partsOfAll(ctx, v.inc, kept, v.life.Floor)
 	if err != nil {
 		return err
 	}
-	drop := func(h keys.Hash) change {
-		return v.edit(h, func(u use) use {
-			if u.parts && u.last < uint64(v.life.Floor) && !kept[h] {
+	gone := map[keys.Hash]bool{} // blobs that lost a revision
+	for _, k := range v.mark.kept {
+		if _, still := slices.BinarySearch(kept, k); still || k >= v.life.Floor {
+			continue
+		}
+		parts, err := r.partsAt(ctx, v.inc, k)
+		if err != nil {
+			return err
+		}
+		for _, p := range parts {
+			gone[p.blob] = true
+		}
+	}
+	if err := r.passed(ctx, v, gone); err != nil {
+		return err
+	}
+	var changes []change
+	for h := range gone {
+		if h == (keys.Hash{}) {
+			continue
+		}
+		changes = append(changes, v.edit(h, func(u use) use {
+			if u.parts && u.last < uint64(v.life.Floor) && !holds[h] {
 				u.parts, u.last = false, 0
 			}
 			return u
-		})
+		}))
 	}
-	if err := r.partsBefore(ctx, v, v.life.Floor, drop); err != nil {
+	if err := r.link(ctx, changes, v.guards); err != nil {
 		return err
 	}
-	v.mark.floor, v.mark.refs = v.life.Floor, sum
+	if err := r.dropVersions(ctx, v.inc, v.life.Floor, kept, v.guards); err != nil {
+		return err
+	}
+	v.mark.floor, v.mark.kept = v.life.Floor, kept
 	return nil
+}
+
+// passed adds to gone the blobs of checkpoint parts that the floor has passed since
+// the index was brought up to date.
+func (r *run) passed(ctx context.Context, v *view, gone map[keys.Hash]bool) error {
+	from, to := v.mark.floor, min(v.life.Floor, v.mark.revision)
+	if to <= from {
+		return nil
+	}
+	parts, err := r.partsAt(ctx, v.inc, from)
+	if err != nil {
+		return err
+	}
+	return r.commits(ctx, v.inc, from, to, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
+		next, err := r.nextParts(v.inc, parts, c, v.wholes)
+		if err != nil {
+			return err
+		}
+		for _, h := range lost(parts, next) {
+			gone[h] = true
+		}
+		parts = next
+		return nil
+	})
+}
+
+// revisions returns the revisions that are kept, ascending and each once.
+func revisions(refs []head.Ref) []head.Revision {
+	out := make([]head.Revision, len(refs))
+	for i, ref := range refs {
+		out[i] = ref.Revision
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func digest(refs []head.Ref) uint64 {
@@ -51,54 +110,9 @@ func digest(refs []head.Ref) uint64 {
 	return sum
 }
 
-// keptParts returns the checkpoint parts of the revisions below the floor that
-// are kept by name.
-func (r *run) keptParts(ctx context.Context, v *view, refs []head.Ref) (map[keys.Hash]bool, error) {
-	below := map[head.Revision]bool{}
-	last := head.Revision(0)
-	for _, ref := range refs {
-		if ref.Revision < v.life.Floor {
-			below[ref.Revision] = true
-			last = max(last, ref.Revision)
-		}
-	}
-	kept := map[keys.Hash]bool{}
-	if len(below) == 0 {
-		return kept, nil
-	}
-	now := map[string]keys.Hash{}
-	origin, err := r.origin(ctx, v.inc)
-	if err != nil {
-		return nil, err
-	}
-	if origin != nil {
-		for _, p := range origin.Parts {
-			now[p.Name] = r.space.BlobHash(p.Blob)
-		}
-	}
-	err = r.commits(ctx, v.inc, 0, last, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
-		if c.PartsAt == c.Revision {
-			next := make(map[string]keys.Hash, len(c.Parts))
-			for _, p := range c.Parts {
-				if next[p.Name] = now[p.Name]; p.Set == c.Revision {
-					next[p.Name] = r.space.BlobHash(p.Blob)
-				}
-			}
-			now = next
-		}
-		if below[c.Revision] {
-			for _, h := range now {
-				kept[h] = true
-			}
-		}
-		return nil
-	})
-	return kept, err
-}
-
-// partsBefore changes the edges of all blobs that were set as checkpoint parts
-// before a revision, or that a fork began with.
-func (r *run) partsBefore(ctx context.Context, v *view, before head.Revision, f func(keys.Hash) change) error {
+// allParts drops or changes the edges of all blobs that the session ever had as
+// checkpoint parts, or began with as a fork.
+func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) error {
 	var changes []change
 	origin, err := r.origin(ctx, v.inc)
 	if err != nil {
@@ -114,13 +128,9 @@ func (r *run) partsBefore(ctx context.Context, v *view, before head.Revision, f 
 		changes = nil
 		return err
 	}
-	last := min(before, v.mark.revision+1)
-	if last <= 1 {
-		return flush()
-	}
-	err = r.commits(ctx, v.inc, 0, last-1, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
+	err = r.commits(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
 		for _, p := range c.Parts {
-			if p.Set == c.Revision {
+			if p.Set == c.Revision && !p.IsDelta() {
 				changes = append(changes, f(r.space.BlobHash(p.Blob)))
 			}
 		}
@@ -158,7 +168,7 @@ func (r *run) release(ctx context.Context, v *view) error {
 		})
 	}
 	if v.mark.held == head.Revision(open) {
-		if err := r.partsBefore(ctx, v, v.mark.revision+1, drop); err != nil {
+		if err := r.allParts(ctx, v, drop); err != nil {
 			return err
 		}
 	}
@@ -349,12 +359,12 @@ func (r *run) detached(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
+	if err := r.shown(ctx, v, uses); err != nil {
+		return err
+	}
 	var changes []change
 	for _, h := range order {
-		changes = append(changes, v.edit(h, func(u use) use {
-			u.node = uses[h].node
-			return u
-		}))
+		changes = append(changes, v.edit(h, func(use) use { return *uses[h] }))
 	}
 	if err := r.link(ctx, changes, v.guards); err != nil {
 		return err
@@ -370,4 +380,69 @@ func (r *run) detached(ctx context.Context, v *view) error {
 		ks = ks[n:]
 	}
 	return nil
+}
+
+// shown adds to uses until when the checkpoints of retained revisions need each blob.
+func (r *run) shown(ctx context.Context, v *view, uses map[keys.Hash]*use) error {
+	if v.life.State != head.Live {
+		return nil // no checkpoint of a deleted session can be read
+	}
+	edges := make([][]byte, 0, len(uses))
+	for h := range uses {
+		edges = append(edges, r.space.Edge(h, bySession, v.inc))
+	}
+	vs, err := r.get(ctx, edges...)
+	if err != nil {
+		return err
+	}
+	any := false
+	for i, value := range vs {
+		if value == nil {
+			continue
+		}
+		u, err := openUse(edges[i], value)
+		if err != nil {
+			return err
+		}
+		any = any || u.parts
+	}
+	if !any {
+		return nil
+	}
+	refs, err := r.kept(ctx, v.inc, v.life)
+	if err != nil {
+		return err
+	}
+	note := func(parts []part, last uint64) {
+		for _, p := range parts {
+			if u := uses[p.blob]; u != nil {
+				u.closed(last)
+			}
+		}
+	}
+	for _, k := range revisions(refs) {
+		if k >= min(v.life.Floor, v.mark.revision) {
+			break
+		}
+		parts, err := r.partsAt(ctx, v.inc, k)
+		if err != nil {
+			return err
+		}
+		note(parts, uint64(k))
+	}
+	from := min(v.life.Floor, v.mark.revision)
+	parts, err := r.partsAt(ctx, v.inc, from)
+	if err != nil {
+		return err
+	}
+	note(parts, uint64(from))
+	err = r.commits(ctx, v.inc, from, v.mark.revision, head.CommitID{}, func(c *head.Commit, _ head.CommitID) error {
+		next, err := r.nextParts(v.inc, parts, c, nil)
+		parts = next
+		note(parts, uint64(c.Revision))
+		return err
+	})
+	note(parts, open)
+	v.mark.parts, v.renewed = parts, true
+	return err
 }

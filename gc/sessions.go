@@ -17,18 +17,13 @@ import (
 
 // A bookmark says how far the index follows a session.
 type bookmark struct {
-	revision head.Revision // commits up to here are in the index
-	commit   head.CommitID // of the last of them; not stored: the record says it
-	floor    head.Revision // edges of revisions below were looked at
-	refs     uint64        // digest of the kept revisions by which they were
-	held     head.Revision // of a deleted session: edges of later revisions are gone; open for one that lives
-	cleaned  uint64        // digest of the session's state as vacuum has seen it; 0: not yet
-	parts    []part        // the checkpoint at revision
-}
-
-type part struct {
-	name string
-	blob keys.Hash
+	revision head.Revision   // commits up to here are in the index
+	commit   head.CommitID   // of the last of them; not stored: the record says it
+	floor    head.Revision   // edges of revisions below were looked at
+	kept     []head.Revision // those kept by name when they were, ascending
+	held     head.Revision   // of a deleted session: edges of later revisions are gone; open for one that lives
+	cleaned  uint64          // digest of the session's state as vacuum has seen it; 0: not yet
+	parts    []part          // the checkpoint at revision
 }
 
 func (m *bookmark) seal(key []byte) []byte {
@@ -36,14 +31,21 @@ func (m *bookmark) seal(key []byte) []byte {
 	e.Array(6)
 	e.Uint(uint64(m.revision))
 	e.Uint(uint64(m.floor))
-	e.Uint(m.refs)
+	e.Array(len(m.kept))
+	for _, r := range m.kept {
+		e.Uint(uint64(r))
+	}
 	e.Uint(uint64(m.held))
 	e.Uint(m.cleaned)
 	e.Array(len(m.parts))
 	for _, p := range m.parts {
 		e.Array(2)
 		e.Text(p.name)
-		e.Bytes(p.blob[:])
+		if p.blob == (keys.Hash{}) {
+			e.Null()
+		} else {
+			e.Bytes(p.blob[:])
+		}
 	}
 	return codec.Seal(key, keys.Bookmark, e.B)
 }
@@ -56,15 +58,23 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 	d := codec.Decoder{B: body}
 	d.Shape(6)
 	m.revision, m.floor = head.Revision(d.Uint()), head.Revision(d.Uint())
-	m.refs, m.held, m.cleaned = d.Uint(), head.Revision(d.Uint()), d.Uint()
+	m.kept = make([]head.Revision, d.Array(maxKept))
+	for i := range m.kept {
+		m.kept[i] = head.Revision(d.Uint())
+	}
+	m.held, m.cleaned = head.Revision(d.Uint()), d.Uint()
 	m.parts = make([]part, d.Array(head.MaxParts))
 	for i := range m.parts {
 		d.Shape(2)
-		m.parts[i].name = d.Text()
-		d.Fixed(m.parts[i].blob[:])
+		if m.parts[i].name = d.Text(); !d.Null() {
+			d.Fixed(m.parts[i].blob[:])
+		}
 	}
 	return m, d.Done()
 }
+
+// maxKept bounds the revisions of a session that are kept by name in a bookmark.
+const maxKept = 1 << 16
 
 // changes brings the index up to date with all sessions that changed: those that
 // have a dirty record, and as a second witness those that stand in the order of
@@ -184,6 +194,9 @@ type view struct {
 	commit head.CommitID // at target; zero when that is not known
 	held   head.Revision // of a deleted session: forks hold its history up to here
 	guards []engine.Pair // of batches that drop edges: the lifecycle is as it was
+	wholes wholes        // while commits are indexed from the first on
+
+	renewed bool // mark.parts was derived anew
 }
 
 // errMoved: the session was renamed or deleted between two reads.
@@ -229,7 +242,7 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 	}
 	b := &batch{}
 	key := r.space.Bookmark(inc)
-	if !v.known || !sameBookmark(&old, &v.mark) {
+	if !v.known || v.renewed || !sameBookmark(&old, &v.mark) {
 		b.Set(key, v.mark.seal(key))
 	}
 	live := v.mark.held == head.Revision(open)
@@ -251,7 +264,7 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 }
 
 func sameBookmark(a, b *bookmark) bool {
-	return a.revision == b.revision && a.floor == b.floor && a.refs == b.refs && a.held == b.held
+	return a.revision == b.revision && a.floor == b.floor && slices.Equal(a.kept, b.kept) && a.held == b.held
 }
 
 // view reads what stands of a session, or returns nil when nothing does.
@@ -321,12 +334,16 @@ func (r *run) index(ctx context.Context, v *view) error {
 			return err
 		}
 		v.mark.commit = head.Genesis(v.inc, origin)
+		if v.life.Floor > 0 { // vacuum may have stored versions whole
+			if v.wholes, err = r.wholes(ctx, v.inc); err != nil {
+				return err
+			}
+		}
 		if origin != nil && !v.known {
 			var found uses
-			for _, p := range origin.Parts {
-				h := r.space.BlobHash(p.Blob)
-				v.mark.parts = append(v.mark.parts, part{p.Name, h})
-				found.of(h).opened()
+			v.mark.parts = r.inherited(origin)
+			for _, p := range v.mark.parts {
+				found.of(p.blob).opened()
 			}
 			if err := r.add(ctx, v, &found, 0); err != nil {
 				return err
@@ -376,7 +393,7 @@ func (u *uses) of(h keys.Hash) *use {
 
 // add adds edges for what commits refer to. What is not wanted any more, because
 // the session was deleted or its floor rose before it was read, may be there or
-// not: it gets no edge, but is listed, with what it is stored relative to. end is
+// not: it gets no edge, but is listed, with its items. end is
 // the last revision of those commits.
 func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
 	var changes []change
@@ -462,30 +479,15 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 		if c.PartsAt != c.Revision {
 			return nil
 		}
-		parts := make([]part, 0, len(c.Parts))
-		for _, p := range c.Parts {
-			if p.Set == c.Revision {
-				parts = append(parts, part{p.Name, r.space.BlobHash(p.Blob)})
-				continue
-			}
-			i := slices.IndexFunc(mark.parts, func(q part) bool { return q.name == p.Name })
-			if i < 0 {
-				return codec.Corrupt(codec.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", p.Name, c.Revision, v.inc)
-			}
-			parts = append(parts, mark.parts[i])
+		parts, err := r.nextParts(v.inc, mark.parts, c, v.wholes)
+		if err != nil {
+			return err
 		}
-		has := func(list []part, h keys.Hash) bool {
-			return slices.ContainsFunc(list, func(p part) bool { return p.blob == h })
+		for _, h := range lost(mark.parts, parts) {
+			found.of(h).closed(uint64(c.Revision) - 1)
 		}
-		for _, p := range mark.parts {
-			if !has(parts, p.blob) {
-				found.of(p.blob).closed(uint64(c.Revision) - 1)
-			}
-		}
-		for _, p := range parts {
-			if !has(mark.parts, p.blob) {
-				found.of(p.blob).opened()
-			}
+		for _, h := range lost(parts, mark.parts) {
+			found.of(h).opened()
 		}
 		mark.parts = parts
 		return nil

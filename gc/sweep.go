@@ -23,8 +23,8 @@ type suspect struct {
 }
 
 // sweep condemns the candidates, looks again at what changed until then, and
-// deletes what is still unreferenced; what depended on nothing else but that is a
-// candidate next.
+// deletes what is still unreferenced. The items of a list that was deleted are
+// candidates next.
 func (r *run) sweep(ctx context.Context) error {
 	for start := r.space.All(keys.Candidate).Start; ; {
 		list, next, err := r.candidates(ctx, start)
@@ -273,42 +273,42 @@ func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err er
 			b.Delete(r.space.Blob(s.hash, i))
 		}
 		b.Delete(r.space.Candidate(s.hash))
-		if !s.mark.Depends {
+		if !s.mark.List {
 			continue
 		}
-		deps, err := r.blobs.Dependencies(ctx, s.hash)
+		items, err := r.blobs.ItemsOf(ctx, s.hash)
 		if err != nil {
 			return 0, err
 		}
 		var ks [][]byte
-		for _, dep := range deps {
-			ks = append(ks, r.space.Edge(dep, byBlob, s.hash), r.space.Count(dep))
+		for _, item := range items {
+			ks = append(ks, r.space.Edge(item, byList, s.hash), r.space.Count(item))
 		}
 		vs, err := r.get(ctx, ks...)
 		if err != nil {
 			return 0, err
 		}
 		seen := map[keys.Hash]bool{}
-		for i, dep := range deps {
-			if seen[dep] || vs[2*i] == nil { // of a blob that never had an edge itself
+		for i, item := range items {
+			if seen[item] || vs[2*i] == nil { // of a blob that never had an edge itself
 				continue
 			}
-			seen[dep] = true
-			if _, ok := stood[dep]; !ok {
-				if stood[dep], err = openCount(ks[2*i+1], vs[2*i+1]); err != nil {
+			seen[item] = true
+			if _, ok := stood[item]; !ok {
+				if stood[item], err = openCount(ks[2*i+1], vs[2*i+1]); err != nil {
 					return 0, err
 				}
-				counts[dep] = stood[dep]
+				counts[item] = stood[item]
 			}
-			if counts[dep] == 0 {
-				return 0, codec.Corrupt(errDisagree, "number of edges of the blob at %x", dep)
+			if counts[item] == 0 {
+				return 0, codec.Corrupt(errDisagree, "number of edges of the blob at %x", item)
 			}
-			counts[dep]--
+			counts[item]--
 			b.Delete(ks[2*i])
 		}
 	}
-	for dep, count := range counts {
-		r.setCount(b, dep, stood[dep], count)
+	for item, count := range counts {
+		r.setCount(b, item, stood[item], count)
 	}
 	if err := r.apply(ctx, b); err != nil {
 		return 0, err

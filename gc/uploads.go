@@ -149,7 +149,7 @@ func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
 }
 
 // abandon lists blobs that something has let go of, and removes what said that
-// it held them. What they are stored relative to gets its edges first.
+// it held them. The items of lists get their edges first.
 func (r *run) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) error {
 	if err := r.represent(ctx, blobs); err != nil {
 		return err

@@ -20,8 +20,10 @@ type VacuumReport struct {
 	Nodes   int `json:"nodes"`   // whose content was removed: tombstoned or pruned ones, and those of deleted sessions
 	Records int `json:"records"` // of deleted sessions
 	Removed int `json:"removed"` // deleted sessions of which nothing is left
-	Rebased int `json:"rebased"` // blobs stored anew, without the unreferenced one that they were a delta of
-	Packed  int `json:"packed"`  // blobs compressed further than a commit has the time for
+	// Rewritten counts the versions of checkpoint parts that were deltas of a version
+	// which no retained revision has, and are stored whole now.
+	Rewritten int `json:"rewritten"`
+	Packed    int `json:"packed"` // blobs compressed further than a commit has the time for
 }
 
 // Vacuum collects; removes the content of nodes that every session which holds
@@ -80,9 +82,6 @@ func (v *vacuum) all(ctx context.Context) error {
 		}
 	}
 	if v.Session == nil {
-		if err := v.rebase(ctx); err != nil {
-			return err
-		}
 		v.enter("blobs")
 		if err := v.pack(ctx); err != nil {
 			return err
@@ -199,6 +198,9 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	if life.State == head.Deleted {
 		return c.cut(ctx)
 	}
+	if err := c.cutChains(ctx, revisions(refs)); err != nil {
+		return err
+	}
 	return c.erase(ctx, head.Revision(open))
 }
 
@@ -251,7 +253,7 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*head.Life))
 // sessionLetters are the records of a session that begin with its incarnation and
 // that nothing else refers to.
 var sessionLetters = []byte{
-	keys.Pack, keys.Commit, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds, its lifecycle record last.
@@ -381,7 +383,7 @@ func (c *cleaning) cut(ctx context.Context) error {
 		b = &batch{}
 		return err
 	}
-	for _, letter := range []byte{keys.Commit, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
+	for _, letter := range []byte{keys.Commit, keys.Version, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
 		r := c.space.Of(letter, c.inc)
 		if letter == keys.Commit {
 			r.Start = c.space.Commit(c.inc, uint64(held+1))
@@ -415,7 +417,16 @@ func (c *cleaning) cut(ctx context.Context) error {
 	return c.cleaned(ctx, b)
 }
 
-// dirtied makes b say that the session changed.
-func dirtied(b *batch, key []byte) {
+// detach makes b say that the session has references less to blobs: the next
+// collection derives its edges to them anew.
+func (c *cleaning) detach(b *batch, blobs ...keys.Hash) {
+	if len(blobs) == 0 {
+		return
+	}
+	for _, h := range blobs {
+		key := c.space.Detached(c.inc, h)
+		b.Set(key, codec.Seal(key, keys.Detached, []byte{1}))
+	}
+	key := c.space.Dirty(c.inc)
 	b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, rand.Uint64())))
 }

@@ -54,17 +54,21 @@ func (c *Commit) Body() []byte {
 }
 
 // appendParts encodes the checkpoint: of a part that carries over, the name and
-// the revision that set it; of one that this commit sets, the blob as well.
+// the revision that set it; of one that this commit sets, the id and size of
+// its content as well, and how many revisions before it the nearest whole version was
+// set.
 func (c *Commit) appendParts(e *codec.Encoder) {
 	e.Array(len(c.Parts))
 	for _, p := range c.Parts {
-		e.Array(4)
+		e.Array(5)
 		e.Text(p.Name)
 		e.Uint(uint64(p.Set))
 		if p.Set == c.Revision {
 			e.Bytes(p.Blob[:])
 			e.Uint(uint64(p.Size))
+			e.Uint(uint64(p.Set - p.Whole))
 		} else {
+			e.Null()
 			e.Null()
 			e.Null()
 		}
@@ -77,7 +81,7 @@ func (c *Commit) ID() CommitID { return IDOf(c.Body()) }
 // IDOf returns the id of the commit with the given body.
 func IDOf(body []byte) CommitID { return hash.Commit.Sum(body) }
 
-// DecodeCommit decodes a body. Parts that carry over have no Blob.
+// DecodeCommit decodes a body. Parts that carry over have only Name and Set.
 func DecodeCommit(body []byte) (*Commit, error) {
 	d := codec.Decoder{B: body}
 	var c Commit
@@ -105,12 +109,13 @@ func DecodeCommit(body []byte) (*Commit, error) {
 		c.Parts = make([]Part, d.Array(MaxParts))
 		for i := range c.Parts {
 			p := &c.Parts[i]
-			d.Shape(4)
+			d.Shape(5)
 			p.Name, p.Set = d.Text(), Revision(d.Uint())
 			if p.Set == c.Revision {
 				d.Fixed(p.Blob[:])
 				p.Size = blob.Size(&d)
-			} else if blob, size := d.Null(), d.Null(); !blob || !size || p.Set > c.Revision {
+				p.Whole = decodeWhole(&d, p.Set)
+			} else if blob, size, whole := d.Null(), d.Null(), d.Null(); !blob || !size || !whole || p.Set > c.Revision {
 				d.Fail("part %q of revision %d", p.Name, p.Set)
 			}
 			if i > 0 && p.Name <= c.Parts[i-1].Name {

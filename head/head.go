@@ -33,7 +33,14 @@ type Part struct {
 	Blob blob.ID
 	Size int64    // bytes
 	Set  Revision // that set it last; 0: inherited from the session forked from
+	// Whole is the revision that set the nearest version before this one that is
+	// stored whole, as a blob. It is Set itself if this version is. Otherwise the
+	// session stores this version as a delta, some deltas away from that one.
+	Whole Revision
 }
+
+// IsDelta reports whether the version was stored as a delta of the one before.
+func (p *Part) IsDelta() bool { return p.Whole != p.Set }
 
 // Usage counts the tokens of one model.
 type Usage struct {
@@ -144,11 +151,12 @@ func OpenHead(key, value []byte) (*Head, error) {
 func appendParts(e *codec.Encoder, parts []Part) {
 	e.Array(len(parts))
 	for _, p := range parts {
-		e.Array(4)
+		e.Array(5)
 		e.Text(p.Name)
 		e.Bytes(p.Blob[:])
 		e.Uint(uint64(p.Size))
 		e.Uint(uint64(p.Set))
+		e.Uint(uint64(p.Set - p.Whole))
 	}
 }
 
@@ -159,16 +167,27 @@ func decodeParts(d *codec.Decoder) []Part {
 	}
 	parts := make([]Part, n)
 	for i := range parts {
-		d.Shape(4)
+		d.Shape(5)
 		parts[i].Name = d.Text()
 		d.Fixed(parts[i].Blob[:])
 		parts[i].Size = blob.Size(d)
 		parts[i].Set = Revision(d.Uint())
+		parts[i].Whole = decodeWhole(d, parts[i].Set)
 		if i > 0 && parts[i].Name <= parts[i-1].Name {
 			d.Fail("parts out of order")
 		}
 	}
 	return parts
+}
+
+// decodeWhole decodes how many revisions before set the whole version was set.
+func decodeWhole(d *codec.Decoder, set Revision) Revision {
+	n := d.Uint()
+	if n > uint64(set) {
+		d.Fail("delta of %d revisions before revision %d", n, set)
+		return set
+	}
+	return set - Revision(n)
 }
 
 func appendUsage(e *codec.Encoder, usage []Usage) {

@@ -17,7 +17,7 @@ import (
 var (
 	key   = []byte("key")
 	when  = time.Unix(1700000000, 42).UTC()
-	parts = []head.Part{{Name: "a", Blob: blob.ID{1}, Size: 5, Set: 3}, {Name: "b", Blob: blob.ID{2}, Size: 1 << 30, Set: 7}}
+	parts = []head.Part{{Name: "a", Blob: blob.ID{1}, Size: 5, Set: 3, Whole: 3}, {Name: "b", Blob: blob.ID{2}, Size: 1 << 30, Set: 7, Whole: 2}}
 	usage = []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}, {}}
 
 	aHead = head.Head{
@@ -29,7 +29,7 @@ var (
 		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Time: when,
 	}
 	anAbout = head.About{
-		ID: "id", Incarnation: head.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: "p", ForkNode: graph.ID{4},
+		ID: "id", Incarnation: head.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: head.Incarnation{7}, ForkNode: graph.ID{4},
 		Detached: true, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
 	}
 	aLife    = head.Life{Session: keys.Hash{1}, State: head.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedRaw: 5}

@@ -20,8 +20,8 @@ type About struct {
 	Name        string
 	Model       string
 	Cwd         string
-	Parent      string   // session id; may be of a session that is gone
-	ForkNode    graph.ID // node of the parent
+	Parent      Incarnation // zero if it has none; the parent may be gone
+	ForkNode    graph.ID    // node of the parent
 	Detached    bool
 	Checkpoint  bool   // a summarisation session
 	Keep        uint64 // revisions that retention keeps: 0 as the store says, ^0 all
@@ -39,7 +39,11 @@ func (a *About) Seal(key []byte) []byte {
 	e.Text(a.Name)
 	e.Text(a.Model)
 	e.Text(a.Cwd)
-	e.Text(a.Parent)
+	if a.Parent == (Incarnation{}) {
+		e.Null()
+	} else {
+		e.Bytes(a.Parent[:])
+	}
 	e.ID(a.ForkNode)
 	e.Bool(a.Detached)
 	e.Bool(a.Checkpoint)
@@ -73,7 +77,10 @@ func OpenAbout(key, value []byte) (*About, error) {
 	d.Shape(13)
 	a.ID = d.Text()
 	d.Fixed(a.Incarnation[:])
-	a.Name, a.Model, a.Cwd, a.Parent = d.Text(), d.Text(), d.Text(), d.Text()
+	a.Name, a.Model, a.Cwd = d.Text(), d.Text(), d.Text()
+	if !d.Null() {
+		d.Fixed(a.Parent[:])
+	}
 	a.ForkNode = d.ID()
 	a.Detached, a.Checkpoint = d.Bool(), d.Bool()
 	a.Keep = d.Uint()

@@ -140,7 +140,7 @@ func (a *app) vacuum() *cobra.Command {
 func vacuumed(p *printer, r *turnstone.VacuumReport) {
 	p.printf("removed    content of %s, %s of %s\n", plural(r.Nodes, "node"), plural(r.Records, "record"), plural(r.Removed, "deleted session"))
 	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
-	p.printf("rewritten  %s\n", plural(r.Rebased+r.Packed, "blob"))
+	p.printf("rewritten  %s\n", plural(r.Rewritten+r.Packed, "blob"))
 }
 
 // onDisk is what an embedded store takes on disk, or 0.

@@ -114,18 +114,18 @@ func (a *app) tree() *cobra.Command {
 		Example: "turnstone tree",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			f := family{children: map[string][]*turnstone.Info{}, drawn: map[string]bool{}, json: asLines}
-			known := map[string]*turnstone.Info{}
+			f := family{children: map[string][]*turnstone.Info{}, json: asLines}
+			known := map[string]bool{}
 			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
 				if err != nil {
 					return err
 				}
-				known[i.ID] = i
+				known[i.ID] = true
 				f.children[i.Parent] = append(f.children[i.Parent], i)
 			}
 			roots := f.children[""]
 			for parent, all := range f.children {
-				if parent != "" && known[parent] == nil { // it was deleted
+				if parent != "" && !known[parent] { // it came or went while the list was read
 					roots = append(roots, all...)
 				}
 			}
@@ -149,20 +149,6 @@ func (a *app) tree() *cobra.Command {
 			for _, r := range roots {
 				f.draw(r, 0, "", "")
 			}
-			if len(args) == 0 { // those that a name given anew makes descend from themselves
-				var rest []*turnstone.Info
-				for id, i := range known {
-					if !f.drawn[id] {
-						rest = append(rest, i)
-					}
-				}
-				older(rest)
-				for _, i := range rest {
-					if !f.drawn[i.ID] {
-						f.draw(i, 0, "", "")
-					}
-				}
-			}
 			return errors.Join(f.p.err, out.Flush())
 		}),
 	}
@@ -181,14 +167,12 @@ func older(all []*turnstone.Info) {
 type family struct {
 	p        printer
 	children map[string][]*turnstone.Info // by parent
-	drawn    map[string]bool              // by id: a parent is a name, and names can be given again
 	json     bool
 }
 
 // draw prints i, whose line begins with first, and all that comes from it, whose
 // lines begin with rest.
 func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
-	f.drawn[i.ID] = true
 	if f.json {
 		if f.p.err == nil {
 			f.p.err = asJSON(f.p.w, struct {
@@ -220,7 +204,7 @@ func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
 		}
 		f.p.printf("%s%s%s  %s\n", first, bold(line(i.ID, 60)), name, faint(fmt.Sprintf("(revision %d, %s%s)", i.Revision, plural(i.Nodes, "node"), what)))
 	}
-	all := slices.DeleteFunc(slices.Clone(f.children[i.ID]), func(c *turnstone.Info) bool { return f.drawn[c.ID] })
+	all := f.children[i.ID]
 	for k, c := range all {
 		if k == len(all)-1 {
 			f.draw(c, depth+1, rest+"└─ ", rest+"   ")

@@ -28,7 +28,8 @@ const (
 	Mark       = 'm' // H(blob id)
 	Origin     = 'o' // incarnation: ancestors of an attached fork
 	Pack       = 'p' // incarnation, last revision, part: nodes
-	Child      = 'q' // H(parent's session id), child's incarnation
+	Version    = 'P' // incarnation, H(part name), revision, value: a version of a checkpoint part
+	Child      = 'q' // parent's incarnation, child's incarnation
 	Ref        = 'r' // incarnation, H(name): a revision that is kept
 	Head       = 's' // H(session id)
 	Tombstone  = 't' // incarnation, 8 bytes of the node id
@@ -55,7 +56,7 @@ const prefixSize = 4
 // widths are the lengths of the fields behind each letter.
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
-	Mark: 16, Origin: 16, Pack: 25, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
+	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
 	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32,
 }
 
@@ -168,8 +169,8 @@ func (s *Space) Fork(ancestor, fork Incarnation) []byte {
 	return s.key(Fork, 0, ancestor[:], fork[:])
 }
 
-// Child returns the key that lists child under the session that it names as its parent.
-func (s *Space) Child(parent Hash, child Incarnation) []byte {
+// Child returns the key that lists child under its parent.
+func (s *Space) Child(parent, child Incarnation) []byte {
 	return s.key(Child, 0, parent[:], child[:])
 }
 
@@ -181,6 +182,15 @@ func (s *Space) Commit(inc Incarnation, revision uint64) []byte {
 // Pack returns the key of a part of the pack or segment that ends with revision last.
 func (s *Space) Pack(inc Incarnation, last uint64, part int) []byte {
 	return append(binary.BigEndian.AppendUint64(s.key(Pack, 9, inc[:]), last), byte(part))
+}
+
+// PartHash returns the hash of a checkpoint part's name.
+func (s *Space) PartHash(name string) Hash { return s.keyed.Sum16('p', []byte(name)) }
+
+// Version returns the key of a value of the version of a checkpoint part that a
+// revision set, where the session itself stores that version.
+func (s *Space) Version(inc Incarnation, part Hash, revision uint64, value int) []byte {
+	return append(binary.BigEndian.AppendUint64(s.key(Version, 9, inc[:], part[:]), revision), byte(value))
 }
 
 // Tombstone returns the key of a node's tombstone.

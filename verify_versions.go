@@ -1,0 +1,208 @@
+package turnstone
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Checkpoints follows a session's checkpoint through its commits. It refers to the
+// blobs of the revisions that are retained, and knows which of the versions that the
+// session stores itself they need.
+type checkpoints struct {
+	v        *verifier
+	ses      *Session
+	name     string // of the session
+	floor    Revision
+	kept     map[Revision]bool
+	now      map[string]Part
+	versions map[string]map[Revision]Part     // deltas, as commits set them
+	needed   map[string]map[Revision]Revision // of each chain of deltas, by where it began: the last version that is needed
+}
+
+func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints, error) {
+	c := &checkpoints{
+		v: v, ses: ses, name: v.name(ses.inc), kept: map[Revision]bool{}, now: map[string]Part{},
+		versions: map[string]map[Revision]Part{}, needed: map[string]map[Revision]Revision{},
+	}
+	if ses.origin != nil {
+		for _, p := range ses.origin.Parts {
+			c.now[p.Name] = p
+		}
+	}
+	_, err := steady(ctx, ses, func() (struct{}, error) {
+		life, err := ses.readLife(ctx)
+		if err != nil {
+			return struct{}{}, err
+		}
+		c.floor = life.Floor
+		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.inc, life)
+		for _, r := range refs {
+			c.kept[r.Revision] = true
+		}
+		return struct{}{}, err
+	})
+	c.retain(0)
+	return c, err
+}
+
+// at goes on with a commit.
+func (c *checkpoints) at(commit *head.Commit) {
+	if commit.PartsAt == commit.Revision {
+		next := make(map[string]Part, len(commit.Parts))
+		for _, p := range commit.Parts {
+			if p.Set != commit.Revision {
+				next[p.Name] = c.now[p.Name]
+				continue
+			}
+			next[p.Name] = p
+			if p.IsDelta() {
+				if c.versions[p.Name] == nil {
+					c.versions[p.Name], c.needed[p.Name] = map[Revision]Part{}, map[Revision]Revision{}
+				}
+				c.versions[p.Name][p.Set] = p
+			}
+		}
+		c.now = next
+	}
+	if commit.PartsAt == commit.Revision || commit.Revision == c.floor || c.kept[commit.Revision] {
+		c.retain(commit.Revision)
+	}
+}
+
+// retain refers to the checkpoint of a revision, if that is retained.
+func (c *checkpoints) retain(r Revision) {
+	if r < c.floor && !c.kept[r] {
+		return
+	}
+	for _, p := range c.now {
+		if p.IsDelta() {
+			c.needed[p.Name][p.Whole] = max(c.needed[p.Name][p.Whole], p.Set)
+		} else {
+			c.v.blobs[p.Blob] = c.name
+		}
+	}
+}
+
+// check reads the versions that the session stores itself, and what they depend on, as
+// far as retained revisions need them.
+func (c *checkpoints) check(ctx context.Context, last Revision) error {
+	for _, name := range slices.Sorted(maps.Keys(c.versions)) {
+		problem, err := steady(ctx, c.ses, func() (error, error) { return c.part(ctx, name, last) })
+		if err != nil {
+			return err
+		}
+		c.v.problem(problem, "checkpoint part %q of %s", name, c.name)
+	}
+	return c.strangers(ctx)
+}
+
+// strangers finds versions of parts that no commit set as a delta.
+func (c *checkpoints) strangers(ctx context.Context) error {
+	known := map[keys.Hash]bool{}
+	for name := range c.versions {
+		known[c.v.s.space.PartHash(name)] = true
+	}
+	r := c.v.s.space.Of(keys.Version, c.ses.inc)
+	for {
+		r.Limit = 1
+		var next *keys.Hash
+		for p, err := range c.v.s.engine.Scan(ctx, r) {
+			if err != nil {
+				return err
+			}
+			if _, fields, ok := c.v.s.space.Fields(p.Key); ok {
+				h := keys.Hash(fields[16:])
+				next = &h
+			}
+		}
+		if next == nil {
+			return nil
+		}
+		if !known[*next] {
+			h, _, err := c.ses.readHead(ctx)
+			if err != nil {
+				return err
+			}
+			for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: *next}, 0, uint64(h.Revision)) {
+				if stopped(err) {
+					return err
+				}
+				if _, _, gerr := c.ses.readHead(ctx); gerr != nil {
+					return gerr
+				}
+				c.v.problem(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of a checkpoint part of %s", v.Revision, c.name)
+				break
+			}
+		}
+		end := c.v.s.space.Version(c.ses.inc, *next, ^uint64(0), 255)
+		r.Start = append(end, 0)
+	}
+}
+
+// part checks one checkpoint part. What is wrong with it is the first result, unless
+// reading failed.
+func (c *checkpoints) part(ctx context.Context, name string, last Revision) (problem, err error) {
+	space := c.v.s.space
+	found := map[Revision]bool{}
+	var content []byte
+	before := Revision(0) // whose content that is; 0 for none
+	for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: space.PartHash(name)}, 0, uint64(last)) {
+		if stopped(err) {
+			return nil, err
+		}
+		r := Revision(v.Revision)
+		p, known := c.versions[name][r]
+		if err != nil {
+			return err, nil
+		}
+		if !known {
+			return codec.Corrupt(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of checkpoint part %q of %s", r, name, c.name), nil
+		}
+		if r > c.needed[name][p.Whole] {
+			before = 0 // the next collection removes it, or what it depends on is gone
+			continue
+		}
+		found[r] = true
+		if v.IsDelta() && Revision(v.Base) == p.Whole {
+			root, err := c.ses.partSet(ctx, name, p.Whole)
+			if err == nil {
+				c.v.blobs[root.Blob] = c.name
+				content, err = c.v.s.blobs.Read(ctx, root.Blob)
+			}
+			if err != nil {
+				return onlyDamage(err)
+			}
+		} else if v.IsDelta() && (before == 0 || Revision(v.Base) != before) {
+			return codec.Corrupt(fmt.Errorf("%w: version %d, which version %d is a delta of", codec.ErrMissing, v.Base, r), "version %d of checkpoint part %q of %s", v.Base, name, c.name), nil
+		}
+		content, err = v.Expand(content)
+		if err == nil && blob.Sum(content) != p.Blob {
+			err = codec.ErrHash
+		}
+		if err != nil {
+			return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name), nil
+		}
+		before = r
+	}
+	for _, r := range c.needed[name] {
+		if r != 0 && !found[r] {
+			return codec.Corrupt(codec.ErrMissing, "version %d of checkpoint part %q of %s", r, name, c.name), nil
+		}
+	}
+	return nil, nil
+}
+
+// onlyDamage tells damage from errors that end a reading.
+func onlyDamage(err error) (damage, other error) {
+	if stopped(err) {
+		return nil, err
+	}
+	return err, nil
+}
