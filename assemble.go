@@ -303,25 +303,26 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 }
 
 // checkOlder verifies that the nodes that the commit goes on from, and that are
-// neither new nor the head's leaf, are of this session's graph, and guards the
-// lifecycle record, so that none of them is removed meanwhile.
+// neither new nor the head's leaf, are of this session's graph. It guards and sets the
+// lifecycle record: so none of them is removed meanwhile, and vacuum, which reads where
+// the head stands, does not take a node for unreachable that the commit goes on from.
 func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
 	_, err := withLives(ctx, w.s, func(l *lives) (struct{}, error) {
 		for _, id := range w.built.older {
-			if _, err := w.s.locate(ctx, h.Revision, id); err != nil {
-				if errors.Is(err, ErrNodeNotFound) {
-					err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
-				}
-				return struct{}{}, err
+			err := w.s.notPruned(ctx, h.Revision, id)
+			if errors.Is(err, ErrNodeNotFound) {
+				err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
 			}
-			if err := w.s.notPruned(ctx, id); err != nil {
+			if err != nil {
 				return struct{}{}, err
 			}
 		}
+		next := l.life.Next()
 		w.batch.Guard(l.keys[0], l.raws[0])
+		w.batch.Set(l.keys[0], next.Seal(l.keys[0]))
 		return struct{}{}, nil
 	})
 	return err
@@ -329,8 +330,22 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 
 // notPruned fails for a node of a side branch that went with the revisions that
 // led to it, in the session or in an ancestor. One that a host has tombstoned is a
-// place all the same.
-func (s *Session) notPruned(ctx context.Context, id NodeID) error {
+// place all the same, unless the node before it is pruned.
+func (s *Session) notPruned(ctx context.Context, last Revision, id NodeID) error {
+	for at := id; !at.IsZero(); {
+		if err := s.notPrunedItself(ctx, at); err != nil {
+			return err
+		}
+		n, err := s.locate(ctx, last, at)
+		if err != nil || !n.Erased {
+			return err
+		}
+		at = n.Parent
+	}
+	return nil
+}
+
+func (s *Session) notPrunedItself(ctx context.Context, id NodeID) error {
 	layers := s.layers(AnyRevision)
 	ks := make([][]byte, len(layers))
 	for i, l := range layers {

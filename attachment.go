@@ -35,10 +35,10 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 }
 
 func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
-	up := s.store.newUpload()
+	up := s.store.newUpload(s.inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
-		err = up.Grant(ctx, d, s.inc)
+		err = up.Grant(ctx, d)
 	}
 	if errors.Is(err, blob.ErrTooLarge) {
 		err = &LimitError{Limit: "bytes", Where: "attachment", Have: MaxBlob + 1, Max: MaxBlob}
@@ -52,11 +52,12 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
 
-// newUpload returns an upload that may be collected after Options.UploadTTL.
-func (s *Store) newUpload() *blob.Upload {
+// newUpload returns an upload for a session, which may be collected after
+// Options.UploadTTL.
+func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 	var id [16]byte
 	s.random(id[:])
-	return s.blobs.NewUpload(id, s.now().Add(s.opts.UploadTTL))
+	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
 }
 
 // ReadAttachment writes the content of an attachment of this session's nodes to

@@ -247,7 +247,7 @@ func (s *Session) readRaw(ctx context.Context) (*head.Head, []byte, error) {
 // versions parts can be stored relative to.
 func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 	w.stage.abandon(ctx) // what an earlier attempt stored ahead
-	w.stage = stage{store: w.s.store, marks: blob.Marks{}}
+	w.stage = stage{store: w.s.store, owner: w.s.inc, marks: blob.Marks{}}
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0

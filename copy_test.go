@@ -118,7 +118,7 @@ func TestCopyBetweenEngines(t *testing.T) {
 				t.Errorf("once more: %+v", r)
 			}
 			// What is new goes over, what is gone goes.
-			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true})
+			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			s, err := st.Session(ctx, "s1")
 			if err != nil {
 				t.Fatal(err)
@@ -146,7 +146,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 	// bulk commits what does not compress, so that a copy has many batches.
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		defer st.Close()
 		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
 		if err != nil {
@@ -310,7 +310,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 		for at := 1; at < 600; at += 50 {
 			base, to := memory.New(), memory.New()
 			fill(t, base)
-			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true})
+			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			changes, within := 0, false
 			from := &busy{Engine: base, change: func(scan, n int) {
 				if within || scan < 2 || n != at || changes > 0 && !restless {
@@ -424,7 +424,7 @@ func TestCopiesAtOnce(t *testing.T) {
 	older, newer := memory.New(), memory.New()
 	fill(t, older)
 	copyStore(t, older, newer)
-	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	for i := range 3 {
 		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", i)})
 		if err != nil {
@@ -497,7 +497,7 @@ func TestACopyThatWasWrittenTo(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	copyStore(t, from, to)
-	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	s, _, err := st.Create(ctx, turnstone.Request{ID: "precious"})
 	if err != nil {
 		t.Fatal(err)
@@ -541,7 +541,7 @@ func TestCopyAndLateAttempts(t *testing.T) {
 			base := memory.New()
 			if update {
 				copyStore(t, from, base)
-				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 				s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", n)})
 				if err != nil {
 					t.Fatal(err)

@@ -106,7 +106,7 @@ func everything(st *turnstone.Store) (string, error) {
 // verify names it. What only an index held can be missing without being read.
 func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err != nil {
@@ -132,7 +132,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 			if err := e.Apply(ctx, &damage); err != nil {
 				t.Fatal(err)
 			}
-			fresh, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+			fresh, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			if err == nil {
 				got, rerr := everything(fresh)
 				v, verr := fresh.Verify(ctx, nil)
@@ -178,7 +178,7 @@ func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err == nil {
@@ -219,7 +219,7 @@ func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 			refused++
 			continue
 		}
-		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err != nil {
 			refused++
 		} else {

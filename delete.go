@@ -120,7 +120,7 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 		b.Delete(s.aboutKey)
 		s.store.removeOrder(b, s.inc, vs[2])
 		s.store.setDirty(b, s.dirtyKey)
-		s.store.setGrave(b, s.hash)
+		s.store.setGrave(b, s.hash, s.inc)
 		if about.Parent != (head.Incarnation{}) {
 			b.Delete(s.store.space.Child(about.Parent, s.inc))
 		}
@@ -128,9 +128,20 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 	})
 }
 
-// setGrave says that a session of this id is gone. Creating one guards what
-// stands there: a delayed attempt from before can't bring the old one back.
-func (s *Store) setGrave(b *engine.Batch, id keys.Hash) {
+// setGrave says that the session inc has had this id, and was deleted or renamed.
+// Creating a session of the id guards what stands there: a delayed attempt from before
+// can't bring the old one back.
+func (s *Store) setGrave(b *engine.Batch, id keys.Hash, inc head.Incarnation) {
 	key := s.space.Grave(id)
-	b.Set(key, codec.Seal(key, keys.Grave, binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
+	b.Set(key, codec.Seal(key, keys.Grave, inc[:], binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
+}
+
+// openGrave returns the incarnation that had the id last.
+func openGrave(key, value []byte) (inc head.Incarnation, err error) {
+	body, err := codec.Open(key, value, keys.Grave)
+	if err == nil && len(body) != 24 {
+		err = fmt.Errorf("%w: grave", codec.ErrMalformed)
+	}
+	copy(inc[:], body)
+	return inc, err
 }

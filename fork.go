@@ -22,7 +22,7 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
-	about.Parent = parent.inc
+	about.Parent, g.owner = parent.inc, parent.inc
 	origin, err := withLives(ctx, parent, func(l *lives) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
 	if errors.Is(err, ErrSessionDeleted) {
 		err = fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
@@ -39,19 +39,14 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 	if about.ForkNode = r.ForkNode; about.ForkNode.IsZero() {
 		about.ForkNode = h.Leaf
 	}
-	if about.ForkNode != h.Leaf {
-		if err := s.notPruned(ctx, about.ForkNode); err != nil {
+	if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
+		if err := s.notPruned(ctx, h.Revision, about.ForkNode); err != nil {
 			return nil, err
 		}
 	}
 	var b engine.Batch // of this attempt
 	s.store.setChild(&b, s.inc, about.Incarnation)
 	if r.Detached {
-		if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
-			if _, err := s.locate(ctx, h.Revision, about.ForkNode); err != nil {
-				return nil, err
-			}
-		}
 		next := l.life.Next()
 		b.Guard(l.keys[0], l.raws[0])
 		b.Set(l.keys[0], next.Seal(l.keys[0]))
@@ -155,9 +150,6 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 		own.Commit, o.Parts = CommitID{}, slices.Clone(s.origin.Parts) // nothing of s but its tombstones
 		o.Ancestors = append(o.Ancestors, own)
 		return o, layer{inc: s.inc, last: 0}, nil // its revision 0
-	}
-	if _, err := s.locate(ctx, h.Revision, node); err != nil {
-		return nil, from, err
 	}
 	at, err := s.place(ctx, h.Revision, node)
 	if err != nil {

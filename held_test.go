@@ -282,7 +282,10 @@ func TestEraseSaysWhatIsLeft(t *testing.T) {
 	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, nil); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
 		t.Errorf("%+v %v", r, err)
 	}
-	if _, err := st.Erase(ctx, "other", turnstone.KeepChildren, nil); !errors.Is(err, turnstone.ErrSessionNotFound) {
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, nil); err != nil || len(r.HeldBy) != 0 || r.Gone != 0 {
+		t.Errorf("of what was erased: %+v %v", r, err)
+	}
+	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, nil); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
 	healthy(t, st)

@@ -12,7 +12,7 @@ import (
 func TestLog(t *testing.T) {
 	e := memory.New()
 	defer e.Close()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package turnstone
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/gc"
@@ -12,11 +13,17 @@ import (
 type (
 	// GCReport says what a collection did.
 	GCReport = gc.Report
-	// VacuumReport says what a vacuum removed.
-	VacuumReport = gc.VacuumReport
 	// Progress says how far maintenance is.
 	Progress = gc.Progress
 )
+
+// A VacuumReport says what a vacuum removed.
+type VacuumReport struct {
+	gc.VacuumReport
+	// Unfinished are the ids of sessions that changed again and again while vacuum was
+	// at work on them. The next vacuum does the rest.
+	Unfinished []string `json:"unfinished,omitempty"`
+}
 
 // GCOptions of GC. The zero value collects the whole store.
 type GCOptions struct {
@@ -38,7 +45,8 @@ type GCOptions struct {
 // GC deletes the blobs that nothing refers to any more: no commit of a session
 // that lives, no attached fork, no retained or kept revision, no upload that has
 // not expired. It may run at any time, beside commits and in several processes;
-// it may be cancelled, and the next one goes on. It reads what changed since the
+// it may be cancelled, and the next one goes on. Collections and vacuums take turns:
+// see Options.TakeOverAfter. It reads what changed since the
 // last one. A *CorruptError says that something that should agree does not; then
 // nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
@@ -62,13 +70,31 @@ func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
 		}
 		run.Session = &ses.inc
 	}
+	done, err := s.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if o.DryRun {
 		return s.collector().Plan(ctx, run)
 	}
 	return s.collector().Run(ctx, run)
 }
 
-func (s *Store) collector() *gc.Collector { return gc.New(s.engine, s.space, s.blobs, s.now) }
+func (s *Store) collector() *gc.Collector {
+	return gc.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter)
+}
+
+// turn waits until no other collection or vacuum of this store runs. Who has the turn
+// calls done.
+func (s *Store) turn(ctx context.Context) (done func(), err error) {
+	select {
+	case s.collecting <- struct{}{}:
+		return func() { <-s.collecting }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
 
 // VacuumOptions of Vacuum. The zero value vacuums the whole store.
 type VacuumOptions struct {
@@ -107,7 +133,24 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 	} else if err := s.Seal(ctx); err != nil {
 		return nil, err
 	}
-	return s.collector().Vacuum(ctx, run)
+	done, err := s.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	r, err := s.collector().Vacuum(ctx, run)
+	if r == nil {
+		return nil, err
+	}
+	out := &VacuumReport{VacuumReport: *r}
+	for _, inc := range r.Unfinished {
+		about, aerr := s.aboutOf(ctx, inc)
+		if aerr == nil && about != nil {
+			out.Unfinished = append(out.Unfinished, about.ID)
+		}
+	}
+	slices.Sort(out.Unfinished)
+	return out, err
 }
 
 // MaintainOptions of Maintain.

@@ -108,7 +108,7 @@ var effects = []effect{
 func outcomeStore(t *testing.T) *memory.Engine {
 	t.Helper()
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
 	for i := range 3 {
 		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
@@ -124,7 +124,7 @@ func outcomeStore(t *testing.T) *memory.Engine {
 // visible is all that can be seen of a store that any call of effects alters.
 func visible(t *testing.T, e engine.Engine) string {
 	t.Helper()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
 	page, err := st.List(ctx, turnstone.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 					c.N = calls
 					return plan(c)
 				}}
-				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 				s, err := st.Session(ctx, "a")
 				if err != nil {
 					t.Fatal(err)
@@ -253,7 +253,7 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 // E2: a namespace that has any record but no store record is never made anew.
 func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	rich(t, st)
 	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 
 func TestSealCountsAttachments(t *testing.T) {
 	for _, distinct := range []bool{false, true} {
-		st := open(t, memory.New(), &Options{NoAutoSeal: true})
+		st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := mk(t, st, Request{ID: "s"})
 		var atts []Attachment
 		for i := range 64 {
@@ -133,7 +133,7 @@ func TestVerifyBesideDelete(t *testing.T) {
 
 func TestVerifyBesideSeal(t *testing.T) {
 	e := &small{Engine: memory.New()}
-	st := open(t, e, &Options{NoAutoSeal: true, SealBytes: 1 << 20})
+	st := open(t, e, &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
 	s := mk(t, st, Request{ID: "s"})
 	var n []NewNode
 	for i := range 120 {

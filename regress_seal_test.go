@@ -36,7 +36,7 @@ func (e *small) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair,
 func TestCorruptWhileSealing(t *testing.T) {
 	for _, op := range []string{"commit", "tombstone", "fork", "replay", "load", "seal"} {
 		e := &small{Engine: memory.New()}
-		st := open(t, e, &Options{NoAutoSeal: true, SealBytes: 1 << 20})
+		st := open(t, e, &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
 		s := mk(t, st, Request{ID: "s"})
 		var n []NewNode
 		for i := range 120 {

@@ -332,7 +332,7 @@ func TestCreateUnknown(t *testing.T) {
 }
 
 func TestSealTooLarge(t *testing.T) {
-	st := open(t, memory.New(), &Options{NoAutoSeal: true})
+	st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 	s := mk(t, st, Request{ID: "s"})
 	var small, big []NewNode
 	for i := range 30 {
@@ -346,7 +346,7 @@ func TestSealTooLarge(t *testing.T) {
 	if err := st.Seal(bg); err != nil {
 		t.Error(err)
 	}
-	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: 4 << 20})
+	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 4 << 20})
 	s = mk(t, st2, Request{ID: "s"})
 	for i := range 30 {
 		for j := range small {
@@ -361,7 +361,7 @@ func TestSealTooLarge(t *testing.T) {
 
 func TestVerifyBesideCommit(t *testing.T) {
 	e := &eng{Engine: memory.New()}
-	st := open(t, e, &Options{NoAutoSeal: true})
+	st := open(t, e, &Options{NoAutoSeal: true, TakeOverAfter: -1})
 	s := mk(t, st, Request{ID: "s"})
 	for i := range 1200 {
 		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
@@ -380,7 +380,7 @@ func TestVerifyBesideCommit(t *testing.T) {
 
 func TestVerifyEmptySession(t *testing.T) {
 	e := &eng{Engine: memory.New()}
-	st := open(t, e, &Options{NoAutoSeal: true})
+	st := open(t, e, &Options{NoAutoSeal: true, TakeOverAfter: -1})
 	s := mk(t, st, Request{ID: "s"})
 	rng := st.space.Of(keys.Commit, s.inc)
 	e.scan = func(r engine.Range) {

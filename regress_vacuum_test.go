@@ -245,7 +245,7 @@ func TestVacuumCutBeforeItSettles(t *testing.T) {
 			}
 			return enginetest.Fault{}
 		}}
-		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := create(t, st, turnstone.Request{ID: "s"})
 		a, err := s.PutAttachment(ctx, bytes.NewReader(noise(9000, 1)), -1, "", "")
 		if err != nil {
@@ -261,7 +261,7 @@ func TestVacuumCutBeforeItSettles(t *testing.T) {
 		if !done {
 			break
 		}
-		st2 := openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
+		st2 := openStore(t, mem, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		vacuum(t, st2)
 		vacuum(t, st2)
 		s2, err := st2.Session(ctx, "s")

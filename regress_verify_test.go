@@ -69,7 +69,7 @@ func TestVerifyFollowsARename(t *testing.T) {
 
 // SealBytes at its maximum with ordinary nodes of two attachments each
 func TestSealCountsKeys(t *testing.T) {
-	st := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: 1 << 20})
+	st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
 	s := mk(t, st, Request{ID: "s"})
 	c := uint64(0)
 	for i := range 40 {

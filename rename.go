@@ -64,7 +64,7 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 			key := space.Order(at, s.inc)
 			b.Set(key, codec.Seal(key, keys.Order, hash[:]))
 		}
-		s.store.setGrave(b, s.hash)
+		s.store.setGrave(b, s.hash, s.inc)
 		return true, nil
 	})
 }

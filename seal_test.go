@@ -17,7 +17,7 @@ import (
 // as they can be, once, however many there are.
 func TestSealedFastIsSealedAgain(t *testing.T) {
 	counted := &writes{Engine: memory.New()}
-	st := open(t, counted, &Options{NoAutoSeal: true, SealBytes: 20_000})
+	st := open(t, counted, &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 20_000})
 	s := mk(t, st, Request{ID: "s"})
 	var want []string
 	commit := func(n int) {

@@ -30,7 +30,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		for i := range 100 {
 			s := create(t, st, turnstone.Request{ID: fmt.Sprint("session ", i)})
 			for j := range 100 {

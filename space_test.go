@@ -37,7 +37,7 @@ func TestE3WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	for _, c := range append(collect, effects...) {
 		e := outcomeStore(t)
 		before := visible(t, e)
-		st := openStore(t, fullEngine{e}, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		st := openStore(t, fullEngine{e}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
 		s, err := st.Session(ctx, "a")
 		if err != nil {
 			t.Fatal(err)

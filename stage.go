@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A stage gathers the contents that one batch is going to refer to as blobs. The
@@ -15,7 +16,8 @@ import (
 // held by an upload that the batch ends.
 type stage struct {
 	store  *Store
-	marks  blob.Marks // of the blobs that the batch may rely on
+	owner  head.Incarnation // the session that commits or, for a fork, its parent
+	marks  blob.Marks       // of the blobs that the batch may rely on
 	drafts []*blob.Draft
 	bytes  int          // that the batch carries
 	upload *blob.Upload // nil if nothing was stored ahead
@@ -69,7 +71,7 @@ func (g *stage) draft(ctx context.Context, content []byte) (*blob.Draft, error) 
 // ahead returns the upload of what is stored ahead of the batch.
 func (g *stage) ahead() *blob.Upload {
 	if g.upload == nil {
-		g.upload = g.store.newUpload()
+		g.upload = g.store.newUpload(g.owner)
 	}
 	return g.upload
 }

@@ -42,6 +42,11 @@ type Options struct {
 	// UploadTTL is how long an attachment that no commit refers to yet is kept.
 	// Default 24 hours.
 	UploadTTL time.Duration
+	// TakeOverAfter is how long a collection or vacuum of another process or store may
+	// show no progress before one of this store takes it over: the other process was
+	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
+	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
+	TakeOverAfter time.Duration
 	// Retention is what Prune and Maintain apply to sessions that have no
 	// retention of their own. Default: all revisions are kept.
 	Retention Retention
@@ -74,6 +79,7 @@ type Store struct {
 	sealer *sealer
 
 	background sync.WaitGroup // of Maintain
+	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
 }
 
 // A record is the store record: what is fixed when a namespace is created.
@@ -97,7 +103,7 @@ const spillBytes = 5 << 10
 // Open opens the namespace of e that o names and creates it if it does not
 // exist. The engine stays the caller's: close it after the store.
 func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
-	s := &Store{engine: e}
+	s := &Store{engine: e, collecting: make(chan struct{}, 1)}
 	if o != nil {
 		s.opts = *o
 	}
@@ -113,6 +119,9 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	}
 	if s.opts.UploadTTL <= 0 {
 		s.opts.UploadTTL = 24 * time.Hour
+	}
+	if s.opts.TakeOverAfter == 0 {
+		s.opts.TakeOverAfter = 5 * time.Second
 	}
 	if s.opts.Random == nil {
 		s.opts.Random = rand.Reader

@@ -64,7 +64,7 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 			}
 			return f
 		}}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := create(t, st, turnstone.Request{ID: "a"})
 		for i := range 30 {
 			c := turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
@@ -113,7 +113,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 		m := memory.New()
 		e := &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}
 		acked := -1
-		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err == nil {
 			var s *turnstone.Session
 			if s, _, err = st.Create(ctx, turnstone.Request{ID: "a"}); err == nil {

@@ -62,7 +62,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 		n := 1
 		for ; ; n++ {
 			e := cloned(t, whole)
-			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true})
+			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			err := call(st)
 			verify(t, openStore(t, e, nil))
 			if t.Failed() {
@@ -107,7 +107,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
 	}
 	whole := outcomeStore(t)
-	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true})
+	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	a, err := st.Session(ctx, "a")
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for n := 1; ; n++ {
 				e := cloned(t, whole)
-				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 				a, err := other.Session(ctx, "a")
 				if err != nil {
 					t.Fatal(err)
@@ -192,7 +192,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 						t.Fatal(err)
 					}
 				}}
-				st := openStore(t, m, &turnstone.Options{NoAutoSeal: true})
+				st := openStore(t, m, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 				m.calls, m.n = 0, n
 				v, err := st.Verify(ctx, nil)
 				if err != nil || !v.OK() {

@@ -41,7 +41,7 @@ func (c *counter) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 	cost := func(depth int, deleted bool) (calls, records float64) {
 		c := &counter{Engine: memory.New()}
-		st := openStore(t, c, &turnstone.Options{NoAutoSeal: true})
+		st := openStore(t, c, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		root := create(t, st, turnstone.Request{ID: "0"})
 		first := commitTo(t, root, turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"p": []byte("0")}}).Nodes[0]
 		for i := range depth {

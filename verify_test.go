@@ -30,7 +30,7 @@ func cutAfter(t *testing.T, e engine.Engine, letter byte, call func(*turnstone.S
 		}
 		return enginetest.Fault{}
 	}}
-	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, SealBytes: 2000})
+	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000})
 	if err := call(st); err == nil || !cut {
 		t.Fatalf("no record %q was written before the end: %v", letter, err)
 	}
@@ -41,7 +41,7 @@ func cutAfter(t *testing.T, e engine.Engine, letter byte, call func(*turnstone.S
 func full(t *testing.T) *memory.Engine {
 	t.Helper()
 	source := memory.New()
-	st := openStore(t, source, &turnstone.Options{NoAutoSeal: true, SealBytes: 2000})
+	st := openStore(t, source, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000})
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -189,7 +189,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
 	}
 	e := full(t)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
 	var all []engine.Pair
 	kinds := map[byte][]engine.Pair{}
 	for p, err := range e.Scan(ctx, engine.Range{}) {
@@ -215,7 +215,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 			}
 		}()
 		var problems []error
-		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err == nil {
 			v, verr := st.Verify(ctx, nil)
 			st.Close()
@@ -266,7 +266,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		}
 	}
 	t.Logf("%d records; not missed: %v", len(all), harmless)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // all is as it was
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // all is as it was
 }
 
 // A table is what a test knows of a store's sessions.

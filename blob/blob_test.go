@@ -35,7 +35,7 @@ func uploadID() (id [16]byte) {
 
 // write stores what r delivers, held by an upload of its own.
 func write(s *blob.Store, r io.Reader, size int64) (blob.ID, int64, error) {
-	up := s.NewUpload(uploadID(), time.Unix(1<<40, 0))
+	up := s.NewUpload(uploadID(), keys.Incarnation{}, time.Unix(1<<40, 0))
 	d, err := up.Write(ctx, r, size)
 	if err != nil {
 		return blob.ID{}, 0, err

@@ -25,6 +25,7 @@ import (
 type Upload struct {
 	store   *Store
 	id      [16]byte
+	owner   keys.Incarnation
 	key     []byte
 	record  []byte
 	begun   bool // record is stored
@@ -32,19 +33,21 @@ type Upload struct {
 	expires time.Time
 }
 
-// NewUpload returns an upload of an id that was never used before, and that may
-// be collected after expires. Nothing is stored before the first Put.
-func (s *Store) NewUpload(id [16]byte, expires time.Time) *Upload {
-	u := &Upload{store: s, id: id, expires: expires}
+// NewUpload returns an upload for the session owner, of an id that was never used
+// before. It may be collected after expires, or when the session is deleted. Nothing is
+// stored before the first Put.
+func (s *Store) NewUpload(id [16]byte, owner keys.Incarnation, expires time.Time) *Upload {
+	u := &Upload{store: s, id: id, owner: owner, expires: expires}
 	u.key = s.space.Upload(u.id, keys.Hash{})
-	u.record = newHold(u.key, Uploading, expires)
+	u.record = newHold(u.key, Uploading, expires, owner[:])
 	return u
 }
 
 // A Hold is what a record under keys.Upload says.
 type Hold struct {
 	Kind    HoldKind
-	Expires time.Time // zero for Held
+	Expires time.Time        // zero for Held
+	Owner   keys.Incarnation // of Uploading: the session that it is for
 }
 
 // A HoldKind tells the records under keys.Upload apart.
@@ -59,9 +62,9 @@ const (
 
 // newHold returns the record of a hold. Random bytes make every value unique,
 // so that a guard on one can never hold for a later one.
-func newHold(key []byte, kind HoldKind, expires time.Time) []byte {
+func newHold(key []byte, kind HoldKind, expires time.Time, owner []byte) []byte {
 	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
-	return codec.Seal(key, keys.Upload, binary.LittleEndian.AppendUint64(body, mathrand.Uint64()))
+	return codec.Seal(key, keys.Upload, append(body, owner...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
 }
 
 // OpenHold decodes a record under keys.Upload.
@@ -75,7 +78,8 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 	}
 	switch {
 	case h.Kind == Held && len(body) == 1:
-	case (h.Kind == Uploading || h.Kind == Ticket) && len(body) == 17:
+	case h.Kind == Uploading && len(body) == 33, h.Kind == Ticket && len(body) == 17:
+		copy(h.Owner[:], body[9:len(body)-8])
 		h.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
 	default:
 		return h, fmt.Errorf("%w: upload", codec.ErrMalformed)
@@ -96,14 +100,14 @@ func (u *Upload) hold(b *engine.Batch, id ID) engine.Pair {
 	return b.Sets[len(b.Sets)-1]
 }
 
-// Grant is Put that ends the upload: owner holds d, until it expires or a commit
+// Grant is Put that ends the upload: its session holds d, until it expires or a commit
 // refers to it, and d holds what it is made of.
-func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation) error {
+func (u *Upload) Grant(ctx context.Context, d *Draft) error {
 	return u.put(ctx, d, func(b *engine.Batch) engine.Pair {
 		u.Finish(b)
 		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
-		key := u.store.space.Upload(owner, u.store.space.BlobHash(d.ID))
-		b.Set(key, newHold(key, Ticket, u.expires))
+		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
+		b.Set(key, newHold(key, Ticket, u.expires, nil))
 		return b.Sets[len(b.Sets)-1]
 	})
 }

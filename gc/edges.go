@@ -83,6 +83,31 @@ func openUse(key, value []byte) (u use, err error) {
 	return u, codec.Corrupt(err, "edge at key %x", key)
 }
 
+// Users returns the sessions that refer to a blob according to the index, directly or
+// by a list that the blob is an item of.
+func (c *Collector) Users(ctx context.Context, h keys.Hash) ([]keys.Incarnation, error) {
+	var out []keys.Incarnation
+	for p, err := range c.engine.Scan(ctx, c.space.Of(keys.Edge, h)) {
+		if err != nil {
+			return nil, err
+		}
+		_, fields, ok := c.space.Fields(p.Key)
+		if !ok {
+			return nil, codec.Corrupt(codec.ErrMalformed, "edge at key %x", p.Key)
+		}
+		if fields[16] == bySession {
+			out = append(out, keys.Incarnation(fields[17:]))
+			continue
+		}
+		more, err := c.Users(ctx, keys.Hash(fields[17:])) // a list is larger than its items
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, more...)
+	}
+	return out, nil
+}
+
 // A change of an edge: from is what stands there, to what is to stand there; nil
 // is no edge.
 type change struct {

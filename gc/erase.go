@@ -58,6 +58,7 @@ type plan struct {
 // A sight is a session that shows nodes of another one up to some revision, and
 // the tombstones that count in it.
 type sight struct {
+	own    bool          // of the session itself
 	upTo   head.Ancestor // zero revision: everything
 	stones map[[8]byte][]stone
 }
@@ -73,16 +74,13 @@ func (p *plan) gone(n *graph.Node, revision uint64, position int) (gone bool, st
 	if revision > p.indexed {
 		return false, nil
 	}
-	if p.pruned[n.ID] {
-		return true, nil
-	}
 	for i := range p.views {
 		s := &p.views[i]
 		if !s.shows(revision, position) {
 			continue
 		}
 		by := s.stones[[8]byte(n.ID[:8])]
-		if len(by) == 0 {
+		if len(by) == 0 && !(s.own && p.pruned[n.ID]) {
 			return false, nil
 		}
 		stones = append(stones, by...)
@@ -149,7 +147,7 @@ func (c *cleaning) done(ctx context.Context, p *plan) error {
 		s.Erased = true
 		b.Set(s.key, s.Seal(s.key))
 		if b.Ops() >= batchOps {
-			if err := c.run.apply(ctx, b); err != nil {
+			if err := c.apply(ctx, b, nil); err != nil {
 				return err
 			}
 			b = &batch{}
@@ -158,7 +156,7 @@ func (c *cleaning) done(ctx context.Context, p *plan) error {
 	if b.Ops() == 0 {
 		return nil
 	}
-	return c.run.apply(ctx, b)
+	return c.apply(ctx, b, nil)
 }
 
 // plan finds out who shows the session's nodes, and which are to be pruned.
@@ -189,7 +187,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.views = append(p.views, sight{stones: stones})
+		p.views = append(p.views, sight{own: true, stones: stones})
 	}
 	for _, h := range c.holders {
 		if h.ancestor.Revision == 0 {
@@ -214,8 +212,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 	return p, err
 }
 
-// prune finds the nodes of side branches that no retained revision leads to and
-// no fork holds.
+// prune finds the nodes of side branches that no retained revision leads to.
 func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	h, err := head.OpenHead(p.headKey, p.headRaw)
 	if err == nil && h.Incarnation != c.inc {
@@ -253,12 +250,7 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 		for i := range pack.Nodes {
 			n := &pack.Nodes[i]
 			parents[n.ID] = n.Parent
-			held := pack.Revision >= uint64(c.life.Floor)
-			for j := range c.holders {
-				s := sight{upTo: c.holders[j].ancestor}
-				held = held || s.upTo.Revision > 0 && s.shows(pack.Revision, i)
-			}
-			if held {
+			if pack.Revision >= uint64(c.life.Floor) {
 				tips = append(tips, n.ID)
 			} else if !n.Erased {
 				old = append(old, n.ID)
@@ -352,7 +344,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	for len(packs) > 0 && packs[len(packs)-1].Revision > uint64(w.last) {
 		packs = packs[:len(packs)-1]
 	}
-	changed, erased, pruned, stones := len(packs) < len(w.seg.Packs), 0, 0, 0
+	changed, erased, stones := len(packs) < len(w.seg.Packs), 0, 0
 	raw := rawSize(packs)
 	var detached []keys.Hash
 	for i := range packs {
@@ -375,14 +367,11 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 					detached = append(detached, h)
 				}
 			}
-			if w.plan.pruned[n.ID] {
-				pruned++
+			key := w.space.Tombstone(w.inc, n.ID)
+			if w.plan.pruned[n.ID] && !w.plan.own(n.ID, key) {
 				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true, Pruned: true}
-				key := w.space.Tombstone(w.inc, n.ID)
 				b.Set(key, s.Seal(key))
-				if !w.plan.own(n.ID, key) {
-					stones++
-				}
+				stones++
 			}
 			packs[i].Erase(j)
 			changed = true
@@ -393,9 +382,6 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 		return nil
 	}
 	w.detach(b, detached...)
-	if pruned > 0 {
-		b.Guard(w.plan.headKey, w.plan.headRaw)
-	}
 	set := map[string]bool{}
 	if len(packs) > 0 {
 		ks, vs, err := graph.EncodeSegment(w.space, w.inc, packs, w.before, w.seg.Level)

@@ -78,18 +78,22 @@ type Report struct {
 }
 
 // A Collector collects one namespace. It holds no state: any number of them may
-// exist, also in several processes, and the one that began last goes on.
+// exist, also in several processes. They take turns: a run that begins waits for one
+// that is at work, and takes over one that makes no progress.
 type Collector struct {
-	engine engine.Engine
-	space  *keys.Space
-	blobs  *blob.Store
-	now    func() time.Time
+	engine   engine.Engine
+	space    *keys.Space
+	blobs    *blob.Store
+	now      func() time.Time
+	patience time.Duration
 }
 
-// New returns a collector for the namespace of space on e. The clock decides
-// when uploads expire, and nothing else.
-func New(e engine.Engine, space *keys.Space, blobs *blob.Store, now func() time.Time) *Collector {
-	return &Collector{engine: e, space: space, blobs: blobs, now: now}
+// New returns a collector for the namespace of space on e. The clock decides when
+// uploads expire, and nothing else. A run takes over another one whose record has not
+// changed for as long as patience; at once if patience is not positive. That is safe at
+// any time: the other one ends with ErrSuperseded.
+func New(e engine.Engine, space *keys.Space, blobs *blob.Store, now func() time.Time, patience time.Duration) *Collector {
+	return &Collector{engine: e, space: space, blobs: blobs, now: now, patience: patience}
 }
 
 // A run is a collector at work.
@@ -100,8 +104,10 @@ type run struct {
 	space  *keys.Space
 	blobs  *blob.Store
 
-	key, record []byte   // of the run record, as this run wrote it last
-	state       runState // what it says
+	key, record []byte        // of the run record, as this run wrote it last
+	state       runState      // what it says
+	applied     time.Time     // when this run wrote it
+	patience    time.Duration // for so long others wait for the record to change
 	began       time.Time
 	phase       string
 	phaseDone   int
@@ -114,6 +120,7 @@ type run struct {
 type runState struct {
 	nonce   [16]byte
 	seq     uint64
+	active  bool   // the run is at work, or was cut off
 	rebuild bool   // the index is being derived anew: no blob may be deleted
 	last    uint64 // when the last complete run began, in nanoseconds
 
@@ -129,9 +136,10 @@ type batch struct {
 
 func (s *runState) seal(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(6)
+	e.Array(7)
 	e.Bytes(s.nonce[:])
 	e.Uint(s.seq)
+	e.Bool(s.active)
 	e.Bool(s.rebuild)
 	e.Uint(s.last)
 	e.Uint(uint64(s.sessions))
@@ -145,21 +153,24 @@ func openRunState(key, value []byte) (s runState, err error) {
 		return s, err
 	}
 	d := codec.Decoder{B: body}
-	d.Shape(6)
+	d.Shape(7)
 	d.Fixed(s.nonce[:])
-	s.seq, s.rebuild, s.last = d.Uint(), d.Bool(), d.Uint()
+	s.seq, s.active, s.rebuild, s.last = d.Uint(), d.Bool(), d.Bool(), d.Uint()
 	s.sessions, s.blobs = int(d.Uint()), int(d.Uint())
 	return s, d.Done()
 }
 
-// begin takes the collection over.
-func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Options) (*run, error) {
-	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), began: c.now()}
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+// begin starts a run, after the one that is at work, if there is any.
+func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Options, patience time.Duration) (*run, error) {
+	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), patience: patience}
+	var seen []byte // the record of the run at work, and
+	var since time.Time
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
 		vs, err := e.Get(ctx, r.key)
 		if err != nil {
 			return nil, err
 		}
+		r.began, r.applied = c.now(), time.Now()
 		if r.record != nil && string(vs[0]) == string(r.record) {
 			return r, nil // our own attempt, whose outcome was not known
 		}
@@ -169,8 +180,19 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Stor
 				return nil, codec.Corrupt(err, "run record")
 			}
 		}
+		if r.state.active && patience > 0 {
+			if string(vs[0]) != string(seen) {
+				seen, since = vs[0], time.Now()
+			}
+			if time.Since(since) < patience {
+				if err := sleep(ctx, wait); err != nil {
+					return nil, err
+				}
+				continue
+			}
+		}
 		rand.Read(r.state.nonce[:])
-		r.state.seq = 0
+		r.state.seq, r.state.active = 0, true
 		r.record = r.state.seal(r.key)
 		b := engine.Batch{Reclaim: true}
 		b.Guard(r.key, vs[0])
@@ -185,6 +207,32 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Stor
 			return nil, err
 		}
 	}
+}
+
+// end lets the next run begin. err is what the run ended with.
+func (r *run) end(ctx context.Context, err error) error {
+	if errors.Is(err, ErrSuperseded) {
+		return err
+	}
+	if err != nil { // also of a context that is done; who waits is patient if this fails
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+	}
+	r.state.active = false
+	if aerr := r.apply(ctx, &batch{}); err == nil {
+		return aerr
+	}
+	return err
+}
+
+// beat changes the run record if it has not changed for some time, so that others see
+// that the run makes progress.
+func (r *run) beat(ctx context.Context) error {
+	if r.patience <= 0 || r.record == nil || time.Since(r.applied) < r.patience/4 {
+		return nil
+	}
+	return r.apply(ctx, &batch{})
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -216,7 +264,7 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:
-			r.state, r.record = next, record
+			r.state, r.record, r.applied = next, record, time.Now()
 			if r.Pace > 0 && r.Pace < 1 {
 				return sleep(ctx, time.Duration(float64(time.Since(start))*(1-r.Pace)/r.Pace))
 			}
@@ -270,11 +318,11 @@ func (r *run) step(n int) {
 // there. A disagreement between what should agree is a *codec.CorruptError, and
 // then nothing more is deleted: repair what it names, or run with Full.
 func (c *Collector) Run(ctx context.Context, o Options) (*Report, error) {
-	r, err := c.begin(ctx, c.engine, c.blobs, o)
+	r, err := c.begin(ctx, c.engine, c.blobs, o, c.patience)
 	if err != nil {
 		return nil, err
 	}
-	err = r.verdict(ctx, r.collect(ctx))
+	err = r.end(ctx, r.verdict(ctx, r.collect(ctx)))
 	r.Duration = c.now().Sub(r.began)
 	return &r.Report, err
 }
@@ -289,7 +337,7 @@ func (c *Collector) Plan(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 		copied := overlay.New(c.engine)
-		r, err := c.begin(ctx, copied, c.blobs.On(copied), o)
+		r, err := c.begin(ctx, copied, c.blobs.On(copied), o, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -353,12 +401,15 @@ func (r *run) collect(ctx context.Context) error {
 	}
 	r.Roots += r.state.sessions
 	r.Retained = r.state.blobs
-	r.state.last = uint64(r.began.UnixNano())
-	return r.apply(ctx, &batch{})
+	r.state.last = uint64(r.began.UnixNano()) // with the run's next batch
+	return nil
 }
 
 // get reads keys, in pieces: their values may be of different moments.
 func (r *run) get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	if err := r.beat(ctx); err != nil {
+		return nil, err
+	}
 	const atOnce = 2000
 	var out [][]byte
 	for len(ks) > 0 {

@@ -35,7 +35,7 @@ func history(t *testing.T, seed uint64) {
 	var e engine.Engine = he
 	rng := rand.New(rand.NewPCG(seed, 1))
 	now := epoch
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 8000, Now: func() time.Time { return now }, UploadTTL: time.Hour, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)})})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 8000, Now: func() time.Time { return now }, UploadTTL: time.Hour, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)})})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -92,7 +92,9 @@ var mutants = []mutant{
 	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: without(keys.Dirty), blind: true},
 	{name: "the collector does not guard the lifecycle", in: "a fork's fork, delete and vacuum", party: byCollector, change: without(keys.Life)},
 	{name: "the collector does not guard an upload that expires", in: "upload of what expires", party: byCollector, change: without(keys.Upload)},
-	{name: "vacuum does not guard the head", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCollector, change: without(keys.Head)},
+	{name: "a commit that rewinds does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCommit, change: func(b *engine.Batch) {
+		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Life })
+	}},
 	{name: "vacuum does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: func(b *engine.Batch) bool { return byCollector(b) && writes(b, keys.Pack) }, change: func(b *engine.Batch) {
 		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Life })
 	}},

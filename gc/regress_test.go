@@ -46,7 +46,7 @@ func prune(t *testing.T, s *turnstone.Session) {
 }
 
 func openAt(t testing.TB, e engine.Engine, now func() time.Time) *turnstone.Store {
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, Now: now, UploadTTL: time.Hour})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, Now: now, UploadTTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -26,6 +27,7 @@ func (r *run) uploads(ctx context.Context) error {
 		of := keys.Incarnation(h.owner)
 		switch {
 		case hold.Kind == blob.Ticket:
+			hold.Owner = of
 			if _, err := r.expire(ctx, p, hold, []keys.Hash{h.blob}); err != nil {
 				return err
 			}
@@ -79,12 +81,26 @@ func (r *run) standing(ctx context.Context, owner keys.Incarnation) (bool, error
 	return err == nil && vs[0] != nil, err
 }
 
-// expire removes an upload or a ticket if its time is over, and lists what the
-// ticket held. It reports whether it stands.
+// deleted reports whether a session is deleted.
+func (r *run) deleted(ctx context.Context, inc head.Incarnation) (bool, error) {
+	key := r.space.Life(inc)
+	vs, err := r.get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return err == nil, err
+	}
+	life, err := head.OpenLife(key, vs[0])
+	return err == nil && life.State == head.Deleted, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+}
+
+// expire removes an upload or a ticket if its time is over, or its session deleted, and
+// lists what the ticket held. It reports whether it stands.
 func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []keys.Hash) (standing bool, err error) {
 	if r.began.Before(hold.Expires) {
-		r.Roots++
-		return true, nil
+		deleted, err := r.deleted(ctx, hold.Owner)
+		if err != nil || !deleted {
+			r.Roots++
+			return true, err
+		}
 	}
 	if err := r.represent(ctx, held); err != nil {
 		return true, err

@@ -24,6 +24,9 @@ type VacuumReport struct {
 	// which no retained revision has, and are stored whole now.
 	Rewritten int `json:"rewritten"`
 	Packed    int `json:"packed"` // blobs compressed further than a commit has the time for
+	// Unfinished are the sessions that changed again and again while vacuum was at work
+	// on them. The next vacuum does the rest.
+	Unfinished []head.Incarnation `json:"-"`
 }
 
 // Vacuum collects; removes the content of nodes that every session which holds
@@ -32,12 +35,12 @@ type VacuumReport struct {
 // and makes the engine give the space back, after which none of the removed bytes
 // is left in its files. Commits go on meanwhile.
 func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error) {
-	r, err := c.begin(ctx, c.engine, c.blobs, o)
+	r, err := c.begin(ctx, c.engine, c.blobs, o, c.patience)
 	if err != nil {
 		return nil, err
 	}
 	v := &vacuum{run: r}
-	err = r.verdict(ctx, v.all(ctx))
+	err = r.end(ctx, r.verdict(ctx, v.all(ctx)))
 	if err == nil {
 		r.enter("engine")
 		err = c.engine.Vacuum(ctx)
@@ -137,7 +140,8 @@ func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
 		switch {
 		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
 			if attempt == maxAttempts {
-				return nil // it is committed to all the time: the next vacuum has it
+				v.out.Unfinished = append(v.out.Unfinished, inc)
+				return nil // it changes all the time: the next vacuum has it
 			}
 			continue
 		case errors.As(err, &damage) && damaged < 3:

@@ -40,7 +40,7 @@ type world struct {
 // open opens the store on e; what is random in it depends on seed.
 func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retention) (*world, error) {
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{
-		NoAutoSeal: true, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
+		NoAutoSeal: true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
 		Random: rand.NewChaCha8([32]byte{seed}),
 	})
 	if err != nil {
