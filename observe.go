@@ -11,9 +11,10 @@ import (
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
-// turnstoneotel is one that speaks OpenTelemetry. Methods are called from the
-// goroutine of the operation, and so must be fast and safe for concurrent use.
-// Nothing that an observer is told contains payloads or checkpoints.
+// turnstoneotel, which is a module of its own, is one that speaks OpenTelemetry.
+// Methods are called from the goroutine of the operation, and so must be fast
+// and safe for concurrent use. Nothing that an observer is told contains
+// payloads or checkpoints.
 type Observer interface {
 	// Begin is called when an operation begins. The operation goes on with the
 	// context that is returned, so that a span in it is the parent of those of
