@@ -76,6 +76,10 @@ func everything(st *turnstone.Store) (string, error) {
 		}
 		for _, sc := range []turnstone.Scope{{}, {Full: true}, {Last: 4}, {At: 1}} {
 			state, err := s.Load(ctx, sc)
+			if errors.Is(err, turnstone.ErrRevisionPruned) || errors.Is(err, turnstone.ErrRevisionNotFound) && sc.At > i.Revision {
+				fmt.Fprintln(&out, "no revision", sc.At)
+				continue
+			}
 			if err != nil {
 				return "", err
 			}
