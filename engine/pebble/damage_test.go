@@ -179,6 +179,9 @@ func TestDamageIsReportedOrHarmless(t *testing.T) {
 				}
 				try(file, "removed", func(fs *vfs.MemFS, path string) error { return fs.Remove(path) })
 			}
+			if results["reported"] == 0 || len(names) < 3 {
+				t.Errorf("%d files: %v", len(names), results)
+			}
 			t.Log(len(names), "files:", results)
 		})
 	}
