@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
+	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
 	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
@@ -29,8 +29,9 @@ var may = map[string][]string{
 	"engine/pebble":            {"engine", "engine/internal/localdir"},
 	"engine/postgres":          {"engine"},
 	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres"},
-	"engine/enginetest":        {"engine", "engine/memory"},
+	"engine/enginetest":        {"engine", "engine/memory", "internal/testscale"},
 	"internal/disk":            {},
+	"internal/testscale":       {},
 	"internal/pgtest":          {},
 	"internal/overlay":         {"engine"},
 	"internal/hash":            {},

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 var ctx = context.Background()
@@ -108,7 +109,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 	if race {
 		t.Skip("one goroutine, a hundred stores: there is nothing for the race detector")
 	}
-	for n := 1; ; n++ {
+	for n := 1; ; n += testscale.Pick(1, 4, 9) {
 		m := memory.New()
 		e := &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}
 		acked := -1
