@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func TestTwoPartsOfEqualContentKnowTheirDepth(t *testing.T) {
@@ -79,7 +80,7 @@ func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 }
 
 func TestSealCountsAttachments(t *testing.T) {
-	for _, distinct := range []bool{false, true} {
+	for _, distinct := range testscale.Pick([]bool{false, true}, []bool{false}, []bool{false}) {
 		st := open(t, memory.New(), &Options{NoAutoSeal: true})
 		s := mk(t, st, Request{ID: "s"})
 		var atts []Attachment

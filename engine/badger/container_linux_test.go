@@ -74,7 +74,7 @@ func TestContainerChild(t *testing.T) {
 		kB, _ := strconv.Atoi(strings.Fields(anon)[0])
 		most = max(most, kB)
 	}
-	keys, each := testscale.Pick(1500, 1500, 300), 200_000 // 300 MB, but for a short run
+	keys, each := testscale.Pick(1500, 600, 150), 200_000 // a long run writes more than the container has memory
 	name := func(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
 	content := func(i int) []byte { return bytes.Repeat(name(i), each/6) }
 	for i := range keys {
