@@ -1,5 +1,0 @@
-//go:build !race
-
-package gc_test
-
-const race = false
