@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // fill makes a store with something of everything.
@@ -307,7 +308,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
 	for _, restless := range []bool{false, true} {
-		for at := 1; at < 600; at += 50 {
+		for at := 1; at < 600; at += testscale.Pick(50, 120, 300) {
 			base, to := memory.New(), memory.New()
 			fill(t, base)
 			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
@@ -434,7 +435,7 @@ func TestCopiesAtOnce(t *testing.T) {
 	}
 	st.Close()
 	for _, halfway := range []int{0, 1, 2} { // what there is at first: nothing, a copy of the older one begun, all of it
-		for n := 1; ; n += 1 + n/6 {
+		for n := 1; ; n += 1 + n/testscale.Pick(6, 3, 1) {
 			to := memory.New()
 			if halfway > 0 {
 				copyStore(t, older, to)

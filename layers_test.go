@@ -3,6 +3,7 @@ package turnstone_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os/exec"
 	"strings"
@@ -14,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
+	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
 	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "blob", "graph", "head", "gc", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
@@ -28,8 +29,9 @@ var may = map[string][]string{
 	"engine/pebble":            {"engine", "engine/internal/localdir"},
 	"engine/postgres":          {"engine"},
 	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres"},
-	"engine/enginetest":        {"engine", "engine/memory"},
+	"engine/enginetest":        {"engine", "engine/memory", "internal/testscale"},
 	"internal/disk":            {},
+	"internal/testscale":       {},
 	"internal/pgtest":          {},
 	"internal/overlay":         {"engine"},
 	"internal/hash":            {},
@@ -45,52 +47,74 @@ var may = map[string][]string{
 	"transcript":               {"", "blob", "head"},
 }
 
+// modules are the directories whose packages the layers name. Package
+// turnstoneotel is a module of its own, so that a host of the store is free to
+// choose its version of OpenTelemetry.
+var modules = []string{".", "turnstoneotel"}
+
 func TestImportsGoOneWay(t *testing.T) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	height := map[string]int{}
 	for i, l := range layers {
 		height[l] = i
 	}
 	seen := 0
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p struct {
-			ImportPath string
-			Imports    []string
-		}
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
+	for _, dir := range modules {
+		packages, err := list(dir)
+		if err != nil {
 			t.Fatal(err)
 		}
-		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
-		at, known := height[name]
-		if !known {
-			t.Errorf("package %q is in no layer: add it to this test", name)
-			continue
-		}
-		seen++
-		for _, i := range p.Imports {
-			if !strings.HasPrefix(i, module) {
-				if name == "engine" && strings.Contains(i, ".") {
-					t.Errorf("engine imports %s: it is to need the standard library only", i)
-				}
+		for _, p := range packages {
+			name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+			at, known := height[name]
+			if !known {
+				t.Errorf("package %q is in no layer: add it to this test", name)
 				continue
 			}
-			below := strings.TrimPrefix(strings.TrimPrefix(i, module), "/")
-			if height[below] >= at {
-				t.Errorf("%q imports %q, which is above it", name, below)
-			}
-			if allowed, limited := may[name]; limited && !contains(allowed, below) {
-				t.Errorf("%q imports %q, which it is not to know", name, below)
+			seen++
+			for _, i := range p.Imports {
+				if !strings.HasPrefix(i, module) {
+					if name == "engine" && strings.Contains(i, ".") {
+						t.Errorf("engine imports %s: it is to need the standard library only", i)
+					}
+					continue
+				}
+				below := strings.TrimPrefix(strings.TrimPrefix(i, module), "/")
+				if height[below] >= at {
+					t.Errorf("%q imports %q, which is above it", name, below)
+				}
+				if allowed, limited := may[name]; limited && !contains(allowed, below) {
+					t.Errorf("%q imports %q, which it is not to know", name, below)
+				}
 			}
 		}
 	}
 	if seen != len(layers) {
 		t.Errorf("%d packages found, %d listed", seen, len(layers))
+	}
+}
+
+// goPackage is what go list says of a package.
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+// list returns the packages of the module in dir.
+func list(dir string) (packages []goPackage, _ error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list in %s: %w", dir, err)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return packages, nil
+		} else if err != nil {
+			return nil, err
+		}
+		packages = append(packages, p)
 	}
 }
 

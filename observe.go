@@ -11,9 +11,10 @@ import (
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
-// turnstoneotel is one that speaks OpenTelemetry. Methods are called from the
-// goroutine of the operation, and so must be fast and safe for concurrent use.
-// Nothing that an observer is told contains payloads or checkpoints.
+// turnstoneotel, which is a module of its own, is one that speaks OpenTelemetry.
+// Methods are called from the goroutine of the operation, and so must be fast
+// and safe for concurrent use. Nothing that an observer is told contains
+// payloads or checkpoints.
 type Observer interface {
 	// Begin is called when an operation begins. The operation goes on with the
 	// context that is returned, so that a span in it is the parent of those of
@@ -227,7 +228,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 
 // ErrorType names the kind of an error with few, stable words, for metrics and
 // alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
-// limit, invalid, rejected, corrupt, unknown_outcome, incomplete, canceled, no_space, closed
+// limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
 // (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {
 	if err == nil {
@@ -263,6 +264,7 @@ var errorTypes = []struct {
 	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
 	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
 	{"rejected", []error{ErrRejected}},
+	{"format", []error{ErrFormat}},
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},

@@ -251,7 +251,7 @@ func TestLogObserver(t *testing.T) {
 func TestErrorType(t *testing.T) {
 	for want, err := range map[string]error{
 		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
-		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &turnstone.CorruptError{},
+		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &turnstone.CorruptError{}, "format": fmt.Errorf("x: %w", &turnstone.FormatError{}),
 		"unknown_outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no_space": engine.ErrNoSpace,
 		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
 		"has_children": turnstone.ErrHasChildren, "other": errors.New("x"),

@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // An effect is a call that alters the store, and how to see what it did.
@@ -218,7 +219,11 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 			calls, applies := once("no fault", true, func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} })
 			for n := 1; n <= calls; n++ {
 				for name, f := range faults {
-					if name != "unavailable" && !slices.Contains(applies, n) || testing.Short() && runs > 200 {
+					i, every := n, testscale.Pick(1, 3, 9)
+					if name != "unavailable" {
+						i, every = slices.Index(applies, n), testscale.Pick(1, 2, 4)
+					}
+					if i < 0 || i%every != 0 {
 						continue
 					}
 					once(fmt.Sprintf("call %d %s", n, name), name != "unavailable", func(c enginetest.Call) enginetest.Fault {
@@ -230,7 +235,7 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 					if name == "unavailable" {
 						continue
 					}
-					for m := n + 1; m <= n+8; m++ {
+					for m := n + 1; m <= n+testscale.Pick(8, 4, 1); m++ {
 						for _, lasting := range []bool{false, true} {
 							once(fmt.Sprintf("call %d %s, call %d unavailable, lasting: %v", n, name, m, lasting), false, func(c enginetest.Call) enginetest.Fault {
 								switch {

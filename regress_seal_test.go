@@ -45,7 +45,10 @@ func TestCorruptWhileSealing(t *testing.T) {
 		r := must(t, s, Commit{Turn: "T", Nodes: n})
 		must(t, s, Commit{Expected: 1, Nodes: node("x")})
 		must(t, s, Commit{Expected: 2, Nodes: node("x")})
-		other, _ := st.Session(bg, "s")
+		other, err := st.Session(bg, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
 		k := st.space.Pack(s.inc, 1, 0)
 		seen := 0
 		e.between = func(key []byte) {
@@ -58,7 +61,6 @@ func TestCorruptWhileSealing(t *testing.T) {
 				}
 			}
 		}
-		var err error
 		switch op {
 		case "commit":
 			_, err = s.Commit(bg, Commit{Expected: 3, Nodes: []NewNode{{Kind: "u", Parent: At(r.Leaf)}}})

@@ -3,6 +3,7 @@ package turnstone
 import (
 	"bytes"
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -27,11 +28,15 @@ func TestDeleteSparesTheNextSessionOfTheID(t *testing.T) {
 		must(t, u, Commit{Nodes: node("precious")})
 		return engine.ErrUnknown
 	}
-	err := st.Delete(bg, "s", KeepChildren)
-	_, serr := st.Session(bg, "s")
-	t.Log(err, serr)
-	if serr != nil {
-		t.Fail()
+	if err := st.Delete(bg, "s", KeepChildren); err != nil {
+		t.Error(err)
+	}
+	next, err := st.Session(bg, "s")
+	if err != nil {
+		t.Fatal("the next session of the id:", err)
+	}
+	if l, err := next.Load(bg, Scope{}); err != nil || len(l.Nodes) != 1 || string(l.Nodes[0].Payload) != "precious" {
+		t.Errorf("the next session of the id: %+v, %v", l, err)
 	}
 }
 
@@ -47,7 +52,9 @@ func TestVerifyFollowsARename(t *testing.T) {
 		k := st.space.Pack(s.inc, 1, 0)
 		var b engine.Batch
 		b.Delete(k)
-		mem.Apply(bg, &b)
+		if err := mem.Apply(bg, &b); err != nil {
+			t.Fatal(err)
+		}
 		st2 := open(t, mem, nil)
 		done := false
 		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
@@ -60,9 +67,9 @@ func TestVerifyFollowsARename(t *testing.T) {
 			return mem.Get(ctx, ks...)
 		}
 		v, err := st.Verify(bg, nil)
-		t.Log(v.Sessions, v.Problems, err)
-		if v.OK() {
-			t.Fail()
+		var damage *CorruptError
+		if !done || err != nil || v.Sessions != 1 || len(v.Problems) != 1 || !errors.As(v.Problems[0], &damage) {
+			t.Errorf("renamed: %v; %d sessions, %v, %v", done, v.Sessions, v.Problems, err)
 		}
 	}
 }
@@ -86,9 +93,10 @@ func TestSealCountsKeys(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	err := s.Seal(bg)
-	t.Log(err)
-	if err != nil {
-		t.Fail()
+	if err := s.Seal(bg); err != nil {
+		t.Error(err)
+	}
+	if stats, err := st.Stats(bg); err != nil || stats.Sealed == 0 || stats.Loose != 0 {
+		t.Errorf("%d segments are sealed and %d packs loose, %v", stats.Sealed, stats.Loose, err)
 	}
 }

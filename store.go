@@ -153,7 +153,11 @@ func (s *Store) load(ctx context.Context) error {
 			return err
 		}
 		if vs[0] == nil && vs[1] != nil {
-			if note, err := openCopyNote(noteKey, vs[1]); err == nil && len(note.record) > 0 {
+			note, err := openCopyNote(noteKey, vs[1])
+			if errors.Is(err, ErrFormat) {
+				return codec.Corrupt(err, "note of the last copy, namespace %q", s.opts.Namespace)
+			}
+			if err == nil && len(note.record) > 0 {
 				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, s.opts.Namespace)
 			}
 		}
@@ -228,13 +232,10 @@ func openRecord(key, value []byte) (r record, err error) {
 		return r, err
 	}
 	d := codec.Decoder{B: body}
-	n := d.Array(1 << 10) // a newer format may have more fields
+	n := d.Array(1 << 10) // another format may have more fields, or fewer
 	v := d.Uint()
-	if v > format && d.Err() == nil {
-		return r, fmt.Errorf("%w (format %d, this one reads %d)", codec.ErrNewer, v, format)
-	}
-	if v < format {
-		d.Fail("store record of format %d", v)
+	if v != format && d.Err() == nil {
+		return r, &FormatError{Have: v, Want: format}
 	}
 	if n != 8 {
 		d.Fail("store record of %d fields", n)

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Writers, readers, forks, tombstones, deletes, uploads, retention, seals, lists,
@@ -111,7 +112,7 @@ func writer(st *turnstone.Store, w int) error {
 	}
 	var want []string
 	shared := random(7000, 1)
-	for i := range 60 {
+	for i := range testscale.Pick(60, 25, 12) {
 		text := fmt.Sprint(w, "/", i)
 		_, err := s.Commit(ctx, turnstone.Commit{
 			Expected: turnstone.AnyRevision, Turn: text, Checkpoint: map[string][]byte{"p": append([]byte(text), shared...)},

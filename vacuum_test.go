@@ -19,6 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/disk"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func vacuum(t *testing.T, st *turnstone.Store) *turnstone.VacuumReport {
@@ -196,10 +197,7 @@ func TestMaintain(t *testing.T) {
 // G5: half of many sessions with a checkpoint every turn are deleted; after gc
 // and vacuum the store takes about what one that never had them does.
 func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
-	sessions, turns := 2000, 5
-	if testing.Short() || race {
-		sessions = 200
-	}
+	sessions, turns := testscale.Pick(2000, 400, 400), 5
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})

@@ -36,7 +36,8 @@ func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 // nothing, in time and memory in proportion to the store: a history that forks share
 // is read once. It may run beside commits; a session that changes meanwhile is
 // checked as it was when Verify came to it. The returned error says that Verify
-// itself could not go on.
+// itself could not go on, for example a *FormatError that it met a record of another
+// version of the format, which it can't judge.
 //
 // The progress callback, if not nil, is called with the number of sessions and
 // blobs done, from the calling goroutine.
@@ -151,7 +152,7 @@ func (v *verifier) step() {
 // stopped reports errors that end Verify, as opposed to what it looks for.
 func stopped(err error) bool {
 	var damage *CorruptError
-	return err != nil && !errors.As(err, &damage) && !errors.Is(err, ErrFormat) &&
+	return err != nil && !errors.As(err, &damage) &&
 		!errors.Is(err, ErrNodeNotFound) && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // cloned returns an engine with the same records.
@@ -60,7 +61,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 		},
 	} {
 		n := 1
-		for ; ; n++ {
+		for ; ; n += testscale.Pick(1, 3, 9) {
 			e := cloned(t, whole)
 			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			err := call(st)
@@ -72,7 +73,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 				break
 			}
 		}
-		t.Logf("%s: cut at %d places", name, n-1)
+		t.Logf("%s: cut at up to %d places", name, n-1)
 	}
 }
 
@@ -180,7 +181,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for n := 1; ; n++ {
+			for n := 1; ; n += testscale.Pick(1, 5, 23) {
 				e := cloned(t, whole)
 				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 				a, err := other.Session(ctx, "a")
@@ -199,7 +200,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 					t.Fatal(fmt.Sprint("before call ", n), v.Problems, err)
 				}
 				if m.calls < n {
-					t.Logf("%d places", n-1)
+					t.Logf("up to %d places", n-1)
 					return
 				}
 			}

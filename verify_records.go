@@ -3,6 +3,7 @@ package turnstone
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
@@ -111,8 +112,18 @@ func (v *verifier) records(ctx context.Context) error {
 			}
 		}
 	}
+	var other error
 	for _, r := range v.damaged {
+		if errors.Is(r.err, ErrFormat) {
+			if other == nil {
+				other = codec.Corrupt(r.err, "%s", v.describe(&r))
+			}
+			continue
+		}
 		v.problem(r.err, "%s", v.describe(&r))
+	}
+	if other != nil {
+		return other // what the record says of the others is not known
 	}
 	return v.pairs(ctx)
 }

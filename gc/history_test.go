@@ -13,17 +13,22 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // seeds is how many histories TestRandomHistories tries.
-var seeds = flag.Uint64("seeds", 60, "how many random histories to try")
+var seeds = flag.Uint64("seeds", 0, "how many random histories to try; 0 is what testscale says")
 
 // Random histories of sessions, forks, uploads, retention and maintenance, runs of
 // which are cut, or have other calls happen in their middle. After every step
 // everything reachable is there; after two vacuums nothing else is; a dry run says
 // what the run does; a full run finds what the index says.
 func TestRandomHistories(t *testing.T) {
-	for seed := range *seeds {
+	n := *seeds
+	if n == 0 {
+		n = testscale.Pick[uint64](60, 30, 8)
+	}
+	for seed := range n {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { history(t, seed) }) {
 			return
 		}

@@ -1,6 +1,9 @@
 // Package turnstoneotel reports what a store does to OpenTelemetry: metrics and
 // traces, named after its semantic conventions for database clients.
 //
+// The package is a module of its own: a host that does not import it is free to
+// require any version of OpenTelemetry.
+//
 //	observer, err := turnstoneotel.New(nil) // the global providers
 //	store, err := turnstone.Open(ctx, eng, &turnstone.Options{Observer: observer})
 //

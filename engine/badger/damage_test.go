@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // stores returns a store whose process was killed while two logs were in use, one
@@ -87,10 +88,7 @@ func (s *slowTables) create(name string) (file, error) {
 // Whatever bit of whatever file flips, wherever a file is cut, and whichever is
 // missing: it does no harm, or an error names the file.
 func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
-	flips, cuts := 320, 60
-	if testing.Short() || raceEnabled {
-		flips, cuts = 20, 8
-	}
+	flips, cuts := testscale.Pick(320, 60, 8), testscale.Pick(60, 12, 6)
 	total, harmless := 0, 0
 	for state, s := range stores(t) {
 		try := func(name, how string, damage func(d *disk)) {

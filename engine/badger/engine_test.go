@@ -16,6 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	usage "github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func open(t *testing.T, dir string, o *Options) *Engine {
@@ -352,10 +353,7 @@ func TestVacuumLeavesNoRemovedValue(t *testing.T) {
 // A process is killed again and again while it commits; what it said was
 // acknowledged is there, whole.
 func TestKill(t *testing.T) {
-	rounds := 15
-	if testing.Short() {
-		rounds = 3
-	}
+	rounds := testscale.Pick(15, 6, 2)
 	dir := t.TempDir() + "/store"
 	next := 0
 	for round := range rounds {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 var ctx = context.Background()
@@ -138,10 +139,7 @@ func typed(err error) bool {
 // order, on file systems that make names durable together, each with its file, or
 // only with their directory.
 func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
-	stores, rounds := 12, 16
-	if testing.Short() || raceEnabled {
-		stores, rounds = 3, 8
-	}
+	stores, rounds := testscale.Pick(12, 6, 3), testscale.Pick(16, 12, 8)
 	cuts, kills, failures, flushes := 0, 0, 0, 0
 	for _, mode := range []string{"journal", "btrfs", "posix"} {
 		for s := range stores {
@@ -267,10 +265,7 @@ func TestEveryCallToTheDiskFails(t *testing.T) {
 	if calls < 50 {
 		t.Fatalf("only %d calls", calls)
 	}
-	step := 1
-	if testing.Short() || raceEnabled {
-		step = 17
-	}
+	step := testscale.Pick(1, 11, 37)
 	for n := 1; n <= calls; n += step {
 		for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOSPC, syscall.EMFILE} {
 			for _, forever := range []bool{false, true} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // conflict checks that err is a conflict that names key.
@@ -66,7 +67,7 @@ func neverHalf(r *rig) error {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(stop)
-		for i := range 200 {
+		for i := range testscale.Pick(200, 80, 40) {
 			v := fmt.Sprint(i)
 			if werr = put(r.e, keys[0], v, keys[1], v, keys[2], v); werr != nil {
 				return
@@ -230,7 +231,7 @@ func counter(r *rig) error {
 // Two batches that each guard the absence of what the other writes must not
 // both succeed.
 func writeSkew(r *rig) error {
-	for i := range 100 {
+	for i := range testscale.Pick(100, 50, 15) {
 		a, b := fmt.Sprint("a", i), fmt.Sprint("b", i)
 		var errs [2]error
 		var wg sync.WaitGroup
@@ -261,7 +262,7 @@ func writeSkew(r *rig) error {
 // the committer must have lost, or must come after the collector's write, and
 // then its guard is false.
 func readOnlyAnomaly(r *rig) error {
-	for i := range 200 {
+	for i := range testscale.Pick(200, 80, 25) {
 		mark, ref := fmt.Sprint("mark", i), fmt.Sprint("ref/", i)
 		if err := put(r.e, mark, "live"); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // damagedStores returns stores at rest: closed, killed while its log is full of
@@ -118,10 +119,7 @@ func verdict(err error) string {
 }
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
-	flips, cuts := 14, 6
-	if testing.Short() || raceEnabled {
-		flips, cuts = 4, 2
-	}
+	flips, cuts := testscale.Pick(14, 6, 3), testscale.Pick(6, 4, 2)
 	for name, store := range damagedStores(t) {
 		t.Run(name, func(t *testing.T) {
 			fs, dir, _ := store()
@@ -179,6 +177,9 @@ func TestDamageIsReportedOrHarmless(t *testing.T) {
 				}
 				try(file, "removed", func(fs *vfs.MemFS, path string) error { return fs.Remove(path) })
 			}
+			if results["reported"] == 0 || len(names) < 3 {
+				t.Errorf("%d files: %v", len(names), results)
+			}
 			t.Log(len(names), "files:", results)
 		})
 	}
@@ -200,10 +201,7 @@ func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := len(bytes.TrimRight(content, "\x00"))
-	step := 101
-	if testing.Short() || raceEnabled {
-		step = 997
-	}
+	step := testscale.Pick(101, 499, 1999)
 	for off := 0; off < used; off += step {
 		fs, dir, _ := store()
 		b, err := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, log))

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // A fault fails the operations of a file system that it picks from the n-th on.
@@ -103,10 +104,7 @@ func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
 	count := &fault{}
 	runFaulty(t, fs, dir, newLedger(), count)
 	total := count.seen.Load()
-	stride := total/40 + 1
-	if testing.Short() || raceEnabled {
-		stride = total/10 + 1
-	}
+	stride := total/testscale.Pick[int64](40, 15, 4) + 1
 	t.Logf("%d operations, every %d. fails", total, stride)
 	type run struct {
 		n    int64

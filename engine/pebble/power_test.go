@@ -15,13 +15,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func TestALossOfPowerLosesNothingAcknowledged(t *testing.T) {
-	stores, cuts := 12, 20
-	if testing.Short() || raceEnabled {
-		stores, cuts = 3, 10
-	}
+	stores, cuts := testscale.Pick(12, 6, 3), testscale.Pick(20, 12, 8)
 	for s := range stores {
 		t.Run(fmt.Sprint(s), func(t *testing.T) {
 			t.Parallel()
@@ -91,10 +89,7 @@ func TestNothingRestsOnPagesWhoseSyncFailed(t *testing.T) {
 	fs, dir := memStore(t)
 	count := &fault{pick: syncs}
 	runFaulty(t, fs, dir, newLedger(), count)
-	stride := int64(1)
-	if testing.Short() || raceEnabled {
-		stride = 10
-	}
+	stride := testscale.Pick[int64](1, 5, 20)
 	together(int(count.seen.Load()/stride), func(i int) {
 		fs, dir := memStore(t)
 		l := newLedger()

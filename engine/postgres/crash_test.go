@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // besideCommits has eight sessions committed to through url while faults happen:
@@ -138,7 +139,7 @@ func TestServerKilledBesideCommits(t *testing.T) {
 	srv := pgtest.Private(t)
 	p := newProxy(t, srv.Socket())
 	besideCommits(t, p.url(), func() {
-		for range 5 {
+		for range testscale.Pick(5, 2, 1) {
 			time.Sleep(400 * time.Millisecond)
 			if err := srv.Kill(); err != nil {
 				t.Fatal(err)
@@ -163,6 +164,9 @@ func TestFailover(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name == "url" {
+				t.Skip("the other way fails over, too")
+			}
 			primary := pgtest.Private(t)
 			standby := primary.Standby(t)
 			c, err := pgx.Connect(ctx, primary.URL("postgres"))

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // made has e make its schema.
@@ -206,7 +207,7 @@ func TestDefinitionCutAtEveryStep(t *testing.T) {
 	}
 	defer direct.Close(ctx)
 	for side := range 2 {
-		for at := 0; ; at++ {
+		for at := 0; ; at += testscale.Pick(1, 5, 17) {
 			schema := fmt.Sprint("cut_", side, "_", at)
 			e, err := postgres.Open(ctx, p.url()+"&pool_max_conns=1", &postgres.Options{Schema: schema})
 			if err != nil {

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/prometheus/client_golang v1.24.1
 	github.com/turnstonedb/turnstone v0.0.0
+	github.com/turnstonedb/turnstone/turnstoneotel v0.0.0
 	go.opentelemetry.io/otel/exporters/prometheus v0.69.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	modernc.org/sqlite v1.53.0
@@ -71,4 +72,7 @@ require (
 	modernc.org/memory v1.11.0 // indirect
 )
 
-replace github.com/turnstonedb/turnstone => ../..
+replace (
+	github.com/turnstonedb/turnstone => ../..
+	github.com/turnstonedb/turnstone/turnstoneotel => ../../turnstoneotel
+)

@@ -3,6 +3,7 @@ package codec_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 
@@ -150,8 +151,24 @@ func TestARecordIsBoundToItsKeyAndType(t *testing.T) {
 			t.Errorf("cut to %d bytes unnoticed", i)
 		}
 	}
-	newer := codec.SealTail(key, []byte{'x', codec.Version + 1}, 0)
-	if _, err := codec.Open(key, newer, 'x'); !errors.Is(err, codec.ErrNewer) {
-		t.Errorf("a newer version: %v", err)
+	for _, version := range []byte{codec.Version - 1, codec.Version + 1} {
+		other := codec.SealTail(key, []byte{'x', version}, 0)
+		_, err := codec.Open(key, other, 'x')
+		var fe *codec.FormatError
+		if !errors.As(err, &fe) || fe.Have != uint64(version) || fe.Want != codec.Version || !errors.Is(err, codec.ErrFormat) {
+			t.Errorf("version %d: %v", version, err)
+		}
+		var damage *codec.CorruptError
+		err = codec.Corrupt(fmt.Errorf("reading: %w", err), "the %s", "thing")
+		if !errors.As(err, &fe) || fe.Object != "the thing" || errors.As(err, &damage) {
+			t.Errorf("version %d, named: %v", version, err)
+		}
+		if again := codec.Corrupt(err, "another"); again != err {
+			t.Errorf("version %d, named twice: %v", version, again)
+		}
+		other[1] = codec.Version // without its checksum that is damage
+		if _, err := codec.Open(key, other, 'x'); !errors.Is(err, codec.ErrChecksum) {
+			t.Errorf("version %d, altered: %v", version, err)
+		}
 	}
 }

@@ -25,13 +25,25 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt: %s: %v", e.
 // Unwrap returns Err.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// Corrupt wraps err, unless it names an object already.
+// Corrupt says that err is about the object that format names, unless err names
+// one already: it returns a CorruptError, or the FormatError that err is.
 func Corrupt(err error, format string, args ...any) error {
 	var ce *CorruptError
 	if err == nil || errors.As(err, &ce) {
 		return err
 	}
-	return &CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
+	var fe *FormatError
+	if !errors.As(err, &fe) {
+		return &CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
+	}
+	if fe.Object != "" {
+		return err
+	}
+	named := &FormatError{Object: fmt.Sprintf(format, args...), Have: fe.Have, Want: fe.Want}
+	if err == error(fe) {
+		return named
+	}
+	return fmt.Errorf("%w: %w", named, err) // whatever else err matches
 }
 
 // Reasons of a CorruptError. Match with errors.Is.
@@ -41,8 +53,31 @@ var (
 	ErrHash     = errors.New("hash does not match")
 )
 
-// ErrNewer reports a record of a later version of the format.
-var ErrNewer = errors.New("written by a newer version of turnstone")
+// ErrFormat reports a record of another version of the format. See FormatError.
+var ErrFormat = errors.New("turnstone: another version of the format")
+
+// A FormatError reports a record that is whole, and that this version of Turnstone
+// does not read because another one wrote it. It matches ErrFormat.
+type FormatError struct {
+	Object string // what it is, for example `commit 12 of session "chat-1"`
+	Have   uint64 // the version of the record
+	Want   uint64 // the version that is read
+}
+
+func (e *FormatError) Error() string {
+	who := "a newer version of turnstone wrote it: use that one, or a later one"
+	if e.Have < e.Want {
+		who = "an older version of turnstone wrote it: use that one, or one that reads both"
+	}
+	object := e.Object
+	if object == "" {
+		object = "record"
+	}
+	return fmt.Sprintf("%v: %s has version %d, and this turnstone reads %d; %s", ErrFormat, object, e.Have, e.Want, who)
+}
+
+// Is reports whether target is ErrFormat.
+func (e *FormatError) Is(target error) bool { return target == ErrFormat }
 
 // castagnoli is the polynomial of iSCSI (RFC 3720): computed in hardware, and
 // finds all errors of up to three bits in a record. Objects are verified by
@@ -71,7 +106,9 @@ func SealTail(key, out []byte, from int) []byte {
 	return binary.LittleEndian.AppendUint32(out, sum)
 }
 
-// Open checks a record of key and returns its body, which aliases value.
+// Open checks a record of key and returns its body, which aliases value. Type,
+// version and checksum stand at the same place in every version of the format, so
+// that a record of another one is a FormatError, and never takes damage for one.
 func Open(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
 		return nil, ErrMissing
@@ -88,7 +125,7 @@ func Open(key, value []byte, typ byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: record of type %q, want %q", ErrMalformed, value[0], typ)
 	}
 	if value[1] != Version {
-		return nil, fmt.Errorf("%w (record version %d, this one reads %d)", ErrNewer, value[1], Version)
+		return nil, &FormatError{Have: uint64(value[1]), Want: Version}
 	}
 	return value[2:end], nil
 }

@@ -1,5 +1,5 @@
 //go:build !race
 
-package gc_test
+package testscale
 
 const race = false

@@ -1,0 +1,34 @@
+// Package testscale says how much the tests do that could go on for ever: how many
+// places they cut a history at, how many bits they flip, how many schedules and
+// random histories they try.
+//
+// There are three sizes. go test takes seconds for most packages and finds what a
+// change is likely to break. TURNSTONE_LONG=1 in the environment runs all of it,
+// which takes minutes; .ci/run does. go test -short takes the least. The race
+// detector, which makes every step several times slower, takes the least, too,
+// unless TURNSTONE_LONG asks for all.
+package testscale
+
+import (
+	"os"
+	"testing"
+)
+
+// Long reports whether the tests are to run in full: whether TURNSTONE_LONG is set
+// to anything but "" and "0".
+func Long() bool {
+	v := os.Getenv("TURNSTONE_LONG")
+	return v != "" && v != "0"
+}
+
+// Pick returns the one of three sizes that a test is to have. It is for tests and
+// benchmarks only.
+func Pick[T any](long, usual, short T) T {
+	switch {
+	case Long():
+		return long
+	case testing.Short() || race:
+		return short
+	}
+	return usual
+}

@@ -1,0 +1,35 @@
+package testscale_test
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/internal/testscale"
+)
+
+func TestTheSizeFollowsTheEnvironmentAndTheFlag(t *testing.T) {
+	short := flag.Lookup("test.short")
+	was := short.Value.String()
+	defer short.Value.Set(was)
+	for _, c := range []struct {
+		long, short string
+		want        string
+	}{
+		{"", "true", "short"}, {"0", "true", "short"}, {"1", "false", "long"}, {"1", "true", "long"}, {"yes", "false", "long"},
+	} {
+		t.Setenv("TURNSTONE_LONG", c.long)
+		if err := short.Value.Set(c.short); err != nil {
+			t.Fatal(err)
+		}
+		if got := testscale.Pick("long", "usual", "short"); got != c.want || testscale.Long() != (c.want == "long") {
+			t.Errorf("TURNSTONE_LONG=%q, -short=%s: %s, %v", c.long, c.short, got, testscale.Long())
+		}
+	}
+	t.Setenv("TURNSTONE_LONG", "")
+	if err := short.Value.Set("false"); err != nil {
+		t.Fatal(err)
+	}
+	if got := testscale.Pick("long", "usual", "short"); got == "long" || !race && got != "usual" {
+		t.Errorf("by default: %s", got)
+	}
+}
