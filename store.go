@@ -278,8 +278,9 @@ type Request struct {
 	// It must exist.
 	Parent string
 	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
-	// attached fork's checkpoint is that of the last turn that ended there or
-	// before: a node within a turn has that of the turn before.
+	// attached fork's checkpoint is that of the last retained turn that ended at
+	// the node. If no turn ended there, it is that before the turn which made the
+	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
 	ForkNode NodeID
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of

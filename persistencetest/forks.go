@@ -149,6 +149,62 @@ var forks = []behaviour{
 		s.must(s.Factory.Delete(ctx, "p", turnstone.RefuseChildren))
 		s.equal("sessions", s.pages(turnstone.ListOptions{}), []string{"c"})
 	}},
+	{name: "F8_AForkBeginsWithTheCheckpointOfTheLastTurnThatEndedThere", test: func(s *suite) {
+		save := func(p turnstone.Persistence, value string, leaf turnstone.Ref, nodes ...string) turnstone.Result {
+			s.Helper()
+			return s.commit(p, turnstone.Commit{
+				Expected: turnstone.AnyRevision, Nodes: texts(nodes...), Leaf: leaf, Checkpoint: map[string][]byte{"p": []byte(value)},
+			})
+		}
+		forks := 0
+		begins := func(parent string, node turnstone.NodeID, want string) {
+			s.Helper()
+			forks++
+			f := s.create(turnstone.Request{ID: fmt.Sprint("fork ", forks), Parent: parent, ForkNode: node})
+			parts, err := f.Checkpoint(ctx, 0)
+			s.must(err)
+			s.equal("checkpoint of a fork of "+parent, string(parts["p"]), want)
+		}
+		p := s.create(turnstone.Request{ID: "p"})
+		first := save(p, "1", turnstone.Ref{}, "a", "b").Nodes
+		begins("p", first[0], "") // no turn ended there, and none was before
+		save(p, "2", turnstone.Ref{})
+		begins("p", first[1], "2") // the leaf
+		third := save(p, "3", turnstone.Ref{}, "c", "d").Nodes
+		begins("p", first[1], "2")
+		begins("p", third[0], "2") // no turn ended there: that of the turn before
+		save(p, "4", turnstone.At(first[1]))
+		save(p, "5", turnstone.At(third[0]))
+		end := save(p, "6", turnstone.NoNode()).Revision
+		begins("p", first[1], "4")
+		begins("p", third[0], "5")
+		begins("p", third[1], "3")
+		begins("p", first[0], "")
+		s.equal("revision", end, 6)
+
+		// In a fork its own turns count before those that it shares, and those of the
+		// parent after the fork don't.
+		f := s.create(turnstone.Request{ID: "f", Parent: "p", ForkNode: first[1]})
+		save(p, "7", turnstone.At(first[1]))
+		begins("f", first[1], "4") // the leaf
+		own := save(f, "8", turnstone.Ref{}, "own").Nodes
+		begins("f", first[1], "4") // what f began with
+		begins("f", first[0], "")
+		save(f, "9", turnstone.At(first[1]))
+		save(f, "10", turnstone.At(first[0]))
+		save(f, "11", turnstone.NoNode())
+		begins("f", first[1], "9")
+		begins("f", first[0], "10")
+		begins("f", own[0], "8")
+		g := s.create(turnstone.Request{ID: "g", Parent: "f", ForkNode: own[0]})
+		save(g, "12", turnstone.Ref{}, "more")
+		begins("g", own[0], "8")
+		begins("g", first[1], "4") // f had it at its node when it began; its later turns are not shared
+		s.twice(func() {
+			begins("f", first[0], "10")
+			begins("p", first[1], "7")
+		})
+	}},
 }
 
 var removals = []behaviour{
