@@ -15,7 +15,8 @@ import (
 // Retention says how many of a session's latest revisions can be read as they
 // were. 0 leaves it to the store; a session's own comes before the store's. The
 // nodes of the active path are never dropped by it: what goes is checkpoints that
-// only older revisions have, and side branches that only they lead to.
+// only older revisions have, and side branches that only they lead to and that no
+// revision kept by name shows.
 type Retention uint64
 
 // KeepAll retains every revision.
@@ -122,9 +123,11 @@ func (s *Store) retained(ctx context.Context, inc head.Incarnation, life *head.L
 // A Kept revision has a name, and can be read whatever retention says.
 type Kept = head.Ref
 
-// Keep keeps revision r of the session, or the head's if r is 0, under a name
-// until Release. A name that stands for another revision is ErrExists. A kept
-// revision goes with its session when that is deleted.
+// Keep keeps revision r of the session, or the head's as Keep finds it if r is 0,
+// under a name until Release. A name that keeps another revision is ErrExists; one
+// that keeps the same revision is no error. Load and Checkpoint give of a kept
+// revision, after pruning and vacuum, all that they gave of it before, side branches
+// included. A kept revision goes with its session when that is deleted.
 func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 	c := checker{of: "kept revision"}
 	c.text("name", name, 1, MaxLabel)
@@ -132,8 +135,8 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		return c.err
 	}
 	key := s.store.space.Ref(s.inc, name)
+	at := r // the same for all attempts: the first one may stand although its outcome is unknown
 	return s.changeLife(ctx, func(_ *change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
-		at := r
 		if at == 0 {
 			at = h.Revision
 		}
@@ -143,7 +146,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		}
 		if vs[0] != nil {
 			ref, err := head.OpenRef(key, vs[0])
-			if err == nil && ref.Revision != at && r != 0 {
+			if err == nil && ref.Revision != at {
 				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.id)
 				return false, err
 			}

@@ -215,8 +215,9 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 	return p, err
 }
 
-// prune finds the nodes of side branches that no retained revision leads to and
-// no fork holds.
+// prune finds the nodes of side branches that no retained revision leads to, no
+// revision kept by name shows, and no fork holds. A kept revision shows all nodes up
+// to it: Scope.Full reads side branches, too.
 func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	h, err := head.OpenHead(p.headKey, p.headRaw)
 	if err == nil && h.Incarnation != c.inc {
@@ -229,13 +230,13 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	named := map[head.Revision]bool{}
+	var named head.Revision // the last revision that is kept by name
 	for _, ref := range refs {
-		named[ref.Revision] = true
+		named = max(named, ref.Revision)
 	}
 	var tips []graph.ID // where retained revisions stand
 	err = c.commits(ctx, c.inc, 0, h.Revision, head.CommitID{}, func(commit *head.Commit, _ head.CommitID) error {
-		if commit.Revision >= c.life.Floor || named[commit.Revision] {
+		if commit.Revision >= c.life.Floor {
 			tips = append(tips, commit.Leaf)
 		}
 		return nil
@@ -254,7 +255,7 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 		for i := range pack.Nodes {
 			n := &pack.Nodes[i]
 			parents[n.ID] = n.Parent
-			held := pack.Revision >= uint64(c.life.Floor)
+			held := pack.Revision >= uint64(c.life.Floor) || pack.Revision <= uint64(named)
 			for j := range c.holders {
 				s := sight{upTo: c.holders[j].ancestor}
 				held = held || s.upTo.Revision > 0 && s.shows(pack.Revision, i)

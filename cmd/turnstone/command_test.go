@@ -73,7 +73,7 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "not negative", "sessions --limit -1"},
 		{exitUsage, "--last", "prune"},
 		{exitNotFound, "no store at", "sessions --store " + t.TempDir()},
-		{exitConflict, "session exists", "fork chat@1 twin"},
+		{exitConflict, "exists already", "fork chat@1 twin"},
 		{exitConflict, "has children", "rename chat other"},
 		{exitConflict, "has children", "rm chat --children refuse"},
 	} {
