@@ -156,6 +156,9 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	if err := w.checkOlder(ctx, h); err != nil {
 		return err
 	}
+	if err := w.checkKeys(ctx); err != nil {
+		return err
+	}
 	next := &head.Head{
 		Incarnation: s.inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
@@ -304,6 +307,55 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 	}
 	w.batch.Guard(w.s.lifeKey, raw)
 	return nil
+}
+
+// checkKeys verifies that no ancestor of a fork gave an event key of the new nodes to
+// a node that the fork shares. What a fork shares does not change, so that nothing
+// has to be guarded, and one look is enough. A key that the session has itself is
+// found by the guard on its entry.
+func (w *writer) checkKeys(ctx context.Context) error {
+	if w.s.origin == nil || w.keysFree {
+		return nil
+	}
+	layers := slices.DeleteFunc(w.s.layers(0), func(l layer) bool { return l.last == 0 })
+	type entry struct{ node, layer int }
+	var all []entry
+	for i := range w.in.Nodes {
+		for j := range layers {
+			if w.in.Nodes[i].Key != "" {
+				all = append(all, entry{i, j})
+			}
+		}
+	}
+	for part := range slices.Chunk(all, 1000) {
+		ks := make([][]byte, len(part))
+		for i, e := range part {
+			ks[i] = w.s.store.space.EventKey(layers[e.layer].inc, w.in.Nodes[e.node].Key)
+		}
+		vs, err := w.s.store.engine.Get(ctx, ks...)
+		if err != nil {
+			return err
+		}
+		for i, e := range part {
+			if vs[i] == nil {
+				continue
+			}
+			place, err := graph.OpenPlace(ks[i], vs[i], keys.EventKey)
+			if err != nil {
+				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].inc)
+			}
+			if layers[e.layer].has(place) {
+				return w.keyTaken(e.node, place, ", which the session inherits")
+			}
+		}
+	}
+	w.keysFree = true
+	return nil
+}
+
+// keyTaken says that the event key of a new node belongs to the one at a place.
+func (w *writer) keyTaken(node int, place graph.Place, whose string) error {
+	return invalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }
 
 // notPruned fails for a node of a side branch that went with the revisions that

@@ -18,7 +18,8 @@ import (
 // known; a stream of another length is blob.ErrSize. The session has the
 // attachment from the commit on that refers to it; until then it can't be read,
 // and is kept for Options.UploadTTL. A commit that comes later than that, and
-// after a collection, is ErrUploadExpired.
+// after a collection, is ErrUploadExpired. If the session is
+// deleted, before the call or meanwhile, the error is ErrSessionDeleted.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	c := checker{of: "attachment"}
 	c.text("media type", mediaType, 0, MaxAttachmentText)
@@ -35,10 +36,17 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 }
 
 func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
+	if _, _, err := s.life(ctx); err != nil {
+		return Attachment{}, err
+	}
 	up := s.store.newUpload()
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
-		err = up.Grant(ctx, d, s.inc)
+		err = up.Grant(ctx, d, s.inc, func(b *engine.Batch) error {
+			_, raw, err := s.life(ctx)
+			b.Guard(s.lifeKey, raw)
+			return err
+		})
 	}
 	if errors.Is(err, blob.ErrTooLarge) {
 		err = &LimitError{Limit: "bytes", Where: "attachment", Have: MaxBlob + 1, Max: MaxBlob}

@@ -48,7 +48,8 @@ type NewNode struct {
 	// Commit.Nodes, and for the first one the leaf of the head.
 	Parent Ref
 	Kind   string // for example "user", "assistant", "tool_result"
-	// Key is the caller's name for the event, unique in the session; may be empty.
+	// Key is the caller's name for the event, unique in the session's graph, which
+	// includes what a fork inherited; may be empty.
 	Key         string
 	Payload     []byte // opaque, returned byte for byte
 	Attachments []Attachment
@@ -141,6 +142,7 @@ type writer struct {
 	upload   *blob.Upload           // of what is stored ahead of the batch, if anything is
 	attached map[string][]byte      // entries of attachments by key: nil where the session has none yet
 	tickets  [][]byte               // keys of what it was granted by uploads
+	keysFree bool                   // no ancestor has an event key of in.Nodes
 
 	built *built
 	batch *engine.Batch
@@ -430,7 +432,24 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 	if err == nil && len(absent) > 0 {
 		err = fmt.Errorf("%w: %s", ErrUploadExpired, absent[0])
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	sizes, err := blobs.Sizes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for i := range w.in.Nodes {
+		for _, a := range w.in.Nodes[i].Attachments {
+			if size := sizes[slices.Index(ids, a.ID)]; a.Size != size {
+				if size < 0 { // removed since
+					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
+				}
+				return invalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
+			}
+		}
+	}
+	return nil
 }
 
 // done records what was committed and returns it.

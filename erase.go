@@ -33,6 +33,9 @@ type Erasure struct {
 // Text that a host has put into other sessions as well is there still, and
 // a server keeps bytes in its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
+	if err := policy.check(); err != nil {
+		return nil, err
+	}
 	ses, err := s.Session(ctx, id)
 	if err != nil {
 		return nil, err

@@ -97,6 +97,13 @@ func checkMetadata(m *Metadata) error {
 	return c.err
 }
 
+func (p ChildPolicy) check() error {
+	if p < KeepChildren || p > CascadeChildren {
+		return invalid("child policy", "%d is none of KeepChildren, RefuseChildren, CascadeChildren", p)
+	}
+	return nil
+}
+
 // Check reports what Session.Commit refuses before it looks at the session:
 // limits that are exceeded, contradictions.
 func (in *Commit) Check() error {

@@ -86,7 +86,7 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 // Put stores d in a batch of its own, or finds that it is stored; the upload
 // holds it from then on.
 func (u *Upload) Put(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) {
+	return u.put(ctx, d, func(b *engine.Batch) error {
 		if u.begun {
 			b.Guard(u.key, u.record)
 		} else {
@@ -94,6 +94,7 @@ func (u *Upload) Put(ctx context.Context, d *Draft) error {
 			b.Set(u.key, u.record)
 		}
 		u.hold(b, d.ID)
+		return nil
 	})
 }
 
@@ -104,18 +105,21 @@ func (u *Upload) hold(b *engine.Batch, id ID) {
 }
 
 // Grant is Put that ends the upload: owner holds d, until it expires or a commit
-// refers to it, and d holds what it is made of.
-func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation) error {
-	return u.put(ctx, d, func(b *engine.Batch) {
+// refers to it, and d holds what it is made of. alive is called before each attempt:
+// it makes the batch guard that the owner lives, or returns the error that Grant
+// ends with.
+func (u *Upload) Grant(ctx context.Context, d *Draft, owner keys.Incarnation, alive func(*engine.Batch) error) error {
+	return u.put(ctx, d, func(b *engine.Batch) error {
 		if u.Finish(b); u.begun {
 			u.hold(b, d.ID) // with what it is made of, it is seen by who collects that
 		}
 		key := u.store.space.Upload(owner, u.store.space.BlobHash(d.ID))
 		b.Set(key, newHold(key, Ticket, u.expires))
+		return alive(b)
 	})
 }
 
-func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) (err error) {
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) error) (err error) {
 	s, marks := u.store, Marks{}
 	s.Hint(marks, d.ID)
 	absent, err := s.Known(ctx, marks, d.Depends)
@@ -133,7 +137,9 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch)) (e
 			return err
 		}
 		var b engine.Batch
-		hold(&b)
+		if err := hold(&b); err != nil {
+			return err
+		}
 		if err := s.Add(&b, d, marks); err != nil {
 			return err
 		}

@@ -197,6 +197,33 @@ var commits = []behaviour{
 		s.refused(err, turnstone.ErrInvalid, "once")
 		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // keys are a session's own
 		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, r.Leaf)
+		// A fork's graph has the keys of what it inherited, and of nothing else.
+		named := func(key string) turnstone.Commit {
+			return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Key: key}}}
+		}
+		f := s.create(turnstone.Request{ID: "f", Parent: "a"})
+		s.commit(p, named("later in the parent"))
+		s.commit(f, named("of f"))
+		g := s.create(turnstone.Request{ID: "g", Parent: "f"})
+		early := s.create(turnstone.Request{ID: "early", Parent: "f", ForkNode: mine[0]})
+		for _, taken := range []struct {
+			by       turnstone.Persistence
+			key      string
+			revision int
+		}{{f, "once", 3}, {g, "once", 3}, {g, "of f", 1}} {
+			before := s.load(taken.by, turnstone.Scope{Full: true})
+			_, err := taken.by.Commit(ctx, named(taken.key))
+			s.refused(err, turnstone.ErrInvalid, fmt.Sprintf("node 1: event key %q belongs to a node of revision %d", taken.key, taken.revision))
+			s.equal("state", s.load(taken.by, turnstone.Scope{Full: true}), before)
+		}
+		s.commit(f, named("later in the parent"))
+		s.commit(g, named("later in the parent"))
+		turn := named("once")
+		turn.Turn = "again"
+		r = s.commit(early, turn) // it shares neither
+		s.commit(early, named("of f"))
+		r.Replayed = true
+		s.equal("replay", s.commit(early, turn), r)
 	}},
 	{name: "C9_RewindAndBranch", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
