@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,9 @@ import (
 // deleted, before the call or meanwhile, the error is ErrSessionDeleted.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	c := checker{of: "attachment"}
+	if r == nil {
+		c.invalid("the reader is nil")
+	}
 	c.text("media type", mediaType, 0, MaxAttachmentText)
 	c.text("name", name, 0, MaxAttachmentText)
 	if c.err == nil && size > MaxBlob {
@@ -30,7 +34,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if c.err != nil {
 		return Attachment{}, c.err
 	}
-	return observed(ctx, s.store, OpPutAttachment, s.id, func(ctx context.Context) (Attachment, error) {
+	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (Attachment, error) {
 		return s.putAttachment(ctx, r, size, mediaType, name)
 	}, func(a Attachment, o *Outcome) { o.Bytes = a.Size })
 }
@@ -60,10 +64,12 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
 
-// newUpload returns an upload that may be collected after Options.UploadTTL.
+// newUpload returns an upload that may be collected after Options.UploadTTL. Its id
+// is not of Options.Random: two uploads of one id would end each other, and nothing
+// tells that an id was used before.
 func (s *Store) newUpload() *blob.Upload {
 	var id [16]byte
-	s.random(id[:])
+	rand.Read(id[:])
 	return s.blobs.NewUpload(id, s.now().Add(s.opts.UploadTTL))
 }
 
@@ -72,7 +78,10 @@ func (s *Store) newUpload() *blob.Upload {
 // session refers to is ErrBlobNotFound, whether or not another session has it.
 // What was written before an error is not verified as a whole: discard it.
 func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
-	return observed(ctx, s.store, OpReadAttachment, s.id, func(ctx context.Context) (int64, error) { return s.readAttachment(ctx, w, id) },
+	if w == nil {
+		return 0, invalid("attachment", "the writer is nil")
+	}
+	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) { return s.readAttachment(ctx, w, id) },
 		func(n int64, o *Outcome) { o.Bytes = n })
 }
 

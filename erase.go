@@ -33,6 +33,9 @@ type Erasure struct {
 // Text that a host has put into other sessions as well is there still, and
 // a server keeps bytes in its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := policy.check(); err != nil {
 		return nil, err
 	}
@@ -61,6 +64,9 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 // Erase tombstones nodes and removes their content from the store's files, as far
 // as no other session shows it: see Erasure.HeldBy.
 func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...NodeID) (*Erasure, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	h, _, err := s.readHead(ctx)
 	if err != nil {
 		return nil, err

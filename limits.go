@@ -14,6 +14,7 @@ import (
 // Limits of requests. All are checked before any effect; exceeding one is a
 // *LimitError.
 const (
+	MaxNamespace      = 512      // bytes of Options.Namespace, UTF-8
 	MaxSessionID      = 512      // bytes of a session id; at least 1, UTF-8
 	MaxKind           = 64       // bytes of a node's kind; at least 1, UTF-8
 	MaxEventKey       = 512      // bytes of a node's key, UTF-8
@@ -34,6 +35,8 @@ const (
 	MaxKept           = 1000                 // revisions of a session that are kept by name
 	MaxAncestors      = head.MaxAncestors    // forks of forks
 	MaxBlob           = blob.MaxBytes        // bytes of an attachment
+	MaxPage           = 1000                 // sessions of a page of List
+	MaxSeal           = 1 << 20              // bytes of Options.SealBytes: uncompressed, a segment still fits a batch
 )
 
 // A checker collects the first violation, and says of what.
@@ -97,6 +100,27 @@ func checkMetadata(m *Metadata) error {
 	return c.err
 }
 
+func (c *checker) positive(what string, n int64) {
+	if n <= 0 {
+		c.invalid("%s is %d", what, n)
+	}
+}
+
+// checkRevision fails for AnyRevision where what names a revision.
+func checkRevision(where, what string, r Revision) error {
+	if r == AnyRevision {
+		return invalid(where, "%s is AnyRevision, which is for Commit.Expected only", what)
+	}
+	return nil
+}
+
+func checkPace(where string, pace float64) error {
+	if !(pace >= 0 && pace <= 1) { // NaN is neither
+		return invalid(where, "Pace is %v, not between 0 and 1", pace)
+	}
+	return nil
+}
+
 func (p ChildPolicy) check() error {
 	if p < KeepChildren || p > CascadeChildren {
 		return invalid("child policy", "%d is none of KeepChildren, RefuseChildren, CascadeChildren", p)
@@ -107,6 +131,9 @@ func (p ChildPolicy) check() error {
 // Check reports what Session.Commit refuses before it looks at the session:
 // limits that are exceeded, contradictions.
 func (in *Commit) Check() error {
+	if in == nil {
+		return invalid("commit", "it is nil")
+	}
 	c := checker{of: "commit"}
 	c.text("turn id", in.Turn, 0, MaxTurnID)
 	c.limit("nodes", len(in.Nodes), MaxNodes)

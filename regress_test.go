@@ -346,7 +346,7 @@ func TestSealTooLarge(t *testing.T) {
 	if err := st.Seal(bg); err != nil {
 		t.Error(err)
 	}
-	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: 4 << 20})
+	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, SealBytes: MaxSeal})
 	s = mk(t, st2, Request{ID: "s"})
 	for i := range 30 {
 		for j := range small {

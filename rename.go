@@ -15,6 +15,9 @@ import (
 // session that exists under to is ErrExists; children that name from as their
 // parent make it ErrHasChildren.
 func (s *Store) Rename(ctx context.Context, from, to string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	if err := checkSessionID(to); err != nil {
 		return err
 	}

@@ -65,6 +65,9 @@ func (s *Store) prune(ctx context.Context) (moved int, err error) {
 // older ones are ErrRevisionPruned from now on. The floor never moves back. It
 // reports whether it moved.
 func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
+	if _, err := s.usable(ctx); err != nil {
+		return false, err
+	}
 	var before Revision // the floor that the first attempt met
 	err = s.changeLife(ctx, func(c *change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
 		if !c.unknown {
@@ -129,10 +132,16 @@ type Kept = head.Ref
 // revision, after pruning and vacuum, all that they gave of it before, side branches
 // included. A kept revision goes with its session when that is deleted.
 func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	c := checker{of: "kept revision"}
 	c.text("name", name, 1, MaxLabel)
 	if c.err != nil {
 		return c.err
+	}
+	if err := checkRevision("kept revision", "it", r); err != nil {
+		return err
 	}
 	key := s.store.space.Ref(s.inc, name)
 	at := r // the same for all attempts: the first one may stand although its outcome is unknown
@@ -172,6 +181,9 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 
 // Release ends Keep. A name that stands for nothing is no error.
 func (s *Session) Release(ctx context.Context, name string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	key := s.store.space.Ref(s.inc, name)
 	return s.changeLife(ctx, func(_ *change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
@@ -185,6 +197,9 @@ func (s *Session) Release(ctx context.Context, name string) error {
 
 // Kept returns the revisions that are kept by name, oldest first.
 func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	return retried(ctx, s, func() ([]Kept, error) {
 		life, _, err := s.life(ctx)
 		if err != nil {

@@ -75,6 +75,9 @@ type Session struct {
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
 func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
@@ -149,7 +152,12 @@ func (s *Session) openAbout(value []byte) (*head.About, error) {
 }
 
 // ID returns the session's id.
-func (s *Session) ID() string { return s.id }
+func (s *Session) ID() string {
+	if s == nil {
+		return ""
+	}
+	return s.id
+}
 
 // remember keeps the newest head that was seen. raw may be nil when it is not
 // at hand; a commit then reads it.
@@ -229,6 +237,9 @@ func (s *Session) commitKey(r Revision) []byte { return s.store.space.Commit(s.i
 
 // Info returns the session's metadata and where it stands.
 func (s *Session) Info(ctx context.Context) (Info, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return Info{}, err
+	}
 	h, vs, err := s.readHead(ctx, s.aboutKey)
 	if err != nil {
 		return Info{}, err
@@ -257,6 +268,9 @@ func info(a *head.About, h *head.Head) Info {
 // SaveMetadata merges m into the session's metadata. It moves no revision and
 // never makes a commit fail.
 func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	if err := checkMetadata(&m); err != nil {
 		return err
 	}

@@ -312,6 +312,72 @@ var commits = []behaviour{
 			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
 		},
 	},
+	{
+		name: "C12_WhatTheValidatorDoesToTheCommitHasNoEffect",
+		validator: func(_ context.Context, _ string, c *turnstone.Commit) error {
+			if c.Turn == "spoiled" {
+				spoil(c)
+			}
+			return nil
+		},
+		test: func(s *suite) {
+			p := s.create(turnstone.Request{ID: "a"})
+			s.commit(p, turnstone.Commit{Checkpoint: map[string][]byte{"kept": []byte("1"), "gone": []byte("2")}})
+			ref, err := p.PutAttachment(ctx, strings.NewReader("attached"), -1, "", "")
+			s.must(err)
+			large := string(pattern(9000, 1))
+			turn := func() turnstone.Commit {
+				return turnstone.Commit{
+					Expected: 1, Turn: "spoiled",
+					Nodes: []turnstone.NewNode{{Kind: "k", Key: "x", Payload: []byte("small"), Attachments: []turnstone.Attachment{ref}}, {Kind: "k", Payload: []byte(large)}},
+					Leaf:  turnstone.New(1), Usage: []turnstone.Usage{{Model: "m", Input: 1}}, Drop: []string{"gone"},
+					Checkpoint: map[string][]byte{"p": []byte("value")},
+				}
+			}
+			in := turn()
+			r := s.commit(p, in)
+			s.equal("the caller's commit", in, turn())
+			s.twice(func() {
+				p := s.session("a")
+				s.reads(p, turnstone.Scope{}, "small", large)
+				st := s.load(p, turnstone.Scope{})
+				s.equal("nodes", []any{st.Revision, st.Leaf, st.Usage, st.Nodes[0].Kind, st.Nodes[0].Key, st.Nodes[0].Attachments, st.Nodes[1].Kind},
+					[]any{2, r.Leaf, turn().Usage, "k", "x", []turnstone.Attachment{ref}, "k"})
+				parts, err := p.Checkpoint(ctx, 0)
+				s.must(err)
+				s.equal("checkpoint", parts, map[string][]byte{"kept": []byte("1"), "p": []byte("value")})
+				r.Replayed = true
+				s.equal("replay", s.commit(p, turn()), r)
+			})
+		},
+	},
+}
+
+// spoil changes everything that a validator is given.
+func spoil(c *turnstone.Commit) {
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		n.Kind, n.Key, n.Parent = strings.Repeat("k", turnstone.MaxKind+1), "taken", turnstone.At(turnstone.NodeID{1})
+		for j := range n.Payload {
+			n.Payload[j]++
+		}
+		for j := range n.Attachments {
+			n.Attachments[j].Size++
+		}
+	}
+	for i := range c.Usage {
+		c.Usage[i].Input = turnstone.MaxTokens + 1
+	}
+	for i := range c.Drop {
+		c.Drop[i] = "kept"
+	}
+	for _, content := range c.Checkpoint {
+		for i := range content {
+			content[i]++
+		}
+	}
+	c.Checkpoint["more"], c.Turn, c.Leaf, c.Expected = []byte("more"), "other", turnstone.NoNode(), 7
+	c.Nodes = append(c.Nodes[:1], turnstone.NewNode{})
 }
 
 var errHalf = errors.New("a tool call has no result")

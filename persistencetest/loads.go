@@ -435,6 +435,6 @@ func lists(s *suite) {
 		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
 		s.is(err, turnstone.ErrInvalid)
 	}
-	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: 1001})
+	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: turnstone.MaxPage + 1})
 	s.is(err, turnstone.ErrLimit)
 }
