@@ -165,14 +165,17 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
 		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
-	if len(next.Usage) > head.MaxModels {
-		return &LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: head.MaxModels}
+	if len(next.Usage) > MaxSessionModels {
+		return &LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: MaxSessionModels}
 	}
 	if len(pack.Nodes) > 0 {
+		if n := pack.Size(); n > MaxCommitNodeBytes {
+			return &LimitError{Limit: "node bytes", Where: "commit", Have: int64(n), Max: MaxCommitNodeBytes}
+		}
 		next.Raw += pack.Raw()
 		ks, vs, err := graph.EncodeSegment(space, s.inc, []graph.Pack{*pack}, h.Last, codec.Fast)
 		if err != nil {
-			return &LimitError{Limit: "commit bytes", Have: int64(w.built.bytes), Max: int64(s.store.engine.Limits().BatchBytes)}
+			return err
 		}
 		for i := range ks {
 			b.Set(ks[i], vs[i])
@@ -200,15 +203,12 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	s.store.moveOrder(b, s.inc, s.hash, bucket, w.now)
 	w.head, w.raw = next, next.Seal(s.headKey)
 	b.Set(s.headKey, w.raw)
-	if err := b.Check(s.store.engine.Limits()); err != nil {
-		if errors.Is(err, engine.ErrTooLarge) {
-			l := s.store.engine.Limits()
-			if b.Ops() > l.BatchOps {
-				return &LimitError{Limit: "writes", Where: "commit (nodes, keys and blobs)", Have: int64(b.Ops()), Max: int64(l.BatchOps)}
-			}
-			err = &LimitError{Limit: "commit bytes", Have: int64(b.Bytes()), Max: int64(l.BatchBytes)}
-		}
-		return err
+	// The same on every engine, so that what one of them holds another one takes.
+	switch {
+	case b.Ops() > MaxCommitWrites:
+		return &LimitError{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: MaxCommitWrites}
+	case b.Bytes() > MaxCommitBytes:
+		return &LimitError{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: MaxCommitBytes}
 	}
 	return nil
 }
