@@ -11,24 +11,17 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Names of other packages that most callers need.
+// More names of other packages that most callers need.
 type (
-	// NodeID identifies a node.
-	NodeID = graph.ID
-	// BlobID identifies a blob.
-	BlobID = blob.ID
 	// Attachment refers to a blob, with a media type and a name.
 	Attachment = blob.Ref
 	// Revision counts the commits of a session.
 	Revision = head.Revision
-	// CommitID identifies a commit and all before it.
-	CommitID = head.CommitID
 	// Usage counts the tokens of one model.
 	Usage = head.Usage
 )
