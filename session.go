@@ -258,14 +258,21 @@ func info(a *head.About, h *head.Head) Info {
 	return i
 }
 
-// SaveMetadata merges m into the session's metadata. It moves no revision and
+// SaveMetadata empties the fields that are to be unset, and then merges m into the
+// session's metadata: empty fields of m, and labels that it does not mention, stay
+// as they are, and a label with an empty value is removed. It moves no revision and
 // never makes a commit fail.
-func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
+func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
 	if err := checkMetadata(&m); err != nil {
 		return err
+	}
+	for _, f := range empty {
+		if err := f.Check(); err != nil {
+			return err
+		}
 	}
 	return s.store.settle(ctx, func(c *change) error {
 		bucketKey := s.store.space.Bucket(s.inc)
@@ -283,6 +290,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 		if about.Incarnation != s.inc {
 			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 		}
+		unset(about, empty)
 		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
 			if v != "" {
 				*dst = v

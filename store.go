@@ -271,15 +271,14 @@ func (s *Store) random(b []byte) {
 // now is the time that records get: whole nanoseconds, UTC, no monotonic clock.
 func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).UTC() }
 
-// Metadata is what a host may say of a session at any time. Saving it merges:
-// empty fields and labels that are not mentioned stay as they are, a label with
-// an empty value is removed.
+// Metadata is what a host may say of a session at any time: see
+// Session.SaveMetadata. No label has an empty value.
 type Metadata struct {
 	Name   string // for people
 	Model  string
 	Cwd    string // working directory
 	Labels map[string]string
-	// Retention of this session, before the one of Options; 0 stays as it is.
+	// Retention of this session, before the one of Options; 0 is none of its own.
 	Retention Retention
 }
 
