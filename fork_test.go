@@ -93,5 +93,12 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "of-e", Parent: "e", ForkNode: r.Leaf}); err != nil {
 		t.Error(err)
 	}
+	// But one that is missed is not taken for that of an older turn, of an ancestor.
+	prune(e, 1)
+	g := create(t, st, turnstone.Request{ID: "g", Parent: "e", ForkNode: r.Leaf})
+	commit(g, "6", turnstone.At(r.Leaf))
+	commit(g, "7", turnstone.Ref{}, "y")
+	prune(g, 1)
+	begins("g", r.Leaf, "")
 	verify(t, st)
 }

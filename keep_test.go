@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 func TestK1_ANameKeepsOneRevision(t *testing.T) {
@@ -73,6 +74,50 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 		t.Errorf("Keep whose own first attempt stands: %v", err)
 	}
 	keeps(turnstone.Kept{Name: "x", Revision: 1}, turnstone.Kept{Name: "y", Revision: 2})
+}
+
+// A session that is deleted between the last look at it and the batch that grants
+// the upload gets no ticket.
+func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
+	mem := memory.New()
+	var before func()
+	st := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
+		if do := before; c.Op == "Apply" && do != nil {
+			before = nil
+			do()
+		}
+		return enginetest.Fault{}
+	}}, nil)
+	other := openStore(t, mem, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		if err := other.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); !errors.Is(err, turnstone.ErrSessionDeleted) {
+		t.Errorf("an upload while the session is deleted: %v", err)
+	}
+	if n := letters(t, mem)[keys.Upload]; n != 0 {
+		t.Errorf("%d records of uploads are left", n)
+	}
+	// A change that leaves the session alive only makes it try again.
+	s = create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		o, err := other.Session(ctx, "s")
+		if err == nil {
+			_, err = o.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("x"))})
+		}
+		if err == nil {
+			err = o.Keep(ctx, "x", 1)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); err != nil {
+		t.Error(err)
+	}
 }
 
 // What reads give of a kept revision they give after pruning, gc and vacuum, and no
