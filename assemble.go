@@ -178,20 +178,26 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	if err := w.checkOlder(ctx, h); err != nil {
 		return err
 	}
+	if err := w.checkKeys(ctx); err != nil {
+		return err
+	}
 	next := &head.Head{
 		Incarnation: s.inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
 		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
 		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
-	if len(next.Usage) > head.MaxModels {
-		return &LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: head.MaxModels}
+	if len(next.Usage) > MaxSessionModels {
+		return &LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: MaxSessionModels}
 	}
 	if len(pack.Nodes) > 0 {
+		if n := pack.Size(); n > MaxCommitNodeBytes {
+			return &LimitError{Limit: "node bytes", Where: "commit", Have: int64(n), Max: MaxCommitNodeBytes}
+		}
 		next.Raw += pack.Raw()
 		ks, vs, err := graph.EncodeSegment(space, s.inc, []graph.Pack{*pack}, h.Last, codec.Fast)
 		if err != nil {
-			return &LimitError{Limit: "commit bytes", Have: int64(w.built.bytes), Max: int64(s.store.engine.Limits().BatchBytes)}
+			return err
 		}
 		for i := range ks {
 			b.Set(ks[i], vs[i])
@@ -220,15 +226,12 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	s.store.moveOrder(b, s.inc, s.hash, bucket, w.now)
 	w.head, w.raw = next, next.Seal(s.headKey)
 	b.Set(s.headKey, w.raw)
-	if err := b.Check(s.store.engine.Limits()); err != nil {
-		if errors.Is(err, engine.ErrTooLarge) {
-			l := s.store.engine.Limits()
-			if b.Ops() > l.BatchOps {
-				return &LimitError{Limit: "writes", Where: "commit (nodes, keys and blobs)", Have: int64(b.Ops()), Max: int64(l.BatchOps)}
-			}
-			err = &LimitError{Limit: "commit bytes", Have: int64(b.Bytes()), Max: int64(l.BatchBytes)}
-		}
-		return err
+	// The same on every engine, so that what one of them holds another one takes.
+	switch {
+	case b.Ops() > MaxCommitWrites:
+		return &LimitError{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: MaxCommitWrites}
+	case b.Bytes() > MaxCommitBytes:
+		return &LimitError{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: MaxCommitBytes}
 	}
 	return nil
 }
@@ -326,6 +329,55 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 		return struct{}{}, nil
 	})
 	return err
+}
+
+// checkKeys verifies that no ancestor of a fork gave an event key of the new nodes to
+// a node that the fork shares. What a fork shares does not change, so that nothing
+// has to be guarded, and one look is enough. A key that the session has itself is
+// found by the guard on its entry.
+func (w *writer) checkKeys(ctx context.Context) error {
+	if w.s.origin == nil || w.keysFree {
+		return nil
+	}
+	layers := slices.DeleteFunc(w.s.layers(0), func(l layer) bool { return l.last == 0 })
+	type entry struct{ node, layer int }
+	var all []entry
+	for i := range w.in.Nodes {
+		for j := range layers {
+			if w.in.Nodes[i].Key != "" {
+				all = append(all, entry{i, j})
+			}
+		}
+	}
+	for part := range slices.Chunk(all, 1000) {
+		ks := make([][]byte, len(part))
+		for i, e := range part {
+			ks[i] = w.s.store.space.EventKey(layers[e.layer].inc, w.in.Nodes[e.node].Key)
+		}
+		vs, err := w.s.store.engine.Get(ctx, ks...)
+		if err != nil {
+			return err
+		}
+		for i, e := range part {
+			if vs[i] == nil {
+				continue
+			}
+			place, err := graph.OpenPlace(ks[i], vs[i], keys.EventKey)
+			if err != nil {
+				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].inc)
+			}
+			if layers[e.layer].has(place) {
+				return w.keyTaken(e.node, place, ", which the session inherits")
+			}
+		}
+	}
+	w.keysFree = true
+	return nil
+}
+
+// keyTaken says that the event key of a new node belongs to the one at a place.
+func (w *writer) keyTaken(node int, place graph.Place, whose string) error {
+	return invalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }
 
 // notPruned fails for a node of a side branch that went with the revisions that

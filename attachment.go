@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -18,9 +19,13 @@ import (
 // known; a stream of another length is blob.ErrSize. The session has the
 // attachment from the commit on that refers to it; until then it can't be read,
 // and is kept for Options.UploadTTL. A commit that comes later than that, and
-// after a collection, is ErrUploadExpired.
+// after a collection, is ErrUploadExpired. If the session is
+// deleted, before the call or meanwhile, the error is ErrSessionDeleted.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
 	c := checker{of: "attachment"}
+	if r == nil {
+		c.invalid("the reader is nil")
+	}
 	c.text("media type", mediaType, 0, MaxAttachmentText)
 	c.text("name", name, 0, MaxAttachmentText)
 	if c.err == nil && size > MaxBlob {
@@ -29,16 +34,25 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if c.err != nil {
 		return Attachment{}, c.err
 	}
-	return observed(ctx, s.store, OpPutAttachment, s.id, func(ctx context.Context) (Attachment, error) {
+	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (Attachment, error) {
 		return s.putAttachment(ctx, r, size, mediaType, name)
 	}, func(a Attachment, o *Outcome) { o.Bytes = a.Size })
 }
 
 func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
+	if _, err := s.readLife(ctx); err != nil {
+		return Attachment{}, err
+	}
 	up := s.store.newUpload(s.inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
-		err = up.Grant(ctx, d)
+		err = up.Grant(ctx, d, func(b *engine.Batch) error {
+			l, err := s.readLives(ctx)
+			if err == nil {
+				b.Guard(l.keys[0], l.raws[0])
+			}
+			return err
+		})
 	}
 	if errors.Is(err, blob.ErrTooLarge) {
 		err = &LimitError{Limit: "bytes", Where: "attachment", Have: MaxBlob + 1, Max: MaxBlob}
@@ -53,10 +67,11 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 }
 
 // newUpload returns an upload for a session, which may be collected after
-// Options.UploadTTL.
+// Options.UploadTTL. Its id is not of Options.Random: two uploads of one id would end
+// each other, and nothing tells that an id was used before.
 func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 	var id [16]byte
-	s.random(id[:])
+	rand.Read(id[:])
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
 }
 
@@ -65,7 +80,10 @@ func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 // session refers to is ErrBlobNotFound, whether or not another session has it.
 // What was written before an error is not verified as a whole: discard it.
 func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
-	return observed(ctx, s.store, OpReadAttachment, s.id, func(ctx context.Context) (int64, error) { return s.readAttachment(ctx, w, id) },
+	if w == nil {
+		return 0, invalid("attachment", "the writer is nil")
+	}
+	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) { return s.readAttachment(ctx, w, id) },
 		func(n int64, o *Outcome) { o.Bytes = n })
 }
 

@@ -15,7 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// AnyRevision as Commit.Expected appends to whatever the head is.
+// AnyRevision as Commit.Expected appends to whatever the head is. It goes nowhere
+// else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^Revision(0)
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
@@ -48,7 +49,8 @@ type NewNode struct {
 	// Commit.Nodes, and for the first one the leaf of the head.
 	Parent Ref
 	Kind   string // for example "user", "assistant", "tool_result"
-	// Key is the caller's name for the event, unique in the session; may be empty.
+	// Key is the caller's name for the event, unique in the session's graph, which
+	// includes what a fork inherited; may be empty.
 	Key         string
 	Payload     []byte // opaque, returned byte for byte
 	Attachments []Attachment
@@ -98,8 +100,12 @@ type Result struct {
 // An error that matches ErrOutcomeUnknown leaves open whether the commit
 // stands; after any other error nothing of it is visible.
 func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
-	w := writer{s: s, in: &c, change: change{store: s.store}}
-	ctx, end := s.store.begin(ctx, OpCommit, s.id)
+	store, err := s.usable(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	w := writer{s: s, in: &c, change: change{store: store}}
+	ctx, end := store.begin(ctx, OpCommit, s.id)
 	if end == nil {
 		return w.commit(ctx)
 	}
@@ -110,13 +116,29 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 	return r, err
 }
 
+// clone returns a copy of in that shares no memory with it.
+func (in *Commit) clone() *Commit {
+	out := *in
+	out.Nodes = slices.Clone(in.Nodes)
+	for i := range out.Nodes {
+		n := &out.Nodes[i]
+		n.Payload, n.Attachments = bytes.Clone(n.Payload), slices.Clone(n.Attachments)
+	}
+	out.Checkpoint = maps.Clone(in.Checkpoint)
+	for name, content := range out.Checkpoint {
+		out.Checkpoint[name] = bytes.Clone(content)
+	}
+	out.Drop, out.Usage = slices.Clone(in.Drop), slices.Clone(in.Usage)
+	return &out
+}
+
 func (w *writer) commit(ctx context.Context) (Result, error) {
 	s := w.s
 	if err := w.in.Check(); err != nil {
 		return Result{}, err
 	}
 	if v := s.store.opts.Validator; v != nil {
-		if err := v(ctx, s.id, w.in); err != nil {
+		if err := v(ctx, s.id, w.in.clone()); err != nil {
 			return Result{}, fmt.Errorf("%w: %w", ErrRejected, err)
 		}
 	}
@@ -140,6 +162,7 @@ type writer struct {
 	stage    stage               // what the commit refers to as blobs
 	attached map[string][]byte   // entries of attachments by key: nil where the session has none yet
 	tickets  [][]byte            // keys of what it was granted by uploads
+	keysFree bool                // no ancestor has an event key of in.Nodes
 
 	built *built
 	batch *engine.Batch
@@ -362,7 +385,24 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 	if err == nil && len(absent) > 0 {
 		err = fmt.Errorf("%w: %s", ErrUploadExpired, absent[0])
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	sizes, err := blobs.Sizes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for i := range w.in.Nodes {
+		for _, a := range w.in.Nodes[i].Attachments {
+			if size := sizes[slices.Index(ids, a.ID)]; a.Size != size {
+				if size < 0 { // removed since
+					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
+				}
+				return invalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
+			}
+		}
+	}
+	return nil
 }
 
 // done records what was committed and returns it.

@@ -51,6 +51,12 @@ type CopyReport struct {
 // meanwhile: records are compared until a pass finds nothing new, four times at
 // most, and then the result is ErrConflict.
 func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyReport, error) {
+	switch {
+	case ctx == nil:
+		return nil, invalid("context", "it is nil")
+	case from == nil || to == nil:
+		return nil, invalid("copy", "an engine is nil")
+	}
 	c := copier{
 		from: from, to: to, options: Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true}, progress: o.Progress,
 		space: engine.PrefixRange(keys.Prefix(o.Namespace)), storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace),

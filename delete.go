@@ -58,6 +58,9 @@ func (s *Store) setChild(b *engine.Batch, parent, child head.Incarnation) {
 // and one of CascadeChildren that matches ErrIncomplete leaves some deleted.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
 	_, err := observed(ctx, s, OpDelete, id, func(ctx context.Context) (struct{}, error) {
+		if err := policy.check(); err != nil {
+			return struct{}{}, err
+		}
 		ses, err := s.Session(ctx, id)
 		if errors.Is(err, ErrSessionNotFound) {
 			return struct{}{}, nil

@@ -44,6 +44,12 @@ type Erasure struct {
 // Text that a host has put into other sessions as well is there still, and
 // a server keeps bytes in its files for a while: see the driver's Vacuum.
 func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	if err := policy.check(); err != nil {
+		return nil, err
+	}
 	inc, err := s.erasable(ctx, id)
 	if err != nil {
 		return nil, err
@@ -134,6 +140,9 @@ func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPo
 // leaves the nodes tombstoned, and says what is left. Erase of the same nodes again does
 // the rest; so does Vacuum.
 func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...NodeID) (*Erasure, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	var blobs []blob.ID
 	var owners []head.Incarnation // of the histories that the nodes are in
 	for _, id := range ids {

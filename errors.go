@@ -43,8 +43,9 @@ var (
 	ErrRejected = errors.New("turnstone: commit rejected")
 	// ErrHasChildren: Delete with RefuseChildren found children.
 	ErrHasChildren = errors.New("turnstone: session has children")
-	// ErrExists: Rename found a session under the new id.
-	ErrExists = errors.New("turnstone: session exists")
+	// ErrExists: Rename found a session under the new id, or Keep another revision
+	// under the name.
+	ErrExists = errors.New("turnstone: exists already")
 	// ErrOtherStore: where a store was to be copied to is another one.
 	ErrOtherStore = errors.New("turnstone: the destination holds another store")
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it

@@ -74,8 +74,8 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 		if a.Incarnation == from.inc && len(origin.Parts) > 0 {
 			if kept, err := s.store.retained(ctx, from.inc, life, from.last); err != nil {
 				return nil, err
-			} else if !kept {
-				return nil, fmt.Errorf("%w: the checkpoint at node %s of session %q", ErrRevisionPruned, about.ForkNode, s.id)
+			} else if !kept { // pruned since it was found to be retained: look again
+				return nil, engine.ErrConflict
 			}
 		}
 		key = space.Fork(a.Incarnation, about.Incarnation)
@@ -147,15 +147,15 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 		return o, layer{inc: s.inc, last: h.Revision}, nil
 	}
 	if s.origin != nil && node == o.Ancestors[len(o.Ancestors)-1].Node {
-		own.Commit, o.Parts = CommitID{}, slices.Clone(s.origin.Parts) // nothing of s but its tombstones
+		own.Commit = CommitID{} // nothing of s but its tombstones
 		o.Ancestors = append(o.Ancestors, own)
-		return o, layer{inc: s.inc, last: 0}, nil // its revision 0
+		o.Parts, from, err = s.partsFor(ctx, h, node, spot{})
+		return o, from, err
 	}
 	at, err := s.place(ctx, h.Revision, node)
 	if err != nil {
 		return nil, from, err
 	}
-	from = layer{inc: at.layer.inc, last: at.revision}
 	o.Ancestors = append(o.Ancestors, own)
 	shared := false
 	for i := range o.Ancestors {
@@ -170,36 +170,135 @@ func (s *Session) originAt(ctx context.Context, h *head.Head, node NodeID) (o *h
 			if a.Nodes = 0; at.position+1 < c.Nodes {
 				a.Nodes = at.position + 1
 			}
-			if c.Leaf != node { // the turn was not over: see partsFor
-				from.last--
-			}
-			if o.Parts, err = s.store.partsFor(ctx, a.Incarnation, c, node); err != nil {
-				return nil, from, err
-			}
 		case shared: // nothing of it but its tombstones
 			a.Revision, a.Commit, a.Node, a.Nodes = 0, CommitID{}, node, 0
 		}
 	}
-	return o, from, nil
+	o.Parts, from, err = s.partsFor(ctx, h, node, at)
+	return o, from, err
 }
 
-// partsFor returns the checkpoint that belongs to a node of commit c of an
-// incarnation: of c when node is its leaf, else of the commit before, as the
-// turn that c is was not over.
-func (s *Store) partsFor(ctx context.Context, inc head.Incarnation, c *head.Commit, node NodeID) ([]head.Part, error) {
-	ses, err := s.historyOf(ctx, inc)
+// partsFor returns the checkpoint that a fork of s at node begins with, and the
+// session and revision that it is of: the newest retained revision that ended at the
+// node, or where no turn ended there the one before the turn that made the node. The
+// revisions of s come before those of its ancestors. If the checkpoint is not empty
+// and none of these revisions is retained, the error is ErrRevisionPruned.
+//
+// made says where the node is. It may be zero for the node that s forked from, at
+// which revision 0 of s ended. The commits since the node was made are read.
+func (s *Session) partsFor(ctx context.Context, h *head.Head, node NodeID, made spot) ([]head.Part, layer, error) {
+	turn, err := s.turnAt(ctx, h, node, made)
 	if err != nil {
-		return nil, err
+		return nil, layer{}, err
 	}
-	var parts []head.Part
-	if c.Leaf == node {
-		parts, err = ses.partsAt(ctx, c)
-	} else {
-		var b base
-		b, err = ses.baseBefore(ctx, c.Revision)
-		parts = b.parts
+	if !turn.retained && len(turn.parts) > 0 {
+		return nil, layer{}, fmt.Errorf("%w: the checkpoint at node %s of session %q", ErrRevisionPruned, node, s.id)
 	}
-	return parts, err
+	return slices.Clone(turn.parts), layer{inc: turn.of.inc, last: turn.revision}, nil
+}
+
+// A turn is a revision of a session's history, with the checkpoint then.
+type turn struct {
+	of       *Session // s or an ancestor; of an ancestor only the history can be read
+	revision Revision
+	retained bool
+	parts    []head.Part
+}
+
+// turnAt finds the revision whose checkpoint belongs to a node: see partsFor.
+func (s *Session) turnAt(ctx context.Context, h *head.Head, node NodeID, made spot) (found turn, err error) {
+	layers := s.layers(h.Revision)
+	slices.Reverse(layers)
+	for _, l := range layers {
+		here := made.layer.inc == l.inc
+		if l.last == 0 && l.inc != s.inc {
+			continue // an ancestor of which only tombstones count
+		}
+		of := s
+		if l.inc != s.inc {
+			if of, err = s.store.historyOf(ctx, l.inc); err != nil {
+				return found, err
+			}
+		}
+		after := Revision(0)
+		if here {
+			after = made.revision - 1
+		}
+		ended, err := of.endedAt(ctx, l, after, node)
+		if err != nil {
+			return found, err
+		}
+		if here && len(ended) == 0 && found.of == nil {
+			ended = []Revision{after}
+		}
+		if len(ended) > 0 {
+			newest, retained, err := s.newest(ctx, l.inc, ended)
+			if err != nil {
+				return found, err
+			}
+			if retained || found.of == nil {
+				found = turn{of: of, revision: newest, retained: retained}
+			}
+		}
+		if found.retained || here {
+			break
+		}
+	}
+	found.parts, err = found.of.partsOf(ctx, found.revision)
+	return found, err
+}
+
+// endedAt returns the revisions of layer l, which s is of, that are behind a revision
+// and ended at a node, in their order. Revision 0 is that with which a fork began.
+func (s *Session) endedAt(ctx context.Context, l layer, after Revision, node NodeID) (ended []Revision, err error) {
+	if after == 0 && s.origin != nil && l.first == node {
+		ended = append(ended, 0)
+	}
+	last := l.last
+	if l.nodes > 0 { // of the last turn only a part is shared: it ended elsewhere
+		last--
+	}
+	err = s.commits(ctx, after, last, func(c *head.Commit, _ CommitID) error {
+		if c.Leaf == node {
+			ended = append(ended, c.Revision)
+		}
+		return nil
+	})
+	return ended, err
+}
+
+// newest returns the newest of some revisions of an incarnation that is retained, or
+// if none is the newest one.
+func (s *Session) newest(ctx context.Context, inc head.Incarnation, of []Revision) (r Revision, retained bool, err error) {
+	key := s.store.space.Life(inc)
+	vs, err := s.store.engine.Get(ctx, key)
+	if err != nil {
+		return 0, false, err
+	}
+	life, err := head.OpenLife(key, vs[0])
+	if err != nil {
+		return 0, false, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+	}
+	newest := of[len(of)-1]
+	if newest >= life.Floor || life.State != head.Live {
+		return newest, life.State == head.Live, nil
+	}
+	refs, err := head.Refs(ctx, s.store.engine, s.store.space, inc, life)
+	for _, ref := range refs {
+		if _, ended := slices.BinarySearch(of, ref.Revision); ended && (!retained || ref.Revision > r) {
+			r, retained = ref.Revision, true
+		}
+	}
+	if !retained {
+		r = newest
+	}
+	return r, retained, err
+}
+
+// partsOf returns the checkpoint at revision r.
+func (s *Session) partsOf(ctx context.Context, r Revision) ([]head.Part, error) {
+	b, err := s.baseBefore(ctx, r+1)
+	return b.parts, err
 }
 
 // historyOf returns a handle for reading the own history of an incarnation, which may

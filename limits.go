@@ -14,26 +14,43 @@ import (
 // Limits of requests. All are checked before any effect; exceeding one is a
 // *LimitError.
 const (
-	MaxSessionID      = 512      // bytes of a session id; at least 1, UTF-8
-	MaxKind           = 64       // bytes of a node's kind; at least 1, UTF-8
-	MaxEventKey       = 512      // bytes of a node's key, UTF-8
-	MaxTurnID         = 256      // bytes of a turn id, UTF-8
-	MaxPayload        = 64 << 20 // bytes of a node's payload; more goes into an attachment
-	MaxNodes          = graph.MaxNodes
-	MaxAttachments    = graph.MaxAttachments // of a node
-	MaxAttachmentText = 256                  // bytes of a media type, and of a name
-	MaxParts          = head.MaxParts        // of a checkpoint
-	MaxPartName       = 64                   // bytes; at least 1, UTF-8
+	MaxNamespace      = 512                  // bytes of Options.Namespace, UTF-8
+	MaxSessionID      = 512                  // bytes of a session id; at least 1, UTF-8
+	MaxKind           = 64                   // bytes of a node's kind; at least 1, UTF-8
+	MaxEventKey       = 512                  // bytes of a node's key, UTF-8
+	MaxTurnID         = 256                  // bytes of a turn id, UTF-8
+	MaxPayload        = 64 << 20             // bytes of a node's payload; more goes into an attachment
+	MaxNodes          = graph.MaxNodes       // nodes of a commit, and of a call of Tombstone
+	MaxAttachments    = graph.MaxAttachments // attachments of a node
+	MaxAttachmentText = 256                  // bytes of a media type, and of an attachment's name
+	MaxBlob           = blob.MaxBytes        // bytes of an attachment
+	MaxParts          = head.MaxParts        // parts of a checkpoint, and of Commit.Drop
+	MaxPartName       = 64                   // bytes of a part's name; at least 1, UTF-8
 	MaxPart           = 64 << 20             // bytes of a checkpoint part
 	MaxModels         = 64                   // usage entries of a commit
+	MaxSessionModels  = head.MaxModels       // models in the usage totals of a session
 	MaxModel          = 128                  // bytes of a model's name
-	MaxTokens         = 1 << 40              // of one count of one commit
-	MaxText           = 4096                 // bytes of a metadata field
-	MaxLabels         = head.MaxLabels       // of a session
-	MaxLabel          = 256                  // bytes of a label's name, and of its value
+	MaxTokens         = 1 << 40              // tokens in one count of one commit
+	MaxText           = 4096                 // bytes of a name, and of a working directory
+	MaxLabels         = head.MaxLabels       // labels of a session
+	MaxLabel          = 256                  // bytes of a label's name, of its value, and of the name of a kept revision
 	MaxKept           = 1000                 // revisions of a session that are kept by name
-	MaxAncestors      = head.MaxAncestors    // forks of forks
-	MaxBlob           = blob.MaxBytes        // bytes of an attachment
+	MaxAncestors      = head.MaxAncestors    // ancestors of an attached fork: forks of forks
+	MaxPage           = 1000                 // sessions of a page of List
+	MaxSeal           = 1 << 20              // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
+
+	// MaxCommitBytes is how many bytes of keys and values a commit may write,
+	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
+	// of them is stored ahead of the commit.
+	MaxCommitBytes = 2 << 20
+	// MaxCommitWrites is how many records a commit may write: one for each node with
+	// a key and each attachment, two or more for each payload above 5 KiB and
+	// checkpoint part that is new, and about ten.
+	MaxCommitWrites = 10_000
+	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
+	// compression: texts, payloads of up to 5 KiB, 160 bytes a node, 64 an
+	// attachment, and 64.
+	MaxCommitNodeBytes = 32 << 20
 )
 
 // A checker collects the first violation, and says of what.
@@ -97,9 +114,40 @@ func checkMetadata(m *Metadata) error {
 	return c.err
 }
 
+func (c *checker) positive(what string, n int64) {
+	if n <= 0 {
+		c.invalid("%s is %d", what, n)
+	}
+}
+
+// checkRevision fails for AnyRevision where what names a revision.
+func checkRevision(where, what string, r Revision) error {
+	if r == AnyRevision {
+		return invalid(where, "%s is AnyRevision, which is for Commit.Expected only", what)
+	}
+	return nil
+}
+
+func checkPace(where string, pace float64) error {
+	if !(pace >= 0 && pace <= 1) { // NaN is neither
+		return invalid(where, "Pace is %v, not between 0 and 1", pace)
+	}
+	return nil
+}
+
+func (p ChildPolicy) check() error {
+	if p < KeepChildren || p > CascadeChildren {
+		return invalid("child policy", "%d is none of KeepChildren, RefuseChildren, CascadeChildren", p)
+	}
+	return nil
+}
+
 // Check reports what Session.Commit refuses before it looks at the session:
 // limits that are exceeded, contradictions.
 func (in *Commit) Check() error {
+	if in == nil {
+		return invalid("commit", "it is nil")
+	}
 	c := checker{of: "commit"}
 	c.text("turn id", in.Turn, 0, MaxTurnID)
 	c.limit("nodes", len(in.Nodes), MaxNodes)

@@ -71,7 +71,7 @@ func (s *Store) bucketOf(inc head.Incarnation, record []byte) (at uint64, ok boo
 type ListOptions struct {
 	// After is Page.Next of the page before.
 	After string
-	// Limit is the number of sessions of a page; default 50, at most 1,000.
+	// Limit is the number of sessions of a page; default 50, at most MaxPage.
 	Limit int
 	// Parent keeps the children of this session only, which must exist.
 	Parent string
@@ -97,11 +97,14 @@ func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 }
 
 func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
-	if o.Limit <= 0 {
+	if o.Limit == 0 {
 		o.Limit = 50
 	}
-	if o.Limit > 1000 {
-		return Page{}, &LimitError{Limit: "sessions of a page", Have: int64(o.Limit), Max: 1000}
+	c := checker{of: "list"}
+	c.positive("Limit", int64(o.Limit))
+	c.limit("sessions of a page", o.Limit, MaxPage)
+	if c.err != nil {
+		return Page{}, c.err
 	}
 	l := lister{s: s, o: o}
 	if o.After != "" {

@@ -45,7 +45,10 @@ func (sc *Scope) check() error {
 	case sc.Last < 0:
 		return invalid("scope", "Last is %d", sc.Last)
 	}
-	return nil
+	if err := checkRevision("scope", "At", sc.At); err != nil {
+		return err
+	}
+	return checkRevision("scope", "After", sc.After)
 }
 
 // A Part describes a checkpoint part.
@@ -68,7 +71,7 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 	if err := scope.check(); err != nil {
 		return nil, err
 	}
-	return observed(ctx, s.store, OpLoad, s.id, func(ctx context.Context) (*State, error) {
+	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
 		return retried(ctx, s, func() (*State, error) { return s.load(ctx, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
@@ -265,7 +268,10 @@ func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, d
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
 // means the head's. The result is the caller's.
 func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
-	return observed(ctx, s.store, OpCheckpoint, s.id, func(ctx context.Context) (map[string][]byte, error) {
+	if err := checkRevision("checkpoint", "it", at); err != nil {
+		return nil, err
+	}
+	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
 		return retried(ctx, s, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {

@@ -28,6 +28,10 @@ type LogEntry struct {
 // its own commits. The sequence ends with the first error.
 func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, error] {
 	return func(yield func(LogEntry, error) bool) {
+		if _, err := s.usable(ctx); err != nil {
+			yield(LogEntry{}, err)
+			return
+		}
 		err := s.log(ctx, after, func(e LogEntry) bool { return yield(e, nil) })
 		if err == nil || errors.Is(err, errEnough) {
 			return
@@ -46,6 +50,9 @@ func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, e
 var errEnough = errors.New("enough")
 
 func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) bool) error {
+	if err := checkRevision("log", "after", after); err != nil {
+		return err
+	}
 	h, _, err := s.readHead(ctx)
 	if err != nil || after >= h.Revision {
 		return err

@@ -59,6 +59,9 @@ func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
 }
 
 func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
+	if err := checkPace("collection", o.Pace); err != nil {
+		return nil, err
+	}
 	if o.Full && o.Session != "" {
 		return nil, invalid("collection", "Full with the session %q: a full one is of all sessions", o.Session)
 	}
@@ -120,6 +123,9 @@ func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 }
 
 func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
+	if err := checkPace("vacuum", o.Pace); err != nil {
+		return nil, err
+	}
 	run := gc.Options{Progress: o.Progress, Pace: o.Pace}
 	if o.Session != "" {
 		ses, err := s.Session(ctx, o.Session)
@@ -160,7 +166,8 @@ type MaintainOptions struct {
 	// VacuumEvery is the time between two vacuums; 0 means none. The first one
 	// comes after this time.
 	VacuumEvery time.Duration
-	// Pace is the part of its time that a collection works; default 0.25.
+	// Pace is the part of its time that a collection works, as in GCOptions;
+	// default 0.25.
 	Pace float64
 	// Report, if set, is called after every run, from the goroutine of
 	// maintenance. v is nil after a collection, gc after a vacuum. It must not
@@ -171,12 +178,23 @@ type MaintainOptions struct {
 // Maintain prunes and collects in the background, and vacuums if asked to, until
 // stop is called or the store is closed; both wait for it to end. What a run
 // could not do the next one does. Without Report, errors go to Options.Logger.
-func (s *Store) Maintain(o MaintainOptions) (stop func()) {
-	if o.Every <= 0 {
+func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
+	if _, err := s.usable(context.Background()); err != nil {
+		return nil, err
+	}
+	if o.Every == 0 {
 		o.Every = time.Minute
 	}
-	if o.Pace <= 0 || o.Pace > 1 {
+	if o.Pace == 0 {
 		o.Pace = 0.25
+	}
+	c := checker{of: "maintenance"}
+	c.positive("Every", int64(o.Every))
+	if o.VacuumEvery != 0 {
+		c.positive("VacuumEvery", int64(o.VacuumEvery))
+	}
+	if err := errors.Join(c.err, checkPace("maintenance", o.Pace)); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(s.sealer.ctx)
 	done := make(chan struct{})
@@ -218,15 +236,23 @@ func (s *Store) Maintain(o MaintainOptions) (stop func()) {
 	return func() {
 		cancel()
 		<-done
-	}
+	}, nil
 }
 
 // GC is Store.GC of this session.
 func (s *Session) GC(ctx context.Context) (*GCReport, error) {
-	return s.store.GC(ctx, GCOptions{Session: s.id})
+	store, err := s.usable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return store.GC(ctx, GCOptions{Session: s.id})
 }
 
 // Vacuum is Store.Vacuum of this session.
 func (s *Session) Vacuum(ctx context.Context) (*VacuumReport, error) {
-	return s.store.Vacuum(ctx, VacuumOptions{Session: s.id})
+	store, err := s.usable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return store.Vacuum(ctx, VacuumOptions{Session: s.id})
 }

@@ -66,7 +66,7 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 }
 
 func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
-	return observed(ctx, s.store, OpNode, s.id, func(ctx context.Context) (Node, error) {
+	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
 		return retried(ctx, s, func() (Node, error) { return read(ctx) })
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }

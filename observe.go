@@ -80,7 +80,12 @@ func (s *Store) begin(ctx context.Context, name, session string) (_ context.Cont
 
 // observed is f, of which the observer is told; tell adds what is known of a
 // result, if there is something.
-func observed[T any](ctx context.Context, s *Store, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
+func observed[T any](ctx context.Context, on callee, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
+	s, err := on.usable(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
 	ctx, end := s.begin(ctx, name, session)
 	if end == nil {
 		return f(ctx)
@@ -179,7 +184,13 @@ func (e *observedEngine) Apply(ctx context.Context, b *engine.Batch) error {
 // LogObserver logs operations with their duration: those that succeed at debug
 // level, what others caused (conflicts, refused requests, cancelled contexts) at
 // info, failures at warn. Operations of the engine are left out.
-func LogObserver(l *slog.Logger) Observer { return logObserver{l} }
+// A nil logger logs nothing.
+func LogObserver(l *slog.Logger) Observer {
+	if l == nil {
+		l = slog.New(slog.DiscardHandler)
+	}
+	return logObserver{l}
+}
 
 type logObserver struct{ log *slog.Logger }
 

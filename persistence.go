@@ -17,8 +17,8 @@ type Persistence interface {
 	ID() string
 	// Info returns metadata, head and totals, without reading history.
 	Info(ctx context.Context) (Info, error)
-	// SaveMetadata merges m; it moves no revision.
-	SaveMetadata(ctx context.Context, m Metadata) error
+	// SaveMetadata empties fields and then merges m; it moves no revision.
+	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
 	// Load reads history by scope.
 	Load(ctx context.Context, scope Scope) (*State, error)
 	// Node returns one node, or ErrNodeNotFound.

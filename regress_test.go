@@ -360,7 +360,7 @@ func TestSealTooLarge(t *testing.T) {
 	if err := st.Seal(bg); err != nil {
 		t.Error(err)
 	}
-	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 4 << 20})
+	st2 := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: MaxSeal})
 	s = mk(t, st2, Request{ID: "s"})
 	for i := range 30 {
 		for j := range small {

@@ -15,6 +15,9 @@ import (
 // id. Handles opened before get ErrSessionDeleted. A session that exists under to is
 // ErrExists.
 func (s *Store) Rename(ctx context.Context, from, to string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	if err := checkSessionID(to); err != nil {
 		return err
 	}

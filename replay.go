@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -94,7 +93,7 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	}
 	for i := range w.in.Nodes {
 		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.inc, k), key) {
-			return invalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d already", k, place.Revision)
+			return w.keyTaken(i, place, "")
 		}
 	}
 	return nil

@@ -15,7 +15,8 @@ import (
 // Retention says how many of a session's latest revisions can be read as they
 // were. 0 leaves it to the store; a session's own comes before the store's. The
 // nodes of the active path are never dropped by it: what goes is checkpoints that
-// only older revisions have, and side branches that only they lead to.
+// only older revisions have, and side branches that only they lead to and that no
+// revision kept by name shows.
 type Retention uint64
 
 // KeepAll retains every revision.
@@ -64,6 +65,9 @@ func (s *Store) prune(ctx context.Context) (moved int, err error) {
 // older ones are ErrRevisionPruned from now on. The floor never moves back. It
 // reports whether it moved.
 func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
+	if _, err := s.usable(ctx); err != nil {
+		return false, err
+	}
 	var before Revision // the floor that the first attempt met
 	err = s.changeLife(ctx, func(c *change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
 		if !c.unknown {
@@ -114,18 +118,26 @@ func (s *Store) retained(ctx context.Context, inc head.Incarnation, life *head.L
 // A Kept revision has a name, and can be read whatever retention says.
 type Kept = head.Ref
 
-// Keep keeps revision r of the session, or the head's if r is 0, under a name
-// until Release. A name that stands for another revision is ErrExists. A kept
-// revision goes with its session when that is deleted.
+// Keep keeps revision r of the session, or the head's as Keep finds it if r is 0,
+// under a name until Release. A name that keeps another revision is ErrExists; one
+// that keeps the same revision is no error. Load and Checkpoint give of a kept
+// revision, after pruning and vacuum, all that they gave of it before, side branches
+// included. A kept revision goes with its session when that is deleted.
 func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	c := checker{of: "kept revision"}
 	c.text("name", name, 1, MaxLabel)
 	if c.err != nil {
 		return c.err
 	}
+	if err := checkRevision("kept revision", "it", r); err != nil {
+		return err
+	}
 	key := s.store.space.Ref(s.inc, name)
+	at := r // the same for all attempts: the first one may stand although its outcome is unknown
 	return s.changeLife(ctx, func(_ *change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
-		at := r
 		if at == 0 {
 			at = h.Revision
 		}
@@ -135,7 +147,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		}
 		if vs[0] != nil {
 			ref, err := head.OpenRef(key, vs[0])
-			if err == nil && ref.Revision != at && r != 0 {
+			if err == nil && ref.Revision != at {
 				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.id)
 				return false, err
 			}
@@ -161,6 +173,9 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 
 // Release ends Keep. A name that stands for nothing is no error.
 func (s *Session) Release(ctx context.Context, name string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	key := s.store.space.Ref(s.inc, name)
 	return s.changeLife(ctx, func(_ *change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
@@ -174,6 +189,9 @@ func (s *Session) Release(ctx context.Context, name string) error {
 
 // Kept returns the revisions that are kept by name, oldest first.
 func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	return withLives(ctx, s, func(l *lives) ([]Kept, error) {
 		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.inc, l.life)
 		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })

@@ -24,6 +24,9 @@ func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
 // Seal seals what all sessions have gathered.
 func (s *Store) Seal(ctx context.Context) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	var failed []error
 	for o := (ListOptions{Limit: 1000}); ; {
 		page, err := s.List(ctx, o)
@@ -53,7 +56,7 @@ func (s *Store) Seal(ctx context.Context) error {
 // seal makes segments of the packs after the last full one. The rest is sealed
 // too if all is set; the next run then takes that up again.
 func (s *Session) seal(ctx context.Context, all bool) error {
-	_, err := observed(ctx, s.store, OpSeal, s.id, func(ctx context.Context) (struct{}, error) {
+	_, err := observed(ctx, s, OpSeal, s.ID(), func(ctx context.Context) (struct{}, error) {
 		for more := true; more; {
 			// A conflict: somebody else has changed the session's lifecycle, and is done.
 			err := s.store.settle(ctx, func(c *change) (err error) {
@@ -148,9 +151,6 @@ type run struct {
 	more     bool        // it ends because the next one does not fit
 }
 
-// maxSealed bounds a run: even if nothing of it compresses, it fits a batch.
-const maxSealed = 1 << 20
-
 // gather reads the packs after a revision, at which a segment ends, until there
 // is enough for another one.
 func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*run, error) {
@@ -171,7 +171,7 @@ func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*ru
 			}
 			raw, size = raw+seg.Packs[i].Raw(), size+seg.Packs[i].Size()
 		}
-		if r.more = len(r.packs) > 0 && (r.size+size > maxSealed || len(r.keys) > 6000); r.more {
+		if r.more = len(r.packs) > 0 && (r.size+size > MaxSeal || len(r.keys) > 6000); r.more {
 			break
 		}
 		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)

@@ -11,24 +11,17 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Names of other packages that most callers need.
+// More names of other packages that most callers need.
 type (
-	// NodeID identifies a node.
-	NodeID = graph.ID
-	// BlobID identifies a blob.
-	BlobID = blob.ID
 	// Attachment refers to a blob, with a media type and a name.
 	Attachment = blob.Ref
 	// Revision counts the commits of a session.
 	Revision = head.Revision
-	// CommitID identifies a commit and all before it.
-	CommitID = head.CommitID
 	// Usage counts the tokens of one model.
 	Usage = head.Usage
 )
@@ -75,6 +68,9 @@ type Session struct {
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
 func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
@@ -149,7 +145,12 @@ func (s *Session) openAbout(value []byte) (*head.About, error) {
 }
 
 // ID returns the session's id.
-func (s *Session) ID() string { return s.id }
+func (s *Session) ID() string {
+	if s == nil {
+		return ""
+	}
+	return s.id
+}
 
 // remember keeps the newest head that was seen. raw may be nil when it is not
 // at hand; a commit then reads it.
@@ -229,6 +230,9 @@ func (s *Session) commitKey(r Revision) []byte { return s.store.space.Commit(s.i
 
 // Info returns the session's metadata and where it stands.
 func (s *Session) Info(ctx context.Context) (Info, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return Info{}, err
+	}
 	h, vs, err := s.readHead(ctx, s.aboutKey)
 	if err != nil {
 		return Info{}, err
@@ -320,11 +324,21 @@ func info(a *head.About, h *head.Head) Info {
 	return i
 }
 
-// SaveMetadata merges m into the session's metadata. It moves no revision and
+// SaveMetadata empties the fields that are to be unset, and then merges m into the
+// session's metadata: empty fields of m, and labels that it does not mention, stay
+// as they are, and a label with an empty value is removed. It moves no revision and
 // never makes a commit fail.
-func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
+func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
 	if err := checkMetadata(&m); err != nil {
 		return err
+	}
+	for _, f := range empty {
+		if err := f.Check(); err != nil {
+			return err
+		}
 	}
 	return s.store.settle(ctx, func(c *change) error {
 		bucketKey := s.store.space.Bucket(s.inc)
@@ -342,6 +356,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata) error {
 		if about.Incarnation != s.inc {
 			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 		}
+		unset(about, empty)
 		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
 			if v != "" {
 				*dst = v

@@ -48,6 +48,9 @@ var kinds = map[byte]string{
 
 // Stats reads the whole namespace once.
 func (s *Store) Stats(ctx context.Context) (*Stats, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
 	st := &Stats{ByKind: map[string]Bytes{}}
 	for p, err := range s.engine.Scan(ctx, s.space.Everything()) {
 		if err != nil {

@@ -27,7 +27,7 @@ type Options struct {
 	// It must not call the session that commits.
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
-	// packs are sealed into one segment. Default 192 KiB, at most 1 MiB. Larger
+	// packs are sealed into one segment. Default 192 KiB, at most MaxSeal. Larger
 	// compresses better and makes reading one old node slower.
 	SealBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.
@@ -58,12 +58,15 @@ type Options struct {
 	// order of lists; nothing that must be right depends on them.
 	Now func() time.Time
 	// Random is the source of incarnations, salts and keys, for tests that must
-	// be the same every time. Default crypto/rand.Reader. It must not fail.
+	// be the same every time. Default crypto/rand.Reader. It must not fail. A
+	// source that repeats itself makes the content of erased nodes guessable; it
+	// gives no two sessions one identity.
 	Random io.Reader
 }
 
 // A Validator refuses commits that the host considers incomplete, for example a
-// tool call without its result. The commit is read-only.
+// tool call without its result. It is given a copy of the commit, payloads included:
+// what it changes there has no effect.
 type Validator func(ctx context.Context, session string, c *Commit) error
 
 // A Store is many sessions in one namespace of one engine. It is safe for
@@ -103,6 +106,12 @@ const spillBytes = 5 << 10
 // Open opens the namespace of e that o names and creates it if it does not
 // exist. The engine stays the caller's: close it after the store.
 func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
+	if ctx == nil {
+		return nil, invalid("context", "it is nil")
+	}
+	if e == nil {
+		return nil, invalid("engine", "it is nil")
+	}
 	s := &Store{engine: e, collecting: make(chan struct{}, 1)}
 	if o != nil {
 		s.opts = *o
@@ -110,14 +119,13 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.Observer != nil {
 		s.engine = &observedEngine{Engine: e, observer: s.opts.Observer}
 	}
-	if s.opts.SealBytes <= 0 {
+	if s.opts.SealBytes == 0 {
 		s.opts.SealBytes = 192 << 10
 	}
-	s.opts.SealBytes = min(s.opts.SealBytes, maxSealed)
-	if s.opts.CacheBytes <= 0 {
+	if s.opts.CacheBytes == 0 {
 		s.opts.CacheBytes = 32 << 20
 	}
-	if s.opts.UploadTTL <= 0 {
+	if s.opts.UploadTTL == 0 {
 		s.opts.UploadTTL = 24 * time.Hour
 	}
 	if s.opts.TakeOverAfter == 0 {
@@ -130,7 +138,11 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		s.opts.Now = time.Now
 	}
 	c := checker{of: "options"}
-	c.text("namespace", s.opts.Namespace, 0, MaxSessionID)
+	c.text("namespace", s.opts.Namespace, 0, MaxNamespace)
+	c.positive("SealBytes", int64(s.opts.SealBytes))
+	c.limit("seal bytes", s.opts.SealBytes, MaxSeal)
+	c.positive("CacheBytes", int64(s.opts.CacheBytes))
+	c.positive("UploadTTL", int64(s.opts.UploadTTL))
 	if c.err != nil {
 		return nil, c.err
 	}
@@ -251,6 +263,9 @@ func openRecord(key, value []byte) (r record, err error) {
 // Close ends the store's background work and waits for it. The engine stays
 // open, and so handles go on working until it is closed.
 func (s *Store) Close() error {
+	if _, err := s.usable(context.Background()); err != nil {
+		return err
+	}
 	s.sealer.stop()
 	s.background.Wait()
 	return nil
@@ -266,15 +281,14 @@ func (s *Store) random(b []byte) {
 // now is the time that records get: whole nanoseconds, UTC, no monotonic clock.
 func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).UTC() }
 
-// Metadata is what a host may say of a session at any time. Saving it merges:
-// empty fields and labels that are not mentioned stay as they are, a label with
-// an empty value is removed.
+// Metadata is what a host may say of a session at any time: see
+// Session.SaveMetadata. No label has an empty value.
 type Metadata struct {
 	Name   string // for people
 	Model  string
 	Cwd    string // working directory
 	Labels map[string]string
-	// Retention of this session, before the one of Options; 0 stays as it is.
+	// Retention of this session, before the one of Options; 0 is none of its own.
 	Retention Retention
 }
 
@@ -289,8 +303,9 @@ type Request struct {
 	// parent any more.
 	Parent string
 	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
-	// attached fork's checkpoint is that of the last turn that ended there or
-	// before: a node within a turn has that of the turn before.
+	// attached fork's checkpoint is that of the last retained turn that ended at
+	// the node. If no turn ended there, it is that before the turn which made the
+	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
 	ForkNode NodeID
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of
@@ -374,16 +389,13 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 		Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
 		Created: now, Updated: now,
 	}
-	s.random(about.Incarnation[:])
-	inc := about.Incarnation
-	hd := head.Head{Incarnation: inc, Updated: now}
 	var b engine.Batch
-	grave := s.space.Grave(h)
-	vs, err := s.engine.Get(ctx, grave)
+	inc, err := s.incarnation(ctx, &b, s.space.Grave(h))
 	if err != nil {
 		return nil, nil, err
 	}
-	b.Guard(grave, vs[0])
+	about.Incarnation = inc
+	hd := head.Head{Incarnation: inc, Updated: now}
 	ses := s.handle(r.ID, inc)
 	if r.Parent != "" {
 		if ses.origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
@@ -405,6 +417,27 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 	ses.bucket = s.setOrder(&b, inc, h, now)
 	ses.remember(&hd, raw)
 	return &b, ses, nil
+}
+
+// incarnation draws one that no session has or had, as far as it is not removed, and
+// makes b guard that, and the grave of the session id. A source that repeats itself
+// would give two sessions one history.
+func (s *Store) incarnation(ctx context.Context, b *engine.Batch, grave []byte) (inc head.Incarnation, err error) {
+	const draws = 8
+	for range draws {
+		s.random(inc[:])
+		life := s.space.Life(inc)
+		vs, err := s.engine.Get(ctx, grave, life)
+		if err != nil {
+			return inc, err
+		}
+		if vs[1] == nil {
+			b.Guard(grave, vs[0])
+			b.Guard(life, nil)
+			return inc, nil
+		}
+	}
+	return inc, invalid("options", "Random gave the incarnations of %d sessions that exist", draws)
 }
 
 // merged returns labels with changes applied; it shares no memory with them.

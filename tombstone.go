@@ -60,7 +60,7 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 	if len(ids) > MaxNodes {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
-	_, err := observed(ctx, s.store, OpTombstone, s.id, func(ctx context.Context) (int, error) {
+	_, err := observed(ctx, s, OpTombstone, s.ID(), func(ctx context.Context) (int, error) {
 		return len(ids), s.store.settle(ctx, func(c *change) error { return s.tombstone(ctx, c, ids) })
 	}, func(n int, o *Outcome) { o.Items = n })
 	return err

@@ -165,12 +165,15 @@ func TestMaintain(t *testing.T) {
 		t.Fatal(err)
 	}
 	reports := make(chan error, 100)
-	stop := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *turnstone.GCReport, v *turnstone.VacuumReport, err error) {
+	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *turnstone.GCReport, v *turnstone.VacuumReport, err error) {
 		select {
 		case reports <- err:
 		default:
 		}
 	}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range 20 {
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": noise(6000, uint64(i))}}); err != nil {
 			t.Fatal(err)
@@ -188,7 +191,9 @@ func TestMaintain(t *testing.T) {
 		t.Errorf("%d blobs", n)
 	}
 	healthy(t, st)
-	st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond})
+	if _, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
 	if err := st.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -65,10 +65,9 @@ func (s *Store) records(ctx context.Context, ids []ID) ([]record, error) {
 	return out, nil
 }
 
-// record decodes one representation whose first part is value, and reads the rest.
-func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, error) {
-	var r record
-	var n int
+// openFirst decodes the first part of the representation of id, and returns how many
+// parts there are.
+func openFirst(id ID, key, value []byte) (r record, n int, err error) {
 	body, err := codec.Open(key, value, keys.Blob)
 	if err == nil {
 		r, n, err = decodeRecord(body)
@@ -76,6 +75,12 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, e
 	if err == nil && r.id != id {
 		err = fmt.Errorf("%w: the record is of %s", codec.ErrHash, r.id)
 	}
+	return r, n, err
+}
+
+// record decodes one representation whose first part is value, and reads the rest.
+func (s *Store) record(ctx context.Context, id ID, key, value []byte) (record, error) {
+	r, n, err := openFirst(id, key, value)
 	if err != nil || n == 1 {
 		return r, codec.Corrupt(err, "blob %s", id)
 	}

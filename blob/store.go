@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -17,7 +18,8 @@ type Store struct {
 	engine engine.Engine
 	space  *keys.Space
 	chunks Chunking
-	marks  cache
+	marks  cache[[]byte]
+	sizes  cache[int64] // of contents; a size that was seen once is right for good
 }
 
 // Chunking is how large content is cut (FastCDC; Xia et al., USENIX ATC 2016).
@@ -37,35 +39,35 @@ func New(e engine.Engine, space *keys.Space, c Chunking) *Store {
 // them. A stale one only costs another attempt, as its guard fails.
 type Marks map[ID][]byte
 
-// A cache remembers the marks that were seen last, so that most commits need
-// not read one first.
-type cache struct {
+// A cache remembers what was seen last of blobs, so that most commits need not read
+// their marks first.
+type cache[V any] struct {
 	mu   sync.Mutex // guards both maps
-	a, b Marks
+	a, b map[ID]V
 }
 
-const keptMarks = 4096 // in each of two generations: about 1 MB
+const cached = 4096 // blobs in each of two generations: about 1 MB of marks
 
-func (c *cache) get(id ID) []byte {
+func (c *cache[V]) get(id ID) (v V, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if v, ok := c.a[id]; ok {
-		return v
+	if v, ok = c.a[id]; !ok {
+		v, ok = c.b[id]
 	}
-	return c.b[id]
+	return v, ok
 }
 
-func (c *cache) put(id ID, v []byte) {
+func (c *cache[V]) put(id ID, v V) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.a == nil || len(c.a) >= keptMarks {
-		c.a, c.b = make(Marks), c.a
+	if c.a == nil || len(c.a) >= cached {
+		c.a, c.b = make(map[ID]V), c.a
 	}
 	c.a[id] = v
 	delete(c.b, id)
 }
 
-func (c *cache) forget(id ID) {
+func (c *cache[V]) forget(id ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.a, id)
@@ -157,7 +159,7 @@ func (s *Store) Rely(b *engine.Batch, id ID, marks Marks) bool {
 // Hint adds to marks what was seen of ids, without reading.
 func (s *Store) Hint(marks Marks, ids ...ID) {
 	for _, id := range ids {
-		if v := s.marks.get(id); v != nil {
+		if v, ok := s.marks.get(id); ok {
 			marks[id] = v
 		}
 	}
@@ -206,9 +208,47 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID
 	return absent, nil
 }
 
+// Sizes returns the lengths of the contents of ids, in order, and -1 for one that is
+// not stored. It reads only of what this store has neither written nor asked for
+// lately.
+func (s *Store) Sizes(ctx context.Context, ids []ID) ([]int64, error) {
+	const atOnce = 16 // the first part of a representation is up to 480 KiB
+	sizes := make([]int64, len(ids))
+	var unknown []int
+	for i, id := range ids {
+		var ok bool
+		if sizes[i], ok = s.sizes.get(id); !ok {
+			unknown = append(unknown, i)
+		}
+	}
+	for part := range slices.Chunk(unknown, atOnce) {
+		ks := make([][]byte, len(part))
+		for i, at := range part {
+			ks[i] = s.space.Blob(s.space.BlobHash(ids[at]), 0)
+		}
+		vs, err := s.engine.Get(ctx, ks...)
+		if err != nil {
+			return nil, err
+		}
+		for i, at := range part {
+			if sizes[at] = -1; vs[i] == nil {
+				continue
+			}
+			r, _, err := openFirst(ids[at], ks[i], vs[i])
+			if err != nil {
+				return nil, codec.Corrupt(err, "blob %s", ids[at])
+			}
+			s.sizes.put(ids[at], r.size)
+			sizes[at] = r.size
+		}
+	}
+	return sizes, nil
+}
+
 // Applied tells s that b, which Add and Rely helped to build, was applied.
 func (s *Store) Applied(b *engine.Batch, drafts []*Draft) {
 	for _, d := range drafts {
+		s.sizes.put(d.ID, d.Size)
 		h := s.space.BlobHash(d.ID)
 		mark := s.space.Mark(h)
 		for _, p := range b.Sets {

@@ -90,7 +90,7 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 // Put stores d in a batch of its own, or finds that it is stored; the upload
 // holds it from then on.
 func (u *Upload) Put(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) engine.Pair { return u.hold(b, d.ID) })
+	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) { return u.hold(b, d.ID), nil })
 }
 
 // hold makes b record that the upload holds a blob.
@@ -101,14 +101,16 @@ func (u *Upload) hold(b *engine.Batch, id ID) engine.Pair {
 }
 
 // Grant is Put that ends the upload: its session holds d, until it expires or a commit
-// refers to it, and d holds what it is made of.
-func (u *Upload) Grant(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) engine.Pair {
+// refers to it, and d holds what it is made of. alive is called before each attempt:
+// it makes the batch guard that the session lives, or returns the error that Grant
+// ends with.
+func (u *Upload) Grant(ctx context.Context, d *Draft, alive func(*engine.Batch) error) error {
+	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) {
 		u.Finish(b)
 		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
 		b.Set(key, newHold(key, Ticket, u.expires, nil))
-		return b.Sets[len(b.Sets)-1]
+		return b.Sets[len(b.Sets)-1], alive(b)
 	})
 }
 
@@ -148,7 +150,7 @@ func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
 
 // put stores d in a batch with what hold adds to it, or finds that d is stored. hold
 // returns the pair by which an attempt that was applied is recognized.
-func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) engine.Pair) (err error) {
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (engine.Pair, error)) (err error) {
 	defer func() {
 		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
@@ -165,11 +167,14 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) eng
 	for {
 		var b engine.Batch
 		b.Guard(u.key, u.record)
-		mine := hold(&b)
+		mine, err := hold(&b)
+		if err != nil {
+			return err
+		}
 		if err := s.Add(&b, d, marks); err != nil {
 			return err
 		}
-		err := u.apply(ctx, &b)
+		err = u.apply(ctx, &b)
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:

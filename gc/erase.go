@@ -212,7 +212,9 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 	return p, err
 }
 
-// prune finds the nodes of side branches that no retained revision leads to.
+// prune finds the nodes of side branches that no retained revision leads to and no
+// revision kept by name shows. A kept revision shows all nodes up to it: Scope.Full
+// reads side branches, too.
 func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	h, err := head.OpenHead(p.headKey, p.headRaw)
 	if err == nil && h.Incarnation != c.inc {
@@ -225,13 +227,13 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	named := map[head.Revision]bool{}
+	var named head.Revision // the last revision that is kept by name
 	for _, ref := range refs {
-		named[ref.Revision] = true
+		named = max(named, ref.Revision)
 	}
 	var tips []graph.ID // where retained revisions stand
 	err = c.commits(ctx, c.inc, 0, h.Revision, head.CommitID{}, func(commit *head.Commit, _ head.CommitID) error {
-		if commit.Revision >= c.life.Floor || named[commit.Revision] {
+		if commit.Revision >= c.life.Floor {
 			tips = append(tips, commit.Leaf)
 		}
 		return nil
@@ -250,7 +252,7 @@ func (c *cleaning) prune(ctx context.Context, p *plan) error {
 		for i := range pack.Nodes {
 			n := &pack.Nodes[i]
 			parents[n.ID] = n.Parent
-			if pack.Revision >= uint64(c.life.Floor) {
+			if pack.Revision >= uint64(c.life.Floor) || pack.Revision <= uint64(named) {
 				tips = append(tips, n.ID)
 			} else if !n.Erased {
 				old = append(old, n.ID)

@@ -15,7 +15,6 @@ package graph
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -32,13 +31,13 @@ func (id ID) String() string { return hex.EncodeToString(id[:]) }
 // IsZero reports whether id is no node's.
 func (id ID) IsZero() bool { return id == ID{} }
 
-// ParseID reads the form that String gives.
-func ParseID(s string) (id ID, err error) {
-	b, err := hex.DecodeString(s)
-	if err != nil || len(b) != len(id) {
-		return ID{}, fmt.Errorf("graph: %q is not 64 hex digits", s)
-	}
-	return ID(b), nil
+// MarshalText returns the id in lower-case hex, or nothing if it is zero.
+func (id ID) MarshalText() ([]byte, error) { return hash.AppendText(nil, id), nil }
+
+// UnmarshalText reads the form that MarshalText gives.
+func (id *ID) UnmarshalText(text []byte) (err error) {
+	*id, err = hash.ParseText(text)
+	return err
 }
 
 // A Node is one event as it is stored.

@@ -27,6 +27,18 @@ type CommitID [hash.Size]byte
 // String returns the id in lower-case hex.
 func (id CommitID) String() string { return hex.EncodeToString(id[:]) }
 
+// IsZero reports whether id is no commit's.
+func (id CommitID) IsZero() bool { return id == CommitID{} }
+
+// MarshalText returns the id in lower-case hex, or nothing if it is zero.
+func (id CommitID) MarshalText() ([]byte, error) { return hash.AppendText(nil, id), nil }
+
+// UnmarshalText reads the form that MarshalText gives.
+func (id *CommitID) UnmarshalText(text []byte) (err error) {
+	*id, err = hash.ParseText(text)
+	return err
+}
+
 // A Part says where a checkpoint part comes from.
 type Part struct {
 	Name string

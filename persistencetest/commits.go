@@ -197,6 +197,33 @@ var commits = []behaviour{
 		s.refused(err, turnstone.ErrInvalid, "once")
 		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // keys are a session's own
 		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, r.Leaf)
+		// A fork's graph has the keys of what it inherited, and of nothing else.
+		named := func(key string) turnstone.Commit {
+			return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Key: key}}}
+		}
+		f := s.create(turnstone.Request{ID: "f", Parent: "a"})
+		s.commit(p, named("later in the parent"))
+		s.commit(f, named("of f"))
+		g := s.create(turnstone.Request{ID: "g", Parent: "f"})
+		early := s.create(turnstone.Request{ID: "early", Parent: "f", ForkNode: mine[0]})
+		for _, taken := range []struct {
+			by       turnstone.Persistence
+			key      string
+			revision int
+		}{{f, "once", 3}, {g, "once", 3}, {g, "of f", 1}} {
+			before := s.load(taken.by, turnstone.Scope{Full: true})
+			_, err := taken.by.Commit(ctx, named(taken.key))
+			s.refused(err, turnstone.ErrInvalid, fmt.Sprintf("node 1: event key %q belongs to a node of revision %d", taken.key, taken.revision))
+			s.equal("state", s.load(taken.by, turnstone.Scope{Full: true}), before)
+		}
+		s.commit(f, named("later in the parent"))
+		s.commit(g, named("later in the parent"))
+		turn := named("once")
+		turn.Turn = "again"
+		r = s.commit(early, turn) // it shares neither
+		s.commit(early, named("of f"))
+		r.Replayed = true
+		s.equal("replay", s.commit(early, turn), r)
 	}},
 	{name: "C9_RewindAndBranch", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
@@ -285,6 +312,72 @@ var commits = []behaviour{
 			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
 		},
 	},
+	{
+		name: "C12_WhatTheValidatorDoesToTheCommitHasNoEffect",
+		validator: func(_ context.Context, _ string, c *turnstone.Commit) error {
+			if c.Turn == "spoiled" {
+				spoil(c)
+			}
+			return nil
+		},
+		test: func(s *suite) {
+			p := s.create(turnstone.Request{ID: "a"})
+			s.commit(p, turnstone.Commit{Checkpoint: map[string][]byte{"kept": []byte("1"), "gone": []byte("2")}})
+			ref, err := p.PutAttachment(ctx, strings.NewReader("attached"), -1, "", "")
+			s.must(err)
+			large := string(pattern(9000, 1))
+			turn := func() turnstone.Commit {
+				return turnstone.Commit{
+					Expected: 1, Turn: "spoiled",
+					Nodes: []turnstone.NewNode{{Kind: "k", Key: "x", Payload: []byte("small"), Attachments: []turnstone.Attachment{ref}}, {Kind: "k", Payload: []byte(large)}},
+					Leaf:  turnstone.New(1), Usage: []turnstone.Usage{{Model: "m", Input: 1}}, Drop: []string{"gone"},
+					Checkpoint: map[string][]byte{"p": []byte("value")},
+				}
+			}
+			in := turn()
+			r := s.commit(p, in)
+			s.equal("the caller's commit", in, turn())
+			s.twice(func() {
+				p := s.session("a")
+				s.reads(p, turnstone.Scope{}, "small", large)
+				st := s.load(p, turnstone.Scope{})
+				s.equal("nodes", []any{st.Revision, st.Leaf, st.Usage, st.Nodes[0].Kind, st.Nodes[0].Key, st.Nodes[0].Attachments, st.Nodes[1].Kind},
+					[]any{2, r.Leaf, turn().Usage, "k", "x", []turnstone.Attachment{ref}, "k"})
+				parts, err := p.Checkpoint(ctx, 0)
+				s.must(err)
+				s.equal("checkpoint", parts, map[string][]byte{"kept": []byte("1"), "p": []byte("value")})
+				r.Replayed = true
+				s.equal("replay", s.commit(p, turn()), r)
+			})
+		},
+	},
+}
+
+// spoil changes everything that a validator is given.
+func spoil(c *turnstone.Commit) {
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		n.Kind, n.Key, n.Parent = strings.Repeat("k", turnstone.MaxKind+1), "taken", turnstone.At(turnstone.NodeID{1})
+		for j := range n.Payload {
+			n.Payload[j]++
+		}
+		for j := range n.Attachments {
+			n.Attachments[j].Size++
+		}
+	}
+	for i := range c.Usage {
+		c.Usage[i].Input = turnstone.MaxTokens + 1
+	}
+	for i := range c.Drop {
+		c.Drop[i] = "kept"
+	}
+	for _, content := range c.Checkpoint {
+		for i := range content {
+			content[i]++
+		}
+	}
+	c.Checkpoint["more"], c.Turn, c.Leaf, c.Expected = []byte("more"), "other", turnstone.NoNode(), 7
+	c.Nodes = append(c.Nodes[:1], turnstone.NewNode{})
 }
 
 var errHalf = errors.New("a tool call has no result")

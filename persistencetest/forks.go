@@ -141,6 +141,13 @@ var forks = []behaviour{
 			s.must(s.Factory.Delete(ctx, "p", turnstone.CascadeChildren))
 			s.equal("sessions", s.pages(turnstone.ListOptions{}), []string(nil))
 		}
+		s.create(turnstone.Request{ID: "p"})
+		for _, unknown := range []turnstone.ChildPolicy{-1, 3, 77} {
+			s.is(s.Factory.Delete(ctx, "p", unknown), turnstone.ErrInvalid)
+			s.is(s.Factory.Delete(ctx, "missing", unknown), turnstone.ErrInvalid)
+			s.equal("sessions", s.pages(turnstone.ListOptions{}), []string{"p"})
+		}
+		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
 		// Children of an earlier session of the same name are not this one's.
 		s.create(turnstone.Request{ID: "p"})
 		s.create(turnstone.Request{ID: "c", Parent: "p"})
@@ -148,6 +155,62 @@ var forks = []behaviour{
 		s.create(turnstone.Request{ID: "p"})
 		s.must(s.Factory.Delete(ctx, "p", turnstone.RefuseChildren))
 		s.equal("sessions", s.pages(turnstone.ListOptions{}), []string{"c"})
+	}},
+	{name: "F8_AForkBeginsWithTheCheckpointOfTheLastTurnThatEndedThere", test: func(s *suite) {
+		save := func(p turnstone.Persistence, value string, leaf turnstone.Ref, nodes ...string) turnstone.Result {
+			s.Helper()
+			return s.commit(p, turnstone.Commit{
+				Expected: turnstone.AnyRevision, Nodes: texts(nodes...), Leaf: leaf, Checkpoint: map[string][]byte{"p": []byte(value)},
+			})
+		}
+		forks := 0
+		begins := func(parent string, node turnstone.NodeID, want string) {
+			s.Helper()
+			forks++
+			f := s.create(turnstone.Request{ID: fmt.Sprint("fork ", forks), Parent: parent, ForkNode: node})
+			parts, err := f.Checkpoint(ctx, 0)
+			s.must(err)
+			s.equal("checkpoint of a fork of "+parent, string(parts["p"]), want)
+		}
+		p := s.create(turnstone.Request{ID: "p"})
+		first := save(p, "1", turnstone.Ref{}, "a", "b").Nodes
+		begins("p", first[0], "") // no turn ended there, and none was before
+		save(p, "2", turnstone.Ref{})
+		begins("p", first[1], "2") // the leaf
+		third := save(p, "3", turnstone.Ref{}, "c", "d").Nodes
+		begins("p", first[1], "2")
+		begins("p", third[0], "2") // no turn ended there: that of the turn before
+		save(p, "4", turnstone.At(first[1]))
+		save(p, "5", turnstone.At(third[0]))
+		end := save(p, "6", turnstone.NoNode()).Revision
+		begins("p", first[1], "4")
+		begins("p", third[0], "5")
+		begins("p", third[1], "3")
+		begins("p", first[0], "")
+		s.equal("revision", end, 6)
+
+		// In a fork its own turns count before those that it shares, and those of the
+		// parent after the fork don't.
+		f := s.create(turnstone.Request{ID: "f", Parent: "p", ForkNode: first[1]})
+		save(p, "7", turnstone.At(first[1]))
+		begins("f", first[1], "4") // the leaf
+		own := save(f, "8", turnstone.Ref{}, "own").Nodes
+		begins("f", first[1], "4") // what f began with
+		begins("f", first[0], "")
+		save(f, "9", turnstone.At(first[1]))
+		save(f, "10", turnstone.At(first[0]))
+		save(f, "11", turnstone.NoNode())
+		begins("f", first[1], "9")
+		begins("f", first[0], "10")
+		begins("f", own[0], "8")
+		g := s.create(turnstone.Request{ID: "g", Parent: "f", ForkNode: own[0]})
+		save(g, "12", turnstone.Ref{}, "more")
+		begins("g", own[0], "8")
+		begins("g", first[1], "4") // f had it at its node when it began; its later turns are not shared
+		s.twice(func() {
+			begins("f", first[0], "10")
+			begins("p", first[1], "7")
+		})
 	}},
 }
 
@@ -313,4 +376,79 @@ var attachments = []behaviour{
 		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{{}}}}})
 		s.is(err, turnstone.ErrInvalid)
 	}},
+	{name: "A4_ACommitSaysTheSizeThatAnAttachmentHas", test: func(s *suite) {
+		contents := [][]byte{nil, pattern(100, 1), pattern(700_000, 2), pattern(2<<20, 3)}
+		p, other := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		var refs []turnstone.Attachment
+		for i, content := range contents {
+			ref, err := p.PutAttachment(ctx, bytes.NewReader(content), -1, "", fmt.Sprint("n", i))
+			s.must(err)
+			refs = append(refs, ref)
+		}
+		wrong := func(p turnstone.Persistence) {
+			s.Helper()
+			for i, ref := range refs {
+				for _, size := range []int64{ref.Size + 1, ref.Size - 1, 0, turnstone.MaxBlob} {
+					if size == ref.Size {
+						continue
+					}
+					bad := ref
+					bad.Size = size
+					_, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{
+						{Kind: "k", Attachments: refs}, {Kind: "k", Attachments: []turnstone.Attachment{ref, bad}},
+					}})
+					s.is(err, turnstone.ErrInvalid)
+					if size >= 0 {
+						s.refused(err, turnstone.ErrInvalid, fmt.Sprintf("node 1: attachment %q is of %d bytes, not of %d", ref.Name, len(contents[i]), size))
+					}
+				}
+			}
+		}
+		wrong(p)
+		s.reads(p, turnstone.Scope{})
+		s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs}}})
+		s.create(turnstone.Request{ID: "f", Parent: "a"})
+		s.twice(func() {
+			wrong(s.session("a"))
+			wrong(s.session("f")) // what it inherited
+			s.commit(s.session("f"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs}}})
+		})
+		// Who does not have it does not learn its size.
+		other = s.session(other.ID())
+		bad := refs[1]
+		bad.Size++
+		_, err := other.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{bad}}}})
+		s.is(err, turnstone.ErrBlobNotFound)
+	}},
+	{name: "A5_AnUploadToADeletedSessionLeavesNothing", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.create(turnstone.Request{ID: "a"}) // another one
+		read := errors.New("it was read")
+		_, err := p.PutAttachment(ctx, iotest.ErrReader(read), -1, "", "")
+		s.is(err, turnstone.ErrSessionDeleted)
+		if errors.Is(err, read) {
+			s.Fatal(err)
+		}
+		for _, size := range []int{0, 5000, 2 << 20} {
+			p := s.create(turnstone.Request{ID: "b"})
+			deletes := readerFunc(func([]byte) (int, error) {
+				s.must(s.Factory.Delete(ctx, "b", turnstone.KeepChildren))
+				return 0, io.EOF
+			})
+			_, err := p.PutAttachment(ctx, io.MultiReader(bytes.NewReader(pattern(size, 1)), deletes), -1, "", "")
+			s.is(err, turnstone.ErrSessionDeleted)
+		}
+		for range 2 {
+			_, err := s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+			s.must(err)
+		}
+		r, err := s.Factory.GC(ctx, turnstone.GCOptions{})
+		s.must(err)
+		s.equal("blobs left", r.Retained, 0)
+	}},
 }
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }

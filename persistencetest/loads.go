@@ -340,6 +340,50 @@ var metadata = []behaviour{
 			}
 		})
 	}},
+	{name: "M5_EveryFieldAndLabelCanBeUnset", test: func(s *suite) {
+		full := func() turnstone.Metadata {
+			return turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}
+		}
+		cases := []struct {
+			m     turnstone.Metadata
+			empty []turnstone.Field
+			want  func(*turnstone.Metadata)
+		}{
+			{empty: []turnstone.Field{turnstone.FieldName}, want: func(m *turnstone.Metadata) { m.Name = "" }},
+			{empty: []turnstone.Field{turnstone.FieldModel}, want: func(m *turnstone.Metadata) { m.Model = "" }},
+			{empty: []turnstone.Field{turnstone.FieldCwd}, want: func(m *turnstone.Metadata) { m.Cwd = "" }},
+			{empty: []turnstone.Field{turnstone.FieldRetention}, want: func(m *turnstone.Metadata) { m.Retention = 0 }},
+			{empty: []turnstone.Field{turnstone.FieldLabels}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
+			{m: turnstone.Metadata{Labels: map[string]string{"a": ""}}, want: func(m *turnstone.Metadata) { delete(m.Labels, "a") }},
+			{m: turnstone.Metadata{Labels: map[string]string{"a": "", "b": ""}}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
+			{ // first unset, then merged
+				m:     turnstone.Metadata{Name: "other", Labels: map[string]string{"c": "3"}},
+				empty: []turnstone.Field{turnstone.FieldLabels, turnstone.FieldName, turnstone.FieldCwd, turnstone.FieldCwd},
+				want: func(m *turnstone.Metadata) {
+					m.Name, m.Cwd, m.Labels = "other", "", map[string]string{"c": "3"}
+				},
+			},
+			{
+				empty: []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldLabels},
+				want:  func(m *turnstone.Metadata) { *m = turnstone.Metadata{} },
+			},
+			{want: func(*turnstone.Metadata) {}},
+		}
+		for i, c := range cases {
+			p := s.create(turnstone.Request{ID: fmt.Sprint(i), Metadata: full()})
+			s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}, append(c.empty, "colour")...), turnstone.ErrInvalid)
+			s.must(p.SaveMetadata(ctx, c.m, c.empty...))
+		}
+		s.twice(func() {
+			for i, c := range cases {
+				info, err := s.session(fmt.Sprint(i)).Info(ctx)
+				s.must(err)
+				want := full()
+				c.want(&want)
+				s.equal(fmt.Sprint("metadata ", i), fmt.Sprintf("%#v", info.Metadata), fmt.Sprintf("%#v", want))
+			}
+		})
+	}},
 	{name: "M3_M4_ListsAreOrderedStableAndFiltered", test: lists},
 }
 
@@ -435,6 +479,6 @@ func lists(s *suite) {
 		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
 		s.is(err, turnstone.ErrInvalid)
 	}
-	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: 1001})
+	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: turnstone.MaxPage + 1})
 	s.is(err, turnstone.ErrLimit)
 }

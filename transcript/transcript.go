@@ -40,8 +40,10 @@ type Snapshot struct {
 	// State is the host's settings by name, such as a system prompt: all of
 	// them. Nil leaves what is stored.
 	State map[string][]byte
-	// Metadata is merged, as by Session.SaveMetadata.
+	// Metadata is merged, as by Session.SaveMetadata, after the fields of Unset were
+	// emptied.
 	turnstone.Metadata
+	Unset []turnstone.Field
 	// Usage is what was used since the last save.
 	Usage []turnstone.Usage
 	// Turn, if set, makes the Usage count once, however often this is saved
@@ -217,8 +219,8 @@ func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, e
 
 func (t *Transcripts) save(ctx context.Context, session *turnstone.Session, s *Snapshot) (Saved, error) {
 	info, err := session.Info(ctx)
-	if err == nil && changes(&info.Metadata, &s.Metadata) {
-		err = session.SaveMetadata(ctx, s.Metadata)
+	if err == nil && s.changes(&info.Metadata) {
+		err = session.SaveMetadata(ctx, s.Metadata, s.Unset...)
 	}
 	if err != nil {
 		return Saved{}, err
@@ -304,6 +306,14 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 
 // check reports what of s could not be committed, whatever is stored.
 func (s *Snapshot) check() error {
+	for _, f := range s.Unset {
+		if err := f.Check(); err != nil {
+			return err
+		}
+	}
+	if s.Base == turnstone.AnyRevision {
+		return &turnstone.InvalidError{Where: "snapshot", Reason: "Base is AnyRevision; without one, the last save wins"}
+	}
 	rest := s.Messages
 	for {
 		n := fits(rest)
@@ -345,18 +355,35 @@ func fits(messages []Message) int {
 	return len(messages)
 }
 
-// changes reports whether merging m changes have.
-func changes(have, m *turnstone.Metadata) bool {
-	differs := func(old, merged string) bool { return merged != "" && merged != old }
-	if differs(have.Name, m.Name) || differs(have.Model, m.Model) || differs(have.Cwd, m.Cwd) || m.Retention != 0 && m.Retention != have.Retention {
+// changes reports whether saving the metadata of s changes have.
+func (s *Snapshot) changes(have *turnstone.Metadata) bool {
+	if differs(s, turnstone.FieldName, have.Name, s.Name) || differs(s, turnstone.FieldModel, have.Model, s.Model) ||
+		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldRetention, have.Retention, s.Retention) {
 		return true
 	}
-	for key, value := range m.Labels {
+	if slices.Contains(s.Unset, turnstone.FieldLabels) {
+		for key := range have.Labels {
+			if s.Labels[key] == "" {
+				return true
+			}
+		}
+	}
+	for key, value := range s.Labels {
 		if have.Labels[key] != value {
 			return true
 		}
 	}
 	return false
+}
+
+// differs reports whether saving s changes a field from what it is; to is its value
+// in s.
+func differs[T comparable](s *Snapshot, f turnstone.Field, from, to T) bool {
+	var empty T
+	if to == empty && !slices.Contains(s.Unset, f) {
+		return false // it stays
+	}
+	return from != to
 }
 
 // Clear empties the history and the state of a session and keeps the session. It
@@ -394,27 +421,35 @@ func (s *Snapshot) merge(newer Snapshot) {
 	if newer.State == nil {
 		newer.State = s.State
 	}
-	if newer.Name == "" {
+	stays := func(f turnstone.Field) bool { return !slices.Contains(newer.Unset, f) }
+	if newer.Name == "" && stays(turnstone.FieldName) {
 		newer.Name = s.Name
 	}
-	if newer.Model == "" {
+	if newer.Model == "" && stays(turnstone.FieldModel) {
 		newer.Model = s.Model
 	}
-	if newer.Cwd == "" {
+	if newer.Cwd == "" && stays(turnstone.FieldCwd) {
 		newer.Cwd = s.Cwd
 	}
-	if newer.Retention == 0 {
+	if newer.Retention == 0 && stays(turnstone.FieldRetention) {
 		newer.Retention = s.Retention
 	}
 	newer.Base = max(newer.Base, s.Base)
 	if newer.Turn == "" {
 		newer.Turn = s.Turn
 	}
-	if s.Labels != nil {
+	if s.Labels != nil && stays(turnstone.FieldLabels) {
 		all := maps.Clone(s.Labels)
 		maps.Copy(all, newer.Labels)
 		newer.Labels = all
 	}
+	unset := slices.Clone(newer.Unset)
+	for _, f := range s.Unset {
+		if stays(f) {
+			unset = append(unset, f)
+		}
+	}
+	newer.Unset = unset
 	newer.Usage = head.Sum(s.Usage, newer.Usage)
 	*s = newer
 }

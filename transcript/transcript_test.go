@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -182,6 +183,63 @@ func TestW4EditedMakesABranch(t *testing.T) {
 	}
 }
 
+// Each field can be unset, with and without a Saver; unsetting what is not set writes
+// nothing.
+func TestW5MetadataIsUnset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr, _ := open(t)
+		all := []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldLabels}
+		full := turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Retention: 7, Labels: map[string]string{"x": "1"}}
+		for _, unset := range append([][]turnstone.Field{all}, []turnstone.Field{all[0]}, all[1:2], all[2:3], all[3:4], all[4:]) {
+			want := full
+			for _, f := range unset {
+				switch f {
+				case turnstone.FieldName:
+					want.Name = ""
+				case turnstone.FieldModel:
+					want.Model = ""
+				case turnstone.FieldCwd:
+					want.Cwd = ""
+				case turnstone.FieldRetention:
+					want.Retention = 0
+				case turnstone.FieldLabels:
+					want.Labels = nil
+				}
+			}
+			save(t, tr, "a", transcript.Snapshot{Metadata: full})
+			save(t, tr, "a", transcript.Snapshot{Unset: unset})
+			got := load(t, tr, "a")
+			if !reflect.DeepEqual(got.Metadata, want) {
+				t.Errorf("without %v: %+v, want %+v", unset, got.Metadata, want)
+			}
+			time.Sleep(time.Second)
+			save(t, tr, "a", transcript.Snapshot{Unset: unset})
+			if again := load(t, tr, "a"); !again.Updated.Equal(got.Updated) {
+				t.Errorf("without %v: unsetting what is unset was an update", unset)
+			}
+			s := tr.Saver("a", time.Hour, nil)
+			s.Save(transcript.Snapshot{Metadata: full, Unset: all})
+			s.Save(transcript.Snapshot{})
+			s.Save(transcript.Snapshot{Unset: unset})
+			if err := s.Flush(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if got := load(t, tr, "a"); !reflect.DeepEqual(got.Metadata, want) {
+				t.Errorf("saved late, without %v: %+v, want %+v", unset, got.Metadata, want)
+			}
+			s.Save(transcript.Snapshot{Unset: all})
+			s.Save(transcript.Snapshot{Metadata: turnstone.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}})
+			if err := s.Flush(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := load(t, tr, "a").Metadata, (turnstone.Metadata{Name: "later", Labels: map[string]string{"y": "2"}}); !reflect.DeepEqual(got, want) {
+				t.Errorf("unset and then set: %+v", got)
+			}
+			save(t, tr, "a", transcript.Snapshot{Unset: all})
+		}
+	})
+}
+
 func TestW5MetadataMerges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, _ := open(t)
@@ -197,6 +255,12 @@ func TestW5MetadataMerges(t *testing.T) {
 		}
 		if !got.Created.Equal(created) || !got.Updated.After(created) {
 			t.Errorf("created %v, before %v, updated %v", got.Created, created, got.Updated)
+		}
+		if _, err := tr.Save(ctx, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Name: "x"}, Unset: []turnstone.Field{"colour"}}); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("an unknown field: %v", err)
+		}
+		if _, err := tr.Save(ctx, "a", transcript.Snapshot{Base: turnstone.AnyRevision}); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("any revision as a base: %v", err)
 		}
 		page, err := tr.List(ctx, turnstone.ListOptions{})
 		if err != nil || len(page.Sessions) != 2 || page.Sessions[0].ID != "a" {

@@ -11,7 +11,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
-	"github.com/turnstonedb/turnstone/graph"
 )
 
 var ctx = context.Background()
@@ -120,7 +119,7 @@ func (o *ours) One(id, node string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := graph.ParseID(node)
+	n, err := turnstone.ParseNodeID(node)
 	if err != nil {
 		return nil, err
 	}

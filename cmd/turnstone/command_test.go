@@ -48,6 +48,8 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "say --yes", "erase chat"},
 		{exitUsage, "say where to", "rewind chat"},
 		{exitUsage, "a label is KEY=VALUE", "label chat nothing"},
+		{exitUsage, "not \"colour\"", "label chat --unset name,colour"},
+		{exitUsage, "--unset name", "label chat --name="},
 		{exitUsage, "session, model and day", "usage --by week"},
 		{exitUsage, "can't", "fork chat chat"},
 		{exitUsage, "goes with a SESSION alone", "rewind chat@1 --empty"},
@@ -73,7 +75,7 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "not negative", "sessions --limit -1"},
 		{exitUsage, "--last", "prune"},
 		{exitNotFound, "no store at", "sessions --store " + t.TempDir()},
-		{exitConflict, "session exists", "fork chat@1 twin"},
+		{exitConflict, "exists already", "fork chat@1 twin"},
 		{exitConflict, "has children", "rename chat other"},
 		{exitConflict, "has children", "rm chat --children refuse"},
 	} {
@@ -229,6 +231,10 @@ func TestChanges(t *testing.T) {
 	run("new name", "sessions", "--label", "x=1", "--model", "m", "--name", "NEW")
 	run("", "label", "e", "x=")
 	if out := must(t, "sessions", "--label", "x=1", "--store", url); strings.Contains(out, "new name") {
+		t.Error(out)
+	}
+	run("", "label", "e", "y=2", "--unset", "name,model,labels")
+	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) {
 		t.Error(out)
 	}
 	run("", "rm", "e")

@@ -175,12 +175,13 @@ func (a *app) rename() *cobra.Command {
 
 func (a *app) label() *cobra.Command {
 	var m turnstone.Metadata
+	var fields []string
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
 		Short:   "Say what a session is: labels, name, model, directory",
-		Long:    "Set labels of a session; KEY= removes one. Without any, list them. Name, model and directory can be replaced,\nnot emptied.",
-		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip",
+		Long:    "Set labels of a session; KEY= removes one. Without any, list them. What --unset names is emptied, before the\nrest is set.",
+		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip\nturnstone label trip --unset name",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m.Labels = map[string]string{}
@@ -191,13 +192,25 @@ func (a *app) label() *cobra.Command {
 				}
 				m.Labels[key] = value
 			}
+			for _, name := range []string{"name", "model", "cwd"} {
+				if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+					return usageError{fmt.Errorf("--%s is empty: to empty it is --unset %s", name, name)}
+				}
+			}
+			empty := make([]turnstone.Field, len(fields))
+			for i, f := range fields {
+				empty[i] = turnstone.Field(f)
+				if err := empty[i].Check(); err != nil {
+					return usageError{fmt.Errorf("--unset is name, model, cwd, retention or labels, not %q", f)}
+				}
+			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := session(cmd.Context(), st, args[0])
 				if err != nil {
 					return err
 				}
-				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" {
-					return s.SaveMetadata(cmd.Context(), m)
+				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" || len(empty) > 0 {
+					return s.SaveMetadata(cmd.Context(), m, empty...)
 				}
 				i, err := s.Info(cmd.Context())
 				if asLines && err == nil {
@@ -214,6 +227,7 @@ func (a *app) label() *cobra.Command {
 	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
+	c.Flags().StringSliceVar(&fields, "unset", nil, "empty what it names: name, model, cwd, retention, labels, or several of them")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c

@@ -108,7 +108,9 @@ func run(ctx context.Context, addr, data, url string, pace time.Duration) (err e
 		return err
 	}
 	defer closing(store)
-	store.Maintain(turnstone.MaintainOptions{VacuumEvery: 24 * time.Hour})
+	if _, err := store.Maintain(turnstone.MaintainOptions{VacuumEvery: 24 * time.Hour}); err != nil {
+		return err
+	}
 
 	s := &service{store: store, products: db, pace: pace}
 	defer s.turns.Wait()

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 )
 
 type service struct {
@@ -367,7 +366,7 @@ func attachmentOf(a turnstone.Attachment) attachment {
 }
 
 func (a *attachment) ref() (turnstone.Attachment, error) {
-	id, err := blob.ParseID(a.ID)
+	id, err := turnstone.ParseBlobID(a.ID)
 	return turnstone.Attachment{ID: id, Size: a.Size, MediaType: a.MediaType, Name: a.Name}, err
 }
 
@@ -390,7 +389,7 @@ func (s *service) download(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	id, err := blob.ParseID(r.PathValue("id"))
+	id, err := turnstone.ParseBlobID(r.PathValue("id"))
 	if err != nil {
 		return badRequest{err}
 	}

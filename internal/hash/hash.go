@@ -4,6 +4,9 @@
 package hash
 
 import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
 	"sync"
 
 	"github.com/zeebo/blake3"
@@ -11,6 +14,29 @@ import (
 
 // Size is the length of every digest, in bytes.
 const Size = 32
+
+// AppendText appends the text form of a digest: lower-case hex, or nothing for the
+// zero digest, which stands for none.
+func AppendText(b []byte, sum [Size]byte) []byte {
+	if sum == [Size]byte{} {
+		return b
+	}
+	return hex.AppendEncode(b, sum[:])
+}
+
+// ParseText reads the form that AppendText gives, and no other.
+func ParseText(text []byte) (sum [Size]byte, err error) {
+	if len(text) == 0 {
+		return sum, nil
+	}
+	if len(text) != hex.EncodedLen(Size) || bytes.ContainsAny(text, "ABCDEF") {
+		return sum, fmt.Errorf("%.80q is not %d lower-case hex digits", text, hex.EncodedLen(Size))
+	}
+	if _, err := hex.Decode(sum[:], text); err != nil {
+		return [Size]byte{}, fmt.Errorf("%q is not %d lower-case hex digits", text, hex.EncodedLen(Size))
+	}
+	return sum, nil
+}
 
 // A Context separates one use of the hash from all others.
 type Context struct{ pool sync.Pool }

@@ -1,0 +1,214 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+func TestK1_ANameKeepsOneRevision(t *testing.T) {
+	plan := func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} }
+	mem := memory.New()
+	st := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault { return plan(c) }}, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	grow := func() {
+		t.Helper()
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x"))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keeps := func(want ...turnstone.Kept) {
+		t.Helper()
+		got, err := s.Kept(ctx)
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("kept %v, %v, want %v", got, err, want)
+		}
+	}
+	if err := s.Keep(ctx, "none", 0); !errors.Is(err, turnstone.ErrRevisionNotFound) {
+		t.Errorf("the head of an empty session: %v", err)
+	}
+	grow()
+	for range 2 { // the same again is no error
+		if err := s.Keep(ctx, "x", 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grow()
+	for _, r := range []turnstone.Revision{0, 2} {
+		if err := s.Keep(ctx, "x", r); !errors.Is(err, turnstone.ErrExists) {
+			t.Errorf("Keep of revision %d under a name that keeps revision 1: %v", r, err)
+		}
+	}
+	keeps(turnstone.Kept{Name: "x", Revision: 1})
+	if err := s.Keep(ctx, "x", 1); err != nil {
+		t.Error(err)
+	}
+	// The first attempt stands, nobody knows, and the head moves before the second.
+	other, err := openStore(t, mem, nil).Session(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	applies := 0
+	plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" {
+			return enginetest.Fault{}
+		}
+		switch applies++; applies {
+		case 1:
+			return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+		case 2:
+			if _, err := other.Commit(ctx, turnstone.Commit{Expected: 2}); err != nil {
+				t.Error(err)
+			}
+		}
+		return enginetest.Fault{}
+	}
+	if err := s.Keep(ctx, "y", 0); err != nil {
+		t.Errorf("Keep whose own first attempt stands: %v", err)
+	}
+	keeps(turnstone.Kept{Name: "x", Revision: 1}, turnstone.Kept{Name: "y", Revision: 2})
+}
+
+// A session that is deleted between the last look at it and the batch that grants
+// the upload gets no ticket.
+func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
+	mem := memory.New()
+	var before func()
+	st := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
+		if do := before; c.Op == "Apply" && do != nil {
+			before = nil
+			do()
+		}
+		return enginetest.Fault{}
+	}}, nil)
+	other := openStore(t, mem, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		if err := other.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); !errors.Is(err, turnstone.ErrSessionDeleted) {
+		t.Errorf("an upload while the session is deleted: %v", err)
+	}
+	if n := letters(t, mem)[keys.Upload]; n != 0 {
+		t.Errorf("%d records of uploads are left", n)
+	}
+	// A change that leaves the session alive only makes it try again.
+	s = create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		o, err := other.Session(ctx, "s")
+		if err == nil {
+			_, err = o.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("x"))})
+		}
+		if err == nil {
+			err = o.Keep(ctx, "x", 1)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// What reads give of a kept revision they give after pruning, gc and vacuum, and no
+// longer after its release.
+func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 2000})
+	base := create(t, st, turnstone.Request{ID: "base"})
+	commit := func(s *turnstone.Session, c turnstone.Commit) turnstone.Result {
+		t.Helper()
+		c.Expected = turnstone.AnyRevision
+		r, err := s.Commit(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.New(0)})
+	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
+	var leaves []turnstone.NodeID
+	secret := noise(9000, 1)
+	attachment, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 9)), -1, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 { // each turn leaves a side branch, of its own or of the turn before
+		r := commit(s, turnstone.Commit{
+			Nodes: []turnstone.NewNode{
+				{Kind: "k", Payload: fmt.Append(nil, "main ", i)},
+				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []turnstone.Attachment{attachment}},
+			},
+			Leaf: turnstone.New(0), Checkpoint: map[string][]byte{"p": noise(2000, uint64(i))},
+		})
+		leaves = append(leaves, r.Nodes...)
+	}
+	commit(s, turnstone.Commit{Leaf: turnstone.At(leaves[0])})
+	if err := s.Keep(ctx, "kept", 3); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		commit(s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.New(0)})
+	}
+	reads := func() string {
+		var out []string
+		add := func(what any, err error) { out = append(out, fmt.Sprintf("%x %v", fmt.Sprint(what), err)) }
+		for _, scope := range []turnstone.Scope{{}, {Full: true}, {Last: 2}, {After: 1}, {Leaf: leaves[1]}, {Leaf: leaves[5]}} {
+			scope.At = 3
+			state, err := s.Load(ctx, scope)
+			if err == nil {
+				add(*state, err)
+			} else {
+				add(nil, err)
+			}
+		}
+		parts, err := s.Checkpoint(ctx, 3)
+		add(parts, err)
+		var b bytes.Buffer
+		_, err = s.ReadAttachment(ctx, &b, attachment.ID)
+		add(b.Bytes(), err)
+		return fmt.Sprint(out)
+	}
+	maintain := func() {
+		t.Helper()
+		for range 2 {
+			if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	before := reads()
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	maintain()
+	if after := reads(); after != before {
+		t.Errorf("a kept revision reads\n%.2000s\nand did read\n%.2000s", after, before)
+	}
+	if _, err := s.Node(ctx, leaves[7]); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Errorf("a side branch behind the kept revision, which nothing leads to: %v", err)
+	}
+	if err := s.Release(ctx, "kept"); err != nil {
+		t.Fatal(err)
+	}
+	maintain()
+	for i, id := range leaves {
+		_, err := s.Node(ctx, id)
+		if live := i == 0; live != (err == nil) || !live && !errors.Is(err, turnstone.ErrNodeNotFound) {
+			t.Errorf("node %d after the release: %v", i, err)
+		}
+	}
+	verify(t, st)
+}

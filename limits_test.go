@@ -1,0 +1,422 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// A bound is a limit, and a call that comes to n of what is limited.
+type bound struct {
+	maximum int64
+	limit   string // what the LimitError names
+	try     func(t *testing.T, n int) error
+	// steps is set for what a session gathers: then try is called for each n from 1
+	// on, with one store.
+	steps func(t *testing.T) func(n int) error
+}
+
+// limited makes a session in a store whose clock stands still and whose random bytes
+// are the same, so that every commit writes the same records.
+func limited(t *testing.T) *turnstone.Session {
+	now := time.Now()
+	o := turnstone.Options{NoAutoSeal: true, Now: func() time.Time { return now }, Random: constant(1)}
+	return create(t, openStore(t, memory.New(), &o), turnstone.Request{ID: "s"})
+}
+
+// onCommit is the bound of a commit that has n of something.
+func onCommit(maximum int64, limit string, in func(n int) turnstone.Commit) bound {
+	return bound{maximum: maximum, limit: limit, try: func(t *testing.T, n int) error {
+		_, err := limited(t).Commit(ctx, in(n))
+		return err
+	}}
+}
+
+// onMetadata is the bound of metadata that has n of something.
+func onMetadata(maximum int64, limit string, m func(n int) turnstone.Metadata) bound {
+	return bound{maximum: maximum, limit: limit, try: func(t *testing.T, n int) error {
+		s := limited(t)
+		saved := s.SaveMetadata(ctx, m(n))
+		_, _, created := openStore(t, memory.New(), nil).Create(ctx, turnstone.Request{ID: "s", Metadata: m(n)})
+		if fmt.Sprint(saved) != fmt.Sprint(created) {
+			t.Errorf("SaveMetadata says %v, Create %v", saved, created)
+		}
+		return saved
+	}}
+}
+
+func text(n int) string { return strings.Repeat("x", n) }
+
+func one(n turnstone.NewNode) turnstone.Commit {
+	if n.Kind == "" {
+		n.Kind = "k"
+	}
+	return turnstone.Commit{Nodes: []turnstone.NewNode{n}}
+}
+
+func numbered(n int) map[string]string {
+	out := map[string]string{}
+	for i := range n {
+		out[fmt.Sprint(i)] = "x"
+	}
+	return out
+}
+
+// measured is the bound of what a commit comes to as a whole. in has n units of it
+// and something beside, which a first attempt far beyond the limit measures.
+func measured(maximum int64, limit string, beyond int, in func(n int) turnstone.Commit) bound {
+	return bound{maximum: maximum, limit: limit, try: func(t *testing.T, n int) error {
+		s := limited(t)
+		_, err := s.Commit(ctx, in(beyond))
+		var le *turnstone.LimitError
+		if !errors.As(err, &le) || le.Limit != limit {
+			t.Fatalf("%d units: %v", beyond, err)
+		}
+		_, err = s.Commit(ctx, in(beyond-int(le.Have)+n))
+		return err
+	}}
+}
+
+var bounds = map[string]bound{
+	"namespace": {maximum: turnstone.MaxNamespace, limit: "namespace bytes", try: func(t *testing.T, n int) error {
+		st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Namespace: text(n)})
+		if err == nil {
+			st.Close()
+		}
+		return err
+	}},
+	"seal bytes": {maximum: turnstone.MaxSeal, limit: "seal bytes", try: func(t *testing.T, n int) error {
+		st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{SealBytes: n})
+		if err == nil {
+			st.Close()
+		}
+		return err
+	}},
+	"session id": {maximum: turnstone.MaxSessionID, limit: "session id bytes", try: func(t *testing.T, n int) error {
+		st := openStore(t, memory.New(), nil)
+		_, _, err := st.Create(ctx, turnstone.Request{ID: text(n)})
+		create(t, st, turnstone.Request{ID: "short"})
+		if rerr := st.Rename(ctx, "short", text(n-1)+"y"); fmt.Sprint(rerr) != fmt.Sprint(err) {
+			t.Errorf("Rename says %v, Create %v", rerr, err)
+		}
+		return err
+	}},
+	"page": {maximum: turnstone.MaxPage, limit: "sessions of a page", try: func(t *testing.T, n int) error {
+		_, err := openStore(t, memory.New(), nil).List(ctx, turnstone.ListOptions{Limit: n})
+		return err
+	}},
+	"turn id":   onCommit(turnstone.MaxTurnID, "turn id bytes", func(n int) turnstone.Commit { return turnstone.Commit{Turn: text(n)} }),
+	"kind":      onCommit(turnstone.MaxKind, "kind bytes", func(n int) turnstone.Commit { return one(turnstone.NewNode{Kind: text(n)}) }),
+	"event key": onCommit(turnstone.MaxEventKey, "event key bytes", func(n int) turnstone.Commit { return one(turnstone.NewNode{Key: text(n)}) }),
+	"payload": onCommit(turnstone.MaxPayload, "payload bytes", func(n int) turnstone.Commit {
+		return one(turnstone.NewNode{Payload: make([]byte, n)})
+	}),
+	"nodes": onCommit(turnstone.MaxNodes, "nodes", func(n int) turnstone.Commit {
+		c := turnstone.Commit{Nodes: make([]turnstone.NewNode, n)}
+		for i := range c.Nodes {
+			c.Nodes[i].Kind = "k"
+		}
+		return c
+	}),
+	"tombstones": {maximum: turnstone.MaxNodes, limit: "nodes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		r, err := s.Commit(ctx, one(turnstone.NewNode{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := make([]turnstone.NodeID, n)
+		for i := range ids {
+			ids[i] = r.Leaf
+		}
+		return s.Tombstone(ctx, ids...)
+	}},
+	"attachments": {maximum: turnstone.MaxAttachments, limit: "attachments", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		a, err := s.PutAttachment(ctx, strings.NewReader("x"), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []turnstone.Attachment
+		for range n {
+			all = append(all, a)
+		}
+		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: all}))
+		return err
+	}},
+	"media type":      attachmentText("media type bytes", func(a *turnstone.Attachment, s string) { a.MediaType = s }),
+	"attachment name": attachmentText("attachment name bytes", func(a *turnstone.Attachment, s string) { a.Name = s }),
+	"attachment bytes": {maximum: turnstone.MaxBlob, limit: "bytes", try: func(t *testing.T, n int) error {
+		_, err := limited(t).PutAttachment(ctx, iotest.ErrReader(errRead), int64(n), "", "")
+		if errors.Is(err, errRead) { // what is announced was accepted
+			return nil
+		}
+		return err
+	}},
+	"parts":     onCommit(turnstone.MaxParts, "checkpoint parts", func(n int) turnstone.Commit { return turnstone.Commit{Checkpoint: parts(0, n)} }),
+	"dropped":   onCommit(turnstone.MaxParts, "dropped parts", func(n int) turnstone.Commit { return turnstone.Commit{Drop: make([]string, n)} }),
+	"part name": onCommit(turnstone.MaxPartName, "part name bytes", func(n int) turnstone.Commit { return turnstone.Commit{Checkpoint: map[string][]byte{text(n): nil}} }),
+	"part": onCommit(turnstone.MaxPart, "bytes", func(n int) turnstone.Commit {
+		return turnstone.Commit{Checkpoint: map[string][]byte{"p": make([]byte, n)}}
+	}),
+	"parts of a session": {maximum: turnstone.MaxParts, limit: "checkpoint parts", steps: func(t *testing.T) func(int) error {
+		s := limited(t)
+		return func(n int) error {
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(n - 1), Checkpoint: parts(n, 1)})
+			return err
+		}
+	}},
+	"usage entries": onCommit(turnstone.MaxModels, "usage entries", func(n int) turnstone.Commit { return turnstone.Commit{Usage: make([]turnstone.Usage, n)} }),
+	"usage model": onCommit(turnstone.MaxModel, "model bytes", func(n int) turnstone.Commit {
+		return turnstone.Commit{Usage: []turnstone.Usage{{Model: text(n)}}}
+	}),
+	"models of a session": {maximum: turnstone.MaxSessionModels, limit: "models", steps: func(t *testing.T) func(int) error {
+		s := limited(t)
+		return func(n int) error {
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(n - 1), Usage: []turnstone.Usage{{Model: fmt.Sprint(n), Input: 1}}})
+			return err
+		}
+	}},
+	"input":        tokens(func(u *turnstone.Usage, n uint64) { u.Input = n }),
+	"output":       tokens(func(u *turnstone.Usage, n uint64) { u.Output = n }),
+	"cached input": tokens(func(u *turnstone.Usage, n uint64) { u.CachedInput = n }),
+	"cache write":  tokens(func(u *turnstone.Usage, n uint64) { u.CacheWrite = n }),
+	"reasoning":    tokens(func(u *turnstone.Usage, n uint64) { u.Reasoning = n }),
+	"name":         onMetadata(turnstone.MaxText, "name bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Name: text(n)} }),
+	"cwd":          onMetadata(turnstone.MaxText, "cwd bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Cwd: text(n)} }),
+	"model":        onMetadata(turnstone.MaxModel, "model bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Model: text(n)} }),
+	"labels":       onMetadata(turnstone.MaxLabels, "labels", func(n int) turnstone.Metadata { return turnstone.Metadata{Labels: numbered(n)} }),
+	"label name": onMetadata(turnstone.MaxLabel, "label name bytes", func(n int) turnstone.Metadata {
+		return turnstone.Metadata{Labels: map[string]string{text(n): "x"}}
+	}),
+	"label value": onMetadata(turnstone.MaxLabel, "label value bytes", func(n int) turnstone.Metadata {
+		return turnstone.Metadata{Labels: map[string]string{"x": text(n)}}
+	}),
+	"labels of a session": {maximum: turnstone.MaxLabels, limit: "labels", steps: func(t *testing.T) func(int) error {
+		s := limited(t)
+		return func(n int) error {
+			return s.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{fmt.Sprint(n): "x"}})
+		}
+	}},
+	"name of a kept revision": {maximum: turnstone.MaxLabel, limit: "name bytes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
+			t.Fatal(err)
+		}
+		return s.Keep(ctx, text(n), 1)
+	}},
+	"kept revisions": {maximum: turnstone.MaxKept, limit: "kept revisions", steps: func(t *testing.T) func(int) error {
+		s := limited(t)
+		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
+			t.Fatal(err)
+		}
+		return func(n int) error { return s.Keep(ctx, fmt.Sprint(n), 1) }
+	}},
+	"ancestors": {maximum: turnstone.MaxAncestors, limit: "ancestors", steps: func(t *testing.T) func(int) error {
+		st := openStore(t, memory.New(), nil)
+		create(t, st, turnstone.Request{ID: "0"})
+		return func(n int) error {
+			_, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(n), Parent: fmt.Sprint(n - 1)})
+			return err
+		}
+	}},
+	"commit bytes": {maximum: turnstone.MaxCommitBytes, limit: "bytes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		commit := func(size, turn int) error {
+			c := turnstone.Commit{Turn: text(turn)}
+			for i := range 430 { // nothing of which compresses
+				c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: noise((size+i)/430, uint64(i))})
+			}
+			_, err := s.Commit(ctx, c)
+			return err
+		}
+		size, turn := 2_100_000, 250
+		for _, margin := range []int{150, 0} { // what compresses a little makes the size inexact, the turn id does not
+			var le *turnstone.LimitError
+			if err := commit(size, turn); !errors.As(err, &le) {
+				t.Fatal(err)
+			}
+			if over := int(le.Have) - turnstone.MaxCommitBytes; margin > 0 {
+				size -= over - margin
+			} else {
+				turn += n - turnstone.MaxCommitBytes - over
+			}
+		}
+		return commit(size, turn)
+	}},
+	"commit writes": measured(turnstone.MaxCommitWrites, "writes", 11_000, func(n int) turnstone.Commit {
+		var c turnstone.Commit
+		for i := range 4000 { // two each, and n - 8,000 of these have a key
+			node := turnstone.NewNode{Kind: "k", Payload: bytes.Repeat(fmt.Appendf(nil, "%d ", i), 6000)}
+			if i < n-8000 {
+				node.Key = fmt.Sprint(i)
+			}
+			c.Nodes = append(c.Nodes, node)
+		}
+		return c
+	}),
+	"node bytes": {maximum: turnstone.MaxCommitNodeBytes, limit: "node bytes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		a, err := s.PutAttachment(ctx, strings.NewReader("x"), -1, "", text(turnstone.MaxAttachmentText))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := turnstone.Commit{Nodes: make([]turnstone.NewNode, turnstone.MaxNodes)}
+		n -= 64
+		for i := range c.Nodes {
+			c.Nodes[i], n = turnstone.NewNode{Kind: "k", Payload: make([]byte, 5000)}, n-160-1-5000
+		}
+		for i := range c.Nodes { // names of attachments are the rest, and a key
+			for range turnstone.MaxAttachments {
+				if n >= 64+len(a.Name) {
+					c.Nodes[i].Attachments, n = append(c.Nodes[i].Attachments, a), n-64-len(a.Name)
+				}
+			}
+		}
+		c.Nodes[0].Key = text(n)
+		_, err = s.Commit(ctx, c)
+		return err
+	}},
+}
+
+var errRead = errors.New("read")
+
+func tokens(set func(*turnstone.Usage, uint64)) bound {
+	return onCommit(turnstone.MaxTokens, "tokens", func(n int) turnstone.Commit {
+		var u turnstone.Usage
+		set(&u, uint64(n))
+		return turnstone.Commit{Usage: []turnstone.Usage{u}}
+	})
+}
+
+func attachmentText(limit string, set func(*turnstone.Attachment, string)) bound {
+	return bound{maximum: turnstone.MaxAttachmentText, limit: limit, try: func(t *testing.T, n int) error {
+		s := limited(t)
+		a, err := s.PutAttachment(ctx, strings.NewReader("x"), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		set(&a, text(n))
+		_, perr := s.PutAttachment(ctx, strings.NewReader("x"), -1, a.MediaType, a.Name)
+		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: []turnstone.Attachment{a}}))
+		if (perr == nil) != (err == nil) {
+			t.Errorf("PutAttachment says %v, Commit %v", perr, err)
+		}
+		return err
+	}}
+}
+
+func parts(first, n int) map[string][]byte {
+	out := map[string][]byte{}
+	for i := range n {
+		out[fmt.Sprint(first+i)] = nil
+	}
+	return out
+}
+
+// One less than a limit and the limit are accepted; one more is a LimitError that
+// names the limit and has its constant.
+func TestC10_EveryLimitIsAConstant(t *testing.T) {
+	for name, b := range bounds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if testing.Short() && (b.maximum == turnstone.MaxPayload || b.maximum == turnstone.MaxCommitNodeBytes) {
+				t.Skip("large")
+			}
+			try, first := func(n int) error { return b.try(t, n) }, int(b.maximum)-1
+			if b.steps != nil {
+				try, first = b.steps(t), 1
+			}
+			for n := first; n <= int(b.maximum); n++ {
+				if err := try(n); err != nil {
+					t.Fatalf("%d of %d: %v", n, b.maximum, err)
+				}
+			}
+			err := try(int(b.maximum) + 1)
+			var le *turnstone.LimitError
+			if !errors.As(err, &le) || !errors.Is(err, turnstone.ErrLimit) || le.Limit != b.limit || le.Max != b.maximum || le.Have != b.maximum+1 {
+				t.Errorf("%d of %d: %v", b.maximum+1, b.maximum, err)
+			}
+		})
+	}
+	l := engine.MinLimits
+	if turnstone.MaxCommitBytes > l.BatchBytes || turnstone.MaxCommitWrites > l.BatchOps {
+		t.Errorf("an engine need not take a commit: %+v", l)
+	}
+}
+
+// Every limit that the code can name has a constant of the package, and each of them
+// is tried.
+func TestC10_NoLimitWithoutAConstant(t *testing.T) {
+	files, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	constants, limits := map[string]bool{}, 0
+	isConstant := func(e ast.Expr) bool {
+		if call, ok := e.(*ast.CallExpr); ok && len(call.Args) == 1 { // a conversion
+			e = call.Args[0]
+		}
+		id, ok := e.(*ast.Ident)
+		return ok && (constants[id.Name] || id.Name == "maximum") // the parameter of checker.limit and text
+	}
+	set := token.NewFileSet()
+	var parsed []*ast.File
+	for _, f := range files {
+		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(set, f.Name(), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed = append(parsed, file)
+		for name, o := range file.Scope.Objects { //nolint:staticcheck // no types are needed
+			if o.Kind == ast.Con && strings.HasPrefix(name, "Max") {
+				constants[name] = true
+			}
+		}
+	}
+	for _, file := range parsed {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CompositeLit:
+				if id, ok := n.Type.(*ast.Ident); !ok || id.Name != "LimitError" {
+					return true
+				}
+				limits++
+				found := false
+				for _, e := range n.Elts {
+					if kv, ok := e.(*ast.KeyValueExpr); ok && fmt.Sprint(kv.Key) == "Max" {
+						found = isConstant(kv.Value)
+					}
+				}
+				if !found {
+					t.Errorf("%v: the Max of a LimitError is no constant that begins with Max", set.Position(n.Pos()))
+				}
+			case *ast.CallExpr:
+				if f, ok := n.Fun.(*ast.SelectorExpr); ok && fmt.Sprint(f.X) == "c" && (f.Sel.Name == "limit" || f.Sel.Name == "text") {
+					limits++
+					if !isConstant(n.Args[len(n.Args)-1]) {
+						t.Errorf("%v: a limit that is no constant", set.Position(n.Pos()))
+					}
+				}
+			}
+			return true
+		})
+	}
+	if limits < 30 || len(constants) < 25 {
+		t.Errorf("only %d limits and %d constants were found", limits, len(constants))
+	}
+}
