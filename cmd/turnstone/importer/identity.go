@@ -50,6 +50,8 @@ func fullPath(file string) string {
 	}
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
+	} else if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil { // the file was moved
+		path = filepath.Join(dir, filepath.Base(path))
 	}
 	return strings.TrimSuffix(path, ".gz")
 }
