@@ -87,6 +87,26 @@ func TestBranchesThatAUserMadeStay(t *testing.T) {
 	}
 }
 
+// A result that was written between the lines of its response is on the path as well.
+func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
+	const data = `{"type":"user","uuid":"u","parentUuid":null,"sessionId":"s","message":{"role":"user","content":"go"}}
+{"type":"assistant","uuid":"a1","parentUuid":"u","sessionId":"s","message":{"id":"m1","content":[{"type":"tool_use","id":"t1","name":"f","input":{}}]}}
+{"type":"user","uuid":"r1","parentUuid":"a1","sessionId":"s","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"1"}]}}
+{"type":"assistant","uuid":"a2","parentUuid":"a1","sessionId":"s","message":{"id":"m1","content":[{"type":"tool_use","id":"t2","name":"f","input":{}}]}}
+{"type":"user","uuid":"r2","parentUuid":"a2","sessionId":"s","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"t2","content":"2"}]}}
+{"type":"assistant","uuid":"b","parentUuid":"r2","sessionId":"s","message":{"id":"m2","content":[{"type":"text","text":"done"}]}}
+`
+	st, clock := openClocked(t)
+	s, err := st.Session(ctx, bring(t, st, clock, "s.jsonl", data).Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil || len(state.Nodes) != 6 || len(dangling(state.Nodes, state.Nodes)) > 0 {
+		t.Errorf("%d nodes on the path, %v", len(state.Nodes), err)
+	}
+}
+
 // In the real sessions no call on an active path misses a result that there is, and
 // the places where a user went back are those of the file.
 func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {

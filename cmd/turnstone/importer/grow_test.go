@@ -310,6 +310,45 @@ func TestWhatPeopleGaveASessionStaysWhenItsFileGrows(t *testing.T) {
 	}
 }
 
+// Every revision is a turn: the path at it ends where the turn did.
+func TestEveryRevisionIsATurn(t *testing.T) {
+	all := appended["plain.jsonl"]
+	st, clock := openClocked(t)
+	id := bring(t, st, clock, "plain.jsonl", file(all[:5])).Session
+	bring(t, st, clock, "plain.jsonl", file(all))
+	s, err := st.Session(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range []int{3, 5, 6} {
+		state, err := s.Load(ctx, turnstone.Scope{At: turnstone.Revision(at + 1)})
+		if err != nil || len(state.Nodes) != want {
+			t.Errorf("revision %d has %d nodes, %v", at+1, len(state.Nodes), err)
+		}
+	}
+}
+
+// An edited line gets a key of its own; lines that are new keep theirs.
+func TestKeysOfNewLinesStay(t *testing.T) {
+	all := appended["claude.jsonl"]
+	st, clock := openClocked(t)
+	id := bring(t, st, clock, "claude.jsonl", file(all[:9])).Session
+	edited := append(slices.Clone(all[:8]), strings.Replace(all[8], "done", "edited", 1), strings.Replace(strings.Replace(all[8], `"a4"`, `"a5"`, 1), `"r2"`, `"a4"`, 1))
+	bring(t, st, clock, "claude.jsonl", file(edited))
+	s, err := st.Session(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := s.NodeByKey(ctx, "a5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.NodeByKey(ctx, "a4")
+	if err != nil || last.Parent == old.ID || !strings.Contains(string(old.Payload), "done") {
+		t.Errorf("%s, %v", old.Payload, err)
+	}
+}
+
 func TestARenamedSessionGrowsWithItsFile(t *testing.T) {
 	st, clock := openClocked(t)
 	all := appended["plain.jsonl"]
@@ -371,10 +410,15 @@ func TestTheFullestOfSeveralSnapshotsDecides(t *testing.T) {
 		st, clock := openClocked(t)
 		id := bring(t, st, clock, name, file(all)).Session
 		want, _, _ := strings.Cut(told(t, st, id), "leaf")
+		other := slices.Clone(all[:4]) // an edited one that is shorter
+		other[3] = strings.NewReplacer(`"one"`, `"edited"`, `"r"`, `"edited"`, `"data":{}`, `"data":{"a":1}`).Replace(other[3])
 		holed := append(slices.Clone(all[:2]), append([]string{"{broken"}, all[3:]...)...)
-		snapshots := []string{file(all[:2]), file(all), file(all[:4]) + `{"torn`, file(holed)}
-		for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
+		snapshots := []string{file(all[:2]), file(all), file(all[:4]) + `{"torn`, file(holed), file(other)}
+		for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}, {1, 4, 0}, {4, 1, 3}} {
 			for _, together := range []bool{true, false} {
+				if !together && slices.Contains(order, 4) { // alone it is an edit
+					continue
+				}
 				st, clock := openClocked(t)
 				var convs []importer.Conversation
 				for _, i := range order {
@@ -396,6 +440,13 @@ func TestTheFullestOfSeveralSnapshotsDecides(t *testing.T) {
 				}
 				if got := exportedFile(t, st, id); got != file(all) {
 					t.Errorf("%s in the order %v, together %v is exported as\n%s", name, order, together, got)
+				}
+				if !together {
+					for _, i := range order {
+						if r := bring(t, st, clock, name, snapshots[i]); r.Outcome != importer.Unchanged || r.Commits != 0 {
+							t.Errorf("%s, snapshot %d again: %+v", name, i, r)
+						}
+					}
 				}
 				page, err := st.List(ctx, turnstone.ListOptions{})
 				if err != nil || len(page.Sessions) != 1 {

@@ -59,8 +59,7 @@ func fullPath(file string) string {
 // identify sets the identity of a conversation, unless the format has given one.
 func (p *parser) identify(c *Conversation) {
 	switch {
-	case c.Identity != "":
-		c.Identity += c.again()
+	case c.Identity != "": // the format has given it
 	case uuid.MatchString(c.ID):
 		c.Identity = own(c.Format, c.ID)
 	case p.path == "":
@@ -80,14 +79,6 @@ func (c *Conversation) place(stem string) string {
 		return ""
 	}
 	return "#" + strings.TrimPrefix(c.ID, stem+"/")
-}
-
-// again tells conversations apart to which one file gives the same id.
-func (c *Conversation) again() string {
-	if c.marked == "" {
-		return ""
-	}
-	return "#" + c.marked
 }
 
 // own is the identity of a conversation that has an id of its own.

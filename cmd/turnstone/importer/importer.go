@@ -62,11 +62,10 @@ type Conversation struct {
 	// conversation may have holes.
 	Partial bool
 
-	kin    kin            // how a session is recognized as this conversation
-	began  time.Time      // if the file says so
-	gaps   map[int]string // what stands between the lines, where that is not one line feed
-	stamp  stamp          // of the content
-	marked string         // the end of Identity that tells conversations of one file apart
+	kin   kin            // how a session is recognized as this conversation
+	began time.Time      // if the file says so
+	gaps  map[int]string // what stands between the lines, where that is not one line feed
+	stamp stamp          // of the content
 }
 
 // An Event is one node to be.
@@ -210,7 +209,6 @@ func Parse(file string, data []byte) ([]Conversation, []*BadInput) {
 		}
 		if seen[c.ID]++; seen[c.ID] > 1 { // the file gives an id twice
 			c.ID = fmt.Sprintf("%s~%d", c.ID, seen[c.ID])
-			c.marked = c.ID
 		}
 		c.finish()
 		p.identify(c)
