@@ -258,9 +258,9 @@ func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	return e.Vacuum(ctx)
 }
 
-// report prints a line per file and outcome.
+// report prints a line per file and outcome; nil results are of a dry run.
 func report(cmd *cobra.Command, results []importer.Result, convs []importer.Conversation) error {
-	dry := results == nil && cmd.Context().Err() == nil
+	dry := results == nil
 	if dry {
 		for i := range convs {
 			c := &convs[i]

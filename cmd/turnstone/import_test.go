@@ -101,9 +101,8 @@ func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
 	store := t.TempDir() + "/store"
 	text := strings.Repeat("x", turnstone.MaxPayload)
 	for name, content := range map[string]string{
-		"big.jsonl":    `{"role":"user","content":"a"}` + "\n" + `{"role":"user","content":"` + text + `"}` + "\n",
-		"big.json":     `{"messages":[{"role":"user","content":"` + text + `"}]}`,
-		"claude.jsonl": `{"type":"user","uuid":"a","sessionId":"s","message":{"role":"user","content":"` + text + `"}}` + "\n",
+		"big.jsonl": `{"role":"user","content":"a"}` + "\n" + `{"role":"user","content":"` + text + `"}` + "\n",
+		"big.json":  `{"messages":[{"role":"user","content":"` + text + `"}]}`,
 	} {
 		file := write(t, name, content)
 		cmd := exec.Command(os.Args[0], "import", file, "--store", store)
