@@ -238,7 +238,9 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 		if !e.Side {
 			leaf = i
 		}
-		in.Usage = append(in.Usage, e.Usage...)
+		if !p.h.moved[i] {
+			in.Usage = append(in.Usage, e.Usage...)
+		}
 		maps.Copy(in.Checkpoint, e.Checkpoint)
 	}
 	in.Usage = merge(in.Usage)
@@ -285,7 +287,7 @@ func (h *held) topUp(c *Conversation) []turnstone.Usage {
 		counted.Add(u)
 	}
 	for i := range c.Events {
-		if h.ids[i].IsZero() && !h.gone[i] {
+		if h.ids[i].IsZero() && !h.gone[i] && !h.moved[i] {
 			for _, u := range c.Events[i].Usage {
 				counted.Add(u)
 			}

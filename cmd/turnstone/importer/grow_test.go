@@ -247,6 +247,31 @@ func TestAnEditedFileBecomesABranch(t *testing.T) {
 					t.Errorf("%s:%d: the graph has no %s", name, at, l)
 				}
 			}
+			// What stands behind the edit was used once, though it is on both branches.
+			i, err := s.Info(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := map[string]turnstone.Usage{}
+			seen := map[string]bool{}
+			for _, content := range []string{file(all), file(edited)} {
+				for _, e := range parse(t, name, content)[0].Events {
+					for _, u := range e.Usage {
+						if !seen[string(e.Payload)] {
+							sum := used[u.Model]
+							sum.Add(u)
+							sum.Model = u.Model
+							used[u.Model] = sum
+						}
+					}
+					seen[string(e.Payload)] = true
+				}
+			}
+			for _, u := range i.Usage {
+				if used[u.Model] != u {
+					t.Errorf("%s:%d: used %+v, want %+v", name, at, u, used[u.Model])
+				}
+			}
 			// The edit taken back is what was there before.
 			nodes := len(full.Nodes)
 			if r := bring(t, st, clock, name, file(all)); r.Added != 0 {
@@ -701,5 +726,75 @@ func TestWhatAHostCommittedSinceStays(t *testing.T) {
 	}
 	if got := exportedFile(t, st, id); got != file(said)+"of the host\n" {
 		t.Errorf("exported as\n%s", got)
+	}
+}
+
+// Now and then a line is written before the line that it hangs from. A file that was
+// cut between the two leads to the same path and the same export as the whole file.
+func TestALineBeforeItsParentIsMendedWhenTheFileGrows(t *testing.T) {
+	all := strings.Split(strings.TrimSpace(claude), "\n")[:7]
+	st, clock := openClocked(t)
+	id := bring(t, st, clock, "claude.jsonl", file(all)).Session
+	want, _, _ := strings.Cut(told(t, st, id), "leaf")
+	for n := 2; n < len(all); n++ {
+		st, clock := openClocked(t)
+		bring(t, st, clock, "claude.jsonl", file(all[:n]))
+		bring(t, st, clock, "claude.jsonl", file(all))
+		got, _, _ := strings.Cut(told(t, st, id), "leaf")
+		if bare(got) != bare(want) {
+			t.Errorf("after %d lines:\n%s\nwant\n%s", n, got, want)
+		}
+		if got := exportedFile(t, st, id); got != file(all) {
+			t.Errorf("after %d lines it is exported as\n%s", n, got)
+		}
+		verify(t, st)
+	}
+}
+
+// Forks and sub-agents in a file grow with it, each as a session of its own.
+func TestForksAndSubAgentsGrowWithTheirFile(t *testing.T) {
+	all := strings.Split(strings.TrimSpace(claude), "\n")
+	all = append(all, `{"type":"user","uuid":"i","parentUuid":"h","sessionId":"c2","message":{"role":"user","content":"more of the fork"}}`,
+		`{"type":"user","uuid":"j","parentUuid":"g","sessionId":"c1","agentId":"ag","isSidechain":true,"message":{"role":"user","content":"more of the agent"}}`)
+	ids := []string{"c1", "c1/ag", "c2"}
+	bring := func(st *turnstone.Store, clock *importer.Clock, content string) {
+		t.Helper()
+		convs, _ := importer.Parse("claude.jsonl", []byte(content))
+		for _, r := range importer.Load(ctx, st, convs, importer.Options{Clock: clock}) {
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	read := func(st *turnstone.Store) (out string) {
+		for _, id := range ids {
+			path, _, _ := strings.Cut(told(t, st, id), "leaf")
+			s, err := st.Session(ctx, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i, err := s.Info(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out += fmt.Sprintln(id, i.Parent, i.Detached, i.ForkNode.IsZero(), i.Usage) + bare(path)
+		}
+		return out
+	}
+	st, clock := openClocked(t)
+	bring(st, clock, file(all))
+	want := read(st)
+	for n := 2; n < len(all); n++ {
+		st, clock := openClocked(t)
+		bring(st, clock, file(all[:n])+all[n][:10])
+		bring(st, clock, file(all))
+		if got := read(st); got != want {
+			t.Errorf("after %d lines:\n%s\nwant\n%s", n, got, want)
+		}
+		page, err := st.List(ctx, turnstone.ListOptions{})
+		if err != nil || len(page.Sessions) != len(ids) {
+			t.Errorf("after %d lines: %d sessions, %v", n, len(page.Sessions), err)
+		}
+		verify(t, st)
 	}
 }

@@ -83,6 +83,7 @@ type held struct {
 	before []int              // by event: the index of its parent event, or noEvent, or forkNode
 	ids    []turnstone.NodeID // by event: the node that holds it; zero for one that is new
 	gone   []bool             // by event: it was imported, and is tombstoned since
+	moved  []bool             // by event: it is new, but was in the session elsewhere, and its usage was counted there
 	fresh  int                // events that are new
 
 	keys   map[string]bool // of the session's nodes; see taken
@@ -156,7 +157,7 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 		written = n
 	}
 	h.ids = make([]turnstone.NodeID, len(c.Events))
-	h.gone = make([]bool, len(c.Events))
+	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
 	for i := range c.Events {
 		e := &c.Events[i]
 		parent, ok := h.parent(i)
@@ -172,6 +173,19 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 			h.ids[i], h.gone[i] = parent, true // what follows is linked past it
 		default:
 			h.fresh++
+		}
+	}
+	// What is left hangs elsewhere than the file says now.
+	elsewhere := map[spot]int{}
+	for k, left := range at {
+		elsewhere[spot{kind: k.kind, key: k.key, payload: k.payload}] += len(left)
+	}
+	for i := range c.Events {
+		e := &c.Events[i]
+		k := spot{kind: e.Kind, key: base(e.Key), payload: sha256.Sum256(e.Payload)}
+		if h.ids[i].IsZero() && !h.gone[i] && elsewhere[k] > 0 {
+			h.moved[i] = true
+			elsewhere[k]--
 		}
 	}
 	return h, nil
