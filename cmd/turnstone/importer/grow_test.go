@@ -2,6 +2,7 @@ package importer_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -796,5 +797,40 @@ func TestForksAndSubAgentsGrowWithTheirFile(t *testing.T) {
 			t.Errorf("after %d lines: %d sessions, %v", n, len(page.Sessions), err)
 		}
 		verify(t, st)
+	}
+}
+
+// An import that is cut off at any commit is finished by the next one.
+func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
+	for name, all := range appended {
+		st, clock := openClocked(t)
+		id := bring(t, st, clock, name, file(all)).Session
+		want := told(t, st, id)
+		for refused := range 8 {
+			commits, cut := 0, context.CancelFunc(func() {})
+			clock := &importer.Clock{}
+			st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
+				if commits++; commits == refused {
+					cut()
+				}
+				return nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			bring(t, st, clock, name, file(all[:2]))
+			commits = 0
+			var stopped context.Context
+			stopped, cut = context.WithCancel(ctx)
+			convs := parse(t, name, file(all))
+			importer.Load(stopped, st, convs, importer.Options{Clock: clock, BySteps: true})
+			cut()
+			bring(t, st, clock, name, file(all))
+			if got := told(t, st, id); got != want {
+				t.Errorf("%s, cut off at commit %d:\n%s\nwant\n%s", name, refused, got, want)
+			}
+			verify(t, st)
+			st.Close()
+		}
 	}
 }
