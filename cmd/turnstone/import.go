@@ -29,7 +29,8 @@ func (a *app) importFiles() *cobra.Command {
 input) is found out:
 
   OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
-  Cline, mini-swe-agent     their histories, which are such chats
+  mini-swe-agent            trajectories, which are such chats
+  Cline                     api_conversation_history.json and ui_messages.json
   tau-bench, tau2-bench     result files
   SWE-agent, SWE-smith      trajectories; per-step prompts become the checkpoint part "prompt"
   OpenHands                 output.jsonl, or an array of events

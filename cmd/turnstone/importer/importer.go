@@ -349,6 +349,8 @@ func (p *parser) array(data []byte) {
 		Role        *string         `json:"role"`
 		Action      json.RawMessage `json:"action"`
 		Observation json.RawMessage `json:"observation"`
+		Say         json.RawMessage `json:"say"`
+		Ask         json.RawMessage `json:"ask"`
 	}
 	if err := json.Unmarshal(items[0], &first); err != nil {
 		p.fail(0, "array of something that is no message and no conversation")
@@ -370,6 +372,8 @@ func (p *parser) array(data []byte) {
 		if p.openhandsEvents(&c, items, 0) {
 			p.out = append(p.out, c)
 		}
+	case first.Say != nil || first.Ask != nil:
+		p.clineEvents(items)
 	default:
 		p.fail(0, "unknown format: array of objects without role, messages or traj")
 	}

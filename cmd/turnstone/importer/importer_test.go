@@ -24,6 +24,8 @@ var formats = map[string]string{
 	"pi.jsonl":       `{"type":"session","id":"p1","cwd":"/x","provider":"a","modelId":"m"}` + "\n" + `{"type":"message","message":{"role":"user","content":"q"}}` + "\n" + `{"type":"message","message":{"role":"assistant","model":"m","content":[],"usage":{"input":1,"output":2,"cacheRead":3,"cacheWrite":4}}}` + "\n",
 	"claude.jsonl":   claude,
 	"plain.jsonl":    `{"role":"user","content":"one"}` + "\n\n" + `{"role":"assistant","content":"two"}`,
+	"ui.json":        `[{"ts":1,"type":"say","say":"text","text":"task"},{"ts":2,"type":"say","say":"api_req_started","text":"{\"tokensIn\":2}"},{"ts":3,"type":"ask","ask":"followup","text":"sure?"},{"ts":4,"type":"say","say":"user_feedback","text":"yes"}]`,
+	"events.json":    `[{"id":0,"source":"user","action":"message","args":{"content":"do"}},{"id":1,"action":"run"},{"id":2,"observation":"run","content":"x"}]`,
 	"packed.json.gz": "",
 }
 
@@ -62,7 +64,7 @@ func TestEveryFormatIsFoundOut(t *testing.T) {
 		"tau2.json": "sim:tau2 2 [{a 1 1 0 0 0} {u (simulated user) 7 1 0 0 0}]", "swe.traj": "swe:swe-agent 4 [] total [{ 10 3 0 0 0}]",
 		"hands.jsonl": "hands/0:openhands 3 []", "pi.jsonl": "p1:pi 3 [{m 1 2 3 4 0}]", "plain.jsonl": "plain:jsonl 2 []",
 		"claude.jsonl":   "c1:claude-code 7 [{cl 3 1 0 0 0} {cl 0 8 0 0 0} {cl 4 6 0 0 0}] c1/ag:claude-code 1 [] c2:claude-code 1 []",
-		"packed.json.gz": "packed:openai 1 []",
+		"packed.json.gz": "packed:openai 1 []", "ui.json": "ui:cline 4 [{ 2 0 0 0 0}]", "events.json": "events:openhands 3 []",
 	}
 	for file, data := range formats {
 		content := []byte(data)

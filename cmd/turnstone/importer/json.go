@@ -100,6 +100,10 @@ type usage struct {
 	ClinePrompt     count `json:"prompt"`
 	ClineCompletion count `json:"completion"`
 	ClineCached     count `json:"cached"`
+	ClineIn         count `json:"tokensIn"`
+	ClineOut        count `json:"tokensOut"`
+	ClineCacheRead  count `json:"cacheReads"`
+	ClineCacheWrite count `json:"cacheWrites"`
 }
 
 // A count of tokens. What is no count, such as null or a negative number,
@@ -121,10 +125,10 @@ func (u *usage) of(model string) []turnstone.Usage {
 	}
 	out := turnstone.Usage{
 		Model:       model,
-		Input:       uint64(u.Prompt + u.InputTokens + u.Input + u.ClinePrompt),
-		Output:      uint64(u.Completion + u.OutputTokens + u.Output + u.ClineCompletion),
-		CachedInput: uint64(u.PromptInfo.Cached + u.CacheRead + u.PiCacheRead + u.HandsCacheRead + u.ClineCached),
-		CacheWrite:  uint64(u.CacheCreation + u.PiCacheWrite + u.HandsCacheWrite),
+		Input:       uint64(u.Prompt + u.InputTokens + u.Input + u.ClinePrompt + u.ClineIn),
+		Output:      uint64(u.Completion + u.OutputTokens + u.Output + u.ClineCompletion + u.ClineOut),
+		CachedInput: uint64(u.PromptInfo.Cached + u.CacheRead + u.PiCacheRead + u.HandsCacheRead + u.ClineCached + u.ClineCacheRead),
+		CacheWrite:  uint64(u.CacheCreation + u.PiCacheWrite + u.HandsCacheWrite + u.ClineCacheWrite),
 		Reasoning:   uint64(u.CompletionInfo.Reasoning),
 	}
 	if out == (turnstone.Usage{Model: model}) {
