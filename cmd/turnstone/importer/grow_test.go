@@ -51,8 +51,7 @@ const parallel = `
 {"type":"user","uuid":"u3","parentUuid":"a4","sessionId":"c9","timestamp":"2025-01-03T10:00:00Z","message":{"role":"user","content":"rather not"}}
 `
 
-// file is a file of that many whole lines, the last one without its line feed if it is
-// torn.
+// file is the content of a file of these lines.
 func file(all []string) string { return strings.Join(all, "\n") + "\n" }
 
 // bring imports a file as it is at a moment, and what of it can't be read is left out.
