@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -34,24 +33,21 @@ func (a *app) export() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export SESSION",
 		Short: "Write a session's payloads as lines, byte for byte",
-		Long: "Write a session's payloads as lines, byte for byte: all nodes in the order of commits,\n" +
-			"or for an imported session in the order of its file.",
+		Long: "Write a session's payloads, byte for byte. Of a session that was imported from JSON lines this is its file as\n" +
+			"it was imported last, and behind it what was committed since. Of any other it is all nodes in the order of\n" +
+			"commits, each on a line.",
 		Example: "turnstone export trip/train --path",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			nodes, err := exported(cmd.Context(), st, args[0], path)
+			s, err := session(cmd.Context(), st, args[0])
 			if err != nil {
 				return err
 			}
-			return to(cmd, output, func(w io.Writer) error {
-				out := bufio.NewWriter(w)
-				for _, n := range nodes {
-					if _, err := out.Write(append(n.Payload, '\n')); err != nil {
-						return err
-					}
-				}
-				return out.Flush()
-			})
+			state, part, err := exported(cmd.Context(), s, path)
+			if err != nil {
+				return err
+			}
+			return to(cmd, output, func(w io.Writer) error { return importer.Write(w, state, part) })
 		}),
 	}
 	c.Flags().BoolVar(&path, "path", false, "the active path only")
@@ -60,26 +56,17 @@ func (a *app) export() *cobra.Command {
 	return c
 }
 
-// exported returns the nodes to export.
-func exported(ctx context.Context, st *turnstone.Store, id string, path bool) ([]turnstone.Node, error) {
-	s, err := session(ctx, st, id)
-	if err != nil {
-		return nil, err
-	}
+// exported returns the nodes to export, and the part that says how they make up a file.
+func exported(ctx context.Context, s *turnstone.Session, path bool) (*turnstone.State, []byte, error) {
 	state, err := s.Load(ctx, turnstone.Scope{Full: !path})
 	if err != nil || path {
-		return state.Nodes, err
+		return state, nil, err
 	}
-	for _, part := range state.Parts {
-		if part.Name == importer.OrderPart {
-			parts, err := s.Checkpoint(ctx, state.Revision)
-			if err != nil {
-				return nil, err
-			}
-			return state.Nodes, importer.InFileOrder(state.Nodes, parts[part.Name])
-		}
+	if !slices.ContainsFunc(state.Parts, func(p turnstone.Part) bool { return p.Name == importer.LayoutPart }) {
+		return state, nil, nil
 	}
-	return state.Nodes, nil
+	parts, err := s.Checkpoint(ctx, state.Revision)
+	return state, parts[importer.LayoutPart], err
 }
 
 func (a *app) cat() *cobra.Command {

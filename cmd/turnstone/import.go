@@ -1,15 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"text/tabwriter"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
@@ -17,81 +20,158 @@ import (
 )
 
 func (a *app) importFiles() *cobra.Command {
-	var by string
-	var skipBad, dryRun, replace bool
+	var by, as string
+	var skipBad, dryRun, replace, yes bool
 	c := &cobra.Command{
 		Use:   "import FILE…",
-		Short: "Import transcripts of agents",
+		Short: "Import transcripts of agents, and what is new in them",
 		Long: `Import transcripts of agents; the format of each file (.gz too; - is standard
 input) is found out:
 
   OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
+  mini-swe-agent            trajectories, which are such chats
+  Cline                     api_conversation_history.json and ui_messages.json
   tau-bench, tau2-bench     result files
   SWE-agent, SWE-smith      trajectories; per-step prompts become the checkpoint part "prompt"
-  OpenHands                 output.jsonl
+  OpenHands                 output.jsonl, or an array of events
   pi                        session JSONL
   Claude Code               session JSONL, with rewinds, forks and sub-agents
   JSONL                     lines of role and content
 
-A conversation is imported whole or not at all. Importing the same file again
-changes nothing; one whose session exists with other content is refused, unless
---replace is given. Input that can't be read is named with file, line and
-reason, and nothing of any file is imported, unless --skip-bad is given: then
-what can be read is. Sessions and commits get the time of the import; what a
-transcript says of times stays in its payloads.`,
-		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl",
+A transcript that has grown is imported again: what is new is added to its
+session, what was edited becomes a branch, and labels, names, kept revisions and
+forks stay. A file that has less than the session changes nothing, and of several
+snapshots of a conversation the fullest decides where the session goes on.
+--replace deletes the session and imports anew instead.
+
+A file belongs to the session of the same conversation: by the conversation's own
+id for Claude Code, pi and tau2, and for chats whose id is a UUID, else by the
+path of the file and the place in it. Two files that are called the same become
+two sessions. --as gives standard input a path, or a file that was moved its old
+one.
+
+What a file says outside its messages becomes the checkpoint parts import-outside
+and import-shared, and short fields of it labels that begin with "file.". Commits
+have the times of the file, where it has any.
+
+A new conversation is imported whole or not at all. Input that can't be read is
+named with file, line and reason, and nothing of any file is imported, unless
+--skip-bad is given: then what can be read is.`,
+		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
-			if by != "turn" && by != "step" {
+			switch {
+			case by != "turn" && by != "step":
 				return usageError{fmt.Errorf("--by is turn or step, not %q", by)}
+			case as != "" && len(files) != 1:
+				return usageError{errors.New("--as goes with one file")}
+			case yes && !replace:
+				return usageError{errors.New("--yes goes with --replace")}
 			}
-			convs, bad := parse(files, cmd.InOrStdin())
+			convs, bad := parse(cmd, files, as)
+			if err := cmd.Context().Err(); err != nil {
+				return fmt.Errorf("%w while the files were read: nothing was imported", err)
+			}
 			complain(cmd, bad)
 			if len(bad) > 0 && !skipBad {
-				return fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))
+				return inputError{fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))}
 			}
 			if len(convs) == 0 {
-				return errors.New("there is nothing to import")
+				return inputError{errors.New("there is nothing to import")}
 			}
 			if dryRun {
 				return report(cmd, nil, convs)
 			}
+			clock := &importer.Clock{Present: a.options.Now}
+			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				return load(cmd, st, e, convs, importer.Options{BySteps: by == "step", Replace: replace})
+				if replace && !yes {
+					if err := confirm(cmd, st, convs, files); err != nil {
+						return err
+					}
+				}
+				return load(cmd, st, e, convs, importer.Options{BySteps: by == "step", Replace: replace, Clock: clock})
 			})
 		},
 	}
-	c.Flags().StringVar(&by, "by", "turn", "what becomes a commit: turn (a user message up to the next) or step (an assistant's burst with its tool results)")
+	c.Flags().StringVar(&by, "by", "turn", "what becomes a commit: turn (a user message up to the next) or step (an assistant's burst with its tool results); a version of a checkpoint part has one in any case")
+	c.Flags().StringVar(&as, "as", "", "take the file for the one at this path")
 	c.Flags().BoolVar(&skipBad, "skip-bad", false, "import what can be read of files with broken input")
-	c.Flags().BoolVar(&replace, "replace", false, "import anew what exists with other content: a transcript that has grown")
+	c.Flags().BoolVar(&replace, "replace", false, "delete the sessions of files that have changed, and import them anew")
+	c.Flags().BoolVar(&yes, "yes", false, "with --replace: do not ask")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be imported and write nothing")
 	return c
 }
 
-// parse reads all files.
-func parse(files []string, stdin io.Reader) (convs []importer.Conversation, bad []*importer.BadInput) {
+// confirm says what --replace deletes, and asks whether to.
+func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) error {
+	losses, err := importer.Losses(cmd.Context(), st, convs)
+	if err != nil || len(losses) == 0 {
+		return err
+	}
+	for i := range losses {
+		fmt.Fprintf(cmd.ErrOrStderr(), "deletes %s\n", lost(&losses[i]))
+	}
+	in, ok := cmd.InOrStdin().(*os.File)
+	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(files, "-") {
+		return usageError{fmt.Errorf("--replace deletes %s: say --yes; without --replace, what is new is added", plural(len(losses), "session"))}
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "delete %s and import anew? [y/N] ", plural(len(losses), "session"))
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
+		return errors.New("nothing was imported")
+	}
+	return nil
+}
+
+// lost says what goes with a session that is deleted.
+func lost(l *importer.Loss) string {
+	text := fmt.Sprintf("%s: %s of %s", line(l.ID, 60), plural(uint64(l.Revision), "revision"), plural(l.Nodes, "node"))
+	own := map[string]string{} // labels that somebody gave it
+	for key, value := range l.Labels {
+		if !strings.HasPrefix(key, "import.") && !strings.HasPrefix(key, "file.") {
+			own[key] = value
+		}
+	}
+	if l.Name != "" {
+		text += ", the name " + line(l.Name, 60)
+	}
+	if len(own) > 0 {
+		text += ", the labels " + line(labels(own), 200)
+	}
+	if l.Kept > 0 {
+		text += ", " + plural(l.Kept, "kept revision")
+	}
+	if l.Children > 0 {
+		text += ", the link to " + plural(l.Children, "session") + " that come from it, and stay"
+	}
+	return text
+}
+
+// parse reads all files, or the one as if it were called as.
+func parse(cmd *cobra.Command, files []string, as string) (convs []importer.Conversation, bad []*importer.BadInput) {
 	progress := bar(int64(len(files)), "reading", false)
 	defer progress.Finish()
-	seen := map[string]string{}
 	for _, name := range files {
-		data, err := read(name, stdin)
-		if name == "-" {
-			name = "stdin"
+		if cmd.Context().Err() != nil {
+			return nil, nil
+		}
+		data, err := read(name, cmd.InOrStdin())
+		if as != "" {
+			name = as
 		}
 		if err != nil {
+			if name == "-" {
+				name = "stdin"
+			}
 			bad = append(bad, &importer.BadInput{File: name, Reason: reason(err)})
 			continue
 		}
 		cs, bs := importer.Parse(name, data)
-		bad = append(bad, bs...)
-		for _, c := range cs {
-			if other, twice := seen[c.ID]; twice {
-				bad = append(bad, &importer.BadInput{File: name, Reason: fmt.Sprintf("conversation %q is in %s too: that one is taken", c.ID, other)})
-				continue
-			}
-			seen[c.ID] = name
-			convs = append(convs, c)
-		}
+		convs, bad = append(convs, cs...), append(bad, bs...)
 		progress.Add(1)
 	}
 	return convs, bad
@@ -150,20 +230,26 @@ func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []impo
 	if err := report(cmd, results, convs); err != nil {
 		return err
 	}
+	if err := cmd.Context().Err(); err != nil {
+		return fmt.Errorf("%w: %d of %s are done; importing again does the rest", err, len(results), plural(len(convs), "conversation"))
+	}
 	var failed []error
-	imported := false
+	wrote := false
 	for _, r := range results {
-		imported = imported || r.Outcome == importer.Imported
+		wrote = wrote || r.Commits > 0
 		if r.Err != nil {
 			failed = append(failed, r.Err)
 		}
 	}
-	if imported { // many small commits become few large segments
+	if wrote { // many small commits become few large segments
 		if err := compact(cmd.Context(), st, e); err != nil {
 			return err
 		}
 	}
-	return errors.Join(failed...)
+	if len(failed) > 0 {
+		return inputError{errors.Join(failed...)}
+	}
+	return nil
 }
 
 func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
@@ -173,13 +259,13 @@ func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	return e.Vacuum(ctx)
 }
 
-// report prints a line per file.
+// report prints a line per file and outcome; nil results are of a dry run.
 func report(cmd *cobra.Command, results []importer.Result, convs []importer.Conversation) error {
 	dry := results == nil
 	if dry {
 		for i := range convs {
 			c := &convs[i]
-			r := importer.Result{Conversation: c, Outcome: "would import", Nodes: len(c.Events)}
+			r := importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events)}
 			for j := range c.Events {
 				r.Bytes += len(c.Events[j].Payload)
 			}
@@ -187,39 +273,39 @@ func report(cmd *cobra.Command, results []importer.Result, convs []importer.Conv
 		}
 	}
 	type row struct {
-		file, format, outcome                  string
-		sessions, empty, commits, nodes, bytes int
+		file, format, outcome, session                string
+		sessions, empty, commits, nodes, added, bytes int
 	}
 	var rows []*row
 	at := map[string]*row{}
+	sum := &row{file: "total"}
 	for _, r := range results {
 		key := r.Conversation.File + "\x00" + string(r.Outcome)
 		w := at[key]
 		if w == nil {
-			w = &row{file: r.Conversation.File, format: r.Conversation.Format, outcome: string(r.Outcome)}
+			w = &row{file: r.Conversation.File, format: r.Conversation.Format, outcome: string(r.Outcome), session: r.Session}
 			rows, at[key] = append(rows, w), w
+		} else {
+			w.session = "" // there are several
 		}
-		w.sessions++
-		if r.Nodes == 0 {
-			w.empty++
+		for _, w := range []*row{w, sum} {
+			if r.Nodes == 0 {
+				w.empty++
+			}
+			w.sessions, w.commits, w.nodes, w.added, w.bytes = w.sessions+1, w.commits+r.Commits, w.nodes+r.Nodes, w.added+r.Added, w.bytes+r.Bytes
 		}
-		w.commits, w.nodes, w.bytes = w.commits+r.Commits, w.nodes+r.Nodes, w.bytes+r.Bytes
-	}
-	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	p := printer{w: t}
-	p.printf("FILE\tFORMAT\tOUTCOME\tSESSIONS\tEMPTY\tCOMMITS\tNODES\tPAYLOAD\n")
-	sum := row{}
-	for _, w := range rows {
-		commits := fmt.Sprint(w.commits)
-		if dry {
-			commits = "-"
-		}
-		p.printf("%s\t%s\t%s\t%d\t%d\t%s\t%d\t%s\n", line(w.file, 60), w.format, w.outcome, w.sessions, w.empty, commits, w.nodes, size(uint64(w.bytes)))
-		sum.sessions, sum.empty, sum.commits = sum.sessions+w.sessions, sum.empty+w.empty, sum.commits+w.commits
-		sum.nodes, sum.bytes = sum.nodes+w.nodes, sum.bytes+w.bytes
 	}
 	if len(rows) > 1 {
-		p.printf("total\t\t\t%d\t%d\t%d\t%d\t%s\n", sum.sessions, sum.empty, sum.commits, sum.nodes, size(uint64(sum.bytes)))
+		rows = append(rows, sum)
 	}
-	return errors.Join(p.err, t.Flush())
+	var t table
+	t.row("FILE", "FORMAT", "OUTCOME", "SESSIONS", "EMPTY", "COMMITS", "NODES", "NEW", "PAYLOAD", "SESSION")
+	for _, w := range rows {
+		commits, added := fmt.Sprint(w.commits), fmt.Sprint(w.added)
+		if dry {
+			commits, added = "-", "-"
+		}
+		t.row(line(w.file, 60), w.format, w.outcome, fmt.Sprint(w.sessions), fmt.Sprint(w.empty), commits, fmt.Sprint(w.nodes), added, size(uint64(w.bytes)), line(w.session, 60))
+	}
+	return t.write(cmd.OutOrStdout(), width(cmd.OutOrStdout()))
 }

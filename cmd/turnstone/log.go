@@ -72,7 +72,7 @@ func (a *app) log() *cobra.Command {
 						}
 						v := h.all[len(h.all)-1-i]
 						r.printf("%s\n", v.title(r.columns, false))
-						for _, d := range v.details() {
+						for _, d := range v.details(r.columns, 6) {
 							r.printf("      %s\n", d)
 						}
 					}
@@ -192,8 +192,8 @@ func (h *histories) forks(ctx context.Context, st *turnstone.Store, parent strin
 	return nil
 }
 
-// title is a commit on one line.
-func (v *vertex) title(columns int, named bool) string {
+// title is a commit on one line of a terminal of so many columns; 0 is no terminal.
+func (v *vertex) title(terminal int, named bool) string {
 	where := fmt.Sprintf("%4d", v.Revision)
 	if named {
 		where = fmt.Sprintf("%s@%d", line(v.session, 40), v.Revision)
@@ -218,13 +218,16 @@ func (v *vertex) title(columns int, named bool) string {
 		turn += "  pruned"
 	}
 	nodes := fmt.Sprintf("%-9s ", plural(v.Nodes, "node"))
-	room := max(columns-len([]rune(begin+nodes+turn)), 20)
+	room := 72
+	if terminal > 0 {
+		room = max(terminal-columns(begin+nodes+turn), 20)
+	}
 	return bold(where) + "  " + moment(v.Time) + "  " + nodes + line(text, room) + faint(turn)
 }
 
-// details are the lines below it.
-func (v *vertex) details() []string {
-	var out []string
+// details are the lines below it, after a margin of so many columns.
+func (v *vertex) details(terminal, margin int) []string {
+	var out, lines []string
 	if v.from != "" {
 		out = append(out, "goes on from "+v.from+", which the session forked from")
 	}
@@ -234,10 +237,16 @@ func (v *vertex) details() []string {
 	for _, u := range v.Usage {
 		out = append(out, "used "+tokens(u))
 	}
-	for i := range out {
-		out[i] = faint(out[i])
+	room := 0
+	if terminal > 0 {
+		room = max(terminal-margin, 20)
 	}
-	return out
+	for _, l := range out {
+		for _, l := range wrap(l, room) {
+			lines = append(lines, faint(l))
+		}
+	}
+	return lines
 }
 
 // newestFirst orders commits by time, the last one first, but each after all
@@ -309,8 +318,11 @@ func (r *reader) graph(all []*vertex, limit int, named bool) {
 		for len(columns) > 0 && columns[len(columns)-1] == nil {
 			columns = columns[:len(columns)-1]
 		}
-		margin := rails(at, "*")
-		r.printf("%s%s\n", margin, v.title(r.columns-len([]rune(margin)), named))
+		margin, room := rails(at, "*"), 0
+		if r.columns > 0 {
+			room = max(r.columns-2*len(columns), 1)
+		}
+		r.printf("%s%s\n", margin, v.title(room, named))
 		columns[at] = nil
 		if len(v.parents) > 0 {
 			columns[at] = v.parents[0]
@@ -321,7 +333,7 @@ func (r *reader) graph(all []*vertex, limit int, named bool) {
 				r.printf("%s\n", across(columns, at, len(columns)-1, "╮"))
 			}
 		}
-		for _, d := range v.details() {
+		for _, d := range v.details(r.columns, 2*len(columns)+1) {
 			r.printf("%s %s\n", rails(-1, ""), d)
 		}
 	}

@@ -26,16 +26,29 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process, whatever it waits for
 	a := &app{}
 	err := a.command().ExecuteContext(ctx)
 	if err != nil && !a.began {
 		err = usageError{err}
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "turnstone:", clean(strings.TrimPrefix(err.Error(), "turnstone: ")))
+		fmt.Fprintln(os.Stderr, "turnstone:", clean(message(err)))
 		stop()
 		os.Exit(exitCode(err))
 	}
+}
+
+// message is an error for people. What went wrong once may be in the error more than
+// once, such as a full disk that each layer of the output came upon: it is said once.
+func message(err error) string {
+	var out []string
+	for _, l := range strings.Split(strings.TrimPrefix(err.Error(), "turnstone: "), "\n") {
+		if !slices.Contains(out, l) {
+			out = append(out, l)
+		}
+	}
+	return strings.Join(out, "\n")
 }
 
 // What a script can tell from the exit code.
@@ -58,18 +71,26 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// An inputError is a mistake in what a command read, not on its command line.
+type inputError struct{ error }
+
+func (e inputError) Unwrap() error { return e.error }
+
 // errDamaged: what verify found.
 var errDamaged = errors.New("the store is damaged")
 
 func exitCode(err error) int {
 	var usage usageError
+	var input inputError
 	var corrupt *turnstone.CorruptError
 	var held *engine.LockedError
 	is := func(targets ...error) bool {
 		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 	}
 	switch {
-	case errors.As(err, &usage), is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL):
+	case is(context.Canceled):
+		return exitInterrupted
+	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL):
 		return exitUsage
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
@@ -80,8 +101,6 @@ func exitCode(err error) int {
 		return exitConflict
 	case errors.As(err, &held), is(engine.ErrUnavailable, turnstone.ErrUnfinishedCopy):
 		return exitUnavailable
-	case is(context.Canceled):
-		return exitInterrupted
 	}
 	return exitFailed
 }
@@ -150,6 +169,7 @@ func (a *app) command() *cobra.Command {
 		return usageError{fmt.Errorf("there is no command %q%s", args[0], hint)}
 	}
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	readable(root)
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {

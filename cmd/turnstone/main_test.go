@@ -145,14 +145,8 @@ func TestMistakesAreNamed(t *testing.T) {
 	check("no store at", "verify") // nothing was imported
 	check("no such file", "import", "missing.json")
 	check("--by is turn or step", "import", "--by", "day", good)
-	check("is in", "import", good, good)
-	grown := write(t, "good.jsonl", lines+lines)
-	must(t, "import", good, "--store", store)
-	check("exists with other content", "import", grown)
-	if out := must(t, "import", "--replace", grown, "--store", store); !strings.Contains(out, "6") {
-		t.Error(out)
-	}
-	must(t, "import", "--replace", good, "--store", store)
+	check("--as goes with one file", "import", "--as", "x", good, good)
+	check("--yes goes with --replace", "import", "--yes", good)
 	if out := must(t, "import", "--skip-bad", good, bad, "--store", store); !strings.Contains(out, "total") {
 		t.Error(out)
 	}

@@ -2,13 +2,11 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -33,12 +31,12 @@ func (a *app) sessions() *cobra.Command {
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				out := bufio.NewWriter(cmd.OutOrStdout())
-				var table bytes.Buffer
-				t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-				p := printer{w: t}
-				narrow := terminal(cmd.OutOrStdout()) && width(cmd.OutOrStdout()) < 120
+				p := printer{w: out}
+				var t table
+				room := width(cmd.OutOrStdout())
+				narrow := room > 0 && room < 120
 				if !asLines && !narrow {
-					p.printf("SESSION\tREVISION\tNODES\tPAYLOAD\tUPDATED\tNAME\n")
+					t.row("SESSION", "REVISION", "NODES", "PAYLOAD", "UPDATED", "NAME")
 				}
 				shown, more := 0, false
 				for i, err := range infos(cmd.Context(), st, o) {
@@ -59,20 +57,17 @@ func (a *app) sessions() *cobra.Command {
 						continue
 					}
 					if narrow { // ids alone can take a line
-						p.printf("%s\n    revision %d, %s, %s, %s\n", line(i.ID, 60), i.Revision, plural(i.Nodes, "node"), size(i.Bytes), moment(i.Updated))
-						if name := called(i); name != "" {
-							p.printf("    %s\n", name)
+						p.printf("%s\n", line(i.ID, room))
+						for _, l := range []string{fmt.Sprintf("revision %d, %s, %s, %s", i.Revision, plural(i.Nodes, "node"), size(i.Bytes), moment(i.Updated)), called(i)} {
+							if l != "" {
+								p.printf("%s\n", hang("    ", l, room))
+							}
 						}
 						continue
 					}
-					p.printf("%s\t%d\t%d\t%s\t%s\t%s\n", line(i.ID, 60), i.Revision, i.Nodes, size(i.Bytes), moment(i.Updated), called(i))
+					t.row(line(i.ID, 60), fmt.Sprint(i.Revision), fmt.Sprint(i.Nodes), size(i.Bytes), moment(i.Updated), called(i))
 				}
-				err := errors.Join(p.err, t.Flush())
-				for l := range strings.Lines(table.String()) {
-					_, werr := out.WriteString(fit(cmd.OutOrStdout(), l))
-					err = errors.Join(err, werr)
-				}
-				if err := errors.Join(err, out.Flush()); err != nil {
+				if err := errors.Join(p.err, t.write(out, room), out.Flush()); err != nil {
 					return err
 				}
 				if more {

@@ -57,7 +57,7 @@ func (a *app) show() *cobra.Command {
 				return out.Flush()
 			}
 			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
-			head(&r.printer, &info, state)
+			r.head(&info, state)
 			if int(info.Nodes) > len(state.Nodes) && !full && last == 0 && scope.At == 0 && scope.Leaf.IsZero() {
 				r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
 			}
@@ -75,11 +75,13 @@ func (a *app) show() *cobra.Command {
 	return c
 }
 
-func head(p *printer, i *turnstone.Info, st *turnstone.State) {
-	p.printf("session   %s\n", bold(line(i.ID, 200)))
+// head prints what a session is.
+func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
+	field := func(name, text string) { r.printf("%s\n", hang(fmt.Sprintf("%-9s ", name), text, r.columns)) }
+	r.printf("session   %s\n", bold(line(i.ID, 200)))
 	for _, f := range [][2]string{{"name", i.Name}, {"model", i.Model}, {"cwd", i.Cwd}, {"parent", i.Parent}, {"labels", labels(i.Labels)}} {
 		if f[1] != "" {
-			p.printf("%-9s %s\n", f[0], line(f[1], 200))
+			field(f[0], line(f[1], 2000))
 		}
 	}
 	leaf := "-"
@@ -90,16 +92,16 @@ func head(p *printer, i *turnstone.Info, st *turnstone.State) {
 	if st.Revision != i.Revision {
 		now = fmt.Sprintf(" by revision %d", i.Revision)
 	}
-	p.printf("revision  %d, leaf %s, %s of %s%s\n", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes), now)
+	field("revision", fmt.Sprintf("%d, leaf %s, %s of %s%s", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes), now))
 	for _, part := range st.Parts {
 		set := fmt.Sprintf("set by revision %d", part.Set)
 		if part.Set == 0 {
 			set = "inherited"
 		}
-		p.printf("part      %s: %s, %s\n", line(part.Name, 64), size(uint64(part.Size)), set)
+		field("part", fmt.Sprintf("%s: %s, %s", line(part.Name, 64), size(uint64(part.Size)), set))
 	}
 	for _, u := range st.Usage {
-		p.printf("usage     %s\n", tokens(u))
+		field("usage", tokens(u))
 	}
 }
 
@@ -163,11 +165,22 @@ func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
 	if n.Inherited {
 		where += " of what it forked from"
 	}
-	for _, note := range notes {
-		where += "  " + note
+	room := 0
+	if r.columns > 0 {
+		room = max(r.columns-2-columns(margin), 10)
 	}
-	r.printf("%s\n%s%s  %s  %s\n", strings.TrimRight(margin, " "), margin, faint(short(n.ID)), bold(line(n.Kind, 40)), faint(where))
-	lines := wrap(clean(importer.Text(n.Payload)), max(r.columns-2-len(margin), 10))
+	title := []string{faint(short(n.ID)), bold(line(n.Kind, 40))}
+	below := ""
+	if all := strings.Join(append([]string{where}, notes...), "  "); room == 0 || columns(short(n.ID)+line(n.Kind, 40)+all)+4 <= room+2 {
+		title = append(title, faint(all))
+	} else { // where a terminal would break the title, the notes are on lines of their own
+		title = append(title, faint(where))
+		for _, l := range wrap(strings.Join(notes, "  "), room) {
+			below += margin + "  " + faint(l) + "\n"
+		}
+	}
+	r.printf("%s\n%s%s\n%s", strings.TrimRight(margin, " "), margin, strings.Join(title, "  "), below)
+	lines := wrap(clean(importer.Text(n.Payload)), room)
 	if hidden := len(lines) - foldLines; hidden > 1 && !r.whole {
 		lines = append(lines[:foldLines], faint(fmt.Sprintf("… %d more lines, %s in all (--whole shows them)", hidden, size(uint64(len(n.Payload))))))
 	}
@@ -177,29 +190,6 @@ func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
 	for _, at := range n.Attachments {
 		r.printf("%s  attachment %s  %s  %s  %s\n", margin, short(at.ID), size(uint64(at.Size)), line(at.MediaType, 40), line(at.Name, 60))
 	}
-}
-
-// wrap breaks text into lines of at most n characters, at spaces where it can.
-func wrap(text string, n int) []string {
-	var out []string
-	for _, l := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
-		r := []rune(strings.ReplaceAll(l, "\t", "    "))
-		for len(r) > n {
-			cut := n
-			for i := n; i > n/2; i-- {
-				if r[i] == ' ' {
-					cut = i
-					break
-				}
-			}
-			out = append(out, string(r[:cut]))
-			if r = r[cut:]; len(r) > 0 && r[0] == ' ' {
-				r = r[1:]
-			}
-		}
-		out = append(out, string(r))
-	}
-	return out
 }
 
 func (a *app) diff() *cobra.Command {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fatih/color"
+	"github.com/rivo/uniseg"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 	"golang.org/x/text/runes"
@@ -42,23 +43,110 @@ func content(w io.Writer) io.WriteCloser {
 	return transform.NewWriter(w, transform.Nop)
 }
 
-// line is clean text on one line of at most n characters.
-func line(s string, n int) string {
-	s = strings.Join(strings.Fields(clean(s)), " ")
-	if r := []rune(s); len(r) > n && n > 1 {
-		return string(r[:n-1]) + "…"
+// columns is how many columns of a terminal a text takes: East Asian characters and
+// emoji take two each, combining characters none.
+func columns(s string) int { return uniseg.StringWidth(s) }
+
+// begin returns the longest beginning of s that takes at most n columns.
+func begin(s string, n int) string {
+	taken, rest, state := 0, s, -1
+	for rest != "" {
+		var w int
+		var next string
+		if _, next, w, state = uniseg.FirstGraphemeClusterInString(rest, state); taken+w > n {
+			break
+		}
+		taken, rest = taken+w, next
+	}
+	return s[:len(s)-len(rest)]
+}
+
+// cut returns s in at most n columns.
+func cut(s string, n int) string {
+	if n > 1 && columns(s) > n {
+		return begin(s, n-1) + "…"
 	}
 	return s
 }
 
-// width returns how many columns to fill.
+// line is clean text on one line of at most n columns.
+func line(s string, n int) string {
+	return cut(strings.Join(strings.Fields(clean(s)), " "), n)
+}
+
+// wrap breaks text into lines of at most n columns, at spaces where it can; if n is
+// 0, only where the text does.
+func wrap(text string, n int) []string {
+	var out []string
+	for _, l := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		l = strings.ReplaceAll(l, "\t", "    ")
+		for n > 0 && columns(l) > n {
+			head := begin(l, n)
+			if head == "" { // one character is wider than that
+				head, _, _, _ = uniseg.FirstGraphemeClusterInString(l, -1)
+			}
+			rest := l[len(head):]
+			if rest == "" {
+				break
+			}
+			if at := strings.LastIndexByte(head, ' '); !strings.HasPrefix(rest, " ") && at >= 0 && columns(head[:at]) >= n/2 {
+				head, rest = head[:at], l[at:]
+			}
+			out, l = append(out, head), strings.TrimPrefix(rest, " ")
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// hang writes label and text, wrapped at n columns, all of its lines as far to the
+// right as the first.
+func hang(label, text string, n int) string {
+	indent := columns(label)
+	if n > 0 {
+		n = max(n-indent, 20)
+	}
+	return label + strings.Join(wrap(text, n), "\n"+strings.Repeat(" ", indent))
+}
+
+// reflow wraps paragraphs at n columns. Lines that begin with a space, tables among
+// them, are wrapped one by one.
+func reflow(text string, n int) string {
+	var out, paragraph []string
+	flush := func() {
+		if len(paragraph) > 0 {
+			out = append(out, wrap(strings.Join(paragraph, " "), n)...)
+		}
+		paragraph = nil
+	}
+	for _, l := range strings.Split(text, "\n") {
+		switch {
+		case l == "":
+			flush()
+			out = append(out, "")
+		case l[0] == ' ':
+			flush()
+			// What continues the line stands below its last column.
+			at := strings.LastIndex(l, "  ") + 2
+			out = append(out, strings.Split(hang(l[:at], l[at:], n), "\n")...)
+		default:
+			paragraph = append(paragraph, l)
+		}
+	}
+	flush()
+	return strings.Join(out, "\n")
+}
+
+// width returns how many columns w has: 0, which is any number, unless it is a
+// terminal.
 func width(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f, ok := w.(*os.File); ok && terminal(w) {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 20 {
 			return n
 		}
+		return 80
 	}
-	return 100
+	return 0
 }
 
 func terminal(w io.Writer) bool {
@@ -66,15 +154,33 @@ func terminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// fit cuts a line of a table where a terminal would wrap it.
-func fit(w io.Writer, l string) string {
-	if !terminal(w) {
-		return l
+// A table is rows of cells, each column as wide as its widest cell.
+type table struct{ rows [][]string }
+
+func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+
+// write writes the table; a line ends where a terminal would wrap it.
+func (t *table) write(w io.Writer, terminal int) error {
+	var widths []int
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], columns(cell))
+		}
 	}
-	if r, n := []rune(strings.TrimRight(l, "\n")), width(w); len(r) > n {
-		return string(r[:n-1]) + "…\n"
+	p := printer{w: w}
+	for _, row := range t.rows {
+		var l strings.Builder
+		for i, cell := range row {
+			if l.WriteString(cell); i < len(row)-1 {
+				l.WriteString(strings.Repeat(" ", widths[i]-columns(cell)+2))
+			}
+		}
+		p.printf("%s\n", cut(strings.TrimRight(l.String(), " "), terminal))
 	}
-	return l
+	return p.err
 }
 
 // bar draws progress on standard error when that is a terminal.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/csv"
@@ -10,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -57,9 +55,7 @@ func (a *app) usage() *cobra.Command {
 					w.Flush()
 					err = errors.Join(err, w.Error())
 				default:
-					var table bytes.Buffer
-					t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-					p := printer{w: t}
+					var t table
 					for i, row := range l.table(true) {
 						if i == 0 {
 							row = strings.Split(strings.ToUpper(strings.Join(row, "\t")), "\t")
@@ -68,14 +64,9 @@ func (a *app) usage() *cobra.Command {
 							row[j] = line(row[j], 60)
 						}
 						// Names can be long: they come last, where they may be cut.
-						row = append(row[len(by):], row[:len(by)]...)
-						p.printf("%s\n", strings.Join(row, "\t"))
+						t.row(append(row[len(by):], row[:len(by)]...)...)
 					}
-					err = errors.Join(p.err, t.Flush())
-					for l := range strings.Lines(table.String()) {
-						_, werr := out.WriteString(fit(cmd.OutOrStdout(), l))
-						err = errors.Join(err, werr)
-					}
+					err = t.write(out, width(cmd.OutOrStdout()))
 				}
 				return errors.Join(err, out.Flush())
 			})

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -434,5 +435,56 @@ func TestKilledAndRestarted(t *testing.T) {
 	}
 	if tu := s.ask(id, "and on"); tu.done != 6 || !strings.Contains(tu.text(), "question 3") {
 		t.Errorf("%+v", tu)
+	}
+}
+
+// The comment at the top of main.go shows how to upload a file with curl. The request
+// here is what that command sends: curl calls the body a form unless it is told
+// otherwise, and the body must arrive all the same.
+func TestTheUploadOfTheCommentArrivesWhole(t *testing.T) {
+	source, err := os.ReadFile("main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := regexp.MustCompile(`curl --data-binary @(\S+) 'localhost:8080(/chats/CHAT/attachments\?name=(\S+))'`).FindStringSubmatch(string(source))
+	if command == nil {
+		t.Fatal("the comment shows no upload")
+	}
+	s := start(t, "-data", t.TempDir(), "-pace", "0")
+	chat := s.chat("t")
+	for _, content := range []string{"name=other&a=b\nnotes, 100% of them\n", ""} {
+		target := s.url + strings.ReplaceAll(command[2], "CHAT", chat)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, target, strings.NewReader(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("User-Agent", "curl/8.5.0")
+		req.Header.Set("Accept", "*/*")
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a attachment
+		err = json.NewDecoder(resp.Body).Decode(&a)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusCreated || err != nil {
+			t.Fatalf("%d: %v", resp.StatusCode, err)
+		}
+		if a.Size != int64(len(content)) || a.Name != command[3] || !strings.HasPrefix(a.MediaType, "text/plain") {
+			t.Errorf("%d bytes were sent, and stored is %+v", len(content), a)
+		}
+		if code := s.do("POST", "/chats/"+chat+"/messages", map[string]any{"text": "see notes", "attachments": []attachment{a}}, nil); code != http.StatusOK {
+			t.Fatal(code)
+		}
+		resp, err = http.Get(s.url + "/chats/" + chat + "/attachments/" + a.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(got) != content {
+			t.Errorf("read back %q, %v", got, err)
+		}
 	}
 }

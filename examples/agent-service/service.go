@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -9,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"mime"
 	"net/http"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -144,7 +147,7 @@ func (s *service) history(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	var scope turnstone.Scope
-	if after := r.FormValue("after"); after != "" {
+	if after := r.URL.Query().Get("after"); after != "" {
 		n, err := strconv.ParseUint(after, 10, 64)
 		if err != nil {
 			return badRequest{err}
@@ -370,18 +373,32 @@ func (a *attachment) ref() (turnstone.Attachment, error) {
 	return turnstone.Attachment{ID: id, Size: a.Size, MediaType: a.MediaType, Name: a.Name}, err
 }
 
-// upload stores the body, for a message to refer to.
+// upload stores the body, for a message to refer to. The name comes from the query
+// alone: FormValue would also look for it in the body, and use the body up, when the
+// client calls the body a form, which curl does unless it is told otherwise.
 func (s *service) upload(w http.ResponseWriter, r *http.Request) error {
 	session, err := s.session(r.Context(), r.PathValue("chat"))
 	if err != nil {
 		return err
 	}
-	a, err := session.PutAttachment(r.Context(), r.Body, r.ContentLength, r.Header.Get("Content-Type"), r.FormValue("name"))
+	name := r.URL.Query().Get("name")
+	a, err := session.PutAttachment(r.Context(), r.Body, r.ContentLength, mediaType(r.Header.Get("Content-Type"), name), name)
 	if err != nil {
 		return err
 	}
 	reply(w, http.StatusCreated, attachmentOf(a))
 	return nil
+}
+
+// mediaType returns the media type of an upload: the one that the client announced,
+// or the one that the ending of the name stands for. The type of a form is what a
+// client sends that knows no better; an upload is no form.
+func mediaType(announced, name string) string {
+	switch announced {
+	case "", "application/x-www-form-urlencoded":
+		return cmp.Or(mime.TypeByExtension(path.Ext(name)), "application/octet-stream")
+	}
+	return announced
 }
 
 func (s *service) download(w http.ResponseWriter, r *http.Request) error {

@@ -4,7 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+
+	"github.com/turnstonedb/turnstone"
 )
+
+// maxKey leaves room in an event key for what tells versions of a line apart.
+const maxKey = turnstone.MaxEventKey - len("~0000000000000000")
 
 // record is a line of a Claude Code session.
 type record struct {
@@ -15,6 +20,7 @@ type record struct {
 	AgentID   string  `json:"agentId"`
 	IsMeta    bool    `json:"isMeta"`
 	Cwd       string  `json:"cwd"`
+	Time      when    `json:"timestamp"`
 	Message   struct {
 		ID      string          `json:"id"`
 		Model   string          `json:"model"`
@@ -61,6 +67,9 @@ func (p *parser) claude(all []line) {
 			p.fail(l.number, "record has no type")
 			continue
 		}
+		if !p.fits(l.number, "line ", l.raw) {
+			continue
+		}
 		if r.SessionID == "" {
 			loose = append(loose, r)
 			continue
@@ -77,18 +86,23 @@ func (p *parser) claude(all []line) {
 			home[r.UUID] = k
 		}
 	}
-	if main == (key{}) {
+	named := main != (key{})
+	if !named {
 		main = key{session: p.stem}
 		order = []key{main}
 	}
 	groups[main] = append(groups[main], loose...)
 	slices.SortFunc(groups[main], func(a, b *record) int { return a.number - b.number })
+	made := map[key]*chains{}
 	for _, k := range order {
 		c := Conversation{ID: k.session, Format: "claude-code"}
 		if k.agent != "" {
-			c.ID, c.Parent = k.session+"/"+k.agent, k.session
+			c.ID, c.Agent, c.Parent = k.session+"/"+k.agent, k.agent, own("claude-code", k.session)
 		}
-		p.claudeEvents(&c, groups[k])
+		if named {
+			c.Identity = own("claude-code", c.ID)
+		}
+		made[k] = p.claudeEvents(&c, groups[k])
 		// A root whose parent is in another conversation of this file: a fork.
 		if len(c.Events) > 0 && c.Parent == "" {
 			for _, r := range groups[k] {
@@ -96,19 +110,39 @@ func (p *parser) claude(all []line) {
 					continue
 				}
 				if from, ok := home[*r.Parent]; ok && from != k {
-					c.Parent, c.ForkKey, c.Attached = from.session, *r.Parent, true
+					c.Parent, c.ForkKey, c.Attached = own("claude-code", from.session), *r.Parent, true
 				}
 				break
 			}
 		}
 		p.out = append(p.out, c)
 	}
+	for i := range p.out { // a fork from among parallel calls goes on behind their results
+		c := &p.out[i]
+		if !c.Attached {
+			continue
+		}
+		key, from := c.ForkKey, made[home[c.ForkKey]]
+		if from == nil { // it is in a conversation of this file
+			continue
+		}
+		c.ForkKey = from.behind(key)
+		for j := range c.Events {
+			if e := &c.Events[j]; e.Root && e.Parent == key {
+				e.Parent = c.ForkKey
+			}
+		}
+	}
+	if len(p.out) == 1 {
+		p.out[0].gaps = p.gaps
+	}
 }
 
 // claudeEvents makes events of the records of one conversation.
-func (p *parser) claudeEvents(c *Conversation, records []*record) {
+func (p *parser) claudeEvents(c *Conversation, records []*record) *chains {
 	byUUID := map[string]int{}
-	lastOf := map[string]int{} // of a response: it is split over lines that repeat its usage
+	counted := map[string]turnstone.Usage{} // of a response: it is split over lines that repeat its usage
+	chained := newChains()
 	for i, r := range records {
 		if r.UUID != "" {
 			if first, dup := byUUID[r.UUID]; dup {
@@ -117,9 +151,6 @@ func (p *parser) claudeEvents(c *Conversation, records []*record) {
 				continue
 			}
 			byUUID[r.UUID] = i
-		}
-		if r.Message.ID != "" && r.Message.Usage != nil {
-			lastOf[r.Message.ID] = i
 		}
 		if c.Cwd == "" {
 			c.Cwd = r.Cwd
@@ -136,7 +167,7 @@ func (p *parser) claudeEvents(c *Conversation, records []*record) {
 			return
 		}
 		done[i] = true
-		e := Event{Key: clip(r.UUID, 512), Kind: r.Type, Payload: r.raw, Line: i}
+		e := Event{Key: clip(r.UUID, maxKey), Kind: r.Type, Payload: r.raw, Line: i, Time: r.Time.Time}
 		switch {
 		case r.UUID == "": // bookkeeping beside the tree
 			e.Side = true
@@ -162,22 +193,51 @@ func (p *parser) claudeEvents(c *Conversation, records []*record) {
 				e.Turn = true
 			}
 		}
-		if id := r.Message.ID; id != "" && lastOf[id] == i {
-			e.Usage = r.Message.Usage.of(r.Message.Model)
+		if r.UUID != "" && !e.Root {
+			e.Parent = clip(chained.add(r, e.Parent, e.Turn), maxKey)
+		} else if r.UUID != "" {
+			chained.add(r, "", e.Turn)
+		}
+		// Each line of a response says what was used so far: what it adds is counted,
+		// so that the sum is right whichever line is the last one.
+		for _, u := range r.Message.Usage.of(r.Message.Model) {
+			if id := r.Message.ID; id != "" {
+				u, counted[id] = beyond(counted[id], u)
+			}
+			if u != (turnstone.Usage{Model: u.Model}) {
+				e.Usage = append(e.Usage, u)
+			}
 		}
 		c.Events = append(c.Events, e)
 	}
 	for i := range records {
 		add(i, 0)
 	}
+	return chained
 }
 
-// spawned returns the key of the event of a parent's nodes that called the
-// sub-agent: the tool result names it, and the call that it answers is the node.
-func spawned(payloads map[string][]byte, agent string) string {
+// beyond returns what of u is not counted yet, and the sum of both.
+func beyond(counted, u turnstone.Usage) (more, sum turnstone.Usage) {
+	more, sum = u, u
+	for _, f := range [][3]*uint64{
+		{&counted.Input, &more.Input, &sum.Input},
+		{&counted.Output, &more.Output, &sum.Output},
+		{&counted.CachedInput, &more.CachedInput, &sum.CachedInput},
+		{&counted.CacheWrite, &more.CacheWrite, &sum.CacheWrite},
+		{&counted.Reasoning, &more.Reasoning, &sum.Reasoning},
+	} {
+		*f[1] -= min(*f[0], *f[1])
+		*f[2] = max(*f[0], *f[2])
+	}
+	return more, sum
+}
+
+// spawned returns the node, of a parent's, that called a sub-agent: the tool result
+// names the agent, and the call that it answers is the node.
+func spawned(nodes []turnstone.Node, agent string) (found turnstone.NodeID) {
 	call := ""
-	for _, payload := range payloads {
-		if !bytes.Contains(payload, []byte(agent)) {
+	for i := range nodes {
+		if !bytes.Contains(nodes[i].Payload, []byte(agent)) {
 			continue
 		}
 		var r struct {
@@ -186,7 +246,7 @@ func spawned(payloads map[string][]byte, agent string) string {
 				Agent string `json:"agentId"`
 			} `json:"toolUseResult"`
 		}
-		if json.Unmarshal(payload, &r) != nil || r.Result.Agent != agent {
+		if json.Unmarshal(nodes[i].Payload, &r) != nil || r.Result.Agent != agent {
 			continue
 		}
 		for _, b := range r.blocks() {
@@ -196,18 +256,18 @@ func spawned(payloads map[string][]byte, agent string) string {
 		}
 	}
 	if call == "" {
-		return ""
+		return found
 	}
-	for key, payload := range payloads {
+	for i := range nodes {
 		var r record
-		if !bytes.Contains(payload, []byte(call)) || json.Unmarshal(payload, &r) != nil {
+		if !bytes.Contains(nodes[i].Payload, []byte(call)) || json.Unmarshal(nodes[i].Payload, &r) != nil {
 			continue
 		}
 		for _, b := range r.blocks() {
 			if b.Type == "tool_use" && b.ID == call {
-				return key
+				found = nodes[i].ID
 			}
 		}
 	}
-	return ""
+	return found
 }

@@ -138,7 +138,15 @@ func TestCorpus(t *testing.T) {
 				} else {
 					c.sessions++
 				}
-				c.turns, c.nodes = c.turns+r.Commits, c.nodes+r.Nodes
+				if r.Nodes > 0 {
+					c.turns++ // with what stands before the first user message
+				}
+				for _, e := range r.Conversation.Events {
+					if e.Turn {
+						c.turns++
+					}
+				}
+				c.nodes += r.Nodes
 				got[r.Conversation.File] = c
 			}
 			for file, w := range want {
@@ -186,13 +194,9 @@ func exported(t *testing.T, dir string, st *turnstone.Store, convs []importer.Co
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := importer.InFileOrder(state.Nodes, parts[importer.OrderPart]); err != nil {
-			t.Fatal(err)
-		}
 		var out bytes.Buffer
-		for _, n := range state.Nodes {
-			out.Write(n.Payload)
-			out.WriteByte('\n')
+		if err := importer.Write(&out, state, parts[importer.LayoutPart]); err != nil {
+			t.Fatal(err)
 		}
 		if !bytes.Equal(out.Bytes(), read(t, filepath.Join(dir, c.File))) {
 			t.Errorf("%s is exported as other bytes", c.File)
@@ -321,7 +325,7 @@ func TestGrowingPrompts(t *testing.T) {
 		}
 		versions, last := 0, []byte(nil)
 		only := convs[0]
-		only.Events = nil
+		only.Events, only.Outside = nil, nil
 		for _, e := range convs[0].Events {
 			e.Payload = nil // checkpoints alone
 			if p := e.Checkpoint["prompt"]; p != nil {
@@ -361,18 +365,27 @@ func TestGrowingPrompts(t *testing.T) {
 }
 
 // The corpus without its two image files, vacuumed and closed, is at least 3.5
-// times smaller on disk than its payloads.
+// times smaller on disk than its files without insignificant space, all of which
+// is stored.
 func TestCorpusOnDisk(t *testing.T) {
 	dir := corpus(t)
 	var convs []importer.Conversation
 	raw := 0
-	for _, c := range all(t, dir) {
-		if strings.HasPrefix(c.File, "claude-image-message") || strings.HasPrefix(c.File, "claude-ccl-0d3a8e6f") {
+	for file := range sources(t, dir) {
+		if strings.HasPrefix(file, "claude-image-message") || strings.HasPrefix(file, "claude-ccl-0d3a8e6f") {
 			continue
 		}
-		convs = append(convs, c)
-		for i := range c.Events {
-			raw += len(c.Events[i].Payload)
+		data := read(t, filepath.Join(dir, file))
+		cs, bad := importer.Parse(file, data)
+		if len(bad) > 0 {
+			t.Fatal(bad)
+		}
+		convs = append(convs, cs...)
+		var b bytes.Buffer
+		if json.Compact(&b, data) == nil { // it is one value
+			raw += b.Len()
+		} else {
+			raw += len(data)
 		}
 	}
 	path := t.TempDir() + "/store"
@@ -394,7 +407,7 @@ func TestCorpusOnDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	ratio := float64(raw) / float64(taken)
-	t.Logf("%d bytes of payloads take %d on disk: %.2f times smaller", raw, taken, ratio)
+	t.Logf("%d bytes of files take %d on disk: %.2f times smaller", raw, taken, ratio)
 	if ratio < 3.5 {
 		t.Errorf("%.2f times smaller, want 3.5", ratio)
 	}

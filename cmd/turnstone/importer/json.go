@@ -2,12 +2,14 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 )
@@ -21,10 +23,58 @@ type message struct {
 	Usage       *usage          `json:"usage"`
 	MessageType string          `json:"message_type"`
 	IsDemo      bool            `json:"is_demo"`
+
+	Timestamp when `json:"timestamp"`
+	TS        when `json:"ts"`
+	CreatedAt when `json:"created_at"`
+
+	// Cline
+	Metrics struct {
+		Tokens *usage `json:"tokens"`
+	} `json:"metrics"`
+	ModelInfo struct {
+		Model string `json:"modelId"`
+	} `json:"modelInfo"`
+
+	// mini-swe-agent
+	Extra struct {
+		Response struct {
+			Model string `json:"model"`
+			Usage *usage `json:"usage"`
+		} `json:"response"`
+	} `json:"extra"`
 }
 
-// usage in the forms of OpenAI, Anthropic and pi.
+// model returns the model that wrote the message, if the message says so.
+func (m *message) model() string { return cmp.Or(m.Model, m.ModelInfo.Model, m.Extra.Response.Model) }
+
+// used returns what the message says was used.
+func (m *message) used(model string) []turnstone.Usage {
+	for _, u := range []*usage{m.Usage, m.Metrics.Tokens, m.Extra.Response.Usage} {
+		if out := u.of(model); out != nil {
+			return out
+		}
+	}
+	return nil
+}
+
+func (m *message) time() time.Time { return first(m.Timestamp, m.TS, m.CreatedAt) }
+
+// UnmarshalJSON never fails for what is beside the point of a transcript: fields of
+// other programs can have these names.
+func (u *usage) UnmarshalJSON(b []byte) error {
+	type plain usage
+	var v plain
+	if json.Unmarshal(b, &v) == nil {
+		*u = usage(v)
+	}
+	return nil
+}
+
+// usage in the forms of OpenAI, Anthropic, pi, OpenHands and Cline.
 type usage struct {
+	Model string `json:"model"`
+
 	Prompt     count `json:"prompt_tokens"`
 	Completion count `json:"completion_tokens"`
 	PromptInfo struct {
@@ -43,6 +93,17 @@ type usage struct {
 	Output       count `json:"output"`
 	PiCacheRead  count `json:"cacheRead"`
 	PiCacheWrite count `json:"cacheWrite"`
+
+	HandsCacheRead  count `json:"cache_read_tokens"`
+	HandsCacheWrite count `json:"cache_write_tokens"`
+
+	ClinePrompt     count `json:"prompt"`
+	ClineCompletion count `json:"completion"`
+	ClineCached     count `json:"cached"`
+	ClineIn         count `json:"tokensIn"`
+	ClineOut        count `json:"tokensOut"`
+	ClineCacheRead  count `json:"cacheReads"`
+	ClineCacheWrite count `json:"cacheWrites"`
 }
 
 // A count of tokens. What is no count, such as null or a negative number,
@@ -64,10 +125,10 @@ func (u *usage) of(model string) []turnstone.Usage {
 	}
 	out := turnstone.Usage{
 		Model:       model,
-		Input:       uint64(u.Prompt + u.InputTokens + u.Input),
-		Output:      uint64(u.Completion + u.OutputTokens + u.Output),
-		CachedInput: uint64(u.PromptInfo.Cached + u.CacheRead + u.PiCacheRead),
-		CacheWrite:  uint64(u.CacheCreation + u.PiCacheWrite),
+		Input:       uint64(u.Prompt + u.InputTokens + u.Input + u.ClinePrompt + u.ClineIn),
+		Output:      uint64(u.Completion + u.OutputTokens + u.Output + u.ClineCompletion + u.ClineOut),
+		CachedInput: uint64(u.PromptInfo.Cached + u.CacheRead + u.PiCacheRead + u.HandsCacheRead + u.ClineCached + u.ClineCacheRead),
+		CacheWrite:  uint64(u.CacheCreation + u.PiCacheWrite + u.HandsCacheWrite + u.ClineCacheWrite),
 		Reasoning:   uint64(u.CompletionInfo.Reasoning),
 	}
 	if out == (turnstone.Usage{Model: model}) {
@@ -89,12 +150,12 @@ func (p *parser) messages(id, format string, items []json.RawMessage, line int) 
 			p.fail(line, "message %d has no role", i)
 			return c, false
 		}
-		if m.Model != "" {
-			c.Model = m.Model
+		e := Event{Kind: m.Role, Payload: compact(raw), Line: i, Turn: m.Role == "user", Usage: m.used(m.model()), Time: m.time()}
+		if !p.fits(line, fmt.Sprintf("message %d ", i), e.Payload) {
+			return c, false
 		}
-		c.Events = append(c.Events, Event{
-			Kind: m.Role, Payload: compact(raw), Line: i, Turn: m.Role == "user", Usage: m.Usage.of(m.Model),
-		})
+		c.Model = cmp.Or(m.model(), c.Model)
+		c.Events = append(c.Events, e)
 	}
 	return c, true
 }
@@ -106,6 +167,16 @@ func (p *parser) chat(id string, raw json.RawMessage, line int) {
 		Model    string            `json:"model"`
 		Messages []json.RawMessage `json:"messages"`
 		Usage    *usage            `json:"usage"`
+		Created  when              `json:"created"`
+		At       when              `json:"created_at"`
+		Time     when              `json:"timestamp"`
+		Info     struct {
+			Config struct {
+				Model struct {
+					Name string `json:"model_name"`
+				} `json:"model"`
+			} `json:"config"`
+		} `json:"info"` // of mini-swe-agent
 	}
 	if err := decode(raw, &top); err != nil {
 		p.fail(line, "%v", err)
@@ -118,12 +189,10 @@ func (p *parser) chat(id string, raw json.RawMessage, line int) {
 	if !ok {
 		return
 	}
-	if top.Model != "" {
-		c.Model = top.Model
-	}
-	if n := len(c.Events); n > 0 {
-		c.Events[n-1].Usage = append(c.Events[n-1].Usage, top.Usage.of(c.Model)...)
-	}
+	c.Model = cmp.Or(top.Model, c.Model, top.Info.Config.Model.Name)
+	c.Totals = top.Usage.of(c.Model)
+	c.began = first(top.Created, top.At, top.Time)
+	c.outside(raw, "messages")
 	p.out = append(p.out, c)
 }
 
@@ -141,6 +210,7 @@ func (p *parser) tau(items []json.RawMessage) {
 		}
 		id := fmt.Sprintf("%s/%v/%v", p.stem, e.Task, e.Trial)
 		if c, ok := p.messages(id, "tau-bench", e.Traj, 0); ok {
+			c.outside(raw, "traj")
 			p.out = append(p.out, c)
 		}
 	}
@@ -157,17 +227,24 @@ func (p *parser) tau2(data []byte) {
 			Agent llm `json:"agent_info"`
 			User  llm `json:"user_info"`
 		} `json:"info"`
-		Simulations []struct {
-			ID       string            `json:"id"`
-			Task     any               `json:"task_id"`
-			Messages []json.RawMessage `json:"messages"`
-		} `json:"simulations"`
+		Simulations []json.RawMessage `json:"simulations"`
 	}
 	if err := json.Unmarshal(data, &top); err != nil {
 		p.fail(0, "%v", err)
 		return
 	}
-	for i, s := range top.Simulations {
+	shared := without(data, "simulations")
+	for i, raw := range top.Simulations {
+		var s struct {
+			ID       string            `json:"id"`
+			Start    when              `json:"start_time"`
+			Time     when              `json:"timestamp"`
+			Messages []json.RawMessage `json:"messages"`
+		}
+		if err := decode(raw, &s); err != nil {
+			p.fail(0, "simulation %d: %v", i, err)
+			continue
+		}
 		if s.ID == "" {
 			s.ID = fmt.Sprintf("%s/%d", p.stem, i)
 		}
@@ -175,7 +252,8 @@ func (p *parser) tau2(data []byte) {
 		if !ok {
 			continue
 		}
-		c.Model = top.Info.Agent.LLM
+		c.Model, c.Shared, c.began = top.Info.Agent.LLM, shared, first(s.Start, s.Time)
+		c.outside(raw, "messages")
 		for j := range c.Events {
 			e := &c.Events[j]
 			var m message
@@ -184,7 +262,7 @@ func (p *parser) tau2(data []byte) {
 				if m.Role == "user" {
 					model = top.Info.User.LLM + " (simulated user)"
 				}
-				e.Usage = m.Usage.of(model)
+				e.Usage = m.used(model)
 				calls := bytes.TrimSpace(m.ToolCalls)
 				e.Turn = e.Turn && (len(calls) == 0 || string(calls) == "null" || string(calls) == "[]")
 			}
@@ -198,10 +276,9 @@ func (p *parser) tau2(data []byte) {
 func (p *parser) swe(data []byte) {
 	var top struct {
 		History    []json.RawMessage `json:"history"`
-		Trajectory []struct {
-			Messages json.RawMessage `json:"messages"`
-		} `json:"trajectory"`
-		Info struct {
+		Trajectory []json.RawMessage `json:"trajectory"`
+		Replay     json.RawMessage   `json:"replay_config"`
+		Info       struct {
 			Stats struct {
 				Sent     count `json:"tokens_sent"`
 				Received count `json:"tokens_received"`
@@ -232,17 +309,49 @@ func (p *parser) swe(data []byte) {
 			started = true
 		}
 		if m.Role == "assistant" && !m.IsDemo {
-			if step < len(top.Trajectory) && top.Trajectory[step].Messages != nil {
-				e.Checkpoint = map[string][]byte{"prompt": compact(top.Trajectory[step].Messages)}
+			if step < len(top.Trajectory) {
+				var s struct {
+					Messages json.RawMessage `json:"messages"`
+				}
+				if json.Unmarshal(top.Trajectory[step], &s) == nil && s.Messages != nil {
+					e.Checkpoint = map[string][]byte{"prompt": compact(s.Messages)}
+					top.Trajectory[step] = without(top.Trajectory[step], "messages")
+				}
 			}
 			step++
 		}
 	}
-	u := usage{Prompt: top.Info.Stats.Sent, Completion: top.Info.Stats.Received}
-	if n := len(c.Events); n > 0 {
-		c.Events[n-1].Usage = u.of("")
+	var rest map[string]json.RawMessage
+	if json.Unmarshal(data, &rest) == nil {
+		if delete(rest, "history"); top.Trajectory != nil {
+			rest["trajectory"] = marshal(top.Trajectory)
+		}
+		c.outside(marshal(rest))
 	}
+	c.Model = cmp.Or(c.Model, sweModel(top.Replay))
+	u := usage{Prompt: top.Info.Stats.Sent, Completion: top.Info.Stats.Received}
+	c.Totals = u.of(c.Model)
 	p.out = append(p.out, c)
+}
+
+// sweModel returns the model that SWE-agent's configuration of a run names: an
+// object, or a text that is one.
+func sweModel(config json.RawMessage) string {
+	var text string
+	if json.Unmarshal(config, &text) == nil {
+		config = json.RawMessage(text)
+	}
+	var c struct {
+		Agent struct {
+			Model struct {
+				Name string `json:"name"`
+			} `json:"model"`
+		} `json:"agent"`
+	}
+	if json.Unmarshal(config, &c) != nil {
+		return ""
+	}
+	return c.Agent.Model.Name
 }
 
 // Text returns what a person would read in a payload of any of the formats.

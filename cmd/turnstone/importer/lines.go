@@ -2,8 +2,11 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+
+	"github.com/turnstonedb/turnstone"
 )
 
 // A line is one that is a JSON object.
@@ -31,10 +34,26 @@ type probe struct {
 func (p *parser) lines(data []byte) {
 	var all []line
 	format := ""
+	p.gaps = map[int]string{}
+	gap := "" // what stands since the last line
+	between := func() {
+		plain := "\n"
+		if len(all) == 0 {
+			plain = ""
+		}
+		if gap != plain {
+			p.gaps[len(all)] = gap
+		}
+	}
 	for number := 1; len(data) > 0; number++ {
-		raw, rest, _ := bytes.Cut(data, []byte("\n"))
+		raw, rest, found := bytes.Cut(data, []byte("\n"))
 		data = rest
+		feed := ""
+		if found {
+			feed = "\n"
+		}
 		if len(bytes.TrimSpace(raw)) == 0 {
+			gap += string(raw) + feed
 			continue
 		}
 		var pr probe
@@ -42,11 +61,14 @@ func (p *parser) lines(data []byte) {
 			p.fail(number, "%v", err)
 			continue
 		}
+		between()
+		gap = feed
 		all = append(all, line{number, raw})
 		if format == "" {
 			format = pr.format()
 		}
 	}
+	between()
 	switch format {
 	case "claude":
 		p.claude(all)
@@ -85,7 +107,7 @@ func (p *probe) format() string {
 
 // plain reads lines of role and content.
 func (p *parser) plain(all []line) {
-	c := Conversation{ID: p.stem, Format: "jsonl"}
+	c := Conversation{ID: p.stem, Format: "jsonl", gaps: p.gaps}
 	for i, l := range all {
 		var m message
 		if err := decode(l.raw, &m); err != nil {
@@ -96,10 +118,11 @@ func (p *parser) plain(all []line) {
 			p.fail(l.number, "message has no role")
 			continue
 		}
-		if m.Model != "" {
-			c.Model = m.Model
+		if !p.fits(l.number, "message ", l.raw) {
+			continue
 		}
-		c.Events = append(c.Events, Event{Kind: m.Role, Payload: l.raw, Line: i, Turn: m.Role == "user", Usage: m.Usage.of(m.Model)})
+		c.Model = cmp.Or(m.model(), c.Model)
+		c.Events = append(c.Events, Event{Kind: m.Role, Payload: l.raw, Line: i, Turn: m.Role == "user", Usage: m.used(m.model()), Time: m.time()})
 	}
 	p.out = append(p.out, c)
 }
@@ -109,42 +132,114 @@ func (p *parser) openhands(all []line) {
 	for i, l := range all {
 		var top struct {
 			History []json.RawMessage `json:"history"`
+			Model   string            `json:"model"`
+			Metrics metrics           `json:"metrics"`
 		}
 		if err := decode(l.raw, &top); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}
-		c := Conversation{ID: fmt.Sprintf("%s/%d", p.stem, i), Format: "openhands"}
-		ok := true
-		for j, raw := range top.History {
-			var e struct {
-				Action      string          `json:"action"`
-				Source      string          `json:"source"`
-				Observation json.RawMessage `json:"observation"`
-			}
-			if err := decode(raw, &e); err != nil {
-				p.fail(l.number, "history %d: %v", j, err)
-				ok = false
-				break
-			}
-			kind := "assistant"
-			switch {
-			case e.Action == "message" && j == 0 || e.Source == "user":
-				kind = "user"
-			case e.Observation != nil:
-				kind = "tool"
-			}
-			c.Events = append(c.Events, Event{Kind: kind, Payload: compact(raw), Line: j, Turn: kind == "user"})
+		c := Conversation{ID: fmt.Sprintf("%s/%d", p.stem, i), Format: "openhands", Model: top.Model}
+		if !p.openhandsEvents(&c, top.History, l.number) {
+			continue
 		}
-		if ok {
-			p.out = append(p.out, c)
+		c.Totals = top.Metrics.total(c.Model)
+		for _, u := range c.Totals {
+			c.Model = cmp.Or(c.Model, u.Model)
+		}
+		c.outside(l.raw, "history")
+		p.out = append(p.out, c)
+	}
+}
+
+// metrics are what OpenHands says of usage so far, or in all.
+type metrics struct {
+	Accumulated *usage   `json:"accumulated_token_usage"`
+	Responses   []*usage `json:"token_usages"`
+}
+
+// total returns what was used, by model where the responses name theirs.
+func (m *metrics) total(model string) (all []turnstone.Usage) {
+	for _, u := range m.Responses {
+		all = append(all, u.of(cmp.Or(u.Model, model))...)
+	}
+	if all == nil && m.Accumulated != nil {
+		all = m.Accumulated.of(cmp.Or(model, m.Accumulated.Model))
+	}
+	return merge(all)
+}
+
+// openhandsEvents adds the events of a history: actions and observations, which
+// older versions write in pairs.
+func (p *parser) openhandsEvents(c *Conversation, history []json.RawMessage, line int) bool {
+	var flat []json.RawMessage
+	for _, raw := range history {
+		var pair []json.RawMessage
+		if json.Unmarshal(raw, &pair) == nil && pair != nil {
+			flat = append(flat, pair...)
+		} else {
+			flat = append(flat, raw)
 		}
 	}
+	counted := map[string]bool{} // responses
+	var sum turnstone.Usage      // of the events so far
+	running := false             // the events say what was used so far
+	for j, raw := range flat {
+		var e struct {
+			Action      string          `json:"action"`
+			Source      string          `json:"source"`
+			Observation json.RawMessage `json:"observation"`
+			Timestamp   when            `json:"timestamp"`
+			Metrics     metrics         `json:"llm_metrics"`
+			Call        struct {
+				Response struct {
+					ID    string `json:"id"`
+					Model string `json:"model"`
+					Usage *usage `json:"usage"`
+				} `json:"model_response"`
+			} `json:"tool_call_metadata"`
+		}
+		if err := decode(raw, &e); err != nil {
+			p.fail(line, "history %d: %v", j, err)
+			return false
+		}
+		kind := "assistant"
+		switch {
+		case e.Action == "message" && j == 0 || e.Source == "user":
+			kind = "user"
+		case e.Observation != nil:
+			kind = "tool"
+		}
+		ev := Event{Kind: kind, Payload: compact(raw), Line: j, Turn: kind == "user", Time: e.Timestamp.Time}
+		if !p.fits(line, fmt.Sprintf("event %d ", j), ev.Payload) {
+			return false
+		}
+		// The running sum has all responses, the calls of tools only their own.
+		r := &e.Call.Response
+		c.Model = cmp.Or(r.Model, c.Model)
+		if e.Metrics.Accumulated != nil {
+			running = true
+			c.Model = cmp.Or(c.Model, e.Metrics.Accumulated.Model)
+			for _, u := range e.Metrics.Accumulated.of(c.Model) {
+				if u, sum = beyond(sum, u); u != (turnstone.Usage{Model: u.Model}) {
+					ev.Usage = []turnstone.Usage{u}
+				}
+			}
+		} else if r.ID != "" && !counted[r.ID] && !running {
+			counted[r.ID] = true
+			ev.Usage = r.Usage.of(r.Model)
+			for _, u := range ev.Usage {
+				sum.Add(u)
+			}
+		}
+		c.Events = append(c.Events, ev)
+	}
+	return true
 }
 
 // pi reads a session of pi: its first line is the header, then events in order.
 func (p *parser) pi(all []line) {
-	c := Conversation{ID: p.stem, Format: "pi"}
+	c := Conversation{ID: p.stem, Format: "pi", gaps: p.gaps}
 	for i, l := range all {
 		var e struct {
 			Type         string `json:"type"`
@@ -152,17 +247,22 @@ func (p *parser) pi(all []line) {
 			Cwd          string `json:"cwd"`
 			Model        string `json:"modelId"`
 			BranchedFrom string `json:"branchedFrom"`
+			Timestamp    when   `json:"timestamp"`
 			Message      struct {
-				Role  string `json:"role"`
-				Model string `json:"model"`
-				Usage *usage `json:"usage"`
+				Role      string `json:"role"`
+				Model     string `json:"model"`
+				Usage     *usage `json:"usage"`
+				Timestamp when   `json:"timestamp"`
 			} `json:"message"`
 		}
 		if err := decode(l.raw, &e); err != nil {
 			p.fail(l.number, "%v", err)
 			continue
 		}
-		ev := Event{Kind: e.Type, Payload: l.raw, Line: i}
+		if !p.fits(l.number, "line ", l.raw) {
+			continue
+		}
+		ev := Event{Kind: e.Type, Payload: l.raw, Line: i, Time: first(e.Timestamp, e.Message.Timestamp)}
 		switch e.Type {
 		case "session":
 			if i > 0 {
@@ -170,7 +270,7 @@ func (p *parser) pi(all []line) {
 				continue
 			}
 			if e.ID != "" {
-				c.ID = e.ID
+				c.ID, c.Identity = e.ID, own("pi", e.ID)
 			}
 			c.Cwd, c.Model = e.Cwd, e.Model
 			if e.BranchedFrom != "" {

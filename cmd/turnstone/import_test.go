@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+func TestImportAddsWhatIsNewInAFile(t *testing.T) {
+	store, file := t.TempDir()+"/store", write(t, "chat.jsonl", lines)
+	run := func(want string, args ...string) {
+		t.Helper()
+		if out := must(t, append(args, "--store", store)...); !strings.Contains(out, want) {
+			t.Errorf("%v: no %q in\n%s", args, want, out)
+		}
+	}
+	run("imported", "import", file)
+	run("", "label", "chat", "rating=good", "--name", "mine")
+	run("", "keep", "chat", "v1", "--revision", "1")
+	run("", "fork", "chat@1", "fork")
+	if err := os.WriteFile(file, []byte(lines+`{"role":"user","content":"last"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run("grown", "import", file)
+	run("unchanged", "import", file)
+	run("rating=good", "label", "chat")
+	run("mine", "sessions")
+	run("v1", "keep", "chat")
+	run("fork at", "tree")
+	if out := must(t, "export", "chat", "--store", store); out != lines+`{"role":"user","content":"last"}` {
+		t.Errorf("exported %q", out)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(lines, "more", "less", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run("branched", "import", file)
+	if out := must(t, "show", "chat", "--store", store); !strings.Contains(out, "less") || strings.Contains(out, "last") {
+		t.Errorf("%s", out)
+	}
+	run("last", "show", "chat", "--full")
+	run("is right", "verify")
+	run("chat~", "import", write(t, "chat.jsonl", lines))
+	run("grown", "import", "--as", file, write(t, "moved.jsonl", strings.Replace(lines, "more", "less", 1)+lines))
+}
+
+func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
+	store, file := t.TempDir()+"/store", write(t, "chat.jsonl", lines)
+	must(t, "import", file, "--store", store)
+	must(t, "label", "chat", "rating=good", "--store", store)
+	must(t, "keep", "chat", "v1", "--revision", "1", "--store", store)
+	must(t, "fork", "chat@1", "fork", "--store", store)
+	// There is nothing to ask for as long as nothing is lost.
+	must(t, "import", "--replace", file, "--store", store)
+	if err := os.WriteFile(file, []byte(lines+lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := status(t, nil, "import", "--replace", file, "--store", store)
+	if code != exitUsage || out != "" {
+		t.Errorf("%d %s", code, out)
+	}
+	for _, want := range []string{"deletes chat: 2 revisions of 3 nodes", "rating=good", "1 kept revision", "1 session", "say --yes"} {
+		if !strings.Contains(errs, want) {
+			t.Errorf("no %q in %s", want, errs)
+		}
+	}
+	if _, err := exec.LookPath("script"); err == nil {
+		for _, answer := range []string{"n\n", "\n", "y\n"} {
+			cmd := exec.Command("script", "-qec", os.Args[0]+" import --replace "+file+" --store "+store, "/dev/null")
+			cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", "NO_COLOR=1", storeVariable+"=")
+			cmd.Stdin = strings.NewReader(answer)
+			out, _ := cmd.CombinedOutput() // the exit code is script's
+			done := strings.Contains(string(out), "replaced")
+			if !strings.Contains(string(out), "[y/N]") || done != (answer == "y\n") {
+				t.Errorf("%q: %s", answer, out)
+			}
+		}
+		if err := os.WriteFile(file, []byte(lines+lines+lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := must(t, "import", "--replace", "--yes", file, "--store", store); !strings.Contains(out, "replaced") {
+		t.Error(out)
+	}
+	if out := must(t, "show", "fork", "--store", store); !strings.Contains(out, "hello") {
+		t.Errorf("the fork is not whole:\n%s", out)
+	}
+}
+
+// What is larger than a session takes is refused while the file is read: soon, with
+// little memory, and not as a mistake on the command line.
+func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
+	store := t.TempDir() + "/store"
+	text := strings.Repeat("x", turnstone.MaxPayload)
+	for name, content := range map[string]string{
+		"big.jsonl": `{"role":"user","content":"a"}` + "\n" + `{"role":"user","content":"` + text + `"}` + "\n",
+		"big.json":  `{"messages":[{"role":"user","content":"` + text + `"}]}`,
+	} {
+		file := write(t, name, content)
+		cmd := exec.Command(os.Args[0], "import", file, "--store", store)
+		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", storeVariable+"=")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		began := time.Now()
+		err := cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); err == nil || code != exitFailed || !strings.Contains(errs.String(), "more than the limit of 67108864") || strings.Count(errs.String(), "\n") != 2 {
+			t.Errorf("%s: exit code %d: %s", name, code, errs.String())
+		}
+		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; !race && used > 700<<20 {
+			t.Errorf("%s: it took %d bytes of memory", name, used)
+		}
+		t.Logf("%s: %v, %d MiB", name, time.Since(began), cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)
+		if _, err := os.Stat(store); err == nil {
+			t.Errorf("%s: a store was made", name)
+		}
+	}
+}
+
+func TestABinaryFileGivesOneMessage(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	noise := make([]byte, 1<<16)
+	for i := range noise {
+		noise[i] = byte(i*i>>3) | 0x80
+	}
+	for _, file := range []string{program, write(t, "noise.jsonl", string(noise)), write(t, "utf16.json", "[\x00{\x00}\x00]\x00")} {
+		code, _, errs := status(t, nil, "import", file, "--store", t.TempDir()+"/store")
+		if code != exitFailed || strings.Count(errs, "\n") != 2 || !strings.Contains(errs, filepath.Base(file)+": is binary data, no transcript\n") || !strings.Contains(errs, "1 place can't be imported") {
+			t.Errorf("%d: %s", code, errs)
+		}
+	}
+}
+
+// A signal ends an import with what was done until then: what was not tried did not fail.
+func TestAnInterruptedImportCountsNothingAsFailed(t *testing.T) {
+	a := &app{url: t.TempDir() + "/store"}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	commits := 0
+	a.options.Validator = func(context.Context, string, *turnstone.Commit) error {
+		if commits++; commits == 3 {
+			cancel()
+		}
+		return nil
+	}
+	args := []string{"import", "--store", a.url}
+	for i := range 5 {
+		args = append(args, write(t, fmt.Sprintf("chat%d.jsonl", i), lines))
+	}
+	c := a.command()
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SetArgs(args)
+	err := c.ExecuteContext(ctx)
+	if code := exitCode(err); code != exitInterrupted || !strings.Contains(err.Error(), "1 of 5 conversations are done") {
+		t.Errorf("%d: %v", code, err)
+	}
+	if strings.Contains(out.String(), "failed") || strings.Count(out.String(), "imported") != 1 {
+		t.Errorf("%s", out.String())
+	}
+	a.options.Validator = nil
+	if out := must(t, args...); strings.Count(out, "imported") != 4 || strings.Count(out, "unchanged") != 1 {
+		t.Errorf("%s", out)
+	}
+	if out := must(t, "sessions", "--store", a.url); strings.Count(out, "\n") != 6 {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestUsageByDayIsThatOfTheFile(t *testing.T) {
+	store := t.TempDir() + "/store"
+	must(t, "import", write(t, "chat.jsonl", `{"role":"user","content":"x","timestamp":"2025-01-02T10:00:00Z"}
+{"role":"assistant","model":"m","content":"y","usage":{"prompt_tokens":3},"timestamp":"2025-01-02T10:00:01Z"}
+{"role":"user","content":"x","timestamp":"2025-02-03T10:00:00Z"}
+{"role":"assistant","model":"m","content":"y","usage":{"prompt_tokens":4},"timestamp":"2025-02-03T10:00:01Z"}
+`), "--store", store)
+	_, out, _ := status(t, []string{"TZ=UTC"}, "usage", "--by", "day", "--csv", "--store", store)
+	if want := "day,input,output,cached,written,reasoning\n2025-01-02,3,0,0,0,0\n2025-02-03,4,0,0,0,0\n"; out != want {
+		t.Errorf("%s", out)
+	}
+	if _, out, _ := status(t, []string{"TZ=UTC"}, "sessions", "--store", store); !strings.Contains(out, "2025-02-03 10:00:01") {
+		t.Errorf("%s", out)
+	}
+}
