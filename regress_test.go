@@ -68,7 +68,14 @@ func (e *eng) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, e
 }
 
 func open(t *testing.T, e engine.Engine, o *Options) *Store {
-	st, err := Open(bg, e, o)
+	var opts Options
+	if o != nil {
+		opts = *o
+	}
+	if opts.TakeOverAfter == 0 {
+		opts.TakeOverAfter = -1 // what a test has cut off has died
+	}
+	st, err := Open(bg, e, &opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,14 @@ var ctx = context.Background()
 
 func openStore(t *testing.T, e engine.Engine, o *turnstone.Options) *turnstone.Store {
 	t.Helper()
-	st, err := turnstone.Open(ctx, e, o)
+	var opts turnstone.Options
+	if o != nil {
+		opts = *o
+	}
+	if opts.TakeOverAfter == 0 {
+		opts.TakeOverAfter = -1 // what a test has cut off has died
+	}
+	st, err := turnstone.Open(ctx, e, &opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,11 +100,11 @@ func (c *checkpoints) check(ctx context.Context, last Revision) error {
 		}
 		c.v.problem(problem, "checkpoint part %q of %s", name, c.name)
 	}
-	return c.strangers(ctx)
+	return c.strangers(ctx, last)
 }
 
-// strangers finds versions of parts that no commit set as a delta.
-func (c *checkpoints) strangers(ctx context.Context) error {
+// strangers finds versions, up to a revision, of parts that no commit set as a delta.
+func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
 	known := map[keys.Hash]bool{}
 	for name := range c.versions {
 		known[c.v.s.space.PartHash(name)] = true
@@ -126,11 +126,7 @@ func (c *checkpoints) strangers(ctx context.Context) error {
 			return nil
 		}
 		if !known[*next] {
-			h, _, err := c.ses.readHead(ctx)
-			if err != nil {
-				return err
-			}
-			for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: *next}, 0, uint64(h.Revision)) {
+			for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: *next}, 0, uint64(last)) {
 				if stopped(err) {
 					return err
 				}

@@ -53,7 +53,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 		all = append(all, p)
 	}
 	about := tableOf(t, e)
-	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
+	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 			"full gc": func(st *turnstone.Store) error { _, err := st.GC(ctx, turnstone.GCOptions{Full: true}); return err },
 			"vacuum":  func(st *turnstone.Store) error { _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); return err },
 		} {
-			st, err := turnstone.Open(ctx, changed(), &turnstone.Options{NoAutoSeal: true})
+			st, err := turnstone.Open(ctx, changed(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			if err == nil {
 				err = call(st)
 				st.Close()
@@ -112,7 +112,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 	if len(refused) != 5 || refused["verify"] != len(some) {
 		t.Errorf("refused: %v, of %d records", refused, len(some))
 	}
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // of this version nothing is refused
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // of this version nothing is refused
 }
 
 // FV2: a store of another format is refused when it is opened, and left as it is,

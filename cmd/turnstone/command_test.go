@@ -76,7 +76,7 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "--last", "prune"},
 		{exitNotFound, "no store at", "sessions --store " + t.TempDir()},
 		{exitConflict, "exists already", "fork chat@1 twin"},
-		{exitConflict, "has children", "rename chat other"},
+		{exitConflict, "exists already", "rename chat twin"},
 		{exitConflict, "has children", "rm chat --children refuse"},
 	} {
 		args := strings.Fields(c.args)
