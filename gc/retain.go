@@ -326,27 +326,27 @@ func (r *run) held(ctx context.Context, v *view) (head.Revision, error) {
 }
 
 // detached derives the session's edges to blobs anew from which vacuum removed a
-// reference.
-func (r *run) detached(ctx context.Context, v *view) error {
-	var ks [][]byte
+// reference. It returns the keys of the records that say so, which go after the bookmark
+// was written.
+func (r *run) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	var order []keys.Hash
 	uses := map[keys.Hash]*use{}
 	for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Detached, v.inc)) {
 		if err != nil {
-			return err
+			return nil, err
 		}
 		_, fields, ok := r.space.Fields(p.Key)
 		if !ok {
-			return codec.Corrupt(fmt.Errorf("%w: key", codec.ErrMalformed), "detached blob at key %x", p.Key)
+			return nil, codec.Corrupt(fmt.Errorf("%w: key", codec.ErrMalformed), "detached blob at key %x", p.Key)
 		}
 		h := keys.Hash(fields[16:])
 		ks, order = append(ks, p.Key), append(order, h)
 		uses[h] = &use{}
 	}
 	if len(ks) == 0 {
-		return nil
+		return nil, nil
 	}
-	err := r.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *graph.Pack) error {
+	err = r.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *graph.Pack) error {
 		for i := range p.Nodes {
 			for _, id := range p.Nodes[i].Blobs() {
 				if u := uses[r.space.BlobHash(id)]; u != nil {
@@ -357,29 +357,16 @@ func (r *run) detached(ctx context.Context, v *view) error {
 		return nil
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := r.shown(ctx, v, uses); err != nil {
-		return err
+		return nil, err
 	}
 	var changes []change
 	for _, h := range order {
 		changes = append(changes, v.edit(h, func(use) use { return *uses[h] }))
 	}
-	if err := r.link(ctx, changes, v.guards); err != nil {
-		return err
-	}
-	for len(ks) > 0 {
-		n := min(batchOps, len(ks))
-		b := &batch{}
-		b.Guards = append(b.Guards, v.guards...)
-		b.Deletes = append(b.Deletes, ks[:n]...)
-		if err := r.apply(ctx, b); err != nil {
-			return err
-		}
-		ks = ks[n:]
-	}
-	return nil
+	return ks, r.link(ctx, changes, v.guards)
 }
 
 // shown adds to uses until when the checkpoints of retained revisions need each blob.

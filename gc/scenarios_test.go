@@ -42,7 +42,9 @@ func tombstoned(w *world) error {
 	return both(err, collect(w))
 }
 
-var scenarios = []scenario{
+var scenarios = slices.Concat(blobScenarios, partScenarios, forkScenarios)
+
+var blobScenarios = []scenario{
 	{
 		name: "two commits share a blob that is garbage",
 		before: func(w *world) error {

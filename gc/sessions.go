@@ -229,7 +229,8 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 	if err := r.index(ctx, v); err != nil {
 		return err
 	}
-	if err := r.detached(ctx, v); err != nil {
+	done, err := r.detached(ctx, v)
+	if err != nil {
 		return err
 	}
 	if v.life.State == head.Deleted {
@@ -251,6 +252,19 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 		b.sessions++
 	case !live && wasLive:
 		b.sessions--
+	}
+	// What was detached is done when the bookmark stands: who begins at the one before
+	// adds the edges anew.
+	for len(done) > 0 {
+		if b.Ops() > 0 {
+			b.Guard(r.space.Life(inc), v.raw)
+			if err := r.apply(ctx, b); err != nil {
+				return err
+			}
+		}
+		n := min(batchOps, len(done))
+		b = &batch{}
+		b.Deletes, done = done[:n], done[n:]
 	}
 	if v.dirty != nil && settle {
 		b.Guard(r.space.Dirty(inc), v.dirty)
