@@ -80,7 +80,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err == nil && len(e.HeldBy) == 0 {
 		for _, inc := range incs {
 			life, lerr := s.lifeOf(ctx, inc)
-			if err = lerr; err == nil && life != nil {
+			if err = lerr; err == nil && life != nil && (life.Floor > 1 || slices.Contains(v.VacuumReport.Unfinished, inc)) {
 				err = fmt.Errorf("records of the deleted session %q are left", id)
 			}
 			if err != nil {
@@ -379,6 +379,11 @@ func (s *Store) blobsOnce(ctx context.Context, inc head.Incarnation, life *head.
 		return nil, err
 	}
 	var out []blob.ID
+	if ses.origin != nil {
+		for _, p := range ses.origin.Parts {
+			out = append(out, p.Blob)
+		}
+	}
 	err = ses.commits(ctx, 0, last, func(c *head.Commit, _ CommitID) error {
 		for _, p := range c.Parts {
 			if p.Set == c.Revision && !p.IsDelta() {

@@ -102,9 +102,11 @@ func merge(b, more *engine.Batch) {
 // delta belongs to its session alone, so b stores the fork's version whole, as a blob,
 // unless another fork has done so.
 func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []Part, g *stage) error {
+	added := map[BlobID]bool{} // parts of equal content are one blob
 	for i := range parts {
 		p := &parts[i]
-		if p.IsDelta() {
+		if p.IsDelta() && !added[p.Blob] {
+			added[p.Blob] = true
 			ses, err := s.historyOf(ctx, owner)
 			if err != nil {
 				return err

@@ -35,7 +35,8 @@ type GCOptions struct {
 	// Session, if set, looks only at what changed in this session, and deletes
 	// only blobs that this freed.
 	Session string
-	// Progress, if set, is called from the calling goroutine.
+	// Progress, if set, is called from the calling goroutine. It must not collect,
+	// vacuum or erase: that would wait for its own end.
 	Progress func(Progress)
 	// Pace is the part of the time that the collector works, between 0 and 1: the
 	// rest it leaves to others. 0 means 1.
@@ -73,14 +74,14 @@ func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
 		}
 		run.Session = &ses.inc
 	}
+	if o.DryRun {
+		return s.collector().Plan(ctx, run)
+	}
 	done, err := s.turn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	if o.DryRun {
-		return s.collector().Plan(ctx, run)
-	}
 	return s.collector().Run(ctx, run)
 }
 

@@ -188,6 +188,9 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 		return err
 	}
 	_, err = codec.Open(key, vs[0], keys.Child)
+	if parent, perr := v.s.lifeOf(ctx, about.Parent); perr != nil || parent == nil {
+		return perr // vacuum has removed the parent, and its entries
+	}
 	v.problem(err, "child entry of session %q with the parent %s", ses.id, v.name(about.Parent))
 	if ses.origin != nil && about.Parent != ses.origin.Ancestors[len(ses.origin.Ancestors)-1].Incarnation {
 		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.id)

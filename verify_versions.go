@@ -22,14 +22,14 @@ type checkpoints struct {
 	floor    Revision
 	kept     map[Revision]bool
 	now      map[string]Part
-	versions map[string]map[Revision]Part     // deltas, as commits set them
-	needed   map[string]map[Revision]Revision // of each chain of deltas, by where it began: the last version that is needed
+	versions map[string]map[Revision]Part // deltas, as commits set them
+	needed   map[string]map[Revision]bool // of those, the ones that retained revisions have
 }
 
 func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints, error) {
 	c := &checkpoints{
 		v: v, ses: ses, name: v.name(ses.inc), kept: map[Revision]bool{}, now: map[string]Part{},
-		versions: map[string]map[Revision]Part{}, needed: map[string]map[Revision]Revision{},
+		versions: map[string]map[Revision]Part{}, needed: map[string]map[Revision]bool{},
 	}
 	if ses.origin != nil {
 		for _, p := range ses.origin.Parts {
@@ -64,7 +64,7 @@ func (c *checkpoints) at(commit *head.Commit) {
 			next[p.Name] = p
 			if p.IsDelta() {
 				if c.versions[p.Name] == nil {
-					c.versions[p.Name], c.needed[p.Name] = map[Revision]Part{}, map[Revision]Revision{}
+					c.versions[p.Name], c.needed[p.Name] = map[Revision]Part{}, map[Revision]bool{}
 				}
 				c.versions[p.Name][p.Set] = p
 			}
@@ -83,7 +83,7 @@ func (c *checkpoints) retain(r Revision) {
 	}
 	for _, p := range c.now {
 		if p.IsDelta() {
-			c.needed[p.Name][p.Whole] = max(c.needed[p.Name][p.Whole], p.Set)
+			c.needed[p.Name][p.Set] = true
 		} else {
 			c.v.blobs[p.Blob] = c.name
 		}
@@ -142,30 +142,28 @@ func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
 	}
 }
 
-// part checks one checkpoint part. What is wrong with it is the first result, unless
-// reading failed.
+// part checks one checkpoint part: the versions that are needed, and those that they
+// depend on. Others may have lost what they depended on. What is wrong is the first
+// result, unless reading failed.
 func (c *checkpoints) part(ctx context.Context, name string, last Revision) (problem, err error) {
-	space := c.v.s.space
-	found := map[Revision]bool{}
+	damaged := func(err error, r Revision) error {
+		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
+	}
+	chain := blob.Chain{Session: c.ses.inc, Part: c.v.s.space.PartHash(name)}
+	useful, err := c.useful(ctx, name, chain, last)
+	if err != nil {
+		return onlyDamage(err)
+	}
 	var content []byte
-	before := Revision(0) // whose content that is; 0 for none
-	for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: space.PartHash(name)}, 0, uint64(last)) {
-		if stopped(err) {
-			return nil, err
+	for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+		if err != nil {
+			return onlyDamage(err)
 		}
 		r := Revision(v.Revision)
-		p, known := c.versions[name][r]
-		if err != nil {
-			return err, nil
-		}
-		if !known {
-			return codec.Corrupt(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of checkpoint part %q of %s", r, name, c.name), nil
-		}
-		if r > c.needed[name][p.Whole] {
-			before = 0 // the next collection removes it, or what it depends on is gone
+		if !useful[r] {
 			continue
 		}
-		found[r] = true
+		p := c.versions[name][r]
 		if v.IsDelta() && Revision(v.Base) == p.Whole {
 			root, err := c.ses.partSet(ctx, name, p.Whole)
 			if err == nil {
@@ -175,24 +173,60 @@ func (c *checkpoints) part(ctx context.Context, name string, last Revision) (pro
 			if err != nil {
 				return onlyDamage(err)
 			}
-		} else if v.IsDelta() && (before == 0 || Revision(v.Base) != before) {
-			return codec.Corrupt(fmt.Errorf("%w: version %d, which version %d is a delta of", codec.ErrMissing, v.Base, r), "version %d of checkpoint part %q of %s", v.Base, name, c.name), nil
 		}
 		content, err = v.Expand(content)
 		if err == nil && blob.Sum(content) != p.Blob {
 			err = codec.ErrHash
 		}
 		if err != nil {
-			return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name), nil
+			return damaged(err, r), nil
 		}
-		before = r
+		delete(useful, r)
 	}
-	for _, r := range c.needed[name] {
-		if r != 0 && !found[r] {
-			return codec.Corrupt(codec.ErrMissing, "version %d of checkpoint part %q of %s", r, name, c.name), nil
-		}
+	for r := range useful { // removed since
+		return damaged(codec.ErrMissing, r), nil
 	}
 	return nil, nil
+}
+
+// useful returns the versions that are needed, and those that they depend on. It fails
+// if one of them is missing, or one is there that no commit set.
+func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain, last Revision) (map[Revision]bool, error) {
+	damaged := func(err error, r Revision) error {
+		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
+	}
+	var versions []blob.Version
+	found := map[Revision]bool{}
+	for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+		if err != nil {
+			return nil, err
+		}
+		r := Revision(v.Revision)
+		if _, known := c.versions[name][r]; !known {
+			return nil, damaged(fmt.Errorf("%w: no commit set it", codec.ErrHash), r)
+		}
+		versions, found[r] = append(versions, v.Header()), true
+	}
+	for _, r := range slices.Sorted(maps.Keys(c.needed[name])) {
+		if !found[r] {
+			return nil, damaged(codec.ErrMissing, r)
+		}
+	}
+	out := map[Revision]bool{}
+	asked := false // by the version behind
+	for i := len(versions) - 1; i >= 0; i-- {
+		v := &versions[i]
+		r := Revision(v.Revision)
+		if !asked && !c.needed[name][r] {
+			continue
+		}
+		out[r] = true
+		asked = v.IsDelta() && Revision(v.Base) != c.versions[name][r].Whole
+		if asked && (i == 0 || versions[i-1].Revision != v.Base) {
+			return nil, damaged(codec.ErrMissing, Revision(v.Base))
+		}
+	}
+	return out, nil
 }
 
 // onlyDamage tells damage from errors that end a reading.

@@ -31,6 +31,7 @@ type Version struct {
 	Base     uint64 // the revision whose version this one is a delta of; Revision if it is stored whole
 	data     []byte // compressed
 	count    int    // values that hold it
+	stray    int    // one more than the last value behind those: vacuum was cut off before it wrote the first
 }
 
 // Header returns v without its data.
@@ -85,9 +86,9 @@ func (s *Store) Whole(c Chain, revision uint64, content []byte) []engine.Pair {
 	return pairs
 }
 
-// Keys returns the keys of the values that store v.
+// Keys returns the keys of the values that store v, and of stray ones.
 func (s *Store) Keys(c Chain, v *Version) [][]byte {
-	ks := make([][]byte, v.count)
+	ks := make([][]byte, max(v.count, v.stray))
 	for i := range ks {
 		ks[i] = s.space.Version(c.Session, c.Part, v.Revision, i)
 	}
@@ -159,7 +160,10 @@ func (s *Store) Versions(ctx context.Context, c Chain, from, to uint64) iter.Seq
 			revision, i := binary.BigEndian.Uint64(fields[32:]), int(fields[40])
 			if i > 0 {
 				if have == 0 || revision != v.Revision || i >= v.count {
-					continue // vacuum was cut off before it wrote the first value
+					if have > 0 && revision == v.Revision {
+						v.stray = i + 1
+					}
+					continue
 				}
 				more, err := codec.Open(p.Key, p.Value, keys.Version)
 				if err == nil && i != have {

@@ -224,7 +224,7 @@ func (r *run) setCount(b *batch, h keys.Hash, old, count uint64) {
 func (r *run) list(b *batch, h keys.Hash) {
 	key := r.space.Candidate(h)
 	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
-	if r.only != nil {
+	if r.only != nil && !r.looking {
 		r.only[h] = true
 	}
 }

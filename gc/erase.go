@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -348,7 +349,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	}
 	changed, erased, stones := len(packs) < len(w.seg.Packs), 0, 0
 	raw := rawSize(packs)
-	var detached []keys.Hash
+	detached := map[keys.Hash]bool{}
 	for i := range packs {
 		for j := range packs[i].Nodes {
 			n := &packs[i].Nodes[j]
@@ -365,9 +366,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 				continue
 			}
 			for _, id := range n.Blobs() {
-				if h := w.space.BlobHash(id); !slices.Contains(detached, h) {
-					detached = append(detached, h)
-				}
+				detached[w.space.BlobHash(id)] = true
 			}
 			key := w.space.Tombstone(w.inc, n.ID)
 			if w.plan.pruned[n.ID] && !w.plan.own(n.ID, key) {
@@ -383,7 +382,16 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	if !changed {
 		return nil
 	}
-	w.detach(b, detached...)
+	// Records of detached blobs that come too early do no harm: an edge is derived anew.
+	blobs := slices.Collect(maps.Keys(detached))
+	for ; len(blobs) > batchOps; blobs = blobs[batchOps:] {
+		early := &batch{}
+		w.detach(early, blobs[:batchOps]...)
+		if err := w.apply(ctx, early, nil); err != nil {
+			return err
+		}
+	}
+	w.detach(b, blobs...)
 	set := map[string]bool{}
 	if len(packs) > 0 {
 		ks, vs, err := graph.EncodeSegment(w.space, w.inc, packs, w.before, w.seg.Level)

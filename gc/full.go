@@ -120,14 +120,7 @@ func (r *run) digest(ctx context.Context) (d digests, err error) {
 		one := hash.Content.Sum(parts...)
 		return binary.LittleEndian.Uint64(one[:])
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Edge)) {
-		if err != nil {
-			return d, err
-		}
-		if _, fields, ok := r.space.Fields(p.Key); ok && fields[16] == bySession {
-			d.edges += sum(p.Key, p.Value) // whatever their order
-		}
-	}
+	floors := map[head.Incarnation]head.Revision{}
 	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Bookmark)) {
 		if err != nil {
 			return d, err
@@ -136,12 +129,32 @@ func (r *run) digest(ctx context.Context) (d digests, err error) {
 		if err != nil {
 			return d, codec.Corrupt(err, "bookmark at key %x", p.Key)
 		}
+		if _, fields, ok := r.space.Fields(p.Key); ok {
+			floors[head.Incarnation(fields)] = m.floor
+		}
 		if m.held != head.Revision(open) {
 			m.revision = 0 // vacuum cuts it
 		} else if m.revision == 0 {
 			continue // it may have none
 		}
 		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.kept, m.held))
+	}
+	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Edge)) {
+		if err != nil {
+			return d, err
+		}
+		_, fields, ok := r.space.Fields(p.Key)
+		if !ok || fields[16] != bySession {
+			continue
+		}
+		u, err := openUse(p.Key, p.Value)
+		if err != nil {
+			return d, err
+		}
+		if u.parts && u.last < uint64(floors[head.Incarnation(fields[17:])]) {
+			u.last = 0 // of a kept revision: which of those below the floor is all the same
+		}
+		d.edges += sum(p.Key, u.seal(p.Key)) // whatever their order
 	}
 	return d, nil
 }

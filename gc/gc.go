@@ -112,6 +112,7 @@ type run struct {
 	phase       string
 	phaseDone   int
 	only        map[keys.Hash]bool // the candidates of Options.Session
+	looking     bool               // again, at all sessions: what they free is none of these
 }
 
 // A runState is the run record's content. Its nonce says who collects, and its

@@ -21,7 +21,7 @@ type part struct {
 	blob keys.Hash
 }
 
-// Wholes are the versions that vacuum has stored whole, by session.
+// Wholes are the versions of a session that vacuum has stored whole.
 type wholes map[versionAt]bool
 
 type versionAt struct {
@@ -29,11 +29,11 @@ type versionAt struct {
 	revision head.Revision
 }
 
-// wholes reads which versions of a session vacuum has stored whole.
-func (r *run) wholes(ctx context.Context, inc head.Incarnation) (wholes, error) {
+// wholes reads which versions, from one revision up to another, vacuum has stored whole.
+func (r *run) wholes(ctx context.Context, inc head.Incarnation, from, to head.Revision) (wholes, error) {
 	out := wholes{}
 	err := r.eachPart(ctx, inc, func(c blob.Chain) error {
-		for version, err := range r.blobs.Versions(ctx, c, 0, open) {
+		for version, err := range r.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
 			if err != nil {
 				return err
 			}

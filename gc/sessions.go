@@ -194,7 +194,7 @@ type view struct {
 	commit head.CommitID // at target; zero when that is not known
 	held   head.Revision // of a deleted session: forks hold its history up to here
 	guards []engine.Pair // of batches that drop edges: the lifecycle is as it was
-	wholes wholes        // while commits are indexed from the first on
+	wholes wholes        // those behind the bookmark
 
 	renewed bool // mark.parts was derived anew
 }
@@ -348,11 +348,6 @@ func (r *run) index(ctx context.Context, v *view) error {
 			return err
 		}
 		v.mark.commit = head.Genesis(v.inc, origin)
-		if v.life.Floor > 0 { // vacuum may have stored versions whole
-			if v.wholes, err = r.wholes(ctx, v.inc); err != nil {
-				return err
-			}
-		}
 		if origin != nil && !v.known {
 			var found uses
 			v.mark.parts = r.inherited(origin)
@@ -362,6 +357,12 @@ func (r *run) index(ctx context.Context, v *view) error {
 			if err := r.add(ctx, v, &found, 0); err != nil {
 				return err
 			}
+		}
+	}
+	if v.mark.revision < v.life.Floor && v.life.State == head.Live { // vacuum may have stored versions whole
+		var err error
+		if v.wholes, err = r.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
+			return err
 		}
 	}
 	if v.mark.revision < v.target {

@@ -153,7 +153,10 @@ func (r *run) revive(b *batch, h keys.Hash, raw []byte) error {
 func (r *run) recheck(ctx context.Context, suspects []suspect) error {
 	phase, done := r.phase, r.phaseDone
 	r.enter("sessions")
-	if err := r.changes(ctx, uint64(r.began.UnixNano())); err != nil {
+	r.looking = true
+	err := r.changes(ctx, uint64(r.began.UnixNano()))
+	r.looking = false
+	if err != nil {
 		return err
 	}
 	r.phase, r.phaseDone = phase, done

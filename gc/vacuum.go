@@ -257,7 +257,7 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*head.Life))
 // sessionLetters are the records of a session that begin with its incarnation and
 // that nothing else refers to.
 var sessionLetters = []byte{
-	keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Child, keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds, its lifecycle record last.

@@ -156,6 +156,12 @@ func (c *cleaning) dropCut(ctx context.Context, need *needed, chain blob.Chain) 
 		for len(versions) > 0 && !need.has(chain.Part, versions[len(versions)-1].Revision) {
 			b.Deletes = append(b.Deletes, c.blobs.Keys(chain, &versions[len(versions)-1])...)
 			versions = versions[:len(versions)-1]
+			if b.Ops() >= batchOps {
+				if err := c.apply(ctx, b, nil); err != nil {
+					return err
+				}
+				b = &batch{}
+			}
 		}
 	}
 	if b.Ops() == 0 {

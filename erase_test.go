@@ -1,0 +1,420 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// Beside calls f once, before the n-th call of an engine.
+type beside struct {
+	engine.Engine
+	n int
+	f func()
+}
+
+func (b *beside) step() {
+	if b.n--; b.n == 0 {
+		b.f()
+	}
+}
+
+func (b *beside) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	b.step()
+	return b.Engine.Get(ctx, ks...)
+}
+
+func (b *beside) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	b.step()
+	return b.Engine.Scan(ctx, r)
+}
+
+func (b *beside) Apply(ctx context.Context, batch *engine.Batch) error {
+	b.step()
+	return b.Engine.Apply(ctx, batch)
+}
+
+// beforeEachCall prepares a store, and runs call with other before its n-th call of the
+// engine, for every n.
+func beforeEachCall(t *testing.T, prepare func(*turnstone.Store), call func(*turnstone.Store) error, other func(*turnstone.Store), check func(st *turnstone.Store, e engine.Engine, err error) error) {
+	t.Helper()
+	for n, more := 1, true; more; n++ {
+		e := memory.New()
+		st := openStore(t, e, nil)
+		prepare(st)
+		more = false
+		b := &beside{Engine: e}
+		caller := openStore(t, b, nil)
+		b.n, b.f = n, func() {
+			more = true
+			other(openStore(t, e, nil))
+		}
+		err := call(caller)
+		b.n = 0
+		if cerr := check(st, e, err); cerr != nil {
+			t.Errorf("before call %d: %v: %v", n, err, cerr)
+		}
+	}
+}
+
+func node(payload []byte) turnstone.Commit {
+	return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: payload}}}
+}
+
+func mustSession(t *testing.T, st *turnstone.Store, r turnstone.Request, payloads ...[]byte) *turnstone.Session {
+	t.Helper()
+	s, _, err := st.Create(ctx, r)
+	for _, p := range payloads {
+		if err == nil {
+			_, err = s.Commit(ctx, node(p))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
+	secret := noise(300, 1)
+	for name, other := range map[string]func(*turnstone.Store) error{
+		"renamed": func(st *turnstone.Store) error { return st.Rename(ctx, "s", "z") },
+		"given again": func(st *turnstone.Store) error {
+			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+				return err
+			}
+			mustSession(t, st, turnstone.Request{ID: "s"}, []byte("another"))
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			did := false
+			beforeEachCall(t, func(st *turnstone.Store) { did = false; mustSession(t, st, turnstone.Request{ID: "s"}, secret) },
+				func(st *turnstone.Store) error { _, err := st.Erase(ctx, "s", turnstone.KeepChildren, nil); return err },
+				func(st *turnstone.Store) { did = other(st) == nil },
+				func(st *turnstone.Store, e engine.Engine, err error) error {
+					if err == nil && holds(t, e, secret[:64]) {
+						return errors.New("the bytes are there")
+					}
+					if !did || name != "given again" {
+						return nil
+					}
+					s, serr := st.Session(ctx, "s")
+					if serr != nil { // it was there already when Erase began
+						return nil
+					}
+					_, lerr := s.Load(ctx, turnstone.Scope{})
+					return lerr
+				})
+		})
+	}
+}
+
+func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
+	secret := noise(300, 1)
+	var id turnstone.NodeID
+	var receipt *turnstone.Erasure
+	beforeEachCall(t, func(st *turnstone.Store) {
+		s := mustSession(t, st, turnstone.Request{ID: "s"})
+		r, err := s.Commit(ctx, node(secret))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id = r.Leaf
+		mustSession(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	}, func(st *turnstone.Store) error {
+		s, err := st.Session(ctx, "s")
+		if err == nil {
+			receipt, err = s.Erase(ctx, nil, id)
+		}
+		return err
+	}, func(st *turnstone.Store) {
+		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"})
+		if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+	}, func(st *turnstone.Store, e engine.Engine, err error) error {
+		if err != nil {
+			return err
+		}
+		if len(receipt.HeldBy) == 0 {
+			return errors.New("held by nobody")
+		}
+		return nil
+	})
+}
+
+// An Erase that is cut off anywhere can be repeated, and then the bytes are gone.
+func TestG8_EraseCanBeRepeated(t *testing.T) {
+	secret := noise(6000, 1)
+	for n, crashed := 1, true; crashed; n++ {
+		e := memory.New()
+		st := openStore(t, e, nil)
+		s := mustSession(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
+		if _, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 2)), -1, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		crashed = false
+		f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			crashed = crashed || c.N == n
+			return enginetest.Fault{Crash: c.N == n}
+		}}
+		if cut, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}); err == nil {
+			_, _ = cut.Erase(ctx, "s", turnstone.KeepChildren, nil)
+			cut.Close()
+		}
+		r, err := st.Erase(ctx, "s", turnstone.KeepChildren, nil)
+		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, noise(3000, 2)[:64]) {
+			t.Fatalf("cut at call %d: %v %+v", n, err, r)
+		}
+	}
+}
+
+func TestG8_TheReceiptKnowsUploads(t *testing.T) {
+	secret := noise(3000, 1)
+	e := memory.New()
+	st := openStore(t, e, nil)
+	s := mustSession(t, st, turnstone.Request{ID: "s"})
+	put := func() turnstone.Attachment {
+		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	c := node(nil)
+	c.Nodes[0].Attachments = []turnstone.Attachment{put()}
+	r, err := s.Commit(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put() // once more: it waits for a commit
+	receipt, err := s.Erase(ctx, nil, r.Nodes[0])
+	if err != nil || receipt.Uploads != 1 || receipt.Gone != 0 || !holds(t, e, secret[:64]) {
+		t.Errorf("%v %+v", err, receipt)
+	}
+	receipt, err = st.Erase(ctx, "s", turnstone.KeepChildren, nil)
+	if err != nil || receipt.Uploads != 0 || receipt.Gone != 1 || holds(t, e, secret[:64]) {
+		t.Errorf("of the session: %v %+v", err, receipt)
+	}
+}
+
+// An attempt of an upload whose outcome was not known arrives after its bytes were erased.
+func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
+	secret := noise(3000, 1)
+	for n := 1; n <= 3; n++ {
+		e := memory.New()
+		st := openStore(t, e, nil)
+		mustSession(t, st, turnstone.Request{ID: "s"})
+		var late *engine.Batch
+		f := &faultyApply{Engine: e, on: func(at int, b *engine.Batch) error {
+			if at == n {
+				copied := *b
+				late = &copied
+				return engine.ErrUnknown
+			}
+			return nil
+		}}
+		s, err := openStore(t, f, nil).Session(ctx, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := node(nil)
+		c.Nodes[0].Attachments = []turnstone.Attachment{a}
+		r, err := s.Commit(ctx, c)
+		if err == nil {
+			_, err = s.Erase(ctx, nil, r.Nodes[0])
+		}
+		if err != nil || late == nil {
+			t.Fatal(n, err)
+		}
+		_ = e.Apply(ctx, late)
+		if holds(t, e, secret[:64]) {
+			t.Errorf("batch %d, late: the bytes are back", n)
+		}
+	}
+}
+
+type faultyApply struct {
+	engine.Engine
+	n  int
+	on func(n int, b *engine.Batch) error
+}
+
+func (f *faultyApply) Apply(ctx context.Context, b *engine.Batch) error {
+	f.n++
+	if err := f.on(f.n, b); err != nil {
+		return err
+	}
+	return f.Engine.Apply(ctx, b)
+}
+
+// A session that is committed to all the time is erased all the same.
+func TestG8_ABusySessionIsErased(t *testing.T) {
+	secret := noise(300, 1)
+	e := memory.New()
+	st := openStore(t, e, nil)
+	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("side"))
+	root, err := s.Load(ctx, turnstone.Scope{At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := node(secret)
+	c.Nodes[0].Parent = turnstone.At(root.Leaf)
+	r, err := s.Commit(ctx, c)
+	for range 3 {
+		if err == nil {
+			_, err = s.Commit(ctx, node([]byte("more")))
+		}
+	}
+	if err == nil {
+		_, err = s.Prune(ctx, 2)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &faultyApply{Engine: e, on: func(int, *engine.Batch) error {
+		_, err := s.Commit(ctx, node([]byte("busy")))
+		return err
+	}}
+	busy, err := openStore(t, f, nil).Session(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	receipt, err := busy.Erase(ctx, nil, r.Nodes[0])
+	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
+		t.Errorf("%v %+v", err, receipt)
+	}
+}
+
+func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	mustSession(t, st, turnstone.Request{ID: "a secret id"})
+	child := mustSession(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
+	if i, err := child.Info(ctx); err != nil || i.Parent != "a secret id" {
+		t.Fatal(i.Parent, err)
+	}
+	if _, err := st.Erase(ctx, "a secret id", turnstone.KeepChildren, nil); err != nil {
+		t.Fatal(err)
+	}
+	if holds(t, e, []byte("a secret id")) {
+		t.Error("the id is there")
+	}
+	if i, err := child.Info(ctx); err != nil || i.Parent != "" {
+		t.Error(i.Parent, err)
+	}
+}
+
+// What a call finds may move while it reads: that is no damage.
+func TestCallsBesideOthersReportNoDamage(t *testing.T) {
+	prepare := func(st *turnstone.Store) {
+		mustSession(t, st, turnstone.Request{ID: "p"}, []byte("x"))
+		mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
+		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
+	}
+	calls := map[string]func(*turnstone.Store) error{
+		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
+		"fork": func(st *turnstone.Store) error {
+			_, _, err := st.Create(ctx, turnstone.Request{ID: "h", Parent: "g"})
+			return err
+		},
+		"delete": func(st *turnstone.Store) error { return st.Delete(ctx, "f", turnstone.CascadeChildren) },
+		"list": func(st *turnstone.Store) error {
+			_, err := st.List(ctx, turnstone.ListOptions{Parent: "f"})
+			return err
+		},
+		"tombstone": func(st *turnstone.Store) error {
+			s, err := st.Session(ctx, "g")
+			if err != nil {
+				return err
+			}
+			l, err := s.Load(ctx, turnstone.Scope{})
+			if err == nil {
+				err = s.Tombstone(ctx, l.Leaf)
+			}
+			return err
+		},
+	}
+	others := map[string]func(*turnstone.Store){
+		"delete and vacuum": func(st *turnstone.Store) {
+			err := st.Delete(ctx, "f", turnstone.KeepChildren)
+			if err == nil {
+				err = st.Delete(ctx, "g", turnstone.KeepChildren)
+			}
+			if err == nil {
+				_, err = st.Vacuum(ctx, turnstone.VacuumOptions{})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		},
+		"rename": func(st *turnstone.Store) { _ = st.Rename(ctx, "g", "other") },
+		"seal": func(st *turnstone.Store) {
+			if err := st.Seal(ctx); err != nil {
+				t.Error(err)
+			}
+		},
+	}
+	for name, call := range calls {
+		for beside, other := range others {
+			t.Run(name+" beside "+beside, func(t *testing.T) {
+				beforeEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
+					ok := err == nil
+					for _, e := range []error{turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrExists} {
+						ok = ok || errors.Is(err, e)
+					}
+					if !ok {
+						return errors.New("another error than that it is gone")
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// K and L of the collector: what is behind a pruned node, and what only its owner showed.
+func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
+	var leaves []turnstone.NodeID
+	for r := turnstone.Revision(1); r <= 3; r++ {
+		l, err := s.Load(ctx, turnstone.Scope{At: r})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaves = append(leaves, l.Leaf)
+	}
+	if err := s.Tombstone(ctx, leaves[2]); err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	c := node([]byte("main"))
+	c.Nodes[0].Parent = turnstone.At(leaves[0])
+	if _, err := s.Commit(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	for _, leaf := range leaves[1:] {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.At(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+			t.Errorf("rewind to %v: %v", slices.Index(leaves, leaf), err)
+		}
+	}
+	healthy(t, st)
+}

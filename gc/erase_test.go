@@ -1,0 +1,168 @@
+package gc_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// Erase of a fork that was forked before its first commit is complete.
+func TestEraseOfAForkThatWasForkedAtItsBeginning(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	commit(t, create(t, st, turnstone.Request{ID: "a"}), says([]byte("x")))
+	f := create(t, st, turnstone.Request{ID: "b", Parent: "a"})
+	create(t, st, turnstone.Request{ID: "c", Parent: "b"})
+	commit(t, f, says([]byte("secret")))
+	for range 3 {
+		r, err := st.Erase(ctx, "b", turnstone.KeepChildren, nil)
+		if err != nil {
+			t.Error(err, r.HeldBy)
+		}
+	}
+}
+
+// The receipt of a fork counts the checkpoint that it began with.
+func TestTheReceiptKnowsWhatAForkBeganWith(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "a"})
+	for i := range 3 {
+		commit(t, s, saves(version(i)))
+	}
+	create(t, st, turnstone.Request{ID: "f", Parent: "a"})
+	collected(t, st, turnstone.GCOptions{})
+	r, err := st.Erase(ctx, "f", turnstone.KeepChildren, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("gone %d, shared %d by %v; vacuum deleted %d", r.Gone, r.Shared, r.SharedBy, r.Vacuum.Deleted)
+	if r.Gone != r.Vacuum.Deleted {
+		t.Errorf("gone %d, but vacuum has deleted %d", r.Gone, r.Vacuum.Deleted)
+	}
+	// and what is shared with the parent as it is
+	commit(t, s, saves(noise(7000, 5)))
+	create(t, st, turnstone.Request{ID: "g", Parent: "a"})
+	if r, err = st.Erase(ctx, "g", turnstone.KeepChildren, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("gone %d, shared %d by %v", r.Gone, r.Shared, r.SharedBy)
+}
+
+// A dry run can be asked for from the progress of a collection.
+func TestADryRunNeedsNoTurn(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "a"})
+	commit(t, s, saves(version(1)))
+	c, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	_, err := st.GC(ctx, turnstone.GCOptions{Progress: func(turnstone.Progress) {
+		_, err := st.GC(c, turnstone.GCOptions{DryRun: true})
+		if err != nil {
+			t.Error("the dry run:", err)
+		}
+	}})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Erase with CascadeChildren is cut off at any batch, and repeated.
+func TestACascadeCanBeRepeated(t *testing.T) {
+	for n := 0; n < 40; n++ {
+		e := memory.New()
+		c := &cutting{e, 1000}
+		st := openAt(t, c, fixed)
+		s := create(t, st, turnstone.Request{ID: "a"})
+		commit(t, s, turnstone.Commit{Nodes: says([]byte("x")).Nodes, Checkpoint: map[string][]byte{"p": version(0)}})
+		f := create(t, st, turnstone.Request{ID: "b", Parent: "a"})
+		commit(t, f, saves(noise(6000, 3)))
+		create(t, st, turnstone.Request{ID: "c", Parent: "b", Detached: true})
+		c.n = n
+		_, err := st.Erase(ctx, "a", turnstone.CascadeChildren, nil)
+		c.n = 1000
+		if err == nil {
+			break
+		}
+		var r *turnstone.Erasure
+		for i := 0; i < 5; i++ {
+			if r, err = st.Erase(ctx, "a", turnstone.CascadeChildren, nil); err == nil {
+				break
+			}
+		}
+		if err != nil {
+			t.Error(n, err)
+			continue
+		}
+		page, _ := st.List(ctx, turnstone.ListOptions{Limit: 10})
+		if len(page.Sessions) > 0 {
+			t.Error(n, "left:", page.Sessions)
+		}
+		if err := reachable(e, true); err != nil {
+			t.Error(n, err)
+		}
+		_ = r
+	}
+}
+
+// Large versions go through forks, copies and Verify.
+func TestLargeVersionsAreForkedAndCopied(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	big := noise(3<<20, 9)
+	part := func(i int) []byte { return append(bytes.Clone(big), noise(100, uint64(i))...) }
+	for i := range 6 {
+		commit(t, s, turnstone.Commit{Nodes: says([]byte{byte(i)}).Nodes, Checkpoint: map[string][]byte{"p": part(i), "q": append(part(i), 1)}})
+	}
+	keep(t, s, "k", 3)
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	if _, err := s.Prune(ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	vacuumed(t, st)
+	vacuumed(t, st)
+	healthy(t, st)
+	if err := reachable(e, true); err != nil {
+		t.Error(err)
+	}
+	look := func(s *turnstone.Session, r turnstone.Revision, i int) {
+		t.Helper()
+		parts, err := s.Checkpoint(ctx, r)
+		if err != nil || !bytes.Equal(parts["p"], part(i)) || !bytes.Equal(parts["q"], append(part(i), 1)) {
+			t.Error(r, err)
+		}
+	}
+	look(s, 3, 2)
+	look(s, 5, 4)
+	look(s, 6, 5)
+	look(f, 0, 5)
+	commit(t, f, turnstone.Commit{Checkpoint: map[string][]byte{"p": part(7)}})
+	if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, f)
+	vacuumed(t, st)
+	vacuumed(t, st)
+	healthy(t, st)
+	if err := reachable(e, true); err != nil {
+		t.Error(err)
+	}
+	parts, err := f.Checkpoint(ctx, 0)
+	if err != nil || !bytes.Equal(parts["p"], part(7)) || !bytes.Equal(parts["q"], append(part(5), 1)) {
+		t.Error(err)
+	}
+	to := memory.New()
+	if _, err := turnstone.Copy(ctx, e, to, turnstone.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	healthy(t, openAt(t, to, fixed))
+}
+
+var _ = errors.Is
