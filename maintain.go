@@ -162,7 +162,8 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 
 // MaintainOptions of Maintain.
 type MaintainOptions struct {
-	// Every is the time between two collections; default a minute.
+	// Every is the time from the end of one run to the next collection; default a
+	// minute. Collections of other processes have their turn meanwhile.
 	Every time.Duration
 	// VacuumEvery is the time between two vacuums; 0 means none. The first one
 	// comes after this time.
@@ -202,7 +203,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	s.background.Go(func() {
 		defer close(done)
 		defer cancel()
-		collect := time.NewTicker(o.Every)
+		collect := time.NewTimer(o.Every)
 		defer collect.Stop()
 		var vacuum <-chan time.Time
 		if o.VacuumEvery > 0 {
@@ -232,6 +233,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 			case err != nil && !errors.Is(err, gc.ErrSuperseded) && s.opts.Logger != nil:
 				s.opts.Logger.Error("turnstone: maintenance", "error", err)
 			}
+			collect.Reset(o.Every) // from now on: others have their turn meanwhile
 		}
 	})
 	return func() {

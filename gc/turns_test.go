@@ -55,7 +55,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 			}
 			st, other := open(), open()
 			const writers = 8
-			secrets := make([][]byte, testscale.Pick(20, 5, 3))
+			secrets := make([][]byte, testscale.Pick(3, 1, 1))
 			for i := range secrets {
 				secrets[i] = noise(6000, uint64(100+i))
 				commit(t, create(t, st, turnstone.Request{ID: fmt.Sprint("gone", i)}), says(secrets[i]))
