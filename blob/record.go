@@ -117,10 +117,14 @@ const (
 // values less one, the length of the values, and 8 random bytes.
 func (m Mark) Seal(key []byte) []byte {
 	b := append(make([]byte, 0, 16), 0, byte(m.Parts-1))
-	for bit, set := range map[byte]bool{markCondemned: m.Condemned, markList: m.List, markPacked: m.Packed} {
-		if set {
-			b[0] |= bit
-		}
+	if m.Condemned {
+		b[0] |= markCondemned
+	}
+	if m.List {
+		b[0] |= markList
+	}
+	if m.Packed {
+		b[0] |= markPacked
 	}
 	b = binary.AppendUvarint(b, uint64(m.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
