@@ -141,6 +141,9 @@ func vacuumed(p *printer, r *turnstone.VacuumReport) {
 	p.printf("removed    content of %s, %s of %s\n", plural(r.Nodes, "node"), plural(r.Records, "record"), plural(r.Removed, "deleted session"))
 	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
 	p.printf("rewritten  %s\n", plural(r.Rewritten+r.Packed, "blob"))
+	if len(r.Unfinished) > 0 {
+		p.printf("unfinished %s: changed all the time, run it again\n", line(strings.Join(r.Unfinished, ", "), 400))
+	}
 }
 
 // onDisk is what an embedded store takes on disk, or 0.
@@ -311,6 +314,9 @@ func (a *app) erase() *cobra.Command {
 						out.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
 					}
 					out.printf("\n")
+				}
+				if r.Uploads > 0 {
+					out.printf("uploads    %s of equal content, not committed yet\n", plural(r.Uploads, "blob"))
 				}
 				return out.err
 			})
