@@ -55,6 +55,9 @@ func (r *run) rebuild(ctx context.Context) error {
 		}
 		r.step(1)
 	}
+	if err := r.freed(ctx); err != nil {
+		return err
+	}
 	if compare {
 		var err error
 		if after, err = r.digest(ctx); err != nil {

@@ -111,8 +111,9 @@ type run struct {
 	began       time.Time
 	phase       string
 	phaseDone   int
-	only        map[keys.Hash]bool // the candidates of Options.Session
-	looking     bool               // again, at all sessions: what they free is none of these
+	only        map[keys.Hash]bool        // the candidates of Options.Session
+	again       map[head.Incarnation]bool // deleted sessions that forks have let go of
+	looking     bool                      // again, at all sessions: what they free is none of these
 }
 
 // A runState is the run record's content. Its nonce says who collects, and its
@@ -163,7 +164,7 @@ func openRunState(key, value []byte) (s runState, err error) {
 
 // begin starts a run, after the one that is at work, if there is any.
 func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Store, o Options, patience time.Duration) (*run, error) {
-	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), patience: patience}
+	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), patience: patience, again: map[head.Incarnation]bool{}}
 	var seen []byte // the record of the run at work, and
 	var since time.Time
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
@@ -382,6 +383,9 @@ func (r *run) collect(ctx context.Context) error {
 	r.enter("sessions")
 	if r.Session != nil {
 		if err := r.session(ctx, *r.Session); err != nil {
+			return err
+		}
+		if err := r.freed(ctx); err != nil {
 			return err
 		}
 	} else if err := r.changes(ctx, r.state.last); err != nil {

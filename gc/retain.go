@@ -145,16 +145,16 @@ func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) e
 	return flush()
 }
 
-// release drops the edges of a deleted session that no attached fork holds, and
-// with a deleted fork looks at its deleted ancestors again.
+// release drops the edges of a deleted session that no attached fork holds. The
+// deleted ancestors of a deleted fork are looked at again.
 func (r *run) release(ctx context.Context, v *view) error {
 	held := v.held
 	if held >= v.mark.held {
 		return nil // looked at before; nothing new holds what is deleted
 	}
-	if v.mark.held == head.Revision(open) {
-		// The ancestors first: this session is not looked at again.
-		if err := r.ancestors(ctx, v); err != nil {
+	if v.mark.held == head.Revision(open) { // looked at for the first time since it was deleted
+		var err error
+		if v.freed, err = r.deletedAncestors(ctx, v.inc); err != nil {
 			return err
 		}
 	}
@@ -196,33 +196,33 @@ func (r *run) release(ctx context.Context, v *view) error {
 	return err
 }
 
-// ancestors looks again at the deleted sessions that a fork, which is deleted,
-// held.
-func (r *run) ancestors(ctx context.Context, v *view) error {
-	origin, err := r.origin(ctx, v.inc)
+// deletedAncestors returns the deleted sessions whose history a fork shares.
+func (r *run) deletedAncestors(ctx context.Context, inc head.Incarnation) (out []head.Incarnation, err error) {
+	origin, err := r.origin(ctx, inc)
 	if err != nil || origin == nil {
-		return err
+		return nil, err
 	}
-	for _, a := range origin.Ancestors {
-		key := r.space.Life(a.Incarnation)
-		vs, err := r.get(ctx, key)
-		if err != nil {
-			return err
-		}
-		if vs[0] == nil {
+	ks := make([][]byte, len(origin.Ancestors))
+	for i, a := range origin.Ancestors {
+		ks[i] = r.space.Life(a.Incarnation)
+	}
+	vs, err := r.get(ctx, ks...)
+	if err != nil {
+		return nil, err
+	}
+	for i, a := range origin.Ancestors {
+		if vs[i] == nil {
 			continue // vacuum has removed it
 		}
-		life, err := head.OpenLife(key, vs[0])
+		life, err := head.OpenLife(ks[i], vs[i])
 		if err != nil {
-			return codec.Corrupt(err, "lifecycle of incarnation %x", a.Incarnation)
+			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", a.Incarnation)
 		}
 		if life.State == head.Deleted {
-			if err := r.session(ctx, a.Incarnation); err != nil {
-				return err
-			}
+			out = append(out, a.Incarnation)
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // A holder is a session that lives and is a fork of another one.
@@ -241,6 +241,7 @@ func (r *run) holders(ctx context.Context, inc head.Incarnation, life *head.Life
 	if life.Forks == 0 {
 		return nil, nil
 	}
+	var incs []head.Incarnation
 	for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Fork, inc)) {
 		if err != nil {
 			return nil, err
@@ -250,34 +251,53 @@ func (r *run) holders(ctx context.Context, inc head.Incarnation, life *head.Life
 		if !ok {
 			return nil, codec.Corrupt(fmt.Errorf("%w: key", codec.ErrMalformed), "fork at key %x", p.Key)
 		}
-		h := holder{inc: head.Incarnation(fields[16:])}
-		key, originKey := r.space.Life(h.inc), r.space.Origin(h.inc)
-		vs, err := r.get(ctx, key, originKey)
-		if err != nil {
-			return nil, err
-		}
-		if h.life, err = head.OpenLife(key, vs[0]); err != nil {
-			return nil, codec.Corrupt(err, "lifecycle of fork %x", h.inc)
-		}
-		if h.life.State != head.Live {
-			continue
-		}
-		origin, err := head.OpenOrigin(originKey, vs[1])
-		if err != nil {
-			return nil, codec.Corrupt(err, "origin of fork %x", h.inc)
-		}
-		for _, a := range origin.Ancestors {
-			if a.Incarnation == inc {
-				h.ancestor = a
-				out = append(out, h)
+		if incs = append(incs, head.Incarnation(fields[16:])); len(incs) == 500 {
+			if out, err = r.addHolders(ctx, out, inc, incs); err != nil {
+				return nil, err
 			}
+			incs = incs[:0]
 		}
+	}
+	out, err := r.addHolders(ctx, out, inc, incs)
+	if err != nil {
+		return nil, err
 	}
 	if n != int(life.Forks) {
 		if moved, err := r.moved(ctx, inc, life); err != nil || moved {
 			return nil, errors.Join(err, errMoved)
 		}
 		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", codec.ErrMissing, n, life.Forks), "forks of incarnation %x", inc)
+	}
+	return out, nil
+}
+
+// addHolders adds to out those of forks that live.
+func (r *run) addHolders(ctx context.Context, out []holder, inc head.Incarnation, forks []head.Incarnation) ([]holder, error) {
+	ks := make([][]byte, 0, 2*len(forks))
+	for _, fork := range forks {
+		ks = append(ks, r.space.Life(fork), r.space.Origin(fork))
+	}
+	vs, err := r.get(ctx, ks...)
+	if err != nil {
+		return nil, err
+	}
+	for i, fork := range forks {
+		life, err := head.OpenLife(ks[2*i], vs[2*i])
+		if err != nil {
+			return nil, codec.Corrupt(err, "lifecycle of fork %x", fork)
+		}
+		if life.State != head.Live {
+			continue
+		}
+		origin, err := head.OpenOrigin(ks[2*i+1], vs[2*i+1])
+		if err != nil {
+			return nil, codec.Corrupt(err, "origin of fork %x", fork)
+		}
+		for _, a := range origin.Ancestors {
+			if a.Incarnation == inc {
+				out = append(out, holder{inc: fork, life: life, ancestor: a})
+			}
+		}
 	}
 	return out, nil
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -138,12 +140,30 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 	if err := r.behind(ctx, entries, add); err != nil {
 		return err
 	}
-	return flush()
+	if err := flush(); err != nil {
+		return err
+	}
+	return r.freed(ctx)
 }
 
 // skew is by how much the clocks of hosts may differ, and the order of sessions
 // lag, for it to be a witness of what changed.
 const skew = 5 * time.Second
+
+// freed looks at the deleted sessions that forks have let go of, once for all forks.
+func (r *run) freed(ctx context.Context) error {
+	for len(r.again) > 0 {
+		incs := slices.Collect(maps.Keys(r.again))
+		clear(r.again)
+		for _, inc := range incs {
+			if err := r.session(ctx, inc); err != nil {
+				return err
+			}
+			r.step(1)
+		}
+	}
+	return nil
+}
 
 // An entry is one of the order of sessions.
 type entry struct {
@@ -196,7 +216,8 @@ type view struct {
 	guards []engine.Pair // of batches that drop edges: the lifecycle is as it was
 	wholes wholes        // those behind the bookmark
 
-	renewed bool // mark.parts was derived anew
+	renewed bool               // mark.parts was derived anew
+	freed   []head.Incarnation // deleted ancestors, which the session does not hold any more
 }
 
 // errMoved: the session was renamed or deleted between two reads.
@@ -245,6 +266,11 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 	key := r.space.Bookmark(inc)
 	if !v.known || v.renewed || !sameBookmark(&old, &v.mark) {
 		b.Set(key, v.mark.seal(key))
+	}
+	for _, a := range v.freed { // in the batch that says that this session was looked at
+		key := r.space.Dirty(a)
+		b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, rand.Uint64())))
+		r.again[a] = true
 	}
 	live := v.mark.held == head.Revision(open)
 	switch wasLive := v.known && old.held == head.Revision(open); {
