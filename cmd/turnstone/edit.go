@@ -159,7 +159,7 @@ func (a *app) rename() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rename SESSION NEW",
 		Short:   "Give a session another id",
-		Long:    "Give a session another id, atomically. One that has children can't be renamed, as they name it as their parent.\nFor the name that people read, see `turnstone label --name`.",
+		Long:    "Give a session another id, atomically. Its children have it as their parent under the new id.\nFor the name that people read, see `turnstone label --name`.",
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
