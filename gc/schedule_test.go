@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // preemptions is how far TestEverySchedule goes; .ci/run asks for 2.
@@ -87,6 +88,9 @@ func (sc *scenario) end(e engine.Engine) error {
 func TestEverySchedule(t *testing.T) {
 	var all enginetest.Explored
 	for i := range scenarios {
+		if i%testscale.Pick(1, 1, 4) != 0 {
+			continue
+		}
 		sc := &scenarios[i]
 		t.Run(sc.name, func(t *testing.T) {
 			bound := *preemptions
@@ -107,6 +111,9 @@ func TestEverySchedule(t *testing.T) {
 func TestCutAtEveryStep(t *testing.T) {
 	cuts := 0
 	for i := range scenarios {
+		if i%testscale.Pick(1, 1, 4) != 0 {
+			continue
+		}
 		sc := &scenarios[i]
 		t.Run(sc.name, func(t *testing.T) {
 			build := sc.build(t, nil)
@@ -141,6 +148,9 @@ func TestCutAtEveryStep(t *testing.T) {
 // not at all.
 func TestUnknownOutcomes(t *testing.T) {
 	for i := range scenarios {
+		if i%testscale.Pick(1, 1, 4) != 0 {
+			continue
+		}
 		sc := &scenarios[i]
 		t.Run(sc.name, func(t *testing.T) {
 			build := sc.build(t, nil)
