@@ -58,8 +58,14 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 	if passed || p.keepsFile {
 		p.last = -1
 	}
-	if err := l.commit(ctx, c, r, h, p); err != nil || p.keepsFile {
+	if err := l.commit(ctx, c, r, h, p); err != nil {
 		return err
+	}
+	if p.keepsFile {
+		if r.Commits == 0 {
+			r.Outcome = Unchanged // it had nothing that is new
+		}
+		return nil
 	}
 	l.Clock.set(c.ended())
 	defer l.Clock.set(present)
