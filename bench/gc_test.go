@@ -50,7 +50,7 @@ func store(b *testing.B, o *badger.Options) *turnstone.Store {
 }
 
 // fill makes n sessions of some turns with a checkpoint each, in 16 goroutines.
-func fill(b *testing.B, st *turnstone.Store, n, turns, part int) []*turnstone.Session {
+func fill(b *testing.B, st *turnstone.Store, n, turns, part int, fresh bool) []*turnstone.Session {
 	b.Helper()
 	out := make([]*turnstone.Session, n)
 	var wg sync.WaitGroup
@@ -64,7 +64,7 @@ func fill(b *testing.B, st *turnstone.Store, n, turns, part int) []*turnstone.Se
 				}
 				out[i] = s
 				for t := range turns {
-					if err := step(s, i, t, part); err != nil {
+					if err := step(s, i, t, part, fresh); err != nil {
 						b.Error(err)
 						return
 					}
@@ -76,11 +76,16 @@ func fill(b *testing.B, st *turnstone.Store, n, turns, part int) []*turnstone.Se
 	return out
 }
 
-// step commits a turn with a checkpoint that changes a little.
-func step(s *turnstone.Session, i, t, part int) error {
+// step commits a turn with a checkpoint that changes a little or, if fresh is set,
+// altogether: then each version is a blob, and no delta of the one before.
+func step(s *turnstone.Session, i, t, part int, fresh bool) error {
 	c := turn(i, t)
 	c.Expected = turnstone.AnyRevision
-	content := noise(part, uint64(i))
+	seed := uint64(i)
+	if fresh {
+		seed |= uint64(t) << 32
+	}
+	content := noise(part, seed)
 	copy(content, fmt.Sprint("turn ", t))
 	c.Checkpoint = map[string][]byte{"state": content}
 	_, err := s.Commit(ctx, c)
@@ -93,7 +98,7 @@ func BenchmarkGCIncremental(b *testing.B) {
 	for _, n := range []int{1000, 20_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			st := store(b, &badger.Options{Durability: badger.Process})
-			sessions := fill(b, st, n, 1, 2000)
+			sessions := fill(b, st, n, 1, 2000, false)
 			later.Add(int64(time.Hour)) // what was touched then was not touched now
 			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
 				b.Fatal(err)
@@ -103,7 +108,7 @@ func BenchmarkGCIncremental(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				for i := range 100 {
-					if err := step(sessions[i*n/100], i*n/100, round, 2000); err != nil {
+					if err := step(sessions[i*n/100], i*n/100, round, 2000, false); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -134,7 +139,7 @@ func BenchmarkGC(b *testing.B) {
 		b.StopTimer()
 		st := store(b, &badger.Options{Durability: badger.Process})
 		const n, turns = 2000, 5
-		fill(b, st, n, turns, 8000)
+		fill(b, st, n, turns, 8000, true)
 		peak := watch()
 		b.StartTimer()
 		start := time.Now()
@@ -194,7 +199,7 @@ func watch() func() uint64 {
 // commits and the ratio of the 99th percentiles.
 func BenchmarkCommitBesideMaintenance(b *testing.B) {
 	st := store(b, nil)
-	fill(b, st, 500, 5, 8000)
+	fill(b, st, 500, 5, 8000, false)
 	round := 0
 	for b.Loop() {
 		round++
@@ -242,7 +247,7 @@ func latencies(b *testing.B, st *turnstone.Store, name string, beside func(conte
 			var own []time.Duration
 			for t, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); t++ {
 				start := time.Now()
-				if err := step(s, 1000+i, t, 8000); err != nil {
+				if err := step(s, 1000+i, t, 8000, false); err != nil {
 					b.Error(err)
 					return
 				}
