@@ -270,14 +270,14 @@ func (s *Session) readRaw(ctx context.Context) (*head.Head, []byte, error) {
 // versions parts can be stored relative to.
 func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 	w.stage.abandon(ctx) // what an earlier attempt stored ahead
-	w.stage = stage{store: w.s.store, owner: w.s.inc, marks: blob.Marks{}}
+	w.stage = w.s.store.newStage(w.s.inc)
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0
 	var err error
 	for i := range w.in.Nodes {
 		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
-			if w.payloads[i], err = w.stage.draft(ctx, p); err != nil {
+			if w.payloads[i], err = w.stage.draft(ctx, blob.Sum(p), p); err != nil {
 				return err
 			}
 		}
@@ -313,7 +313,7 @@ func (w *writer) version(ctx context.Context, h *head.Head, name string, content
 	}
 	v.base, v.data = nil, nil
 	var err error
-	v.draft, err = w.stage.draft(ctx, content)
+	v.draft, err = w.stage.draft(ctx, v.id, content)
 	return v, err
 }
 

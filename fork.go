@@ -115,7 +115,7 @@ func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarna
 			if err != nil {
 				return err
 			}
-			d, err := g.draft(ctx, content)
+			d, err := g.draft(ctx, p.Blob, content)
 			if err != nil {
 				return err
 			}

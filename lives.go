@@ -62,16 +62,13 @@ func transient(err error) bool {
 	if errors.As(err, &damage) {
 		return true
 	}
-	for _, e := range []error{ErrNodeNotFound, ErrBlobNotFound, ErrInvalid, errMoving} {
+	for _, e := range []error{ErrNodeNotFound, ErrBlobNotFound, ErrInvalid} {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
 	return false
 }
-
-// errMoving: what was read does not fit together.
-var errMoving = errors.New("records moved")
 
 // retried is withLives for what reads only.
 func retried[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {

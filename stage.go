@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -18,7 +20,7 @@ type stage struct {
 	store  *Store
 	owner  head.Incarnation // the session that commits or, for a fork, its parent
 	marks  blob.Marks       // of the blobs that the batch may rely on
-	drafts []*blob.Draft
+	drafts map[BlobID]*blob.Draft
 	bytes  int          // that the batch carries
 	upload *blob.Upload // nil if nothing was stored ahead
 }
@@ -31,6 +33,11 @@ const stageBytes = 1 << 20
 // has to be staged again.
 var errGone = errors.New("blob removed")
 
+// newStage returns an empty stage. owner may be zero until something is stored ahead.
+func (s *Store) newStage(owner head.Incarnation) stage {
+	return stage{store: s, owner: owner, marks: blob.Marks{}, drafts: map[BlobID]*blob.Draft{}}
+}
+
 // room reports whether the batch has room for n more bytes, and takes it.
 func (g *stage) room(n int) bool {
 	if g.bytes+n > stageBytes {
@@ -40,31 +47,27 @@ func (g *stage) room(n int) bool {
 	return true
 }
 
-// draft returns content as a blob that the batch can refer to.
-func (g *stage) draft(ctx context.Context, content []byte) (*blob.Draft, error) {
-	id := blob.Sum(content)
-	for _, d := range g.drafts {
-		if d.ID == id {
-			return d, nil // equal contents are one blob
-		}
-	}
-	d, err := blob.Prepare(content)
-	switch {
-	case errors.Is(err, blob.ErrStream):
-		if d, err = g.ahead().Write(ctx, bytes.NewReader(content), int64(len(content))); err == nil {
-			err = g.upload.Put(ctx, d)
-		}
-	case err == nil && !g.room(d.Bytes()):
-		err = g.ahead().Put(ctx, d)
-	case err == nil:
-		g.drafts = append(g.drafts, d)
+// draft returns content, whose id the caller knows, as a blob that the batch can refer
+// to. Equal contents are one blob.
+func (g *stage) draft(ctx context.Context, id BlobID, content []byte) (*blob.Draft, error) {
+	if d := g.drafts[id]; d != nil {
 		return d, nil
+	}
+	d, err := blob.Prepare(id, content)
+	if errors.Is(err, blob.ErrStream) {
+		d, err = g.ahead().Write(ctx, bytes.NewReader(content), int64(len(content)))
+	} else if err == nil && g.room(d.Bytes()) {
+		g.drafts[id] = d
+		return d, nil
+	}
+	if err == nil {
+		err = g.ahead().Put(ctx, d)
 	}
 	if err != nil {
 		return nil, expired(err)
 	}
 	d.Stored = true
-	g.drafts = append(g.drafts, d)
+	g.drafts[id] = d
 	return d, nil
 }
 
@@ -79,12 +82,12 @@ func (g *stage) ahead() *blob.Upload {
 // read makes the marks known that the batch relies on: for most batches they are in
 // memory, or there are none.
 func (g *stage) read(ctx context.Context) error {
-	var stored []blob.ID
-	for _, d := range g.drafts {
+	var stored []BlobID
+	for id, d := range g.drafts {
 		if d.Stored {
-			stored = append(stored, d.ID)
+			stored = append(stored, id)
 		} else {
-			g.store.blobs.Hint(g.marks, d.ID)
+			g.store.blobs.Hint(g.marks, id)
 		}
 	}
 	absent, err := g.store.blobs.Known(ctx, g.marks, stored)
@@ -104,13 +107,7 @@ func (g *stage) add(b *engine.Batch, d *blob.Draft) error {
 }
 
 // ids returns the ids of all drafts.
-func (g *stage) ids() []blob.ID {
-	ids := make([]blob.ID, len(g.drafts))
-	for i, d := range g.drafts {
-		ids[i] = d.ID
-	}
-	return ids
-}
+func (g *stage) ids() []BlobID { return slices.Collect(maps.Keys(g.drafts)) }
 
 // finish makes b end the upload.
 func (g *stage) finish(b *engine.Batch) {
@@ -120,7 +117,7 @@ func (g *stage) finish(b *engine.Batch) {
 }
 
 // applied tells the stage that b was applied.
-func (g *stage) applied(b *engine.Batch) { g.store.blobs.Applied(b, g.drafts) }
+func (g *stage) applied(b *engine.Batch) { g.store.blobs.Applied(b, g.ids()) }
 
 // abandon gives up what was stored ahead: it is garbage. If abandon fails, the upload
 // expires.

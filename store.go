@@ -335,7 +335,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
 		return nil, false, invalid("request", "fork without a parent")
 	}
-	g := stage{store: s, marks: blob.Marks{}}
+	g := s.newStage(head.Incarnation{})
 	err = s.settle(ctx, func(c *change) error {
 		// A conflict is with another creator, with a change of the parent, or after
 		// an unknown outcome with the call's own first attempt, which is recognized
@@ -358,7 +358,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		}
 		var b *engine.Batch
 		g.abandon(ctx) // what an earlier attempt stored ahead
-		g = stage{store: s, marks: blob.Marks{}}
+		g = s.newStage(head.Incarnation{})
 		b, session, err = s.create(ctx, r, &g)
 		if errors.Is(err, errGone) {
 			err = engine.ErrConflict

@@ -109,37 +109,25 @@ func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
 	for name := range c.versions {
 		known[c.v.s.space.PartHash(name)] = true
 	}
-	r := c.v.s.space.Of(keys.Version, c.ses.inc)
-	for {
-		r.Limit = 1
-		var next *keys.Hash
-		for p, err := range c.v.s.engine.Scan(ctx, r) {
-			if err != nil {
+	for chain, err := range c.v.s.blobs.Chains(ctx, c.ses.inc) {
+		if err != nil {
+			return err
+		}
+		if known[chain.Part] {
+			continue
+		}
+		for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+			if stopped(err) {
 				return err
 			}
-			if _, fields, ok := c.v.s.space.Fields(p.Key); ok {
-				h := keys.Hash(fields[16:])
-				next = &h
+			if _, _, err := c.ses.readHead(ctx); err != nil {
+				return err // deleted meanwhile
 			}
+			c.v.problem(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of a checkpoint part of %s", v.Revision, c.name)
+			break
 		}
-		if next == nil {
-			return nil
-		}
-		if !known[*next] {
-			for v, err := range c.v.s.blobs.Versions(ctx, blob.Chain{Session: c.ses.inc, Part: *next}, 0, uint64(last)) {
-				if stopped(err) {
-					return err
-				}
-				if _, _, gerr := c.ses.readHead(ctx); gerr != nil {
-					return gerr
-				}
-				c.v.problem(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of a checkpoint part of %s", v.Revision, c.name)
-				break
-			}
-		}
-		end := c.v.s.space.Version(c.ses.inc, *next, ^uint64(0), 255)
-		r.Start = append(end, 0)
 	}
+	return nil
 }
 
 // part checks one checkpoint part: the versions that are needed, and those that they

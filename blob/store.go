@@ -85,13 +85,13 @@ type Draft struct {
 // Bytes is the length of d's representation.
 func (d *Draft) Bytes() int { return len(d.rec.data) + 36*len(d.rec.items) }
 
-// Prepare compresses content, but stores nothing. Content of more than 768 KiB gives
-// ErrStream: put it with Write.
-func Prepare(content []byte) (*Draft, error) {
+// Prepare compresses content, whose id the caller knows, but stores nothing. Content of
+// more than 768 KiB gives ErrStream: put it with Write.
+func Prepare(id ID, content []byte) (*Draft, error) {
 	if len(content) > wholeBytes {
 		return nil, ErrStream
 	}
-	d := &Draft{ID: Sum(content), Size: int64(len(content))}
+	d := &Draft{ID: id, Size: int64(len(content))}
 	d.rec = record{id: d.ID, size: d.Size, data: codec.Compress(nil, content, codec.Fast)}
 	return d, nil
 }
@@ -245,15 +245,13 @@ func (s *Store) Sizes(ctx context.Context, ids []ID) ([]int64, error) {
 	return sizes, nil
 }
 
-// Applied tells s that b, which Add and Rely helped to build, was applied.
-func (s *Store) Applied(b *engine.Batch, drafts []*Draft) {
-	for _, d := range drafts {
-		s.sizes.put(d.ID, d.Size)
-		h := s.space.BlobHash(d.ID)
-		mark := s.space.Mark(h)
+// Applied tells s that b, which Add and Rely helped to build for blobs, was applied.
+func (s *Store) Applied(b *engine.Batch, blobs []ID) {
+	for _, id := range blobs {
+		mark := s.space.Mark(s.space.BlobHash(id))
 		for _, p := range b.Sets {
 			if bytes.Equal(p.Key, mark) {
-				s.marks.put(d.ID, p.Value)
+				s.marks.put(id, p.Value)
 			}
 		}
 	}

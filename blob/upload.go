@@ -178,7 +178,7 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (en
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:
-			s.Applied(&b, []*Draft{d})
+			s.Applied(&b, []ID{d.ID})
 			return nil
 		case !errors.Is(err, engine.ErrConflict):
 			return err
@@ -274,7 +274,7 @@ type treeWriter struct {
 }
 
 func (w *treeWriter) chunk(ctx context.Context, c []byte) error {
-	d, err := Prepare(c)
+	d, err := Prepare(Sum(c), c)
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (w *treeWriter) flush(ctx context.Context) error {
 func (w *treeWriter) end(ctx context.Context) (*Draft, error) {
 	switch {
 	case w.size == 0:
-		return Prepare(nil)
+		return Prepare(Sum(nil), nil)
 	case len(w.lists) == 0 && len(w.items) == 1:
 		return w.last, nil
 	}

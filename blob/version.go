@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -27,11 +29,11 @@ type Chain struct {
 
 // A Version is a version of a checkpoint part as a session stores it.
 type Version struct {
-	Revision uint64 // that set it
-	Base     uint64 // the revision whose version this one is a delta of; Revision if it is stored whole
+	Revision uint64 // The revision that set the version.
+	Base     uint64 // The revision whose version this one is a delta of. It is Revision itself if the version is stored whole.
 	data     []byte // compressed
-	count    int    // values that hold it
-	stray    int    // one more than the last value behind those: vacuum was cut off before it wrote the first
+	count    int    // The first value says that so many values hold the version.
+	keys     int    // The keys of the version go up to this one. They are more than count if vacuum was cut off while it stored the version whole.
 }
 
 // Header returns v without its data.
@@ -66,16 +68,17 @@ func Delta(content []byte, base *Base) ([]byte, error) {
 	return data, nil
 }
 
-// AddDelta makes b store the version of revision as a delta, which Delta returned, of
-// the version of the revision base.
+// AddDelta makes b store a version as a delta. revision is the one that sets the
+// version, and base the one that set the version which Delta made the delta from.
 func (s *Store) AddDelta(b *engine.Batch, c Chain, revision, base uint64, delta []byte) {
 	v := Version{Revision: revision, Base: base, data: delta}
 	ks, vs := v.values(s.space, c)
 	b.Set(ks[0], vs[0])
 }
 
-// Whole returns the pairs that store the version of c that a revision set whole. As
-// long as the first pair is not set, the others have no effect.
+// Whole returns the pairs that store a version of c as a whole instead of as a delta.
+// The first pair makes the version whole. A caller sets the other pairs before it: they
+// have no effect until then.
 func (s *Store) Whole(c Chain, revision uint64, content []byte) []engine.Pair {
 	v := Version{Revision: revision, Base: revision, data: codec.Compress(nil, content, codec.Best)}
 	ks, vs := v.values(s.space, c)
@@ -86,9 +89,9 @@ func (s *Store) Whole(c Chain, revision uint64, content []byte) []engine.Pair {
 	return pairs
 }
 
-// Keys returns the keys of the values that store v, and of stray ones.
+// Keys returns the keys under which there may be values of v.
 func (s *Store) Keys(c Chain, v *Version) [][]byte {
-	ks := make([][]byte, max(v.count, v.stray))
+	ks := make([][]byte, v.keys)
 	for i := range ks {
 		ks[i] = s.space.Version(c.Session, c.Part, v.Revision, i)
 	}
@@ -129,96 +132,107 @@ func openVersion(key, value, fields []byte) (v Version, err error) {
 	if n <= 0 || count < 1 || count > maxValues || distance > 0 && count > 1 {
 		return v, bad
 	}
-	v.Base, v.count, v.data = v.Revision-distance, int(count), body[n:]
+	v.Base, v.count, v.keys, v.data = v.Revision-distance, int(count), 1, body[n:]
 	return v, nil
 }
 
-// Versions yields the versions of c from one revision up to another, which the session
-// stores by itself. A missing or damaged value is a *codec.CorruptError.
+// Chains yields the chains of a session.
+func (s *Store) Chains(ctx context.Context, session keys.Incarnation) iter.Seq2[Chain, error] {
+	r := s.space.Of(keys.Version, session)
+	r.Limit = 1
+	return func(yield func(Chain, error) bool) {
+		for more := true; more; {
+			more = false
+			for p, err := range s.engine.Scan(ctx, r) {
+				c := Chain{Session: session}
+				if err == nil {
+					_, fields, ok := s.space.Fields(p.Key)
+					if !ok {
+						err = codec.Corrupt(codec.ErrMalformed, "version of a checkpoint part at key %x", p.Key)
+					} else {
+						c.Part, more = keys.Hash(fields[16:32]), true
+						r.Start = engine.Successor(s.space.Version(session, c.Part, math.MaxUint64, maxValues-1))
+					}
+				}
+				if !yield(c, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Versions yields the versions of c that the session stores itself, from one revision
+// up to another, in ascending order. A missing or damaged value is a
+// *codec.CorruptError.
 func (s *Store) Versions(ctx context.Context, c Chain, from, to uint64) iter.Seq2[Version, error] {
 	r := engine.Range{Start: s.space.Version(c.Session, c.Part, from, 0), End: engine.Successor(s.space.Version(c.Session, c.Part, to, maxValues-1))}
 	return func(yield func(Version, error) bool) {
-		var v Version // whose values are read
-		have := 0     // of v.count; 0: v is none
-		whole := func() (err error) {
-			if have < v.count {
-				err = codec.Corrupt(fmt.Errorf("%w: %d of %d values", codec.ErrMissing, have, v.count), "%s", c.name(v.Revision))
+		var v Version // the one whose values are being read; it has no keys before the first
+		have := 0     // how many of its values were read
+		done := func() bool {
+			if v.keys == 0 {
+				return true
 			}
-			have = 0
-			return err
+			if have < v.count {
+				yield(v, c.damage(fmt.Errorf("%w: %d of %d values", codec.ErrMissing, have, v.count), v.Revision))
+				return false
+			}
+			return yield(v, nil)
 		}
 		for p, err := range s.engine.Scan(ctx, r) {
+			_, fields, ok := s.space.Fields(p.Key)
+			if err == nil && !ok {
+				err = codec.Corrupt(codec.ErrMalformed, "version of a checkpoint part at key %x", p.Key)
+			}
 			if err != nil {
 				yield(v, err)
 				return
 			}
-			_, fields, ok := s.space.Fields(p.Key)
-			if !ok {
-				yield(v, codec.Corrupt(codec.ErrMalformed, "version of a checkpoint part at key %x", p.Key))
-				return
-			}
 			revision, i := binary.BigEndian.Uint64(fields[32:]), int(fields[40])
-			if i > 0 {
-				if have == 0 || revision != v.Revision || i >= v.count {
-					if have > 0 && revision == v.Revision {
-						v.stray = i + 1
-					}
+			switch {
+			case i == 0:
+				if !done() {
+					return
+				}
+				if v, err = openVersion(p.Key, p.Value, fields); err != nil {
+					yield(v, c.damage(err, revision))
+					return
+				}
+				have = 1
+			case v.keys == 0 || revision != v.Revision:
+				// Without the first value of its version it has no effect.
+			default:
+				v.keys = i + 1
+				if i != have || i >= v.count {
 					continue
 				}
 				more, err := codec.Open(p.Key, p.Value, keys.Version)
-				if err == nil && i != have {
-					err = codec.ErrMissing
-				}
 				if err != nil {
-					yield(v, codec.Corrupt(err, "%s", c.name(revision)))
+					yield(v, c.damage(err, revision))
 					return
 				}
-				if have == 1 {
-					v.data = append(make([]byte, 0, len(v.data)+v.count*valueBytes), v.data...)
-				}
-				v.data, have = append(v.data, more...), have+1
-				continue
+				v.data, have = append(slices.Clip(v.data), more...), have+1
 			}
-			if have > 0 {
-				if err := whole(); err != nil || !yield(v, err) {
-					if err != nil {
-						yield(v, err)
-					}
-					return
-				}
-			}
-			if v, err = openVersion(p.Key, p.Value, fields); err != nil {
-				yield(v, codec.Corrupt(err, "%s", c.name(revision)))
-				return
-			}
-			have = 1
 		}
-		if have > 0 {
-			yield(v, whole())
-		}
+		done()
 	}
 }
 
-func (c *Chain) name(revision uint64) string {
-	return fmt.Sprintf("version %d of a checkpoint part of incarnation %x", revision, c.Session)
+func (c *Chain) damage(err error, revision uint64) error {
+	return codec.Corrupt(err, "version %d of a checkpoint part of incarnation %x", revision, c.Session)
 }
 
 // Expand returns the content of v. before is the content of the version that v is a
-// delta of; it is not looked at if v is whole.
+// delta of, and is not used if v is stored whole.
 func (v *Version) Expand(before []byte) ([]byte, error) {
-	if v.IsDelta() && before == nil {
-		before = []byte{}
-	}
-	if !v.IsDelta() {
-		before = nil
-	}
 	return codec.Decompress(v.data, before, deltaBytes)
 }
 
-// ReadVersion returns the content of the version of c that a revision set, whose id is
-// want, and how many deltas it is away from a version that is stored whole. whole is
-// the revision of the blob that the chain began with; root returns the id of that.
-// The content is verified.
+// ReadVersion returns the content of the version of c that revision set, and by how many
+// deltas it is away from a version that is stored whole. The chain began with the blob
+// that the revision whole set: root returns the blob's id, and is called only if the
+// blob is needed. The content is verified against its id, want.
 func (s *Store) ReadVersion(ctx context.Context, c Chain, whole, revision uint64, want ID, root func(context.Context) (ID, error)) (content []byte, deltas int, err error) {
 	var before [hash.Size]byte
 	for {
@@ -249,7 +263,7 @@ func (s *Store) readVersion(ctx context.Context, c Chain, whole, revision uint64
 		}
 		chain = append(chain, v)
 	}
-	damaged := func(err error) error { return codec.Corrupt(err, "%s", c.name(revision)) }
+	damaged := func(err error) error { return c.damage(err, revision) }
 	if len(chain) == 0 || chain[len(chain)-1].Revision != revision {
 		return nil, 0, read, damaged(codec.ErrMissing)
 	}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -32,45 +31,20 @@ type versionAt struct {
 // wholes reads which versions, from one revision up to another, vacuum has stored whole.
 func (r *run) wholes(ctx context.Context, inc head.Incarnation, from, to head.Revision) (wholes, error) {
 	out := wholes{}
-	err := r.eachPart(ctx, inc, func(c blob.Chain) error {
-		for version, err := range r.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
+	for c, err := range r.blobs.Chains(ctx, inc) {
+		if err != nil {
+			return nil, err
+		}
+		for v, err := range r.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
 			if err != nil {
-				return err
+				return nil, err
 			}
-			if !version.IsDelta() {
-				out[versionAt{c.Part, head.Revision(version.Revision)}] = true
+			if !v.IsDelta() {
+				out[versionAt{c.Part, head.Revision(v.Revision)}] = true
 			}
 		}
-		return nil
-	})
-	return out, err
-}
-
-// eachPart calls f for the checkpoint parts of which the session itself stores
-// versions.
-func (r *run) eachPart(ctx context.Context, inc head.Incarnation, f func(blob.Chain) error) error {
-	all := r.space.Of(keys.Version, inc)
-	all.Limit = 1
-	for {
-		var found *blob.Chain
-		for p, err := range r.engine.Scan(ctx, all) {
-			if err != nil {
-				return err
-			}
-			_, fields, ok := r.space.Fields(p.Key)
-			if !ok {
-				return codec.Corrupt(codec.ErrMalformed, "version of a checkpoint part at key %x", p.Key)
-			}
-			found = &blob.Chain{Session: inc, Part: keys.Hash(fields[16:32])}
-		}
-		if found == nil {
-			return nil
-		}
-		if err := f(*found); err != nil {
-			return err
-		}
-		all.Start = engine.Successor(r.space.Version(inc, found.Part, open, 255))
 	}
+	return out, nil
 }
 
 // inherited returns the checkpoint that a fork began with.

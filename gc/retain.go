@@ -59,7 +59,7 @@ func (r *run) retain(ctx context.Context, v *view) error {
 	if err := r.link(ctx, changes, v.guards); err != nil {
 		return err
 	}
-	if err := r.dropVersions(ctx, v.inc, v.life.Floor, kept, v.guards); err != nil {
+	if err := r.dropBelow(ctx, v, kept); err != nil {
 		return err
 	}
 	v.mark.floor, v.mark.kept = v.life.Floor, kept

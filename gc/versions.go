@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -71,41 +70,53 @@ func (r *run) below(ctx context.Context, c blob.Chain, floor head.Revision) ([][
 }
 
 // dropVersions removes the versions below the floor that no needed version depends on.
-func (r *run) dropVersions(ctx context.Context, inc head.Incarnation, floor head.Revision, kept []head.Revision, guards []engine.Pair) error {
-	if floor == 0 {
-		return nil
+// apply applies a batch of deletions.
+func (r *run) dropVersions(ctx context.Context, c blob.Chain, need *needed, apply func(*batch) error) error {
+	chains, err := r.below(ctx, c, need.floor)
+	if err != nil {
+		return err
 	}
-	var need *needed
-	return r.eachPart(ctx, inc, func(c blob.Chain) (err error) {
-		if need == nil {
-			if need, err = r.needed(ctx, inc, floor, kept); err != nil {
+	b := &batch{}
+	for _, versions := range chains {
+		for i := len(versions) - 1; i >= 0 && !need.has(c.Part, versions[i].Revision); i-- {
+			b.Deletes = append(b.Deletes, r.blobs.Keys(c, &versions[i])...)
+			if b.Ops() < batchOps {
+				continue
+			}
+			if err := apply(b); err != nil {
 				return err
 			}
+			b = &batch{}
 		}
-		chains, err := r.below(ctx, c, floor)
+	}
+	if b.Ops() == 0 {
+		return nil
+	}
+	return apply(b)
+}
+
+// dropBelow removes, of all parts of a session that lives, the versions below its floor
+// that no needed version depends on.
+func (r *run) dropBelow(ctx context.Context, v *view, kept []head.Revision) error {
+	if v.life.Floor == 0 {
+		return nil
+	}
+	need, err := r.needed(ctx, v.inc, v.life.Floor, kept)
+	if err != nil {
+		return err
+	}
+	for c, err := range r.blobs.Chains(ctx, v.inc) {
+		if err == nil {
+			err = r.dropVersions(ctx, c, need, func(b *batch) error {
+				b.Guards = v.guards
+				return r.apply(ctx, b)
+			})
+		}
 		if err != nil {
 			return err
 		}
-		b := &batch{}
-		b.Guards = guards
-		for _, chain := range chains {
-			for len(chain) > 0 && !need.has(c.Part, chain[len(chain)-1].Revision) {
-				b.Deletes = append(b.Deletes, r.blobs.Keys(c, &chain[len(chain)-1])...)
-				chain = chain[:len(chain)-1]
-				if b.Ops() >= batchOps {
-					if err := r.apply(ctx, b); err != nil {
-						return err
-					}
-					b = &batch{}
-					b.Guards = guards
-				}
-			}
-		}
-		if b.Ops() == 0 {
-			return nil
-		}
-		return r.apply(ctx, b)
-	})
+	}
+	return nil
 }
 
 // cutChains stores each needed version whole that is a delta of one that is not
@@ -120,54 +131,41 @@ func (c *cleaning) cutChains(ctx context.Context, kept []head.Revision) error {
 		}
 		return errMoved
 	}
-	var need *needed
-	return c.eachPart(ctx, c.inc, func(chain blob.Chain) (err error) {
-		if need == nil {
-			if need, err = c.needed(ctx, c.inc, c.life.Floor, kept); err != nil {
-				return err
-			}
-		}
-		chains, err := c.below(ctx, chain, c.life.Floor)
-		if err != nil {
-			return err
-		}
-		for _, versions := range chains {
-			for i := range versions {
-				v := &versions[i]
-				if v.IsDelta() && need.has(chain.Part, v.Revision) && !need.has(chain.Part, v.Base) {
-					if err := c.storeWhole(ctx, need, chain, v); err != nil {
-						return err
-					}
-				}
-			}
-		}
-		return c.dropCut(ctx, need, chain)
-	})
-}
-
-// dropCut removes the versions that no needed version depends on any more.
-func (c *cleaning) dropCut(ctx context.Context, need *needed, chain blob.Chain) error {
-	chains, err := c.below(ctx, chain, c.life.Floor)
+	need, err := c.needed(ctx, c.inc, c.life.Floor, kept)
 	if err != nil {
 		return err
 	}
-	b := &batch{}
+	for chain, err := range c.blobs.Chains(ctx, c.inc) {
+		if err == nil {
+			err = c.cutChain(ctx, need, chain)
+		}
+		if err == nil {
+			err = c.dropVersions(ctx, chain, need, func(b *batch) error { return c.apply(ctx, b, nil) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cleaning) cutChain(ctx context.Context, need *needed, chain blob.Chain) error {
+	chains, err := c.below(ctx, chain, need.floor)
+	if err != nil {
+		return err
+	}
 	for _, versions := range chains {
-		for len(versions) > 0 && !need.has(chain.Part, versions[len(versions)-1].Revision) {
-			b.Deletes = append(b.Deletes, c.blobs.Keys(chain, &versions[len(versions)-1])...)
-			versions = versions[:len(versions)-1]
-			if b.Ops() >= batchOps {
-				if err := c.apply(ctx, b, nil); err != nil {
-					return err
-				}
-				b = &batch{}
+		for i := range versions {
+			v := &versions[i]
+			if !v.IsDelta() || !need.has(chain.Part, v.Revision) || need.has(chain.Part, v.Base) {
+				continue
+			}
+			if err := c.storeWhole(ctx, need, chain, v); err != nil {
+				return err
 			}
 		}
 	}
-	if b.Ops() == 0 {
-		return nil
-	}
-	return c.apply(ctx, b, nil)
+	return nil
 }
 
 // storeWhole stores a version whole. The session's edge to the blob that its chain
@@ -188,8 +186,8 @@ func (c *cleaning) storeWhole(ctx context.Context, need *needed, chain blob.Chai
 	}
 	pairs := c.blobs.Whole(chain, v.Revision, content)
 	for len(pairs) > 1 { // these have no effect before the first one
-		b := &batch{}
-		b.Sets = pairs[len(pairs)-1:]
+		b, last := &batch{}, pairs[len(pairs)-1]
+		b.Set(last.Key, last.Value)
 		if err := c.apply(ctx, b, nil); err != nil {
 			return err
 		}
