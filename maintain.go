@@ -114,10 +114,11 @@ type VacuumOptions struct {
 // shows them has tombstoned, side branches that no retained revision leads to,
 // everything of deleted sessions that no attached fork holds, checkpoint versions
 // that nothing refers to and others were stored relative to. It collects what
-// that frees, seals what sessions have gathered, compresses what commits and the
-// background compressed for speed, and makes the engine give the space back:
-// afterwards none of the removed bytes is in the store's files. It runs beside
-// commits, and takes the time and the space of a copy of the store.
+// that frees, seals what sessions have gathered, and compresses what commits and the
+// background compressed for speed. For all of this it reads what has changed since the
+// last vacuum. Then it makes the engine give the space back, which takes the time and
+// the space of a copy of the store: afterwards none of the removed bytes is in the
+// store's files. It runs beside commits.
 func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
 	return observed(ctx, s, OpVacuum, o.Session, func(ctx context.Context) (*VacuumReport, error) { return s.vacuum(ctx, o) },
 		func(r *VacuumReport, out *Outcome) { out.Vacuum = r })
@@ -127,18 +128,13 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 	if err := checkPace("vacuum", o.Pace); err != nil {
 		return nil, err
 	}
-	run := gc.Options{Progress: o.Progress, Pace: o.Pace}
+	run := gc.Options{Progress: o.Progress, Pace: o.Pace, Seal: s.sealIncarnation}
 	if o.Session != "" {
 		ses, err := s.Session(ctx, o.Session)
-		if err == nil {
-			err = ses.Seal(ctx)
-		}
 		if err != nil {
 			return nil, err
 		}
 		run.Session = &ses.inc
-	} else if err := s.Seal(ctx); err != nil {
-		return nil, err
 	}
 	done, err := s.turn(ctx)
 	if err != nil {

@@ -24,7 +24,7 @@ func (s *Store) Pack(ctx context.Context, b *engine.Batch, h keys.Hash) (done bo
 	if err != nil {
 		return false, codec.Corrupt(err, "mark of the blob at %x", h)
 	}
-	if mark.Condemned || mark.Packed || mark.List || mark.Bytes > packBytes {
+	if mark.Condemned || !mark.Loose() {
 		return false, nil
 	}
 	r, err := s.first(ctx, h)

@@ -106,6 +106,9 @@ type Mark struct {
 	Bytes     int64 // length of the values
 }
 
+// Loose reports whether Pack can compress the blob further.
+func (m *Mark) Loose() bool { return !m.List && !m.Packed && m.Bytes <= packBytes }
+
 // The bits of a mark's first byte.
 const (
 	markCondemned = 1 << iota

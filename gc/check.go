@@ -35,7 +35,7 @@ func (c *Collector) Check(ctx context.Context, list Checklist) (problems []error
 	if rebuilding, err := Rebuilding(ctx, c.engine, c.space); err != nil || rebuilding {
 		return nil, err // the next collection derives it anew
 	}
-	for _, step := range []func(context.Context) error{k.totals, k.edges, k.follows, k.detachments, k.accounts} {
+	for _, step := range []func(context.Context) error{k.totals, k.edges, k.follows, k.detachments, k.accounts, k.loose} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -70,8 +70,9 @@ func (k *check) totals(ctx context.Context) error {
 		}
 		clear(k.counted)
 		other := byte(0)
+		stale, due := map[head.Incarnation]bool{}, []head.Incarnation{}
 		holders, bookmarks, sessions := map[head.Incarnation]bool{}, map[head.Incarnation]bool{}, 0
-		for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Candidate, keys.Detached} {
+		for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Candidate, keys.Detached, keys.Stale, keys.Loose} {
 			for p, err := range k.engine.Scan(ctx, k.space.All(letter)) {
 				if err != nil {
 					return err
@@ -87,10 +88,17 @@ func (k *check) totals(ctx context.Context) error {
 					if fields[16] == bySession {
 						holders[head.Incarnation(fields[17:])] = true
 					}
+				case keys.Stale:
+					stale[head.Incarnation(fields)] = true
 				case keys.Bookmark:
-					bookmarks[head.Incarnation(fields)] = true
-					if m, err := openBookmark(p.Key, p.Value); err != nil || m.held == head.Revision(open) {
+					inc := head.Incarnation(fields)
+					bookmarks[inc] = true
+					m, err := openBookmark(p.Key, p.Value)
+					if err != nil || m.held == head.Revision(open) {
 						sessions++
+					}
+					if err == nil && m.due != 0 {
+						due = append(due, inc)
 					}
 				}
 			}
@@ -123,6 +131,11 @@ func (k *check) totals(ctx context.Context) error {
 		}
 		if s.blobs != len(k.counted) {
 			k.problem(fmt.Errorf("%w: %d of %d blobs have one", codec.ErrMissing, len(k.counted), s.blobs), "number of edges")
+		}
+		for _, inc := range due {
+			if !stale[inc] {
+				k.problem(fmt.Errorf("%w: vacuum does not come to the session", codec.ErrMissing), "stale record of %s", k.list.Name(inc))
+			}
 		}
 		return nil
 	}
@@ -281,7 +294,7 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 		if err != nil {
 			return nil
 		}
-		behind := h.Revision != m.revision || life.Floor != m.floor
+		behind := h.Revision != m.revision || life.Floor != m.floor || life.Stones != m.stones
 		if o, err := head.OpenOrigin(originKey, vs[3]); err == nil && vs[2] == nil && len(o.Parts) > 0 {
 			behind = true
 		}

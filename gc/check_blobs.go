@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -163,4 +165,25 @@ func (k *check) unread(ctx context.Context, inc head.Incarnation, visit func(key
 		return nil
 	}
 	return err
+}
+
+// loose checks that vacuum comes to every blob that it can compress further.
+func (k *check) loose(ctx context.Context) error {
+	for blobs := range slices.Chunk(slices.Collect(maps.Keys(k.counted)), 500) {
+		ks := make([][]byte, 0, 3*len(blobs)) // of one moment
+		for _, h := range blobs {
+			ks = append(ks, k.space.Mark(h), k.space.Count(h), k.space.Loose(h))
+		}
+		vs, err := k.get(ctx, ks...)
+		if err != nil {
+			return err
+		}
+		for i, h := range blobs {
+			m, err := blob.OpenMark(ks[3*i], vs[3*i])
+			if err == nil && m.Loose() && vs[3*i+1] != nil && vs[3*i+2] == nil {
+				k.problem(fmt.Errorf("%w: vacuum does not come to the blob", codec.ErrMissing), "loose record of the blob at %x", h)
+			}
+		}
+	}
+	return nil
 }

@@ -126,7 +126,7 @@ const batchOps = 600
 // that has an edge have edges. A blob that loses its last edge is a candidate. All
 // batches have guards.
 func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) error {
-	represented := map[keys.Hash]bool{}
+	represented := map[keys.Hash]bool{} // true for those that vacuum can compress further
 	for len(changes) > 0 {
 		n := min(batchOps/3, len(changes))
 		b, fresh, err := r.edit(ctx, changes[:n], represented)
@@ -134,11 +134,8 @@ func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) 
 			return err
 		}
 		if len(fresh) > 0 {
-			if err := r.represent(ctx, fresh); err != nil {
+			if err := r.represent(ctx, fresh, represented); err != nil {
 				return err
-			}
-			for _, h := range fresh {
-				represented[h] = true
 			}
 			continue // that may have changed what was read
 		}
@@ -190,7 +187,7 @@ func (r *run) edit(ctx context.Context, changes []change, represented map[keys.H
 			continue
 		case old == nil:
 			counts[c.blob]++
-			if stood[c.blob] == 0 && !represented[c.blob] {
+			if _, done := represented[c.blob]; stood[c.blob] == 0 && !done {
 				fresh = append(fresh, c.blob)
 			}
 		}
@@ -198,24 +195,28 @@ func (r *run) edit(ctx context.Context, changes []change, represented map[keys.H
 	}
 	for h, n := range counts {
 		if n != stood[h] {
-			r.setCount(b, h, stood[h], n)
+			r.setCount(b, h, stood[h], n, represented[h])
 		}
 	}
 	return b, fresh, nil
 }
 
 // setCount makes b record how many edges a blob has. One that has no more is a
-// candidate.
-func (r *run) setCount(b *batch, h keys.Hash, old, count uint64) {
-	key := r.space.Count(h)
+// candidate, and nothing for vacuum to compress; one that has its first and is loose is.
+func (r *run) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
+	key, looseKey := r.space.Count(h), r.space.Loose(h)
 	if count > 0 {
 		b.Set(key, sealCount(key, count))
 		if old == 0 {
 			b.blobs++
+			if loose {
+				b.Set(looseKey, codec.Seal(looseKey, keys.Loose, []byte{1}))
+			}
 		}
 		return
 	}
 	b.Delete(key)
+	b.Delete(looseKey)
 	b.blobs--
 	r.list(b, h)
 }
@@ -229,8 +230,10 @@ func (r *run) list(b *batch, h keys.Hash) {
 	}
 }
 
-// represent gives the items of those of blobs that are lists their edges.
-func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
+// represent gives the items of those of blobs that are lists their edges. If loose is
+// not nil, it gets an entry for each of blobs, which says whether vacuum can compress
+// it further.
+func (r *run) represent(ctx context.Context, blobs []keys.Hash, loose map[keys.Hash]bool) error {
 	ks := make([][]byte, len(blobs))
 	for i, h := range blobs {
 		ks[i] = r.space.Mark(h)
@@ -243,6 +246,9 @@ func (r *run) represent(ctx context.Context, blobs []keys.Hash) error {
 		m, err := blob.OpenMark(ks[i], vs[i])
 		if err != nil {
 			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
+		}
+		if loose != nil {
+			loose[h] = m.Loose()
 		}
 		if !m.List {
 			continue

@@ -11,18 +11,16 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// A stone is a tombstone: of whom, and where.
-type stone struct {
-	key, raw []byte
-	head.Tombstone
-}
+// A stones says which nodes are tombstoned, by the first bytes of their ids: true for
+// a tombstone of the session that is looked at, false for one of its ancestors'.
+type stones map[[8]byte]bool
 
 // stonesOf returns the tombstones that count in a session which reads these
-// ancestors and then itself, by the first bytes of the nodes' ids.
-func (r *run) stonesOf(ctx context.Context, inc head.Incarnation, ancestors []head.Ancestor) (map[[8]byte][]stone, error) {
-	out := map[[8]byte][]stone{}
+// ancestors and then itself.
+func (r *run) stonesOf(ctx context.Context, inc head.Incarnation, ancestors []head.Ancestor) (stones, error) {
+	out := stones{}
 	layers := append(append([]head.Ancestor(nil), ancestors...), head.Ancestor{Incarnation: inc, Epoch: open})
-	for _, l := range layers {
+	for i, l := range layers {
 		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Tombstone, l.Incarnation)) {
 			if err != nil {
 				return nil, err
@@ -36,8 +34,7 @@ func (r *run) stonesOf(ctx context.Context, inc head.Incarnation, ancestors []he
 				return nil, codec.Corrupt(err, "tombstone at key %x", p.Key)
 			}
 			if t.Epoch <= l.Epoch {
-				id := [8]byte(fields[16:])
-				out[id] = append(out[id], stone{key: p.Key, raw: p.Value, Tombstone: t})
+				out[[8]byte(fields[16:])] = i == len(layers)-1
 			}
 		}
 	}
@@ -52,7 +49,6 @@ type plan struct {
 	indexed uint64 // revisions behind are not in the index yet: the next vacuum has them
 	headKey []byte // of a session that lives: guarded by what depends on its nodes, as
 	headRaw []byte
-	stones  map[string]stone  // that say of nodes which are erased by now that they are gone
 	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
 }
 
@@ -61,7 +57,7 @@ type plan struct {
 type sight struct {
 	own    bool          // of the session itself
 	upTo   head.Ancestor // zero revision: everything
-	stones map[[8]byte][]stone
+	stones stones
 }
 
 func (s *sight) shows(revision uint64, position int) bool {
@@ -70,28 +66,21 @@ func (s *sight) shows(revision uint64, position int) bool {
 		revision == uint64(a.Revision) && (a.Nodes == 0 || position < a.Nodes)
 }
 
-// gone reports whether nobody shows a node any more, and the tombstones that say so.
-func (p *plan) gone(n *graph.Node, revision uint64, position int) (gone bool, stones []stone) {
+// gone reports whether nobody shows a node any more.
+func (p *plan) gone(n *graph.Node, revision uint64, position int) bool {
 	if revision > p.indexed {
-		return false, nil
+		return false
 	}
 	for i := range p.views {
 		s := &p.views[i]
 		if !s.shows(revision, position) {
 			continue
 		}
-		by := s.stones[[8]byte(n.ID[:8])]
-		if len(by) == 0 && !(s.own && p.pruned[n.ID]) {
-			return false, nil
+		if _, dead := s.stones[[8]byte(n.ID[:8])]; !dead && !(s.own && p.pruned[n.ID]) {
+			return false
 		}
-		stones = append(stones, by...)
 	}
-	return true, stones
-}
-
-// own reports whether the session, which lives, has a tombstone of a node at key.
-func (p *plan) own(id graph.ID, key []byte) bool {
-	return slices.ContainsFunc(p.views[0].stones[[8]byte(id[:8])], func(s stone) bool { return string(s.key) == string(key) })
+	return true
 }
 
 // erase removes the content of the session's nodes that nobody shows any more,
@@ -118,51 +107,16 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 		if err := s.rewrite(ctx); err != nil {
 			return err
 		}
-	}
-	if err := c.settle(ctx, p); err != nil {
-		return err
-	}
-	if err := c.done(ctx, p); err != nil {
-		return err
-	}
-	if c.life.State == head.Deleted || !c.known || c.mark.cleaned == c.work {
-		return nil
-	}
-	return c.cleaned(ctx, &batch{})
-}
-
-// cleaned makes b say that vacuum has seen the session as it is, and applies it.
-func (c *cleaning) cleaned(ctx context.Context, b *batch) error {
-	key := c.space.Bookmark(c.inc)
-	c.mark.cleaned = c.work
-	b.Set(key, c.mark.seal(key))
-	return c.apply(ctx, b, nil)
-}
-
-// done marks the tombstones of nodes that are erased. It comes last, so that a run
-// that is cut off before is done again.
-func (c *cleaning) done(ctx context.Context, p *plan) error {
-	b := &batch{}
-	for _, s := range p.stones {
-		b.Guard(s.key, s.raw)
-		s.Erased = true
-		b.Set(s.key, s.Seal(s.key))
-		if b.Ops() >= batchOps {
-			if err := c.apply(ctx, b, nil); err != nil {
-				return err
-			}
-			b = &batch{}
+		if err := c.beat(ctx); err != nil {
+			return err
 		}
 	}
-	if b.Ops() == 0 {
-		return nil
-	}
-	return c.apply(ctx, b, nil)
+	return c.settle(ctx, p)
 }
 
 // plan finds out who shows the session's nodes, and which are to be pruned.
 func (c *cleaning) plan(ctx context.Context) (*plan, error) {
-	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, stones: map[string]stone{}, indexed: uint64(c.mark.revision)}
+	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
 	if c.life.State == head.Live {
 		p.headKey = c.space.Head(c.life.Session)
 		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
@@ -208,15 +162,15 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		p.views = append(p.views, sight{upTo: h.ancestor, stones: stones})
 	}
 	if c.life.State == head.Live && c.life.Floor > 0 {
-		err = c.prune(ctx, p)
+		err = c.unreachable(ctx, p)
 	}
 	return p, err
 }
 
-// prune finds the nodes of side branches that no retained revision leads to and no
+// unreachable finds the nodes of side branches that no retained revision leads to and no
 // revision kept by name shows. A kept revision shows all nodes up to it: Scope.Full
 // reads side branches, too.
-func (c *cleaning) prune(ctx context.Context, p *plan) error {
+func (c *cleaning) unreachable(ctx context.Context, p *plan) error {
 	h, err := head.OpenHead(p.headKey, p.headRaw)
 	if err == nil && h.Incarnation != c.inc {
 		err = codec.ErrHash
@@ -301,7 +255,7 @@ func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) err
 			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
 		}
 		for i := range pack.Nodes {
-			if gone, _ := p.gone(&pack.Nodes[i], pack.Revision, i); gone {
+			if p.gone(&pack.Nodes[i], pack.Revision, i) {
 				continue
 			}
 			for _, a := range pack.Nodes[i].Attachments {
@@ -347,30 +301,21 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	for len(packs) > 0 && packs[len(packs)-1].Revision > uint64(w.last) {
 		packs = packs[:len(packs)-1]
 	}
-	changed, erased, stones := len(packs) < len(w.seg.Packs), 0, 0
+	changed, erased, stones := len(packs) < len(w.seg.Packs), 0, uint64(0)
 	raw := rawSize(packs)
 	detached := map[keys.Hash]bool{}
 	for i := range packs {
 		for j := range packs[i].Nodes {
 			n := &packs[i].Nodes[j]
-			gone, by := w.plan.gone(n, packs[i].Revision, j)
-			if !gone {
-				continue
-			}
-			for _, s := range by {
-				if !s.Erased {
-					w.plan.stones[string(s.key)] = s
-				}
-			}
-			if n.Erased {
+			if n.Erased || !w.plan.gone(n, packs[i].Revision, j) {
 				continue
 			}
 			for _, id := range n.Blobs() {
 				detached[w.space.BlobHash(id)] = true
 			}
-			key := w.space.Tombstone(w.inc, n.ID)
-			if w.plan.pruned[n.ID] && !w.plan.own(n.ID, key) {
-				s := head.Tombstone{Epoch: w.life.Epoch + 1, Erased: true, Pruned: true}
+			if w.plan.pruned[n.ID] && !w.plan.views[0].stones[[8]byte(n.ID[:8])] {
+				key := w.space.Tombstone(w.inc, n.ID)
+				s := head.Tombstone{Epoch: w.life.Epoch + 1, Pruned: true}
 				b.Set(key, s.Seal(key))
 				stones++
 			}
@@ -416,11 +361,15 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 			b.Delete(k)
 		}
 	}
+	if stones > 0 { // the collector's own: they make nothing stale
+		w.mark.stones += stones
+		w.setBookmark(&b.Batch, w.inc, &w.mark)
+	}
 	err := w.apply(ctx, b, func(l *head.Life) {
 		if w.seg.Packs[0].Revision > uint64(l.Sealed) { // what sealing goes by shrank
 			l.SealedRaw += raw - rawSize(packs)
 		}
-		l.Stones += uint64(stones)
+		l.Stones += stones
 	})
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	if err := r.apply(ctx, &batch{}); err != nil {
 		return err
 	}
-	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached} {
+	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached, keys.Stale, keys.Loose} {
 		if err := r.clear(ctx, r.space.All(letter)); err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (r *run) rebuild(ctx context.Context) error {
 			return err
 		}
 		if vs[0] == nil {
-			if err := r.represent(ctx, []keys.Hash{h}); err != nil {
+			if err := r.represent(ctx, []keys.Hash{h}, nil); err != nil {
 				return err
 			}
 			r.list(b, h)

@@ -4,47 +4,44 @@ import (
 	"context"
 	"errors"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// pack compresses blobs that were compressed for speed, on a commit's path, as far
-// as it goes.
+// pack compresses loose blobs as far as it goes: they were compressed for speed, on a
+// commit's path. A blob is listed as loose when it gets its first edge.
 func (v *vacuum) pack(ctx context.Context) error {
 	const together = 256 << 10 // bytes of a batch
-	b := &batch{}
+	b, packed := &batch{}, 0
 	apply := func() error {
-		n := len(b.Guards)
 		err := v.apply(ctx, b)
-		b = &batch{}
+		if err == nil {
+			v.out.Packed += packed
+		}
+		b, packed = &batch{}, 0
 		if errors.Is(err, engine.ErrConflict) {
 			return nil // a commit revived one of them: the next vacuum has them
 		}
-		if err == nil {
-			v.out.Packed += n
-		}
 		return err
 	}
-	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Mark)) {
+	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Loose)) {
 		if err != nil {
 			return err
 		}
 		_, fields, ok := v.space.Fields(p.Key)
-		m, err := blob.OpenMark(p.Key, p.Value)
-		if err == nil && !ok {
-			err = codec.ErrMalformed
+		if !ok {
+			return codec.Corrupt(codec.ErrMalformed, "loose record at key %x", p.Key)
 		}
+		done, err := v.blobs.Pack(ctx, &b.Batch, keys.Hash(fields))
 		if err != nil {
-			return codec.Corrupt(err, "mark at key %x", p.Key)
-		}
-		if m.Condemned || m.Packed || m.List {
-			continue
-		}
-		if _, err := v.blobs.Pack(ctx, &b.Batch, keys.Hash(fields)); err != nil {
 			return err
 		}
+		if !done {
+			continue // it has no edge any more, or is condemned
+		}
+		packed++
+		b.Delete(p.Key)
 		if b.Bytes() >= together || b.Ops() >= batchOps {
 			if err := apply(); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -17,6 +18,7 @@ func FuzzRecords(f *testing.F) {
 		f.Add(body(u.seal(key)))
 	}
 	f.Add(body((&bookmark{revision: 7, held: 9, parts: []part{{name: "p"}}}).seal(key)))
+	f.Add(body((&bookmark{revision: 7, floor: 2, kept: []head.Revision{1}, held: 3, stones: 200, due: dueSeal | dueErase}).seal(key)))
 	f.Add(body((&runState{seq: 3, rebuild: true}).seal(key)))
 	f.Add(body(sealCount(key, 300)))
 	f.Fuzz(func(t *testing.T, body []byte) {

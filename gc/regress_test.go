@@ -78,10 +78,12 @@ func collected(t testing.TB, st *turnstone.Store, o turnstone.GCOptions) *turnst
 	return r
 }
 
-func vacuumed(t testing.TB, st *turnstone.Store) {
-	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+func vacuumed(t testing.TB, st *turnstone.Store) *turnstone.VacuumReport {
+	r, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+	if err != nil {
 		t.Fatal("vacuum:", err)
 	}
+	return r
 }
 
 func healthy(t testing.TB, st *turnstone.Store) {

@@ -100,16 +100,6 @@ func revisions(refs []head.Ref) []head.Revision {
 	return slices.Compact(out)
 }
 
-func digest(refs []head.Ref) uint64 {
-	var sum uint64 // of a set: the order does not count
-	for _, ref := range refs {
-		x := uint64(ref.Revision) + 1
-		x *= 0x9e3779b97f4a7c15
-		sum += x ^ x>>29
-	}
-	return sum
-}
-
 // allParts drops or changes the edges of all blobs that the session ever had as
 // checkpoint parts, or began with as a fork.
 func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) error {

@@ -311,7 +311,7 @@ func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err er
 		}
 	}
 	for item, count := range counts {
-		r.setCount(b, item, stood[item], count)
+		r.setCount(b, item, stood[item], count, false)
 	}
 	if err := r.apply(ctx, b); err != nil {
 		return 0, err

@@ -102,7 +102,7 @@ func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []
 			return true, err
 		}
 	}
-	if err := r.represent(ctx, held); err != nil {
+	if err := r.represent(ctx, held, nil); err != nil {
 		return true, err
 	}
 	b := &batch{}
@@ -126,7 +126,7 @@ func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []
 // hold the chunks of a list that only a ticket holds.
 func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
 	for _, step := range []func([]keys.Hash) error{
-		func(blobs []keys.Hash) error { return r.represent(ctx, blobs) },
+		func(blobs []keys.Hash) error { return r.represent(ctx, blobs, nil) },
 		func(blobs []keys.Hash) error {
 			entries := make([][]byte, len(blobs))
 			for i, h := range blobs {
@@ -167,7 +167,7 @@ func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
 // abandon lists blobs that something has let go of, and removes what said that
 // it held them. The items of lists get their edges first.
 func (r *run) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) error {
-	if err := r.represent(ctx, blobs); err != nil {
+	if err := r.represent(ctx, blobs, nil); err != nil {
 		return err
 	}
 	for len(blobs) > 0 {

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -29,11 +27,13 @@ type VacuumReport struct {
 	Unfinished []head.Incarnation `json:"-"`
 }
 
-// Vacuum collects; removes the content of nodes that every session which holds
-// them has tombstoned, of side branches that no retained revision leads to, and
-// the records of deleted sessions that no fork holds; collects what that freed;
-// and makes the engine give the space back, after which none of the removed bytes
-// is left in its files. Commits go on meanwhile.
+// Vacuum collects. Then it does what is due to the sessions that changed since the last
+// vacuum: it seals what was committed; it removes the content of nodes that every session
+// which shows them has tombstoned, and of side branches that no retained revision leads
+// to; and it removes the records of deleted sessions that no fork holds. It compresses
+// new blobs further, and collects what all of that freed. At last it makes the engine
+// give the space back, after which none of the removed bytes is left in the engine's
+// files. Commits go on meanwhile.
 func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error) {
 	r, err := c.begin(ctx, c.engine, c.blobs, o, c.patience)
 	if err != nil {
@@ -53,8 +53,7 @@ func (c *Collector) Vacuum(ctx context.Context, o Options) (*VacuumReport, error
 
 type vacuum struct {
 	*run
-	out    VacuumReport
-	stones map[head.Incarnation]bool // sessions of which a node was tombstoned, by themselves or a fork, since
+	out VacuumReport
 }
 
 func (v *vacuum) all(ctx context.Context) error {
@@ -62,29 +61,14 @@ func (v *vacuum) all(ctx context.Context) error {
 		return err
 	}
 	v.enter("records")
-	if err := v.tombstoned(ctx); err != nil {
-		return err
-	}
 	if v.Session != nil {
 		if err := v.session(ctx, *v.Session); err != nil {
 			return err
 		}
 	} else {
-		for p, err := range v.engine.Scan(ctx, v.space.All(keys.Life)) {
-			if err != nil {
-				return err
-			}
-			_, fields, ok := v.space.Fields(p.Key)
-			if !ok {
-				return codec.Corrupt(codec.ErrMalformed, "lifecycle at key %x", p.Key)
-			}
-			if err := v.session(ctx, head.Incarnation(fields)); err != nil {
-				return err
-			}
-			v.step(1)
+		if err := v.sessions(ctx); err != nil {
+			return err
 		}
-	}
-	if v.Session == nil {
 		v.enter("blobs")
 		if err := v.pack(ctx); err != nil {
 			return err
@@ -95,36 +79,20 @@ func (v *vacuum) all(ctx context.Context) error {
 	return v.collect(ctx)
 }
 
-// tombstoned finds the sessions that hold a node which was tombstoned since the
-// last vacuum.
-func (v *vacuum) tombstoned(ctx context.Context) error {
-	v.stones = map[head.Incarnation]bool{}
-	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Tombstone)) {
+// sessions does what is due to all stale sessions.
+func (v *vacuum) sessions(ctx context.Context) error {
+	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Stale)) {
 		if err != nil {
 			return err
 		}
-		t, err := head.OpenTombstone(p.Key, p.Value)
 		_, fields, ok := v.space.Fields(p.Key)
-		if err == nil && !ok {
-			err = codec.ErrMalformed
+		if !ok {
+			return codec.Corrupt(codec.ErrMalformed, "stale record at key %x", p.Key)
 		}
-		if err != nil {
-			return codec.Corrupt(err, "tombstone at key %x", p.Key)
-		}
-		inc := head.Incarnation(fields[:16])
-		if t.Erased || v.stones[inc] {
-			continue
-		}
-		v.stones[inc] = true
-		origin, err := v.origin(ctx, inc)
-		if err != nil {
+		if err := v.session(ctx, head.Incarnation(fields)); err != nil {
 			return err
 		}
-		if origin != nil {
-			for _, a := range origin.Ancestors {
-				v.stones[a.Incarnation] = true
-			}
-		}
+		v.step(1)
 	}
 	return nil
 }
@@ -132,7 +100,7 @@ func (v *vacuum) tombstoned(ctx context.Context) error {
 // maxAttempts is how often the work on a session is begun anew because it changed.
 const maxAttempts = 20
 
-// session removes what is to be removed of one session.
+// session does what is due to a session.
 func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
 	for attempt, damaged := 0, 0; ; attempt++ {
 		err := v.clean(ctx, inc)
@@ -152,75 +120,56 @@ func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
 	}
 }
 
+// clean is one attempt of session. It leaves the stale record if the session, or a fork
+// of it, has changed since the collection before: the next vacuum does the rest.
 func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	lifeKey, markKey := v.space.Life(inc), v.space.Bookmark(inc)
-	vs, err := v.get(ctx, lifeKey, markKey)
+	vs, err := v.get(ctx, markKey)
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	life, err := head.OpenLife(lifeKey, vs[0])
-	if err != nil {
+	c := &cleaning{vacuum: v, inc: inc}
+	if c.mark, err = openBookmark(markKey, vs[0]); err != nil {
+		return codec.Corrupt(err, "bookmark of incarnation %x", inc)
+	}
+	if c.mark.due&dueSeal != 0 && v.Seal != nil {
+		if err := v.Seal(ctx, inc, v.beat); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.mark.due == 0:
+		return nil
+	case c.mark.due&dueErase == 0:
+		return c.finish(ctx)
+	}
+	if vs, err = v.get(ctx, lifeKey); err != nil {
+		return err
+	}
+	if c.life, err = head.OpenLife(lifeKey, vs[0]); err != nil {
 		return codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 	}
-	c := &cleaning{vacuum: v, inc: inc, life: life, raw: vs[0]}
-	if vs[1] == nil && (life.State == head.Deleted || life.Floor > 0) {
-		return nil // gc has not seen it yet: it was deleted just now
+	c.raw = vs[0]
+	if c.life.State == head.Live && c.life.Floor == 0 && c.life.Stones == 0 {
+		return c.finish(ctx)
 	}
-	if c.known = vs[1] != nil; c.known {
-		if c.mark, err = openBookmark(markKey, vs[1]); err != nil {
-			return codec.Corrupt(err, "bookmark of incarnation %x", inc)
-		}
-	}
-	if life.State == head.Deleted {
-		held := head.Revision(0)
-		if c.holders, err = v.holders(ctx, inc, life); err != nil {
-			return err
-		}
-		for _, h := range c.holders {
-			held = max(held, h.ancestor.Revision)
-		}
-		if c.mark.held > held {
-			return nil // gc has not dropped the edges yet of what nobody holds any more
-		}
-		if len(c.holders) == 0 {
-			return c.remove(ctx)
-		}
-	} else if life.Floor == 0 && !v.stones[inc] {
-		return nil
-	} else if c.holders, err = v.holders(ctx, inc, life); err != nil {
+	if c.holders, err = v.holders(ctx, inc, c.life); err != nil {
 		return err
 	}
-	var refs []head.Ref // a deleted session's go with it
-	if life.State == head.Live {
-		if refs, err = v.kept(ctx, inc, life); err != nil {
-			return err
-		}
+	if c.life.State == head.Live {
+		return c.prune(ctx)
 	}
-	if c.work = worked(life, c.holders, refs); c.mark.cleaned == c.work && !v.stones[inc] {
-		return nil
+	held := head.Revision(0)
+	for _, h := range c.holders {
+		held = max(held, h.ancestor.Revision)
 	}
-	if life.State == head.Deleted {
-		return c.cut(ctx)
+	switch {
+	case c.mark.held > held:
+		return nil // no collection has dropped the edges yet of what nobody holds any more
+	case len(c.holders) == 0:
+		return c.remove(ctx)
 	}
-	if err := c.cutChains(ctx, revisions(refs)); err != nil {
-		return err
-	}
-	return c.erase(ctx, head.Revision(open))
-}
-
-// worked is a number for what decides, apart from tombstones, what vacuum removes
-// of a session.
-func worked(life *head.Life, holders []holder, refs []head.Ref) uint64 {
-	floor := uint64(life.Floor)
-	if life.State == head.Deleted {
-		floor = 0 // vacuum itself moves it
-	}
-	b := fmt.Append(nil, life.State, floor, digest(refs))
-	for _, h := range holders { // in the order of their keys
-		b = fmt.Appendf(b, " %x %d %d", h.inc, h.ancestor.Revision, h.ancestor.Nodes)
-	}
-	sum := hash.Content.Sum(b)
-	return binary.LittleEndian.Uint64(sum[:])
+	return c.cut(ctx)
 }
 
 // A cleaning is the work on one session. Each of its batches guards and sets the
@@ -232,9 +181,20 @@ type cleaning struct {
 	life    *head.Life
 	raw     []byte // of life
 	mark    bookmark
-	known   bool // there is a bookmark
 	holders []holder
-	work    uint64 // digest of what decides what is to go: see bookmark.cleaned
+}
+
+// finish says that nothing is due to the session. No guard is needed: only collectors
+// set its bookmark, and they take turns.
+func (c *cleaning) finish(ctx context.Context) error {
+	b := &batch{}
+	c.finished(b)
+	return c.run.apply(ctx, b)
+}
+
+func (c *cleaning) finished(b *batch) {
+	c.mark.due = 0
+	c.setBookmark(&b.Batch, c.inc, &c.mark)
 }
 
 // apply applies b with the next epoch of the session.
@@ -334,6 +294,7 @@ func (c *cleaning) remove(ctx context.Context) error {
 	b.Delete(lifeKey)
 	b.Delete(c.space.Bookmark(c.inc))
 	c.out.Records += b.Ops()
+	b.Delete(c.space.Stale(c.inc))
 	if err := c.run.apply(ctx, b); err != nil {
 		return err
 	}
@@ -418,7 +379,24 @@ func (c *cleaning) cut(ctx context.Context) error {
 		}
 	}
 	c.out.Records += b.Ops()
-	return c.cleaned(ctx, b)
+	c.finished(b)
+	return c.apply(ctx, b, nil)
+}
+
+// prune removes of a session that lives what no retained revision leads to, and what
+// was tombstoned.
+func (c *cleaning) prune(ctx context.Context) error {
+	refs, err := c.kept(ctx, c.inc, c.life)
+	if err != nil {
+		return err
+	}
+	if err := c.cutChains(ctx, revisions(refs)); err != nil {
+		return err
+	}
+	if err := c.erase(ctx, head.Revision(open)); err != nil {
+		return err
+	}
+	return c.finish(ctx)
 }
 
 // detach makes b say that the session has references less to blobs: the next

@@ -301,18 +301,14 @@ func Refs(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnati
 // A Tombstone hides a node from reads of a session, and of forks made later.
 type Tombstone struct {
 	Epoch  uint64 // of the lifecycle record that its batch set
-	Erased bool   // vacuum has removed the content of the node
 	Pruned bool   // it was vacuum that hid it: no retained revision leads to it
 }
 
 // Seal returns t's record for key.
 func (t Tombstone) Seal(key []byte) []byte {
-	n := t.Epoch << 2
-	if t.Erased {
-		n |= 1
-	}
+	n := t.Epoch << 1
 	if t.Pruned {
-		n |= 2
+		n |= 1
 	}
 	return codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, n))
 }
@@ -327,5 +323,5 @@ func OpenTombstone(key, value []byte) (t Tombstone, err error) {
 	if n <= 0 || n != len(body) {
 		return t, fmt.Errorf("%w: tombstone", codec.ErrMalformed)
 	}
-	return Tombstone{Epoch: v >> 2, Erased: v&1 != 0, Pruned: v&2 != 0}, nil
+	return Tombstone{Epoch: v >> 1, Pruned: v&1 != 0}, nil
 }

@@ -41,6 +41,8 @@ const (
 	Bookmark   = 'z' // incarnation: how far gc has read it
 	Candidate  = 'G' // H(blob id): may be garbage
 	Detached   = 'D' // incarnation, H(blob id): vacuum removed a reference
+	Stale      = 'V' // incarnation: changed since vacuum last looked
+	Loose      = 'K' // H(blob id): vacuum may compress it further
 	Copying    = 'C' // the last copy into the store
 )
 
@@ -57,7 +59,7 @@ const prefixSize = 4
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
 	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
-	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32,
+	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 }
 
 // A Space makes the keys of one namespace.
@@ -271,3 +273,9 @@ func (s *Space) Candidate(blob Hash) []byte { return s.key(Candidate, 0, blob[:]
 func (s *Space) Detached(inc Incarnation, blob Hash) []byte {
 	return s.key(Detached, 0, inc[:], blob[:])
 }
+
+// Stale returns the key that says that a session changed since vacuum last looked.
+func (s *Space) Stale(inc Incarnation) []byte { return s.key(Stale, 0, inc[:]) }
+
+// Loose returns the key that lists blob for vacuum to compress it further.
+func (s *Space) Loose(blob Hash) []byte { return s.key(Loose, 0, blob[:]) }

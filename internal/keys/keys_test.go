@@ -30,6 +30,7 @@ func all() map[string][]byte {
 		"r ref": space.Ref(inc, "release"), "g run": space.Run(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
+		"V stale": space.Stale(inc), "K loose": space.Loose(b),
 		"u order": space.Order(1700000000000000000, inc), "v bucket": space.Bucket(inc),
 	}
 }

@@ -1,0 +1,137 @@
+package gc_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// records counts the records of a type.
+func records(t *testing.T, e engine.Engine, letter byte) (n int) {
+	space, err := spaceOf(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range e.Scan(ctx, space.All(letter)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	return n
+}
+
+// G10: whatever lets content go makes the next vacuum come to the session that has it,
+// and only the next one.
+func TestG10_VacuumComesToWhatChanged(t *testing.T) {
+	type world struct {
+		*turnstone.Store
+		s     *turnstone.Session // three commits, of a node each; the last goes on from the first
+		nodes []turnstone.NodeID
+	}
+	fork := func(w *world, id string, node int) *turnstone.Session {
+		return create(t, w.Store, turnstone.Request{ID: id, Parent: "s", ForkNode: w.nodes[node]})
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name          string
+		before, after func(*world)
+		nodes         int // that the vacuum after removes
+	}{
+		{"a tombstone", func(*world) {}, func(w *world) { do(w.s.Tombstone(ctx, w.nodes[0])) }, 1},
+		{"a deletion", func(*world) {}, func(w *world) { do(w.Delete(ctx, "s", turnstone.KeepChildren)) }, 3},
+		{"a floor that moves", func(*world) {}, func(w *world) { prune(t, w.s) }, 1},
+		{"a kept revision that is released", func(w *world) {
+			do(w.s.Keep(ctx, "k", 2))
+			prune(t, w.s)
+		}, func(w *world) { do(w.s.Release(ctx, "k")) }, 1},
+		{"a fork's tombstone", func(w *world) {
+			fork(w, "f", 0)
+			do(w.s.Tombstone(ctx, w.nodes[0]))
+		}, func(w *world) {
+			f, err := w.Session(ctx, "f")
+			do(err)
+			do(f.Tombstone(ctx, w.nodes[0]))
+		}, 1},
+		{"a fork's deletion", func(w *world) {
+			fork(w, "f", 0)
+			do(w.s.Tombstone(ctx, w.nodes[0]))
+		}, func(w *world) { do(w.Delete(ctx, "f", turnstone.KeepChildren)) }, 1},
+		{"the deletion of a fork that a deleted session is cut for", func(w *world) {
+			fork(w, "f", 0)
+			fork(w, "g", 1)
+			do(w.Delete(ctx, "s", turnstone.KeepChildren))
+		}, func(w *world) { do(w.Delete(ctx, "g", turnstone.KeepChildren)) }, 1},
+		{"the deletion of one of two forks, of which the other one has a tombstone", func(w *world) {
+			do(fork(w, "f", 0).Tombstone(ctx, w.nodes[0]))
+			fork(w, "g", 0)
+			do(w.Delete(ctx, "s", turnstone.KeepChildren))
+		}, func(w *world) { do(w.Delete(ctx, "g", turnstone.KeepChildren)) }, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := memory.New()
+			w := &world{Store: openAt(t, e, fixed)}
+			w.s = create(t, w.Store, turnstone.Request{ID: "s"})
+			for i := range 3 {
+				next := says(fmt.Append(nil, i))
+				if i == 2 {
+					next.Nodes[0].Parent = turnstone.At(w.nodes[0])
+				}
+				w.nodes = append(w.nodes, commit(t, w.s, next).Nodes...)
+			}
+			c.before(w)
+			vacuumed(t, w.Store)
+			if r := vacuumed(t, w.Store); r.Nodes != 0 || records(t, e, keys.Stale) != 0 {
+				t.Fatalf("before: %+v, and %d stale sessions", r, records(t, e, keys.Stale))
+			}
+			c.after(w)
+			if r := vacuumed(t, w.Store); r.Nodes != c.nodes {
+				t.Errorf("it removed %d nodes, not %d", r.Nodes, c.nodes)
+			}
+			if n := records(t, e, keys.Stale); n != 0 {
+				t.Errorf("%d sessions are still stale", n)
+			}
+			if err := reachable(e, true); err != nil {
+				t.Error(err)
+			}
+			healthy(t, w.Store)
+		})
+	}
+}
+
+// G10: vacuum seals what was committed since the last one.
+func TestG10_VacuumSealsWhatWasCommitted(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s, other := create(t, st, turnstone.Request{ID: "s"}), create(t, st, turnstone.Request{ID: "other"})
+	for range 2 {
+		for range 5 {
+			commit(t, s, says([]byte("1")))
+		}
+		commit(t, other, says([]byte("2")))
+		if packs := records(t, e, keys.Pack); packs < 6 {
+			t.Fatalf("%d packs", packs)
+		}
+		vacuumed(t, st)
+		if packs := records(t, e, keys.Pack); packs != 2 {
+			t.Errorf("%d packs after a vacuum of two sessions", packs)
+		}
+	}
+	commit(t, s, says([]byte("1")))
+	commit(t, other, says([]byte("2")))
+	if _, err := s.Vacuum(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if packs := records(t, e, keys.Pack); packs != 3 {
+		t.Errorf("%d packs after a vacuum of one session of two", packs)
+	}
+}
