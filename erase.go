@@ -122,15 +122,32 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 	return inc, nil
 }
 
-// family returns an incarnation and what Delete deletes with it.
+// family returns an incarnation and what Delete deletes with it: its children, and for a
+// repeated call attached forks that the call before has deleted.
 func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPolicy) ([]head.Incarnation, error) {
-	out := []head.Incarnation{inc}
+	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
 	for i := 0; policy == CascadeChildren && i < len(out); i++ {
 		kids, err := s.children(ctx, out[i])
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, kids...)
+		forks, err := s.forksOf(ctx, out[i:i+1])
+		if err != nil {
+			return nil, err
+		}
+		for _, fork := range forks[1:] {
+			if life, err := s.lifeOf(ctx, fork); err != nil {
+				return nil, err
+			} else if life != nil && life.State == head.Deleted {
+				kids = append(kids, fork)
+			}
+		}
+		for _, kid := range kids {
+			if !seen[kid] { // a fork of a fork is a fork of the first session, too
+				seen[kid] = true
+				out = append(out, kid)
+			}
+		}
 	}
 	return out, nil
 }

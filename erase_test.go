@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // Beside calls f once, before the n-th call of an engine.
@@ -175,6 +176,30 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, noise(3000, 2)[:64]) {
 			t.Fatalf("cut at call %d: %v %+v", n, err, r)
 		}
+	}
+}
+
+// The receipt of an Erase with CascadeChildren that is repeated counts what children had
+// whom the first attempt deleted.
+func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	mustSession(t, st, turnstone.Request{ID: "p"}, noise(6000, 1))
+	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, noise(6000, 2))
+	mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, noise(6000, 3))
+	graves := 0
+	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Grave }) {
+			graves++
+		}
+		return enginetest.Fault{Crash: graves == 3, Applied: true}
+	}}
+	if _, err := openStore(t, f, nil).Erase(ctx, "p", turnstone.CascadeChildren, nil); !errors.Is(err, turnstone.ErrIncomplete) {
+		t.Fatal("the cut call:", err)
+	}
+	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, nil)
+	if err != nil || r.Gone != 3 {
+		t.Errorf("%v %+v", err, r)
 	}
 }
 

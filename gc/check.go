@@ -287,8 +287,9 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 		if life.State != head.Live {
 			if m.held == head.Revision(open) {
 				k.problem(fmt.Errorf("%w: no collection has seen that the session was deleted", codec.ErrMissing), "dirty record or bookmark of %s", k.list.Name(inc))
+				return nil
 			}
-			return nil
+			return k.released(ctx, inc, vs[2], m.held)
 		}
 		h, err := head.OpenHead(k.space.Head(session), vs[4])
 		if err != nil {
@@ -321,6 +322,50 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 		k.problem(fmt.Errorf("%w: the collector's index ends at revision %d of %d", codec.ErrMissing, m.revision, h.Revision), "dirty record or bookmark of %s", k.list.Name(inc))
 		return nil
 	}
+}
+
+// released checks that the index knows up to where forks hold a deleted session, or that
+// a collection will find out: then a fork that was deleted has a dirty record. value is
+// the session's bookmark.
+func (k *check) released(ctx context.Context, inc head.Incarnation, value []byte, indexed head.Revision) error {
+	held := head.Revision(0)
+	for p, err := range k.engine.Scan(ctx, k.space.Of(keys.Fork, inc)) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := k.space.Fields(p.Key)
+		if !ok {
+			continue
+		}
+		fork := head.Incarnation(fields[16:])
+		ks := [][]byte{k.space.Life(fork), k.space.Origin(fork), k.space.Dirty(fork)}
+		vs, err := k.get(ctx, ks...)
+		if err != nil {
+			return err
+		}
+		life, lerr := head.OpenLife(ks[0], vs[0])
+		origin, oerr := head.OpenOrigin(ks[1], vs[1])
+		switch {
+		case lerr != nil || oerr != nil:
+			return nil // its checksum was checked
+		case life.State == head.Live:
+			for _, a := range origin.Ancestors {
+				if a.Incarnation == inc {
+					held = max(held, a.Revision)
+				}
+			}
+		case vs[2] != nil:
+			return nil
+		}
+	}
+	if held == indexed {
+		return nil
+	}
+	vs, err := k.get(ctx, k.space.Bookmark(inc), k.space.Dirty(inc))
+	if err == nil && string(vs[0]) == string(value) && vs[1] == nil {
+		k.problem(fmt.Errorf("%w: forks hold the deleted session up to revision %d, and the index says %d", codec.ErrMissing, held, indexed), "dirty record of %s", k.list.Name(inc))
+	}
+	return err
 }
 
 // detachments checks that sessions from which vacuum has detached blobs have dirty

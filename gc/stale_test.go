@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -133,5 +134,51 @@ func TestG10_VacuumSealsWhatWasCommitted(t *testing.T) {
 	}
 	if packs := records(t, e, keys.Pack); packs != 3 {
 		t.Errorf("%d packs after a vacuum of one session of two", packs)
+	}
+}
+
+// VF1: a collection is cut off after it has seen that a fork was deleted, and the record
+// by which the next one comes to the fork's deleted parent is lost: Verify misses it.
+func TestVF1_VerifyMissesTheRecordThatBringsACollectionToADeletedParent(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	commit(t, create(t, st, turnstone.Request{ID: "s"}), says(big))
+	create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	for _, id := range []string{"s", "f"} {
+		if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+		if id == "s" {
+			collected(t, st, turnstone.GCOptions{})
+			healthy(t, st)
+		}
+	}
+	healthy(t, st)
+	f := &enginetest.Faulty{Engine: e}
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		cut := c.Batch != nil && byCollector(c.Batch) && writes(c.Batch, keys.Dirty)
+		return enginetest.Fault{Crash: cut, Applied: true}
+	}
+	if _, err := openAt(t, f, fixed).GC(ctx, turnstone.GCOptions{}); err == nil {
+		t.Fatal("the collection was not cut off")
+	}
+	healthy(t, st)
+	space, err := spaceOf(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b engine.Batch
+	for p, err := range e.Scan(ctx, space.All(keys.Dirty)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Delete(p.Key)
+	}
+	if err := e.Apply(ctx, &b); err != nil || b.Ops() == 0 {
+		t.Fatal(b.Ops(), err)
+	}
+	v, err := st.Verify(ctx, nil)
+	if err != nil || v.OK() {
+		t.Fatal("Verify finds nothing:", err)
 	}
 }
