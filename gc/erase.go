@@ -45,9 +45,9 @@ func (r *run) stonesOf(ctx context.Context, inc head.Incarnation, ancestors []he
 type plan struct {
 	before  graph.ID // the node before the session's first
 	views   []sight  // of the sessions that show its nodes: itself, if it lives, and forks
-	pruned  map[graph.ID]bool
-	indexed uint64 // revisions behind are not in the index yet: the next vacuum has them
-	headKey []byte // of a session that lives: guarded by what depends on its nodes, as
+	tree    *tree    // of a session that lives and has a floor
+	indexed uint64   // revisions behind are not in the index yet: the next vacuum has them
+	headKey []byte   // of a session that lives: guarded by what depends on its nodes, as
 	headRaw []byte
 	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
 }
@@ -60,23 +60,23 @@ type sight struct {
 	stones stones
 }
 
-func (s *sight) shows(revision uint64, position int) bool {
+func (s *sight) shows(at graph.Place) bool {
 	a := &s.upTo
-	return a.Revision == 0 || revision < uint64(a.Revision) ||
-		revision == uint64(a.Revision) && (a.Nodes == 0 || position < a.Nodes)
+	return a.Revision == 0 || at.Revision < uint64(a.Revision) ||
+		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Position < a.Nodes)
 }
 
 // gone reports whether nobody shows a node any more.
-func (p *plan) gone(n *graph.Node, revision uint64, position int) bool {
-	if revision > p.indexed {
+func (p *plan) gone(n *graph.Node, at graph.Place) bool {
+	if at.Revision > p.indexed {
 		return false
 	}
 	for i := range p.views {
 		s := &p.views[i]
-		if !s.shows(revision, position) {
+		if !s.shows(at) {
 			continue
 		}
-		if _, dead := s.stones[[8]byte(n.ID[:8])]; !dead && !(s.own && p.pruned[n.ID]) {
+		if _, dead := s.stones[[8]byte(n.ID[:8])]; !dead && !(s.own && p.tree.prunes(at)) {
 			return false
 		}
 	}
@@ -116,7 +116,7 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 
 // plan finds out who shows the session's nodes, and which are to be pruned.
 func (c *cleaning) plan(ctx context.Context) (*plan, error) {
-	p := &plan{pruned: map[graph.ID]bool{}, entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
+	p := &plan{entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
 	if c.life.State == head.Live {
 		p.headKey = c.space.Head(c.life.Session)
 		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
@@ -162,75 +162,9 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		p.views = append(p.views, sight{upTo: h.ancestor, stones: stones})
 	}
 	if c.life.State == head.Live && c.life.Floor > 0 {
-		err = c.unreachable(ctx, p)
+		p.tree, err = c.tree(ctx, p)
 	}
 	return p, err
-}
-
-// unreachable finds the nodes of side branches that no retained revision leads to and no
-// revision kept by name shows. A kept revision shows all nodes up to it: Scope.Full
-// reads side branches, too.
-func (c *cleaning) unreachable(ctx context.Context, p *plan) error {
-	h, err := head.OpenHead(p.headKey, p.headRaw)
-	if err == nil && h.Incarnation != c.inc {
-		err = codec.ErrHash
-	}
-	if err != nil {
-		return codec.Corrupt(err, "head of incarnation %x", c.inc)
-	}
-	refs, err := c.kept(ctx, c.inc, c.life)
-	if err != nil {
-		return err
-	}
-	var named head.Revision // the last revision that is kept by name
-	for _, ref := range refs {
-		named = max(named, ref.Revision)
-	}
-	var tips []graph.ID // where retained revisions stand
-	err = c.commits(ctx, c.inc, 0, h.Revision, head.CommitID{}, func(commit *head.Commit, _ head.CommitID) error {
-		if commit.Revision >= c.life.Floor {
-			tips = append(tips, commit.Leaf)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	parents := map[graph.ID]graph.ID{}
-	var old []graph.ID
-	before := p.before
-	err = c.packs(ctx, c.inc, 0, h.Revision, func(pack *graph.Pack) error {
-		var err error
-		if before, err = pack.Resolve(before); err != nil {
-			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
-		}
-		for i := range pack.Nodes {
-			n := &pack.Nodes[i]
-			parents[n.ID] = n.Parent
-			if pack.Revision >= uint64(c.life.Floor) || pack.Revision <= uint64(named) {
-				tips = append(tips, n.ID)
-			} else if !n.Erased {
-				old = append(old, n.ID)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	reached := map[graph.ID]bool{}
-	for _, id := range tips {
-		for !id.IsZero() && !reached[id] {
-			reached[id] = true
-			id = parents[id]
-		}
-	}
-	for _, id := range old {
-		if !reached[id] {
-			p.pruned[id] = true
-		}
-	}
-	return nil
 }
 
 // entries finds the attachment entries that point to nodes which are to be
@@ -248,24 +182,16 @@ func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) err
 		return nil
 	}
 	first := map[string]graph.Place{}
-	before := p.before
-	err := c.packs(ctx, c.inc, 0, last, func(pack *graph.Pack) error {
-		var err error
-		if before, err = pack.Resolve(before); err != nil {
-			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
+	err := c.nodes(ctx, p, last, func(n *graph.Node, at graph.Place) {
+		if p.gone(n, at) {
+			return
 		}
-		for i := range pack.Nodes {
-			if p.gone(&pack.Nodes[i], pack.Revision, i) {
-				continue
-			}
-			for _, a := range pack.Nodes[i].Attachments {
-				key := string(c.space.Attachment(c.inc, c.space.BlobHash(a.ID)))
-				if _, seen := first[key]; !seen {
-					first[key] = graph.Place{Revision: pack.Revision, Position: i}
-				}
+		for _, a := range n.Attachments {
+			key := string(c.space.Attachment(c.inc, c.space.BlobHash(a.ID)))
+			if _, seen := first[key]; !seen {
+				first[key] = at
 			}
 		}
-		return nil
 	})
 	if err != nil {
 		return err
@@ -307,13 +233,14 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	for i := range packs {
 		for j := range packs[i].Nodes {
 			n := &packs[i].Nodes[j]
-			if n.Erased || !w.plan.gone(n, packs[i].Revision, j) {
+			at := graph.Place{Revision: packs[i].Revision, Position: j}
+			if n.Erased || !w.plan.gone(n, at) {
 				continue
 			}
 			for _, id := range n.Blobs() {
 				detached[w.space.BlobHash(id)] = true
 			}
-			if w.plan.pruned[n.ID] && !w.plan.views[0].stones[[8]byte(n.ID[:8])] {
+			if w.plan.tree.prunes(at) && !w.plan.views[0].stones[[8]byte(n.ID[:8])] {
 				key := w.space.Tombstone(w.inc, n.ID)
 				s := head.Tombstone{Epoch: w.life.Epoch + 1, Pruned: true}
 				b.Set(key, s.Seal(key))
