@@ -13,9 +13,9 @@ import (
 // a retained revision shows. Most nodes follow the one before them, so it takes memory
 // for the branches only.
 type tree struct {
-	floor    uint64 // nodes of revisions from here on are shown
-	named    uint64 // and so are those up to this one: it is kept by name
-	branches []branch
+	floor    uint64                   // nodes of revisions from here on are shown
+	named    uint64                   // and so are those up to this one: it is kept by name
+	branches []branch                 // in order
 	places   map[graph.ID]graph.Place // where branches begin from, and revisions end at
 }
 
@@ -88,7 +88,7 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 		if last = n.ID; leaves[n.ID] {
 			t.places[n.ID] = at
 		}
-		if at.Revision >= t.floor || at.Revision <= t.named {
+		if at.Revision >= t.floor {
 			t.branches[len(t.branches)-1].shown = at
 		}
 	})
