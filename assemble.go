@@ -156,8 +156,9 @@ type version struct {
 	base  *blob.Base
 }
 
-// part returns the part that v makes. whole is where the chain of the version before
-// began.
+// part returns the checkpoint part that the commit of revision sets to v. If v is stored
+// as a delta, the part's chain of deltas goes on: it began with the version that the
+// revision whole set. Otherwise a chain begins with v.
 func (v *version) part(name string, revision, whole Revision) head.Part {
 	if !v.delta {
 		whole = revision
