@@ -20,6 +20,9 @@ type Fault struct {
 	// Late makes an Apply with Err take effect just before the next call of the
 	// engine, as an attempt that was still on its way does.
 	Late bool
+	// Pairs is how many pairs a Scan with Err yields before it fails. A Scan that has
+	// no more pairs than that fails at its end.
+	Pairs int
 	// Latency delays the call.
 	Latency time.Duration
 	// Crash makes this call, and all after it, fail with engine.ErrClosed. An
@@ -31,15 +34,24 @@ type Fault struct {
 type Call struct {
 	N     int    // of this engine, from 1, in the order of arrival
 	Apply int    // number of the Apply, from 1; 0 for other calls
-	Op    string // "Get", "Scan" or "Apply"
+	Op    string // "Get", "Scan", "Apply" or "Vacuum"
 	Batch *engine.Batch
+	Range engine.Range // of a Scan
+	// Read is the number of keys of a Get. Done also learns in it how many pairs a Scan
+	// has yielded.
+	Read int
 }
 
-// Faulty is an engine that fails as its plan says. Embed any engine; the plan
-// is called for one call at a time.
+// Faulty is an engine that fails as its plan says. Embed any engine.
 type Faulty struct {
 	engine.Engine
+	// Plan decides about each call before the call is made. It is called for one call
+	// at a time, and must not use this engine; it may use the one that is embedded.
 	Plan func(Call) Fault
+	// Done, if set, is called when a call has ended, with the error that its caller is
+	// given. A Scan ends when its caller has seen the last pair or breaks off. Calls at
+	// the same time end at the same time.
+	Done func(Call, error)
 
 	mu      sync.Mutex // guards what follows
 	calls   int
@@ -58,84 +70,122 @@ func CrashAfter(n int) func(Call) Fault {
 	}
 }
 
-func (f *Faulty) decide(ctx context.Context, op string, b *engine.Batch) (Fault, error) {
+// decide returns the call with its numbers, and what becomes of it.
+func (f *Faulty) decide(ctx context.Context, c Call) (Call, Fault) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	fault := f.planned(ctx, &c)
+	f.mu.Unlock()
+	time.Sleep(fault.Latency)
+	return c, fault
+}
+
+// planned asks the plan; f.mu is held.
+func (f *Faulty) planned(ctx context.Context, c *Call) Fault {
 	for _, late := range f.late {
 		// Its guards may not hold any more; nobody learns of it.
 		_ = f.Engine.Apply(context.WithoutCancel(ctx), late)
 	}
 	f.late = nil
+	crashed := fmt.Errorf("%w: crashed", engine.ErrClosed)
 	if f.crashed {
-		return Fault{}, fmt.Errorf("%w: crashed", engine.ErrClosed)
+		return Fault{Err: crashed}
 	}
-	c := Call{Op: op, Batch: b}
 	f.calls++
 	c.N = f.calls
-	if op == "Apply" {
+	if c.Op == "Apply" {
 		f.applies++
 		c.Apply = f.applies
 	}
-	fault := f.Plan(c)
-	f.crashed = fault.Crash
+	var fault Fault
+	if f.Plan != nil {
+		fault = f.Plan(*c)
+	}
 	if fault.Crash {
-		fault.Err = fmt.Errorf("%w: crashed", engine.ErrClosed)
+		fault.Err = crashed
+		f.crashed = c.Op != "Scan" || fault.Pairs == 0
 	}
-	if fault.Late {
-		f.late = append(f.late, b)
+	if fault.Late && c.Batch != nil {
+		f.late = append(f.late, c.Batch)
 	}
-	return fault, nil
+	return fault
+}
+
+// done tells that a call has ended, and returns its error.
+func (f *Faulty) done(c Call, err error) error {
+	if f.Done != nil {
+		f.Done(c, err)
+	}
+	return err
 }
 
 // Get implements engine.Engine.
 func (f *Faulty) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
-	fault, err := f.decide(ctx, "Get", nil)
-	if err != nil {
-		return nil, err
-	}
-	time.Sleep(fault.Latency)
+	c, fault := f.decide(ctx, Call{Op: "Get", Read: len(keys)})
 	if fault.Err != nil {
-		return nil, fault.Err
+		return nil, f.done(c, fault.Err)
 	}
-	return f.Engine.Get(ctx, keys...)
+	values, err := f.Engine.Get(ctx, keys...)
+	return values, f.done(c, err)
 }
 
-// Scan implements engine.Engine; the fault is of the first page.
+// Scan implements engine.Engine. All pages are one call.
 func (f *Faulty) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		fault, err := f.decide(ctx, "Scan", nil)
-		time.Sleep(fault.Latency)
-		if err == nil {
-			err = fault.Err
-		}
-		if err != nil {
+		c, fault := f.decide(ctx, Call{Op: "Scan", Range: r})
+		err := f.pairs(ctx, &c, fault, yield)
+		if f.done(c, err) != nil {
 			yield(engine.Pair{}, err)
-			return
-		}
-		for p, err := range f.Engine.Scan(ctx, r) {
-			if !yield(p, err) {
-				return
-			}
 		}
 	}
+}
+
+// pairs yields the pairs of a Scan, and counts them. It returns the error that is to be
+// yielded last.
+func (f *Faulty) pairs(ctx context.Context, c *Call, fault Fault, yield func(engine.Pair, error) bool) error {
+	if fault.Err != nil && fault.Pairs == 0 {
+		return fault.Err
+	}
+	for p, err := range f.Engine.Scan(ctx, c.Range) {
+		if err != nil {
+			return err
+		}
+		c.Read++
+		if !yield(p, nil) {
+			return nil
+		}
+		if fault.Err != nil && c.Read == fault.Pairs {
+			break
+		}
+	}
+	if fault.Crash {
+		f.mu.Lock()
+		f.crashed = true
+		f.mu.Unlock()
+	}
+	return fault.Err
 }
 
 // Apply implements engine.Engine.
 func (f *Faulty) Apply(ctx context.Context, b *engine.Batch) error {
-	fault, err := f.decide(ctx, "Apply", b)
-	if err != nil {
-		return err
-	}
-	time.Sleep(fault.Latency)
+	c, fault := f.decide(ctx, Call{Op: "Apply", Batch: b})
 	if fault.Err == nil {
-		return f.Engine.Apply(ctx, b)
+		return f.done(c, f.Engine.Apply(ctx, b))
 	}
 	if fault.Applied {
 		if err := f.Engine.Apply(ctx, b); err != nil {
-			return err
+			return f.done(c, err)
 		}
 	}
-	return fault.Err
+	return f.done(c, fault.Err)
+}
+
+// Vacuum implements engine.Engine.
+func (f *Faulty) Vacuum(ctx context.Context) error {
+	c, fault := f.decide(ctx, Call{Op: "Vacuum"})
+	if fault.Err != nil {
+		return f.done(c, fault.Err)
+	}
+	return f.done(c, f.Engine.Vacuum(ctx))
 }
 
 var _ engine.Engine = (*Faulty)(nil)

@@ -336,3 +336,64 @@ func TestFaultyDoesWhatItsPlanSays(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestFaultyFailsScansInTheMiddleAndTellsWhatWasRead(t *testing.T) {
+	base := memory.New()
+	for i := range 5 {
+		if err := put(base, fmt.Sprint(i), "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var told []string
+	e := &Faulty{
+		Engine: base,
+		Plan: func(c Call) Fault {
+			return map[int]Fault{
+				2: {Err: engine.ErrUnavailable, Pairs: 3},
+				3: {Err: engine.ErrUnavailable, Pairs: 9},
+				5: {Err: engine.ErrUnavailable},
+				6: {Crash: true, Pairs: 2},
+			}[c.N]
+		},
+		Done: func(c Call, err error) { told = append(told, fmt.Sprint(c.Op, " ", c.Read, " ", err)) },
+	}
+	scan := func(atMost int) (n int, err error) {
+		for _, err := range e.Scan(t.Context(), engine.Range{}) {
+			if err != nil {
+				return n, err
+			}
+			if n++; n == atMost {
+				break
+			}
+		}
+		return n, nil
+	}
+	if vs, err := e.Get(t.Context(), []byte("0"), []byte("1")); err != nil || len(vs) != 2 {
+		t.Error(vs, err)
+	}
+	for i, c := range []struct {
+		atMost, want int
+		err          error
+	}{{9, 3, engine.ErrUnavailable}, {9, 5, engine.ErrUnavailable}, {2, 2, nil}} {
+		if n, err := scan(c.atMost); n != c.want || !errors.Is(err, c.err) {
+			t.Errorf("scan %d: %d pairs, %v", i, n, err)
+		}
+	}
+	if err := e.Vacuum(t.Context()); !errors.Is(err, engine.ErrUnavailable) {
+		t.Error(err)
+	}
+	if n, err := scan(9); n != 2 || !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("the scan in which it crashes: %d pairs, %v", n, err)
+	}
+	if _, err := e.Get(t.Context(), []byte("0")); !errors.Is(err, engine.ErrClosed) {
+		t.Error(err)
+	}
+	unavailable, crashed := engine.ErrUnavailable.Error(), engine.ErrClosed.Error()+": crashed"
+	want := []string{
+		"Get 2 <nil>", "Scan 3 " + unavailable, "Scan 5 " + unavailable, "Scan 2 <nil>",
+		"Vacuum 0 " + unavailable, "Scan 2 " + crashed, "Get 1 " + crashed,
+	}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
