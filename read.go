@@ -304,7 +304,7 @@ func (s *Session) place(ctx context.Context, last Revision, id NodeID) (spot, er
 	for _, l := range layers {
 		for e, err := range graph.Index(ctx, s.store.engine, s.store.space, l.inc) {
 			if err != nil {
-				return spot{}, codec.Corrupt(err, "index of session %q", s.id)
+				return spot{}, err // damage is named by then; an engine that does not answer is none
 			}
 			if e.Prefix == graph.PrefixOf(id) && l.has(e.Place) {
 				spots = append(spots, spot{layer: l, revision: Revision(e.Place.Revision), position: e.Place.Position})
