@@ -16,7 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-func snapshot(t *testing.T, e engine.Engine) []engine.Pair {
+func snapshot(t testing.TB, e engine.Engine) []engine.Pair {
 	t.Helper()
 	var out []engine.Pair
 	for p, err := range e.Scan(ctx, engine.Range{}) {

@@ -10,19 +10,19 @@ import (
 
 // at commits a node after another one.
 func at(id string, parent turnstone.NodeID, payload []byte) func(w *world) error {
-	return session(id, func(s *turnstone.Session) error {
-		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(parent), Payload: payload}}})
+	return session(id, func(w *world, s *turnstone.Session) error {
+		_, err := s.Commit(w.ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(parent), Payload: payload}}})
 		return err
 	})
 }
 
 // nodeOf returns the leaf at a revision of a session.
 func nodeOf(w *world, id string, r turnstone.Revision) (turnstone.NodeID, error) {
-	s, err := w.Session(ctx, id)
+	s, err := w.Session(w.ctx, id)
 	if err != nil {
 		return turnstone.NodeID{}, err
 	}
-	st, err := s.Load(ctx, turnstone.Scope{At: r})
+	st, err := s.Load(w.ctx, turnstone.Scope{At: r})
 	if err != nil {
 		return turnstone.NodeID{}, err
 	}
@@ -35,7 +35,7 @@ func sideBranch(w *world) error {
 	if err != nil {
 		return err
 	}
-	root, err := s.Commit(ctx, says([]byte("root")))
+	root, err := s.Commit(w.ctx, says([]byte("root")))
 	if err != nil {
 		return err
 	}
@@ -48,8 +48,8 @@ func eraseNode(id string, r turnstone.Revision) func(w *world) error {
 		node, err := nodeOf(w, id, r)
 		if err == nil {
 			var s *turnstone.Session
-			if s, err = w.Session(ctx, id); err == nil {
-				_, err = s.Erase(ctx, nil, node)
+			if s, err = w.Session(w.ctx, id); err == nil {
+				_, err = s.Erase(w.ctx, nil, node)
 			}
 		}
 		return superseded(fair(err))
@@ -58,20 +58,20 @@ func eraseNode(id string, r turnstone.Revision) func(w *world) error {
 
 func erase(id string, policy turnstone.ChildPolicy) func(w *world) error {
 	return func(w *world) error {
-		_, err := w.Erase(ctx, id, policy, nil)
+		_, err := w.Erase(w.ctx, id, policy, nil)
 		return superseded(fair(err))
 	}
 }
 
 func remove(id string, policy turnstone.ChildPolicy) func(w *world) error {
-	return func(w *world) error { return fair(w.Delete(ctx, id, policy)) }
+	return func(w *world) error { return fair(w.Delete(w.ctx, id, policy)) }
 }
 
 func uploads(id string, content []byte) func(w *world) error {
-	return session(id, func(s *turnstone.Session) error {
-		a, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
+	return session(id, func(w *world, s *turnstone.Session) error {
+		a, err := s.PutAttachment(w.ctx, bytes.NewReader(content), -1, "", "")
 		if err == nil {
-			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
+			_, err = s.Commit(w.ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
 		}
 		return err
 	})
@@ -95,7 +95,7 @@ var forkScenarios = []scenario{
 			return both(err, w.commit("a", saves(noise(6000, 1))), collect(w))
 		},
 		actors: []party{
-			{"fork", all(fork("f", "a"), session("f", func(s *turnstone.Session) error { _, err := s.Checkpoint(ctx, 0); return err }))},
+			{"fork", all(fork("f", "a"), session("f", func(w *world, s *turnstone.Session) error { _, err := s.Checkpoint(w.ctx, 0); return err }))},
 			{"other", all(func(w *world) error { return w.commit("a", saves(noise(6000, 2))) }, pruneTo("a", 1), collect)},
 		},
 	},
@@ -103,11 +103,11 @@ var forkScenarios = []scenario{
 		name: "a fork at a node that is pruned meanwhile", before: sideBranch,
 		actors: []party{
 			{"fork", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
-				st, err := s.Load(ctx, turnstone.Scope{At: 2})
+				st, err := s.Load(w.ctx, turnstone.Scope{At: 2})
 				if err != nil {
 					return fair(err)
 				}
@@ -115,7 +115,7 @@ var forkScenarios = []scenario{
 				if err != nil {
 					return fair(err)
 				}
-				got, err := f.Load(ctx, turnstone.Scope{})
+				got, err := f.Load(w.ctx, turnstone.Scope{})
 				if err == nil && len(got.Nodes) != 2 {
 					err = fmt.Errorf("the fork has %d nodes", len(got.Nodes))
 				}
@@ -145,11 +145,11 @@ var forkScenarios = []scenario{
 		}),
 		actors: []party{
 			{"erase", func(w *world) error {
-				s, err := w.Session(ctx, "f")
+				s, err := w.Session(w.ctx, "f")
 				if err == nil {
 					var st *turnstone.State
-					if st, err = s.Load(ctx, turnstone.Scope{}); err == nil {
-						_, err = s.Erase(ctx, nil, st.Leaf)
+					if st, err = s.Load(w.ctx, turnstone.Scope{}); err == nil {
+						_, err = s.Erase(w.ctx, nil, st.Leaf)
 					}
 				}
 				return superseded(fair(err))
@@ -168,7 +168,7 @@ var forkScenarios = []scenario{
 		name: "a session is renamed while it is erased", before: all(made("a", big), collect),
 		actors: []party{
 			{"erase", erase("a", turnstone.KeepChildren)},
-			{"rename", func(w *world) error { return fair(w.Rename(ctx, "a", "b")) }},
+			{"rename", func(w *world) error { return fair(w.Rename(w.ctx, "a", "b")) }},
 		},
 	},
 	{
@@ -176,7 +176,7 @@ var forkScenarios = []scenario{
 		actors: []party{
 			{"erase", erase("a", turnstone.KeepChildren)},
 			{"again", func(w *world) error {
-				if err := w.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
+				if err := w.Delete(w.ctx, "a", turnstone.KeepChildren); err != nil {
 					return err
 				}
 				_, err := w.create(turnstone.Request{ID: "a"})
@@ -215,7 +215,7 @@ var forkScenarios = []scenario{
 	{
 		name: "a parent is renamed while it is forked and the fork is deleted", before: all(made("a", big), collect),
 		actors: []party{
-			{"rename", func(w *world) error { return fair(w.Rename(ctx, "a", "b")) }},
+			{"rename", func(w *world) error { return fair(w.Rename(w.ctx, "a", "b")) }},
 			{"fork", all(fork("f", "a"), remove("f", turnstone.KeepChildren))},
 			{"gc", collect},
 		},
@@ -232,7 +232,7 @@ var forkScenarios = []scenario{
 		name: "a commit goes on from a tombstoned node while vacuum erases and prunes",
 		before: all(sideBranch, func(w *world) error {
 			node, err := nodeOf(w, "a", 2)
-			return both(err, session("a", func(s *turnstone.Session) error { return s.Tombstone(ctx, node) })(w))
+			return both(err, session("a", func(w *world, s *turnstone.Session) error { return s.Tombstone(w.ctx, node) })(w))
 		}),
 		actors: []party{
 			{"commit", func(w *world) error {
@@ -253,11 +253,11 @@ var forkScenarios = []scenario{
 		name: "a node is kept by name while its branch is pruned", before: sideBranch,
 		actors: []party{
 			{"keep", func(w *world) error {
-				return session("a", func(s *turnstone.Session) error {
-					err := s.Keep(ctx, "k", 2)
+				return session("a", func(w *world, s *turnstone.Session) error {
+					err := s.Keep(w.ctx, "k", 2)
 					if err == nil {
 						var st *turnstone.State
-						if st, err = s.Load(ctx, turnstone.Scope{At: 2}); err == nil && len(st.Nodes) != 2 {
+						if st, err = s.Load(w.ctx, turnstone.Scope{At: 2}); err == nil && len(st.Nodes) != 2 {
 							err = errors.New("the kept revision shows less")
 						}
 					}

@@ -8,11 +8,11 @@ import (
 )
 
 // session does something with a session that may be gone by then.
-func session(id string, f func(s *turnstone.Session) error) func(w *world) error {
+func session(id string, f func(w *world, s *turnstone.Session) error) func(w *world) error {
 	return func(w *world) error {
-		s, err := w.Session(ctx, id)
+		s, err := w.Session(w.ctx, id)
 		if err == nil {
-			err = f(s)
+			err = f(w, s)
 		}
 		return fair(err)
 	}
@@ -20,19 +20,19 @@ func session(id string, f func(s *turnstone.Session) error) func(w *world) error
 
 // next commits a version of a part with the version before at hand: as a delta.
 func next(id string, i int) func(w *world) error {
-	return session(id, func(s *turnstone.Session) error {
-		if _, err := s.Checkpoint(ctx, 0); err != nil {
+	return session(id, func(w *world, s *turnstone.Session) error {
+		if _, err := s.Checkpoint(w.ctx, 0); err != nil {
 			return err
 		}
 		c := saves(version(i))
 		c.Expected = turnstone.AnyRevision
-		_, err := s.Commit(ctx, c)
+		_, err := s.Commit(w.ctx, c)
 		return err
 	})
 }
 
 func pruneTo(id string, keep turnstone.Retention) func(w *world) error {
-	return session(id, func(s *turnstone.Session) error { _, err := s.Prune(ctx, keep); return err })
+	return session(id, func(w *world, s *turnstone.Session) error { _, err := s.Prune(w.ctx, keep); return err })
 }
 
 func fork(id, parent string) func(w *world) error {
@@ -44,8 +44,8 @@ func fork(id, parent string) func(w *world) error {
 
 // reads reads a checkpoint part, which must be one of the versions.
 func reads(id string, versions ...int) func(w *world) error {
-	return session(id, func(s *turnstone.Session) error {
-		parts, err := s.Checkpoint(ctx, 0)
+	return session(id, func(w *world, s *turnstone.Session) error {
+		parts, err := s.Checkpoint(w.ctx, 0)
 		for _, i := range versions {
 			if err == nil && bytes.Equal(parts["p"], version(i)) {
 				return nil
@@ -77,7 +77,7 @@ func chained(n int) func(w *world) error {
 			if err == nil {
 				c := saves(version(i))
 				c.Expected = turnstone.AnyRevision
-				_, err = s.Commit(ctx, c)
+				_, err = s.Commit(w.ctx, c)
 			}
 		}
 		return err
@@ -103,12 +103,12 @@ var partScenarios = []scenario{
 	},
 	{
 		name:   "a kept revision in a chain is released while vacuum cuts it",
-		before: all(chained(4), session("a", func(s *turnstone.Session) error { return s.Keep(ctx, "k", 2) }), pruneTo("a", 1), collect),
+		before: all(chained(4), session("a", func(w *world, s *turnstone.Session) error { return s.Keep(w.ctx, "k", 2) }), pruneTo("a", 1), collect),
 		actors: []party{
-			{"release", session("a", func(s *turnstone.Session) error { return s.Release(ctx, "k") })},
+			{"release", session("a", func(w *world, s *turnstone.Session) error { return s.Release(w.ctx, "k") })},
 			{"vacuum", vacuum},
-			{"read", session("a", func(s *turnstone.Session) error {
-				parts, err := s.Checkpoint(ctx, 2)
+			{"read", session("a", func(w *world, s *turnstone.Session) error {
+				parts, err := s.Checkpoint(w.ctx, 2)
 				if err == nil && !bytes.Equal(parts["p"], version(1)) {
 					err = errors.New("the kept checkpoint is another")
 				}
@@ -119,7 +119,7 @@ var partScenarios = []scenario{
 	{
 		name: "a revision in a chain is kept while it is pruned and vacuumed", before: all(chained(4), collect),
 		actors: []party{
-			{"keep", session("a", func(s *turnstone.Session) error { return s.Keep(ctx, "k", 2) })},
+			{"keep", session("a", func(w *world, s *turnstone.Session) error { return s.Keep(w.ctx, "k", 2) })},
 			{"vacuum", all(pruneTo("a", 1), vacuum)},
 		},
 	},
@@ -139,7 +139,7 @@ var partScenarios = []scenario{
 		actors: []party{
 			{"f", fork("f", "a")},
 			{"g", fork("g", "a")},
-			{"gone", all(func(w *world) error { return w.Delete(ctx, "a", turnstone.KeepChildren) }, collect)},
+			{"gone", all(func(w *world) error { return w.Delete(w.ctx, "a", turnstone.KeepChildren) }, collect)},
 		},
 	},
 	{
@@ -153,20 +153,20 @@ var partScenarios = []scenario{
 	{
 		name: "the index is derived anew after chains were cut", before: all(chained(3), pruneTo("a", 1), vacuum),
 		actors: []party{
-			{"full", func(w *world) error { _, err := w.GC(ctx, turnstone.GCOptions{Full: true}); return superseded(err) }},
+			{"full", func(w *world) error { _, err := w.GC(w.ctx, turnstone.GCOptions{Full: true}); return superseded(err) }},
 			{"commit", all(next("a", 3), pruneTo("a", 1))},
 		},
 	},
 	{
 		name: "a commit stores much ahead while its part's last version is pruned", before: all(chained(1), collect),
 		actors: []party{
-			{"much", session("a", func(s *turnstone.Session) error {
-				_, err := s.Checkpoint(ctx, 0)
+			{"much", session("a", func(w *world, s *turnstone.Session) error {
+				_, err := s.Checkpoint(w.ctx, 0)
 				if err == nil {
 					c := turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{
 						"m": noise(700<<10, 5), "n": noise(700<<10, 6), "p": version(2),
 					}}
-					_, err = s.Commit(ctx, c)
+					_, err = s.Commit(w.ctx, c)
 				}
 				return err
 			})},
@@ -186,7 +186,7 @@ var partScenarios = []scenario{
 	{
 		name: "a session with a chain is deleted while vacuum cuts the chain", before: all(chained(3), pruneTo("a", 1)),
 		actors: []party{
-			{"delete", func(w *world) error { return w.Delete(ctx, "a", turnstone.KeepChildren) }},
+			{"delete", func(w *world) error { return w.Delete(w.ctx, "a", turnstone.KeepChildren) }},
 			{"vacuum", vacuum},
 		},
 	},

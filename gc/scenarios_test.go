@@ -35,9 +35,9 @@ func tombstoned(w *world) error {
 	if err != nil {
 		return err
 	}
-	r, err := s.Commit(ctx, says([]byte("1"), big))
+	r, err := s.Commit(w.ctx, says([]byte("1"), big))
 	if err == nil {
-		err = s.Tombstone(ctx, r.Nodes[1])
+		err = s.Tombstone(w.ctx, r.Nodes[1])
 	}
 	return both(err, collect(w))
 }
@@ -53,7 +53,7 @@ var blobScenarios = []scenario{
 					return err
 				}
 			}
-			return both(w.commit("a", says(big)), collect(w), w.Delete(ctx, "a", turnstone.KeepChildren))
+			return both(w.commit("a", says(big)), collect(w), w.Delete(w.ctx, "a", turnstone.KeepChildren))
 		},
 		actors: []party{
 			{"gc", collect},
@@ -70,7 +70,7 @@ var blobScenarios = []scenario{
 				}
 			}
 			// The delta is in a commit that gc has not seen; its base is.
-			return both(w.commit("a", saves(version(1))), collect(w), w.commit("a", saves(version(2))), w.Delete(ctx, "a", turnstone.KeepChildren))
+			return both(w.commit("a", saves(version(1))), collect(w), w.commit("a", saves(version(2))), w.Delete(w.ctx, "a", turnstone.KeepChildren))
 		},
 		actors: []party{
 			{"gc", collect},
@@ -87,22 +87,22 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"slow", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err == nil {
-					_, err = s.Checkpoint(ctx, 0) // has version 1 at hand from here on
+					_, err = s.Checkpoint(w.ctx, 0) // has version 1 at hand from here on
 				}
 				if err != nil {
 					return fair(err)
 				}
 				c := saves(version(3))
 				c.Expected = turnstone.AnyRevision
-				_, err = s.Commit(ctx, c)
+				_, err = s.Commit(w.ctx, c)
 				return fair(err)
 			}},
 			{"other", func(w *world) error {
 				err := w.commit("a", saves(noise(7000, 5)))
 				if err == nil {
-					_, err = w.Prune(ctx)
+					_, err = w.Prune(w.ctx)
 				}
 				return fair(err)
 			}},
@@ -118,7 +118,7 @@ var blobScenarios = []scenario{
 			}
 			c := says(big)
 			c.Checkpoint = map[string][]byte{"p": version(1)}
-			_, err = s.Commit(ctx, c)
+			_, err = s.Commit(w.ctx, c)
 			return both(err, collect(w))
 		},
 		actors: []party{
@@ -126,7 +126,7 @@ var blobScenarios = []scenario{
 				_, err := w.create(turnstone.Request{ID: "f", Parent: "a"})
 				return fair(err)
 			}},
-			{"delete", func(w *world) error { return w.Delete(ctx, "a", turnstone.KeepChildren) }},
+			{"delete", func(w *world) error { return w.Delete(w.ctx, "a", turnstone.KeepChildren) }},
 			{"gc", collect},
 		},
 	},
@@ -138,7 +138,7 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"commit", func(w *world) error { return w.commit("a", says(big)) }},
-			{"delete", func(w *world) error { return w.Delete(ctx, "a", turnstone.KeepChildren) }},
+			{"delete", func(w *world) error { return w.Delete(w.ctx, "a", turnstone.KeepChildren) }},
 			{"gc", collect},
 		},
 	},
@@ -150,14 +150,14 @@ var blobScenarios = []scenario{
 			if err == nil {
 				_, err = w.create(turnstone.Request{ID: "f", Parent: "a"})
 			}
-			return both(err, w.Delete(ctx, "a", turnstone.KeepChildren), collect(w))
+			return both(err, w.Delete(w.ctx, "a", turnstone.KeepChildren), collect(w))
 		},
 		actors: []party{
 			{"fork", func(w *world) error {
 				_, err := w.create(turnstone.Request{ID: "g", Parent: "f"})
 				return fair(err)
 			}},
-			{"delete", func(w *world) error { return fair(w.Delete(ctx, "f", turnstone.RefuseChildren)) }},
+			{"delete", func(w *world) error { return fair(w.Delete(w.ctx, "f", turnstone.RefuseChildren)) }},
 			{"vacuum", vacuum},
 		},
 	},
@@ -166,18 +166,18 @@ var blobScenarios = []scenario{
 		before: func(w *world) error {
 			s, err := w.create(turnstone.Request{ID: "a"})
 			if err == nil {
-				_, err = s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
+				_, err = s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
 			}
 			return both(err, collect(w))
 		},
 		actors: []party{
 			{"commit", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
 				ref := turnstone.Attachment{ID: blobSum(upload), Size: 270 << 10}
-				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{ref}}}})
+				_, err = s.Commit(w.ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{ref}}}})
 				return fair(err)
 			}},
 			{"gc", collect},
@@ -188,24 +188,24 @@ var blobScenarios = []scenario{
 		before: func(w *world) error {
 			s, err := w.create(turnstone.Request{ID: "a"})
 			if err == nil {
-				_, err = s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
+				_, err = s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
 			}
 			return both(err, collect(w))
 		},
 		actors: []party{
 			{"upload", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
-				a, err := s.PutAttachment(ctx, bytes.NewReader(upload), -1, "", "")
+				a, err := s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
 				if errors.Is(err, blobExpired) {
 					return nil
 				}
 				if err != nil {
 					return err
 				}
-				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
+				_, err = s.Commit(w.ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
 				return err // it has not expired
 			}},
 			{"gc", collect},
@@ -224,25 +224,25 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"fork", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
-				st, err := s.Load(ctx, turnstone.Scope{At: 1})
+				st, err := s.Load(w.ctx, turnstone.Scope{At: 1})
 				if err == nil {
 					_, err = w.create(turnstone.Request{ID: "f", Parent: "a", ForkNode: st.Leaf})
 				}
 				return fair(err)
 			}},
 			{"load", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err == nil {
-					_, err = s.Checkpoint(ctx, 2)
+					_, err = s.Checkpoint(w.ctx, 2)
 				}
 				return fair(err)
 			}},
 			{"gc", func(w *world) error {
-				_, err := w.Prune(ctx)
+				_, err := w.Prune(w.ctx)
 				return both(err, collect(w))
 			}},
 		},
@@ -258,14 +258,14 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"keep", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err == nil {
-					err = s.Keep(ctx, "k", 1)
+					err = s.Keep(w.ctx, "k", 1)
 				}
 				return fair(err)
 			}},
 			{"gc", func(w *world) error {
-				_, err := w.Prune(ctx)
+				_, err := w.Prune(w.ctx)
 				return both(err, collect(w))
 			}},
 		},
@@ -278,17 +278,17 @@ var blobScenarios = []scenario{
 				err = both(err, w.commit("a", saves(version(i))))
 			}
 			if err == nil {
-				_, err = w.Prune(ctx)
+				_, err = w.Prune(w.ctx)
 			}
-			return both(err, w.Seal(ctx), collect(w))
+			return both(err, w.Seal(w.ctx), collect(w))
 		},
 		actors: []party{
 			{"read", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
-				parts, err := s.Checkpoint(ctx, 0)
+				parts, err := s.Checkpoint(w.ctx, 0)
 				if err == nil && !bytes.Equal(parts["p"], version(2)) && !bytes.Equal(parts["p"], version(1)) {
 					err = errors.New("the checkpoint is another")
 				}
@@ -306,24 +306,24 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"seal", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err == nil {
-					err = s.Seal(ctx)
+					err = s.Seal(w.ctx)
 				}
 				return fair(err)
 			}},
 			{"tombstone", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return fair(err)
 				}
-				st, err := s.Load(ctx, turnstone.Scope{})
+				st, err := s.Load(w.ctx, turnstone.Scope{})
 				if err == nil {
-					err = s.Tombstone(ctx, st.Nodes[0].ID)
+					err = s.Tombstone(w.ctx, st.Nodes[0].ID)
 				}
 				return fair(err)
 			}},
-			{"delete", func(w *world) error { return w.Delete(ctx, "a", turnstone.KeepChildren) }},
+			{"delete", func(w *world) error { return w.Delete(w.ctx, "a", turnstone.KeepChildren) }},
 		},
 	},
 	{
@@ -334,14 +334,14 @@ var blobScenarios = []scenario{
 		},
 		actors: []party{
 			{"seal", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err == nil {
-					err = s.Seal(ctx)
+					err = s.Seal(w.ctx)
 				}
 				return fair(err)
 			}},
 			{"delete", func(w *world) error {
-				return both(w.Delete(ctx, "a", turnstone.KeepChildren), vacuum(w))
+				return both(w.Delete(w.ctx, "a", turnstone.KeepChildren), vacuum(w))
 			}},
 		},
 	},
@@ -352,24 +352,24 @@ var blobScenarios = []scenario{
 			if err != nil {
 				return err
 			}
-			r, err := s.Commit(ctx, says([]byte("root"), []byte("side")))
+			r, err := s.Commit(w.ctx, says([]byte("root"), []byte("side")))
 			if err != nil {
 				return err
 			}
 			c := says([]byte("main"))
 			c.Expected, c.Nodes[0].Parent = 1, turnstone.At(r.Nodes[0])
-			if _, err = s.Commit(ctx, c); err == nil {
-				_, err = s.Prune(ctx, 1)
+			if _, err = s.Commit(w.ctx, c); err == nil {
+				_, err = s.Prune(w.ctx, 1)
 			}
-			return both(err, w.Seal(ctx), collect(w))
+			return both(err, w.Seal(w.ctx), collect(w))
 		},
 		actors: []party{
 			{"rewind", func(w *world) error {
-				s, err := w.Session(ctx, "a")
+				s, err := w.Session(w.ctx, "a")
 				if err != nil {
 					return err
 				}
-				st, err := s.Load(ctx, turnstone.Scope{Full: true})
+				st, err := s.Load(w.ctx, turnstone.Scope{Full: true})
 				if err != nil {
 					return fair(err)
 				}
@@ -377,11 +377,11 @@ var blobScenarios = []scenario{
 				if i < 0 {
 					return nil
 				}
-				r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.At(st.Nodes[i].ID)})
+				r, err := s.Commit(w.ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.At(st.Nodes[i].ID)})
 				if err != nil {
 					return fair(err)
 				}
-				st, err = s.Load(ctx, turnstone.Scope{})
+				st, err = s.Load(w.ctx, turnstone.Scope{})
 				if err == nil && (st.Revision != r.Revision || len(st.Nodes) != 2) {
 					err = fmt.Errorf("%d nodes are on the path at revision %d", len(st.Nodes), st.Revision)
 				}
@@ -406,7 +406,7 @@ var blobScenarios = []scenario{
 				if err != nil {
 					return err
 				}
-				st, err := s.Load(ctx, turnstone.Scope{})
+				st, err := s.Load(w.ctx, turnstone.Scope{})
 				if err == nil && len(st.Nodes) != 1 {
 					err = fmt.Errorf("the fork shows %d nodes", len(st.Nodes))
 				}
@@ -422,7 +422,7 @@ var blobScenarios = []scenario{
 					return err
 				}
 			}
-			return both(w.commit("a", says(big)), collect(w), w.Delete(ctx, "a", turnstone.KeepChildren))
+			return both(w.commit("a", says(big)), collect(w), w.Delete(w.ctx, "a", turnstone.KeepChildren))
 		},
 		actors: []party{
 			{"gc1", collect},

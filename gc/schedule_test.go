@@ -1,7 +1,7 @@
 package gc_test
 
 import (
-	"errors"
+	"context"
 	"flag"
 	"fmt"
 	"testing"
@@ -16,13 +16,8 @@ import (
 // preemptions is how far TestEverySchedule goes; .ci/run asks for 2.
 var preemptions = flag.Int("preemptions", 1, "explore schedules with at most so many preemptions")
 
-// A lazy engine is what a store is opened on before its party takes part: opening
-// is no part of the game.
-type lazy struct{ engine.Engine }
-
-// build returns the scenario on a fresh engine; change may replace the engine of
-// an actor by one that does something wrong.
-func (sc *scenario) build(t testing.TB, change func(party string, e engine.Engine) engine.Engine) func() (enginetest.Scenario, error) {
+// begin returns the records that the parties of the scenario find.
+func (sc *scenario) begin(t testing.TB) *engine.Batch {
 	e := memory.New()
 	w, err := open(e, 0, 0, 0)
 	if err == nil {
@@ -31,35 +26,58 @@ func (sc *scenario) build(t testing.TB, change func(party string, e engine.Engin
 	if err != nil {
 		t.Fatalf("%s: %v", sc.name, err)
 	}
-	var start engine.Batch
-	for p, err := range e.Scan(ctx, engine.Range{}) {
+	return &engine.Batch{Sets: snapshot(t, e)}
+}
+
+// A seat is a party of a scenario that has opened its store, which is no part of the
+// game, and has yet to do its part.
+type seat struct {
+	party
+	world  *world
+	engine *struct{ engine.Engine } // of the store
+}
+
+// seats opens a store for each party.
+func (sc *scenario) seats(e engine.Engine) ([]*seat, error) {
+	var out []*seat
+	for i, p := range sc.actors {
+		at := &struct{ engine.Engine }{e}
+		w, err := open(at, byte(1+i), sc.later, sc.keep)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
-		start.Sets = append(start.Sets, p)
+		out = append(out, &seat{p, w, at})
 	}
+	return out, nil
+}
+
+// play does the party's part on e.
+func (s *seat) play(ctx context.Context, e engine.Engine) error {
+	s.engine.Engine, s.world.ctx = e, ctx
+	defer s.world.Close()
+	return s.run(s.world)
+}
+
+// build returns the scenario on a fresh engine; change may replace the engine of
+// a party by one that does something wrong.
+func (sc *scenario) build(t testing.TB, change func(e engine.Engine) engine.Engine) func() (enginetest.Scenario, error) {
+	start := sc.begin(t)
 	return func() (enginetest.Scenario, error) {
 		e := memory.New()
 		out := enginetest.Scenario{Engine: e, Step: func() error { return reachable(e, false) }, End: func() error { return sc.end(e) }}
-		if err := e.Apply(ctx, &start); err != nil {
+		if err := e.Apply(ctx, start); err != nil {
 			return out, err
 		}
-		for i, p := range sc.actors {
-			at := &lazy{e}
-			w, err := open(at, byte(1+i), sc.later, sc.keep)
-			if err != nil {
-				return out, err
-			}
-			out.Actors = append(out.Actors, enginetest.Actor{Name: p.name, Run: func(e engine.Engine) error {
+		seats, err := sc.seats(e)
+		for _, s := range seats {
+			out.Actors = append(out.Actors, enginetest.Actor{Name: s.name, Run: func(e engine.Engine) error {
 				if change != nil {
-					e = change(p.name, e)
+					e = change(e)
 				}
-				at.Engine = e
-				defer w.Close()
-				return p.run(w)
+				return s.play(ctx, e)
 			}})
 		}
-		return out, nil
+		return out, err
 	}
 }
 
@@ -104,79 +122,4 @@ func TestEverySchedule(t *testing.T) {
 		})
 	}
 	t.Logf("%d schedules, %d steps", all.Schedules, all.Steps)
-}
-
-// Obligation 3: the parties of every scenario, one after the other, cut off at
-// every call of the engine: afterwards all is well, and nothing is left behind.
-func TestCutAtEveryStep(t *testing.T) {
-	cuts := 0
-	for i := range scenarios {
-		if i%testscale.Pick(1, 1, 4) != 0 {
-			continue
-		}
-		sc := &scenarios[i]
-		t.Run(sc.name, func(t *testing.T) {
-			build := sc.build(t, nil)
-			for n, crashed := 1, true; crashed; n++ {
-				for _, applied := range []bool{false, true} {
-					run, err := build()
-					if err != nil {
-						t.Fatal(err)
-					}
-					crashed = false
-					f := &enginetest.Faulty{Engine: run.Engine, Plan: func(c enginetest.Call) enginetest.Fault {
-						crashed = crashed || c.N == n
-						return enginetest.Fault{Crash: c.N == n, Applied: applied}
-					}}
-					for _, a := range run.Actors {
-						if err := a.Run(f); err != nil && !errors.Is(err, engine.ErrClosed) {
-							t.Fatalf("cut at call %d: %s: %v", n, a.Name, err)
-						}
-					}
-					cuts++
-					if err := both(reachable(run.Engine, false), run.End()); err != nil {
-						t.Fatalf("cut at call %d, applied %v: %v", n, applied, err)
-					}
-				}
-			}
-		})
-	}
-	t.Logf("%d cuts", cuts)
-}
-
-// The outcome of an Apply is not known, whether it took effect at once, later or
-// not at all.
-func TestUnknownOutcomes(t *testing.T) {
-	for i := range scenarios {
-		if i%testscale.Pick(1, 1, 4) != 0 {
-			continue
-		}
-		sc := &scenarios[i]
-		t.Run(sc.name, func(t *testing.T) {
-			build := sc.build(t, nil)
-			for n, hit := 1, true; hit; n++ {
-				for _, fault := range []enginetest.Fault{{Err: engine.ErrUnknown}, {Err: engine.ErrUnknown, Applied: true}, {Err: engine.ErrUnknown, Late: true}} {
-					run, err := build()
-					if err != nil {
-						t.Fatal(err)
-					}
-					hit = false
-					f := &enginetest.Faulty{Engine: run.Engine, Plan: func(c enginetest.Call) enginetest.Fault {
-						if hit = hit || c.Apply == n; c.Apply == n {
-							return fault
-						}
-						return enginetest.Fault{}
-					}}
-					for _, a := range run.Actors {
-						if err := a.Run(f); err != nil {
-							t.Fatalf("%+v at apply %d: %s: %v", fault, n, a.Name, err)
-						}
-					}
-					if err := both(reachable(run.Engine, false), run.End()); err != nil {
-						t.Fatalf("%+v at apply %d: %v", fault, n, err)
-					}
-				}
-			}
-		})
-	}
 }

@@ -34,7 +34,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 // another process would.
 type world struct {
 	*turnstone.Store
-	e engine.Engine
+	ctx context.Context // of all that the party does
 }
 
 // open opens the store on e; what is random in it depends on seed.
@@ -46,22 +46,22 @@ func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retent
 	if err != nil {
 		return nil, err
 	}
-	return &world{st, e}, nil
+	return &world{st, ctx}, nil
 }
 
 func (w *world) create(r turnstone.Request) (*turnstone.Session, error) {
-	s, _, err := w.Create(ctx, r)
+	s, _, err := w.Create(w.ctx, r)
 	return s, err
 }
 
 // commit commits to a session; losing to others is part of the game.
 func (w *world) commit(id string, c turnstone.Commit) error {
-	s, err := w.Session(ctx, id)
+	s, err := w.Session(w.ctx, id)
 	if err != nil {
 		return fair(err)
 	}
 	c.Expected = turnstone.AnyRevision
-	_, err = s.Commit(ctx, c)
+	_, err = s.Commit(w.ctx, c)
 	return fair(err)
 }
 
@@ -92,7 +92,7 @@ func saves(part []byte) turnstone.Commit {
 
 // collect is a collector; another one may take over.
 func collect(w *world) error {
-	_, err := w.GC(ctx, turnstone.GCOptions{})
+	_, err := w.GC(w.ctx, turnstone.GCOptions{})
 	if err != nil && strings.Contains(err.Error(), "taken over") {
 		return nil
 	}
@@ -100,7 +100,7 @@ func collect(w *world) error {
 }
 
 func vacuum(w *world) error {
-	_, err := w.Vacuum(ctx, turnstone.VacuumOptions{})
+	_, err := w.Vacuum(w.ctx, turnstone.VacuumOptions{})
 	if err != nil && strings.Contains(err.Error(), "taken over") {
 		return nil
 	}
@@ -108,3 +108,8 @@ func vacuum(w *world) error {
 }
 
 func both(errs ...error) error { return errors.Join(errs...) }
+
+func isCorrupt(err error) bool {
+	var damage *turnstone.CorruptError
+	return errors.As(err, &damage)
+}
