@@ -41,15 +41,15 @@ const (
 )
 
 var (
-	timeout = fmt.Errorf("the database does not answer: %w", context.DeadlineExceeded)
-	unknown = []error{engine.ErrUnknown, context.Canceled}
-	died    = []error{engine.ErrClosed}
+	errTimeout = fmt.Errorf("the database does not answer: %w", context.DeadlineExceeded)
+	unknown    = []error{engine.ErrUnknown, context.Canceled}
+	died       = []error{engine.ErrClosed}
 )
 
 // blows are what may go wrong with any call; the call has no effect.
 var blows = []blow{
 	{name: "unavailable", fault: enginetest.Fault{Err: engine.ErrUnavailable}, errs: []error{engine.ErrUnavailable}},
-	{name: "timed out", fault: enginetest.Fault{Err: timeout}, errs: []error{context.DeadlineExceeded}},
+	{name: "timed out", fault: enginetest.Fault{Err: errTimeout}, errs: []error{context.DeadlineExceeded}},
 	{name: "cancelled", fault: enginetest.Fault{Err: context.Canceled}, cancels: true, errs: []error{context.Canceled}},
 	{name: "dies", fault: enginetest.Fault{Crash: true}, errs: died},
 }

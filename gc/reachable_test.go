@@ -17,8 +17,9 @@ var (
 	blobExpired = blob.ErrExpired
 )
 
-// A model says by itself, from the records alone, what must be there: it shares
-// no code with the collector but the encodings.
+// A model says by itself, from the records alone, what must be there and what must
+// not. It shares no code with package gc, and of the packages that both use only what
+// decodes records.
 type model struct {
 	e     engine.Engine
 	space *keys.Space
@@ -26,6 +27,8 @@ type model struct {
 	root  map[keys.Hash]string // those that a chain of deltas begins with
 	vers  map[string]string    // keys of versions of checkpoint parts that sessions store, and why
 	sess  map[head.Incarnation]bool
+	views []*view
+	packs map[head.Incarnation][]graph.Pack // that were read
 }
 
 // reachable checks that everything that must be there is; with exact, also that
@@ -35,12 +38,29 @@ func reachable(e engine.Engine, exact bool) error {
 	if err != nil {
 		return err
 	}
-	m := &model{e: e, space: space, want: map[keys.Hash]string{}, root: map[keys.Hash]string{}, vers: map[string]string{}, sess: map[head.Incarnation]bool{}}
+	m := &model{
+		e: e, space: space, want: map[keys.Hash]string{}, root: map[keys.Hash]string{}, vers: map[string]string{},
+		sess: map[head.Incarnation]bool{}, packs: map[head.Incarnation][]graph.Pack{},
+	}
 	if err := m.each(keys.Head, m.session); err != nil {
 		return err
 	}
+	if err := m.contents(exact); err != nil {
+		return err
+	}
+	if err := m.uploads(exact); err != nil {
+		return err
+	}
+	if err := m.blobs(exact); err != nil || !exact {
+		return err
+	}
+	return m.strays()
+}
+
+// uploads wants what uploads hold.
+func (m *model) uploads(exact bool) error {
 	uploads := map[head.Incarnation]bool{}
-	err = m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
+	return m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
 		h, err := blob.OpenHold(p.Key, p.Value)
 		inc := head.Incarnation(fields[:16])
 		switch h.Kind {
@@ -57,9 +77,10 @@ func reachable(e engine.Engine, exact bool) error {
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// blobs finds every blob that is wanted, and wants the items of lists.
+func (m *model) blobs(exact bool) error {
 	for h, why := range m.root {
 		if m.want[h] == "" && exact {
 			return fmt.Errorf("blob %x is there for a delta only, of %s", h[:4], why)
@@ -70,30 +91,50 @@ func reachable(e engine.Engine, exact bool) error {
 	for h := range m.want {
 		queue = append(queue, h)
 	}
-	s := blob.New(e, space, blob.DefaultChunking)
 	for len(queue) > 0 {
 		h := queue[0]
 		queue = queue[1:]
-		vs, err := e.Get(ctx, space.Mark(h), space.Blob(h, 0))
+		key := m.space.Blob(h, 0)
+		vs, err := m.e.Get(ctx, m.space.Mark(h), key)
 		if err != nil {
 			return err
 		}
 		if vs[0] == nil || vs[1] == nil {
 			return fmt.Errorf("blob %x of %s is gone: mark %v, bytes %v", h[:4], m.want[h], vs[0] != nil, vs[1] != nil)
 		}
-		deps, err := s.ItemsOf(ctx, h)
+		body, err := codec.Open(key, vs[1], keys.Blob)
 		if err != nil {
 			return err
 		}
-		for _, d := range deps {
-			if m.want[d] == "" {
-				m.want[d] = fmt.Sprintf("%x, which is of %s", h[:4], m.want[h])
-				queue = append(queue, d)
+		d := codec.Decoder{B: body}
+		d.Shape(5)
+		d.ID()
+		d.Uint() // size
+		d.Uint() // number of values
+		items := 0
+		if !d.Null() {
+			items = d.Array(1000)
+		}
+		for range items {
+			d.Shape(2)
+			item := m.space.BlobHash(d.ID())
+			d.Uint()
+			if m.want[item] == "" {
+				m.want[item] = fmt.Sprintf("%x, which is of %s", h[:4], m.want[h])
+				queue = append(queue, item)
 			}
 		}
+		if err := d.Err(); err != nil {
+			return err
+		}
 	}
-	if !exact {
-		return nil
+	return nil
+}
+
+// strays finds records that nothing wants.
+func (m *model) strays() error {
+	if err := m.strayPacks(); err != nil {
+		return err
 	}
 	for _, letter := range []byte{keys.Mark, keys.Blob} {
 		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
@@ -106,7 +147,7 @@ func reachable(e engine.Engine, exact bool) error {
 			return err
 		}
 	}
-	err = m.each(keys.Version, func(p engine.Pair, fields []byte) error {
+	err := m.each(keys.Version, func(p engine.Pair, fields []byte) error {
 		first := append(append([]byte(nil), p.Key[:len(p.Key)-1]...), 0)
 		if m.vers[string(first)] == "" {
 			return fmt.Errorf("version %x of a checkpoint part of session %x is left behind", fields[32:], fields[:4])
@@ -194,6 +235,8 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 		return fmt.Errorf("lifecycle of %s: %w", why, err)
 	}
 	now := map[string]head.Part{}
+	v := &view{inc: inc, floor: life.Floor, last: h.Revision, stones: map[[8]byte]bool{}}
+	m.views = append(m.views, v)
 	if vs[1] != nil {
 		o, err := head.OpenOrigin(originKey, vs[1])
 		if err != nil {
@@ -207,6 +250,7 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 		}
 		for _, a := range o.Ancestors {
 			m.sess[a.Incarnation] = true
+			v.ancestors = append(v.ancestors, a)
 			if err := m.history(a.Incarnation, a.Revision, why+" (inherited)"); err != nil {
 				return err
 			}
@@ -217,6 +261,7 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 		r, err := head.OpenRef(p.Key, p.Value)
 		if err == nil && head.Incarnation(fields[:16]) == inc {
 			refs[r.Revision] = true
+			v.named = max(v.named, r.Revision)
 		}
 		return err
 	})
@@ -241,6 +286,9 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 				}
 			}
 			now = next
+		}
+		if r >= life.Floor {
+			v.leaves = append(v.leaves, c.Leaf)
 		}
 		if r >= life.Floor || refs[r] {
 			for _, part := range now {
@@ -316,19 +364,18 @@ func (m *model) commit(inc head.Incarnation, r head.Revision) (*head.Commit, err
 
 // history wants the nodes of a session up to a revision.
 func (m *model) history(inc head.Incarnation, last head.Revision, why string) error {
+	packs, err := m.packsOf(inc)
+	if err != nil {
+		return err
+	}
 	nodes := map[uint64]int{}
-	for seg, err := range graph.Segments(ctx, m.e, m.space, inc, 1, uint64(last)) {
-		if err != nil {
-			return err
-		}
-		for i := range seg.Packs {
-			p := &seg.Packs[i]
-			nodes[p.Revision] += len(p.Nodes)
-			for j := range p.Nodes {
-				for _, id := range p.Nodes[j].Blobs() {
-					if p.Revision <= uint64(last) {
-						m.want[m.space.BlobHash(id)] = why
-					}
+	for i := range packs {
+		p := &packs[i]
+		nodes[p.Revision] += len(p.Nodes)
+		for j := range p.Nodes {
+			for _, id := range p.Nodes[j].Blobs() {
+				if p.Revision <= uint64(last) {
+					m.want[m.space.BlobHash(id)] = why
 				}
 			}
 		}
