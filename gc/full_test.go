@@ -12,7 +12,7 @@ import (
 // A vacuum that removes a deleted session is cut off at any call; then the index is
 // derived anew, and the next vacuum does the rest.
 func TestAFullCollectionAfterACutVacuumOfADeletedSession(t *testing.T) {
-	for n, cut := 2, true; cut; n++ {
+	for n, cut := 2, true; cut; n++ { // the first call is that of opening
 		e := memory.New()
 		st := openAt(t, e, fixed)
 		s := create(t, st, turnstone.Request{ID: "s"})

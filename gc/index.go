@@ -226,6 +226,9 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 // commits calls f for the commits of inc after one revision up to another, each
 // verified to follow the one before.
 func (r *run) commits(ctx context.Context, inc head.Incarnation, after, last head.Revision, previous head.CommitID, f func(*head.Commit, head.CommitID) error) error {
+	if last <= after {
+		return nil // a Limit of 0 would be none
+	}
 	next := after + 1
 	keysOf := engine.Range{Start: r.space.Commit(inc, uint64(next)), End: r.space.Of(keys.Commit, inc).End, Limit: int(last - after)}
 	for p, err := range r.engine.Scan(ctx, keysOf) {
