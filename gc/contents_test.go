@@ -39,16 +39,25 @@ func (v *view) shows(inc head.Incarnation, revision uint64, position int, id gra
 	return false
 }
 
-// packsOf returns the nodes of an incarnation, with their ids.
+// packsOf returns the nodes of an incarnation, with their ids. Of a deleted one they are
+// those below the floor: vacuum removes the others.
 func (m *model) packsOf(inc head.Incarnation) ([]graph.Pack, error) {
 	if packs, ok := m.packs[inc]; ok {
 		return packs, nil
 	}
 	var last graph.ID
-	key := m.space.Origin(inc)
-	vs, err := m.e.Get(ctx, key)
+	key, lifeKey := m.space.Origin(inc), m.space.Life(inc)
+	vs, err := m.e.Get(ctx, key, lifeKey)
 	if err != nil {
 		return nil, err
+	}
+	life, err := head.OpenLife(lifeKey, vs[1])
+	if err != nil {
+		return nil, fmt.Errorf("lifecycle of %x: %w", inc[:4], err)
+	}
+	end := uint64(math.MaxUint64)
+	if life.State == head.Deleted {
+		end = uint64(life.Floor) - 1
 	}
 	if vs[0] != nil {
 		o, err := head.OpenOrigin(key, vs[0])
@@ -58,11 +67,15 @@ func (m *model) packsOf(inc head.Incarnation) ([]graph.Pack, error) {
 		last = o.Ancestors[len(o.Ancestors)-1].Node
 	}
 	packs := []graph.Pack{}
-	for seg, err := range graph.Segments(ctx, m.e, m.space, inc, 1, math.MaxUint64) {
+	for seg, err := range graph.Segments(ctx, m.e, m.space, inc, 1, end) {
 		if err != nil {
 			return nil, err
 		}
-		packs = append(packs, seg.Packs...)
+		for _, p := range seg.Packs {
+			if p.Revision <= end {
+				packs = append(packs, p)
+			}
+		}
 	}
 	for i := range packs {
 		if last, err = packs[i].Resolve(last); err != nil {

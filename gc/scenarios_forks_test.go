@@ -87,6 +87,9 @@ func made(id string, payloads ...[]byte) func(w *world) error {
 	}
 }
 
+// twoNodes commits a turn of two nodes to session a.
+func twoNodes(w *world) error { return w.commit("a", says(big, []byte("x"))) }
+
 var forkScenarios = []scenario{
 	{
 		name: "a fork at the head while its checkpoint is replaced and pruned",
@@ -265,6 +268,21 @@ var forkScenarios = []scenario{
 				})(w)
 			}},
 			{"vacuum", all(pruneTo("a", 1), vacuum)},
+		},
+	},
+	{
+		name:   "a session that was forked before its first commit is deleted while vacuum runs",
+		before: all(made("a"), fork("f", "a"), twoNodes, twoNodes, twoNodes, collect),
+		actors: []party{{"delete", remove("a", turnstone.KeepChildren)}, {"vacuum", vacuum}},
+	},
+	{
+		name: "the index is derived anew after a deleted session is removed", before: all(chained(3), collect, remove("a", turnstone.KeepChildren)),
+		actors: []party{
+			{"vacuum", vacuum},
+			{"full", func(w *world) error {
+				_, err := w.GC(w.ctx, turnstone.GCOptions{Full: true})
+				return superseded(err)
+			}},
 		},
 	},
 }
