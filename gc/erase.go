@@ -100,6 +100,9 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 		}
 		s := &rewriting{cleaning: c, plan: p, seg: &seg, before: before, last: last}
 		for i := range seg.Packs {
+			if seg.Packs[i].Revision > uint64(last) {
+				break // it goes, and the one before it may have gone when a vacuum was cut off
+			}
 			if before, err = seg.Packs[i].Resolve(before); err != nil {
 				return codec.Corrupt(err, "pack of revision %d of incarnation %x", seg.Packs[i].Revision, c.inc)
 			}
