@@ -1,7 +1,6 @@
 package gc_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -12,335 +11,373 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// seeds is how many histories TestRandomHistories tries.
-var seeds = flag.Uint64("seeds", 0, "how many random histories to try; 0 is what testscale says")
+var (
+	// seeds is how many histories TestRandomHistories tries, firstSeed the first of them.
+	seeds     = flag.Uint64("seeds", 0, "how many random histories to try; 0 is what testscale says")
+	firstSeed = flag.Uint64("seed", 0, "the first random history to try")
+)
 
-// Random histories of sessions, forks, uploads, retention and maintenance, runs of
-// which are cut, or have other calls happen in their middle. After every step
-// everything reachable is there; after two vacuums nothing else is; a dry run says
-// what the run does; a full run finds what the index says.
+// Random histories of sessions, forks, uploads, retention, erasure and maintenance by
+// several hosts. A call of the engine in the middle of what a host does may fail, be the
+// last one of the host, have an unknown outcome, or take effect later; or others do
+// something then. After every step everything reachable is there, and now and then all
+// that was acknowledged is read back. After two vacuums nothing else is there; a dry run
+// says what the run does; a full run finds what the index says.
+//
+// One of them: go test ./gc -run RandomHistories -seed 17 -seeds 1
 func TestRandomHistories(t *testing.T) {
 	n := *seeds
 	if n == 0 {
-		n = testscale.Pick[uint64](60, 30, 8)
+		n = testscale.Pick[uint64](200, 25, 8)
 	}
-	for seed := range n {
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { history(t, seed) }) {
+	struck := map[string]int{}
+	for seed := *firstSeed; seed < *firstSeed+n; seed++ {
+		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { newHistory(t, seed, struck).run() }) {
 			return
+		}
+	}
+	t.Log(struck)
+}
+
+// A history is a store that several hosts have open, and what is known of it.
+type history struct {
+	t    *testing.T
+	rng  *rand.Rand
+	base engine.Engine // beneath the hosts
+	now  time.Time
+	// keeps is set if revisions are kept by name in this history.
+	keeps  bool
+	hosts  []*host
+	opened byte // stores
+	log    []string
+	struck map[string]int // what has gone wrong so far, by kind
+
+	live     []*shadow
+	ever     []*shadow
+	intents  []*intent
+	late     []*lateBatch
+	contents map[turnstone.BlobID][]byte // of uploads
+	next     int                         // number of the next session
+	serial   uint64                      // of the last commit
+	uploaded bool                        // an upload of which nobody knows may hold blobs
+}
+
+// A host has the store open, and dies now and then.
+type host struct {
+	*history
+	store *turnstone.Store
+	busy  bool
+	// strike is what becomes of a call from the n-th on, of the operation that the host is
+	// at, unless it says that it waits for another one.
+	strike func(enginetest.Call) (f enginetest.Fault, waits bool)
+	n      int
+	struck bool // of the operation: something happened in its middle
+	dead   bool
+	errs   []error // that the operation may end with
+	at     *intent
+	its    context.Context // of the operation
+	cancel context.CancelFunc
+}
+
+// ctx is the context of the operation that the host is at.
+func (x *host) ctx() context.Context { return x.its }
+
+// A lateBatch takes effect when so many calls were made since.
+type lateBatch struct {
+	batch *engine.Batch
+	calls int
+	of    *intent
+}
+
+func newHistory(t *testing.T, seed uint64, struck map[string]int) *history {
+	h := &history{
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), base: memory.New(), now: epoch, keeps: seed%2 == 0, struck: struck,
+		contents: map[turnstone.BlobID][]byte{},
+	}
+	for range 3 {
+		h.hosts = append(h.hosts, h.host(h.base))
+	}
+	return h
+}
+
+func (h *history) options() *turnstone.Options {
+	h.opened++
+	return &turnstone.Options{
+		NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 8000, Now: func() time.Time { return h.now }, UploadTTL: time.Hour,
+		Random: rand.NewChaCha8([32]byte{byte(h.rng.Uint32()), byte(h.rng.Uint32()), h.opened}),
+	}
+}
+
+// host opens the store as a host that may die.
+func (h *history) host(e engine.Engine) *host {
+	x := &host{history: h}
+	var err error
+	x.store, err = turnstone.Open(ctx, &enginetest.Faulty{Engine: e, Plan: x.plan}, h.options())
+	if err != nil {
+		h.t.Fatal("open:", err)
+	}
+	return x
+}
+
+// observer opens the store anew, with nothing at hand, to look at what stands there.
+func (h *history) observer() *turnstone.Store {
+	st, err := turnstone.Open(ctx, h.base, &turnstone.Options{NoAutoSeal: true, MustExist: true, Now: func() time.Time { return h.now }})
+	if err != nil {
+		h.t.Fatal("open:", err)
+	}
+	return st
+}
+
+func (h *history) say(format string, args ...any) {
+	h.log = append(h.log, fmt.Sprintf(format, args...))
+}
+
+func (h *history) run() {
+	defer func() {
+		if h.t.Failed() {
+			for _, l := range h.log[max(0, len(h.log)-60):] {
+				h.t.Log(l)
+			}
+		}
+	}()
+	for range 30 + h.rng.IntN(60) {
+		h.step(operations())
+		if h.rng.IntN(12) == 0 {
+			h.readBack(func() bool { return h.rng.IntN(4) == 0 })
+		}
+	}
+	for _, l := range h.late {
+		h.land(l)
+	}
+	h.late = nil
+	h.must("at last", h.lookAgain())
+	h.readBack(func() bool { return true })
+	h.end()
+}
+
+// step does something at random, on a host that is not at anything.
+func (h *history) step(of []operation) {
+	var free []*host
+	for _, x := range h.hosts {
+		if !x.busy {
+			free = append(free, x)
+		}
+	}
+	x := free[h.rng.IntN(len(free))]
+	total := 0
+	for _, o := range of {
+		total += o.weight
+	}
+	n := h.rng.IntN(total)
+	for _, o := range of {
+		if n -= o.weight; n >= 0 {
+			continue
+		}
+		if o.alone || len(h.live) > 0 {
+			x.busy = true
+			o.do(x)
+			x.busy = false
+		}
+		break
+	}
+	if x.dead {
+		for i := range h.hosts {
+			if h.hosts[i] == x {
+				h.hosts[i] = h.host(h.base)
+			}
+		}
+	}
+	h.must("after the step", h.lookAgain())
+	h.must("after the step", reachable(h.base, false))
+}
+
+func (h *history) must(what string, err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// readBack reads what was acknowledged, and what choose says of it in full.
+func (h *history) readBack(choose func() bool) {
+	for _, s := range h.live {
+		hd, err := h.observer().Session(ctx, s.id)
+		if err == nil {
+			err = s.check(hd, h.contents, choose)
+		}
+		if err != nil {
+			h.t.Fatalf("what %s has acknowledged: %v", s.id, err)
 		}
 	}
 }
 
-func history(t *testing.T, seed uint64) {
-	he := &hooked{Engine: memory.New(), on: func() {}}
-	var e engine.Engine = he
-	rng := rand.New(rand.NewPCG(seed, 1))
-	now := epoch
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 8000, Now: func() time.Time { return now }, UploadTTL: time.Hour, Random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	keeps := seed%2 == 0
-	var log []string
-	defer func() {
-		if t.Failed() {
-			n := len(log)
-			for _, l := range log[max(0, n-60):] {
-				t.Log(l)
-			}
-		}
-	}()
-	type sess struct {
-		id    string
-		nodes []turnstone.NodeID
-		att   []turnstone.Attachment
-	}
-	var live []*sess
-	next, fresh := 0, 0
-	pool := func() []byte {
-		i := rng.IntN(10)
-		if i < 7 {
-			return version(i)
-		}
-		return noise(6000+i, uint64(i))
-	}
-	part := func() []byte {
-		if keeps {
-			fresh++
-			return version(100 + fresh)
-		}
-		return pool()
-	}
-	ok := func(err error) bool {
-		if err == nil {
-			return true
-		}
-		if fair(err) != nil && !errors.Is(err, turnstone.ErrInvalid) && !errors.Is(err, turnstone.ErrExists) && !errors.Is(err, turnstone.ErrRevisionNotFound) && !errors.Is(err, turnstone.ErrBlobNotFound) {
-			t.Fatalf("op: %v", err)
-		}
-		return false
-	}
-	open := func(s *sess) *turnstone.Session {
-		h, err := st.Session(ctx, s.id)
-		if err != nil {
-			t.Fatal(s.id, err)
-		}
-		return h
-	}
-	count, hit := 0, 0
-	var fire func()
-	he.on = func() {
-		count++
-		if fire != nil && count == hit {
-			f := fire
-			fire = nil
-			f()
-		}
-	}
-	var act func(step int)
-	gctx := func() context.Context {
-		c, cancel := context.WithCancel(ctx)
-		t.Cleanup(cancel)
-		count, hit = 0, rng.IntN(60)
-		switch rng.IntN(5) {
-		case 0:
-			log = append(log, fmt.Sprint("cut at ", hit))
-			fire = cancel
-		case 1, 2:
-			k := 1 + rng.IntN(3)
-			fire = func() {
-				log = append(log, fmt.Sprint("nested at ", hit))
-				for range k {
-					act(-1)
-				}
-				log = append(log, "end nested")
-			}
-		}
-		return c
-	}
-	cutok := func(err error) error {
-		fire = nil
-		if errors.Is(err, context.Canceled) || errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
-			return nil
-		}
-		return err
-	}
-	act = func(step int) {
-		op := rng.IntN(40)
-		if step < 0 {
-			op = rng.IntN(30)
-		}
-		if len(live) == 0 {
-			op = 0
-		}
-		var s *sess
-		var h *turnstone.Session
-		if len(live) > 0 {
-			s = live[rng.IntN(len(live))]
-			h = open(s)
-		}
-		say := func(f string, a ...any) {
-			l := fmt.Sprintf("%d: ", step) + fmt.Sprintf(f, a...)
-			log = append(log, l)
-		}
-		switch {
-		case op < 2:
-			next++
-			n := &sess{id: fmt.Sprint("s", next)}
-			say("create %s", n.id)
-			_, _, err := st.Create(ctx, turnstone.Request{ID: n.id})
-			ok(err)
-			live = append(live, n)
-		case op < 6:
-			next++
-			n := &sess{id: fmt.Sprint("s", next)}
-			r := turnstone.Request{ID: n.id, Parent: s.id}
-			k := -1
-			if len(s.nodes) > 0 && rng.IntN(2) == 0 {
-				k = rng.IntN(len(s.nodes))
-				r.ForkNode = s.nodes[k]
-			}
-			_, _, err := st.Create(ctx, r)
-			say("fork %s of %s at %d: %v", n.id, s.id, k, err)
-			if ok(err) {
-				if state, err := open(n).Load(ctx, turnstone.Scope{}); err != nil {
-					t.Fatal("load fork", err)
-				} else {
-					for _, x := range state.Nodes {
-						n.nodes = append(n.nodes, x.ID)
-					}
-				}
-				n.att = append(n.att, s.att...)
-				live = append(live, n)
-			}
-		case op < 20:
-			c := turnstone.Commit{Expected: turnstone.AnyRevision}
-			for range rng.IntN(3) {
-				n := turnstone.NewNode{Kind: "u", Payload: pool()}
-				if rng.IntN(3) == 0 {
-					n.Payload = fmt.Append(nil, step)
-				}
-				if len(s.att) > 0 && rng.IntN(3) == 0 {
-					n.Attachments = append(n.Attachments, s.att[rng.IntN(len(s.att))])
-				}
-				c.Nodes = append(c.Nodes, n)
-			}
-			if len(s.nodes) > 0 && rng.IntN(4) == 0 {
-				at := turnstone.At(s.nodes[rng.IntN(len(s.nodes))])
-				if len(c.Nodes) > 0 {
-					c.Nodes[0].Parent = at
-				} else {
-					c.Leaf = at
-				}
-			}
-			c.Checkpoint = map[string][]byte{}
-			for _, p := range []string{"p", "q"} {
-				switch rng.IntN(5) {
-				case 0, 1, 2:
-					c.Checkpoint[p] = part()
-				case 3:
-					c.Drop = append(c.Drop, p)
-				}
-			}
-			r, err := h.Commit(ctx, c)
-			say("commit %s: %d nodes, parts %d, drop %v: %d %v", s.id, len(c.Nodes), len(c.Checkpoint), c.Drop, r.Revision, err)
-			if ok(err) {
-				s.nodes = append(s.nodes, r.Nodes...)
-			}
-		case op < 22:
-			i := rng.IntN(len(live))
-			s = live[i]
-			say("delete %s", s.id)
-			ok(st.Delete(ctx, s.id, turnstone.KeepChildren))
-			live = append(live[:i], live[i+1:]...)
-		case op < 24:
-			k := 1 + rng.IntN(3)
-			m, err := h.Prune(ctx, turnstone.Retention(k))
-			say("prune %s %d: %v", s.id, k, m)
-			ok(err)
-		case op < 26:
-			if keeps {
-				if rng.IntN(2) == 0 {
-					r := rng.IntN(6)
-					err := h.Keep(ctx, fmt.Sprint("k", rng.IntN(3)), turnstone.Revision(r))
-					say("keep %s %d: %v", s.id, r, err)
-					ok(err)
-				} else {
-					say("release %s", s.id)
-					ok(h.Release(ctx, fmt.Sprint("k", rng.IntN(3))))
-				}
-			}
-		case op < 28:
-			if len(s.nodes) > 0 {
-				k := rng.IntN(len(s.nodes))
-				err := h.Tombstone(ctx, s.nodes[k])
-				say("tombstone %s %d: %v", s.id, k, err)
-				ok(err)
-			}
-		case op < 30:
-			b := pool()
-			if rng.IntN(3) == 0 {
-				b = noise(300_000, uint64(rng.IntN(2)))
-			}
-			a, err := h.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
-			say("upload %s %d: %v", s.id, len(b), err)
-			if ok(err) {
-				s.att = append(s.att, a)
-			}
-		case op < 33:
-			plan, err := st.GC(ctx, turnstone.GCOptions{DryRun: true})
-			if err != nil {
-				t.Fatal("plan", err)
-			}
-			if rng.IntN(2) == 0 {
-				_, err := st.GC(gctx(), turnstone.GCOptions{})
-				if cutok(err) != nil {
-					t.Fatal("gc", err)
-				}
-				say("gc")
-				return
-			}
-			r, err := st.GC(ctx, turnstone.GCOptions{})
-			if err != nil {
-				t.Fatal("gc", err)
-			}
-			say("gc: %+v", *r)
-			plan.Duration = r.Duration
-			if *plan != *r {
-				t.Fatalf("plan %+v, run %+v", *plan, *r)
-			}
-		case op < 34:
-			say("gc of %s", s.id)
-			if _, err := h.GC(gctx()); cutok(err) != nil {
-				t.Fatal("gc session", err)
-			}
-		case op < 35:
-			c := gctx()
-			armed := fire != nil
-			r, err := st.GC(c, turnstone.GCOptions{Full: true})
-			say("full: %+v %v", r, err)
-			err = cutok(err)
-			if err != nil || r != nil && r.Repaired && !armed {
-				t.Fatal("full", err, r)
-			}
-		case op < 36:
-			say("vacuum")
-			if _, err := st.Vacuum(gctx(), turnstone.VacuumOptions{}); cutok(err) != nil {
-				t.Fatal("vacuum", err)
-			}
-		case op < 37:
-			say("vacuum of %s", s.id)
-			if _, err := h.Vacuum(gctx()); cutok(err) != nil {
-				t.Fatal("vacuum session", err)
-			}
-		case op < 38:
-			say("later")
-			now = now.Add(time.Duration(rng.IntN(90)) * time.Minute)
-		case op < 39:
-			say("seal %s", s.id)
-			ok(h.Seal(ctx))
-		default:
-			next++
-			id := fmt.Sprint("s", next)
-			say("rename %s %s", s.id, id)
-			if ok(st.Rename(ctx, s.id, id)) {
-				s.id = id
-			}
-		}
-		if err := reachable(he.Engine, false); err != nil {
-			t.Fatal("step", step, err)
-		}
-	}
-	for step := range 30 + rng.IntN(60) {
-		act(step)
-	}
-	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
-		t.Fatal("verify:", err, v.Problems)
-	}
-	now = now.Add(3 * time.Hour)
+// end vacuums twice, after which all is well and nothing is left behind.
+func (h *history) end() {
+	st := h.observer()
+	h.healthy(st)
+	h.now = h.now.Add(3 * time.Hour)
 	for range 2 {
-		if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
-			t.Fatal("vacuum", err)
-		}
+		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+		h.must("vacuum", err)
 	}
-	if err := reachable(e, true); err != nil {
-		t.Error("exact:", err)
-	}
+	h.must("exact", reachable(h.base, true))
+	h.noSecrets(h.ever...)
 	r, err := st.GC(ctx, turnstone.GCOptions{Full: true})
 	if err != nil || r.Repaired || r.Deleted != 0 {
-		t.Error("full at the end", err, r)
+		h.t.Errorf("full at the end: %+v, %v", r, err)
 	}
-	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
-		t.Error("verify:", err, v.Problems)
+	h.healthy(st)
+	h.readBack(func() bool { return true })
+}
+
+func (h *history) healthy(st *turnstone.Store) {
+	h.t.Helper()
+	v, err := st.Verify(ctx, nil)
+	h.must("verify", err)
+	if !v.OK() {
+		h.t.Fatal("verify:", v.Problems)
 	}
-	for _, s := range live {
-		h := open(s)
-		if _, err := h.Load(ctx, turnstone.Scope{}); err != nil {
-			t.Error("load", s.id, err)
+}
+
+// noSecrets looks for payloads of nodes of some sessions that no session shows.
+func (h *history) noSecrets(of ...*shadow) {
+	shown := map[turnstone.NodeID]bool{}
+	for _, s := range h.live {
+		for id, n := range s.nodes {
+			shown[id] = shown[id] || !n.dead
 		}
 	}
+	for _, s := range of {
+		for id, n := range s.nodes {
+			if n.secret && !shown[id] && holds(h.base, n.payload) {
+				h.t.Fatalf("the payload of node %.8s, which %s has had, is in the records", id, s.id)
+			}
+		}
+	}
+}
+
+// plan is what becomes of a call of the host.
+func (x *host) plan(c enginetest.Call) enginetest.Fault {
+	for i := 0; i < len(x.late); i++ {
+		if x.late[i].calls--; x.late[i].calls <= 0 {
+			x.land(x.late[i])
+			x.late = append(x.late[:i], x.late[i+1:]...)
+			i--
+		}
+	}
+	if x.n--; x.strike == nil || x.n > 0 {
+		return enginetest.Fault{}
+	}
+	f, waits := x.strike(c)
+	if !waits {
+		x.strike, x.struck = nil, true
+	}
+	return f
+}
+
+func (h *history) land(l *lateBatch) {
+	err := h.base.Apply(ctx, l.batch)
+	if l.of != nil {
+		l.of.late--
+	}
+	h.say("a late batch lands: %v", err)
+}
+
+// arm makes something happen in the middle of the host's next operation, now and then.
+func (x *host) arm(in *intent, calls int) context.Context {
+	x.calm(in)
+	x.n = 1 + x.rng.IntN(calls)
+	b := hostBlow{"others", false, (*host).others}
+	if x.rng.IntN(4) > 0 {
+		b = blowsOfHosts[x.rng.IntN(len(blowsOfHosts))]
+	}
+	if x.rng.IntN(3) == 0 {
+		x.strike = func(c enginetest.Call) (enginetest.Fault, bool) {
+			if b.applies && c.Op != "Apply" {
+				return enginetest.Fault{}, true
+			}
+			x.history.struck[b.name]++
+			x.say("  %s at call %d, %s", b.name, c.N, c.Op)
+			return b.strike(x, c), false
+		}
+	}
+	return x.its
+}
+
+// calm begins an operation in whose middle nothing happens.
+func (x *host) calm(in *intent) {
+	x.its, x.cancel = context.WithCancel(ctx)
+	x.t.Cleanup(x.cancel)
+	x.strike, x.struck, x.errs, x.at = nil, false, nil, in
+	if in != nil {
+		x.intents = append(x.intents, in)
+		in.flying = true
+	}
+}
+
+// ended is called with the error of the host's operation. It reports whether the outcome
+// is unknown.
+func (x *host) ended(what string, err error) (unknown bool) {
+	in := x.at
+	x.strike, x.at = nil, nil
+	x.say("%s: %v", what, err)
+	var damage *turnstone.CorruptError
+	switch {
+	case errors.As(err, &damage):
+		x.t.Fatalf("%s: %v", what, err)
+	case err == nil, x.struck && x.excused(err), expected(err):
+	default:
+		x.t.Fatalf("%s: %v", what, err)
+	}
+	if in != nil {
+		in.flying = false
+		if unknown = err != nil && (x.dead || errors.Is(err, turnstone.ErrOutcomeUnknown) || errors.Is(err, turnstone.ErrIncomplete)); !unknown {
+			x.known(what, in, err)
+		}
+	}
+	x.must(what, x.lookAgain())
+	return unknown
+}
+
+// known is called with an intent whose outcome err tells.
+func (x *host) known(what string, in *intent, err error) {
+	if err != nil { // what is seen of it from here on was not announced
+		if x.forget(in); in.happened {
+			x.t.Fatalf("%s has failed, and stands", what)
+		}
+		x.must(what, x.look(in))
+		return
+	}
+	x.must(what, x.look(in))
+	others := x.struck && (in.name != "" || in.to != "" || in.removes) // may have undone it, or renamed the session before
+	if !in.holds() && !others {
+		x.t.Fatalf("%s was acknowledged, and does not stand", what)
+	}
+	x.forget(in)
+}
+
+// excused reports whether an error is what was done to the operation.
+func (x *host) excused(err error) bool {
+	for _, e := range x.errs {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// expected reports whether an operation may end with err although nothing failed.
+func expected(err error) bool {
+	for _, e := range []error{turnstone.ErrInvalid, turnstone.ErrExists, turnstone.ErrRevisionNotFound, turnstone.ErrBlobNotFound, gc.ErrSuperseded} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return fair(err) == nil
 }
