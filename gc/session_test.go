@@ -3,6 +3,7 @@ package gc_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -35,6 +36,7 @@ func TestANodeIsErasedInManyForks(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	s := create(t, st, turnstone.Request{ID: "0"})
+	all := []string{"0", "1", "2", "3", "4", "5"}
 	r := commit(t, s, turnstone.Commit{Nodes: says(noise(6000, 1)).Nodes, Checkpoint: map[string][]byte{"p": version(0)}})
 	for i := range 5 {
 		s = create(t, st, turnstone.Request{ID: fmt.Sprint(i + 1), Parent: fmt.Sprint(i)})
@@ -47,10 +49,11 @@ func TestANodeIsErasedInManyForks(t *testing.T) {
 		}
 		rc, err := x.Erase(ctx, nil, r.Nodes[0])
 		if err != nil {
-			t.Error(i, err)
-			continue
+			t.Fatal(i, err)
 		}
-		t.Log(i, "gone", rc.Gone, "held by", rc.HeldBy, "shared", rc.SharedBy)
+		if gone := i == 0; !slices.Equal(rc.HeldBy, all[:i]) || (rc.Gone == 1) != gone || len(rc.SharedBy) > 0 {
+			t.Errorf("node erased in %d: gone %d, held by %v, shared by %v", i, rc.Gone, rc.HeldBy, rc.SharedBy)
+		}
 	}
 	if holds(e, noise(6000, 1)[:64]) {
 		t.Error("left")
@@ -58,10 +61,11 @@ func TestANodeIsErasedInManyForks(t *testing.T) {
 	for i := range 5 {
 		rc, err := st.Erase(ctx, fmt.Sprint(i), turnstone.KeepChildren, nil)
 		if err != nil {
-			t.Error(i, err)
-			continue
+			t.Fatal(i, err)
 		}
-		t.Log(i, "gone", rc.Gone, "held by", rc.HeldBy, "shared", rc.SharedBy)
+		if !slices.Equal(rc.HeldBy, all[i+1:]) || len(rc.SharedBy) > 0 {
+			t.Errorf("session %d erased: held by %v, shared by %v", i, rc.HeldBy, rc.SharedBy)
+		}
 	}
 	parts, err := s.Checkpoint(ctx, 0)
 	if err != nil || !bytes.Equal(parts["p"], version(5)) {
@@ -69,8 +73,12 @@ func TestANodeIsErasedInManyForks(t *testing.T) {
 	}
 	healthy(t, st)
 	rc, err := st.Erase(ctx, "5", turnstone.KeepChildren, nil)
-	t.Log("5", rc, err)
-	vacuumed(t, st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rc.HeldBy) > 0 || rc.Gone == 0 || rc.Gone != rc.Vacuum.Deleted {
+		t.Errorf("the last one erased: %+v, vacuum has deleted %d", *rc, rc.Vacuum.Deleted)
+	}
 	if err := reachable(e, true); err != nil {
 		t.Error(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,33 +17,15 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// A slow engine takes its time for every call.
-type slow struct {
-	engine.Engine
-	wait time.Duration
-}
-
-func (s *slow) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	time.Sleep(s.wait)
-	return s.Engine.Get(ctx, ks...)
-}
-
-func (s *slow) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	time.Sleep(s.wait)
-	return s.Engine.Scan(ctx, r)
-}
-
-func (s *slow) Apply(ctx context.Context, b *engine.Batch) error {
-	time.Sleep(s.wait)
-	return s.Engine.Apply(ctx, b)
-}
-
 // G7: vacuum and erasure end beside maintenance that begins again and again, in the same
 // store and in another one, and beside writers, on a slow engine.
 func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 	for _, separate := range []bool{false, true} {
 		t.Run(fmt.Sprintf("separate=%v", separate), func(t *testing.T) {
-			e := &slow{Engine: memory.New()}
+			var wait atomic.Int64 // how long each call takes
+			e := &enginetest.Faulty{Engine: memory.New(), Plan: func(enginetest.Call) enginetest.Fault {
+				return enginetest.Fault{Latency: time.Duration(wait.Load())}
+			}}
 			open := func() *turnstone.Store {
 				st, err := turnstone.Open(ctx, e, nil)
 				if err != nil {
@@ -63,7 +44,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 			for i := range writers {
 				create(t, st, turnstone.Request{ID: fmt.Sprint("busy", i)})
 			}
-			e.wait = time.Duration(testscale.Pick(5, 1, 1)) * time.Millisecond
+			wait.Store(int64(testscale.Pick(5, 1, 1)) * int64(time.Millisecond))
 			maintained := st
 			if separate {
 				maintained = other
@@ -155,9 +136,9 @@ func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
 	}
 	working := make(chan struct{})
 	var once sync.Once
-	crawling := &hooked{Engine: e, on: func() {
-		time.Sleep(5 * time.Millisecond)
+	crawling := &enginetest.Faulty{Engine: e, Plan: func(enginetest.Call) enginetest.Fault {
 		once.Do(func() { close(working) })
+		return enginetest.Fault{Latency: 5 * time.Millisecond}
 	}}
 	result := make(chan error)
 	go func() {
