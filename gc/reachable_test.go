@@ -168,7 +168,7 @@ func (m *model) strays() error {
 			return err
 		}
 	}
-	for _, letter := range []byte{keys.Candidate, keys.Detached, keys.Dirty} {
+	for _, letter := range []byte{keys.Candidate, keys.Detached, keys.Dirty, keys.Stale, keys.Loose} {
 		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
 			return fmt.Errorf("record %q of %x is left behind", letter, fields[:4])
 		})
