@@ -123,7 +123,7 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 }
 
 // family returns an incarnation and what Delete deletes with it: its children, and for a
-// repeated call attached forks that the call before has deleted.
+// repeated call attached forks that the call before has deleted. Nobody holds those.
 func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPolicy) ([]head.Incarnation, error) {
 	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
 	for i := 0; policy == CascadeChildren && i < len(out); i++ {
@@ -136,9 +136,11 @@ func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPo
 			return nil, err
 		}
 		for _, fork := range forks[1:] {
-			if life, err := s.lifeOf(ctx, fork); err != nil {
+			gone, err := s.unheld(ctx, fork)
+			if err != nil {
 				return nil, err
-			} else if life != nil && life.State == head.Deleted {
+			}
+			if gone {
 				kids = append(kids, fork)
 			}
 		}
@@ -150,6 +152,26 @@ func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPo
 		}
 	}
 	return out, nil
+}
+
+// unheld reports whether an incarnation is deleted, as are all forks of it, and vacuum has
+// not removed it yet.
+func (s *Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
+	life, err := s.lifeOf(ctx, inc)
+	if err != nil || life == nil || life.State == head.Live {
+		return false, err
+	}
+	forks, err := s.forksOf(ctx, []head.Incarnation{inc})
+	if err != nil {
+		return false, err
+	}
+	for _, fork := range forks[1:] {
+		life, err := s.lifeOf(ctx, fork)
+		if err != nil || life != nil && life.State == head.Live {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // Erase tombstones nodes and removes their content from the store's files, as far

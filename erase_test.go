@@ -203,6 +203,23 @@ func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 	}
 }
 
+// The receipt of an Erase with CascadeChildren knows nothing of forks that were deleted
+// before, and that other sessions hold.
+func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := mustSession(t, st, turnstone.Request{ID: "p"})
+	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
+	mustSession(t, st, turnstone.Request{ID: "k", Parent: "f"})
+	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("2"))})
+	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, nil)
+	if err != nil || len(r.HeldBy) > 0 {
+		t.Errorf("%v %+v", err, r)
+	}
+}
+
 func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	secret := noise(3000, 1)
 	e := memory.New()

@@ -128,7 +128,7 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 	if err := checkPace("vacuum", o.Pace); err != nil {
 		return nil, err
 	}
-	run := gc.Options{Progress: o.Progress, Pace: o.Pace, Seal: s.sealIncarnation}
+	run := gc.Options{Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext}
 	if o.Session != "" {
 		ses, err := s.Session(ctx, o.Session)
 		if err != nil {

@@ -20,7 +20,7 @@ import (
 
 // Seal seals what the session has gathered, also when it is little, and compresses
 // again what was sealed in the background.
-func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true, nil) }
+func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
 // Seal seals what all sessions have gathered.
 func (s *Store) Seal(ctx context.Context) error {
@@ -53,22 +53,24 @@ func (s *Store) Seal(ctx context.Context) error {
 	}
 }
 
-// sealIncarnation is Session.Seal of an incarnation, if it lives.
-func (s *Store) sealIncarnation(ctx context.Context, inc head.Incarnation, step func(context.Context) error) error {
+// sealNext is one attempt to seal the next segment of an incarnation, if it lives. It
+// reports whether there may be another one. engine.ErrConflict: the session changed
+// meanwhile.
+func (s *Store) sealNext(ctx context.Context, inc head.Incarnation) (more bool, err error) {
 	ses, err := s.byIncarnation(ctx, inc)
 	if err != nil || ses == nil {
-		return err
+		return false, err
 	}
-	if err := ses.seal(ctx, true, step); !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
-		return err
+	more, err = ses.sealOne(ctx, &change{store: s}, true)
+	if errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrSessionDeleted) { // or renamed
+		err = engine.ErrConflict
 	}
-	return nil
+	return more, err
 }
 
 // seal makes segments of the packs after the last full one. The rest is sealed
-// too if all is set; the next run then takes that up again. step, if it is not nil, is
-// called after each segment.
-func (s *Session) seal(ctx context.Context, all bool, step func(context.Context) error) error {
+// too if all is set; the next run then takes that up again.
+func (s *Session) seal(ctx context.Context, all bool) error {
 	_, err := observed(ctx, s, OpSeal, s.ID(), func(ctx context.Context) (struct{}, error) {
 		for more := true; more; {
 			// A conflict: somebody else has changed the session's lifecycle, and is done.
@@ -76,9 +78,6 @@ func (s *Session) seal(ctx context.Context, all bool, step func(context.Context)
 				more, err = s.sealOne(ctx, c, all)
 				return err
 			})
-			if err == nil && step != nil {
-				err = step(ctx)
-			}
 			if err != nil {
 				return struct{}{}, err
 			}
@@ -257,7 +256,7 @@ func (w *sealer) run() {
 		case <-w.wake:
 		}
 		for ses := w.next(); ses != nil; ses = w.next() {
-			err := ses.seal(w.ctx, false, nil)
+			err := ses.seal(w.ctx, false)
 			if err != nil && w.ctx.Err() == nil && !errors.Is(err, ErrSessionDeleted) && w.store.opts.Logger != nil {
 				w.store.opts.Logger.Error("turnstone: seal", "error", err)
 			}

@@ -58,7 +58,7 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 	}
 	for round := range 2 {
 		commit(70)
-		if err := s.seal(bg, false, nil); err != nil { // what the background does
+		if err := s.seal(bg, false); err != nil { // what the background does
 			t.Fatal(err)
 		}
 		got := levels()

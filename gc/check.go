@@ -136,6 +136,10 @@ func (k *check) totals(ctx context.Context) error {
 			if !stale[inc] {
 				k.problem(fmt.Errorf("%w: vacuum does not come to the session", codec.ErrMissing), "stale record of %s", k.list.Name(inc))
 			}
+			delete(stale, inc)
+		}
+		for inc := range stale {
+			k.problem(fmt.Errorf("%w: it does not say why the session has a stale record", codec.ErrMissing), "bookmark of %s", k.list.Name(inc))
 		}
 		return nil
 	}
@@ -289,7 +293,7 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 				k.problem(fmt.Errorf("%w: no collection has seen that the session was deleted", codec.ErrMissing), "dirty record or bookmark of %s", k.list.Name(inc))
 				return nil
 			}
-			return k.released(ctx, inc, vs[2], m.held)
+			return k.released(ctx, inc, vs[0], vs[2], m.held)
 		}
 		h, err := head.OpenHead(k.space.Head(session), vs[4])
 		if err != nil {
@@ -325,9 +329,9 @@ func (k *check) follow(ctx context.Context, inc head.Incarnation) error {
 }
 
 // released checks that the index knows up to where forks hold a deleted session, or that
-// a collection will find out: then a fork that was deleted has a dirty record. value is
-// the session's bookmark.
-func (k *check) released(ctx context.Context, inc head.Incarnation, value []byte, indexed head.Revision) error {
+// a collection will find out: then a fork that was deleted has a dirty record. life and
+// mark are records of the session.
+func (k *check) released(ctx context.Context, inc head.Incarnation, life, mark []byte, indexed head.Revision) error {
 	held := head.Revision(0)
 	for p, err := range k.engine.Scan(ctx, k.space.Of(keys.Fork, inc)) {
 		if err != nil {
@@ -343,12 +347,12 @@ func (k *check) released(ctx context.Context, inc head.Incarnation, value []byte
 		if err != nil {
 			return err
 		}
-		life, lerr := head.OpenLife(ks[0], vs[0])
+		its, lerr := head.OpenLife(ks[0], vs[0])
 		origin, oerr := head.OpenOrigin(ks[1], vs[1])
 		switch {
 		case lerr != nil || oerr != nil:
 			return nil // its checksum was checked
-		case life.State == head.Live:
+		case its.State == head.Live:
 			for _, a := range origin.Ancestors {
 				if a.Incarnation == inc {
 					held = max(held, a.Revision)
@@ -361,8 +365,8 @@ func (k *check) released(ctx context.Context, inc head.Incarnation, value []byte
 	if held == indexed {
 		return nil
 	}
-	vs, err := k.get(ctx, k.space.Bookmark(inc), k.space.Dirty(inc))
-	if err == nil && string(vs[0]) == string(value) && vs[1] == nil {
+	vs, err := k.get(ctx, k.space.Bookmark(inc), k.space.Dirty(inc), k.space.Life(inc))
+	if err == nil && string(vs[0]) == string(mark) && vs[1] == nil && string(vs[2]) == string(life) {
 		k.problem(fmt.Errorf("%w: forks hold the deleted session up to revision %d, and the index says %d", codec.ErrMissing, held, indexed), "dirty record of %s", k.list.Name(inc))
 	}
 	return err

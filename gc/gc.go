@@ -50,9 +50,10 @@ type Options struct {
 	Session *head.Incarnation
 	// Progress, if set, is called from the run's goroutine.
 	Progress func(Progress)
-	// Seal, if set, is what Vacuum calls first for each session that was committed to.
-	// It calls step now and then, so that other collectors see that it makes progress.
-	Seal func(ctx context.Context, inc head.Incarnation, step func(context.Context) error) error
+	// Seal, if set, is what Vacuum calls first for a session that was committed to, as
+	// long as it returns true. Each call takes a step; engine.ErrConflict says that the
+	// session changed meanwhile.
+	Seal func(context.Context, head.Incarnation) (more bool, err error)
 	// Pace is the part of the time that the run works, between 0 and 1; the rest
 	// it leaves to others. 0 means 1.
 	Pace float64

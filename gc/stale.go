@@ -27,10 +27,14 @@ const (
 func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
 	deleted := v.life.State == head.Deleted && old.held == head.Revision(open)
 	tombstoned := v.mark.stones != old.stones
+	released := func(k head.Revision) bool {
+		_, still := slices.BinarySearch(v.mark.kept, k)
+		return !still
+	}
 	if v.mark.revision != old.revision && v.life.State == head.Live {
 		v.mark.due |= dueSeal
 	}
-	if deleted || tombstoned || v.mark.floor != old.floor || !slices.Equal(v.mark.kept, old.kept) {
+	if deleted || tombstoned || v.mark.floor != old.floor || slices.ContainsFunc(old.kept, released) {
 		v.mark.due |= dueErase
 	}
 	if !deleted && !tombstoned {

@@ -182,3 +182,186 @@ func TestVF1_VerifyMissesTheRecordThatBringsACollectionToADeletedParent(t *testi
 		t.Fatal("Verify finds nothing:", err)
 	}
 }
+
+// hooked returns an engine on e, before the calls of which something happens.
+func hooked(e engine.Engine, what func(enginetest.Call)) engine.Engine {
+	return &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		what(c)
+		return enginetest.Fault{}
+	}}
+}
+
+// G10: a session that is renamed while a vacuum comes to it is sealed all the same.
+func TestG10_ARenamedSessionIsSealed(t *testing.T) {
+	for at, did := 2, true; did; at++ {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		s := create(t, st, turnstone.Request{ID: "s"})
+		for range 5 {
+			commit(t, s, says([]byte("x")))
+		}
+		did = false
+		vacuumed(t, openAt(t, hooked(e, func(c enginetest.Call) {
+			if c.N == at {
+				did = true
+				if err := st.Rename(ctx, "s", "r"); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}), fixed))
+		vacuumed(t, st)
+		if packs := records(t, e, keys.Pack); packs != 1 {
+			t.Errorf("renamed at call %d: %d packs", at, packs)
+		}
+	}
+}
+
+// G7: a session that changes whenever vacuum seals it is left to the next vacuum.
+func TestG7_SealingABusySessionEnds(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for range 5 {
+		commit(t, s, says([]byte("x")))
+	}
+	attempts := 0
+	r := vacuumed(t, openAt(t, hooked(e, func(c enginetest.Call) {
+		if c.Batch == nil || !writes(c.Batch, keys.Pack) {
+			return
+		}
+		if attempts++; attempts > 1000 {
+			t.Fatal("it tries for ever")
+		}
+		if err := both(s.Keep(ctx, "k", 1), s.Release(ctx, "k")); err != nil {
+			t.Fatal(err)
+		}
+	}), fixed))
+	if len(r.Unfinished) != 1 || r.Unfinished[0] != "s" {
+		t.Errorf("unfinished: %q", r.Unfinished)
+	}
+	vacuumed(t, st)
+	if packs := records(t, e, keys.Pack); packs != 1 {
+		t.Errorf("%d packs after the next vacuum", packs)
+	}
+}
+
+// G10: a vacuum of one session does what forks of it let it do.
+func TestG10_AVacuumOfASessionSeesItsForks(t *testing.T) {
+	for name, letGo := range map[string]func(st *turnstone.Store, f *turnstone.Session, n turnstone.NodeID) error{
+		"a tombstone": func(_ *turnstone.Store, f *turnstone.Session, n turnstone.NodeID) error { return f.Tombstone(ctx, n) },
+		"a deletion": func(st *turnstone.Store, f *turnstone.Session, _ turnstone.NodeID) error {
+			return st.Delete(ctx, f.ID(), turnstone.KeepChildren)
+		},
+	} {
+		st := openAt(t, memory.New(), fixed)
+		s := create(t, st, turnstone.Request{ID: "s"})
+		n := commit(t, s, says([]byte("1"))).Nodes[0]
+		f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+		if err := s.Tombstone(ctx, n); err != nil {
+			t.Fatal(err)
+		}
+		for _, nodes := range []int{0, 1} {
+			r, err := s.Vacuum(ctx)
+			if err != nil || r.Nodes != nodes {
+				t.Errorf("%s: %v, %d nodes, and not %d", name, err, r.Nodes, nodes)
+			}
+			if nodes == 0 {
+				if err := letGo(st, f, n); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// G10, VF1: a bookmark that is rolled back, and says that nothing is due, does not keep
+// vacuum from its work, and Verify names it.
+func TestG10_ABookmarkThatIsRolledBackHidesNothing(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	n := commit(t, s, says([]byte("1"))).Nodes[0]
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	if err := s.Tombstone(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+	vacuumed(t, st)
+	space, err := spaceOf(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var old engine.Batch
+	for p, err := range e.Scan(ctx, space.All(keys.Bookmark)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		old.Sets = append(old.Sets, p)
+	}
+	if err := f.Tombstone(ctx, n); err != nil {
+		t.Fatal(err)
+	}
+	collected(t, st, turnstone.GCOptions{})
+	if err := e.Apply(ctx, &old); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := st.Verify(ctx, nil); err != nil || v.OK() {
+		t.Error("Verify finds nothing:", err)
+	}
+	if r := vacuumed(t, st); r.Nodes != 1 || records(t, e, keys.Stale) != 0 {
+		t.Errorf("%d nodes, %d stale sessions", r.Nodes, records(t, e, keys.Stale))
+	}
+	healthy(t, st)
+}
+
+// VF4: a vacuum that was cut off has removed a deleted session, and not yet the deleted
+// fork whose nodes go on from it.
+func TestVF4_AForkOfARemovedSessionIsNoDamage(t *testing.T) {
+	for n, cut := 1, true; cut; n++ {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		s := create(t, st, turnstone.Request{ID: "s"})
+		first := commit(t, s, says([]byte("1"))).Nodes[0]
+		commit(t, s, says([]byte("2")))
+		f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+		c := says([]byte("3"))
+		c.Nodes[0].Parent = turnstone.At(first)
+		commit(t, f, c)
+		for _, id := range []string{"s", "f"} {
+			if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := openAt(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, fixed).Vacuum(ctx, turnstone.VacuumOptions{})
+		cut = err != nil
+		healthy(t, st)
+		if t.Failed() {
+			t.Fatal("cut off after batch ", n)
+		}
+	}
+}
+
+// VF5: forks of a deleted session that are made and deleted all the time are no damage.
+func TestVF5_ForksThatComeAndGoAreNoDamage(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	commit(t, create(t, st, turnstone.Request{ID: "s"}), says([]byte("1")))
+	create(t, st, turnstone.Request{ID: "f0", Parent: "s"})
+	if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	collected(t, st, turnstone.GCOptions{})
+	i := 0
+	looking := 0
+	healthy(t, openAt(t, hooked(e, func(c enginetest.Call) {
+		if looking++; c.Op != "Get" || looking%5 > 0 || i == 50 {
+			return
+		}
+		create(t, st, turnstone.Request{ID: fmt.Sprint("f", i+1), Parent: fmt.Sprint("f", i)})
+		if err := st.Delete(ctx, fmt.Sprint("f", i), turnstone.KeepChildren); err != nil {
+			t.Fatal(err)
+		}
+		i++
+		collected(t, st, turnstone.GCOptions{})
+	}), fixed))
+	healthy(t, st)
+}

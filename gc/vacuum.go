@@ -120,7 +120,7 @@ func (v *vacuum) session(ctx context.Context, inc head.Incarnation) error {
 	}
 }
 
-// clean is one attempt of session. It leaves the stale record if the session, or a fork
+// clean is one attempt of session, which has a stale record or was asked for. It leaves the stale record if the session, or a fork
 // of it, has changed since the collection before: the next vacuum does the rest.
 func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	lifeKey, markKey := v.space.Life(inc), v.space.Bookmark(inc)
@@ -132,15 +132,18 @@ func (v *vacuum) clean(ctx context.Context, inc head.Incarnation) error {
 	if c.mark, err = openBookmark(markKey, vs[0]); err != nil {
 		return codec.Corrupt(err, "bookmark of incarnation %x", inc)
 	}
-	if c.mark.due&dueSeal != 0 && v.Seal != nil {
-		if err := v.Seal(ctx, inc, v.beat); err != nil {
+	if c.mark.due == 0 { // its stale record knows better, or the caller
+		c.mark.due = dueSeal | dueErase
+	}
+	for more := c.mark.due&dueSeal != 0 && v.Seal != nil; more; {
+		if more, err = v.Seal(ctx, inc); err == nil {
+			err = v.beat(ctx)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	switch {
-	case c.mark.due == 0:
-		return nil
-	case c.mark.due&dueErase == 0:
+	if c.mark.due&dueErase == 0 {
 		return c.finish(ctx)
 	}
 	if vs, err = v.get(ctx, lifeKey); err != nil {
