@@ -155,9 +155,8 @@ func TestAnErasureIsRepeatedWhereAForkHoldsNoCommit(t *testing.T) {
 
 // Erase with CascadeChildren is cut off, and repeated.
 func TestACascadeCanBeRepeated(t *testing.T) {
-	erase := func(st *turnstone.Store) error {
-		_, err := st.Erase(ctx, "a", turnstone.CascadeChildren, nil)
-		return err
+	erase := func(st *turnstone.Store) (*turnstone.Erasure, error) {
+		return st.Erase(ctx, "a", turnstone.CascadeChildren, nil)
 	}
 	c := cutOff{before: func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "a"})
@@ -165,8 +164,14 @@ func TestACascadeCanBeRepeated(t *testing.T) {
 		f := create(t, st, turnstone.Request{ID: "b", Parent: "a"})
 		commit(t, f, saves(noise(6000, 3)))
 		create(t, st, turnstone.Request{ID: "c", Parent: "b", Detached: true})
-	}, do: erase, next: func(st *turnstone.Store) error {
-		if err := erase(st); err != nil && !errors.Is(err, turnstone.ErrSessionNotFound) {
+	}, do: func(st *turnstone.Store) error {
+		r, err := erase(st)
+		if err == nil && (r.Gone != 2 || r.Vacuum.Deleted != 2) {
+			t.Errorf("a part of the parent's and one of the child's are to go: %+v, vacuum has deleted %d", *r, r.Vacuum.Deleted)
+		}
+		return err
+	}, next: func(st *turnstone.Store) error {
+		if _, err := erase(st); err != nil && !errors.Is(err, turnstone.ErrSessionNotFound) {
 			return err
 		}
 		page, err := st.List(ctx, turnstone.ListOptions{Limit: 10})
