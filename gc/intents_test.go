@@ -242,7 +242,9 @@ func (h *history) newStones(s *shadow, hd *turnstone.Session) error {
 		if n.dead || shown[id] {
 			continue
 		}
-		in := h.open(s, func(in *intent) bool { return slices.Contains(in.stones, id) })
+		in := h.open(s, func(in *intent) bool { // all of its nodes went, or none
+			return slices.Contains(in.stones, id) && !slices.ContainsFunc(in.stones, func(id turnstone.NodeID) bool { return shown[id] })
+		})
 		if in == nil && !n.weak {
 			return fmt.Errorf("nobody has tombstoned node %.8s of revision %d", id, n.revision)
 		}
