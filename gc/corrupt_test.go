@@ -108,12 +108,15 @@ func TestDamageDeletesNothing(t *testing.T) {
 
 // The same on a server, with one record of each type for each kind of damage.
 func TestDamageOnAServerDeletesNothing(t *testing.T) {
+	if testing.Short() && !testscale.Long() {
+		t.Skip("it takes a server")
+	}
 	pgtest.URL(t)
 	seen := map[string]bool{}
 	damage(t, onAServer, func(name string) bool {
 		first := !seen[name]
 		seen[name] = true
-		return first && len(seen)%testscale.Pick(1, 5, 17) == 0
+		return first && len(seen)%testscale.Pick(1, 17, 17) == 0
 	})
 }
 

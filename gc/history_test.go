@@ -127,7 +127,7 @@ func (h *history) host(e engine.Engine) *host {
 
 // observer opens the store anew, with nothing at hand, to look at what stands there.
 func (h *history) observer() *turnstone.Store {
-	st, err := turnstone.Open(ctx, h.base, &turnstone.Options{NoAutoSeal: true, MustExist: true, Now: func() time.Time { return h.now }})
+	st, err := turnstone.Open(ctx, h.base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true, Now: func() time.Time { return h.now }})
 	if err != nil {
 		h.t.Fatal("open:", err)
 	}

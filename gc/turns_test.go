@@ -22,6 +22,7 @@ import (
 func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 	for _, separate := range []bool{false, true} {
 		t.Run(fmt.Sprintf("separate=%v", separate), func(t *testing.T) {
+			t.Parallel()
 			var wait atomic.Int64 // how long each call takes
 			e := &enginetest.Faulty{Engine: memory.New(), Plan: func(enginetest.Call) enginetest.Fault {
 				return enginetest.Fault{Latency: time.Duration(wait.Load())}
@@ -35,7 +36,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 				return st
 			}
 			st, other := open(), open()
-			const writers = 8
+			writers := testscale.Pick(8, 2, 2)
 			secrets := make([][]byte, testscale.Pick(3, 1, 1))
 			for i := range secrets {
 				secrets[i] = noise(6000, uint64(100+i))
@@ -44,7 +45,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 			for i := range writers {
 				create(t, st, turnstone.Request{ID: fmt.Sprint("busy", i)})
 			}
-			wait.Store(int64(testscale.Pick(5, 1, 1)) * int64(time.Millisecond))
+			wait.Store(int64(testscale.Pick(5*time.Millisecond, 200*time.Microsecond, 200*time.Microsecond)))
 			maintained := st
 			if separate {
 				maintained = other

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func keep(t testing.TB, s *turnstone.Session, name string, r turnstone.Revision) {
@@ -144,7 +145,7 @@ func TestMoreVersionsGoThanABatchTakes(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	s := create(t, st, turnstone.Request{ID: "s"})
-	const chains = 95
+	chains := testscale.Pick(95, 12, 6)
 	small := func(i int) []byte { return append(bytes.Repeat([]byte("0123456789abcdef"), 64), fmt.Sprint(i)...) }
 	for i := range chains*121 + 5 {
 		commit(t, s, saves(small(i)))
