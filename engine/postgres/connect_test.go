@@ -184,6 +184,9 @@ func TestSettings(t *testing.T) {
 		if got := e.Setting(t, "lock_timeout"); got != "2345ms" {
 			t.Errorf("lock_timeout is %s", got)
 		}
+		if got := e.Setting(t, "jit"); got != "off" {
+			t.Errorf("jit is %s", got)
+		}
 		e.Close()
 	}
 	e, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Timeout: 1 << 62})

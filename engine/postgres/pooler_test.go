@@ -75,7 +75,7 @@ func TestPgBouncer(t *testing.T) {
 // One that accepts the settings at start, and drops them, shows itself by prepared
 // statements that are not there, or are there already.
 func TestPgBouncerThatIgnoresSettings(t *testing.T) {
-	manySessions(t, pgbouncer(t, pgtest.Private(t, "fsync=off"), "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, lock_timeout, statement_timeout"), false)
+	manySessions(t, pgbouncer(t, pgtest.Private(t, "fsync=off"), "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, jit, lock_timeout, statement_timeout"), false)
 }
 
 // manySessions commits to more sessions than there are connections. The settings
@@ -112,7 +112,7 @@ func manySessions(t *testing.T, url string, noticed bool) {
 	if !e.Pooled() {
 		t.Error("the pooler was not noticed")
 	}
-	for name, want := range map[string]string{"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan", "statement_timeout": "12345ms", "lock_timeout": "2345ms"} {
+	for name, want := range map[string]string{"enable_seqscan": "off", "jit": "off", "plan_cache_mode": "force_generic_plan", "statement_timeout": "12345ms", "lock_timeout": "2345ms"} {
 		if got := e.Setting(t, name); got != want {
 			t.Errorf("%s is %q in a transaction, not %q", name, got, want)
 		}

@@ -265,7 +265,7 @@ func TestPlans(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, plan := range e.Plans(t) {
-			for _, bad := range []string{"Seq Scan", "Bitmap", "Hash", "Merge", "Materialize"} {
+			for _, bad := range []string{"Seq Scan", "Bitmap", "Hash", "Merge", "Materialize", "JIT"} {
 				if strings.Contains(plan, bad) {
 					t.Errorf("after %.40s: %s has a %s:\n%s", statement, name, bad, plan)
 				}
