@@ -136,7 +136,7 @@ func besideCommits(t *testing.T, url string, faults func()) {
 
 // The server is killed again and again, and comes back.
 func TestServerKilledBesideCommits(t *testing.T) {
-	srv := pgtest.Private(t)
+	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())
 	besideCommits(t, p.url(), func() {
 		for range testscale.Pick(5, 2, 1) {

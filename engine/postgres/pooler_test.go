@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,28 +20,32 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// pgbouncer starts a PgBouncer beside srv, with more settings, that gives every
-// transaction another connection, and returns how to connect to it.
-func pgbouncer(t *testing.T, srv *pgtest.Server, settings string) (url string) {
+// poolers counts the PgBouncers, which share the directory of the server.
+var poolers atomic.Int64
+
+// pgbouncer starts a PgBouncer beside the shared server, with more settings, that gives
+// every transaction another connection, and returns how to connect to it.
+func pgbouncer(t *testing.T, settings string) (url string) {
 	t.Helper()
+	srv, port := pgtest.Shared(t), 6431+poolers.Add(1)
 	bin, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		pgtest.Missing(t, errors.New("no PgBouncer is installed (Debian: apt-get install pgbouncer)"))
 	}
 	dir := filepath.Dir(srv.Socket())
-	cmd, err := srv.Command(bin, "pgbouncer.ini", fmt.Sprintf(`[databases]
+	cmd, err := srv.Command(bin, fmt.Sprintf("pgbouncer-%d.ini", port), fmt.Sprintf(`[databases]
 postgres = host=%[1]s port=5432 user=postgres
 [pgbouncer]
 listen_addr =
-listen_port = 6432
+listen_port = %[3]d
 unix_socket_dir = %[1]s
 auth_type = any
 pool_mode = transaction
 default_pool_size = 4
 server_round_robin = 1
-pidfile = %[1]s/pgbouncer.pid
+pidfile = %[1]s/pgbouncer-%[3]d.pid
 %[2]s
-`, dir, settings))
+`, dir, settings, port))
 	if err == nil {
 		err = cmd.Start()
 	}
@@ -48,7 +53,7 @@ pidfile = %[1]s/pgbouncer.pid
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	url = "postgres:///postgres?host=" + dir + "&port=6432&user=postgres"
+	url = fmt.Sprintf("postgres:///postgres?host=%s&port=%d&user=postgres", dir, port)
 	for try := 0; ; try++ {
 		c, err := pgx.Connect(ctx, url)
 		if err == nil {
@@ -63,7 +68,7 @@ pidfile = %[1]s/pgbouncer.pid
 }
 
 func TestPgBouncer(t *testing.T) {
-	url := pgbouncer(t, pgtest.Private(t, "fsync=off"), "")
+	url := pgbouncer(t, "")
 	if !testing.Short() {
 		enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(d string) (engine.Engine, error) {
 			return postgres.Open(ctx, url, &postgres.Options{Schema: fmt.Sprintf("s%x", sha256.Sum256([]byte(d)))[:20]})
@@ -75,15 +80,16 @@ func TestPgBouncer(t *testing.T) {
 // One that accepts the settings at start, and drops them, shows itself by prepared
 // statements that are not there, or are there already.
 func TestPgBouncerThatIgnoresSettings(t *testing.T) {
-	manySessions(t, pgbouncer(t, pgtest.Private(t, "fsync=off"), "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, jit, lock_timeout, statement_timeout"), false)
+	manySessions(t, pgbouncer(t, "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, jit, lock_timeout, statement_timeout"), false)
 }
 
 // manySessions commits to more sessions than there are connections. The settings
 // of the URL are in force in every transaction.
 func manySessions(t *testing.T, url string, noticed bool) {
 	t.Helper()
+	o := &postgres.Options{Schema: pgtest.Schema(t)}
 	url += "&statement_timeout=12345&lock_timeout=2345"
-	first, err := postgres.Open(ctx, url, nil)
+	first, err := postgres.Open(ctx, url, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +97,7 @@ func manySessions(t *testing.T, url string, noticed bool) {
 	if first.Pooled() != noticed {
 		t.Errorf("noticed at start: %v", first.Pooled())
 	}
-	e, st := stored(t, url, nil)
+	e, st := stored(t, url, o)
 	commits := testscale.Pick(20, 8, 3)
 	var wg sync.WaitGroup
 	for w := range 16 {

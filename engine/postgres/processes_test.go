@@ -231,10 +231,10 @@ func TestTwoProcesses(t *testing.T) {
 // A commit of one session that stands before its COMMIT, with all its locks, holds
 // up nobody else: no row is written by all.
 func TestSessionsDoNotWaitForEachOther(t *testing.T) {
-	srv := pgtest.Private(t, "fsync=off")
+	srv, schema := pgtest.Shared(t), pgtest.Schema(t)
 	p := newProxy(t, srv.Socket())
 	session := func(url, id string) *turnstone.Session {
-		_, st := stored(t, url, &postgres.Options{Timeout: 2 * time.Second})
+		_, st := stored(t, url, &postgres.Options{Schema: schema, Timeout: 2 * time.Second})
 		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
 		if err != nil {
 			t.Fatal(err)
@@ -271,7 +271,7 @@ func TestSessionsDoNotWaitForEachOther(t *testing.T) {
 	}
 	defer c.Close(ctx)
 	for locks := 0; locks == 0; { // until the server has executed what it got
-		if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation = 'turnstone.pairs'::regclass").Scan(&locks); err != nil {
+		if err := c.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation = $1::text::regclass", schema+".pairs").Scan(&locks); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -137,7 +137,7 @@ func (p *proxy) pass(side int, from, to net.Conn, startup bool) {
 // stands, what failed otherwise than with an unknown outcome does not, and
 // applying again settles it, once.
 func TestConnectionsCutAtEveryStep(t *testing.T) {
-	srv := pgtest.Private(t, "fsync=off")
+	srv := pgtest.Shared(t)
 	for name, fresh := range map[string]bool{"prepared": false, "first": true} {
 		t.Run(name, func(t *testing.T) { cutAtEveryStep(t, srv, fresh) })
 	}
@@ -145,7 +145,7 @@ func TestConnectionsCutAtEveryStep(t *testing.T) {
 
 func cutAtEveryStep(t *testing.T, srv *pgtest.Server, fresh bool) {
 	p := newProxy(t, srv.Socket())
-	o := &postgres.Options{Schema: fmt.Sprint("fresh is ", fresh)}
+	o := &postgres.Options{Schema: pgtest.Schema(t)}
 	open := func(url string) *postgres.Engine {
 		e, err := postgres.Open(ctx, url, o)
 		if err != nil {
@@ -246,8 +246,8 @@ func cutAtEveryStep(t *testing.T, srv *pgtest.Server, fresh bool) {
 
 // A database may have no VACUUM.
 func TestVacuumIsNotEverywhere(t *testing.T) {
-	p := newProxy(t, pgtest.Private(t, "fsync=off").Socket())
-	e, err := postgres.Open(ctx, p.url(), nil)
+	p := newProxy(t, pgtest.Shared(t).Socket())
+	e, err := postgres.Open(ctx, p.url(), &postgres.Options{Schema: pgtest.Schema(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -199,7 +199,7 @@ func TestHalfASchema(t *testing.T) {
 // The making of the schema is cut before every message, either way: it is made
 // whole or not at all, errors have a kind, and the next one makes it.
 func TestDefinitionCutAtEveryStep(t *testing.T) {
-	srv := pgtest.Private(t, "fsync=off")
+	srv := pgtest.Shared(t)
 	p := newProxy(t, srv.Socket())
 	direct, err := pgx.Connect(ctx, srv.URL("postgres"))
 	if err != nil {
@@ -208,7 +208,7 @@ func TestDefinitionCutAtEveryStep(t *testing.T) {
 	defer direct.Close(ctx)
 	for side := range 2 {
 		for at := 0; ; at += testscale.Pick(1, 5, 17) {
-			schema := fmt.Sprint("cut_", side, "_", at)
+			schema := pgtest.Schema(t)
 			e, err := postgres.Open(ctx, p.url()+"&pool_max_conns=1", &postgres.Options{Schema: schema})
 			if err != nil {
 				t.Fatal(err)

@@ -84,16 +84,16 @@ func TestLocksAreNotWaitedForLong(t *testing.T) {
 // failure, for an Apply an unknown outcome; the caller's end is not waited for
 // once it is sent.
 func TestSilence(t *testing.T) {
-	srv := pgtest.Private(t, "fsync=off")
+	srv, schema := pgtest.Shared(t), pgtest.Schema(t)
 	p := newProxy(t, srv.Socket())
-	direct, err := postgres.Open(ctx, srv.URL("postgres"), nil)
+	direct, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Schema: schema})
 	if err == nil {
 		err = errors.Join(direct.Apply(ctx, set("1")), direct.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := postgres.Open(ctx, p.url()+"&connect_timeout=30", &postgres.Options{Timeout: 500 * time.Millisecond})
+	e, err := postgres.Open(ctx, p.url()+"&connect_timeout=30", &postgres.Options{Schema: schema, Timeout: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

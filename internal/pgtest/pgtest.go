@@ -34,9 +34,8 @@ var errNone = errors.New("no PostgreSQL is installed: install it (Debian: apt-ge
 // shared is the server of a test binary.
 var shared struct {
 	sync.Mutex
-	server *Server
-	url    string
-	err    error
+	server *Server // nil until a test asks for one
+	err    error   // why there is none
 }
 
 // Main runs the tests of a binary, whose server it stops at the end.
@@ -52,27 +51,34 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// URL returns how to connect to the server that the tests of a binary share. Main
-// must run them.
+// URL returns how to connect to the server that TURNSTONE_TEST_POSTGRES points to, or
+// else to the one of Shared. Main must run the tests.
 func URL(t testing.TB) string {
+	t.Helper()
+	given := os.Getenv(variable)
+	switch {
+	case given == "":
+		return Shared(t).URL("postgres")
+	case !strings.HasPrefix(given, "postgres"):
+		t.Fatal(variable + ": want postgres://…, to which tests add parameters")
+	case !strings.Contains(given, "?"):
+		given += "?sslmode=prefer"
+	}
+	return given
+}
+
+// Shared returns the private server that the tests of a binary share, for a test that
+// needs the server's socket. The first test that asks for the server starts it; a test
+// that configures or kills its server takes a Private one. Main must run the tests.
+func Shared(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.url == "" && shared.err == nil {
-		shared.url = os.Getenv(variable)
-		switch given := shared.url; {
-		case given != "" && !strings.HasPrefix(given, "postgres"):
-			shared.err = errors.New(variable + ": want postgres://…, to which tests add parameters")
-		case given != "" && !strings.Contains(given, "?"):
-			shared.url += "?sslmode=prefer"
-		case given == "":
-			if shared.server, shared.err = Start(context.Background(), "fsync=off", "max_connections=300"); shared.err == nil {
-				shared.url = shared.server.URL("postgres")
-			}
-		}
+	if shared.server == nil && shared.err == nil {
+		shared.server, shared.err = Start(context.Background(), "fsync=off", "max_connections=300")
 	}
 	need(t, shared.err)
-	return shared.url
+	return shared.server
 }
 
 // need skips or fails a test without a server.
@@ -114,11 +120,15 @@ func (s *Server) stopAfter(t testing.TB) {
 
 var schemas atomic.Int64
 
-// Schema returns the name of a new schema on the shared server.
+// Schema returns a name that no other test gives to a schema on the servers of URL and
+// Shared. The schema is dropped at the end of the test if its server outlives the tests.
 func Schema(t testing.TB) string {
 	t.Helper()
 	url := URL(t)
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), schemas.Add(1))
+	if os.Getenv(variable) == "" {
+		return name
+	}
 	t.Cleanup(func() {
 		ctx := context.Background()
 		c, err := pgx.Connect(ctx, url)
