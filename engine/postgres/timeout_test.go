@@ -98,6 +98,7 @@ func TestSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
+	defer p.hangUp() // Close waits up to 15 s for connections that were given up
 	p.silent.Store(true)
 	if _, err := e.Get(ctx, []byte("k")); !errors.Is(err, engine.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Get: %v", err)
