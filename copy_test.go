@@ -435,7 +435,7 @@ func TestCopiesAtOnce(t *testing.T) {
 	}
 	st.Close()
 	for _, halfway := range []int{0, 1, 2} { // what there is at first: nothing, a copy of the older one begun, all of it
-		for n := 1; ; n += 1 + n/testscale.Pick(6, 3, 1) {
+		for n := 1; ; n += 1 + n/testscale.Pick(6, 2, 1) {
 			to := memory.New()
 			if halfway > 0 {
 				copyStore(t, older, to)

@@ -2,6 +2,7 @@ package turnstone_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -63,15 +64,18 @@ func rich(t *testing.T, st *turnstone.Store) {
 	}
 }
 
-// everything is what all reads of a store give, as text; an error ends it.
+// everything is what all reads of a store give, as JSON; an error ends it.
 func everything(st *turnstone.Store) (string, error) {
 	var out strings.Builder
+	tell := json.NewEncoder(&out).Encode
 	page, err := st.List(ctx, turnstone.ListOptions{})
 	if err != nil {
 		return "", err
 	}
 	for _, i := range page.Sessions {
-		fmt.Fprintln(&out, i.ID, i.Metadata, i.Revision, i.Leaf, i.Usage)
+		if err := tell(i); err != nil {
+			return "", err
+		}
 		s, err := st.Session(ctx, i.ID)
 		if err != nil {
 			return "", err
@@ -85,13 +89,17 @@ func everything(st *turnstone.Store) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			fmt.Fprintln(&out, state.Nodes, state.Usage)
+			if err := tell(state); err != nil {
+				return "", err
+			}
 		}
 		parts, err := s.Checkpoint(ctx, 0)
+		if err == nil {
+			err = tell(parts)
+		}
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintln(&out, parts)
 		for k := range 12 {
 			n, err := s.NodeByKey(ctx, fmt.Sprint("k", k))
 			if err != nil && !errors.Is(err, turnstone.ErrNodeNotFound) {

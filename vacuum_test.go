@@ -208,7 +208,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
 		},
 		"pebble": func(dir string) (engine.Engine, error) {
-			return pebble.Open(dir, nil)
+			return pebble.Open(dir, &pebble.Options{NoSync: !testscale.Long()})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
