@@ -136,6 +136,7 @@ func besideCommits(t *testing.T, url string, faults func()) {
 
 // The server is killed again and again, and comes back.
 func TestServerKilledBesideCommits(t *testing.T) {
+	t.Parallel() // it waits for servers most of the time, as the next ones do
 	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())
 	besideCommits(t, p.url(), func() {
@@ -156,6 +157,7 @@ func TestServerKilledBesideCommits(t *testing.T) {
 // The primary is killed and its synchronous standby promoted; clients get there
 // through a proxy that switches, or by a URL that names both.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	for name, url := range map[string]func(p *proxy, primary, standby *pgtest.Server) string{
 		"proxy": func(p *proxy, _, _ *pgtest.Server) string { return p.url() },
 		"url": func(_ *proxy, primary, standby *pgtest.Server) string {
@@ -167,6 +169,7 @@ func TestFailover(t *testing.T) {
 			if testing.Short() && name == "url" {
 				t.Skip("the other way fails over, too")
 			}
+			t.Parallel()
 			primary := pgtest.Private(t)
 			standby := primary.Standby(t)
 			c, err := pgx.Connect(ctx, primary.URL("postgres"))
@@ -208,6 +211,7 @@ func TestFailover(t *testing.T) {
 // A commit that waits for a synchronous standby is shown to nobody before it is
 // replicated, also when whoever waits for it gives up.
 func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
+	t.Parallel()
 	srv := pgtest.Private(t)
 	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: time.Second})
 	if err != nil {
