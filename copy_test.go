@@ -99,6 +99,7 @@ func copyStore(t *testing.T, from, to engine.Engine) *turnstone.CopyReport {
 func TestCopyBetweenEngines(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
+			oneEngine(t, name)
 			var all []engine.Engine
 			for _, open := range []func() (engine.Engine, error){engines["badger"](t), open(t), engines["badger"](t)} {
 				e, err := open()
@@ -145,6 +146,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
 	// bulk commits what does not compress, so that a copy has many batches.
+	payloads := testscale.Pick(8, 8, 3)
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {
 		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
@@ -153,7 +155,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range 8 {
+		for i := range payloads {
 			payload := make([]byte, 400<<10)
 			random.Read(payload)
 			commitTo(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})

@@ -331,7 +331,7 @@ func TestC10_EveryLimitIsAConstant(t *testing.T) {
 	for name, b := range bounds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && (b.maximum == turnstone.MaxPayload || b.maximum == turnstone.MaxCommitNodeBytes) {
+			if testing.Short() && (b.maximum == turnstone.MaxPayload || b.maximum == turnstone.MaxCommitNodeBytes || b.maximum == turnstone.MaxCommitWrites) {
 				t.Skip("large")
 			}
 			try, first := func(n int) error { return b.try(t, n) }, int(b.maximum)-1

@@ -37,9 +37,19 @@ var engines = map[string]func(t *testing.T) func() (engine.Engine, error){
 	},
 }
 
+// oneEngine skips a test of an engine other than memory with -short: the packages
+// of the engines have tests of their own.
+func oneEngine(t *testing.T, name string) {
+	t.Helper()
+	if testing.Short() && name != "memory" {
+		t.Skip("-short: on memory alone")
+	}
+}
+
 func TestPersistence(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
+			oneEngine(t, name)
 			t.Parallel()
 			persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
 				return backend(t, open(t), name != "memory", &turnstone.Options{Validator: v, SealBytes: 20_000})

@@ -8,9 +8,13 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func TestMarksRotate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 8,192 uploads")
+	}
 	e := memory.New()
 	st := open(t, e, nil)
 	p := mk(t, st, Request{ID: "p"})
@@ -54,7 +58,7 @@ func TestDeltaFuzz(t *testing.T) {
 		}
 	}
 	for _, nb := range []int{1000, 100 << 10, 255 << 10, 257 << 10, 1 << 20, 5 << 20} {
-		for _, nc := range []int{1000, 300 << 10, 2 << 20, 15 << 20} {
+		for _, nc := range testscale.Pick([]int{1000, 300 << 10, 2 << 20, 15 << 20}, []int{1000, 300 << 10, 2 << 20}, []int{1000, 300 << 10}) {
 			base := rnd(nb, uint64(nb))
 			content := make([]byte, 0, nc)
 			for len(content) < nc {

@@ -80,6 +80,9 @@ func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 }
 
 func TestSealCountsAttachments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 51,200 references to attachments")
+	}
 	for _, distinct := range testscale.Pick([]bool{false, true}, []bool{false}, []bool{false}) {
 		st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := mk(t, st, Request{ID: "s"})

@@ -227,6 +227,9 @@ func TestAttachmentFork(t *testing.T) {
 }
 
 func TestManyAttachments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 8,300 uploads")
+	}
 	st := open(t, memory.New(), nil)
 	p := mk(t, st, Request{ID: "p"})
 	var n []NewNode

@@ -76,6 +76,9 @@ func TestVerifyFollowsARename(t *testing.T) {
 
 // SealBytes at its maximum with ordinary nodes of two attachments each
 func TestSealCountsKeys(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 16,000 nodes")
+	}
 	st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
 	s := mk(t, st, Request{ID: "s"})
 	c := uint64(0)

@@ -22,6 +22,7 @@ import (
 func TestStress(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
+			oneEngine(t, name)
 			t.Parallel()
 			e, err := open(t)()
 			if err != nil {

@@ -202,7 +202,7 @@ func TestMaintain(t *testing.T) {
 // G5: half of many sessions with a checkpoint every turn are deleted; after gc
 // and vacuum the store takes about what one that never had them does.
 func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
-	sessions, turns := testscale.Pick(2000, 400, 400), 5
+	sessions, turns := testscale.Pick(2000, 400, 200), 5
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
@@ -212,6 +212,9 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "badger" {
+				t.Skip("-short: on the default engine alone")
+			}
 			marker := func(i, turn int) []byte { return noise(120, uint64(1_000_000+100*i+turn)) }
 			fill := func(st *turnstone.Store, want func(i int) bool) {
 				var wg sync.WaitGroup

@@ -60,7 +60,12 @@ func TestDemo(t *testing.T) {
 		"pebble":   func(t *testing.T) string { return "pebble:" + t.TempDir() + "/store" },
 		"postgres": func(t *testing.T) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
 	} {
-		t.Run(name, func(t *testing.T) { demo(t, url(t)) })
+		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "badger" {
+				t.Skip("-short: on the default engine alone")
+			}
+			demo(t, url(t))
+		})
 	}
 }
 

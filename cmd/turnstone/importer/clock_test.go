@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // What is stored ahead of a large commit expires by the clock of the store, which is
@@ -40,7 +41,7 @@ func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
 	})
 	rnd := rand.NewChaCha8([32]byte{2})
 	want := map[string]string{}
-	for i := range 4 {
+	for i := range testscale.Pick(4, 4, 1) {
 		noise := make([]byte, 2<<20)
 		_, _ = rnd.Read(noise) // it does not fail
 		content := fmt.Sprintf(`{"role":"user","content":"%x","timestamp":"2020-01-01T00:00:00Z"}`, noise) + "\n"

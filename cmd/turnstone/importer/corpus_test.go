@@ -123,6 +123,9 @@ func TestCorpus(t *testing.T) {
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "badger" {
+				t.Skip("-short: on the default engine alone")
+			}
 			path := t.TempDir() + "/store"
 			e, err := open(path)
 			if err != nil {
@@ -368,6 +371,9 @@ func TestGrowingPrompts(t *testing.T) {
 // times smaller on disk than its files without insignificant space, all of which
 // is stored.
 func TestCorpusOnDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it measures the space of the whole corpus")
+	}
 	dir := corpus(t)
 	var convs []importer.Conversation
 	raw := 0

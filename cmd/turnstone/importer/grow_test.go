@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Lines of a conversation in the formats that agents append to. Claude's has calls
@@ -640,7 +641,7 @@ func TestExportIsTheFileByteForByte(t *testing.T) {
 // is taken for an older snapshot.
 func TestAnyHistoryOfAFileGivesTheSessionOfTheFile(t *testing.T) {
 	for name, all := range appended {
-		for seed := range uint64(60) {
+		for seed := range testscale.Pick[uint64](60, 40, 8) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			st, clock := openClocked(t)
 			files := map[string][]string{} // by session: a file may begin anew
