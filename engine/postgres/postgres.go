@@ -47,10 +47,13 @@ type Options struct {
 // Engine is a schema of one database. Several, in any number of processes, may
 // be open at once.
 type Engine struct {
-	pool      *pgxpool.Pool
-	pooled    atomic.Bool // what is set or prepared does not stay with a connection
-	defined   atomic.Bool // the schema is there
-	settings  call        // makes the settings in a transaction, where they do not stay
+	pool   *pgxpool.Pool
+	pooled atomic.Bool // what is set or prepared does not stay with a connection
+	// defined is set once the schema is there. A read looks at it before it asks the
+	// server: an answer that there is no table means an empty store only if the schema
+	// was not there by then.
+	defined   atomic.Bool
+	settings  call // makes the settings in a transaction, where they do not stay
 	schema    string
 	timeout   time.Duration
 	pingAfter time.Duration
@@ -116,11 +119,12 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 		return nil, e.usable(ctx)
 	}
 	var out [][]byte
+	defined := e.defined.Load()
 	err := e.read(ctx, func() call {
 		out = make([][]byte, 0, len(keys))
 		return call{e.sql.get, [][]byte{keysArray(keys)}, func(row [][]byte) { out = append(out, bytes.Clone(row[0])) }}
 	})
-	if e.empty(err) {
+	if !defined && undefined(err) {
 		return make([][]byte, len(keys)), nil
 	}
 	if err == nil && len(out) != len(keys) {
@@ -153,6 +157,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 				query, args = e.sql.scan, append(args, r.End)
 			}
 			total := 0
+			defined := e.defined.Load()
 			err = e.read(ctx, func() call {
 				pairs, total = pairs[:0], 0
 				return call{query, args, func(row [][]byte) {
@@ -160,7 +165,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 					pairs = append(pairs, engine.Pair{Key: bytes.Clone(row[0]), Value: bytes.Clone(row[1])})
 				}}
 			})
-			if e.empty(err) {
+			if !defined && undefined(err) {
 				return nil, false, nil
 			}
 			size = min(2*size, lastPage)
@@ -171,9 +176,6 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 		})(yield)
 	}
 }
-
-// empty reports whether err says that there is no schema, and there was none.
-func (e *Engine) empty(err error) bool { return undefined(err) && !e.defined.Load() }
 
 // notNil returns b, or what is empty and not null.
 func notNil(b []byte) []byte {
@@ -309,11 +311,12 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := e.usable(ctx); err != nil {
 		return err
 	}
+	defined := e.defined.Load()
 	err := e.retry(ctx, func() error {
 		_, err := e.pool.Exec(ctx, e.sql.vacuum)
 		return lost(ctx, err)
 	})
-	if pe, ok := ended(err); e.empty(err) || ok && pe.Code == syntaxError {
+	if pe, ok := ended(err); !defined && undefined(err) || ok && pe.Code == syntaxError {
 		return nil
 	}
 	return err

@@ -196,6 +196,46 @@ func TestHalfASchema(t *testing.T) {
 	}
 }
 
+// A read that the server answers before the first Apply has made the schema, and whose
+// answer arrives after that, finds nothing.
+func TestReadsBesideTheFirstWrite(t *testing.T) {
+	for range testscale.Pick(100, 20, 10) {
+		e := open(t, pgtest.Schema(t))
+		var wg sync.WaitGroup
+		defined := make(chan struct{})
+		read := func(f func() error) {
+			for range 2 {
+				wg.Go(func() {
+					for {
+						if err := f(); err != nil {
+							t.Error(err)
+							return
+						}
+						select {
+						case <-defined:
+							return
+						default:
+						}
+					}
+				})
+			}
+		}
+		read(func() error { _, err := e.Get(ctx, []byte("k")); return err })
+		read(func() error {
+			for _, err := range e.Scan(ctx, engine.Range{}) {
+				return err
+			}
+			return nil
+		})
+		if err := e.Apply(ctx, set("1")); err != nil {
+			t.Error(err)
+		}
+		close(defined)
+		wg.Wait()
+		e.Close()
+	}
+}
+
 // The making of the schema is cut before every message, either way: it is made
 // whole or not at all, errors have a kind, and the next one makes it.
 func TestDefinitionCutAtEveryStep(t *testing.T) {
