@@ -38,21 +38,8 @@ func TestResultsOfParallelCallsAreOnTheActivePath(t *testing.T) {
 	st := openStore(t, memory.New())
 	defer st.Close()
 	load(t, st, parse(t, "claude.jsonl", parallel), importer.Options{}, importer.Imported)
-	s, err := st.Session(ctx, "c9")
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := func(sc turnstone.Scope) string {
-		state, err := s.Load(ctx, sc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var keys []string
-		for _, n := range state.Nodes {
-			keys = append(keys, n.Key)
-		}
-		return strings.Join(keys, " ")
-	}
+	s := session(t, st, "c9")
+	path := func(sc turnstone.Scope) string { return strings.Join(keys(loaded(t, s, sc).Nodes), " ") }
 	if got := path(turnstone.Scope{}); got != "u1 a1 a2 a3 r2 r1 a4 u3" {
 		t.Errorf("the active path is %s", got)
 	}
@@ -97,13 +84,10 @@ func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
 {"type":"assistant","uuid":"b","parentUuid":"r2","sessionId":"s","message":{"id":"m2","content":[{"type":"text","text":"done"}]}}
 `
 	st, clock := openClocked(t)
-	s, err := st.Session(ctx, bring(t, st, clock, "s.jsonl", data).Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	state, err := s.Load(ctx, turnstone.Scope{})
-	if err != nil || len(state.Nodes) != 6 || len(dangling(state.Nodes, state.Nodes)) > 0 {
-		t.Errorf("%d nodes on the path, %v", len(state.Nodes), err)
+	s := session(t, st, bring(t, st, clock, "s.jsonl", data).Session)
+	state := loaded(t, s, turnstone.Scope{})
+	if len(state.Nodes) != 6 || len(dangling(state.Nodes, state.Nodes)) > 0 {
+		t.Errorf("%d nodes on the path", len(state.Nodes))
 	}
 }
 
@@ -120,18 +104,9 @@ func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {
 		convs := parse(t, f, string(read(t, f)))
 		st := openStore(t, memory.New())
 		for _, r := range load(t, st, convs, importer.Options{}, importer.Imported) {
-			s, err := st.Session(ctx, r.Session)
-			if err != nil {
-				t.Fatal(err)
-			}
-			active, err := s.Load(ctx, turnstone.Scope{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			full, err := s.Load(ctx, turnstone.Scope{Full: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := session(t, st, r.Session)
+			active := loaded(t, s, turnstone.Scope{})
+			full := loaded(t, s, turnstone.Scope{Full: true})
 			if ids := dangling(active.Nodes, full.Nodes); len(ids) > 0 {
 				t.Errorf("%s: no results of %v on the active path", filepath.Base(f), ids)
 			}

@@ -54,15 +54,11 @@ func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
 		t.Error("nothing was collected meanwhile")
 	}
 	for id, content := range want {
-		if got := exportedFile(t, st, id); got != content {
+		if got := exported(t, st, id); got != content {
 			t.Errorf("%s has %d bytes, not %d", id, len(got), len(content))
 		}
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i, err := s.Info(ctx); err != nil || !strings.HasPrefix(i.Created.String(), "2020-01-01") {
-			t.Errorf("%s was created at %v, %v", id, i.Created, err)
+		if i := infoOf(t, session(t, st, id)); !strings.HasPrefix(i.Created.String(), "2020-01-01") {
+			t.Errorf("%s was created at %v", id, i.Created)
 		}
 	}
 	verify(t, st)

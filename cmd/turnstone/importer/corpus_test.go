@@ -2,7 +2,6 @@ package importer_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -20,8 +19,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
-
-var ctx = context.Background()
 
 // corpus returns the folder of real transcripts, which is not part of the
 // project: TURNSTONE_CORPUS, or shared/corpus beside the checkout.
@@ -84,36 +81,6 @@ func all(t *testing.T, dir string) []importer.Conversation {
 	return convs
 }
 
-func openStore(t *testing.T, e engine.Engine) *turnstone.Store {
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return st
-}
-
-func load(t *testing.T, st *turnstone.Store, convs []importer.Conversation, o importer.Options, want importer.Outcome) []importer.Result {
-	t.Helper()
-	results := importer.Load(ctx, st, convs, o)
-	for _, r := range results {
-		if r.Outcome != want {
-			t.Fatalf("%s: %s %v", r.Conversation.ID, r.Outcome, r.Err)
-		}
-	}
-	return results
-}
-
-func verify(t *testing.T, st *turnstone.Store) {
-	t.Helper()
-	v, err := st.Verify(ctx, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range v.Problems {
-		t.Error(p)
-	}
-}
-
 func TestCorpus(t *testing.T) {
 	dir := corpus(t)
 	want := sources(t, dir)
@@ -170,7 +137,7 @@ func TestCorpus(t *testing.T) {
 			st = openStore(t, e)
 			defer st.Close()
 			verify(t, st)
-			exported(t, dir, st, convs)
+			exportsAreTheFiles(t, dir, st, convs)
 			claudeUsage(t, dir, st)
 			family(t, st)
 		})
@@ -178,30 +145,14 @@ func TestCorpus(t *testing.T) {
 }
 
 // What was JSON lines comes back as the same bytes in the same order.
-func exported(t *testing.T, dir string, st *turnstone.Store, convs []importer.Conversation) {
+func exportsAreTheFiles(t *testing.T, dir string, st *turnstone.Store, convs []importer.Conversation) {
 	files := 0
 	for i := range convs {
 		c := &convs[i]
 		if c.Format != "claude-code" && c.Format != "pi" {
 			continue
 		}
-		s, err := st.Session(ctx, c.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		state, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		parts, err := s.Checkpoint(ctx, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out bytes.Buffer
-		if err := importer.Write(&out, state, parts[importer.LayoutPart]); err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(out.Bytes(), read(t, filepath.Join(dir, c.File))) {
+		if exported(t, st, c.ID) != string(read(t, filepath.Join(dir, c.File))) {
 			t.Errorf("%s is exported as other bytes", c.File)
 		}
 		files++
@@ -271,10 +222,7 @@ func family(t *testing.T, st *turnstone.Store) {
 	if len(page.Sessions) != 6 {
 		t.Errorf("%d sub-agents, want 6", len(page.Sessions))
 	}
-	p, err := st.Session(ctx, parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := session(t, st, parent)
 	for _, i := range page.Sessions {
 		n, err := p.Node(ctx, i.ForkNode)
 		if err != nil || !i.Detached || !bytes.Contains(n.Payload, []byte(`"tool_use"`)) {
@@ -282,14 +230,8 @@ func family(t *testing.T, st *turnstone.Store) {
 		}
 	}
 	// Two branches, of 16 and 21 nodes below the node where they part.
-	ideas, err := st.Session(ctx, "03eb5929-52b3-4b13-ada3-b93ae35806b8")
-	if err != nil {
-		t.Fatal(err)
-	}
-	state, err := ideas.Load(ctx, turnstone.Scope{Full: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ideas := session(t, st, "03eb5929-52b3-4b13-ada3-b93ae35806b8")
+	state := loaded(t, ideas, turnstone.Scope{Full: true})
 	below := map[turnstone.NodeID]int{}
 	children := map[turnstone.NodeID][]turnstone.Node{}
 	for i := len(state.Nodes) - 1; i >= 0; i-- {
@@ -345,13 +287,8 @@ func TestGrowingPrompts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ses, err := st.Session(ctx, c.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			parts, err := ses.Checkpoint(ctx, 0)
-			if err != nil || !bytes.Equal(parts["prompt"], last) {
-				t.Fatal("the last prompt differs", err)
+			if !bytes.Equal(partsOf(t, session(t, st, c.ID))["prompt"], last) {
+				t.Fatal("the last prompt differs")
 			}
 			return s.ByKind["blobs"].Total()
 		}

@@ -48,15 +48,6 @@ func packed(s string) []byte {
 	return b.Bytes()
 }
 
-func parse(t *testing.T, file, data string) []importer.Conversation {
-	t.Helper()
-	convs, bad := importer.Parse(file, []byte(data))
-	for _, b := range bad {
-		t.Error(b)
-	}
-	return convs
-}
-
 func TestEveryFormatIsFoundOut(t *testing.T) {
 	want := map[string]string{
 		"openai.json": "openai:openai 3 [] total [{m 5 2 3 0 0}]", "list.json": "list:openai 3 []",
@@ -100,46 +91,23 @@ func TestClaudeTreesForksAndSubAgents(t *testing.T) {
 	load(t, st, convs, importer.Options{}, importer.Imported)
 	load(t, st, convs, importer.Options{BySteps: true}, importer.Unchanged)
 	verify(t, st)
-	keys := func(id string, sc turnstone.Scope) string {
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		state, err := s.Load(ctx, sc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out []string
-		for _, n := range state.Nodes {
-			out = append(out, n.Key)
-		}
-		return strings.Join(out, " ")
+	graph := func(id string, sc turnstone.Scope) string {
+		return strings.Join(keys(loaded(t, session(t, st, id), sc).Nodes), " ")
 	}
 	for id, want := range map[string][2]string{
 		"c1":    {"a b f", " a b c d e f"},
 		"c1/ag": {"g", "g"},
 		"c2":    {"a b c h", " a b c h"},
 	} {
-		if got := keys(id, turnstone.Scope{}); got != want[0] {
+		if got := graph(id, turnstone.Scope{}); got != want[0] {
 			t.Errorf("path of %s is %q, want %q", id, got, want[0])
 		}
-		if got := keys(id, turnstone.Scope{Full: true}); got != want[1] && id != "c2" {
+		if got := graph(id, turnstone.Scope{Full: true}); got != want[1] && id != "c2" {
 			t.Errorf("graph of %s is %q, want %q", id, got, want[1])
 		}
 	}
-	sub, err := st.Session(ctx, "c1/ag")
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := sub.Info(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parent, err := st.Session(ctx, "c1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	call, err := parent.NodeByKey(ctx, "d")
+	info := infoOf(t, session(t, st, "c1/ag"))
+	call, err := session(t, st, "c1").NodeByKey(ctx, "d")
 	if err != nil || info.Parent != "c1" || !info.Detached || info.ForkNode != call.ID {
 		t.Errorf("sub-agent: %+v, %v", info, err)
 	}
@@ -231,14 +199,8 @@ func FuzzParse(f *testing.F) {
 			if r.Err != nil {
 				continue
 			}
-			s, err := st.Session(ctx, r.Conversation.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			state, err := s.Load(ctx, turnstone.Scope{Full: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := session(t, st, r.Conversation.ID)
+			state := loaded(t, s, turnstone.Scope{Full: true})
 			own := state.Nodes[len(state.Nodes)-r.Nodes:]
 			for i, n := range own {
 				if !bytes.Equal(n.Payload, r.Conversation.Events[i].Payload) {
@@ -279,7 +241,7 @@ func FuzzGrow(f *testing.F) {
 					t.Fatalf("%+v", r)
 				}
 				if len(convs) == 1 && len(bad) == 0 && (c.Format == "jsonl" || c.Format == "pi" || c.Format == "claude-code") {
-					if got := exportedFile(t, st, r.Session); got != string(after) {
+					if got := exported(t, st, r.Session); got != string(after) {
 						t.Fatalf("exported as %q, not %q", got, after)
 					}
 				}

@@ -54,14 +54,8 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 			if len(r) != 1 || r[0].Err != nil || round == 1 && r[0].Outcome != importer.Unchanged {
 				t.Fatalf("%s: %+v", file, r)
 			}
-			s, err := st.Session(ctx, r[0].Session)
-			if err != nil {
-				t.Fatal(err)
-			}
-			info, err := s.Info(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := session(t, st, r[0].Session)
+			info := infoOf(t, s)
 			n := 0
 			for key, value := range info.Labels {
 				if strings.HasPrefix(key, "file.") {
@@ -74,9 +68,9 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 			if n != len(c.labels) {
 				t.Errorf("%s: labels %v, want %v", file, info.Labels, c.labels)
 			}
-			parts, err := s.Checkpoint(ctx, 0)
-			if err != nil || string(parts[importer.OutsidePart]) != c.outside || string(parts[importer.SharedPart]) != c.shared {
-				t.Errorf("%s: %s\n%s\n%v", file, parts[importer.OutsidePart], parts[importer.SharedPart], err)
+			parts := partsOf(t, s)
+			if string(parts[importer.OutsidePart]) != c.outside || string(parts[importer.SharedPart]) != c.shared {
+				t.Errorf("%s: %s\n%s", file, parts[importer.OutsidePart], parts[importer.SharedPart])
 			}
 			if first, err := s.Checkpoint(ctx, 1); err != nil || string(first[importer.OutsidePart]) != c.outside {
 				t.Errorf("%s: the first revision has %s, %v", file, first[importer.OutsidePart], err)
@@ -88,13 +82,10 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 		if r[0].Outcome != importer.Updated || r[0].Added != 0 {
 			t.Errorf("%s: %+v", file, r[0])
 		}
-		s, err := st.Session(ctx, r[0].Session)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := s.Info(ctx)
-		if err != nil || info.Labels["file.more"] == "" && info.Labels["file.reward_info.more"] == "" || file == "chat.json" && info.Labels["file.system"] != "" {
-			t.Errorf("%s: %v, %v", file, info.Labels, err)
+		s := session(t, st, r[0].Session)
+		info := infoOf(t, s)
+		if info.Labels["file.more"] == "" && info.Labels["file.reward_info.more"] == "" || file == "chat.json" && info.Labels["file.system"] != "" {
+			t.Errorf("%s: %v", file, info.Labels)
 		}
 		verify(t, st)
 		st.Close()
@@ -193,14 +184,8 @@ func TestCommitsHaveTheTimesOfTheFile(t *testing.T) {
 	} {
 		st, clock := openClocked(t)
 		id := bring(t, st, clock, file, c.data).Session
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := s.Info(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := session(t, st, id)
+		info := infoOf(t, s)
 		last := c.commits[len(c.commits)-1]
 		if !info.Created.Equal(c.created) || !info.Updated.Equal(last) {
 			t.Errorf("%s: from %v to %v, want %v to %v", file, info.Created, info.Updated, c.created, last)
@@ -247,13 +232,10 @@ func TestUsageIsReadInTheFormsThatAgentsHave(t *testing.T) {
 		st := openStore(t, memory.New())
 		for range 2 {
 			r := importer.Load(ctx, st, parse(t, file, c.data), importer.Options{})
-			s, err := st.Session(ctx, r[0].Session)
-			if err != nil {
-				t.Fatal(file, err)
-			}
-			info, err := s.Info(ctx)
-			if got := fmt.Sprint(info.Usage); err != nil || got != c.want {
-				t.Errorf("%s: %s, %v, want %s", file, got, err, c.want)
+			s := session(t, st, r[0].Session)
+			info := infoOf(t, s)
+			if got := fmt.Sprint(info.Usage); got != c.want {
+				t.Errorf("%s: %s, want %s", file, got, c.want)
 			}
 			if model := c.want[2:strings.Index(c.want, " ")]; info.Model != model && file != "each.jsonl" {
 				t.Errorf("%s: model %q, want %q", file, info.Model, model)
@@ -273,13 +255,10 @@ func TestARunningTotalIsCountedOnceWhenItsFileGrows(t *testing.T) {
 		}
 		data := fmt.Sprintf(`{"history":[%s],"info":{"model_stats":{"tokens_sent":%d,"tokens_received":%d}}}`, strings.Join(history, ","), sent, i)
 		r := importer.Load(ctx, st, parse(t, "run.traj", data), importer.Options{})
-		s, err := st.Session(ctx, r[0].Session)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := s.Info(ctx)
-		if want := fmt.Sprint([]turnstone.Usage{{Input: uint64(sent), Output: uint64(i)}}); err != nil || fmt.Sprint(info.Usage) != want {
-			t.Errorf("%v, %v, want %s", info.Usage, err, want)
+		s := session(t, st, r[0].Session)
+		info := infoOf(t, s)
+		if want := fmt.Sprint([]turnstone.Usage{{Input: uint64(sent), Output: uint64(i)}}); fmt.Sprint(info.Usage) != want {
+			t.Errorf("%v, want %s", info.Usage, want)
 		}
 	}
 }
@@ -295,10 +274,7 @@ func TestEveryPromptOfARunIsKept(t *testing.T) {
 			st := openStore(t, memory.New())
 			convs := parse(t, f, string(read(t, f)))
 			r := load(t, st, convs, importer.Options{BySteps: steps}, importer.Imported)
-			s, err := st.Session(ctx, r[0].Session)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := session(t, st, r[0].Session)
 			var want []string
 			for _, e := range convs[0].Events {
 				if p := e.Checkpoint["prompt"]; p != nil {
