@@ -39,15 +39,20 @@ type intent struct {
 	dead map[turnstone.NodeID]bool // nodes of the parent that were tombstoned before
 }
 
-// open returns the first open intent on a session for which is says so.
-func (h *history) open(s *shadow, is func(*intent) bool) *intent {
+// open returns an open intent on a session for which is says so, if there is one. Which of
+// several it was that had the effect can't be told.
+func (h *history) open(s *shadow, is func(*intent) bool) (found *intent) {
+	n := 0
 	for _, in := range h.intents {
 		if in.on == s && is(in) {
-			in.happened = true
-			return in
+			found = in
+			n++
 		}
 	}
-	return nil
+	if n == 1 {
+		found.happened = true
+	}
+	return found
 }
 
 // lookAgain brings the shadows up to date after the calls of intents have returned and
@@ -125,7 +130,7 @@ func (h *history) catchUp(s *shadow) error {
 	hd, err := h.observer().Session(ctx, s.id)
 	if errors.Is(err, turnstone.ErrSessionNotFound) {
 		if in := h.open(s, func(in *intent) bool {
-			if in.to == "" {
+			if in.to == "" || err == nil {
 				return false
 			}
 			hd, err = h.observer().Session(ctx, in.to)
