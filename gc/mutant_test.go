@@ -167,7 +167,7 @@ func TestEveryMutantIsFound(t *testing.T) {
 			j := slices.IndexFunc(scenarios, func(sc scenario) bool { return sc.name == m.in })
 			tried := 0
 			for bound := 1; bound <= 3; bound++ {
-				x, err := enginetest.Explore(bound, scenarios[j].build(t, func(e engine.Engine) engine.Engine { return &mutated{Engine: e, m: m} }))
+				x, err := enginetest.Explore(bound, 0, scenarios[j].build(t, func(e engine.Engine) engine.Engine { return &mutated{Engine: e, m: m} }))
 				tried += x.Schedules
 				var failed *enginetest.ScheduleError
 				if errors.As(err, &failed) {

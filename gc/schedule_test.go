@@ -2,16 +2,25 @@ package gc_test
 
 import (
 	"context"
+	"encoding/binary"
 	"flag"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
+
+// limit is how many schedules TestEverySchedule runs of each scenario; the rest is
+// logged.
+var limit = flag.Int("schedules", 0, "run at most so many schedules of each scenario, in a random order; 0 is all")
 
 // preemptions is how far TestEverySchedule goes; .ci/run asks for 2. With more than 1 it
 // takes all scenarios, whatever its size.
@@ -63,9 +72,14 @@ func (s *seat) play(ctx context.Context, e engine.Engine) error {
 // a party by one that does something wrong.
 func (sc *scenario) build(t testing.TB, change func(e engine.Engine) engine.Engine) func() (enginetest.Scenario, error) {
 	start := sc.begin(t)
+	step, end := &examined{}, &examined{}
 	return func() (enginetest.Scenario, error) {
 		e := memory.New()
-		out := enginetest.Scenario{Engine: e, Step: func() error { return reachable(e, false) }, End: func() error { return sc.end(e) }}
+		out := enginetest.Scenario{
+			Engine: e,
+			Step:   func() error { return step.once(e, func() error { return reachable(e, false) }) },
+			End:    func() error { return end.once(e, func() error { return sc.end(e) }) },
+		}
 		if err := e.Apply(ctx, start); err != nil {
 			return out, err
 		}
@@ -80,6 +94,69 @@ func (sc *scenario) build(t testing.TB, change func(e engine.Engine) engine.Engi
 		}
 		return out, err
 	}
+}
+
+// examined are states of a store that a check has passed. Most schedules differ in the
+// order of calls that do not touch each other, and lead to states that others led to.
+type examined struct {
+	mu     sync.Mutex
+	states map[[hash.Size]byte]bool
+}
+
+// once calls check, unless it has passed for the same records before.
+func (x *examined) once(e engine.Engine, check func() error) error {
+	state, err := stateOf(e)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	seen := x.states[state]
+	x.mu.Unlock()
+	if seen {
+		return nil
+	}
+	if err := check(); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.states == nil {
+		x.states = map[[hash.Size]byte]bool{}
+	}
+	x.states[state] = true
+	return nil
+}
+
+// stateOf returns a hash of all records, but for what is random in them: the values of
+// marks and dirty records that say nothing, and who wrote the run record.
+func stateOf(e engine.Engine) ([hash.Size]byte, error) {
+	var all []byte
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			return [hash.Size]byte{}, err
+		}
+		value := p.Value
+		switch letter(p.Key) {
+		case keys.Mark:
+			value = value[:len(value)-12]
+		case keys.Dirty:
+			value = nil
+		case keys.Run:
+			body, err := codec.Open(p.Key, value, keys.Run)
+			if err != nil {
+				return [hash.Size]byte{}, err
+			}
+			d := codec.Decoder{B: body}
+			var nonce [16]byte
+			d.Shape(7)
+			d.Fixed(nonce[:])
+			d.Uint()
+			value = d.B
+		}
+		all = binary.AppendUvarint(append(binary.AppendUvarint(all, uint64(len(p.Key))), p.Key...), uint64(len(value)))
+		all = append(all, value...)
+	}
+	return hash.Content.Sum(all), nil
 }
 
 // end collects twice, after which nothing unreachable is left and all is well.
@@ -118,13 +195,14 @@ func TestEverySchedule(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			bound := *preemptions
 			start := time.Now()
-			x, err := enginetest.Explore(bound, sc.build(t, nil))
+			x, err := enginetest.Explore(bound, *limit, sc.build(t, nil))
 			if err != nil {
 				t.Fatal(err)
 			}
 			all.Schedules, all.Steps = all.Schedules+x.Schedules, all.Steps+x.Steps
-			t.Logf("%d schedules with at most %d preemptions, %d steps at most, in %v", x.Schedules, bound, x.Longest, time.Since(start).Round(time.Millisecond))
+			all.Left += x.Left
+			t.Logf("%d schedules with at most %d preemptions, %d steps at most, %d more found, in %v", x.Schedules, bound, x.Longest, x.Left, time.Since(start).Round(time.Millisecond))
 		})
 	}
-	t.Logf("%d schedules, %d steps", all.Schedules, all.Steps)
+	t.Logf("%d schedules, %d steps, %d more found", all.Schedules, all.Steps, all.Left)
 }

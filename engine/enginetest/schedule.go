@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -38,6 +39,7 @@ type Explored struct {
 	Schedules int
 	Steps     int
 	Longest   int // steps of the longest schedule
+	Left      int // schedules that were found and not run: more may differ from these
 }
 
 // A ScheduleError is a schedule that fails, with all that was done.
@@ -58,14 +60,16 @@ func (e *ScheduleError) Unwrap() error { return e.Err }
 // preemptions: switches away from an actor that could go on. Most faults of
 // concurrent programs need two or fewer (Musuvathi and Qadeer, "Iterative Context
 // Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007). It
-// returns the first schedule that fails as a *ScheduleError.
-func Explore(preemptions int, build func() (Scenario, error)) (Explored, error) {
-	x := &explorer{build: build, bound: preemptions, stack: []prefix{{}}}
+// returns the first schedule that fails as a *ScheduleError. If limit is not 0, it runs
+// so many schedules at most, in a random order.
+func Explore(preemptions, limit int, build func() (Scenario, error)) (Explored, error) {
+	x := &explorer{build: build, bound: preemptions, limit: limit, stack: []prefix{{}}}
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(x.work)
 	}
 	wg.Wait()
+	x.done.Left += len(x.stack)
 	return x.done, x.failed
 }
 
@@ -85,6 +89,7 @@ type prefix struct {
 type explorer struct {
 	build func() (Scenario, error)
 	bound int
+	limit int // of schedules; 0: none
 
 	mu     sync.Mutex // guards what follows
 	stack  []prefix
@@ -96,7 +101,7 @@ type explorer struct {
 func (x *explorer) work() {
 	for {
 		x.mu.Lock()
-		if x.failed != nil || len(x.stack) == 0 && x.busy == 0 {
+		if x.failed != nil || len(x.stack) == 0 && x.busy == 0 || x.limit > 0 && x.done.Schedules+x.busy >= x.limit {
 			x.mu.Unlock()
 			return
 		}
@@ -104,6 +109,10 @@ func (x *explorer) work() {
 			x.mu.Unlock()
 			runtime.Gosched()
 			continue
+		}
+		if x.limit > 0 {
+			i := rand.IntN(len(x.stack))
+			x.stack[i], x.stack[len(x.stack)-1] = x.stack[len(x.stack)-1], x.stack[i]
 		}
 		p := x.stack[len(x.stack)-1]
 		x.stack = x.stack[:len(x.stack)-1]
@@ -144,8 +153,15 @@ func (x *explorer) branch(p prefix, steps []decision) {
 			if steps[i].running >= 0 && alt != steps[i].running {
 				spent++
 			}
-			if alt != steps[i].chosen && spent <= x.bound {
-				x.stack = append(x.stack, prefix{append(slices.Clone(chosen[:i]), alt), spent})
+			if alt == steps[i].chosen || spent > x.bound {
+				continue
+			}
+			next := prefix{append(slices.Clone(chosen[:i]), alt), spent}
+			if x.limit > 0 && len(x.stack) >= 2*x.limit { // enough to choose from
+				x.stack[rand.IntN(len(x.stack))] = next
+				x.done.Left++
+			} else {
+				x.stack = append(x.stack, next)
 			}
 		}
 	}
@@ -205,8 +221,8 @@ func execute(first []int, build func() (Scenario, error), tracing bool) (steps [
 		steps, running = append(steps, d), d.chosen
 		if a.err != nil {
 			err = fmt.Errorf("%s: %w", a.name, a.err)
-		} else if a.applied && sc.Step != nil {
-			err = sc.Step()
+		} else if a.applied && sc.Step != nil && (tracing || len(steps) >= len(first)) {
+			err = sc.Step() // the steps before were checked when their schedule was found
 		}
 		a.applied = false
 	}
