@@ -12,16 +12,19 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// A stamp says which content of a conversation a session has. It is a label of the
-// session: the number of events, a hash of them, and one of everything else.
+// A stamp identifies the content of a conversation. The importer stores it as a label
+// of the session, so that the next import sees without reading the session whether the
+// file has changed.
 type stamp struct {
-	events int
-	all    string // of the events
-	about  string // of the rest
+	events int    // number of events
+	all    string // hash of the events, as digest makes it
+	about  string // hash of everything else in the conversation
 }
 
 func (s stamp) String() string { return fmt.Sprintf("%d:%s:%s", s.events, s.all, s.about) }
 
+// parseStamp is the inverse of String. It returns the zero stamp for a label that is
+// missing or malformed.
 func parseStamp(label string) (s stamp) {
 	fields := strings.Split(label, ":")
 	if len(fields) != 3 {
@@ -34,9 +37,10 @@ func parseStamp(label string) (s stamp) {
 	return s
 }
 
+// sum returns the first 12 bytes of a hash as text: a label has little room.
 func sum(h hash.Hash) string { return fmt.Sprintf("%x", h.Sum(nil)[:12]) }
 
-// digest identifies the first n events.
+// digest returns a hash of the first n events.
 func (c *Conversation) digest(n int) string {
 	h := sha256.New()
 	for i := range c.Events[:n] {
@@ -64,7 +68,8 @@ func (c *Conversation) seal() {
 // present is the time that makes a Clock tell the present.
 var present time.Time
 
-// ended returns when the last event was.
+// ended returns the time of the last event, or the time at which the conversation began
+// if it has no events.
 func (c *Conversation) ended() time.Time {
 	if n := len(c.Events); n > 0 {
 		return c.Events[n-1].Time
@@ -72,54 +77,60 @@ func (c *Conversation) ended() time.Time {
 	return c.began
 }
 
-// held is what a session has of a conversation.
+// A held compares a session with a conversation: it says which events of the
+// conversation the session holds already. The function read makes it. If mark equals
+// the stamp of the conversation, the session holds all of it, and the fields after mark
+// are not set.
 type held struct {
 	session *turnstone.Session
 	info    turnstone.Info
-	state   *turnstone.State // with the full graph
-	mark    stamp            // of the content that was imported last
-	own     []turnstone.Node // of state.Nodes: those that the session added itself
+	state   *turnstone.State // the full graph of the session
+	mark    stamp            // stamp of the conversation that was imported last
+	own     []turnstone.Node // the nodes of state.Nodes that the session did not inherit from its parent
 
-	before []int              // by event: the index of its parent event, or noEvent, or forkNode
-	ids    []turnstone.NodeID // by event: the node that holds it; zero for one that is new
-	gone   []bool             // by event: it was imported, and is tombstoned since
-	moved  []bool             // by event: it is new, but was in the session elsewhere, and its usage was counted there
-	fresh  int                // events that are new
+	// These have an element for each event of the conversation.
+	before []int              // index of the event's parent among the events, or noEvent, or forkNode
+	ids    []turnstone.NodeID // node that holds the event; zero if the event is new; its parent's node if it is gone
+	gone   []bool             // the event was imported earlier, and its node was tombstoned since
+	moved  []bool             // the event is new here, but the session has it under another parent, where its usage was counted
 
-	keys   map[string]bool // of the session's nodes; see taken
-	stored []byte          // LayoutPart; nil if there is none
+	fresh  int             // number of events that are new
+	keys   map[string]bool // event keys of the session's nodes; see taken
+	stored []byte          // content of the checkpoint part LayoutPart; nil if there is none
 }
 
 const (
-	noEvent  = -1 // a root
-	forkNode = -2 // the node where an attached fork begins
+	noEvent  = -1 // the event is a root
+	forkNode = -2 // the parent is the node of the parent session where an attached fork begins
 )
 
-// A spot is what makes a node the one that an event is already.
+// A spot identifies the node of an event: a node holds an event if it has the same
+// parent, kind, key and payload.
 type spot struct {
 	parent    turnstone.NodeID
 	kind, key string
 	payload   [sha256.Size]byte
 }
 
-// version separates an event key from what tells it from an earlier version of the
-// same event: keys are unique in a session.
+// version separates an event's key in the file from a suffix. Keys are unique in a
+// session, so a message that was edited in the file gets its key with a suffix.
 const version = "~"
 
-// base returns an event key as the file has it.
+// base returns an event key without the suffix, as it stands in the file.
 func base(key string) string {
 	k, _, _ := strings.Cut(key, version)
 	return k
 }
 
-// versioned returns the key of an event, committed as revision r, whose own key
-// stands for another node.
+// versioned returns the key for an event that is committed as revision r, if another
+// node of the session has the event's own key.
 func (e *Event) versioned(r turnstone.Revision) string {
 	return fmt.Sprintf("%s%s%d", base(e.Key), version, r)
 }
 
-// read compares a session with a conversation: an event is in the session if a node
-// has its kind, key and payload and hangs from the node of the event before.
+// read compares a session with a conversation. The session holds an event if one of its
+// nodes has the event's kind, key and payload, and the node of the event's parent as its
+// parent.
 func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation) (*held, error) {
 	h := &held{session: s}
 	var err error
@@ -150,8 +161,8 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 		k := spot{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
 		at[k] = append(at[k], n.ID)
 	}
-	// If the file begins as it did at the last import, what it had then was written,
-	// and what is not there any more was tombstoned by its owner.
+	// If the file begins with the events of the last import, all of these events were
+	// written to the session. One that the session does not have was tombstoned since.
 	written := 0
 	if n := h.mark.events; n <= len(c.Events) && h.mark.all == c.digest(n) && h.state.Revision > 0 {
 		written = n
@@ -161,7 +172,7 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	for i := range c.Events {
 		e := &c.Events[i]
 		parent, ok := h.parent(i)
-		if !ok { // it hangs from an event that is new
+		if !ok { // the parent is new, so the event is
 			h.fresh++
 			continue
 		}
@@ -170,12 +181,12 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 		case len(same) > 0:
 			h.ids[i], at[k] = same[0], same[1:]
 		case i < written:
-			h.ids[i], h.gone[i] = parent, true // what follows is linked past it
+			h.ids[i], h.gone[i] = parent, true // the children of a tombstoned node are linked to its parent
 		default:
 			h.fresh++
 		}
 	}
-	// What is left hangs elsewhere than the file says now.
+	// The nodes that are left have another parent than the file gives their events now.
 	elsewhere := map[spot]int{}
 	for k, left := range at {
 		elsewhere[spot{kind: k.kind, key: k.key, payload: k.payload}] += len(left)
@@ -191,7 +202,7 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	return h, nil
 }
 
-// link finds the parent of every event.
+// link sets before: it finds the parent of every event.
 func (h *held) link(c *Conversation) {
 	h.before = make([]int, len(c.Events))
 	at := map[string]int{}
@@ -218,7 +229,8 @@ func (h *held) link(c *Conversation) {
 	}
 }
 
-// parent returns the node that event i hangs from; ok is false if that is to be made.
+// parent returns the node that is the parent of event i. ok is false if the session does
+// not have that node yet.
 func (h *held) parent(i int) (id turnstone.NodeID, ok bool) {
 	switch j := h.before[i]; j {
 	case noEvent:
@@ -230,7 +242,8 @@ func (h *held) parent(i int) (id turnstone.NodeID, ok bool) {
 	}
 }
 
-// kin reports whether the session, which has the identity of c, holds c.
+// kin reports whether the session, which has the identity of c, holds an earlier or later
+// state of c. The alternative is another conversation that was written to the same place.
 func (h *held) kin(c *Conversation) bool {
 	n := h.mark.events
 	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || n <= len(c.Events) && h.mark.all == c.digest(n) {
@@ -243,13 +256,15 @@ func (h *held) kin(c *Conversation) bool {
 	for i := range h.own {
 		has[sha256.Sum256(h.own[i].Payload)] = true
 	}
-	talks := func(e Event) bool { return e.Kind != "system" } // all of an agent's conversations may begin alike
+	// An agent may begin all its conversations with the same system message.
+	talks := func(e Event) bool { return e.Kind != "system" }
 	return !slices.ContainsFunc(c.Events, talks) ||
 		slices.ContainsFunc(c.Events, func(e Event) bool { return talks(e) && has[sha256.Sum256(e.Payload)] })
 }
 
-// passed reports whether the session has gone on from a node, the end of the file as
-// it is now, with nothing of the file as it was: then it need not go back there.
+// passed reports whether others went on from the node end, where the file ends now: the
+// way from the session's leaf back to end has no node of the file that was imported last,
+// whose layout is was. An import then leaves the leaf of the session where it is.
 func (h *held) passed(end turnstone.NodeID, was *layout) bool {
 	if end.IsZero() {
 		return false

@@ -13,16 +13,18 @@ import (
 
 // Options of Load.
 type Options struct {
-	// BySteps commits every step; else every turn, or less where a checkpoint part
-	// changes within a turn: each version is kept.
+	// BySteps makes a commit of every step. Otherwise every turn is a commit, or
+	// several where a checkpoint part changes within the turn, as each version of the
+	// part is kept.
 	BySteps bool
-	// Replace deletes a session that has other content and imports the conversation
-	// anew. See Losses.
+	// Replace deletes a session whose content differs from the conversation, and
+	// imports the conversation anew. See Losses.
 	Replace bool
-	// Clock, if set, is the clock of the store: commits get the times of the file.
+	// Clock, if set, is the clock of the store. Load sets it, so that sessions and
+	// commits get the times of the file.
 	Clock *Clock
-	// Progress, if set, is called with every conversation's payload bytes when
-	// it is done.
+	// Progress, if set, is called when a conversation is done, with the number of its
+	// payload bytes.
 	Progress func(bytes int)
 }
 
@@ -31,13 +33,13 @@ type Outcome string
 
 // Outcomes.
 const (
-	Imported  Outcome = "imported"  // it is a new session
-	Grown     Outcome = "grown"     // the session goes on with what is new
-	Branched  Outcome = "branched"  // the file was edited: the session has it as a branch
-	Updated   Outcome = "updated"   // only what stands outside the messages is new
-	Unchanged Outcome = "unchanged" // the session has all of it
-	Replaced  Outcome = "replaced"  // the session was deleted, and is a new one
-	Failed    Outcome = "failed"
+	Imported  Outcome = "imported"  // a new session was made
+	Grown     Outcome = "grown"     // new messages were added at the end of the session
+	Branched  Outcome = "branched"  // the file was edited: its messages were added as a branch
+	Updated   Outcome = "updated"   // no message is new, but something outside the messages changed
+	Unchanged Outcome = "unchanged" // the session has the whole conversation already
+	Replaced  Outcome = "replaced"  // the session was deleted and made anew
+	Failed    Outcome = "failed"    // Result.Err says why
 )
 
 // A Result is what Load did with one conversation.
@@ -45,37 +47,42 @@ type Result struct {
 	Conversation *Conversation
 	Session      string // id of the session
 	Outcome      Outcome
-	Commits      int
-	Nodes        int // of the conversation
-	Added        int // of those, how many were written
-	Bytes        int
-	Err          error // of Failed
+	Commits      int   // number of commits that were made
+	Nodes        int   // number of events of the conversation
+	Added        int   // number of nodes that were written
+	Bytes        int   // payload bytes of the conversation
+	Err          error // why Outcome is Failed
 }
 
 const (
-	staging     = "importing:" // before the id of a session that is not complete
-	digestLabel = "import.digest"
+	staging     = "importing:"    // prefix of the id of a session that is not complete
+	digestLabel = "import.digest" // label with the stamp of what was imported last
 )
 
 // A loader is one run of Load.
 type loader struct {
 	Options
 	st       *turnstone.Store
-	sessions map[string][]string // ids of sessions by the identity of what they hold
+	sessions map[string][]string // ids of the sessions that hold conversations of an identity
 }
 
 // Load commits conversations to st.
 //
-// A new one is written under another id and gets its own when it is complete, so it
-// is visible whole or not at all; what an import that was killed left behind is
-// removed by the next one. One that a session holds already adds to the session what
-// is new: a line that was torn or is not there yet follows with a later import, an
-// edited one makes a branch on which the session goes on, and importing less than
-// the session has changes nothing. Names, labels, kept revisions and forks stay. Of
-// several snapshots of a conversation the one with most events decides where the
-// session goes on, whatever their order.
+// Load writes a new conversation to a session with a temporary id and renames the
+// session when it is complete, so that nobody sees a part of it. If an import is killed,
+// the next import of the conversation removes the incomplete session.
 //
-// When ctx ends, Load returns the results of what was tried until then.
+// If a session holds the conversation already, Load adds to it the messages that are
+// new. A message that was torn or missing in the file is added by a later import, when it
+// is whole. If messages were edited, Load adds the edited ones as a branch and moves the
+// leaf of the session to that branch. If the file has fewer messages than the session
+// got from it, Load changes nothing. The name, the labels, the kept revisions and the
+// forks of the session stay.
+//
+// If convs has several snapshots of one conversation, the one with the most events
+// decides where the leaf of the session is, whatever their order.
+//
+// When ctx ends, Load returns the results of the conversations that it has tried.
 func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Options) []Result {
 	order := inOrder(convs)
 	l := &loader{Options: o, st: st}
@@ -97,7 +104,7 @@ func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Opti
 		}
 		err := l.load(ctx, c, &r)
 		if err != nil && ctx.Err() != nil {
-			break // it was not refused: it may be tried again
+			break // ctx ended the attempt: the conversation itself did not fail
 		}
 		if err != nil {
 			r.Outcome, r.Err = Failed, fmt.Errorf("%s: %q: %w", c.File, c.ID, err)
@@ -110,9 +117,10 @@ func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Opti
 	return results
 }
 
-// inOrder returns the conversations in the order in which they are loaded: parents
-// first, as a fork needs what it forks from, and of the snapshots of a conversation
-// the fullest last, as that is where the session is to go on.
+// inOrder returns the conversations in the order in which they are loaded. Parents come
+// before their forks, which need the parent's session. The snapshots of one conversation
+// come in the order of their numbers of events, as the last one decides where the leaf
+// of the session is.
 func inOrder(convs []Conversation) []*Conversation {
 	order := make([]*Conversation, len(convs))
 	parents := map[string]string{}
@@ -134,7 +142,7 @@ func inOrder(convs []Conversation) []*Conversation {
 			return cmp.Compare(len(a.Events), len(b.Events))
 		})
 	}
-	for i, c := range order { // the places of a conversation's snapshots stay, the snapshots are sorted
+	for i, c := range order { // the snapshots of a conversation are sorted among their own places
 		order[i] = snapshots[c.Identity][0]
 		snapshots[c.Identity] = snapshots[c.Identity][1:]
 	}
@@ -148,7 +156,7 @@ func inOrder(convs []Conversation) []*Conversation {
 	return order
 }
 
-// index finds the sessions that hold imported conversations.
+// index sets sessions: it finds the sessions that hold imported conversations.
 func (l *loader) index(ctx context.Context) error {
 	l.sessions = map[string][]string{}
 	for o := (turnstone.ListOptions{Limit: 1000}); ; {
@@ -168,7 +176,7 @@ func (l *loader) index(ctx context.Context) error {
 	}
 }
 
-// find returns the session that holds c with what it has, or nil if there is none.
+// find returns the session that holds c, compared with c, or nil if no session does.
 func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
 	for _, id := range l.sessions[c.Identity] {
 		s, err := l.st.Session(ctx, id)
@@ -189,8 +197,10 @@ func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
 	return nil, nil
 }
 
+// load imports one conversation: it makes a session of it, or adds to the session that
+// holds it. load tries again when another program commits to that session meanwhile.
 func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
-	const tries = 100 // others commit as well
+	const tries = 100
 	for try := 1; ; try++ {
 		h, err := l.find(ctx, c)
 		if err != nil {
@@ -213,7 +223,8 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 	}
 }
 
-// create makes the session of c, in place of the one called old if that is not empty.
+// create makes a session of c. If old is not empty, the new session takes the place and
+// the id of the session old, which is deleted.
 func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old string) error {
 	id := cmp.Or(old, c.ID)
 	if old == "" {
@@ -243,7 +254,7 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 	}
 	l.Clock.set(present)
 	if err != nil {
-		// The caller's context may be what ended the import.
+		// The incomplete session is deleted also if the caller's context has ended.
 		return errors.Join(err, l.st.Delete(context.WithoutCancel(ctx), temp, turnstone.KeepChildren))
 	}
 	if r.Session, r.Outcome = id, Imported; old != "" {
@@ -254,7 +265,7 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 	return nil
 }
 
-// begin creates the session called id for c, with nothing in it.
+// begin creates an empty session for c with the given id.
 func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, error) {
 	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Labels: c.labels()}}
 	if c.Parent != "" {
@@ -269,11 +280,11 @@ func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, 
 	return l.read(ctx, s, c)
 }
 
-// descend has req name the session that c belongs to, and the node where c begins.
+// descend sets the parent session in req, and the node of the parent where c begins.
 func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Request) error {
 	ids := l.sessions[c.Parent]
 	if len(ids) == 0 && !c.Attached {
-		req.Labels["import.parent"] = c.Parent // not at hand
+		req.Labels["import.parent"] = c.Parent // the parent was not imported
 		return nil
 	}
 	if len(ids) == 0 {
@@ -292,7 +303,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 		req.ForkNode = spawned(state.Nodes, c.Agent)
 		return nil
 	}
-	for i := range state.Nodes { // the last one: earlier ones were edited
+	for i := range state.Nodes { // of several versions of a message, the last one
 		if base(state.Nodes[i].Key) == base(c.ForkKey) {
 			req.ForkNode = state.Nodes[i].ID
 		}
@@ -303,7 +314,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 	return nil
 }
 
-// labels are those that the import gives a session.
+// labels returns the labels that an import gives to the session of c.
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
 		digestLabel: c.stamp.String(), identityLabel: c.Identity, "import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), "import.format": c.Format,
@@ -317,8 +328,8 @@ func (c *Conversation) labels() map[string]string {
 // A Loss is a session that Options.Replace deletes.
 type Loss struct {
 	turnstone.Info
-	Kept     int // revisions that are kept by name
-	Children int // sessions that come from it, which stay whole and lose their parent
+	Kept     int // number of revisions that are kept by name
+	Children int // number of forks of the session, which stay whole and have no parent then
 }
 
 // Losses returns the sessions that Load would delete for convs with Options.Replace.
