@@ -146,7 +146,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
 	// bulk commits what does not compress, so that a copy has many batches.
-	payloads := testscale.Pick(8, 8, 3)
+	payloads := testscale.Pick(8, 5, 3)
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {
 		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
@@ -437,7 +437,7 @@ func TestCopiesAtOnce(t *testing.T) {
 	}
 	st.Close()
 	for _, halfway := range []int{0, 1, 2} { // what there is at first: nothing, a copy of the older one begun, all of it
-		for n := 1; ; n += 1 + n/testscale.Pick(6, 2, 1) {
+		for n := 1; ; n += 1 + n/testscale.Pick(6, 1, 1) {
 			to := memory.New()
 			if halfway > 0 {
 				copyStore(t, older, to)

@@ -86,11 +86,11 @@ func TestSealCountsKeys(t *testing.T) {
 		var n []NewNode
 		for range 400 {
 			c++
-			key := ""
-			for _, x := range rnd(256, c) {
-				key += string(rune('!' + x%90))
+			key := rnd(256, c)
+			for j, x := range key {
+				key[j] = '!' + x%90
 			}
-			n = append(n, NewNode{Kind: "u", Key: key, Payload: []byte("hi")})
+			n = append(n, NewNode{Kind: "u", Key: string(key), Payload: []byte("hi")})
 		}
 		if _, err := s.Commit(bg, Commit{Expected: AnyRevision, Nodes: n}); err != nil {
 			t.Fatal(i, err)

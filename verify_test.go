@@ -243,7 +243,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		return noticed
 	}
 	harmless := map[string]int{}
-	for i, p := range someOfEach(all, testscale.Pick(len(all), 8, 1)) {
+	for i, p := range someOfEach(all, testscale.Pick(len(all), 5, 1)) {
 		letter := p.Key[4]
 		if !check(p, "removed", engine.Batch{Deletes: [][]byte{p.Key}}) {
 			reason := about.harmless(p)

@@ -182,7 +182,7 @@ func start(ctx context.Context, settings []string, create func(*Server) error) (
 		return nil, err
 	}
 	s := &Server{bin: bin, port: "5432"}
-	if s.dir, err = os.MkdirTemp("", "pgtest-"); err != nil {
+	if s.dir, err = os.MkdirTemp(place(), "pgtest-"); err != nil {
 		return nil, err
 	}
 	s.args = []string{"-D", s.data(), "-k", s.dir, "-c", "listen_addresses="}
@@ -198,6 +198,18 @@ func start(ctx context.Context, settings []string, create func(*Server) error) (
 		}
 	}
 	return s, nil
+}
+
+// place returns the directory for clusters: a file system in memory where there is a
+// large one, else the one of os.MkdirTemp. Making and removing the thousand files of each
+// cluster on ext4 is a third of the system time of the tests of engine/postgres.
+func place() string {
+	const memory, enough = "/dev/shm", 8 << 30
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(memory, &fs); err != nil || uint64(fs.Bavail)*uint64(fs.Bsize) < enough {
+		return ""
+	}
+	return memory
 }
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }

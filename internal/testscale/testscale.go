@@ -4,9 +4,9 @@
 //
 // There are three sizes. go test takes seconds for most packages and finds what a
 // change is likely to break. TURNSTONE_LONG=1 in the environment runs all of it,
-// which takes minutes; .ci/run does. go test -short takes the least. The race
-// detector, which makes every step several times slower, takes the least, too,
-// unless TURNSTONE_LONG asks for all.
+// which takes minutes; .ci/run does. go test -short takes the least, and runs on one
+// engine what is the same on all of them. The race detector, which makes every step
+// several times slower, takes the least, too, unless TURNSTONE_LONG asks for all.
 package testscale
 
 import (

@@ -18,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // corpus returns the folder of real transcripts, which is not part of the
@@ -90,8 +91,8 @@ func TestCorpus(t *testing.T) {
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if testing.Short() && name != "badger" {
-				t.Skip("-short: on the default engine alone")
+			if !testscale.Long() && name != "badger" {
+				t.Skip("on the default engine alone; with TURNSTONE_LONG=1 on Pebble as well")
 			}
 			path := t.TempDir() + "/store"
 			e, err := open(path)
