@@ -16,6 +16,9 @@ import (
 // Saving each growing history of the corpus turn by turn takes within 5 % of the
 // bytes of commits that name what is new, and saving it once more takes none.
 func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it saves the whole corpus")
+	}
 	dir := os.Getenv("TURNSTONE_CORPUS")
 	if dir == "" {
 		dir = "../../shared/corpus"

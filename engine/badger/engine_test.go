@@ -429,6 +429,9 @@ func TestKillChild(t *testing.T) {
 // A disk that does not answer holds Close up for some seconds only, once the store
 // has failed.
 func TestCloseEndsOnADiskThatHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it waits as long as Close does for a disk")
+	}
 	t.Parallel()
 	g := newGate(newDisk("posix"))
 	e, err := openFiles(g, smallLog, nil)

@@ -136,6 +136,9 @@ func besideCommits(t *testing.T, url string, faults func()) {
 
 // The server is killed again and again, and comes back.
 func TestServerKilledBesideCommits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: TestFailover kills a server, too")
+	}
 	t.Parallel() // it waits for servers most of the time, as the next ones do
 	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())

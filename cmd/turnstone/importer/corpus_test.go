@@ -83,6 +83,9 @@ func all(t *testing.T, dir string) []importer.Conversation {
 }
 
 func TestCorpus(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it imports the whole corpus")
+	}
 	dir := corpus(t)
 	want := sources(t, dir)
 	convs := all(t, dir)
