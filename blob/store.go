@@ -209,7 +209,7 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID
 }
 
 // Sizes returns the lengths of the contents of ids, in order, and -1 for one that is
-// not stored. It reads only of what this store has neither written nor asked for
+// not stored. It reads only of what this store has neither uploaded nor asked for
 // lately.
 func (s *Store) Sizes(ctx context.Context, ids []ID) ([]int64, error) {
 	const atOnce = 16 // the first part of a representation is up to 480 KiB

@@ -178,6 +178,7 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (en
 		var conflict *engine.ConflictError
 		switch {
 		case err == nil:
+			s.sizes.put(d.ID, d.Size)
 			s.Applied(&b, []ID{d.ID})
 			return nil
 		case !errors.Is(err, engine.ErrConflict):
