@@ -200,9 +200,12 @@ func TestEverySchedule(t *testing.T) {
 				t.Fatal(err)
 			}
 			all.Schedules, all.Steps = all.Schedules+x.Schedules, all.Steps+x.Steps
-			all.Left += x.Left
-			t.Logf("%d schedules with at most %d preemptions, %d steps at most, %d more found, in %v", x.Schedules, bound, x.Longest, x.Left, time.Since(start).Round(time.Millisecond))
+			if x.Diverged > 0 && bound < 3 { // with 3, the random id of an upload shows
+				t.Errorf("%d schedules could not be taken: the scenario is not deterministic", x.Diverged)
+			}
+			all.Left, all.Diverged = all.Left+x.Left, all.Diverged+x.Diverged
+			t.Logf("%d schedules with at most %d preemptions, %d steps at most, %d more found, %d could not be taken, in %v", x.Schedules, bound, x.Longest, x.Left, x.Diverged, time.Since(start).Round(time.Millisecond))
 		})
 	}
-	t.Logf("%d schedules, %d steps, %d more found", all.Schedules, all.Steps, all.Left)
+	t.Logf("%d schedules, %d steps, %d more found, %d could not be taken", all.Schedules, all.Steps, all.Left, all.Diverged)
 }

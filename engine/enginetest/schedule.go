@@ -16,8 +16,9 @@ import (
 
 // A Scenario is what Explore runs under every schedule: actors that share an
 // engine. Every call of theirs (a Get, a page of a Scan, an Apply) is one atomic
-// step, and one step is taken at a time. Actors must do the same under the same
-// schedule: no goroutines of their own that use the engine, no clock.
+// step, and one step is taken at a time. Actors should do the same under the same
+// schedule: no goroutines of their own that use the engine, no clock, nothing random
+// that decides what they do next. Explore counts where they did not.
 type Scenario struct {
 	Engine engine.Engine // as the actors find it; a new one for every schedule
 	Actors []Actor
@@ -40,6 +41,7 @@ type Explored struct {
 	Steps     int
 	Longest   int // steps of the longest schedule
 	Left      int // schedules that were found and not run: more may differ from these
+	Diverged  int // schedules that could not be taken, as the actors did something else before
 }
 
 // A ScheduleError is a schedule that fails, with all that was done.
@@ -119,6 +121,13 @@ func (x *explorer) work() {
 		x.busy++
 		x.mu.Unlock()
 		steps, err := execute(p.choices, x.build, false)
+		if errors.Is(err, errDiverged) {
+			x.mu.Lock()
+			x.busy--
+			x.done.Diverged++
+			x.mu.Unlock()
+			continue
+		}
 		if err != nil { // once more, with all that was done
 			chosen := make([]int, len(steps))
 			for i, d := range steps {
@@ -207,7 +216,7 @@ func execute(first []int, build func() (Scenario, error), tracing bool) (steps [
 		}
 		if n := len(steps); n < len(first) {
 			if d.chosen = first[n]; !slices.Contains(enabled, d.chosen) {
-				err = fmt.Errorf("enginetest: actor %d of the schedule is done at step %d: the scenario is not deterministic", d.chosen, n)
+				err = fmt.Errorf("%w: actor %d is done at step %d", errDiverged, d.chosen, n)
 				break
 			}
 		}
@@ -246,6 +255,9 @@ func execute(first []int, build func() (Scenario, error), tracing bool) (steps [
 }
 
 const maxSteps = 20_000
+
+// errDiverged: the actors did something else than when the schedule was found.
+var errDiverged = errors.New("enginetest: the schedule can't be taken")
 
 type schedule struct {
 	tracing bool
