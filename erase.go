@@ -122,8 +122,9 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 	return inc, nil
 }
 
-// family returns an incarnation and what Delete deletes with it: its children, and for a
-// repeated call attached forks that the call before has deleted. Nobody holds those.
+// family returns an incarnation and what Delete deletes with it, its children and theirs.
+// When Erase is repeated, children that the first call deleted are no longer listed as
+// such, so forks that are deleted already and that nothing live depends on count, too.
 func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPolicy) ([]head.Incarnation, error) {
 	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
 	for i := 0; policy == CascadeChildren && i < len(out); i++ {

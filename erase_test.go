@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"iter"
 	"slices"
 	"testing"
 
@@ -15,32 +14,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Beside calls f once, before the n-th call of an engine.
-type beside struct {
-	engine.Engine
-	n int
-	f func()
-}
-
-func (b *beside) step() {
-	if b.n--; b.n == 0 {
-		b.f()
+// before returns a plan that calls f once, before the n-th call from now on.
+func before(n int, f func()) func(enginetest.Call) enginetest.Fault {
+	return func(enginetest.Call) enginetest.Fault {
+		if n--; n == 0 {
+			f()
+		}
+		return enginetest.Fault{}
 	}
-}
-
-func (b *beside) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	b.step()
-	return b.Engine.Get(ctx, ks...)
-}
-
-func (b *beside) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	b.step()
-	return b.Engine.Scan(ctx, r)
-}
-
-func (b *beside) Apply(ctx context.Context, batch *engine.Batch) error {
-	b.step()
-	return b.Engine.Apply(ctx, batch)
 }
 
 // beforeEachCall prepares a store, and runs call with other before its n-th call of the
@@ -52,14 +33,14 @@ func beforeEachCall(t *testing.T, prepare func(*turnstone.Store), call func(*tur
 		st := openStore(t, e, nil)
 		prepare(st)
 		more = false
-		b := &beside{Engine: e}
-		caller := openStore(t, b, nil)
-		b.n, b.f = n, func() {
+		watched := &enginetest.Faulty{Engine: e}
+		caller := openStore(t, watched, nil)
+		watched.Plan = before(n, func() {
 			more = true
 			other(openStore(t, e, nil))
-		}
+		})
 		err := call(caller)
-		b.n = 0
+		watched.Plan = nil
 		if cerr := check(st, e, err); cerr != nil {
 			t.Errorf("before call %d: %v: %v", n, err, cerr)
 		}

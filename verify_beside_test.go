@@ -2,9 +2,7 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"iter"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -74,31 +72,6 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 			}
 		}
 		t.Logf("%s: cut at up to %d places", name, n-1)
-	}
-}
-
-// A meddler is an engine under which something happens just before the n-th call.
-type meddler struct {
-	engine.Engine
-	calls, n int
-	meddle   func()
-}
-
-func (m *meddler) call() {
-	if m.calls++; m.calls == m.n {
-		m.meddle()
-	}
-}
-
-func (m *meddler) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	m.call()
-	return m.Engine.Get(ctx, ks...)
-}
-
-func (m *meddler) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(yield func(engine.Pair, error) bool) {
-		m.call()
-		m.Engine.Scan(ctx, r)(yield)
 	}
 }
 
@@ -188,18 +161,20 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				m := &meddler{Engine: e, meddle: func() {
+				read := &enginetest.Faulty{Engine: e}
+				st := openStore(t, read, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+				happened := false
+				read.Plan = before(n, func() {
+					happened = true
 					if err := meddle(other, a); err != nil {
-						t.Fatal(err)
+						t.Error(err)
 					}
-				}}
-				st := openStore(t, m, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				m.calls, m.n = 0, n
+				})
 				v, err := st.Verify(ctx, nil)
 				if err != nil || !v.OK() {
 					t.Fatal(fmt.Sprint("before call ", n), v.Problems, err)
 				}
-				if m.calls < n {
+				if !happened {
 					t.Logf("up to %d places", n-1)
 					return
 				}

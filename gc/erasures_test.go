@@ -37,7 +37,7 @@ func (x *host) eraseSession() {
 		if attempt == 1 && len(r.HeldBy) == 0 && r.Gone < secrets { // a later one does not know them all
 			return fmt.Errorf("%d payloads that nobody else had are gone, the receipt says %d", secrets, r.Gone)
 		}
-		return x.receipt(r, s)
+		return x.checkReceipt(r, s)
 	})
 }
 
@@ -63,7 +63,7 @@ func (x *host) eraseNode() {
 		if len(r.HeldBy) == 0 && s.nodes[id].secret && holds(x.base, s.nodes[id].payload) {
 			return errors.New("nobody holds it, and it is there")
 		}
-		return x.receipt(r, s)
+		return x.checkReceipt(r, s)
 	})
 }
 
@@ -107,8 +107,9 @@ func (x *host) erase(what string, in *intent, f func(*host) (*turnstone.Erasure,
 	}
 }
 
-// receipt checks what a receipt says of sessions that have nothing to do with s.
-func (x *host) receipt(r *turnstone.Erasure, s *shadow) error {
+// checkReceipt checks that a receipt does not contradict itself and that the sessions it
+// names exist.
+func (x *host) checkReceipt(r *turnstone.Erasure, s *shadow) error {
 	if (r.Shared > 0) != (len(r.SharedBy) > 0) || r.Uploads > 0 && !x.uploaded {
 		return errors.New("it contradicts itself")
 	}

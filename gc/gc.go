@@ -6,10 +6,12 @@
 // # Protocol
 //
 // A collector keeps an index of its own: an edge from a blob to everything that
-// refers to it (sessions, and blobs that are stored relative to it), and the
-// number of edges of each blob under another key. The index is derived from the
-// commits, and follows them session by session: a session that changed has a
-// dirty record. A blob that loses its last edge is a candidate. A sweep condemns
+// refers to it (sessions, and lists of chunks that it is one of), and the number
+// of edges of each blob under another key. The index is derived from the commits,
+// and follows them session by session: a session that changed has a dirty record.
+// When the index takes over a change that leaves something to vacuum, it gives the
+// session a stale record, and a blob that can be stored smaller a loose record:
+// vacuum reads these rather than the store. A blob that loses its last edge is a candidate. A sweep condemns
 // candidates by writing their marks, then looks again at everything that changed
 // until then, and only then deletes those whose marks are as it wrote them. A
 // commit that relies on a blob guards its mark, and revives it when it is

@@ -74,7 +74,8 @@ func (h *history) forget(in *intent) {
 	h.intents = slices.DeleteFunc(h.intents, func(other *intent) bool { return other == in })
 }
 
-// look brings the shadow that an intent is about up to date.
+// look reads the session that an intent is about, and takes over into its shadow what the
+// intent did.
 func (h *history) look(in *intent) error {
 	if in.born != nil && !in.happened {
 		hd, err := h.observer().Session(ctx, in.born.id)

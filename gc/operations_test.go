@@ -195,8 +195,8 @@ func (x *host) commit() {
 		}
 		if len(have) > 0 && x.rng.IntN(3) == 0 {
 			id := have[x.rng.IntN(len(have))]
-			if s.refer(id) || x.rng.IntN(4) == 0 {
-				refers = refers && s.refer(id)
+			if s.mayRefer(id) || x.rng.IntN(4) == 0 {
+				refers = refers && s.mayRefer(id)
 				n.Attachments = append(n.Attachments, turnstone.Attachment{ID: id, Size: int64(len(x.contents[id]))})
 			}
 		}

@@ -39,8 +39,8 @@ func (sc *scenario) begin(t testing.TB) *engine.Batch {
 	return &engine.Batch{Sets: snapshot(t, e)}
 }
 
-// A seat is a party of a scenario that has opened its store, which is no part of the
-// game, and has yet to do its part.
+// A seat is a party of a scenario whose store is open and that has not begun. Opening the
+// store takes no steps of the schedule.
 type seat struct {
 	party
 	world  *world

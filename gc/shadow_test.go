@@ -73,9 +73,9 @@ func (s *shadow) keeps(r turnstone.Revision) bool {
 	return r >= s.upper || slices.Contains(slices.Collect(maps.Values(s.kept)), r)
 }
 
-// refer reports whether a commit may refer to an attachment: it was uploaded and has not
+// mayRefer reports whether a commit may refer to an attachment: it was uploaded and has not
 // been used, or a node that the session shows has it.
-func (s *shadow) refer(id turnstone.BlobID) bool {
+func (s *shadow) mayRefer(id turnstone.BlobID) bool {
 	if s.uploads[id] {
 		return true
 	}

@@ -26,18 +26,14 @@ type branch struct {
 	shown  graph.Place // the last node that a retained revision shows; zero: none
 }
 
-func before(a, b graph.Place) bool {
-	return a.Revision < b.Revision || a.Revision == b.Revision && a.Position < b.Position
-}
-
 // of returns the branch that the node at p is on.
 func (t *tree) of(p graph.Place) *branch {
-	return &t.branches[sort.Search(len(t.branches), func(i int) bool { return before(p, t.branches[i].first) })-1]
+	return &t.branches[sort.Search(len(t.branches), func(i int) bool { return p.Before(t.branches[i].first) })-1]
 }
 
 // show says that a retained revision shows the node at p, and so those before it on its branch.
 func (t *tree) show(p graph.Place) {
-	if b := t.of(p); before(b.shown, p) {
+	if b := t.of(p); b.shown.Before(p) {
 		b.shown = p
 	}
 }
@@ -45,7 +41,7 @@ func (t *tree) show(p graph.Place) {
 // prunes reports whether no retained revision leads to the node at p, and no revision
 // kept by name shows it.
 func (t *tree) prunes(p graph.Place) bool {
-	return t != nil && p.Revision < t.floor && p.Revision > t.named && before(t.of(p).shown, p)
+	return t != nil && p.Revision < t.floor && p.Revision > t.named && t.of(p).shown.Before(p)
 }
 
 // tree reads the tree of the session, which lives. A revision kept by name shows all

@@ -154,6 +154,11 @@ type Place struct {
 	Position int
 }
 
+// Before reports whether p was committed before q.
+func (p Place) Before(q Place) bool {
+	return p.Revision < q.Revision || p.Revision == q.Revision && p.Position < q.Position
+}
+
 // Seal returns the record of p for key under letter (keys.EventKey or keys.Attachment).
 func (p Place) Seal(key []byte, letter byte) []byte {
 	var b [16]byte

@@ -201,8 +201,8 @@ func start(ctx context.Context, settings []string, create func(*Server) error) (
 }
 
 // place returns the directory for clusters: a file system in memory where there is a
-// large one, else the one of os.MkdirTemp. Making and removing the thousand files of each
-// cluster on ext4 is a third of the system time of the tests of engine/postgres.
+// large one, else the one of os.MkdirTemp. A cluster has a thousand files, and the tests
+// make and remove many clusters.
 func place() string {
 	const memory, enough = "/dev/shm", 8 << 30
 	var fs syscall.Statfs_t

@@ -2,8 +2,8 @@ package importer_test
 
 import "strings"
 
-// Lines of a conversation in the formats that agents append to. Claude's has calls
-// at the same time, a response on several lines, and a rewind.
+// appended has the lines of one conversation in each format that agents append to. The one
+// of Claude has parallel calls, a response on several lines, and a rewind.
 var appended = map[string][]string{
 	"plain.jsonl": {
 		`{"role":"system","content":"s","timestamp":"2025-01-01T09:00:00Z"}`, `{"role":"user","content":"one","timestamp":"2025-01-01T10:00:00Z"}`,
