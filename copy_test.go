@@ -97,6 +97,7 @@ func copyStore(t *testing.T, from, to engine.Engine) *turnstone.CopyReport {
 
 // From Badger to PostgreSQL and back, and to every other engine: the same store.
 func TestCopyBetweenEngines(t *testing.T) {
+	testscale.Slow(t)
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
 			oneEngine(t, name)
@@ -142,6 +143,7 @@ func TestCopyBetweenEngines(t *testing.T) {
 // first time and when it is brought up to date, and goes on, also when the source
 // has changed since.
 func TestCopyInterruptedAnywhere(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
@@ -306,6 +308,7 @@ func (b *busy) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, 
 // What is changed while it is copied is copied again; a source that never rests is
 // refused as such, and no torn copy can be opened.
 func TestCopyOfABusyStore(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
@@ -421,6 +424,7 @@ func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
 
 // What one copy writes while another one runs makes no torn store.
 func TestCopiesAtOnce(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}
@@ -533,6 +537,7 @@ func TestReportOfAnInterruptedCopy(t *testing.T) {
 // An attempt that comes late changes nothing, the first time or when a copy is
 // brought up to date.
 func TestCopyAndLateAttempts(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
 	}

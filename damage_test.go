@@ -202,6 +202,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 // A bit flips in a table of Badger: what reads it says so, and so does verify.
 // Nothing is missing without an error, also for who would create a store.
 func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, two hundred stores: there is nothing for the race detector")
 	}

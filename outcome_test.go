@@ -219,9 +219,9 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 			calls, applies := once("no fault", true, func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} })
 			for n := 1; n <= calls; n++ {
 				for name, f := range faults {
-					i, every := n, testscale.Pick(1, 3, 9)
+					i, every := n, testscale.Pick(1, 3, 23)
 					if name != "unavailable" {
-						i, every = slices.Index(applies, n), testscale.Pick(1, 2, 4)
+						i, every = slices.Index(applies, n), testscale.Pick(1, 2, 9)
 					}
 					if i < 0 || i%every != 0 {
 						continue

@@ -45,6 +45,7 @@ func TestMarksRotate(t *testing.T) {
 }
 
 func TestDeltaFuzz(t *testing.T) {
+	testscale.Slow(t)
 	for i := range 400 {
 		base := rnd(1+i%40, uint64(i))
 		content := bytes.Repeat(base, 1+2000/len(base))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // pages of one pair, as Badger and Pebble make of 480 KiB values (pageBytes 256 KiB)
@@ -34,6 +35,7 @@ func (e *small) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair,
 }
 
 func TestCorruptWhileSealing(t *testing.T) {
+	testscale.Slow(t)
 	for _, op := range []string{"commit", "tombstone", "fork", "replay", "load", "seal"} {
 		e := &small{Engine: memory.New()}
 		st := open(t, e, &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})

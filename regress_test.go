@@ -17,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Each test here is a bug that a review found, and stays to show that it is gone.
@@ -192,6 +193,7 @@ func TestDepthShared(t *testing.T) {
 
 // What does not fit beside a commit is stored ahead of it, and never as a delta.
 func TestDepthAhead(t *testing.T) {
+	testscale.Slow(t)
 	st := open(t, memory.New(), nil)
 	s := mk(t, st, Request{ID: "s"})
 	for i := range 70 {
@@ -356,6 +358,7 @@ func TestCreateUnknown(t *testing.T) {
 }
 
 func TestSealTooLarge(t *testing.T) {
+	testscale.Slow(t)
 	st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 	s := mk(t, st, Request{ID: "s"})
 	var small, big []NewNode

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Each test here is a bug that a review of vacuum found, and stays to show that it
@@ -209,6 +210,7 @@ func TestAKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
 
 // more than 600 dependents of saying base
 func TestManyVersionsOfOneBase(t *testing.T) {
+	testscale.Slow(t)
 	e, st := onMemory(t, nil)
 	base := noise(3000, 1)
 	for i := range 700 {

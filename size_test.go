@@ -10,11 +10,13 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // After Close the files of both embedded engines are in proportion to what they
 // hold: 100 sessions of 100 events take at most 1.5 times as much on Pebble.
 func TestFilesAfterCloseAreInProportion(t *testing.T) {
+	testscale.Slow(t)
 	if race {
 		t.Skip("measures files: there is nothing for the race detector")
 	}

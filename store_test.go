@@ -116,7 +116,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 	if race {
 		t.Skip("one goroutine, a hundred stores: there is nothing for the race detector")
 	}
-	for n := 1; ; n += testscale.Pick(1, 4, 9) {
+	for n := 1; ; n += testscale.Pick(1, 4, 23) {
 		m := memory.New()
 		e := &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}
 		acked := -1

@@ -55,6 +55,7 @@ func inFiles(files [][]byte, b []byte) bool {
 
 // T4, D1, G5: what was tombstoned or deleted is in no file after a vacuum.
 func TestVacuumLeavesNoByteBehind(t *testing.T) {
+	testscale.Slow(t)
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
@@ -208,6 +209,7 @@ func TestMaintain(t *testing.T) {
 // G5: half of many sessions with a checkpoint every turn are deleted; after gc
 // and vacuum the store takes about what one that never had them does.
 func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
+	testscale.Slow(t)
 	sessions, turns := testscale.Pick(2000, 400, 200), 5
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) {
@@ -312,6 +314,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 // A checkpoint that is too large for a batch is stored anew as chunks when the
 // version that it was a delta of is pruned.
 func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
+	testscale.Slow(t)
 	e := memory.New()
 	st := openStore(t, e, nil)
 	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})

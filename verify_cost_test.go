@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // A counter counts what is read of an engine.
@@ -39,6 +40,7 @@ func (c *counter) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 // VF2: Verify reads in proportion to the store, also when forks follow each other to
 // the greatest depth, and go on from what they inherit.
 func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
+	testscale.Slow(t)
 	cost := func(depth int, deleted bool) (calls, records float64) {
 		c := &counter{Engine: memory.New()}
 		st := openStore(t, c, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})

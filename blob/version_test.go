@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // A chain of versions as commits make it: the first is a blob, the others are deltas.
@@ -49,6 +50,7 @@ func versions(t *testing.T, s *blob.Store, e engine.Engine, n int) (c chainOf, c
 }
 
 func TestVersionsAreDeltas(t *testing.T) {
+	testscale.Slow(t)
 	s, e := open()
 	c, contents := versions(t, s, e, blob.MaxDeltas+1)
 	if _, size := records(t, e); size > 160_000 {

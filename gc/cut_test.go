@@ -93,6 +93,7 @@ func TestACutVacuumAndACollectionLeaveNoDamage(t *testing.T) {
 
 // Vacuum is cut off between the values of a version that it stores whole.
 func TestValuesOfAVersionThatWasNotFinishedGo(t *testing.T) {
+	testscale.Slow(t)
 	large := noise(700<<10, 9) // 2 values
 	part := func(i int) []byte { return append(bytes.Clone(large), noise(100, uint64(i))...) }
 	c := cutOff{applies: true, do: vacuumOnce, before: func(st *turnstone.Store) {

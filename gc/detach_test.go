@@ -14,6 +14,7 @@ import (
 
 // One segment refers to more attachments than a batch takes.
 func TestASegmentOfManyAttachmentsIsErased(t *testing.T) {
+	testscale.Slow(t)
 	e := memory.New()
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	if err != nil {

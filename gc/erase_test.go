@@ -9,6 +9,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Erase of a fork that was forked before its first commit is complete.
@@ -83,6 +84,7 @@ func TestADryRunNeedsNoTurn(t *testing.T) {
 
 // Large versions go through forks, copies and Verify.
 func TestLargeVersionsAreForkedAndCopied(t *testing.T) {
+	testscale.Slow(t)
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	s := create(t, st, turnstone.Request{ID: "s"})

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // Each test here is a bug that a review found, and stays to show that it is gone.
@@ -311,6 +312,7 @@ func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
 // A collection is cut while it lets go of what a finished upload held; then one
 // of another session only, which has the chunks, and lets go of them.
 func TestACutBetweenTheChunksOfAnUpload(t *testing.T) {
+	testscale.Slow(t)
 	for cut := 2; ; cut++ { // the first call is that of opening
 		e := memory.New()
 		st := openAt(t, e, fixed)

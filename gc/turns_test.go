@@ -97,6 +97,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 // G7: one that begins leaves a run that makes progress alone, and takes over one that does
 // not.
 func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
+	testscale.Slow(t)
 	e := memory.New()
 	openAs := func(e engine.Engine, patience time.Duration) *turnstone.Store {
 		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: patience})

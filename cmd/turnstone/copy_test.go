@@ -15,6 +15,7 @@ import (
 
 // From Badger to PostgreSQL and back with the command.
 func TestCopy(t *testing.T) {
+	testscale.Slow(t)
 	from := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("text")}}, Checkpoint: map[string][]byte{"p": []byte("part")}})
@@ -47,6 +48,7 @@ func TestCopy(t *testing.T) {
 
 // The corpus from Badger to PostgreSQL and back: equal heads, clean at both ends.
 func TestCopyOfTheCorpus(t *testing.T) {
+	testscale.Slow(t)
 	dir := os.Getenv("TURNSTONE_CORPUS")
 	if dir == "" {
 		dir = "../../../shared/corpus"

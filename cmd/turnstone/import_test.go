@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func TestImportAddsWhatIsNewInAFile(t *testing.T) {
@@ -53,6 +54,7 @@ func TestImportAddsWhatIsNewInAFile(t *testing.T) {
 }
 
 func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
+	testscale.Slow(t)
 	store, file := t.TempDir()+"/store", write(t, "chat.jsonl", lines)
 	must(t, "import", file, "--store", store)
 	must(t, "label", "chat", "rating=good", "--store", store)
@@ -98,6 +100,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 // What is larger than a session takes is refused while the file is read: soon, with
 // little memory, and not as a mistake on the command line.
 func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
+	testscale.Slow(t)
 	store := t.TempDir() + "/store"
 	text := strings.Repeat("x", turnstone.MaxPayload)
 	for name, content := range map[string]string{

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/internal/testscale"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
@@ -164,7 +166,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	check("in use by pid", "sessions")
+	check("in use by pid", "sessions", "--wait", "50ms")
 }
 
 func TestVerifyFailsOnDamage(t *testing.T) {
@@ -233,6 +235,7 @@ func TestSize(t *testing.T) {
 }
 
 func TestMaintenance(t *testing.T) {
+	testscale.Slow(t)
 	store := t.TempDir() + "/store"
 	run := func(args ...string) string {
 		t.Helper()

@@ -8,12 +8,14 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 const evil = "red \x1b[31m bell \a c1 \u009b31m del \x7f bidi \u202e end"
 
 // Whatever a store holds, no command sends a control or escape sequence.
 func TestNothingActiveReachesTheTerminal(t *testing.T) {
+	testscale.Slow(t)
 	var node string
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "a" + evil, Metadata: turnstone.Metadata{Name: evil, Model: evil, Cwd: evil, Labels: map[string]string{evil: evil}}})

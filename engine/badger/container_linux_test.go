@@ -39,6 +39,7 @@ func container(t *testing.T, bytes int) (processes string) {
 // A store of many times the memory of its container is written, read and vacuumed
 // in it: pages of mapped tables are the kernel's to take back.
 func TestALargeStoreStaysWithinASmallContainer(t *testing.T) {
+	testscale.Slow(t)
 	if raceEnabled {
 		t.Skip("memory of the race detector is not the store's")
 	}

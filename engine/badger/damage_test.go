@@ -88,6 +88,7 @@ func (s *slowTables) create(name string) (file, error) {
 // Whatever bit of whatever file flips, wherever a file is cut, and whichever is
 // missing: it does no harm, or an error names the file.
 func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
+	testscale.Slow(t)
 	flips, cuts := testscale.Pick(320, 60, 8), testscale.Pick(60, 12, 6)
 	total, harmless := 0, 0
 	for state, s := range stores(t) {
@@ -282,6 +283,7 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 // A full disk is ErrNoSpace. Opening, reading and batches that reclaim go on, and
 // when there is room again everything does.
 func TestAFullDiskIsAnError(t *testing.T) {
+	testscale.Slow(t)
 	for _, room := range []int64{0, 20 << 10, 200 << 10, 700 << 10, 1500 << 10, 4 << 20} {
 		what := fmt.Sprintf("%d bytes of room", room)
 		d, l := newDisk("posix"), new(workload)

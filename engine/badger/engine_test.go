@@ -194,6 +194,7 @@ func TestAnEmptyDirectoryIsTakenAndMadePrivate(t *testing.T) {
 }
 
 func TestGroups(t *testing.T) {
+	testscale.Slow(t)
 	e := open(t, t.TempDir()+"/store", &Options{Durability: Process})
 	var wg sync.WaitGroup
 	for w := range 8 {
@@ -218,6 +219,7 @@ func TestGroups(t *testing.T) {
 
 // Runs are merged when there are too many, beside commits; nothing is lost.
 func TestItIsRewrittenByItself(t *testing.T) {
+	testscale.Slow(t)
 	dir := t.TempDir() + "/store"
 	e, err := openFiles(mustDirectory(t, dir), smallLog, &Options{Durability: Process, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {

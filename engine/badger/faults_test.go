@@ -224,6 +224,7 @@ func work(e *Engine, l *workload, vacuums bool) {
 // or from then on. What fails is a typed error; after one that is not a shortage
 // everything is refused; and the next Open has what was acknowledged.
 func TestEveryCallToTheDiskFails(t *testing.T) {
+	testscale.Slow(t)
 	script := func(d *disk, l *workload) (errs []error) {
 		e, err := openDisk(d)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func put(t *testing.T, e *Engine, key, value string, absent ...string) {
@@ -91,6 +92,7 @@ func (c cutter) open(name string) (file, error) {
 
 // Without syncs a loss of power takes the last groups, never the store.
 func TestWithoutSyncsALossOfPowerTakesTheLastGroups(t *testing.T) {
+	testscale.Slow(t)
 	d := newDisk("posix")
 	if _, err := openFiles(d, smallLog, nil); err != nil {
 		t.Fatal(err)

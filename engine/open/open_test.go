@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/internal/testscale"
+
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
@@ -43,6 +45,7 @@ func TestURLs(t *testing.T) {
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func TestPostgresURLs(t *testing.T) {
+	testscale.Slow(t)
 	url, schema := pgtest.URL(t), pgtest.Schema(t)
 	e, err := open.Open(t.Context(), url+"&schema="+schema, nil)
 	if err != nil {

@@ -119,6 +119,7 @@ func verdict(err error) string {
 }
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
+	testscale.Slow(t)
 	flips, cuts := testscale.Pick(14, 6, 3), testscale.Pick(6, 4, 2)
 	for name, store := range damagedStores(t) {
 		t.Run(name, func(t *testing.T) {
@@ -187,6 +188,7 @@ func TestDamageIsReportedOrHarmless(t *testing.T) {
 
 // Every batch of a log is found missing, wherever the bit is.
 func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
+	testscale.Slow(t)
 	store := damagedStores(t)["small"]
 	fs, dir, l := store()
 	names, _ := fs.List(dir)

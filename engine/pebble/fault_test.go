@@ -100,6 +100,7 @@ func checkReopened(t *testing.T, fs vfs.FS, dir string, l *ledger, acked map[int
 }
 
 func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
+	testscale.Slow(t)
 	fs, dir := memStore(t)
 	count := &fault{}
 	runFaulty(t, fs, dir, newLedger(), count)

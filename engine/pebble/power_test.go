@@ -83,6 +83,7 @@ func dirClone(t *testing.T, fs *vfs.MemFS, dir string) string {
 // A sync that fails leaves pages in memory that the system takes for durable. What
 // a later process builds on them must not be lost with the power.
 func TestNothingRestsOnPagesWhoseSyncFailed(t *testing.T) {
+	testscale.Slow(t)
 	syncs := func(op errorfs.Op) bool {
 		return op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData
 	}

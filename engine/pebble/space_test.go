@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func set(e engine.Engine, n, size int, reclaim bool) error {
@@ -31,6 +32,7 @@ func set(e engine.Engine, n, size int, reclaim bool) error {
 }
 
 func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
+	testscale.Slow(t)
 	dir := filepath.Join(t.TempDir(), "store")
 	e, err := Open(dir, &Options{MinFreeBytes: 1, NoSync: true})
 	if err != nil {
@@ -69,6 +71,7 @@ func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
 
 // A table that finds no space is written when there is space again.
 func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
+	testscale.Slow(t)
 	fs, dir := memStore(t)
 	var full atomic.Bool
 	e, err := openOn(errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {

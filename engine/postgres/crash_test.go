@@ -160,6 +160,7 @@ func TestServerKilledBesideCommits(t *testing.T) {
 // The primary is killed and its synchronous standby promoted; clients get there
 // through a proxy that switches, or by a URL that names both.
 func TestFailover(t *testing.T) {
+	testscale.Slow(t)
 	t.Parallel()
 	for name, url := range map[string]func(p *proxy, primary, standby *pgtest.Server) string{
 		"proxy": func(p *proxy, _, _ *pgtest.Server) string { return p.url() },
@@ -214,6 +215,7 @@ func TestFailover(t *testing.T) {
 // A commit that waits for a synchronous standby is shown to nobody before it is
 // replicated, also when whoever waits for it gives up.
 func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
+	testscale.Slow(t)
 	t.Parallel()
 	srv := pgtest.Private(t)
 	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: time.Second})

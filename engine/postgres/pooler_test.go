@@ -80,6 +80,7 @@ func TestPgBouncer(t *testing.T) {
 // One that accepts the settings at start, and drops them, shows itself by prepared
 // statements that are not there, or are there already.
 func TestPgBouncerThatIgnoresSettings(t *testing.T) {
+	testscale.Slow(t)
 	manySessions(t, pgbouncer(t, "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, jit, lock_timeout, statement_timeout"), false)
 }
 

@@ -199,6 +199,7 @@ func TestHalfASchema(t *testing.T) {
 // A read that the server answers before the first Apply has made the schema, and whose
 // answer arrives after that, finds nothing.
 func TestReadsBesideTheFirstWrite(t *testing.T) {
+	testscale.Slow(t)
 	for range testscale.Pick(100, 20, 10) {
 		e := open(t, pgtest.Schema(t))
 		var wg sync.WaitGroup
@@ -285,6 +286,7 @@ func TestDefinitionCutAtEveryStep(t *testing.T) {
 
 // No statement reads more than it must: none scans the table.
 func TestPlans(t *testing.T) {
+	testscale.Slow(t)
 	schema := pgtest.Schema(t)
 	e := open(t, schema)
 	made(t, e)

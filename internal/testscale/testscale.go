@@ -32,3 +32,13 @@ func Pick[T any](long, usual, short T) T {
 	}
 	return usual
 }
+
+// Slow skips a test with -short. It is for tests that take about a second or more and
+// see what seldom breaks: full disks, lost servers, histories of unusual size. The race
+// detector runs them.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() && !Long() {
+		t.Skip("slow: not with -short")
+	}
+}

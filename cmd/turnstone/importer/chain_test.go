@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 // dangling returns the calls on a path that have a result in the graph and none on
@@ -94,6 +95,7 @@ func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
 // In the real sessions no call on an active path misses a result that there is, and
 // the places where a user went back are those of the file.
 func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {
+	testscale.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "claude-*.gz"))
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 // that of an old file during an import. A collection of another process, whose clock
 // tells the present, must not make the import fail or lose anything of it.
 func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
+	testscale.Slow(t)
 	e := memory.New()
 	clock := &importer.Clock{}
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{Now: clock.Now})

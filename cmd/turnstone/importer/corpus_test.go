@@ -262,6 +262,7 @@ func family(t *testing.T, st *turnstone.Store) {
 // The prompts of every step of SWE-smith, stored as versions of one checkpoint
 // part, take at most 1.5 times what the last one takes alone.
 func TestGrowingPrompts(t *testing.T) {
+	testscale.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "swesmith-*.gz"))
 	if err != nil || len(files) == 0 {

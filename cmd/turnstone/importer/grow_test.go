@@ -213,6 +213,7 @@ func TestEveryRevisionIsATurn(t *testing.T) {
 
 // The real sessions of the corpus, cut where an agent might have been.
 func TestRealFilesGrow(t *testing.T) {
+	testscale.Slow(t)
 	dir := corpus(t)
 	for _, name := range []string{"claude-worktrees-ef958aa1.jsonl.gz", "claude-ccl-37f83ec9.jsonl.gz", "claude-ccl-12a546d1.jsonl.gz", "pi-before-compaction.jsonl.gz"} {
 		data := read(t, filepath.Join(dir, name))

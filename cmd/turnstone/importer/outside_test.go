@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
 func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
@@ -95,6 +96,7 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 // Everything of the corpus' files that are one JSON value is in the sessions: put
 // together again, they are the file.
 func TestNothingOfARealFileIsDropped(t *testing.T) {
+	testscale.Slow(t)
 	dir := corpus(t)
 	canonical := func(raw []byte) string {
 		var v any
@@ -264,6 +266,7 @@ func TestARunningTotalIsCountedOnceWhenItsFileGrows(t *testing.T) {
 }
 
 func TestEveryPromptOfARunIsKept(t *testing.T) {
+	testscale.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "swesmith-*.gz"))
 	if err != nil || len(files) != 2 {
