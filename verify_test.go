@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -19,7 +21,7 @@ import (
 
 // cutAfter runs call on a store on e, and makes the engine fail for good after the
 // first batch that sets a record under letter.
-func cutAfter(t *testing.T, e engine.Engine, letter byte, call func(*turnstone.Store) error) {
+func cutAfter(t *testing.T, e engine.Engine, o *turnstone.Options, letter byte, call func(*turnstone.Store) error) {
 	t.Helper()
 	cut := false
 	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
@@ -31,18 +33,23 @@ func cutAfter(t *testing.T, e engine.Engine, letter byte, call func(*turnstone.S
 		}
 		return enginetest.Fault{}
 	}}
-	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000})
+	st := openStore(t, f, o)
 	if err := call(st); err == nil || !cut {
 		t.Fatalf("no record %q was written before the end: %v", letter, err)
 	}
 }
 
 // full returns an engine with a store that has records of every kind: a copy, so that
-// it has a note of that, too.
+// it has a note of that, too. Its records are the same every time, but for random values.
 func full(t *testing.T) *memory.Engine {
 	t.Helper()
 	source := memory.New()
-	st := openStore(t, source, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000})
+	clock := time.Unix(1_800_000_000, 0)
+	o := &turnstone.Options{
+		NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000, Random: rand.NewChaCha8([32]byte{}),
+		Now: func() time.Time { clock = clock.Add(time.Second); return clock },
+	}
+	st := openStore(t, source, o)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -126,7 +133,7 @@ func full(t *testing.T) *memory.Engine {
 	// deleted session and a deleted fork.
 	add(a, "after the vacuum")
 	put(a, 500, 4)
-	cutAfter(t, source, 'x', func(st *turnstone.Store) error {
+	cutAfter(t, source, o, 'x', func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "a")
 		if err == nil {
 			_, err = s.PutAttachment(ctx, bytes.NewReader(random(700_000, 5)), -1, "", "")
@@ -148,13 +155,13 @@ func full(t *testing.T) *memory.Engine {
 	h := create(t, st, turnstone.Request{ID: "h"})
 	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("first")}})
 	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("second")}})
-	cutAfter(t, source, 'D', func(st *turnstone.Store) error {
+	cutAfter(t, source, o, 'D', func(st *turnstone.Store) error {
 		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
 		return err
 	})
 	_, err = h.Prune(ctx, 1)
 	must(err)
-	cutAfter(t, source, 'G', func(st *turnstone.Store) error {
+	cutAfter(t, source, o, 'G', func(st *turnstone.Store) error {
 		_, err := st.GC(ctx, turnstone.GCOptions{Session: "h"})
 		return err
 	})
