@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -183,7 +184,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		return err
 	}
 	next := &head.Head{
-		Incarnation: s.inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
+		Incarnation: s.history.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
 		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
 		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
@@ -196,7 +197,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 			return &LimitError{Limit: "node bytes", Where: "commit", Have: int64(n), Max: MaxCommitNodeBytes}
 		}
 		next.Raw += pack.Raw()
-		ks, vs, err := graph.EncodeSegment(space, s.inc, []graph.Pack{*pack}, h.Last, codec.Fast)
+		ks, vs, err := graph.EncodeSegment(space, s.history.Inc, []graph.Pack{*pack}, h.Last, codec.Fast)
 		if err != nil {
 			return err
 		}
@@ -224,7 +225,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	s.mu.Lock()
 	bucket := s.bucket
 	s.mu.Unlock()
-	s.store.moveOrder(b, s.inc, s.hash, bucket, w.now)
+	s.store.moveOrder(b, s.history.Inc, s.hash, bucket, w.now)
 	w.head, w.raw = next, next.Seal(s.headKey)
 	b.Set(s.headKey, w.raw)
 	// The same on every engine, so that what one of them holds another one takes.
@@ -247,13 +248,13 @@ func (w *writer) index(b *engine.Batch) {
 	for i := range w.built.pack.Nodes {
 		n := &w.built.pack.Nodes[i]
 		if n.Key != "" {
-			key, place := space.EventKey(s.inc, n.Key), graph.Place{Revision: revision, Position: i}
+			key, place := space.EventKey(s.history.Inc, n.Key), graph.Position{Revision: revision, Index: i}
 			b.Guard(key, nil)
 			b.Set(key, place.Seal(key, keys.EventKey))
 		}
 	}
 	if w.in.Turn != "" {
-		key := space.Turn(s.inc, w.in.Turn)
+		key := space.Turn(s.history.Inc, w.in.Turn)
 		b.Guard(key, nil)
 		b.Set(key, codec.Seal(key, keys.Turn, binary.AppendUvarint(nil, revision)))
 	}
@@ -282,7 +283,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			continue
 		}
 		if v.delta {
-			blobs.AddDelta(b, s.chain(p.Name), uint64(p.Set), v.base.Revision, v.data)
+			blobs.AddDelta(b, s.history.Chain(p.Name), uint64(p.Set), v.base.Revision, v.data)
 		} else if err := add(v.draft); err != nil {
 			return err
 		}
@@ -293,12 +294,12 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
 			// The first place stays: forks see up to a revision.
-			key := s.store.space.Attachment(s.inc, s.store.space.BlobHash(a.ID))
+			key := s.store.space.Attachment(s.history.Inc, s.store.space.BlobHash(a.ID))
 			if own, seen := w.attached[string(key)]; own != nil {
 				b.Guard(key, own)
 			} else if seen {
 				delete(w.attached, string(key)) // once
-				place := graph.Place{Revision: w.built.pack.Revision, Position: i}
+				place := graph.Position{Revision: w.built.pack.Revision, Index: i}
 				b.Set(key, place.Seal(key, keys.Attachment))
 			}
 		}
@@ -337,10 +338,10 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 // has to be guarded, and one look is enough. A key that the session has itself is
 // found by the guard on its entry.
 func (w *writer) checkKeys(ctx context.Context) error {
-	if w.s.origin == nil || w.keysFree {
+	if w.s.history.Origin == nil || w.keysFree {
 		return nil
 	}
-	layers := slices.DeleteFunc(w.s.layers(0), func(l layer) bool { return l.last == 0 })
+	layers := slices.DeleteFunc(w.s.history.Layers(0), func(l history.Layer) bool { return l.Last == 0 })
 	type entry struct{ node, layer int }
 	var all []entry
 	for i := range w.in.Nodes {
@@ -353,7 +354,7 @@ func (w *writer) checkKeys(ctx context.Context) error {
 	for part := range slices.Chunk(all, 1000) {
 		ks := make([][]byte, len(part))
 		for i, e := range part {
-			ks[i] = w.s.store.space.EventKey(layers[e.layer].inc, w.in.Nodes[e.node].Key)
+			ks[i] = w.s.store.space.EventKey(layers[e.layer].Inc, w.in.Nodes[e.node].Key)
 		}
 		vs, err := w.s.store.engine.Get(ctx, ks...)
 		if err != nil {
@@ -363,11 +364,11 @@ func (w *writer) checkKeys(ctx context.Context) error {
 			if vs[i] == nil {
 				continue
 			}
-			place, err := graph.OpenPlace(ks[i], vs[i], keys.EventKey)
+			place, err := graph.OpenPosition(ks[i], vs[i], keys.EventKey)
 			if err != nil {
-				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].inc)
+				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].Inc)
 			}
-			if layers[e.layer].has(place) {
+			if layers[e.layer].Has(place) {
 				return w.keyTaken(e.node, place, ", which the session inherits")
 			}
 		}
@@ -377,48 +378,16 @@ func (w *writer) checkKeys(ctx context.Context) error {
 }
 
 // keyTaken says that the event key of a new node belongs to the one at a place.
-func (w *writer) keyTaken(node int, place graph.Place, whose string) error {
+func (w *writer) keyTaken(node int, place graph.Position, whose string) error {
 	return invalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }
 
-// notPruned fails for a node of a side branch that went with the revisions that
-// led to it, in the session or in an ancestor. One that a host has tombstoned is a
-// place all the same, unless the node before it is pruned.
+// notPruned returns ErrRevisionPruned if no commit and no fork can go on from a node,
+// because it went with the revisions that led to it.
 func (s *Session) notPruned(ctx context.Context, last Revision, id NodeID) error {
-	for at := id; !at.IsZero(); {
-		if err := s.notPrunedItself(ctx, at); err != nil {
-			return err
-		}
-		n, err := s.locate(ctx, last, at)
-		if err != nil || !n.Erased {
-			return err
-		}
-		at = n.Parent
+	pruned, err := s.history.Pruned(ctx, last, id)
+	if err == nil && !pruned.IsZero() {
+		err = fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, pruned, s.id)
 	}
-	return nil
-}
-
-func (s *Session) notPrunedItself(ctx context.Context, id NodeID) error {
-	layers := s.layers(AnyRevision)
-	ks := make([][]byte, len(layers))
-	for i, l := range layers {
-		ks[i] = s.store.space.Tombstone(l.inc, id)
-	}
-	vs, err := s.store.engine.Get(ctx, ks...)
-	if err != nil {
-		return err
-	}
-	for i, v := range vs {
-		if v == nil {
-			continue
-		}
-		t, err := head.OpenTombstone(ks[i], v)
-		if err == nil && t.Pruned && t.Epoch <= layers[i].epoch {
-			return fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, id, s.id)
-		}
-		if err != nil {
-			return codec.Corrupt(err, "tombstone of node %s of session %q", id, s.id)
-		}
-	}
-	return nil
+	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // PutAttachment stores what r delivers, with bounded memory, and returns a
@@ -43,7 +43,7 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 	if _, err := s.readLife(ctx); err != nil {
 		return Attachment{}, err
 	}
-	up := s.store.newUpload(s.inc)
+	up := s.store.newUpload(s.history.Inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
 		err = up.Grant(ctx, d, func(b *engine.Batch) error {
@@ -120,18 +120,15 @@ func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error)
 		if err != nil {
 			return false, err
 		}
-		n, err := s.at(ctx, at)
+		n, err := s.history.NodeAt(ctx, at)
 		return n.Erased, err
 	})
 }
 
-// attached returns the first place of an attachment of the session's graph, or
+// attached returns where the session's graph first has an attachment, or
 // ErrBlobNotFound.
-func (s *Session) attached(ctx context.Context, last Revision, id BlobID) (spot, error) {
-	hash := s.store.space.BlobHash(id)
-	at, err := s.indexed(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
-		return s.store.space.Attachment(inc, hash)
-	})
+func (s *Session) attached(ctx context.Context, last Revision, id BlobID) (history.Position, error) {
+	at, err := s.history.FindAttachment(ctx, last, id)
 	if errors.Is(err, ErrNodeNotFound) {
 		err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.id)
 	}

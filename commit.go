@@ -270,7 +270,7 @@ func (s *Session) readRaw(ctx context.Context) (*head.Head, []byte, error) {
 // versions parts can be stored relative to.
 func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 	w.stage.abandon(ctx) // what an earlier attempt stored ahead
-	w.stage = w.s.store.newStage(w.s.inc)
+	w.stage = w.s.store.newStage(w.s.history.Inc)
 	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0
@@ -294,7 +294,7 @@ func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 // stands is at hand and the batch has room, else whole.
 func (w *writer) version(ctx context.Context, h *head.Head, name string, content []byte) (*version, error) {
 	v := &version{id: blob.Sum(content), size: int64(len(content))}
-	v.base = w.s.store.bases.get(w.s.inc, name)
+	v.base = w.s.store.bases.get(w.s.history.Inc, name)
 	if v.base == nil || !isBase(v.base, h, name) {
 		w.misses++
 	} else {
@@ -357,7 +357,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 			}
 			hash := space.BlobHash(a.ID)
 			ids = append(ids, a.ID)
-			ks = append(ks, space.Attachment(w.s.inc, hash), space.Upload(w.s.inc, hash))
+			ks = append(ks, space.Attachment(w.s.history.Inc, hash), space.Upload(w.s.history.Inc, hash))
 		}
 	}
 	w.attached, w.tickets = map[string][]byte{}, nil
@@ -412,13 +412,13 @@ func (w *writer) done() Result {
 	w.stage.applied(w.batch)
 	for _, p := range w.built.parts {
 		if v := w.parts[p.Name]; v != nil {
-			s.store.bases.put(s.inc, p.Name, v.asBase(&p, w.in.Checkpoint[p.Name]))
+			s.store.bases.put(s.history.Inc, p.Name, v.asBase(&p, w.in.Checkpoint[p.Name]))
 		}
 	}
 	for _, name := range w.in.Drop {
-		s.store.bases.drop(s.inc, name)
+		s.store.bases.drop(s.history.Inc, name)
 	}
-	bucketKey := s.store.space.Bucket(s.inc)
+	bucketKey := s.store.space.Bucket(s.history.Inc)
 	for _, p := range w.batch.Sets {
 		if bytes.Equal(p.Key, bucketKey) {
 			s.mu.Lock()

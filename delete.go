@@ -68,7 +68,7 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, s.deleteIncarnation(ctx, ses.inc, policy)
+		return struct{}{}, s.deleteIncarnation(ctx, ses.history.Inc, policy)
 	}, nil)
 	return err
 }
@@ -92,7 +92,7 @@ func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, pol
 func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) error {
 	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
-			kids, err := s.store.children(ctx, s.inc)
+			kids, err := s.store.children(ctx, s.history.Inc)
 			if err != nil {
 				return false, err
 			}
@@ -106,7 +106,7 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 				c.partly = true
 			}
 		}
-		bucketKey := s.store.space.Bucket(s.inc)
+		bucketKey := s.store.space.Bucket(s.history.Inc)
 		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
 		if err != nil {
 			return false, err
@@ -121,11 +121,11 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 		b.Guard(bucketKey, vs[2])
 		b.Delete(s.headKey)
 		b.Delete(s.aboutKey)
-		s.store.removeOrder(b, s.inc, vs[2])
+		s.store.removeOrder(b, s.history.Inc, vs[2])
 		s.store.setDirty(b, s.dirtyKey)
-		s.store.setGrave(b, s.hash, s.inc)
+		s.store.setGrave(b, s.hash, s.history.Inc)
 		if about.Parent != (head.Incarnation{}) {
-			b.Delete(s.store.space.Child(about.Parent, s.inc))
+			b.Delete(s.store.space.Child(about.Parent, s.history.Inc))
 		}
 		return true, nil
 	})

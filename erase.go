@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -75,7 +76,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 		return nil, done.told(err)
 	}
 	e, err := s.receipt(ctx, v, incs, blobs, func(fork *Session) (bool, error) {
-		return slices.ContainsFunc(fork.layers(AnyRevision), func(l layer) bool { return slices.Contains(incs, l.inc) && l.last > 0 }), nil
+		return slices.ContainsFunc(fork.history.Layers(AnyRevision), func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }), nil
 	})
 	if err == nil && len(e.HeldBy) == 0 {
 		for _, inc := range incs {
@@ -96,7 +97,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, err error) {
 	ses, err := s.Session(ctx, id)
 	if err == nil {
-		return ses.inc, nil
+		return ses.history.Inc, nil
 	}
 	if !errors.Is(err, ErrSessionNotFound) {
 		return inc, err
@@ -191,8 +192,8 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 			return nil, err
 		}
 		blobs = append(blobs, n.Blobs()...)
-		if !slices.Contains(owners, at.layer.inc) {
-			owners = append(owners, at.layer.inc)
+		if !slices.Contains(owners, at.Layer.Inc) {
+			owners = append(owners, at.Layer.Inc)
 		}
 	}
 	if err := s.Tombstone(ctx, ids...); err != nil {
@@ -227,22 +228,15 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 
 // nodeAt returns a node of the session's graph, whether or not it is tombstoned, and
 // where it is.
-func (s *Session) nodeAt(ctx context.Context, id NodeID) (found, spot, error) {
-	type both struct {
-		found
-		spot
-	}
-	b, err := retried(ctx, s, func() (b both, err error) {
+func (s *Session) nodeAt(ctx context.Context, id NodeID) (n history.Node, at history.Position, err error) {
+	_, err = retried(ctx, s, func() (_ struct{}, err error) {
 		h, _, err := s.readHead(ctx)
 		if err == nil {
-			b.found, err = s.locate(ctx, h.Revision, id)
+			n, at, err = s.history.Node(ctx, h.Revision, id)
 		}
-		if err == nil {
-			b.spot, err = s.place(ctx, h.Revision, id)
-		}
-		return b, err
+		return struct{}{}, err
 	})
-	return b.found, b.spot, err
+	return n, at, err
 }
 
 // forksOf returns the incarnations that were attached to any of incs, and incs.
@@ -414,17 +408,17 @@ func (s *Store) blobsOnce(ctx context.Context, inc head.Incarnation, life *head.
 	} else if life.Floor == 0 {
 		last = 0
 	}
-	ses, err := s.historyOf(ctx, inc)
+	h, err := s.histories.Open(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
 	var out []blob.ID
-	if ses.origin != nil {
-		for _, p := range ses.origin.Parts {
+	if h.Origin != nil {
+		for _, p := range h.Origin.Parts {
 			out = append(out, p.Blob)
 		}
 	}
-	err = ses.commits(ctx, 0, last, func(c *head.Commit, _ CommitID) error {
+	err = h.Commits(ctx, 0, last, func(c *head.Commit, _ CommitID) error {
 		for _, p := range c.Parts {
 			if p.Set == c.Revision && !p.IsDelta() {
 				out = append(out, p.Blob)
@@ -435,8 +429,7 @@ func (s *Store) blobsOnce(ctx context.Context, inc head.Incarnation, life *head.
 	if err != nil {
 		return nil, err
 	}
-	layers := ses.layers(last)
-	nodes, err := ses.read(ctx, layers[len(layers)-1], 0, nil)
+	nodes, err := h.AppendNodes(ctx, h.Own(last), 0, nil)
 	for i := range nodes {
 		out = append(out, nodes[i].Blobs()...)
 	}

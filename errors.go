@@ -7,6 +7,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
@@ -20,7 +21,7 @@ var (
 	ErrSessionDeleted = errors.New("turnstone: session deleted")
 	// ErrNodeNotFound: the session's graph has no such node, or a read asked for
 	// one that is tombstoned.
-	ErrNodeNotFound = errors.New("turnstone: node not found")
+	ErrNodeNotFound = history.ErrNodeNotFound
 	// ErrBlobNotFound: the session has no such attachment.
 	ErrBlobNotFound = errors.New("turnstone: attachment not found")
 	// ErrUploadExpired: a commit refers to an attachment that the session does
@@ -30,7 +31,7 @@ var (
 	// ErrRevisionNotFound: the session has not got that far.
 	ErrRevisionNotFound = errors.New("turnstone: revision not found")
 	// ErrRevisionPruned: the revision is below the session's history floor.
-	ErrRevisionPruned = errors.New("turnstone: revision pruned")
+	ErrRevisionPruned = history.ErrRevisionPruned
 	// ErrConflict: somebody else committed first. See ConflictError.
 	ErrConflict = errors.New("turnstone: commit conflict")
 	// ErrTurnConflict: the turn id stands for another content. See TurnConflictError.

@@ -28,7 +28,7 @@ func FuzzSmallRecords(f *testing.F) {
 			}
 		}
 		_, _ = head.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
-		_, _ = graph.OpenPlace(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
+		_, _ = graph.OpenPosition(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
 		st, err := Open(bg, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err != nil {
 			t.Fatal(err)

@@ -312,7 +312,7 @@ func (l *lister) children(ctx context.Context) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	incs, err := l.s.children(ctx, parent.inc)
+	incs, err := l.s.children(ctx, parent.history.Inc)
 	if err != nil {
 		return Page{}, err
 	}

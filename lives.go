@@ -98,8 +98,8 @@ func (s *Session) alter(ctx context.Context, c *change, edit func(next *head.Lif
 // of its ancestors.
 func (s *Session) readLives(ctx context.Context) (*lives, error) {
 	l := &lives{session: s, keys: [][]byte{s.lifeKey}}
-	if s.origin != nil {
-		for _, a := range s.origin.Ancestors {
+	if s.history.Origin != nil {
+		for _, a := range s.history.Origin.Ancestors {
 			l.keys = append(l.keys, s.store.space.Life(a.Incarnation))
 		}
 	}

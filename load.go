@@ -2,14 +2,13 @@ package turnstone
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // A Scope says what of a history to load. The zero Scope is the active path:
@@ -87,28 +86,28 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 			return nil, err
 		}
 	}
-	dead, err := s.tombstones(ctx)
+	dead, err := s.history.Tombstones(ctx)
 	if err != nil {
 		return nil, err
 	}
 	leaf := st.Leaf
 	if !scope.Leaf.IsZero() {
-		if leaf = scope.Leaf; dead.has(leaf) {
+		if leaf = scope.Leaf; dead.Has(leaf) {
 			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
 		}
-		if _, err := s.locate(ctx, st.Revision, leaf); err != nil {
+		if _, _, err := s.history.Node(ctx, st.Revision, leaf); err != nil {
 			return nil, err
 		}
 	}
-	var nodes []found
+	var nodes []history.Node
 	switch {
 	case scope.Full:
-		nodes, err = s.full(ctx, st.Revision, st.Commit)
+		nodes, err = s.history.All(ctx, st.Revision, st.Commit)
 	case scope.Last > 0:
-		nodes, err = s.tail(ctx, st.Revision, leaf, scope.Last, dead)
+		nodes, err = s.history.Tail(ctx, st.Revision, leaf, scope.Last, dead)
 	case scope.After > 0 && scope.After >= st.Revision: // nothing came after
 	default:
-		nodes, err = s.path(ctx, st.Revision, scope.After, leaf)
+		nodes, err = s.history.Path(ctx, st.Revision, scope.After, leaf)
 	}
 	if err != nil {
 		return nil, err
@@ -126,143 +125,23 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 	if err != nil {
 		return err
 	}
-	if kept, err := s.store.retained(ctx, s.inc, life, r); err != nil {
+	if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, r); err != nil {
 		return err
 	} else if !kept {
 		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.id, life.Floor)
 	}
 	st.Usage = nil
-	err = s.commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
+	err = s.history.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
 		st.Usage = head.Sum(st.Usage, c.Usage)
 		st.Revision, st.Commit, st.Leaf, st.Time = c.Revision, id, c.Leaf, c.Time
 		if c.Revision != r {
 			return nil
 		}
 		var err error
-		st.Parts, err = s.partsAt(ctx, c)
+		st.Parts, err = s.history.PartsAt(ctx, c)
 		return err
 	})
 	return err
-}
-
-// partsAt returns the checkpoint at commit c, with the blobs of parts that
-// carried over.
-func (s *Session) partsAt(ctx context.Context, c *head.Commit) ([]head.Part, error) {
-	if c.PartsAt == 0 {
-		if s.origin != nil {
-			return slices.Clone(s.origin.Parts), nil
-		}
-		return nil, nil
-	}
-	if c.PartsAt != c.Revision {
-		var err error
-		if c, _, err = s.commitAt(ctx, c.PartsAt); err != nil {
-			return nil, err
-		}
-	}
-	parts := slices.Clone(c.Parts)
-	for i, p := range parts {
-		if p.Set == c.Revision {
-			continue
-		}
-		var err error
-		if parts[i], err = s.partSet(ctx, p.Name, p.Set); err != nil {
-			return nil, err
-		}
-	}
-	return parts, nil
-}
-
-// path reads the nodes of the session's commits after a revision (0: all, with
-// the ancestors') and returns those on the path to leaf, root first.
-func (s *Session) path(ctx context.Context, last, after Revision, leaf NodeID) ([]found, error) {
-	if leaf.IsZero() {
-		return nil, nil
-	}
-	layers := s.layers(last)
-	if after > 0 {
-		layers = layers[len(layers)-1:]
-	}
-	var all []found
-	for _, l := range layers {
-		var err error
-		if all, err = s.read(ctx, l, after, all); err != nil {
-			return nil, err
-		}
-	}
-	// A parent always comes before its children in the order of commits, so
-	// one pass from the end finds the path.
-	out := all[:0:0]
-	want := leaf
-	for i := len(all) - 1; i >= 0 && !want.IsZero(); i-- {
-		if all[i].ID == want {
-			out, want = append(out, all[i]), all[i].Parent
-		}
-	}
-	if !want.IsZero() { // then the index must say that it is before what was read
-		at, err := s.place(ctx, last, want)
-		if errors.Is(err, ErrNodeNotFound) || err == nil && (after == 0 || at.layer.inc == s.inc && at.revision > after) {
-			err = codec.Corrupt(codec.ErrMissing, "node %s of session %q", want, s.id)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	slices.Reverse(out)
-	return out, nil
-}
-
-// full reads every node up to revision last, and checks them against the
-// commits: a side branch has no leaf that vouches for it.
-func (s *Session) full(ctx context.Context, last Revision, commit CommitID) ([]found, error) {
-	var all []found
-	layers := s.layers(last)
-	layers[len(layers)-1].commit = commit
-	for _, l := range layers {
-		start := len(all)
-		var err error
-		if all, err = s.read(ctx, l, 0, all); err != nil {
-			return nil, err
-		}
-		if err := s.checkLayer(ctx, l, all[start:]); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
-// tail reads the last n live nodes of the path to leaf, from the end. Most often
-// the leaf is in the last commit and each segment goes on with the one before it,
-// so there it looks first, and asks the index only if the node is elsewhere.
-func (s *Session) tail(ctx context.Context, last Revision, leaf NodeID, n int, dead tombstones) ([]found, error) {
-	var out []found
-	layers := s.layers(last)
-	l, next := layers[len(layers)-1], last
-	for want := leaf; !want.IsZero() && n > 0; {
-		seg, err := s.segmentAt(ctx, l, next)
-		if errors.Is(err, codec.ErrMissing) || err == nil && !slices.ContainsFunc(seg, func(f found) bool { return f.ID == want }) {
-			l, seg, err = s.segmentOf(ctx, last, want)
-		}
-		if err != nil {
-			return nil, linked(err, want)
-		}
-		next = seg[0].revision - 1
-		progress := false
-		for i := len(seg) - 1; i >= 0 && n > 0; i-- {
-			if seg[i].ID != want || seg[i].revision > l.last {
-				continue
-			}
-			if progress = true; !dead.has(want) {
-				n--
-			}
-			out, want = append(out, seg[i]), seg[i].Parent
-		}
-		if !progress {
-			return nil, codec.Corrupt(codec.ErrMissing, "node %s of session %q", want, s.id)
-		}
-	}
-	slices.Reverse(out)
-	return out, nil
 }
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
@@ -294,52 +173,14 @@ func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byt
 	}
 	out := make(map[string][]byte, len(st.Parts))
 	for _, p := range st.Parts {
-		content, deltas, err := s.readPart(ctx, p)
+		content, deltas, err := s.history.ReadPart(ctx, p)
 		if err != nil {
 			return nil, err
 		}
 		if current {
-			s.store.bases.put(s.inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
+			s.store.bases.put(s.history.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
 		}
 		out[p.Name] = content
 	}
 	return out, nil
-}
-
-// chain returns the versions of a part that the session stores itself.
-func (s *Session) chain(name string) blob.Chain {
-	return blob.Chain{Session: s.inc, Part: s.store.space.PartHash(name)}
-}
-
-// readPart returns the content of a version of a checkpoint part, and how many deltas
-// it is away from one that is stored whole.
-func (s *Session) readPart(ctx context.Context, p Part) (content []byte, deltas int, err error) {
-	if !p.IsDelta() {
-		content, err = s.store.blobs.Read(ctx, p.Blob)
-		return content, 0, err
-	}
-	return s.store.blobs.ReadVersion(ctx, s.chain(p.Name), uint64(p.Whole), uint64(p.Set), p.Blob, func(ctx context.Context) (BlobID, error) {
-		root, err := s.partSet(ctx, p.Name, p.Whole)
-		return root.Blob, err
-	})
-}
-
-// partSet returns a part as the commit of a revision set it, or as the session began
-// with it.
-func (s *Session) partSet(ctx context.Context, name string, set Revision) (Part, error) {
-	var from []Part
-	if set == 0 && s.origin != nil {
-		from = s.origin.Parts
-	} else {
-		c, _, err := s.commitAt(ctx, set)
-		if err != nil {
-			return Part{}, err
-		}
-		from = c.Parts
-	}
-	i := slices.IndexFunc(from, func(p Part) bool { return p.Name == name && p.Set == set })
-	if i < 0 || from[i].Blob.IsZero() {
-		return Part{}, codec.Corrupt(codec.ErrMissing, "checkpoint part %q of revision %d of session %q", name, set, s.id)
-	}
-	return from[i], nil
 }

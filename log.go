@@ -69,7 +69,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	for _, k := range kept {
 		stays[k.Revision] = true
 	}
-	return s.commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
+	return s.history.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
 			Pruned: c.Revision < life.Floor && !stays[c.Revision],

@@ -5,9 +5,8 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // A Node is one event as it is read. Its slices are the caller's.
@@ -30,7 +29,7 @@ func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		n, err := s.locate(ctx, h.Revision, id)
+		n, _, err := s.history.Node(ctx, h.Revision, id)
 		if err != nil {
 			return Node{}, err
 		}
@@ -45,19 +44,7 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		at, err := s.indexed(ctx, h.Revision, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc head.Incarnation) []byte {
-			return s.store.space.EventKey(inc, key)
-		})
-		if err != nil {
-			return Node{}, err
-		}
-		n, err := s.at(ctx, at)
-		if err == nil && n.Key != key {
-			err = codec.Corrupt(codec.ErrHash, "event key %q of session %q", key, s.id)
-		}
-		if err == nil { // no id was asked for that vouches for what was read
-			err = s.vouched(ctx, at)
-		}
+		n, err := s.history.NodeByKey(ctx, h.Revision, key)
 		if err != nil {
 			return Node{}, err
 		}
@@ -72,36 +59,24 @@ func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node
 }
 
 // one makes a Node of n.
-func (s *Session) one(ctx context.Context, last Revision, n found) (Node, error) {
-	dead, err := s.tombstones(ctx)
+func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node, error) {
+	dead, err := s.history.Tombstones(ctx)
 	if err != nil {
 		return Node{}, err
 	}
-	if dead.has(n.ID) {
+	if dead.Has(n.ID) {
 		return Node{}, fmt.Errorf("%w: %s is tombstoned", ErrNodeNotFound, n.ID)
 	}
-	out, err := s.present(ctx, last, []found{n}, dead)
+	out, err := s.present(ctx, last, []history.Node{n}, dead)
 	if err != nil {
 		return Node{}, err
 	}
 	return out[0], nil
 }
 
-// alive returns id, or the nearest node before it that is not tombstoned.
-func (s *Session) alive(ctx context.Context, last Revision, id NodeID, dead tombstones) (NodeID, error) {
-	for dead.has(id) {
-		n, err := s.locate(ctx, last, id)
-		if err != nil {
-			return NodeID{}, linked(err, id)
-		}
-		id = n.Parent
-	}
-	return id, nil
-}
-
 // present turns what was read into what is returned: without tombstoned nodes,
 // their children linked past them, and with payloads that are blobs.
-func (s *Session) present(ctx context.Context, last Revision, nodes []found, dead tombstones) ([]Node, error) {
+func (s *Session) present(ctx context.Context, last Revision, nodes []history.Node, dead history.Tombstones) ([]Node, error) {
 	past := map[NodeID]NodeID{} // of the tombstoned nodes: the live one before
 	out := make([]Node, 0, len(nodes))
 	var spilled []int
@@ -110,13 +85,13 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []found, dea
 		parent := n.Parent
 		if p, ok := past[parent]; ok {
 			parent = p
-		} else if dead.has(parent) { // it is before what was read
+		} else if dead.Has(parent) { // it is before what was read
 			var err error
-			if parent, err = s.alive(ctx, last, parent, dead); err != nil {
+			if parent, err = s.history.Visible(ctx, last, parent, dead); err != nil {
 				return nil, err
 			}
 		}
-		if dead.has(n.ID) {
+		if dead.Has(n.ID) {
 			past[n.ID] = parent
 			continue
 		}
@@ -128,7 +103,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []found, dea
 		}
 		out = append(out, Node{
 			ID: n.ID, Parent: parent, Kind: n.Kind, Key: n.Key,
-			Payload: n.Inline, Attachments: n.Attachments, Revision: n.revision, Inherited: n.inherited,
+			Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
 		})
 		if !n.Blob.IsZero() {
 			out[len(out)-1].Payload = n.Blob[:] // until it is read

@@ -49,7 +49,7 @@ func TestVerifyFollowsARename(t *testing.T) {
 		s := mk(t, st, Request{ID: "s"})
 		must(t, s, Commit{Nodes: node("x")})
 		must(t, s, Commit{Expected: 1, Nodes: node("y")})
-		k := st.space.Pack(s.inc, 1, 0)
+		k := st.space.Pack(s.history.Inc, 1, 0)
 		var b engine.Batch
 		b.Delete(k)
 		if err := mem.Apply(bg, &b); err != nil {

@@ -27,7 +27,7 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	}
 	return s.settle(ctx, func(c *change) error {
 		if c.unknown { // the conflict may be with our own first attempt
-			life, err := s.lifeOf(ctx, ses.inc)
+			life, err := s.lifeOf(ctx, ses.history.Inc)
 			if err != nil || life != nil && life.Session == s.space.Session(to) {
 				return err
 			}
@@ -40,7 +40,7 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		space := s.store.space
 		hash := space.Session(to)
-		headKey, aboutKey, bucketKey := space.Head(hash), space.About(hash), space.Bucket(s.inc)
+		headKey, aboutKey, bucketKey := space.Head(hash), space.About(hash), space.Bucket(s.history.Inc)
 		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey, headKey, space.Grave(hash))
 		if err != nil {
 			return false, err
@@ -63,11 +63,11 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 		b.Delete(s.aboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
-		if at, ok := s.store.bucketOf(s.inc, vs[2]); ok {
-			key := space.Order(at, s.inc)
+		if at, ok := s.store.bucketOf(s.history.Inc, vs[2]); ok {
+			key := space.Order(at, s.history.Inc)
 			b.Set(key, codec.Seal(key, keys.Order, hash[:]))
 		}
-		s.store.setGrave(b, s.hash, s.inc)
+		s.store.setGrave(b, s.hash, s.history.Inc)
 		return true, nil
 	})
 }

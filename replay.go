@@ -35,8 +35,8 @@ func (*replayed) Error() string { return "turn replayed" }
 // or the error that the commit ends with.
 func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
 	s, space := w.s, w.s.store.space
-	turnKey := space.Turn(s.inc, w.in.Turn)
-	bucketKey := space.Bucket(s.inc)
+	turnKey := space.Turn(s.history.Inc, w.in.Turn)
+	bucketKey := space.Bucket(s.history.Inc)
 	h, vs, err := s.readHead(ctx, s.headKey, bucketKey, turnKey)
 	if err != nil {
 		return nil, nil, err
@@ -45,7 +45,7 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 	s.bucket = vs[1]
 	s.mu.Unlock()
 	if w.unknown && h.Revision >= w.built.commit.Revision {
-		_, id, err := s.commitAt(ctx, w.built.commit.Revision)
+		_, id, err := s.history.CommitAt(ctx, w.built.commit.Revision)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -87,12 +87,12 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	place, err := graph.OpenPlace(key, vs[0], keys.EventKey)
+	place, err := graph.OpenPosition(key, vs[0], keys.EventKey)
 	if err != nil {
 		return codec.Corrupt(err, "event key of session %q", w.s.id)
 	}
 	for i := range w.in.Nodes {
-		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.inc, k), key) {
+		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.history.Inc, k), key) {
 			return w.keyTaken(i, place, "")
 		}
 	}
@@ -109,7 +109,7 @@ func (w *writer) unless(ctx context.Context, err error) (Result, error) {
 	if w.in.Turn == "" {
 		return Result{}, err
 	}
-	key := w.s.store.space.Turn(w.s.inc, w.in.Turn)
+	key := w.s.store.space.Turn(w.s.history.Inc, w.in.Turn)
 	vs, gerr := w.s.store.engine.Get(ctx, key)
 	if gerr != nil {
 		return Result{}, gerr
@@ -134,7 +134,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	n, _ := codec.Uvarint(body)
 	revision := Revision(n)
-	stored, id, err := s.commitAt(ctx, revision)
+	stored, id, err := s.history.CommitAt(ctx, revision)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	var pack graph.Pack
 	if stored.Nodes > 0 {
-		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.pack(ctx, s.inc, revision) }); err != nil {
+		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.history.Pack(ctx, s.history.Inc, revision) }); err != nil {
 			return err
 		}
 	}
@@ -197,18 +197,20 @@ func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[s
 
 // baseBefore returns what the commit of revision r was built on.
 func (s *Session) baseBefore(ctx context.Context, r Revision) (base, error) {
+	b := base{revision: r - 1}
 	if r == 1 {
-		b := base{commit: head.Genesis(s.inc, s.origin)}
-		if s.origin != nil {
-			b.leaf = s.origin.Ancestors[len(s.origin.Ancestors)-1].Node
-			b.last, b.parts = b.leaf, s.origin.Parts
+		b.commit = head.Genesis(s.history.Inc, s.history.Origin)
+		if o := s.history.Origin; o != nil {
+			b.leaf = o.Ancestors[len(o.Ancestors)-1].Node
+			b.last, b.parts = b.leaf, o.Parts
 		}
 		return b, nil
 	}
-	c, id, err := s.commitAt(ctx, r-1)
+	c, id, err := s.history.CommitAt(ctx, r-1)
 	if err != nil {
 		return base{}, err
 	}
-	parts, err := s.partsAt(ctx, c)
-	return base{revision: r - 1, commit: id, leaf: c.Leaf, last: c.Last, partsAt: c.PartsAt, parts: parts}, err
+	b.commit, b.leaf, b.last, b.partsAt = id, c.Leaf, c.Last, c.PartsAt
+	b.parts, err = s.history.PartsAt(ctx, c)
+	return b, err
 }

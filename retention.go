@@ -103,18 +103,6 @@ func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head,
 	})
 }
 
-// retained reports whether the state at revision r of an incarnation can be read.
-func (s *Store) retained(ctx context.Context, inc head.Incarnation, life *head.Life, r Revision) (bool, error) {
-	if r >= life.Floor {
-		return true, nil
-	}
-	if life.State != head.Live {
-		return false, nil
-	}
-	refs, err := head.Refs(ctx, s.engine, s.space, inc, life)
-	return slices.ContainsFunc(refs, func(ref head.Ref) bool { return ref.Revision == r }), err
-}
-
 // A Kept revision has a name, and can be read whatever retention says.
 type Kept = head.Ref
 
@@ -135,7 +123,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 	if err := checkRevision("kept revision", "it", r); err != nil {
 		return err
 	}
-	key := s.store.space.Ref(s.inc, name)
+	key := s.store.space.Ref(s.history.Inc, name)
 	at := r // the same for all attempts: the first one may stand although its outcome is unknown
 	return s.changeLife(ctx, func(_ *change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		if at == 0 {
@@ -156,7 +144,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		if at > h.Revision || at == 0 {
 			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
 		}
-		if kept, err := s.store.retained(ctx, s.inc, life, at); err != nil {
+		if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, at); err != nil {
 			return false, err
 		} else if !kept {
 			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.id, life.Floor)
@@ -176,7 +164,7 @@ func (s *Session) Release(ctx context.Context, name string) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
-	key := s.store.space.Ref(s.inc, name)
+	key := s.store.space.Ref(s.history.Inc, name)
 	return s.changeLife(ctx, func(_ *change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
 		if needed = err == nil && vs[0] != nil; needed {
@@ -193,7 +181,7 @@ func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
 		return nil, err
 	}
 	return withLives(ctx, s, func(l *lives) ([]Kept, error) {
-		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.inc, l.life)
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.history.Inc, l.life)
 		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})

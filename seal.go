@@ -134,11 +134,11 @@ func (s *Session) sealOne(ctx context.Context, c *change, all bool) (more bool, 
 
 // replace makes b store run as one segment instead of as it is stored.
 func (s *Session) replace(b *engine.Batch, run *run, level codec.Level) error {
-	ks, vs, err := graph.EncodeSegment(s.store.space, s.inc, run.packs, run.before, level)
+	ks, vs, err := graph.EncodeSegment(s.store.space, s.history.Inc, run.packs, run.before, level)
 	if err != nil {
 		return err
 	}
-	indexKey, index := graph.SealIndex(s.store.space, s.inc, run.packs)
+	indexKey, index := graph.SealIndex(s.store.space, s.history.Inc, run.packs)
 	ks, vs = append(ks, indexKey), append(vs, index)
 	set := map[string]bool{}
 	for i := range ks {
@@ -169,13 +169,13 @@ type run struct {
 // gather reads the packs after a revision, at which a segment ends, until there
 // is enough for another one.
 func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*run, error) {
-	layers := s.layers(last)
-	before, err := s.before(ctx, layers[len(layers)-1], after+1)
+	layers := s.history.Layers(last)
+	before, err := s.history.LastBefore(ctx, layers[len(layers)-1], after+1)
 	if err != nil {
 		return nil, err
 	}
 	r := &run{before: before, level: codec.Best}
-	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.inc, uint64(after+1), uint64(last)) {
+	for seg, err := range graph.Segments(ctx, s.store.engine, s.store.space, s.history.Inc, uint64(after+1), uint64(last)) {
 		if err != nil {
 			return nil, err
 		}
@@ -192,7 +192,7 @@ func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*ru
 		r.packs, r.keys = append(r.packs, seg.Packs...), append(r.keys, seg.Keys...)
 		end := seg.Packs[len(seg.Packs)-1].Revision
 		if seg.Level != codec.Fast {
-			r.keys = append(r.keys, s.store.space.Index(s.inc, end))
+			r.keys = append(r.keys, s.store.space.Index(s.history.Inc, end))
 		}
 		r.raw, r.size, r.level = r.raw+raw, r.size+size, min(r.level, seg.Level)
 		if Revision(end) > sealed {
@@ -236,8 +236,8 @@ func (w *sealer) add(ses *Session) {
 		return
 	}
 	w.mu.Lock()
-	if !w.queued[ses.inc] {
-		w.queued[ses.inc] = true
+	if !w.queued[ses.history.Inc] {
+		w.queued[ses.history.Inc] = true
 		w.queue = append(w.queue, ses)
 	}
 	w.mu.Unlock()
@@ -261,7 +261,7 @@ func (w *sealer) run() {
 				w.store.opts.Logger.Error("turnstone: seal", "error", err)
 			}
 			w.mu.Lock()
-			delete(w.queued, ses.inc)
+			delete(w.queued, ses.history.Inc)
 			w.mu.Unlock()
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -49,12 +50,11 @@ type Info struct {
 // and holds nothing that has to be closed. Several handles, in one process or
 // in many, may be used at once: commits are checked against the store.
 type Session struct {
-	store  *Store
-	id     string
-	hash   keys.Hash
-	inc    head.Incarnation
-	origin *head.Origin // of an attached fork, else nil
+	store *Store
+	id    string
+	hash  keys.Hash
 
+	history                              history.History // what was committed
 	headKey, aboutKey, lifeKey, dirtyKey []byte
 
 	// sealedRaw is head.Life.SealedRaw as it was seen last.
@@ -94,12 +94,12 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 		return nil, codec.Corrupt(codec.ErrHash, "metadata of session %q", id)
 	}
 	ses.is(hd.Incarnation)
-	originKey := s.space.Origin(ses.inc)
-	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.inc)); err != nil {
+	originKey := s.space.Origin(ses.history.Inc)
+	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.history.Inc)); err != nil {
 		return nil, err
 	}
 	if about.Parent != (head.Incarnation{}) && !about.Detached {
-		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
+		if ses.history.Origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
 			if ses.gone(ctx) {
 				return nil, fmt.Errorf("%w: %q", ErrSessionNotFound, id)
 			}
@@ -127,7 +127,8 @@ func (s *Store) handle(id string, inc head.Incarnation) *Session {
 
 // is sets the incarnation of a handle.
 func (s *Session) is(inc head.Incarnation) {
-	s.inc, s.lifeKey, s.dirtyKey = inc, s.store.space.Life(inc), s.store.space.Dirty(inc)
+	s.history = history.History{Store: s.store.histories, Inc: inc, Name: fmt.Sprintf("session %q", s.id)}
+	s.lifeKey, s.dirtyKey = s.store.space.Life(inc), s.store.space.Dirty(inc)
 }
 
 // gone reports whether the session was deleted since the handle was made.
@@ -193,7 +194,7 @@ func (s *Session) readHead(ctx context.Context, also ...[]byte) (*head.Head, [][
 		if err != nil {
 			return nil, nil, codec.Corrupt(err, "head of session %q", s.id)
 		}
-		if h.Incarnation != s.inc {
+		if h.Incarnation != s.history.Inc {
 			return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 		}
 		if h.Revision != rev {
@@ -214,7 +215,7 @@ func (s *Session) readHead(ctx context.Context, also ...[]byte) (*head.Head, [][
 // checkHead verifies h against its commit.
 func (s *Session) checkHead(h *head.Head, value []byte) error {
 	if h.Revision == 0 {
-		if h.Commit != head.Genesis(s.inc, s.origin) {
+		if h.Commit != head.Genesis(s.history.Inc, s.history.Origin) {
 			return codec.Corrupt(codec.ErrHash, "head of session %q", s.id)
 		}
 		return nil
@@ -226,7 +227,7 @@ func (s *Session) checkHead(h *head.Head, value []byte) error {
 	return codec.Corrupt(err, "commit %d of session %q", h.Revision, s.id)
 }
 
-func (s *Session) commitKey(r Revision) []byte { return s.store.space.Commit(s.inc, uint64(r)) }
+func (s *Session) commitKey(r Revision) []byte { return s.store.space.Commit(s.history.Inc, uint64(r)) }
 
 // Info returns the session's metadata and where it stands.
 func (s *Session) Info(ctx context.Context) (Info, error) {
@@ -301,7 +302,7 @@ func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Sessi
 			return nil, err
 		}
 		ses, err := s.Session(ctx, about.ID)
-		if err == nil && ses.inc == inc {
+		if err == nil && ses.history.Inc == inc {
 			return ses, nil
 		}
 		if err != nil && !errors.Is(err, ErrSessionNotFound) {
@@ -341,7 +342,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		}
 	}
 	return s.store.settle(ctx, func(c *change) error {
-		bucketKey := s.store.space.Bucket(s.inc)
+		bucketKey := s.store.space.Bucket(s.history.Inc)
 		vs, err := s.store.engine.Get(ctx, s.headKey, s.aboutKey, bucketKey)
 		if err != nil {
 			return err
@@ -353,7 +354,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		if err != nil {
 			return err
 		}
-		if about.Incarnation != s.inc {
+		if about.Incarnation != s.history.Inc {
 			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 		}
 		unset(about, empty)
@@ -373,7 +374,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		var b engine.Batch
 		b.Guard(s.aboutKey, vs[1])
 		b.Set(s.aboutKey, about.Seal(s.aboutKey))
-		s.store.moveOrder(&b, s.inc, s.hash, vs[2], about.Updated)
+		s.store.moveOrder(&b, s.history.Inc, s.hash, vs[2], about.Updated)
 		return c.apply(ctx, &b)
 	})
 }
@@ -385,22 +386,4 @@ func (s *Session) openLife(ctx context.Context, value []byte) (*head.Life, error
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
 	}
 	return l, codec.Corrupt(err, "lifecycle of session %q", s.id)
-}
-
-// commitAt reads the commit of revision r of the session itself.
-func (s *Session) commitAt(ctx context.Context, r Revision) (*head.Commit, CommitID, error) {
-	return s.store.commitAt(ctx, s.inc, r)
-}
-
-func (s *Store) commitAt(ctx context.Context, inc head.Incarnation, r Revision) (*head.Commit, CommitID, error) {
-	key := s.space.Commit(inc, uint64(r))
-	vs, err := s.engine.Get(ctx, key)
-	if err != nil {
-		return nil, CommitID{}, err
-	}
-	c, id, err := head.OpenCommit(key, vs[0])
-	if err == nil && c.Revision != r {
-		err = fmt.Errorf("%w: it is of revision %d", codec.ErrHash, c.Revision)
-	}
-	return c, id, codec.Corrupt(err, "commit %d of incarnation %x", r, inc)
 }

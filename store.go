@@ -15,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -73,13 +74,14 @@ type Validator func(ctx context.Context, session string, c *Commit) error
 // concurrent use, also by several stores on one engine and, where the engine
 // allows it, by several processes.
 type Store struct {
-	engine engine.Engine
-	space  *keys.Space
-	blobs  *blob.Store
-	opts   Options
-	record record
-	bases  *bases
-	sealer *sealer
+	engine    engine.Engine
+	space     *keys.Space
+	blobs     *blob.Store
+	histories history.Store
+	opts      Options
+	record    record
+	bases     *bases
+	sealer    *sealer
 
 	background sync.WaitGroup // of Maintain
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
@@ -151,6 +153,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	}
 	s.space = keys.New(s.record.namespace, s.record.secret)
 	s.blobs = blob.New(s.engine, s.space, s.record.chunks)
+	s.histories = history.Store{Engine: s.engine, Space: s.space, Blobs: s.blobs}
 	s.bases = newBases(s.opts.CacheBytes)
 	s.sealer = newSealer(s)
 	return s, nil
@@ -398,16 +401,16 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 	hd := head.Head{Incarnation: inc, Updated: now}
 	ses := s.handle(r.ID, inc)
 	if r.Parent != "" {
-		if ses.origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
+		if ses.history.Origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
 			return nil, nil, err
 		}
-		if o := ses.origin; o != nil {
+		if o := ses.history.Origin; o != nil {
 			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, o.Parts
 			key := s.space.Origin(inc)
 			b.Set(key, o.Seal(key))
 		}
 	}
-	hd.Commit = head.Genesis(inc, ses.origin)
+	hd.Commit = head.Genesis(inc, ses.history.Origin)
 	raw := hd.Seal(ses.headKey)
 	b.Guard(ses.headKey, nil)
 	b.Set(ses.headKey, raw)

@@ -7,44 +7,10 @@ import (
 	mathrand "math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
-
-// tombstones are the first 8 bytes of the ids of the nodes that a session does
-// not show, as in their keys.
-type tombstones map[[8]byte]struct{}
-
-func (t tombstones) has(id NodeID) bool {
-	_, dead := t[[8]byte(id[:8])]
-	return dead
-}
-
-// tombstones reads those of the session and of its ancestors up to the fork.
-func (s *Session) tombstones(ctx context.Context) (tombstones, error) {
-	out := tombstones{}
-	for _, l := range s.layers(AnyRevision) {
-		for p, err := range s.store.engine.Scan(ctx, s.store.space.Of(keys.Tombstone, l.inc)) {
-			if err != nil {
-				return nil, err
-			}
-			_, fields, ok := s.store.space.Fields(p.Key)
-			t, err := head.OpenTombstone(p.Key, p.Value)
-			if err == nil && !ok {
-				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
-			}
-			if err != nil {
-				return nil, codec.Corrupt(err, "tombstone at key %x of session %q", p.Key, s.id)
-			}
-			if t.Epoch <= l.epoch {
-				out[[8]byte(fields[16:])] = struct{}{}
-			}
-		}
-	}
-	return out, nil
-}
 
 // Tombstone soft-deletes nodes in this session: no read shows them from now on,
 // their children are linked past them, and the head keeps its leaf. Other
@@ -72,13 +38,13 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 		if err != nil {
 			return false, err
 		}
-		dead, err := s.tombstones(ctx)
+		dead, err := s.history.Tombstones(ctx)
 		if err != nil {
 			return false, err
 		}
 		known := map[NodeID]bool{} // of the segments that were read
 		for _, id := range ids {
-			if dead.has(id) {
+			if dead.Has(id) {
 				continue
 			}
 			if !known[id] {
@@ -86,10 +52,10 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 					return false, err
 				}
 			}
-			key := s.store.space.Tombstone(s.inc, id)
+			key := s.store.space.Tombstone(s.history.Inc, id)
 			stone := head.Tombstone{Epoch: next.Epoch}
 			b.Set(key, stone.Seal(key))
-			dead[[8]byte(id[:8])] = struct{}{}
+			dead.Add(id)
 		}
 		if b.Ops() == 0 {
 			return false, nil
@@ -104,18 +70,13 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 // know adds to known the nodes of the session's graph that are in one segment with
 // id, and fails if id is not among them.
 func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[NodeID]bool) error {
-	l, nodes, err := s.segmentOf(ctx, last, id)
+	l, nodes, err := s.history.SegmentOf(ctx, last, id)
 	if err != nil {
 		return err
 	}
-	position := 0
 	for i := range nodes {
-		n := &nodes[i]
-		if position++; i == 0 || nodes[i-1].revision != n.revision {
-			position = 0
-		}
-		if l.has(graph.Place{Revision: uint64(n.revision), Position: position}) {
-			known[n.ID] = true
+		if l.Has(nodes[i].Position()) {
+			known[nodes[i].ID] = true
 		}
 	}
 	if !known[id] {

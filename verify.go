@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -73,22 +74,22 @@ type verifier struct {
 	progress func(int)
 	done     int
 
-	lives   map[head.Incarnation]*head.Life // as the scan met them
-	seen    map[head.Incarnation][]byte     // who has records or is named by some, and the key of one
-	stones  map[head.Incarnation]uint64     // tombstones
-	forks   map[head.Incarnation]uint64     // entries of forks by ancestor
-	entries map[forkEntry]bool              // the entries of forks that no origin has explained yet
-	depth   map[head.Incarnation]int        // how many ancestors a fork has
-	shared  map[head.Incarnation]layer      // how far living forks share a history
+	lives   map[head.Incarnation]*head.Life    // as the scan met them
+	seen    map[head.Incarnation][]byte        // who has records or is named by some, and the key of one
+	stones  map[head.Incarnation]uint64        // tombstones
+	forks   map[head.Incarnation]uint64        // entries of forks by ancestor
+	entries map[forkEntry]bool                 // the entries of forks that no origin has explained yet
+	depth   map[head.Incarnation]int           // how many ancestors a fork has
+	shared  map[head.Incarnation]history.Layer // how far living forks share a history
 
 	damaged []badRecord
 	stored  blobTable
 
-	names  map[head.Incarnation]string                 // what problems call an incarnation
-	places map[head.Incarnation]map[NodeID]graph.Place // of the nodes of those that have forks
-	held   map[head.Ancestor]bool                      // ends of shared histories that were checked
-	blobs  map[blob.ID]string                          // referred to, and by which session
-	uses   map[blobUse]Revision                        // of blobs by nodes that were read: the first of them
+	names  map[head.Incarnation]string                    // what problems call an incarnation
+	places map[head.Incarnation]map[NodeID]graph.Position // of the nodes of those that have forks
+	held   map[head.Ancestor]bool                         // ends of shared histories that were checked
+	blobs  map[blob.ID]string                             // referred to, and by which session
+	uses   map[blobUse]Revision                           // of blobs by nodes that were read: the first of them
 }
 
 // A blobUse is a blob and who refers to it.
@@ -105,8 +106,8 @@ func newVerifier(s *Store, progress func(int)) *verifier {
 		s: s, progress: progress,
 		lives: map[head.Incarnation]*head.Life{}, seen: map[head.Incarnation][]byte{},
 		stones: map[head.Incarnation]uint64{}, forks: map[head.Incarnation]uint64{}, entries: map[forkEntry]bool{},
-		depth: map[head.Incarnation]int{}, shared: map[head.Incarnation]layer{},
-		names: map[head.Incarnation]string{}, places: map[head.Incarnation]map[NodeID]graph.Place{},
+		depth: map[head.Incarnation]int{}, shared: map[head.Incarnation]history.Layer{},
+		names: map[head.Incarnation]string{}, places: map[head.Incarnation]map[NodeID]graph.Position{},
 		held: map[head.Ancestor]bool{}, blobs: map[blob.ID]string{}, uses: map[blobUse]Revision{},
 	}
 }
@@ -236,7 +237,7 @@ func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
 			return codec.Corrupt(codec.ErrMissing, "head of %s", v.name(inc))
 		}
 		ses, err := v.s.Session(ctx, about.ID)
-		if errors.Is(err, ErrSessionNotFound) || err == nil && ses.inc != inc {
+		if errors.Is(err, ErrSessionNotFound) || err == nil && ses.history.Inc != inc {
 			again, gerr := v.s.engine.Get(ctx, key)
 			if gerr != nil {
 				return gerr

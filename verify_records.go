@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -144,8 +145,8 @@ func (v *verifier) origin(fork head.Incarnation, o *head.Origin) {
 		if life == nil || life.State != head.Live {
 			continue
 		}
-		if !known || a.Revision > most.last || a.Revision == most.last && most.nodes != 0 && (a.Nodes == 0 || a.Nodes > most.nodes) {
-			v.shared[a.Incarnation] = layer{inc: a.Incarnation, last: a.Revision, nodes: a.Nodes}
+		if !known || a.Revision > most.Last || a.Revision == most.Last && most.Nodes != 0 && (a.Nodes == 0 || a.Nodes > most.Nodes) {
+			v.shared[a.Incarnation] = history.Layer{Inc: a.Incarnation, Last: a.Revision, Nodes: a.Nodes}
 		}
 	}
 }

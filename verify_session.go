@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -25,7 +27,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	usage, nodes := []Usage(nil), uint64(0)
-	err = ses.commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
+	err = ses.history.Commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
 		v.Commits++
 		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
 		if err := v.turn(ctx, ses, c); err != nil {
@@ -35,7 +37,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		if c.Revision != h.Revision {
 			return nil
 		}
-		at, err := ses.partsAt(ctx, c)
+		at, err := ses.history.PartsAt(ctx, c)
 		if err == nil && fmt.Sprint(at) != fmt.Sprint(h.Parts) {
 			err = fmt.Errorf("checkpoint differs from commit %d", c.Revision)
 		}
@@ -50,9 +52,9 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
 		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
 	}
-	own := ses.layers(h.Revision)
-	own[len(own)-1].commit = h.Commit
-	if err := v.history(ctx, ses, own[len(own)-1], nil); err != nil {
+	own := ses.history.Own(h.Revision)
+	own.Commit = h.Commit
+	if err := v.history(ctx, &ses.history, own, nil); err != nil {
 		return err
 	}
 	if err := v.child(ctx, ses); err != nil {
@@ -66,26 +68,26 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 // before it removes anything.
 func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
 	space := v.s.space
-	originKey := space.Origin(inc)
-	vs, err := v.s.engine.Get(ctx, space.Life(inc), originKey, space.Grave(life.Session))
+	vs, err := v.s.engine.Get(ctx, space.Life(inc), space.Grave(life.Session))
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	if vs[2] == nil {
+	if vs[1] == nil {
 		v.problem(codec.ErrMissing, "grave of the deleted session of %s", v.name(inc))
 	}
-	ses := &Session{store: v.s, id: fmt.Sprintf("incarnation %x", inc)}
-	ses.is(inc)
-	if vs[1] != nil {
-		if ses.origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
-			return nil // records has named it
-		}
+	origin, err := v.s.histories.Origin(ctx, inc)
+	var damage *CorruptError
+	if errors.As(err, &damage) {
+		return nil // records has named it
+	}
+	if err != nil {
+		return err
 	}
 	if life.Floor <= 1 {
 		return nil
 	}
-	if ses.origin == nil {
-		c, _, err := v.s.commitAt(ctx, inc, 1)
+	if origin == nil {
+		c, _, err := v.s.histories.CommitAt(ctx, inc, 1)
 		if err == nil && c.Previous != head.Genesis(inc, nil) {
 			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", codec.ErrMissing), "origin of %s", v.name(inc))
 		}
@@ -94,26 +96,24 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 		}
 	}
 	// Its ancestors may be gone. What a fork of it shares of them the fork names itself.
-	layers := ses.layers(life.Floor - 1)
 	shared, held := v.shared[inc]
-	return v.history(ctx, ses, layers[len(layers)-1], func(n *found, position int) bool {
-		return held && shared.has(placeOf(n, position))
-	})
+	h := &history.History{Store: v.s.histories, Inc: inc, Origin: origin, Name: v.name(inc)}
+	return v.history(ctx, h, h.Own(life.Floor-1), func(n *history.Node) bool { return held && shared.Has(n.Position()) })
 }
 
 // ancestors checks what a fork shares of other sessions, which were checked before:
 // that they end where the fork says. Most ends are the parent's own, or those of its
 // origin; each is read once.
 func (v *verifier) ancestors(ctx context.Context, ses *Session) error {
-	if ses.origin == nil {
+	if ses.history.Origin == nil {
 		return nil
 	}
-	for _, a := range ses.origin.Ancestors {
+	for _, a := range ses.history.Origin.Ancestors {
 		if a.Revision == 0 || v.held[a] {
 			continue
 		}
 		v.held[a] = true
-		_, id, err := v.s.commitAt(ctx, a.Incarnation, a.Revision)
+		_, id, err := v.s.histories.CommitAt(ctx, a.Incarnation, a.Revision)
 		if err == nil && id != a.Commit {
 			err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
 		}
@@ -125,31 +125,33 @@ func (v *verifier) ancestors(ctx context.Context, ses *Session) error {
 }
 
 // steady runs read, again when it fails on something that maintenance may have moved
-// meanwhile: what is absent is corrupt only if the lifecycle record stands as it
-// stood. It is retried for what is read of one incarnation only.
-func steady[T any](ctx context.Context, ses *Session, read func() (T, error)) (T, error) {
+// meanwhile: what is absent is corrupt only if the lifecycle records stand as they
+// stood. These are the incarnation's own and those of the ancestors that read looks at.
+func steady[T any](ctx context.Context, h *history.History, read func() (T, error), ancestors ...history.Layer) (out T, err error) {
+	ks := [][]byte{h.Space.Life(h.Inc)}
+	for _, l := range ancestors {
+		ks = append(ks, h.Space.Life(l.Inc))
+	}
 	for {
-		before, err := ses.store.engine.Get(ctx, ses.lifeKey)
+		before, err := h.Engine.Get(ctx, ks...)
 		if err == nil && before[0] == nil {
-			err = fmt.Errorf("%w: %q", ErrSessionDeleted, ses.id) // removed meanwhile
+			err = fmt.Errorf("%w: %s", ErrSessionDeleted, h.Name) // removed meanwhile
 		}
 		if err != nil {
-			var none T
-			return none, err
+			return out, err
 		}
 		out, err := read()
 		var damage *CorruptError
-		if err == nil || !errors.As(err, &damage) {
+		if err == nil || !errors.As(err, &damage) && !errors.Is(err, ErrNodeNotFound) {
 			return out, err
 		}
-		after, aerr := ses.store.engine.Get(ctx, ses.lifeKey)
+		after, aerr := h.Engine.Get(ctx, ks...)
 		if aerr != nil {
 			return out, aerr
 		}
-		if !bytes.Equal(before[0], after[0]) {
-			continue
+		if slices.EqualFunc(before, after, bytes.Equal) {
+			return out, err
 		}
-		return out, err
 	}
 }
 
@@ -158,7 +160,7 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 	if c.Turn == "" {
 		return nil
 	}
-	key := v.s.space.Turn(ses.inc, c.Turn)
+	key := v.s.space.Turn(ses.history.Inc, c.Turn)
 	vs, err := v.s.engine.Get(ctx, key)
 	if err != nil {
 		return err
@@ -182,7 +184,7 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 	if err != nil || about.Parent == (head.Incarnation{}) {
 		return err
 	}
-	key := v.s.space.Child(about.Parent, ses.inc)
+	key := v.s.space.Child(about.Parent, ses.history.Inc)
 	_, vs, err = ses.readHead(ctx, key) // at one moment: a deletion removes it
 	if err != nil {
 		return err
@@ -192,7 +194,7 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 		return perr // vacuum has removed the parent, and its entries
 	}
 	v.problem(err, "child entry of session %q with the parent %s", ses.id, v.name(about.Parent))
-	if ses.origin != nil && about.Parent != ses.origin.Ancestors[len(ses.origin.Ancestors)-1].Incarnation {
+	if ses.history.Origin != nil && about.Parent != ses.history.Origin.Ancestors[len(ses.history.Origin.Ancestors)-1].Incarnation {
 		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.id)
 	}
 	return nil
@@ -201,12 +203,12 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 // order checks that a session is where List looks for it.
 func (v *verifier) order(ctx context.Context, ses *Session) error {
 	for range 3 { // it may move meanwhile
-		vs, err := v.s.engine.Get(ctx, v.s.space.Bucket(ses.inc))
+		vs, err := v.s.engine.Get(ctx, v.s.space.Bucket(ses.history.Inc))
 		if err != nil {
 			return err
 		}
-		if at, ok := v.s.bucketOf(ses.inc, vs[0]); ok {
-			key := v.s.space.Order(at, ses.inc)
+		if at, ok := v.s.bucketOf(ses.history.Inc, vs[0]); ok {
+			key := v.s.space.Order(at, ses.history.Inc)
 			if vs, err = v.s.engine.Get(ctx, key); err != nil {
 				return err
 			}

@@ -28,21 +28,21 @@ type checkpoints struct {
 
 func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints, error) {
 	c := &checkpoints{
-		v: v, ses: ses, name: v.name(ses.inc), kept: map[Revision]bool{}, now: map[string]Part{},
+		v: v, ses: ses, name: v.name(ses.history.Inc), kept: map[Revision]bool{}, now: map[string]Part{},
 		versions: map[string]map[Revision]Part{}, needed: map[string]map[Revision]bool{},
 	}
-	if ses.origin != nil {
-		for _, p := range ses.origin.Parts {
+	if ses.history.Origin != nil {
+		for _, p := range ses.history.Origin.Parts {
 			c.now[p.Name] = p
 		}
 	}
-	_, err := steady(ctx, ses, func() (struct{}, error) {
+	_, err := steady(ctx, &ses.history, func() (struct{}, error) {
 		life, err := ses.readLife(ctx)
 		if err != nil {
 			return struct{}{}, err
 		}
 		c.floor = life.Floor
-		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.inc, life)
+		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.history.Inc, life)
 		for _, r := range refs {
 			c.kept[r.Revision] = true
 		}
@@ -94,7 +94,7 @@ func (c *checkpoints) retain(r Revision) {
 // far as retained revisions need them.
 func (c *checkpoints) check(ctx context.Context, last Revision) error {
 	for _, name := range slices.Sorted(maps.Keys(c.versions)) {
-		problem, err := steady(ctx, c.ses, func() (error, error) { return c.part(ctx, name, last) })
+		problem, err := steady(ctx, &c.ses.history, func() (error, error) { return c.part(ctx, name, last) })
 		if err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
 	for name := range c.versions {
 		known[c.v.s.space.PartHash(name)] = true
 	}
-	for chain, err := range c.v.s.blobs.Chains(ctx, c.ses.inc) {
+	for chain, err := range c.v.s.blobs.Chains(ctx, c.ses.history.Inc) {
 		if err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func (c *checkpoints) part(ctx context.Context, name string, last Revision) (pro
 	damaged := func(err error, r Revision) error {
 		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
 	}
-	chain := blob.Chain{Session: c.ses.inc, Part: c.v.s.space.PartHash(name)}
+	chain := blob.Chain{Session: c.ses.history.Inc, Part: c.v.s.space.PartHash(name)}
 	useful, err := c.useful(ctx, name, chain, last)
 	if err != nil {
 		return onlyDamage(err)
@@ -153,7 +153,7 @@ func (c *checkpoints) part(ctx context.Context, name string, last Revision) (pro
 		}
 		p := c.versions[name][r]
 		if v.IsDelta() && Revision(v.Base) == p.Whole {
-			root, err := c.ses.partSet(ctx, name, p.Whole)
+			root, err := c.ses.history.Part(ctx, name, p.Whole)
 			if err == nil {
 				c.v.blobs[root.Blob] = c.name
 				content, err = c.v.s.blobs.Read(ctx, root.Blob)

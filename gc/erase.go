@@ -60,14 +60,14 @@ type sight struct {
 	stones stones
 }
 
-func (s *sight) shows(at graph.Place) bool {
+func (s *sight) shows(at graph.Position) bool {
 	a := &s.upTo
 	return a.Revision == 0 || at.Revision < uint64(a.Revision) ||
-		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Position < a.Nodes)
+		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Index < a.Nodes)
 }
 
 // gone reports whether nobody shows a node any more.
-func (p *plan) gone(n *graph.Node, at graph.Place) bool {
+func (p *plan) gone(n *graph.Node, at graph.Position) bool {
 	if at.Revision > p.indexed {
 		return false
 	}
@@ -184,8 +184,8 @@ func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) err
 	if n == 0 {
 		return nil
 	}
-	first := map[string]graph.Place{}
-	err := c.nodes(ctx, p, last, func(n *graph.Node, at graph.Place) {
+	first := map[string]graph.Position{}
+	err := c.nodes(ctx, p, last, func(n *graph.Node, at graph.Position) {
 		if p.gone(n, at) {
 			return
 		}
@@ -236,7 +236,7 @@ func (w *rewriting) rewrite(ctx context.Context) error {
 	for i := range packs {
 		for j := range packs[i].Nodes {
 			n := &packs[i].Nodes[j]
-			at := graph.Place{Revision: packs[i].Revision, Position: j}
+			at := graph.Position{Revision: packs[i].Revision, Index: j}
 			if n.Erased || !w.plan.gone(n, at) {
 				continue
 			}

@@ -13,26 +13,26 @@ import (
 // a retained revision shows. Most nodes follow the one before them, so it takes memory
 // for the branches only.
 type tree struct {
-	floor    uint64                   // nodes of revisions from here on are shown
-	named    uint64                   // and so are those up to this one: it is kept by name
-	branches []branch                 // in order
-	places   map[graph.ID]graph.Place // where branches begin from, and revisions end at
+	floor    uint64                      // nodes of revisions from here on are shown
+	named    uint64                      // and so are those up to this one: it is kept by name
+	branches []branch                    // in order
+	places   map[graph.ID]graph.Position // where branches begin from, and revisions end at
 }
 
 // A branch is a run of nodes of which each is the parent of the next.
 type branch struct {
-	first  graph.Place
-	parent graph.ID    // of the first node
-	shown  graph.Place // the last node that a retained revision shows; zero: none
+	first  graph.Position
+	parent graph.ID       // of the first node
+	shown  graph.Position // the last node that a retained revision shows; zero: none
 }
 
 // of returns the branch that the node at p is on.
-func (t *tree) of(p graph.Place) *branch {
+func (t *tree) of(p graph.Position) *branch {
 	return &t.branches[sort.Search(len(t.branches), func(i int) bool { return p.Before(t.branches[i].first) })-1]
 }
 
 // show says that a retained revision shows the node at p, and so those before it on its branch.
-func (t *tree) show(p graph.Place) {
+func (t *tree) show(p graph.Position) {
 	if b := t.of(p); b.shown.Before(p) {
 		b.shown = p
 	}
@@ -40,7 +40,7 @@ func (t *tree) show(p graph.Place) {
 
 // prunes reports whether no retained revision leads to the node at p, and no revision
 // kept by name shows it.
-func (t *tree) prunes(p graph.Place) bool {
+func (t *tree) prunes(p graph.Position) bool {
 	return t != nil && p.Revision < t.floor && p.Revision > t.named && t.of(p).shown.Before(p)
 }
 
@@ -58,7 +58,7 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{floor: uint64(c.life.Floor), places: map[graph.ID]graph.Place{}}
+	t := &tree{floor: uint64(c.life.Floor), places: map[graph.ID]graph.Position{}}
 	for _, ref := range refs {
 		t.named = max(t.named, uint64(ref.Revision))
 	}
@@ -74,7 +74,7 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 	}
 	wanted := map[graph.ID]bool{} // nodes that branches begin from: they came before
 	last := p.before
-	err = c.nodes(ctx, p, h.Revision, func(n *graph.Node, at graph.Place) {
+	err = c.nodes(ctx, p, h.Revision, func(n *graph.Node, at graph.Position) {
 		if len(t.branches) == 0 || n.Parent != last {
 			t.branches = append(t.branches, branch{first: at, parent: n.Parent})
 			if !n.Parent.IsZero() && n.Parent != p.before {
@@ -92,7 +92,7 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 		return nil, err
 	}
 	if len(wanted) > 0 {
-		err = c.nodes(ctx, p, h.Revision, func(n *graph.Node, at graph.Place) {
+		err = c.nodes(ctx, p, h.Revision, func(n *graph.Node, at graph.Position) {
 			if wanted[n.ID] {
 				t.places[n.ID] = at
 			}
@@ -115,14 +115,14 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 }
 
 // nodes calls f for the nodes of the session up to a revision.
-func (c *cleaning) nodes(ctx context.Context, p *plan, last head.Revision, f func(*graph.Node, graph.Place)) error {
+func (c *cleaning) nodes(ctx context.Context, p *plan, last head.Revision, f func(*graph.Node, graph.Position)) error {
 	before := p.before
 	return c.packs(ctx, c.inc, 0, last, func(pack *graph.Pack) (err error) {
 		if before, err = pack.Resolve(before); err != nil {
 			return codec.Corrupt(err, "pack of revision %d of incarnation %x", pack.Revision, c.inc)
 		}
 		for i := range pack.Nodes {
-			f(&pack.Nodes[i], graph.Place{Revision: pack.Revision, Position: i})
+			f(&pack.Nodes[i], graph.Position{Revision: pack.Revision, Index: i})
 		}
 		return nil
 	})

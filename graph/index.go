@@ -61,8 +61,8 @@ func cutPrefixes(body []byte) (prefixes, rest []byte, err error) {
 
 // An Entry says where a node is whose id begins so.
 type Entry struct {
-	Prefix Prefix
-	Place  Place
+	Prefix   Prefix
+	Position Position
 }
 
 // Index yields the entries of a session's nodes, in order. An error ends it.
@@ -94,7 +94,7 @@ func (x *indexer) entries(revision uint64, prefixes []byte) bool {
 		return true
 	}
 	for i := 0; i*prefixBytes < len(prefixes); i++ {
-		if !x.yield(Entry{Prefix(prefixes[i*prefixBytes:]), Place{revision, i}}, nil) {
+		if !x.yield(Entry{Prefix(prefixes[i*prefixBytes:]), Position{revision, i}}, nil) {
 			return false
 		}
 	}

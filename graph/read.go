@@ -148,38 +148,38 @@ type partsError struct{ want int }
 
 func (e *partsError) Error() string { return fmt.Sprintf("graph: segment of %d values", e.want) }
 
-// A Place is where a node is: its commit and its position there.
-type Place struct {
+// A Position says where a node is: in which commit, and which of its nodes it is.
+type Position struct {
 	Revision uint64
-	Position int
+	Index    int
 }
 
 // Before reports whether p was committed before q.
-func (p Place) Before(q Place) bool {
-	return p.Revision < q.Revision || p.Revision == q.Revision && p.Position < q.Position
+func (p Position) Before(q Position) bool {
+	return p.Revision < q.Revision || p.Revision == q.Revision && p.Index < q.Index
 }
 
 // Seal returns the record of p for key under letter (keys.EventKey or keys.Attachment).
-func (p Place) Seal(key []byte, letter byte) []byte {
+func (p Position) Seal(key []byte, letter byte) []byte {
 	var b [16]byte
 	n := binary.PutUvarint(b[:], p.Revision)
-	n += binary.PutUvarint(b[n:], uint64(p.Position))
+	n += binary.PutUvarint(b[n:], uint64(p.Index))
 	return codec.Seal(key, letter, b[:n])
 }
 
-// OpenPlace decodes what Seal encodes.
-func OpenPlace(key, value []byte, letter byte) (p Place, err error) {
+// OpenPosition decodes what Seal encodes.
+func OpenPosition(key, value []byte, letter byte) (p Position, err error) {
 	body, err := codec.Open(key, value, letter)
 	if err != nil {
-		return Place{}, err
+		return Position{}, err
 	}
 	rev, n := codec.Uvarint(body)
 	if n <= 0 {
-		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
+		return Position{}, fmt.Errorf("%w: position", codec.ErrMalformed)
 	}
 	pos, m := codec.Uvarint(body[n:])
 	if m <= 0 || n+m != len(body) || pos >= MaxNodes {
-		return Place{}, fmt.Errorf("%w: place", codec.ErrMalformed)
+		return Position{}, fmt.Errorf("%w: position", codec.ErrMalformed)
 	}
-	return Place{Revision: rev, Position: int(pos)}, nil
+	return Position{Revision: rev, Index: int(pos)}, nil
 }

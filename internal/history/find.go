@@ -1,0 +1,156 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// A Position says where a node of the session's graph is.
+type Position struct {
+	Layer Layer
+	graph.Position
+}
+
+// Find looks a node up in the index, and returns ErrNodeNotFound if the session's graph
+// does not have it. The position is not verified: see Node.
+func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Position, error) {
+	missing := fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
+	layers := h.Layers(last)
+	slices.Reverse(layers)
+	var found []Position
+	for _, l := range layers {
+		for e, err := range graph.Index(ctx, h.Engine, h.Space, l.Inc) {
+			if err != nil {
+				return Position{}, err
+			}
+			if e.Prefix == graph.PrefixOf(id) && l.Has(e.Position) {
+				found = append(found, Position{l, e.Position})
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Position{}, missing
+	case 1:
+		return found[0], nil
+	}
+	for _, at := range found { // the ids of several nodes begin alike
+		if n, err := h.NodeAt(ctx, at); err != nil || n.ID == id {
+			return at, err
+		}
+	}
+	return Position{}, missing
+}
+
+// FindKey looks up the node that was committed with an event key, in the session and then
+// in its ancestors, nearest first. The error is ErrNodeNotFound if no node has the key.
+func (h *History) FindKey(ctx context.Context, last head.Revision, key string) (Position, error) {
+	return h.find(ctx, last, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc head.Incarnation) []byte {
+		return h.Space.EventKey(inc, key)
+	})
+}
+
+// FindAttachment looks up the first node that has an attachment, in the session and then
+// in its ancestors, nearest first. The error is ErrNodeNotFound if no node has it.
+func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blob.ID) (Position, error) {
+	hash := h.Space.BlobHash(id)
+	return h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
+		return h.Space.Attachment(inc, hash)
+	})
+}
+
+// find reads an index record of the session and of its ancestors. letter is its kind.
+func (h *History) find(ctx context.Context, last head.Revision, letter byte, what string, key func(head.Incarnation) []byte) (Position, error) {
+	layers := h.Layers(last)
+	slices.Reverse(layers)
+	ks := make([][]byte, len(layers))
+	for i, l := range layers {
+		ks[i] = key(l.Inc)
+	}
+	values, err := h.Engine.Get(ctx, ks...)
+	if err != nil {
+		return Position{}, err
+	}
+	for i, value := range values {
+		if value == nil {
+			continue
+		}
+		p, err := graph.OpenPosition(ks[i], value, letter)
+		if err != nil {
+			return Position{}, codec.Corrupt(err, "index entry of %s of %s", what, h.Name)
+		}
+		if l := layers[i]; l.Has(p) {
+			return Position{l, p}, nil
+		}
+	}
+	return Position{}, fmt.Errorf("%w: %s of %s", ErrNodeNotFound, what, h.Name)
+}
+
+// Node returns node id of the session's graph, verified, and its position. The error is
+// ErrNodeNotFound if the graph does not have it.
+func (h *History) Node(ctx context.Context, last head.Revision, id graph.ID) (Node, Position, error) {
+	at, err := h.Find(ctx, last, id)
+	if err != nil {
+		return Node{}, at, err
+	}
+	n, err := h.NodeAt(ctx, at)
+	switch {
+	case err != nil:
+	case graph.PrefixOf(n.ID) != graph.PrefixOf(id):
+		err = codec.Corrupt(codec.ErrHash, "node %s of %s", id, h.Name)
+	case n.ID != id: // their ids only begin alike
+		err = fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
+	}
+	return n, at, err
+}
+
+// NodeByKey returns the node that was committed with an event key, verified. The error is
+// ErrNodeNotFound if no node of the session's graph has the key.
+func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string) (Node, error) {
+	at, err := h.FindKey(ctx, last, key)
+	if err != nil {
+		return Node{}, err
+	}
+	n, err := h.NodeAt(ctx, at)
+	if err == nil && n.Key != key {
+		err = codec.Corrupt(codec.ErrHash, "event key %q of %s", key, h.Name)
+	}
+	if err == nil { // the caller gave no id that would vouch for the node
+		err = h.verifyCommit(ctx, at)
+	}
+	return n, err
+}
+
+// NodeAt returns the node at a position. Its id is computed from its content, and it is
+// for the caller to compare it with the one that it expects.
+func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
+	nodes, _, err := h.commitNodes(ctx, at.Layer, head.Revision(at.Revision))
+	if err != nil {
+		return Node{}, err
+	}
+	if at.Index >= len(nodes) {
+		return Node{}, codec.Corrupt(codec.ErrMissing, "node %d of revision %d of %s", at.Index, at.Revision, h.Name)
+	}
+	return nodes[at.Index], nil
+}
+
+// verifyCommit checks the nodes of the commit at a position against the commit.
+func (h *History) verifyCommit(ctx context.Context, at Position) error {
+	r := head.Revision(at.Revision)
+	c, _, err := h.Store.CommitAt(ctx, at.Layer.Inc, r)
+	if err != nil {
+		return err
+	}
+	nodes, before, err := h.commitNodes(ctx, at.Layer, r)
+	if err != nil {
+		return err
+	}
+	return codec.Corrupt(vouch(c, nodes, before), "pack of revision %d of %s", r, h.Name)
+}

@@ -1,0 +1,202 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// ErrRevisionPruned: retention has moved past the revision.
+var ErrRevisionPruned = errors.New("turnstone: revision pruned")
+
+// A Fork is what a session begins with that forks from another one.
+type Fork struct {
+	head.Origin
+	// Of and At are the incarnation and the revision whose checkpoint the fork takes
+	// over. Origin.Parts are as they are there. The revision must be retained.
+	Of head.Incarnation
+	At head.Revision
+}
+
+// ForkAt returns what a fork of the session at node begins with. now is the session's
+// head. The caller has checked that the session may have another descendant.
+//
+// The fork takes over the checkpoint of the newest retained revision that ended at the
+// node. If no revision ended there, it takes over the one before the commit that added
+// the node. Revisions of the session come before those of its ancestors. If the
+// checkpoint is not empty and none of these revisions is retained, the error is
+// ErrRevisionPruned. ForkAt reads the commits since the node was added, unless the node is
+// the session's leaf.
+func (h *History) ForkAt(ctx context.Context, now *head.Head, node graph.ID) (*Fork, error) {
+	f := &Fork{}
+	if h.Origin != nil {
+		f.Ancestors = slices.Clone(h.Origin.Ancestors)
+	}
+	own := head.Ancestor{Incarnation: h.Inc, Node: node, Commit: head.Genesis(h.Inc, h.Origin)}
+	switch {
+	case node == now.Leaf:
+		own.Revision, own.Commit = now.Revision, now.Commit
+		f.Parts, f.Of, f.At = slices.Clone(now.Parts), h.Inc, now.Revision
+		f.Ancestors = append(f.Ancestors, own)
+		return f, nil
+	case h.Origin != nil && node == f.Ancestors[len(f.Ancestors)-1].Node:
+		own.Commit = head.CommitID{} // nothing of the session but its tombstones
+		f.Ancestors = append(f.Ancestors, own)
+		return f, h.takeCheckpoint(ctx, f, now, node, Position{})
+	}
+	at, err := h.Find(ctx, now.Revision, node)
+	if err != nil {
+		return nil, err
+	}
+	f.Ancestors = append(f.Ancestors, own)
+	shared := false
+	for i := range f.Ancestors {
+		a := &f.Ancestors[i]
+		switch {
+		case a.Incarnation == at.Layer.Inc:
+			r := head.Revision(at.Revision)
+			c, id, err := h.Store.CommitAt(ctx, a.Incarnation, r)
+			if err != nil {
+				return nil, err
+			}
+			a.Revision, a.Commit, a.Node, shared = r, id, node, true
+			if a.Nodes = 0; at.Index+1 < c.Nodes {
+				a.Nodes = at.Index + 1
+			}
+		case shared: // nothing of it but its tombstones
+			a.Revision, a.Commit, a.Node, a.Nodes = 0, head.CommitID{}, node, 0
+		}
+	}
+	return f, h.takeCheckpoint(ctx, f, now, node, at)
+}
+
+// takeCheckpoint sets the checkpoint of a fork at node. added says where the node is. It
+// is zero for the node that the session forked from, at which revision 0 of the session
+// ended.
+func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *head.Head, node graph.ID, added Position) error {
+	turn, err := h.turnOf(ctx, now, node, added)
+	if err != nil {
+		return err
+	}
+	if !turn.retained && len(turn.parts) > 0 {
+		return fmt.Errorf("%w: the checkpoint at node %s of %s", ErrRevisionPruned, node, h.Name)
+	}
+	f.Parts, f.Of, f.At = slices.Clone(turn.parts), turn.of.Inc, turn.revision
+	return nil
+}
+
+// A turn is a revision of the session or of an ancestor, with its checkpoint.
+type turn struct {
+	of       *History
+	revision head.Revision
+	retained bool
+	parts    []head.Part
+}
+
+// turnOf returns the revision whose checkpoint belongs to a node: see ForkAt.
+func (h *History) turnOf(ctx context.Context, now *head.Head, node graph.ID, added Position) (best turn, err error) {
+	layers := h.Layers(now.Revision)
+	slices.Reverse(layers)
+	for _, l := range layers {
+		here := added.Layer.Inc == l.Inc
+		if l.Last == 0 && l.Inc != h.Inc {
+			continue
+		}
+		of := h
+		if l.Inc != h.Inc {
+			if of, err = h.Open(ctx, l.Inc); err != nil {
+				return best, err
+			}
+		}
+		after := head.Revision(0)
+		if here {
+			after = head.Revision(added.Revision) - 1
+		}
+		ended, err := of.endedAt(ctx, l, after, node)
+		if err != nil {
+			return best, err
+		}
+		if here && len(ended) == 0 && best.of == nil {
+			ended = []head.Revision{after}
+		}
+		if len(ended) > 0 {
+			r, retained, err := h.newestRetained(ctx, l.Inc, ended)
+			if err != nil {
+				return best, err
+			}
+			if retained || best.of == nil {
+				best = turn{of: of, revision: r, retained: retained}
+			}
+		}
+		if best.retained || here {
+			break
+		}
+	}
+	best.parts, err = best.of.Parts(ctx, best.revision)
+	return best, err
+}
+
+// endedAt returns the revisions of layer l, which is of h's incarnation, that come after
+// a revision and whose leaf was node. Revision 0 is the one that a fork began with.
+func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, node graph.ID) (ended []head.Revision, err error) {
+	if after == 0 && h.Origin != nil && l.First == node {
+		ended = append(ended, 0)
+	}
+	last := l.Last
+	if l.Nodes > 0 { // the leaf of a commit that is shared in part is not shared
+		last--
+	}
+	err = h.Commits(ctx, after, last, func(c *head.Commit, _ head.CommitID) error {
+		if c.Leaf == node {
+			ended = append(ended, c.Revision)
+		}
+		return nil
+	})
+	return ended, err
+}
+
+// newestRetained returns the newest of some revisions of an incarnation that is retained.
+// If none is, it returns the newest one and false.
+func (s Store) newestRetained(ctx context.Context, inc head.Incarnation, of []head.Revision) (r head.Revision, retained bool, err error) {
+	key := s.Space.Life(inc)
+	values, err := s.Engine.Get(ctx, key)
+	if err != nil {
+		return 0, false, err
+	}
+	life, err := head.OpenLife(key, values[0])
+	if err != nil {
+		return 0, false, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
+	}
+	newest := of[len(of)-1]
+	if newest >= life.Floor || life.State != head.Live {
+		return newest, life.State == head.Live, nil
+	}
+	refs, err := head.Refs(ctx, s.Engine, s.Space, inc, life)
+	for _, ref := range refs {
+		if _, ended := slices.BinarySearch(of, ref.Revision); ended && (!retained || ref.Revision > r) {
+			r, retained = ref.Revision, true
+		}
+	}
+	if !retained {
+		r = newest
+	}
+	return r, retained, err
+}
+
+// Retained reports whether the state at revision r of an incarnation can be read: the
+// revision is not below the floor, or a host has kept it by name.
+func (s Store) Retained(ctx context.Context, inc head.Incarnation, life *head.Life, r head.Revision) (bool, error) {
+	if r >= life.Floor {
+		return true, nil
+	}
+	if life.State != head.Live {
+		return false, nil
+	}
+	refs, err := head.Refs(ctx, s.Engine, s.Space, inc, life)
+	return slices.ContainsFunc(refs, func(ref head.Ref) bool { return ref.Revision == r }), err
+}

@@ -1,0 +1,235 @@
+// Package history reads what was committed: the commits and nodes of an incarnation and,
+// for a fork, what it shares of its ancestors. It is the one reader of these records.
+// Sessions, verification, collection and copying all use it. It writes nothing.
+//
+//	ancestor   o──o──o──o──o          commits 1 to 3 are shared: layer 1
+//	                 └─ fork node
+//	session             o──o──o       its own commits 1 to 3:    layer 2
+//
+// # Layers
+//
+// A fork copies nothing. Its origin names, for each ancestor, the last commit and how
+// many nodes of that commit the fork shares. The part of one incarnation's history that a
+// session reads is a [Layer]. The layers of a session go from its oldest ancestor to the
+// session itself.
+//
+// # Verification
+//
+// Every function verifies what it returns. Commits form a chain of hashes, and a commit's
+// id covers all before it. A node's id is the hash of its content and of its parent's id.
+// Lookups by id, by event key and by attachment go through indexes, which are not hashed:
+// the node that is found there decides whether the index was right.
+//
+// # Changes meanwhile
+//
+// Sealing and vacuum move records, and vacuum removes them. A reader may therefore miss a
+// record that was moved while it read, and report it as missing. Callers compare the
+// lifecycle record before and after, and read again if it changed.
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// ErrNodeNotFound: the graph has no such node.
+var ErrNodeNotFound = errors.New("turnstone: node not found")
+
+// A Store is where histories are read from.
+type Store struct {
+	Engine engine.Engine
+	Space  *keys.Space
+	Blobs  *blob.Store // for checkpoint parts only
+}
+
+// A History is the history of one incarnation, which may be deleted. It holds no state
+// of its own and is safe for concurrent use.
+type History struct {
+	Store
+	Inc head.Incarnation
+	// Origin says what a fork shares of its ancestors. It is nil for other sessions.
+	Origin *head.Origin
+	// Name is what errors call the history, for example `session "a"`.
+	Name string
+}
+
+// Open returns the history of an incarnation. It reads the incarnation's origin, and
+// does not check whether the incarnation exists.
+func (s Store) Open(ctx context.Context, inc head.Incarnation) (*History, error) {
+	origin, err := s.Origin(ctx, inc)
+	if err != nil {
+		return nil, err
+	}
+	return &History{Store: s, Inc: inc, Origin: origin, Name: nameOf(inc)}, nil
+}
+
+func nameOf(inc head.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
+
+// Origin returns the origin of an incarnation, or nil if it is no attached fork.
+func (s Store) Origin(ctx context.Context, inc head.Incarnation) (*head.Origin, error) {
+	key := s.Space.Origin(inc)
+	values, err := s.Engine.Get(ctx, key)
+	if err != nil || values[0] == nil {
+		return nil, err
+	}
+	origin, err := head.OpenOrigin(key, values[0])
+	return origin, codec.Corrupt(err, "origin of %s", nameOf(inc))
+}
+
+// A Layer is the part of one incarnation's history that a session reads.
+type Layer struct {
+	Inc  head.Incarnation
+	Last head.Revision // the last commit that is shared; 0: only tombstones count
+	// Nodes is how many nodes of the last commit are shared. 0 stands for all.
+	Nodes int
+	// First is the node before the first one of the layer: the fork node, if the
+	// incarnation is a fork itself.
+	First graph.ID
+	// Epoch is that of the last tombstones that count.
+	Epoch uint64
+	// Commit is the id of the last commit, or zero if it is not known.
+	Commit head.CommitID
+}
+
+// Has reports whether the session shares the node at p of the layer's incarnation.
+func (l *Layer) Has(p graph.Position) bool {
+	r := head.Revision(p.Revision)
+	return r < l.Last || r == l.Last && (l.Nodes == 0 || p.Index < l.Nodes)
+}
+
+// Layers returns the layers of a session that is at revision last, oldest ancestor first.
+func (h *History) Layers(last head.Revision) []Layer {
+	var out []Layer
+	var first graph.ID
+	if h.Origin != nil {
+		for _, a := range h.Origin.Ancestors {
+			out = append(out, Layer{Inc: a.Incarnation, Last: a.Revision, Nodes: a.Nodes, First: first, Epoch: a.Epoch, Commit: a.Commit})
+			first = a.Node
+		}
+	}
+	return append(out, Layer{Inc: h.Inc, Last: last, First: first, Epoch: ^uint64(0)})
+}
+
+// Own returns the last of Layers, which is that of the session itself.
+func (h *History) Own(last head.Revision) Layer {
+	layers := h.Layers(last)
+	return layers[len(layers)-1]
+}
+
+// CommitAt returns the commit of revision r of an incarnation, and its id.
+func (s Store) CommitAt(ctx context.Context, inc head.Incarnation, r head.Revision) (*head.Commit, head.CommitID, error) {
+	key := s.Space.Commit(inc, uint64(r))
+	values, err := s.Engine.Get(ctx, key)
+	if err != nil {
+		return nil, head.CommitID{}, err
+	}
+	c, id, err := head.OpenCommit(key, values[0])
+	if err == nil && c.Revision != r {
+		err = fmt.Errorf("%w: it is of revision %d", codec.ErrHash, c.Revision)
+	}
+	return c, id, codec.Corrupt(err, "commit %d of %s", r, nameOf(inc))
+}
+
+// CommitAt returns the commit of revision r of the session itself, and its id.
+func (h *History) CommitAt(ctx context.Context, r head.Revision) (*head.Commit, head.CommitID, error) {
+	return h.Store.CommitAt(ctx, h.Inc, r)
+}
+
+// Commits calls f for the session's own commits after one revision up to another, in
+// their order. It verifies that each commit follows the one before it, from the session's
+// beginning or from the commit of revision after.
+func (h *History) Commits(ctx context.Context, after, last head.Revision, f func(*head.Commit, head.CommitID) error) error {
+	if last <= after {
+		return nil
+	}
+	previous := head.Genesis(h.Inc, h.Origin)
+	if after > 0 {
+		var err error
+		if _, previous, err = h.CommitAt(ctx, after); err != nil {
+			return err
+		}
+	}
+	return h.Store.Commits(ctx, Range{Inc: h.Inc, Name: h.Name, After: after, Last: last, Previous: previous}, f)
+}
+
+// A Range is a range of an incarnation's commits.
+type Range struct {
+	Inc   head.Incarnation
+	Name  string        // what errors call the history
+	After head.Revision // the commits after this one,
+	Last  head.Revision // up to this one
+	// Previous is the id of the commit of revision After. The first commit of the
+	// range must name it as the one before, unless Previous is zero.
+	Previous head.CommitID
+}
+
+// Commits calls f for the commits of a range in their order. It verifies that none is
+// missing and that each follows the one before it.
+func (s Store) Commits(ctx context.Context, of Range, f func(*head.Commit, head.CommitID) error) error {
+	if of.Last <= of.After {
+		return nil // a Limit of 0 would be no limit
+	}
+	next, previous := of.After+1, of.Previous
+	scan := s.Space.Of(keys.Commit, of.Inc)
+	scan.Limit = int(min(of.Last-of.After, 1<<30))
+	if of.After > 0 {
+		scan.Start = s.Space.Commit(of.Inc, uint64(next))
+	}
+	for p, err := range s.Engine.Scan(ctx, scan) {
+		if err != nil {
+			return err
+		}
+		c, id, err := head.OpenCommit(p.Key, p.Value)
+		switch {
+		case err != nil:
+		case c.Revision != next:
+			err = codec.ErrMissing
+		case c.Previous != previous && !previous.IsZero():
+			err = fmt.Errorf("%w: it does not follow commit %d", codec.ErrHash, next-1)
+		}
+		if err != nil {
+			return codec.Corrupt(err, "commit %d of %s", next, of.Name)
+		}
+		if err := f(c, id); err != nil {
+			return err
+		}
+		previous, next = id, next+1
+	}
+	if next != of.Last+1 {
+		return codec.Corrupt(codec.ErrMissing, "commit %d of %s", next, of.Name)
+	}
+	return nil
+}
+
+// Packs calls f for the packs of an incarnation after one revision up to another, in
+// their order. A commit without nodes has no pack. The nodes have no ids yet: see
+// graph.Pack.Resolve.
+func (s Store) Packs(ctx context.Context, inc head.Incarnation, after, last head.Revision, f func(*graph.Pack) error) error {
+	done := uint64(after)
+	for segment, err := range graph.Segments(ctx, s.Engine, s.Space, inc, uint64(after+1), uint64(last)) {
+		if err != nil {
+			return err
+		}
+		for i := range segment.Packs {
+			p := &segment.Packs[i]
+			// A segment can begin before the range or, when it was sealed meanwhile,
+			// with packs that f has had already.
+			if p.Revision <= done || p.Revision > uint64(last) {
+				continue
+			}
+			if err := f(p); err != nil {
+				return err
+			}
+			done = p.Revision
+		}
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package history
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Tombstones are the nodes that a session does not show, by the first 8 bytes of their
+// ids, which is what the keys of the records hold.
+type Tombstones map[[8]byte]struct{}
+
+// Has reports whether the session does not show node id.
+func (t Tombstones) Has(id graph.ID) bool {
+	_, dead := t[[8]byte(id[:8])]
+	return dead
+}
+
+// Add adds a node.
+func (t Tombstones) Add(id graph.ID) { t[[8]byte(id[:8])] = struct{}{} }
+
+// Tombstones returns the tombstones of the session, and those of its ancestors that were
+// set before the session forked from them.
+func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
+	out := Tombstones{}
+	for _, l := range h.Layers(0) {
+		for p, err := range h.Engine.Scan(ctx, h.Space.Of(keys.Tombstone, l.Inc)) {
+			if err != nil {
+				return nil, err
+			}
+			_, fields, ok := h.Space.Fields(p.Key)
+			t, err := head.OpenTombstone(p.Key, p.Value)
+			if err == nil && !ok {
+				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
+			}
+			if err != nil {
+				return nil, codec.Corrupt(err, "tombstone at key %x of %s", p.Key, h.Name)
+			}
+			if t.Epoch <= l.Epoch {
+				out[[8]byte(fields[16:])] = struct{}{}
+			}
+		}
+	}
+	return out, nil
+}
+
+// Visible returns id, or the nearest node before it that is not tombstoned.
+func (h *History) Visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
+	for hidden.Has(id) {
+		n, _, err := h.Node(ctx, last, id)
+		if err != nil {
+			return graph.ID{}, linked(err, id)
+		}
+		id = n.Parent
+	}
+	return id, nil
+}
+
+// Pruned returns id, or the nearest node before it, if a commit can't go on from id
+// because vacuum pruned that node; else the zero id. Vacuum prunes the nodes of side
+// branches that no retained revision leads to. A commit can go on from a node that a host
+// has tombstoned, unless the node before it is pruned.
+func (h *History) Pruned(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
+	for at := id; !at.IsZero(); {
+		pruned, err := h.hasPruned(ctx, at)
+		if err != nil || pruned {
+			return at, err
+		}
+		n, _, err := h.Node(ctx, last, at)
+		if err != nil || !n.Erased {
+			return graph.ID{}, err
+		}
+		at = n.Parent
+	}
+	return graph.ID{}, nil
+}
+
+// hasPruned reports whether vacuum pruned node id, in the session or in an ancestor.
+func (h *History) hasPruned(ctx context.Context, id graph.ID) (bool, error) {
+	layers := h.Layers(0)
+	ks := make([][]byte, len(layers))
+	for i, l := range layers {
+		ks[i] = h.Space.Tombstone(l.Inc, id)
+	}
+	values, err := h.Engine.Get(ctx, ks...)
+	if err != nil {
+		return false, err
+	}
+	for i, value := range values {
+		if value == nil {
+			continue
+		}
+		t, err := head.OpenTombstone(ks[i], value)
+		if err != nil {
+			return false, codec.Corrupt(err, "tombstone of node %s of %s", id, h.Name)
+		}
+		if t.Pruned && t.Epoch <= layers[i].Epoch {
+			return true, nil
+		}
+	}
+	return false, nil
+}
