@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -18,7 +18,7 @@ const window = 256
 // index adds the edges of the commits past the bookmark, and moves it.
 func (r *run) index(ctx context.Context, v *view) error {
 	if v.mark.revision == 0 {
-		origin, err := r.origin(ctx, v.inc)
+		origin, err := r.history().Origin(ctx, v.inc)
 		if err != nil {
 			return err
 		}
@@ -223,74 +223,29 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 	return r.apply(ctx, b)
 }
 
-// commits calls f for the commits of inc after one revision up to another, each
-// verified to follow the one before.
+// history returns where the run reads histories from.
+func (r *run) history() history.Store { return history.Store{Engine: r.engine, Space: r.space} }
+
+// commits calls f for the commits of an incarnation after one revision up to another, of
+// which the one before has the id previous, or any if that is zero. Between commits the
+// run shows that it makes progress.
 func (r *run) commits(ctx context.Context, inc head.Incarnation, after, last head.Revision, previous head.CommitID, f func(*head.Commit, head.CommitID) error) error {
-	if last <= after {
-		return nil // a Limit of 0 would be none
-	}
-	next := after + 1
-	keysOf := engine.Range{Start: r.space.Commit(inc, uint64(next)), End: r.space.Of(keys.Commit, inc).End, Limit: int(last - after)}
-	for p, err := range r.engine.Scan(ctx, keysOf) {
-		if err != nil {
-			return err
-		}
-		c, id, err := head.OpenCommit(p.Key, p.Value)
-		switch {
-		case err != nil:
-		case c.Revision != next:
-			err = codec.ErrMissing
-		case c.Previous != previous && previous != (head.CommitID{}):
-			err = fmt.Errorf("%w: it does not follow commit %d", codec.ErrHash, next-1)
-		}
-		if err != nil {
-			return codec.Corrupt(err, "commit %d of incarnation %x", next, inc)
-		}
+	of := history.Range{Inc: inc, Name: fmt.Sprintf("incarnation %x", inc), After: after, Last: last, Previous: previous}
+	return r.history().Commits(ctx, of, func(c *head.Commit, id head.CommitID) error {
 		if err := f(c, id); err != nil {
 			return err
 		}
-		if err := r.beat(ctx); err != nil {
-			return err
-		}
-		previous, next = id, next+1
-	}
-	if next != last+1 {
-		return codec.Corrupt(codec.ErrMissing, "commit %d of incarnation %x", next, inc)
-	}
-	return nil
+		return r.beat(ctx)
+	})
 }
 
-// packs calls f for the packs of inc after one revision up to another.
+// packs calls f for the packs of an incarnation after one revision up to another. Between
+// packs the run shows that it makes progress.
 func (r *run) packs(ctx context.Context, inc head.Incarnation, after, last head.Revision, f func(*graph.Pack) error) error {
-	done := uint64(after)
-	for seg, err := range graph.Segments(ctx, r.engine, r.space, inc, uint64(after+1), uint64(last)) {
-		if err != nil {
+	return r.history().Packs(ctx, inc, after, last, func(p *graph.Pack) error {
+		if err := f(p); err != nil {
 			return err
 		}
-		for i := range seg.Packs {
-			p := &seg.Packs[i]
-			if p.Revision <= done || p.Revision > uint64(last) {
-				continue
-			}
-			if err := f(p); err != nil {
-				return err
-			}
-			if err := r.beat(ctx); err != nil {
-				return err
-			}
-			done = p.Revision
-		}
-	}
-	return nil
-}
-
-// origin reads what a fork began with; nil for a session that is none.
-func (r *run) origin(ctx context.Context, inc head.Incarnation) (*head.Origin, error) {
-	key := r.space.Origin(inc)
-	vs, err := r.get(ctx, key)
-	if err != nil || vs[0] == nil {
-		return nil, err
-	}
-	o, err := head.OpenOrigin(key, vs[0])
-	return o, codec.Corrupt(err, "origin of incarnation %x", inc)
+		return r.beat(ctx)
+	})
 }

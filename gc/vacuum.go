@@ -280,7 +280,7 @@ func (c *cleaning) remove(ctx context.Context) error {
 			b = &batch{}
 		}
 	}
-	origin, err := c.origin(ctx, c.inc)
+	origin, err := c.history().Origin(ctx, c.inc)
 	if err != nil {
 		return err
 	}
