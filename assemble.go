@@ -3,7 +3,6 @@ package turnstone
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -206,7 +205,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		}
 	}
 	key := s.commitKey(c.Revision)
-	b.Set(key, codec.Seal(key, keys.Commit, w.built.body))
+	b.Set(key, head.SealCommit(key, w.built.body))
 	w.index(b)
 	if err := w.stage.read(ctx); err != nil {
 		return err
@@ -223,9 +222,9 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	}
 	s.store.setDirty(b, s.dirtyKey)
 	s.mu.Lock()
-	bucket := s.bucket
+	orderTime := s.orderTime
 	s.mu.Unlock()
-	s.store.moveOrder(b, s.history.Inc, s.hash, bucket, w.now)
+	s.store.moveOrder(b, s.history.Inc, s.hash, orderTime, w.now)
 	w.head, w.raw = next, next.Seal(s.headKey)
 	b.Set(s.headKey, w.raw)
 	// The same on every engine, so that what one of them holds another one takes.
@@ -250,13 +249,13 @@ func (w *writer) index(b *engine.Batch) {
 		if n.Key != "" {
 			key, place := space.EventKey(s.history.Inc, n.Key), graph.Position{Revision: revision, Index: i}
 			b.Guard(key, nil)
-			b.Set(key, place.Seal(key, keys.EventKey))
+			b.Set(key, place.SealEventKey(key))
 		}
 	}
 	if w.in.Turn != "" {
 		key := space.Turn(s.history.Inc, w.in.Turn)
 		b.Guard(key, nil)
-		b.Set(key, codec.Seal(key, keys.Turn, binary.AppendUvarint(nil, revision)))
+		b.Set(key, head.SealTurn(key, Revision(revision)))
 	}
 }
 
@@ -300,7 +299,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			} else if seen {
 				delete(w.attached, string(key)) // once
 				place := graph.Position{Revision: w.built.pack.Revision, Index: i}
-				b.Set(key, place.Seal(key, keys.Attachment))
+				b.Set(key, place.SealAttachment(key))
 			}
 		}
 	}

@@ -276,7 +276,7 @@ func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 	w.hits, w.misses = 0, 0
 	var err error
 	for i := range w.in.Nodes {
-		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
+		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.Inline {
 			if w.payloads[i], err = w.stage.draft(ctx, blob.Sum(p), p); err != nil {
 				return err
 			}
@@ -418,11 +418,11 @@ func (w *writer) done() Result {
 	for _, name := range w.in.Drop {
 		s.store.bases.drop(s.history.Inc, name)
 	}
-	bucketKey := s.store.space.Bucket(s.history.Inc)
+	timeKey := s.store.space.OrderTime(s.history.Inc)
 	for _, p := range w.batch.Sets {
-		if bytes.Equal(p.Key, bucketKey) {
+		if bytes.Equal(p.Key, timeKey) {
 			s.mu.Lock()
-			s.bucket = p.Value
+			s.orderTime = p.Value
 			s.mu.Unlock()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -110,44 +111,11 @@ type copier struct {
 	storeKey, noteKey []byte
 	record            []byte // the store record of the source
 	there             []byte // that of the copy, or nil
-	note              copyNote
+	note              head.CopyNote
 	sealed            []byte // the note, as it stands under noteKey, or nil
 	unfinished        bool   // the copy can't be opened
 	ours              bool   // and the note is of this run
 	batch             engine.Batch
-}
-
-// A copyNote is of the last copy into a store. Each batch of a copy guards the note
-// and sets the next one, so that an attempt that comes late does nothing.
-type copyNote struct {
-	run    [16]byte        // random
-	batch  uint64          // of the run
-	record []byte          // while the copy is not whole: the store record that it will have
-	heads  [hash.Size]byte // when it is: the digest of its heads
-}
-
-func (n *copyNote) seal(key []byte) []byte {
-	var e codec.Encoder
-	e.Array(4)
-	e.Bytes(n.run[:])
-	e.Uint(n.batch)
-	e.Bytes(n.record)
-	e.Bytes(n.heads[:])
-	return codec.Seal(key, keys.Copying, e.B)
-}
-
-func openCopyNote(key, value []byte) (n copyNote, err error) {
-	body, err := codec.Open(key, value, keys.Copying)
-	if err != nil {
-		return n, err
-	}
-	d := codec.Decoder{B: body}
-	d.Shape(4)
-	d.Fixed(n.run[:])
-	n.batch = d.Uint()
-	n.record = d.Bytes()
-	d.Fixed(n.heads[:])
-	return n, d.Done()
 }
 
 // digest sums up the commit ids of all heads.
@@ -181,11 +149,11 @@ func (c *copier) check(ctx context.Context, overwrite bool) error {
 	c.there, c.sealed = vs[0], vs[1]
 	target := c.there
 	if c.sealed != nil {
-		if c.note, err = openCopyNote(c.noteKey, c.sealed); err != nil {
+		if c.note, err = head.OpenCopyNote(c.noteKey, c.sealed); err != nil {
 			return codec.Corrupt(err, "note of the last copy, namespace %q", c.options.Namespace)
 		}
-		if len(c.note.record) > 0 && c.there == nil {
-			target, c.unfinished = c.note.record, true
+		if len(c.note.Store) > 0 && c.there == nil {
+			target, c.unfinished = c.note.Store, true
 		}
 	}
 	if target != nil && !bytes.Equal(target, c.record) {
@@ -196,7 +164,7 @@ func (c *copier) check(ctx context.Context, overwrite bool) error {
 		if err != nil {
 			return err
 		}
-		if c.note.heads != digest(heads) {
+		if c.note.Heads != digest(heads) {
 			return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", ErrConflict)
 		}
 	}
@@ -296,7 +264,7 @@ func (c *copier) flush(ctx context.Context) error {
 		bytes += len(p.Key) + len(p.Value)
 	}
 	next := c.note
-	next.batch++
+	next.Batch++
 	err := c.apply(ctx, &c.batch, next)
 	c.batch = engine.Batch{}
 	if err == nil {
@@ -313,8 +281,8 @@ func (c *copier) begin(ctx context.Context) error {
 	if c.ours {
 		return nil
 	}
-	next := copyNote{record: c.record}
-	if _, err := rand.Read(next.run[:]); err != nil {
+	next := head.CopyNote{Store: c.record}
+	if _, err := rand.Read(next.Run[:]); err != nil {
 		return err
 	}
 	var b engine.Batch
@@ -331,10 +299,10 @@ func (c *copier) begin(ctx context.Context) error {
 
 // finish makes a proven copy a store.
 func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
-	if !c.unfinished && c.note.heads == heads {
+	if !c.unfinished && c.note.Heads == heads {
 		return nil
 	}
-	next := copyNote{run: c.note.run, batch: c.note.batch + 1, heads: heads}
+	next := head.CopyNote{Run: c.note.Run, Batch: c.note.Batch + 1, Heads: heads}
 	var b engine.Batch
 	if c.unfinished {
 		b.Guard(c.storeKey, nil)
@@ -351,8 +319,8 @@ func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
 }
 
 // apply applies b, which moves the note to next.
-func (c *copier) apply(ctx context.Context, b *engine.Batch, next copyNote) error {
-	sealed := next.seal(c.noteKey)
+func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote) error {
+	sealed := next.Seal(c.noteKey)
 	b.Guard(c.noteKey, c.sealed)
 	b.Set(c.noteKey, sealed)
 	w := change{store: &Store{engine: c.to}}

@@ -2,10 +2,8 @@ package turnstone
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -34,14 +32,11 @@ func (s *Store) children(ctx context.Context, parent head.Incarnation) ([]head.I
 		if err != nil {
 			return nil, err
 		}
-		_, fields, ok := s.space.Fields(p.Key)
-		if _, err = codec.Open(p.Key, p.Value, keys.Child); err == nil && !ok {
-			err = fmt.Errorf("%w: child", codec.ErrMalformed)
-		}
+		child, err := head.OpenChild(s.space, p)
 		if err != nil {
 			return nil, codec.Corrupt(err, "child at key %x", p.Key)
 		}
-		out = append(out, head.Incarnation(fields[16:]))
+		out = append(out, child)
 	}
 	return out, nil
 }
@@ -49,7 +44,7 @@ func (s *Store) children(ctx context.Context, parent head.Incarnation) ([]head.I
 // setChild makes b list child under its parent.
 func (s *Store) setChild(b *engine.Batch, parent, child head.Incarnation) {
 	key := s.space.Child(parent, child)
-	b.Set(key, codec.Seal(key, keys.Child, []byte{1}))
+	b.Set(key, head.SealChild(key))
 }
 
 // Delete removes a session from all reads and lists at once. Deleting one that
@@ -106,8 +101,8 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 				c.partly = true
 			}
 		}
-		bucketKey := s.store.space.Bucket(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey)
+		timeKey := s.store.space.OrderTime(s.history.Inc)
+		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, timeKey)
 		if err != nil {
 			return false, err
 		}
@@ -118,33 +113,16 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 		next.State, next.Floor = head.Deleted, h.Revision+1
 		b.Reclaim = true
 		b.Guard(s.headKey, vs[0])
-		b.Guard(bucketKey, vs[2])
+		b.Guard(timeKey, vs[2])
 		b.Delete(s.headKey)
 		b.Delete(s.aboutKey)
 		s.store.removeOrder(b, s.history.Inc, vs[2])
 		s.store.setDirty(b, s.dirtyKey)
-		s.store.setGrave(b, s.hash, s.history.Inc)
+		key := s.store.space.Predecessor(s.hash)
+		b.Set(key, head.SealPredecessor(key, s.history.Inc))
 		if about.Parent != (head.Incarnation{}) {
 			b.Delete(s.store.space.Child(about.Parent, s.history.Inc))
 		}
 		return true, nil
 	})
-}
-
-// setGrave says that the session inc has had this id, and was deleted or renamed.
-// Creating a session of the id guards what stands there: a delayed attempt from before
-// can't bring the old one back.
-func (s *Store) setGrave(b *engine.Batch, id keys.Hash, inc head.Incarnation) {
-	key := s.space.Grave(id)
-	b.Set(key, codec.Seal(key, keys.Grave, inc[:], binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
-}
-
-// openGrave returns the incarnation that had the id last.
-func openGrave(key, value []byte) (inc head.Incarnation, err error) {
-	body, err := codec.Open(key, value, keys.Grave)
-	if err == nil && len(body) != 24 {
-		err = fmt.Errorf("%w: grave", codec.ErrMalformed)
-	}
-	copy(inc[:], body)
-	return inc, err
 }

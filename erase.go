@@ -102,7 +102,7 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 	if !errors.Is(err, ErrSessionNotFound) {
 		return inc, err
 	}
-	key := s.space.Grave(s.space.Session(id))
+	key := s.space.Predecessor(s.space.Session(id))
 	vs, gerr := s.engine.Get(ctx, key)
 	if gerr != nil {
 		return inc, gerr
@@ -110,8 +110,8 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 	if vs[0] == nil {
 		return inc, err
 	}
-	if inc, gerr = openGrave(key, vs[0]); gerr != nil {
-		return inc, codec.Corrupt(gerr, "grave of session %q", id)
+	if inc, gerr = head.OpenPredecessor(key, vs[0]); gerr != nil {
+		return inc, codec.Corrupt(gerr, "predecessor of session %q", id)
 	}
 	life, gerr := s.lifeOf(ctx, inc)
 	if gerr != nil {

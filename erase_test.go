@@ -168,12 +168,12 @@ func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 	mustSession(t, st, turnstone.Request{ID: "p"}, noise(6000, 1))
 	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, noise(6000, 2))
 	mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, noise(6000, 3))
-	graves := 0
+	predecessors := 0
 	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
-		if c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Grave }) {
-			graves++
+		if c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Predecessor }) {
+			predecessors++
 		}
-		return enginetest.Fault{Crash: graves == 3, Applied: true}
+		return enginetest.Fault{Crash: predecessors == 3, Applied: true}
 	}}
 	if _, err := openStore(t, f, nil).Erase(ctx, "p", turnstone.CascadeChildren, nil); !errors.Is(err, turnstone.ErrIncomplete) {
 		t.Fatal("the cut call:", err)

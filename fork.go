@@ -7,8 +7,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // fork adds to b what makes the new session about a child of r.Parent, and returns
@@ -82,7 +80,7 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 			}
 		}
 		key = space.Fork(a.Incarnation, about.Incarnation)
-		b.Set(key, codec.Seal(key, keys.Fork, child[:]))
+		b.Set(key, head.SealFork(key, child))
 	}
 	if len(f.Parts) > 0 {
 		if err := s.store.inherit(ctx, &b, f.Of, f.Parts, g); err != nil {

@@ -2,7 +2,9 @@ package turnstone_test
 
 import (
 	"encoding/hex"
+	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -109,5 +111,56 @@ func TestTheTableOfKeysIsComplete(t *testing.T) {
 	}
 	if rows, letters = sorted(rows), sorted(letters); rows != letters {
 		t.Errorf("rows %s, keys %s", rows, letters)
+	}
+}
+
+// FV4: each kind of record is encoded and decoded by one package, which the table of
+// docs/format.md names.
+func TestFV4_EachKindOfRecordHasOneOwner(t *testing.T) {
+	source, err := os.ReadFile("internal/keys/keys.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	letters := map[string]string{} // by the name of the constant
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+= '(\w)'`).FindAllStringSubmatch(string(source), -1) {
+		letters[m[1]] = m[2]
+	}
+	owners := map[string]map[string]bool{} // by letter
+	codecs := regexp.MustCompile(`codec\.(?:Seal|Open)\(.*\bkeys\.(\w+)`)
+	for _, dir := range []string{".", "blob", "gc", "graph", "head", "internal/history", "cmd/turnstone", "transcript"} {
+		files, err := filepath.Glob(dir + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range codecs.FindAllStringSubmatch(string(text), -1) {
+				letter := letters[m[1]]
+				if owners[letter] == nil {
+					owners[letter] = map[string]bool{}
+				}
+				owners[letter][dir] = true
+			}
+		}
+	}
+	doc, err := os.ReadFile("docs/format.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Za-z])`.*\\| (\\w+) \\|$").FindAllStringSubmatch(string(doc), -1) {
+		rows[m[1]] = m[2]
+	}
+	for name, letter := range letters {
+		have := slices.Sorted(maps.Keys(owners[letter]))
+		if len(have) != 1 || have[0] != rows[letter] {
+			t.Errorf("%s (%s) is encoded or decoded by %v, the table names %q", name, letter, have, rows[letter])
+		}
 	}
 }

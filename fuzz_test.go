@@ -17,13 +17,13 @@ import (
 // is accepted is what would have been written.
 func FuzzSmallRecords(f *testing.F) {
 	key := keys.StoreKey("")
-	r := record{namespace: "n", spill: spillBytes, chunks: blob.DefaultChunking}
-	sealed := r.seal(key)
+	r := head.Store{Namespace: "n", Inline: inlineBytes, Chunks: blob.DefaultChunking}
+	sealed := r.Seal(key)
 	f.Add(sealed[2 : len(sealed)-4])
 	f.Add([]byte{0x80, 0x01})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if r, err := openRecord(key, codec.Seal(key, keys.Store, body)); err == nil {
-			if again := r.seal(key); !bytes.Equal(again, codec.Seal(key, keys.Store, body)) {
+		if r, err := head.OpenStore(key, codec.Seal(key, keys.Store, body)); err == nil {
+			if again := r.Seal(key); !bytes.Equal(again, codec.Seal(key, keys.Store, body)) {
 				t.Errorf("store record %x was accepted", body)
 			}
 		}
@@ -36,8 +36,8 @@ func FuzzSmallRecords(f *testing.F) {
 		defer st.Close()
 		inc := keys.Incarnation{1}
 		at := st.space.Order(1, inc)
-		_, _ = st.entry(engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
-		_, _ = st.bucketOf(inc, codec.Seal(st.space.Bucket(inc), keys.Bucket, body))
+		_, _ = head.OpenOrder(st.space, engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
+		_, _ = head.OpenOrderTime(st.space.OrderTime(inc), codec.Seal(st.space.OrderTime(inc), keys.OrderTime, body))
 		child := st.space.Child(keys.Incarnation{2}, inc)
 		if err := st.engine.Apply(bg, &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
 			t.Fatal(err)

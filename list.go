@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"time"
 
@@ -25,45 +24,38 @@ import (
 // a burst (5,000 at 20,000 a second).
 const orderWindow = 250 * time.Millisecond
 
-// setOrder adds a session to the order, and returns its bucket record.
+// setOrder adds a session to the order, and returns the record of its time there.
 func (s *Store) setOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, now time.Time) []byte {
-	bucket := uint64(now.UnixNano())
-	key := s.space.Order(bucket, inc)
-	b.Set(key, codec.Seal(key, keys.Order, h[:]))
-	key = s.space.Bucket(inc)
-	record := codec.Seal(key, keys.Bucket, binary.BigEndian.AppendUint64(nil, bucket))
+	entry := head.OrderEntry{Time: uint64(now.UnixNano()), Incarnation: inc, Session: h}
+	b.Set(entry.Seal(s.space))
+	key := s.space.OrderTime(inc)
+	record := head.SealOrderTime(key, entry.Time)
 	b.Set(key, record)
 	return record
 }
 
-// moveOrder moves a session, whose bucket record is old, to the front if its
-// entry is older than the window. One that is missing or damaged is made anew.
+// moveOrder moves a session to the front of the order if its entry is older than the
+// window. old is the record of its time. An entry that is missing or damaged is made anew.
 func (s *Store) moveOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, old []byte, now time.Time) {
-	at, ok := s.bucketOf(inc, old)
+	key := s.space.OrderTime(inc)
+	at, ok := head.OpenOrderTime(key, old)
 	if ok && uint64(now.UnixNano()) < at+uint64(orderWindow) {
 		return
 	}
 	if ok {
 		b.Delete(s.space.Order(at, inc))
 	}
-	b.Guard(s.space.Bucket(inc), old)
+	b.Guard(key, old)
 	s.setOrder(b, inc, h, now)
 }
 
-// removeOrder takes a session, whose bucket record is old, out of the order.
+// removeOrder takes a session out of the order. old is the record of its time there.
 func (s *Store) removeOrder(b *engine.Batch, inc head.Incarnation, old []byte) {
-	if at, ok := s.bucketOf(inc, old); ok {
+	key := s.space.OrderTime(inc)
+	if at, ok := head.OpenOrderTime(key, old); ok {
 		b.Delete(s.space.Order(at, inc))
 	}
-	b.Delete(s.space.Bucket(inc))
-}
-
-func (s *Store) bucketOf(inc head.Incarnation, record []byte) (at uint64, ok bool) {
-	body, err := codec.Open(s.space.Bucket(inc), record, keys.Bucket)
-	if err != nil || len(body) != 8 {
-		return 0, false
-	}
-	return binary.BigEndian.Uint64(body), true
+	b.Delete(key)
 }
 
 // ListOptions says which sessions List returns. The zero value means the first
@@ -151,7 +143,7 @@ func (l *lister) all(ctx context.Context) (Page, error) {
 		// Who was updated at the cursor's time or before stands there or later.
 		r.Start = l.s.space.Order(l.cursor.at, head.Incarnation{})
 	}
-	var batch []entry
+	var batch []head.OrderEntry
 	flush := func() error {
 		err := l.add(ctx, batch)
 		batch = batch[:0]
@@ -162,16 +154,16 @@ func (l *lister) all(ctx context.Context) (Page, error) {
 		if err != nil {
 			return Page{}, err
 		}
-		e, err := l.s.entry(p)
+		e, err := head.OpenOrder(l.s.space, p)
 		if err != nil {
 			return Page{}, err
 		}
-		// What stands from here on was updated before e.at + orderWindow.
+		// What stands from here on was updated before e.Time + orderWindow.
 		if len(batch) == size {
 			if err := flush(); err != nil {
 				return Page{}, err
 			}
-			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.at+uint64(orderWindow) {
+			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.Time+uint64(orderWindow) {
 				return l.page(ctx)
 			}
 		}
@@ -206,63 +198,41 @@ func (l *lister) page(ctx context.Context) (Page, error) {
 	return p, nil
 }
 
-// An entry is one of the order, or a child.
-type entry struct {
-	at   uint64
-	inc  head.Incarnation
-	hash keys.Hash
-}
-
-func (s *Store) entry(p engine.Pair) (e entry, err error) {
-	_, fields, ok := s.space.Fields(p.Key)
-	body, err := codec.Open(p.Key, p.Value, keys.Order)
-	if err == nil && (!ok || len(body) != len(e.hash)) {
-		err = fmt.Errorf("%w: order", codec.ErrMalformed)
-	}
-	if err != nil {
-		return e, codec.Corrupt(err, "order of sessions at key %x", p.Key)
-	}
-	e.at = ^binary.BigEndian.Uint64(fields)
-	copy(e.inc[:], fields[8:])
-	copy(e.hash[:], body)
-	return e, nil
-}
-
 // add reads the sessions of entries and keeps those that the list is to show.
-func (l *lister) add(ctx context.Context, entries []entry) error {
+func (l *lister) add(ctx context.Context, entries []head.OrderEntry) error {
 	ks := make([][]byte, 0, 2*len(entries))
 	for _, e := range entries {
-		ks = append(ks, l.s.space.Head(e.hash), l.s.space.About(e.hash))
+		ks = append(ks, l.s.space.Head(e.Session), l.s.space.About(e.Session))
 	}
 	vs, err := l.s.engine.Get(ctx, ks...)
 	if err != nil {
 		return err
 	}
-	var again []entry
+	var again []head.OrderEntry
 	for i, e := range entries {
 		if vs[2*i] == nil && vs[2*i+1] == nil { // deleted meanwhile, or renamed
 			if e, err = l.s.moved(ctx, e); err != nil {
 				return err
 			}
-			if e.at != 0 {
+			if e.Time != 0 {
 				again = append(again, e)
 			}
 			continue
 		}
 		h, err := head.OpenHead(ks[2*i], vs[2*i])
 		if err != nil {
-			return codec.Corrupt(err, "head of incarnation %x", e.inc)
+			return codec.Corrupt(err, "head of incarnation %x", e.Incarnation)
 		}
 		a, err := head.OpenAbout(ks[2*i+1], vs[2*i+1])
 		if err != nil {
-			return codec.Corrupt(err, "metadata of incarnation %x", e.inc)
+			return codec.Corrupt(err, "metadata of incarnation %x", e.Incarnation)
 		}
-		if h.Incarnation != e.inc || a.Incarnation != e.inc {
+		if h.Incarnation != e.Incarnation || a.Incarnation != e.Incarnation {
 			continue // deleted and created again meanwhile
 		}
-		item := listed{inc: e.inc, parent: a.Parent, info: info(a, h)}
+		item := listed{inc: e.Incarnation, parent: a.Parent, info: info(a, h)}
 		// The clock may have been set back: nobody stands behind their time.
-		item.at = max(uint64(item.info.Updated.UnixNano()), e.at)
+		item.at = max(uint64(item.info.Updated.UnixNano()), e.Time)
 		if l.cursor != nil && item.compare(l.cursor) <= 0 || !l.matches(&item.info) {
 			continue
 		}
@@ -277,20 +247,20 @@ func (l *lister) add(ctx context.Context, entries []entry) error {
 
 // moved returns where the session of an entry is now: after a rename its
 // lifecycle record names another id. A session that is gone has no time.
-func (s *Store) moved(ctx context.Context, e entry) (entry, error) {
-	key := s.space.Life(e.inc)
+func (s *Store) moved(ctx context.Context, e head.OrderEntry) (head.OrderEntry, error) {
+	key := s.space.Life(e.Incarnation)
 	vs, err := s.engine.Get(ctx, key)
 	if err != nil || vs[0] == nil {
-		return entry{}, err
+		return head.OrderEntry{}, err
 	}
 	life, err := head.OpenLife(key, vs[0])
 	if err != nil {
-		return entry{}, codec.Corrupt(err, "lifecycle of incarnation %x", e.inc)
+		return head.OrderEntry{}, codec.Corrupt(err, "lifecycle of incarnation %x", e.Incarnation)
 	}
-	if life.State != head.Live || life.Session == e.hash {
-		return entry{}, nil
+	if life.State != head.Live || life.Session == e.Session {
+		return head.OrderEntry{}, nil
 	}
-	e.hash, e.at = life.Session, max(e.at, 1)
+	e.Session, e.Time = life.Session, max(e.Time, 1)
 	return e, nil
 }
 
@@ -324,7 +294,7 @@ func (l *lister) children(ctx context.Context) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	entries := make([]entry, 0, len(incs))
+	entries := make([]head.OrderEntry, 0, len(incs))
 	for i, inc := range incs {
 		if vs[i] == nil {
 			continue // deleted and removed meanwhile
@@ -334,7 +304,7 @@ func (l *lister) children(ctx context.Context) (Page, error) {
 			return Page{}, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 		}
 		if life.State == head.Live {
-			entries = append(entries, entry{inc: inc, hash: life.Session})
+			entries = append(entries, head.OrderEntry{Incarnation: inc, Session: life.Session})
 		}
 	}
 	if err := l.add(ctx, entries); err != nil {

@@ -79,7 +79,7 @@ func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node,
 func (s *Session) present(ctx context.Context, last Revision, nodes []history.Node, dead history.Tombstones) ([]Node, error) {
 	past := map[NodeID]NodeID{} // of the tombstoned nodes: the live one before
 	out := make([]Node, 0, len(nodes))
-	var spilled []int
+	var stored []int
 	for i := range nodes {
 		n := &nodes[i]
 		parent := n.Parent
@@ -99,7 +99,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []history.No
 			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.id)
 		}
 		if !n.Blob.IsZero() {
-			spilled = append(spilled, len(out))
+			stored = append(stored, len(out))
 		}
 		out = append(out, Node{
 			ID: n.ID, Parent: parent, Kind: n.Kind, Key: n.Key,
@@ -110,20 +110,20 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []history.No
 		}
 	}
 	const atOnce = 64
-	for len(spilled) > 0 {
-		k := min(atOnce, len(spilled))
+	for len(stored) > 0 {
+		k := min(atOnce, len(stored))
 		ids := make([]blob.ID, k)
-		for i, at := range spilled[:k] {
+		for i, at := range stored[:k] {
 			ids[i] = blob.ID(out[at].Payload)
 		}
 		contents, err := s.store.blobs.ReadAll(ctx, ids)
 		if err != nil {
 			return nil, err
 		}
-		for i, at := range spilled[:k] {
+		for i, at := range stored[:k] {
 			out[at].Payload = contents[i]
 		}
-		spilled = spilled[k:]
+		stored = stored[k:]
 	}
 	return out, nil
 }

@@ -133,7 +133,7 @@ func TestVerifyBesideDelete(t *testing.T) {
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
 	must(t, s, Commit{Nodes: node("x")})
-	k := st.space.Bucket(s.history.Inc)
+	k := st.space.OrderTime(s.history.Inc)
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		if len(ks) == 1 && bytes.Equal(ks[0], k) {
 			e.get = nil

@@ -7,7 +7,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // Rename gives the session called from the id to, atomically: lists, reads and
@@ -40,8 +39,8 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		space := s.store.space
 		hash := space.Session(to)
-		headKey, aboutKey, bucketKey := space.Head(hash), space.About(hash), space.Bucket(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, bucketKey, headKey, space.Grave(hash))
+		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.history.Inc)
+		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, timeKey, headKey, space.Predecessor(hash))
 		if err != nil {
 			return false, err
 		}
@@ -57,17 +56,18 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 		b.Guard(s.headKey, vs[0])
 		b.Guard(s.aboutKey, vs[1])
 		b.Guard(headKey, nil)
-		b.Guard(space.Grave(hash), vs[4])
-		b.Guard(bucketKey, vs[2])
+		b.Guard(space.Predecessor(hash), vs[4])
+		b.Guard(timeKey, vs[2])
 		b.Delete(s.headKey)
 		b.Delete(s.aboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
-		if at, ok := s.store.bucketOf(s.history.Inc, vs[2]); ok {
-			key := space.Order(at, s.history.Inc)
-			b.Set(key, codec.Seal(key, keys.Order, hash[:]))
+		if at, ok := head.OpenOrderTime(timeKey, vs[2]); ok {
+			entry := head.OrderEntry{Time: at, Incarnation: s.history.Inc, Session: hash}
+			b.Set(entry.Seal(space))
 		}
-		s.store.setGrave(b, s.hash, s.history.Inc)
+		key := space.Predecessor(s.hash)
+		b.Set(key, head.SealPredecessor(key, s.history.Inc))
 		return true, nil
 	})
 }

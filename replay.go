@@ -36,13 +36,13 @@ func (*replayed) Error() string { return "turn replayed" }
 func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
 	s, space := w.s, w.s.store.space
 	turnKey := space.Turn(s.history.Inc, w.in.Turn)
-	bucketKey := space.Bucket(s.history.Inc)
-	h, vs, err := s.readHead(ctx, s.headKey, bucketKey, turnKey)
+	timeKey := space.OrderTime(s.history.Inc)
+	h, vs, err := s.readHead(ctx, s.headKey, timeKey, turnKey)
 	if err != nil {
 		return nil, nil, err
 	}
 	s.mu.Lock()
-	s.bucket = vs[1]
+	s.orderTime = vs[1]
 	s.mu.Unlock()
 	if w.unknown && h.Revision >= w.built.commit.Revision {
 		_, id, err := s.history.CommitAt(ctx, w.built.commit.Revision)
@@ -128,12 +128,10 @@ func (w *writer) unless(ctx context.Context, err error) (Result, error) {
 // returns *replayed when they are the same.
 func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	s := w.s
-	body, err := codec.Open(key, value, keys.Turn)
+	revision, err := head.OpenTurn(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.id)
 	}
-	n, _ := codec.Uvarint(body)
-	revision := Revision(n)
 	stored, id, err := s.history.CommitAt(ctx, revision)
 	if err != nil {
 		return err
@@ -180,7 +178,7 @@ func resolved(p *graph.Pack, before NodeID) ([]NodeID, error) {
 func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[string]*version) {
 	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*version{}
 	for i := range w.in.Nodes {
-		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.spill {
+		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.Inline {
 			payloads[i] = &blob.Draft{ID: blob.Sum(p), Size: int64(len(p))}
 		}
 	}

@@ -60,10 +60,10 @@ type Session struct {
 	// sealedRaw is head.Life.SealedRaw as it was seen last.
 	sealedRaw atomic.Uint64
 
-	mu     sync.Mutex // guards what follows: the last state that was seen
-	head   *head.Head // replaced, never changed
-	raw    []byte     // the record of head
-	bucket []byte     // the record that says where the session stands in the order
+	mu        sync.Mutex // guards what follows: the last state that was seen
+	head      *head.Head // replaced, never changed
+	raw       []byte     // the record of head
+	orderTime []byte     // the record of the session's time in the order of sessions
 }
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
@@ -95,7 +95,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	}
 	ses.is(hd.Incarnation)
 	originKey := s.space.Origin(ses.history.Inc)
-	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.Bucket(ses.history.Inc)); err != nil {
+	if vs, err = s.engine.Get(ctx, ses.lifeKey, originKey, s.space.OrderTime(ses.history.Inc)); err != nil {
 		return nil, err
 	}
 	if about.Parent != (head.Incarnation{}) && !about.Detached {
@@ -111,7 +111,7 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	} else if !ses.gone(ctx) {
 		return nil, codec.Corrupt(err, "lifecycle of session %q", id)
 	}
-	ses.bucket = vs[2]
+	ses.orderTime = vs[2]
 	ses.remember(hd, nil)
 	return ses, nil
 }
@@ -342,8 +342,8 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		}
 	}
 	return s.store.settle(ctx, func(c *change) error {
-		bucketKey := s.store.space.Bucket(s.history.Inc)
-		vs, err := s.store.engine.Get(ctx, s.headKey, s.aboutKey, bucketKey)
+		timeKey := s.store.space.OrderTime(s.history.Inc)
+		vs, err := s.store.engine.Get(ctx, s.headKey, s.aboutKey, timeKey)
 		if err != nil {
 			return err
 		}

@@ -2,9 +2,9 @@ package turnstone
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -37,8 +37,8 @@ func (b Bytes) Total() uint64 { return b.Keys + b.Values }
 
 // kinds names what the records under a letter hold.
 var kinds = map[byte]string{
-	keys.Store: "sessions", keys.Head: "sessions", keys.Grave: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
-	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.Bucket: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
+	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
+	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.OrderTime: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Commit: "commits", keys.Turn: "commits",
 	keys.Pack:     "nodes",
 	keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
@@ -101,7 +101,7 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 			st.Blobs++
 		case keys.Pack:
 			if fields[24] == 0 {
-				if loose, err := looseAt(p.Key, p.Value, fields); err != nil {
+				if loose, err := graph.IsLoose(s.space, p); err != nil {
 					return nil, err
 				} else if loose {
 					st.Loose++
@@ -112,14 +112,4 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 		}
 	}
 	return st, nil
-}
-
-// looseAt reports whether a pack record is of one commit.
-func looseAt(key, value, fields []byte) (bool, error) {
-	body, err := codec.Open(key, value, keys.Pack)
-	if err != nil {
-		return false, codec.Corrupt(err, "pack at key %x", key)
-	}
-	first, _ := codec.Uvarint(body)
-	return first == binary.BigEndian.Uint64(fields[16:24]), nil
 }

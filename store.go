@@ -14,7 +14,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -79,7 +78,7 @@ type Store struct {
 	blobs     *blob.Store
 	histories history.Store
 	opts      Options
-	record    record
+	record    head.Store
 	bases     *bases
 	sealer    *sealer
 
@@ -87,23 +86,11 @@ type Store struct {
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
 }
 
-// A record is the store record: what is fixed when a namespace is created.
-type record struct {
-	id        [16]byte
-	namespace string
-	secret    [hash.Size]byte // key of the hashes in keys
-	spill     uint64          // payloads above so many bytes are blobs
-	chunks    blob.Chunking
-}
-
-// format is the version of the layout as a whole, in the store record.
-const format = 1
-
-// spillBytes: a payload above it is stored as a blob, once per namespace. The
+// inlineBytes: a payload above it is stored as a blob, once per namespace. The
 // system prompts and tool catalogues that sessions repeat are larger than that;
 // most messages are smaller, and compress better in the segment of their session.
 // Of 4, 5, 6, 8 and 16 KiB it makes the corpus of docs/design.md smallest.
-const spillBytes = 5 << 10
+const inlineBytes = 5 << 10
 
 // Open opens the namespace of e that o names and creates it if it does not
 // exist. The engine stays the caller's: close it after the store.
@@ -151,8 +138,8 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if err := s.load(ctx); err != nil {
 		return nil, err
 	}
-	s.space = keys.New(s.record.namespace, s.record.secret)
-	s.blobs = blob.New(s.engine, s.space, s.record.chunks)
+	s.space = keys.New(s.record.Namespace, s.record.Secret)
+	s.blobs = blob.New(s.engine, s.space, s.record.Chunks)
 	s.histories = history.Store{Engine: s.engine, Space: s.space, Blobs: s.blobs}
 	s.bases = newBases(s.opts.CacheBytes)
 	s.sealer = newSealer(s)
@@ -168,18 +155,18 @@ func (s *Store) load(ctx context.Context) error {
 			return err
 		}
 		if vs[0] == nil && vs[1] != nil {
-			note, err := openCopyNote(noteKey, vs[1])
+			note, err := head.OpenCopyNote(noteKey, vs[1])
 			if errors.Is(err, ErrFormat) {
 				return codec.Corrupt(err, "note of the last copy, namespace %q", s.opts.Namespace)
 			}
-			if err == nil && len(note.record) > 0 {
+			if err == nil && len(note.Store) > 0 {
 				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, s.opts.Namespace)
 			}
 		}
 		if vs[0] != nil {
-			s.record, err = openRecord(key, vs[0])
-			if err == nil && s.record.namespace != s.opts.Namespace {
-				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", s.record.namespace)
+			s.record, err = head.OpenStore(key, vs[0])
+			if err == nil && s.record.Namespace != s.opts.Namespace {
+				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", s.record.Namespace)
 			}
 			return codec.Corrupt(err, "store record of namespace %q", s.opts.Namespace)
 		}
@@ -189,13 +176,13 @@ func (s *Store) load(ctx context.Context) error {
 		if s.opts.MustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, s.opts.Namespace)
 		}
-		r := record{namespace: s.opts.Namespace, spill: spillBytes, chunks: blob.DefaultChunking}
-		s.random(r.id[:])
-		s.random(r.secret[:])
+		r := head.Store{Namespace: s.opts.Namespace, Inline: inlineBytes, Chunks: blob.DefaultChunking}
+		s.random(r.ID[:])
+		s.random(r.Secret[:])
 		var b engine.Batch
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
-		b.Set(key, r.seal(key))
+		b.Set(key, r.Seal(key))
 		if err = c.apply(ctx, &b); err == nil {
 			s.record = r
 		}
@@ -225,42 +212,6 @@ func (s *Store) vacant(ctx context.Context, runKey, run []byte) error {
 		return nil
 	}
 	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", s.opts.Namespace)
-}
-
-func (r *record) seal(key []byte) []byte {
-	var e codec.Encoder
-	e.Array(8)
-	e.Uint(format)
-	e.Bytes(r.id[:])
-	e.Text(r.namespace)
-	e.Bytes(r.secret[:])
-	e.Uint(r.spill)
-	e.Uint(uint64(r.chunks.Min))
-	e.Uint(uint64(r.chunks.Normal))
-	e.Uint(uint64(r.chunks.Max))
-	return codec.Seal(key, keys.Store, e.B)
-}
-
-func openRecord(key, value []byte) (r record, err error) {
-	body, err := codec.Open(key, value, keys.Store)
-	if err != nil {
-		return r, err
-	}
-	d := codec.Decoder{B: body}
-	n := d.Array(1 << 10) // another format may have more fields, or fewer
-	v := d.Uint()
-	if v != format && d.Err() == nil {
-		return r, &FormatError{Have: v, Want: format}
-	}
-	if n != 8 {
-		d.Fail("store record of %d fields", n)
-	}
-	d.Fixed(r.id[:])
-	r.namespace = d.Text()
-	d.Fixed(r.secret[:])
-	r.spill = d.Uint()
-	r.chunks = blob.Chunking{Min: int(d.Uint()), Normal: int(d.Uint()), Max: int(d.Uint())}
-	return r, d.Done()
 }
 
 // Close ends the store's background work and waits for it. The engine stays
@@ -393,7 +344,7 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 		Created: now, Updated: now,
 	}
 	var b engine.Batch
-	inc, err := s.incarnation(ctx, &b, s.space.Grave(h))
+	inc, err := s.incarnation(ctx, &b, s.space.Predecessor(h))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -417,25 +368,25 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 	b.Set(ses.aboutKey, about.Seal(ses.aboutKey))
 	life := head.Life{Session: h, State: head.Live}
 	b.Set(ses.lifeKey, life.Seal(ses.lifeKey))
-	ses.bucket = s.setOrder(&b, inc, h, now)
+	ses.orderTime = s.setOrder(&b, inc, h, now)
 	ses.remember(&hd, raw)
 	return &b, ses, nil
 }
 
 // incarnation draws one that no session has or had, as far as it is not removed, and
-// makes b guard that, and the grave of the session id. A source that repeats itself
+// makes b guard that, and the predecessor record of the session id. A source that repeats itself
 // would give two sessions one history.
-func (s *Store) incarnation(ctx context.Context, b *engine.Batch, grave []byte) (inc head.Incarnation, err error) {
+func (s *Store) incarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc head.Incarnation, err error) {
 	const draws = 8
 	for range draws {
 		s.random(inc[:])
 		life := s.space.Life(inc)
-		vs, err := s.engine.Get(ctx, grave, life)
+		vs, err := s.engine.Get(ctx, predecessor, life)
 		if err != nil {
 			return inc, err
 		}
 		if vs[1] == nil {
-			b.Guard(grave, vs[0])
+			b.Guard(predecessor, vs[0])
 			b.Guard(life, nil)
 			return inc, nil
 		}

@@ -2,14 +2,10 @@ package turnstone
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	mathrand "math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // Tombstone soft-deletes nodes in this session: no read shows them from now on,
@@ -85,8 +81,5 @@ func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[
 	return nil
 }
 
-// setDirty says that a session changed since a collector looked. The value is
-// random, so that no change hides behind an earlier one.
-func (s *Store) setDirty(b *engine.Batch, key []byte) {
-	b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, mathrand.Uint64())))
-}
+// setDirty makes b say that a session changed since a collector looked.
+func (s *Store) setDirty(b *engine.Batch, key []byte) { b.Set(key, head.SealDirty(key)) }

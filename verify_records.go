@@ -20,7 +20,7 @@ var recordNames = map[byte]string{
 	keys.Candidate: "candidate", keys.Run: "run record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
 	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
-	keys.Bucket: "time in the order of sessions", keys.Grave: "grave", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+	keys.OrderTime: "time in the order of sessions", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 }
 
 // A badRecord is one whose key or value can't be.
@@ -46,7 +46,7 @@ type storedBlob struct {
 func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
 	switch letter {
 	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Version, keys.Ref,
-		keys.Tombstone, keys.Bucket, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
+		keys.Tombstone, keys.OrderTime, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
 		return head.Incarnation(fields), true
 	case keys.Child:
 		return head.Incarnation(fields[16:]), true
@@ -166,7 +166,7 @@ func (v *verifier) describe(r *badRecord) string {
 			if name := v.names[head.Incarnation(r.fields)]; name != "" {
 				what += " of " + name
 			}
-		case r.letter == keys.About || r.letter == keys.Head || r.letter == keys.Grave:
+		case r.letter == keys.About || r.letter == keys.Head || r.letter == keys.Predecessor:
 			what += fmt.Sprintf(" of the session at %x", r.fields)
 			for inc, life := range v.lives {
 				if life.Session == keys.Hash(r.fields) {

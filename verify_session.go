@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // session checks one session that lives, from its head down to the bytes of its nodes.
@@ -63,17 +63,17 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	return v.order(ctx, ses)
 }
 
-// deleted checks what is left of a session that was deleted: its grave, and the
+// deleted checks what is left of a session that was deleted: its predecessor record, and the
 // history that its lifecycle record says is there for forks. A vacuum lowers that
 // before it removes anything.
 func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
 	space := v.s.space
-	vs, err := v.s.engine.Get(ctx, space.Life(inc), space.Grave(life.Session))
+	vs, err := v.s.engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session))
 	if err != nil || vs[0] == nil {
 		return err
 	}
 	if vs[1] == nil {
-		v.problem(codec.ErrMissing, "grave of the deleted session of %s", v.name(inc))
+		v.problem(codec.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
 	}
 	origin, err := v.s.histories.Origin(ctx, inc)
 	var damage *CorruptError
@@ -165,8 +165,8 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 	if err != nil {
 		return err
 	}
-	body, err := codec.Open(key, vs[0], keys.Turn)
-	if r, _ := codec.Uvarint(body); err == nil && Revision(r) != c.Revision {
+	r, err := head.OpenTurn(key, vs[0])
+	if err == nil && r != c.Revision {
 		err = fmt.Errorf("points to revision %d", r)
 	}
 	v.problem(err, "turn %q of session %q", c.Turn, ses.id)
@@ -189,7 +189,7 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 	if err != nil {
 		return err
 	}
-	_, err = codec.Open(key, vs[0], keys.Child)
+	_, err = head.OpenChild(v.s.space, engine.Pair{Key: key, Value: vs[0]})
 	if parent, perr := v.s.lifeOf(ctx, about.Parent); perr != nil || parent == nil {
 		return perr // vacuum has removed the parent, and its entries
 	}
@@ -203,16 +203,17 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 // order checks that a session is where List looks for it.
 func (v *verifier) order(ctx context.Context, ses *Session) error {
 	for range 3 { // it may move meanwhile
-		vs, err := v.s.engine.Get(ctx, v.s.space.Bucket(ses.history.Inc))
+		timeKey := v.s.space.OrderTime(ses.history.Inc)
+		vs, err := v.s.engine.Get(ctx, timeKey)
 		if err != nil {
 			return err
 		}
-		if at, ok := v.s.bucketOf(ses.history.Inc, vs[0]); ok {
+		if at, ok := head.OpenOrderTime(timeKey, vs[0]); ok {
 			key := v.s.space.Order(at, ses.history.Inc)
 			if vs, err = v.s.engine.Get(ctx, key); err != nil {
 				return err
 			}
-			if body, err := codec.Open(key, vs[0], keys.Order); err == nil && string(body) == string(ses.hash[:]) {
+			if entry, err := head.OpenOrder(v.s.space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.hash {
 				return nil
 			}
 		}

@@ -187,7 +187,7 @@ var named = map[byte]string{
 	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob", 'c': "commit",
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "run record", 'h': "edge", 'i': "turn", 'j': "number of edges",
 	'k': "event key", 'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "pack", 'q': "child entry", 'r': "kept revision", 's': "head",
-	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "grave", 'x': "upload", 'y': "index", 'z': "bookmark",
+	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
 
 // VF1: whatever record is removed, altered or put in the place of another one of its
@@ -326,7 +326,7 @@ func (s *table) identities(key []byte) (out []string) {
 		return []string{""}
 	case keys.Order:
 		parts = [][]byte{fields[8:]}
-	case keys.About, keys.Head, keys.Grave:
+	case keys.About, keys.Head, keys.Predecessor:
 		parts = [][]byte{fields, []byte(s.incs[string(fields)])}
 	case keys.Edge:
 		parts = [][]byte{fields[:16], fields[17:]}
@@ -355,8 +355,8 @@ func (s *table) harmless(p engine.Pair) string {
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
 	case letter == keys.Turn && s.dead[string(fields[:16])]:
 		return "a turn of a deleted session: only a commit of that session would ask for it"
-	case letter == keys.Grave && s.incs[string(fields)] == "":
-		return "the grave of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
+	case letter == keys.Predecessor && s.incs[string(fields)] == "":
+		return "the predecessor record of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):
 		return "an unfinished upload: without it the next collection ends the upload, and what refers to it is refused"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.ids[string(fields[:16])] == "":

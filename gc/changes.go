@@ -2,7 +2,6 @@ package gc
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -49,23 +48,19 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 	if err := flush(); err != nil {
 		return err
 	}
-	var entries []entry
+	var entries []head.OrderEntry
 	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Order)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
-		body, err := codec.Open(p.Key, p.Value, keys.Order)
-		if err == nil && (!ok || len(body) != 16) {
-			err = codec.ErrMalformed
-		}
+		e, err := head.OpenOrder(r.space, p)
 		if err != nil {
-			return codec.Corrupt(err, "order of sessions at key %x", p.Key)
+			return err
 		}
-		if ^binary.BigEndian.Uint64(fields)+uint64(skew) < since {
+		if e.Time+uint64(skew) < since {
 			break
 		}
-		if entries = append(entries, entry{head.Incarnation(fields[8:]), keys.Hash(body)}); len(entries) == 500 {
+		if entries = append(entries, e); len(entries) == 500 {
 			if err := r.behind(ctx, entries, add); err != nil {
 				return err
 			}
@@ -100,18 +95,12 @@ func (r *run) freed(ctx context.Context) error {
 	return nil
 }
 
-// An entry is one of the order of sessions.
-type entry struct {
-	inc     head.Incarnation
-	session keys.Hash
-}
-
 // behind calls add for the sessions that the index does not follow to their
 // heads.
-func (r *run) behind(ctx context.Context, entries []entry, add func(head.Incarnation) error) error {
+func (r *run) behind(ctx context.Context, entries []head.OrderEntry, add func(head.Incarnation) error) error {
 	ks := make([][]byte, 0, 2*len(entries))
 	for _, e := range entries {
-		ks = append(ks, r.space.Head(e.session), r.space.Bookmark(e.inc))
+		ks = append(ks, r.space.Head(e.Session), r.space.Bookmark(e.Incarnation))
 	}
 	vs, err := r.get(ctx, ks...)
 	if err != nil {
@@ -123,14 +112,14 @@ func (r *run) behind(ctx context.Context, entries []entry, add func(head.Incarna
 		if vs[2*i+1] != nil {
 			m, err := openBookmark(ks[2*i+1], vs[2*i+1])
 			if err != nil {
-				return codec.Corrupt(err, "bookmark of incarnation %x", e.inc)
+				return codec.Corrupt(err, "bookmark of incarnation %x", e.Incarnation)
 			}
 			at = m.revision
 		}
-		if herr == nil && h.Incarnation == e.inc && h.Revision == at {
+		if herr == nil && h.Incarnation == e.Incarnation && h.Revision == at {
 			continue
 		}
-		if err := add(e.inc); err != nil {
+		if err := add(e.Incarnation); err != nil {
 			return err
 		}
 	}

@@ -205,7 +205,7 @@ func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) err
 			p.entries[key] = nil
 			continue
 		}
-		if now := place.Seal([]byte(key), keys.Attachment); string(now) != string(value) {
+		if now := place.SealAttachment([]byte(key)); string(now) != string(value) {
 			p.entries[key] = now
 		} else {
 			delete(p.entries, key)

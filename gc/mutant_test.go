@@ -63,7 +63,7 @@ func deletes(b *engine.Batch, l byte) bool {
 func byCollector(b *engine.Batch) bool { return writes(b, keys.Run) }
 func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
 func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
-func byDelete(b *engine.Batch) bool    { return writes(b, keys.Grave) }
+func byDelete(b *engine.Batch) bool    { return writes(b, keys.Predecessor) }
 func bySeal(b *engine.Batch) bool      { return writes(b, keys.Index) && !byCollector(b) }
 func byKeep(b *engine.Batch) bool      { return writes(b, keys.Ref) }
 func byStone(b *engine.Batch) bool     { return writes(b, keys.Tombstone) && !byCollector(b) }

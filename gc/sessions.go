@@ -2,15 +2,12 @@ package gc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // A view is what stands of a session, from one moment.
@@ -83,7 +80,7 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 	}
 	for _, a := range v.freed { // in the batch that says that this session was looked at
 		key := r.space.Dirty(a)
-		b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, rand.Uint64())))
+		b.Set(key, head.SealDirty(key))
 		r.again[a] = true
 	}
 	live := v.mark.held == head.Revision(open)

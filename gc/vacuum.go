@@ -2,11 +2,10 @@ package gc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -368,11 +367,11 @@ func (c *cleaning) cut(ctx context.Context) error {
 				}
 				c.out.Nodes += commit.Nodes
 			case keys.EventKey, keys.Attachment:
-				body, err := codec.Open(p.Key, p.Value, letter)
+				at, err := graph.OpenPosition(p.Key, p.Value, letter)
 				if err != nil {
 					return codec.Corrupt(err, "index entry at key %x", p.Key)
 				}
-				if revision, _ := codec.Uvarint(body); head.Revision(revision) <= held {
+				if head.Revision(at.Revision) <= held {
 					continue
 				}
 			}
@@ -413,5 +412,5 @@ func (c *cleaning) detach(b *batch, blobs ...keys.Hash) {
 		b.Set(key, codec.Seal(key, keys.Detached, []byte{1}))
 	}
 	key := c.space.Dirty(c.inc)
-	b.Set(key, codec.Seal(key, keys.Dirty, binary.LittleEndian.AppendUint64(nil, rand.Uint64())))
+	b.Set(key, head.SealDirty(key))
 }

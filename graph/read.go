@@ -95,6 +95,21 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 	}
 }
 
+// IsLoose reports whether the record of a segment's first value is that of a loose pack,
+// which no sealing has reached yet.
+func IsLoose(space *keys.Space, p engine.Pair) (bool, error) {
+	_, fields, ok := space.Fields(p.Key)
+	body, err := codec.Open(p.Key, p.Value, keys.Pack)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: key", codec.ErrMalformed)
+	}
+	if err != nil {
+		return false, codec.Corrupt(err, "pack at key %x", p.Key)
+	}
+	first, _ := codec.Uvarint(body)
+	return first == binary.BigEndian.Uint64(fields[16:24]), nil
+}
+
 // A segmentHead is what a segment's first value begins with.
 type segmentHead struct {
 	first    uint64 // revision
@@ -159,15 +174,23 @@ func (p Position) Before(q Position) bool {
 	return p.Revision < q.Revision || p.Revision == q.Revision && p.Index < q.Index
 }
 
-// Seal returns the record of p for key under letter (keys.EventKey or keys.Attachment).
-func (p Position) Seal(key []byte, letter byte) []byte {
+// SealEventKey returns the record that maps an event key to the position of its node.
+func (p Position) SealEventKey(key []byte) []byte { return codec.Seal(key, keys.EventKey, p.body()) }
+
+// SealAttachment returns the record that maps an attachment to the position of the first
+// node that has it.
+func (p Position) SealAttachment(key []byte) []byte {
+	return codec.Seal(key, keys.Attachment, p.body())
+}
+
+func (p Position) body() []byte {
 	var b [16]byte
 	n := binary.PutUvarint(b[:], p.Revision)
 	n += binary.PutUvarint(b[n:], uint64(p.Index))
-	return codec.Seal(key, letter, b[:n])
+	return b[:n]
 }
 
-// OpenPosition decodes what Seal encodes.
+// OpenPosition decodes what SealEventKey or SealAttachment encodes, as letter says.
 func OpenPosition(key, value []byte, letter byte) (p Position, err error) {
 	body, err := codec.Open(key, value, letter)
 	if err != nil {

@@ -129,6 +129,9 @@ func DecodeCommit(body []byte) (*Commit, error) {
 	return &c, d.Done()
 }
 
+// SealCommit returns the record of the commit with this body: see Commit.Body.
+func SealCommit(key, body []byte) []byte { return codec.Seal(key, keys.Commit, body) }
+
 // OpenCommit decodes the record of key and returns the commit and its id.
 func OpenCommit(key, value []byte) (*Commit, CommitID, error) {
 	body, err := codec.Open(key, value, keys.Commit)

@@ -12,38 +12,38 @@ import (
 
 // The letters, each also the type of the records under it.
 const (
-	Store      = 'A' // the store record
-	About      = 'a' // H(session id): metadata
-	Blob       = 'b' // H(blob id), part: bytes in a representation
-	Commit     = 'c' // incarnation, revision
-	Dirty      = 'd' // incarnation: changed since gc last looked
-	Attachment = 'e' // incarnation, H(blob id): the session has this attachment
-	Fork       = 'f' // ancestor's incarnation, fork's incarnation
-	Run        = 'g' // who collects garbage
-	Edge       = 'h' // H(blob id), kind of holder, holder: something refers to the blob
-	Turn       = 'i' // incarnation, H(turn id): revision
-	Count      = 'j' // H(blob id): how many edges there are
-	EventKey   = 'k' // incarnation, H(event key): revision, position
-	Life       = 'l' // incarnation: lifecycle
-	Mark       = 'm' // H(blob id)
-	Origin     = 'o' // incarnation: ancestors of an attached fork
-	Pack       = 'p' // incarnation, last revision, part: nodes
-	Version    = 'P' // incarnation, H(part name), revision, value: a version of a checkpoint part
-	Child      = 'q' // parent's incarnation, child's incarnation
-	Ref        = 'r' // incarnation, H(name): a revision that is kept
-	Head       = 's' // H(session id)
-	Tombstone  = 't' // incarnation, 8 bytes of the node id
-	Order      = 'u' // inverted time bucket, incarnation: order by last update
-	Bucket     = 'v' // incarnation: bucket of its entry under Order
-	Grave      = 'w' // H(session id): a session of this id was deleted or renamed
-	Upload     = 'x' // upload or incarnation, H(blob id): staged
-	Index      = 'y' // incarnation, last revision: the nodes of a sealed segment
-	Bookmark   = 'z' // incarnation: how far gc has read it
-	Candidate  = 'G' // H(blob id): may be garbage
-	Detached   = 'D' // incarnation, H(blob id): vacuum removed a reference
-	Stale      = 'V' // incarnation: changed since vacuum last looked
-	Loose      = 'K' // H(blob id): vacuum may compress it further
-	Copying    = 'C' // the last copy into the store
+	Store       = 'A' // the store record
+	About       = 'a' // H(session id): metadata
+	Blob        = 'b' // H(blob id), part: bytes in a representation
+	Commit      = 'c' // incarnation, revision
+	Dirty       = 'd' // incarnation: changed since gc last looked
+	Attachment  = 'e' // incarnation, H(blob id): the session has this attachment
+	Fork        = 'f' // ancestor's incarnation, fork's incarnation
+	Run         = 'g' // who collects garbage
+	Edge        = 'h' // H(blob id), kind of holder, holder: something refers to the blob
+	Turn        = 'i' // incarnation, H(turn id): revision
+	Count       = 'j' // H(blob id): how many edges there are
+	EventKey    = 'k' // incarnation, H(event key): revision, position
+	Life        = 'l' // incarnation: lifecycle
+	Mark        = 'm' // H(blob id)
+	Origin      = 'o' // incarnation: ancestors of an attached fork
+	Pack        = 'p' // incarnation, last revision, part: nodes
+	Version     = 'P' // incarnation, H(part name), revision, value: a version of a checkpoint part
+	Child       = 'q' // parent's incarnation, child's incarnation
+	Ref         = 'r' // incarnation, H(name): a revision that is kept
+	Head        = 's' // H(session id)
+	Tombstone   = 't' // incarnation, 8 bytes of the node id
+	Order       = 'u' // inverted time, incarnation: order by last update
+	OrderTime   = 'v' // incarnation: time of its entry under Order
+	Predecessor = 'w' // H(session id): a session of this id was deleted or renamed
+	Upload      = 'x' // upload or incarnation, H(blob id): staged
+	Index       = 'y' // incarnation, last revision: the nodes of a sealed segment
+	Bookmark    = 'z' // incarnation: how far gc has read it
+	Candidate   = 'G' // H(blob id): may be garbage
+	Detached    = 'D' // incarnation, H(blob id): vacuum removed a reference
+	Stale       = 'V' // incarnation: changed since vacuum last looked
+	Loose       = 'K' // H(blob id): vacuum may compress it further
+	Copying     = 'C' // the last copy into the store
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -57,8 +57,8 @@ const prefixSize = 4
 
 // widths are the lengths of the fields behind each letter.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Grave: 16, Turn: 32, EventKey: 32, Life: 16,
-	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, Bucket: 16,
+	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Turn: 32, EventKey: 32, Life: 16,
+	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
 	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 }
 
@@ -154,8 +154,8 @@ func (s *Space) Letter(key []byte) byte {
 // Head returns the key of a session's head.
 func (s *Space) Head(id Hash) []byte { return s.key(Head, 0, id[:]) }
 
-// Grave returns the key that says that a session of this id is gone.
-func (s *Space) Grave(id Hash) []byte { return s.key(Grave, 0, id[:]) }
+// Predecessor returns the key that says that a session of this id is gone.
+func (s *Space) Predecessor(id Hash) []byte { return s.key(Predecessor, 0, id[:]) }
 
 // About returns the key of a session's metadata.
 func (s *Space) About(id Hash) []byte { return s.key(About, 0, id[:]) }
@@ -229,13 +229,13 @@ func (s *Space) Mark(blob Hash) []byte { return s.key(Mark, 0, blob[:]) }
 func (s *Space) Dirty(inc Incarnation) []byte { return s.key(Dirty, 0, inc[:]) }
 
 // Order returns the key of a session in the order of last updates, latest first.
-func (s *Space) Order(bucket uint64, inc Incarnation) []byte {
-	k := binary.BigEndian.AppendUint64(s.key(Order, 24), ^bucket)
+func (s *Space) Order(time uint64, inc Incarnation) []byte {
+	k := binary.BigEndian.AppendUint64(s.key(Order, 24), ^time)
 	return append(k, inc[:]...)
 }
 
-// Bucket returns the key that says where a session stands under Order.
-func (s *Space) Bucket(inc Incarnation) []byte { return s.key(Bucket, 0, inc[:]) }
+// OrderTime returns the key that says where a session stands under Order.
+func (s *Space) OrderTime(inc Incarnation) []byte { return s.key(OrderTime, 0, inc[:]) }
 
 // Ref returns the key of a revision of inc that is kept under a name.
 func (s *Space) Ref(inc Incarnation, name string) []byte {
