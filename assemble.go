@@ -175,7 +175,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	c, pack := &w.built.commit, &w.built.pack
 	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
 	w.batch = b
-	b.Guard(s.headKey, raw)
+	b.Guard(s.history.HeadKey, raw)
 	if err := w.checkOlder(ctx, h); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 			b.Set(ks[i], vs[i])
 		}
 	}
-	key := s.commitKey(c.Revision)
+	key := s.store.space.Commit(s.history.Inc, uint64(c.Revision))
 	b.Set(key, head.SealCommit(key, w.built.body))
 	w.index(b)
 	if err := w.stage.read(ctx); err != nil {
@@ -220,13 +220,13 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	for _, t := range w.tickets[:min(len(w.tickets), maxTickets)] {
 		b.Delete(t)
 	}
-	s.store.setDirty(b, s.dirtyKey)
+	s.store.setDirty(b, s.history.DirtyKey)
 	s.mu.Lock()
 	orderTime := s.orderTime
 	s.mu.Unlock()
-	s.store.moveOrder(b, s.history.Inc, s.hash, orderTime, w.now)
-	w.head, w.raw = next, next.Seal(s.headKey)
-	b.Set(s.headKey, w.raw)
+	s.store.moveOrder(b, s.history.Inc, s.history.Hash, orderTime, w.now)
+	w.head, w.raw = next, next.Seal(s.history.HeadKey)
+	b.Set(s.history.HeadKey, w.raw)
 	// The same on every engine, so that what one of them holds another one takes.
 	switch {
 	case b.Ops() > MaxCommitWrites:
@@ -318,7 +318,7 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 		for _, id := range w.built.older {
 			err := w.s.notPruned(ctx, h.Revision, id)
 			if errors.Is(err, ErrNodeNotFound) {
-				err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.id)
+				err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.history.ID)
 			}
 			if err != nil {
 				return struct{}{}, err
@@ -386,7 +386,7 @@ func (w *writer) keyTaken(node int, place graph.Position, whose string) error {
 func (s *Session) notPruned(ctx context.Context, last Revision, id NodeID) error {
 	pruned, err := s.history.Pruned(ctx, last, id)
 	if err == nil && !pruned.IsZero() {
-		err = fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, pruned, s.id)
+		err = fmt.Errorf("%w: node %s of session %q", ErrRevisionPruned, pruned, s.history.ID)
 	}
 	return err
 }

@@ -99,7 +99,7 @@ func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 	var damage *CorruptError
 	if errors.As(err, &damage) { // a vacuum may have removed it meanwhile
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
-			err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.id)
+			err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.history.ID)
 		}
 	}
 	return n, err
@@ -130,7 +130,7 @@ func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error)
 func (s *Session) attached(ctx context.Context, last Revision, id BlobID) (history.Position, error) {
 	at, err := s.history.FindAttachment(ctx, last, id)
 	if errors.Is(err, ErrNodeNotFound) {
-		err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.id)
+		err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.history.ID)
 	}
 	return at, err
 }

@@ -105,7 +105,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 		return Result{}, err
 	}
 	w := writer{s: s, in: &c, change: change{store: store}}
-	ctx, end := store.begin(ctx, OpCommit, s.id)
+	ctx, end := store.begin(ctx, OpCommit, s.history.ID)
 	if end == nil {
 		return w.commit(ctx)
 	}
@@ -138,7 +138,7 @@ func (w *writer) commit(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	if v := s.store.opts.Validator; v != nil {
-		if err := v(ctx, s.id, w.in.clone()); err != nil {
+		if err := v(ctx, s.history.ID, w.in.clone()); err != nil {
 			return Result{}, fmt.Errorf("%w: %w", ErrRejected, err)
 		}
 	}
@@ -258,7 +258,7 @@ func (s *Session) current(ctx context.Context) (h *head.Head, raw []byte, fresh 
 }
 
 func (s *Session) readRaw(ctx context.Context) (*head.Head, []byte, error) {
-	h, vs, err := s.readHead(ctx, s.headKey)
+	h, vs, err := s.readHead(ctx, s.history.HeadKey)
 	if err != nil {
 		return nil, nil, err
 	}

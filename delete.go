@@ -93,7 +93,7 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 			}
 			for _, kid := range kids {
 				if policy == RefuseChildren {
-					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.id)
+					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.history.ID)
 				}
 				if err := s.store.deleteIncarnation(ctx, kid, policy); err != nil {
 					return false, err
@@ -102,23 +102,23 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 			}
 		}
 		timeKey := s.store.space.OrderTime(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, timeKey)
+		h, vs, err := s.readHead(ctx, s.history.HeadKey, s.history.AboutKey, timeKey)
 		if err != nil {
 			return false, err
 		}
-		about, err := s.openAbout(vs[1])
+		about, err := s.history.OpenAbout(vs[1])
 		if err != nil {
 			return false, err
 		}
 		next.State, next.Floor = head.Deleted, h.Revision+1
 		b.Reclaim = true
-		b.Guard(s.headKey, vs[0])
+		b.Guard(s.history.HeadKey, vs[0])
 		b.Guard(timeKey, vs[2])
-		b.Delete(s.headKey)
-		b.Delete(s.aboutKey)
+		b.Delete(s.history.HeadKey)
+		b.Delete(s.history.AboutKey)
 		s.store.removeOrder(b, s.history.Inc, vs[2])
-		s.store.setDirty(b, s.dirtyKey)
-		key := s.store.space.Predecessor(s.hash)
+		s.store.setDirty(b, s.history.DirtyKey)
+		key := s.store.space.Predecessor(s.history.Hash)
 		b.Set(key, head.SealPredecessor(key, s.history.Inc))
 		if about.Parent != (head.Incarnation{}) {
 			b.Delete(s.store.space.Child(about.Parent, s.history.Inc))

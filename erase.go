@@ -80,7 +80,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	})
 	if err == nil && len(e.HeldBy) == 0 {
 		for _, inc := range incs {
-			life, lerr := s.lifeOf(ctx, inc)
+			life, lerr := s.histories.Life(ctx, inc)
 			if err = lerr; err == nil && life != nil && (life.Floor > 1 || slices.Contains(v.VacuumReport.Unfinished, inc)) {
 				err = fmt.Errorf("records of the deleted session %q are left", id)
 			}
@@ -113,7 +113,7 @@ func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, 
 	if inc, gerr = head.OpenPredecessor(key, vs[0]); gerr != nil {
 		return inc, codec.Corrupt(gerr, "predecessor of session %q", id)
 	}
-	life, gerr := s.lifeOf(ctx, inc)
+	life, gerr := s.histories.Life(ctx, inc)
 	if gerr != nil {
 		return inc, gerr
 	}
@@ -159,7 +159,7 @@ func (s *Store) family(ctx context.Context, inc head.Incarnation, policy ChildPo
 // unheld reports whether an incarnation is deleted, as are all forks of it, and vacuum has
 // not removed it yet.
 func (s *Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
-	life, err := s.lifeOf(ctx, inc)
+	life, err := s.histories.Life(ctx, inc)
 	if err != nil || life == nil || life.State == head.Live {
 		return false, err
 	}
@@ -168,7 +168,7 @@ func (s *Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) 
 		return false, err
 	}
 	for _, fork := range forks[1:] {
-		life, err := s.lifeOf(ctx, fork)
+		life, err := s.histories.Life(ctx, fork)
 		if err != nil || life != nil && life.State == head.Live {
 			return false, err
 		}
@@ -287,7 +287,7 @@ func (s *Store) holders(ctx context.Context, incs []head.Incarnation, holds func
 				return nil, nil, err
 			}
 			if held {
-				ids = append(ids, other.id)
+				ids = append(ids, other.history.ID)
 			}
 		}
 	}
@@ -334,7 +334,7 @@ func (s *Store) receipt(ctx context.Context, v *VacuumReport, incs []head.Incarn
 		}
 		shared := false
 		for _, inc := range users {
-			other, err := s.aboutOf(ctx, inc)
+			other, err := s.histories.About(ctx, inc)
 			if err != nil {
 				return e, err
 			}
@@ -374,7 +374,7 @@ func (s *Store) uploads(ctx context.Context) (map[keys.Hash]bool, error) {
 // there.
 func (s *Store) blobsOf(ctx context.Context, inc head.Incarnation) ([]blob.ID, error) {
 	for {
-		life, err := s.lifeOf(ctx, inc)
+		life, err := s.histories.Life(ctx, inc)
 		if err != nil || life == nil {
 			return nil, err
 		}
@@ -383,7 +383,7 @@ func (s *Store) blobsOf(ctx context.Context, inc head.Incarnation) ([]blob.ID, e
 		if err == nil || !errors.As(err, &damage) {
 			return out, err
 		}
-		if now, lerr := s.lifeOf(ctx, inc); lerr != nil || now != nil && *now == *life {
+		if now, lerr := s.histories.Life(ctx, inc); lerr != nil || now != nil && *now == *life {
 			return nil, errors.Join(lerr, err)
 		}
 	}

@@ -15,10 +15,10 @@ var (
 	// ErrStoreNotFound: Open with MustExist found no store.
 	ErrStoreNotFound = errors.New("turnstone: no store")
 	// ErrSessionNotFound: no session has that id.
-	ErrSessionNotFound = errors.New("turnstone: session not found")
+	ErrSessionNotFound = history.ErrSessionNotFound
 	// ErrSessionDeleted: the session of this handle was deleted; one that was
 	// created under the same id since is another session.
-	ErrSessionDeleted = errors.New("turnstone: session deleted")
+	ErrSessionDeleted = history.ErrSessionDeleted
 	// ErrNodeNotFound: the session's graph has no such node, or a read asked for
 	// one that is tombstoned.
 	ErrNodeNotFound = history.ErrNodeNotFound

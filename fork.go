@@ -52,7 +52,7 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 	}
 	if s.history.Origin != nil && len(s.history.Origin.Ancestors) >= MaxAncestors {
 		have := int64(len(s.history.Origin.Ancestors) + 1)
-		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.id, Have: have, Max: MaxAncestors}
+		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.history.ID, Have: have, Max: MaxAncestors}
 	}
 	f, err := s.history.ForkAt(ctx, h, about.ForkNode)
 	if err != nil {

@@ -97,7 +97,7 @@ func (s *Session) alter(ctx context.Context, c *change, edit func(next *head.Lif
 // readLives reads the lifecycle records of s, which is to be alive under its id, and
 // of its ancestors.
 func (s *Session) readLives(ctx context.Context) (*lives, error) {
-	l := &lives{session: s, keys: [][]byte{s.lifeKey}}
+	l := &lives{session: s, keys: [][]byte{s.history.LifeKey}}
 	if s.history.Origin != nil {
 		for _, a := range s.history.Origin.Ancestors {
 			l.keys = append(l.keys, s.store.space.Life(a.Incarnation))
@@ -107,8 +107,8 @@ func (s *Session) readLives(ctx context.Context) (*lives, error) {
 	if l.raws, err = s.store.engine.Get(ctx, l.keys...); err != nil {
 		return nil, err
 	}
-	if l.life, err = s.openLife(ctx, l.raws[0]); err == nil && l.life.Session != s.hash { // renamed
-		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.id)
+	if l.life, err = s.history.OpenLife(ctx, l.raws[0]); err == nil && l.life.Session != s.history.Hash { // renamed
+		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.history.ID)
 	}
 	return l, err
 }

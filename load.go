@@ -119,7 +119,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 // stateAt makes st the state at revision r.
 func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.Head) error {
 	if r > h.Revision {
-		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.id, h.Revision)
+		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.history.ID, h.Revision)
 	}
 	life, err := s.readLife(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 	if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, r); err != nil {
 		return err
 	} else if !kept {
-		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.id, life.Floor)
+		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.history.ID, life.Floor)
 	}
 	st.Usage = nil
 	err = s.history.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {

@@ -96,7 +96,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []history.No
 			continue
 		}
 		if n.Erased {
-			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.id)
+			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.history.ID)
 		}
 		if !n.Blob.IsZero() {
 			stored = append(stored, len(out))

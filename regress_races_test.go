@@ -370,7 +370,7 @@ func TestCascadeDeletesThatChildOnly(t *testing.T) {
 		st2 := open(t, mem, nil)
 		armed := false
 		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-			if len(ks) == 1 && bytes.Equal(ks[0], c.aboutKey) && !armed {
+			if len(ks) == 1 && bytes.Equal(ks[0], c.history.AboutKey) && !armed {
 				armed = true
 				vs, err := mem.Get(ctx, ks...)
 				if op == "recreate" {

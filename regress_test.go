@@ -414,7 +414,7 @@ func TestVerifyEmptySession(t *testing.T) {
 	committed := 0
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		vs, err := mem.Get(ctx, ks...)
-		if slices.ContainsFunc(ks, func(k []byte) bool { return bytes.Equal(k, s.headKey) }) {
+		if slices.ContainsFunc(ks, func(k []byte) bool { return bytes.Equal(k, s.history.HeadKey) }) {
 			e.get = nil
 			committed++
 			must(t, s, Commit{Expected: AnyRevision, Nodes: node("x")})

@@ -58,7 +58,7 @@ func TestVerifyFollowsARename(t *testing.T) {
 		st2 := open(t, mem, nil)
 		done := false
 		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-			if len(ks) > 1 && bytes.Equal(ks[0], s.headKey) && !done {
+			if len(ks) > 1 && bytes.Equal(ks[0], s.history.HeadKey) && !done {
 				done = true
 				if err := st2.Rename(bg, "s", string(rune('a'+i))); err != nil {
 					t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
 // Rename gives the session called from the id to, atomically: lists, reads and
@@ -26,7 +25,7 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	}
 	return s.settle(ctx, func(c *change) error {
 		if c.unknown { // the conflict may be with our own first attempt
-			life, err := s.lifeOf(ctx, ses.history.Inc)
+			life, err := s.histories.Life(ctx, ses.history.Inc)
 			if err != nil || life != nil && life.Session == s.space.Session(to) {
 				return err
 			}
@@ -40,45 +39,34 @@ func (s *Session) rename(ctx context.Context, c *change, to string) error {
 		space := s.store.space
 		hash := space.Session(to)
 		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.headKey, s.aboutKey, timeKey, headKey, space.Predecessor(hash))
+		h, vs, err := s.readHead(ctx, s.history.HeadKey, s.history.AboutKey, timeKey, headKey, space.Predecessor(hash))
 		if err != nil {
 			return false, err
 		}
 		if vs[3] != nil {
 			return false, fmt.Errorf("%w: %q", ErrExists, to)
 		}
-		about, err := s.openAbout(vs[1])
+		about, err := s.history.OpenAbout(vs[1])
 		if err != nil {
 			return false, err
 		}
 		about.ID = to
 		next.Session = hash
-		b.Guard(s.headKey, vs[0])
-		b.Guard(s.aboutKey, vs[1])
+		b.Guard(s.history.HeadKey, vs[0])
+		b.Guard(s.history.AboutKey, vs[1])
 		b.Guard(headKey, nil)
 		b.Guard(space.Predecessor(hash), vs[4])
 		b.Guard(timeKey, vs[2])
-		b.Delete(s.headKey)
-		b.Delete(s.aboutKey)
+		b.Delete(s.history.HeadKey)
+		b.Delete(s.history.AboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
 		if at, ok := head.OpenOrderTime(timeKey, vs[2]); ok {
 			entry := head.OrderEntry{Time: at, Incarnation: s.history.Inc, Session: hash}
 			b.Set(entry.Seal(space))
 		}
-		key := space.Predecessor(s.hash)
+		key := space.Predecessor(s.history.Hash)
 		b.Set(key, head.SealPredecessor(key, s.history.Inc))
 		return true, nil
 	})
-}
-
-// lifeOf returns the lifecycle record of an incarnation, or nil if there is none.
-func (s *Store) lifeOf(ctx context.Context, inc head.Incarnation) (*head.Life, error) {
-	key := s.space.Life(inc)
-	vs, err := s.engine.Get(ctx, key)
-	if err != nil || vs[0] == nil {
-		return nil, err
-	}
-	life, err := head.OpenLife(key, vs[0])
-	return life, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 }

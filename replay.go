@@ -37,7 +37,7 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 	s, space := w.s, w.s.store.space
 	turnKey := space.Turn(s.history.Inc, w.in.Turn)
 	timeKey := space.OrderTime(s.history.Inc)
-	h, vs, err := s.readHead(ctx, s.headKey, timeKey, turnKey)
+	h, vs, err := s.readHead(ctx, s.history.HeadKey, timeKey, turnKey)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -89,7 +89,7 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	}
 	place, err := graph.OpenPosition(key, vs[0], keys.EventKey)
 	if err != nil {
-		return codec.Corrupt(err, "event key of session %q", w.s.id)
+		return codec.Corrupt(err, "event key of session %q", w.s.history.ID)
 	}
 	for i := range w.in.Nodes {
 		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.history.Inc, k), key) {
@@ -100,7 +100,7 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 }
 
 func (s *Session) conflict(expected Revision, h *head.Head) error {
-	return &ConflictError{Session: s.id, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
+	return &ConflictError{Session: s.history.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
 // unless ends a commit with err, unless its turn was committed before: then with
@@ -130,14 +130,14 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	s := w.s
 	revision, err := head.OpenTurn(key, value)
 	if err != nil {
-		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.id)
+		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.history.ID)
 	}
 	stored, id, err := s.history.CommitAt(ctx, revision)
 	if err != nil {
 		return err
 	}
 	if stored.Turn != w.in.Turn {
-		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.id)
+		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.history.ID)
 	}
 	before, err := s.baseBefore(ctx, revision)
 	if err != nil {
@@ -152,14 +152,14 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	if pack.Erased() { // the content can't be compared any more: the turn id decides
 		ids, err := resolved(&pack, before.last)
 		if err != nil {
-			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.id)
+			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.history.ID)
 		}
 		return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: ids, Replayed: true}}
 	}
 	payloads, parts := w.digests(stored)
 	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
 	if err != nil || again.id != id {
-		return &TurnConflictError{Session: s.id, Turn: w.in.Turn, Revision: revision, Commit: id}
+		return &TurnConflictError{Session: s.history.ID, Turn: w.in.Turn, Revision: revision, Commit: id}
 	}
 	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
 }

@@ -97,7 +97,7 @@ func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head,
 				return false, err
 			}
 			b.Reclaim = true
-			s.store.setDirty(b, s.dirtyKey)
+			s.store.setDirty(b, s.history.DirtyKey)
 			return edit(c, h, next, b)
 		})
 	})
@@ -136,21 +136,21 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		if vs[0] != nil {
 			ref, err := head.OpenRef(key, vs[0])
 			if err == nil && ref.Revision != at {
-				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.id)
+				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.history.ID)
 				return false, err
 			}
-			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.id)
+			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.history.ID)
 		}
 		if at > h.Revision || at == 0 {
-			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.id, h.Revision)
+			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.history.ID, h.Revision)
 		}
 		if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, at); err != nil {
 			return false, err
 		} else if !kept {
-			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.id, life.Floor)
+			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.history.ID, life.Floor)
 		}
 		if life.Refs >= MaxKept {
-			return false, &LimitError{Limit: "kept revisions", Where: "session " + s.id, Have: int64(life.Refs) + 1, Max: MaxKept}
+			return false, &LimitError{Limit: "kept revisions", Where: "session " + s.history.ID, Have: int64(life.Refs) + 1, Max: MaxKept}
 		}
 		life.Refs++
 		ref := head.Ref{Name: name, Revision: at}

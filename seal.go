@@ -182,7 +182,7 @@ func (s *Session) gather(ctx context.Context, after, sealed, last Revision) (*ru
 		raw, size := uint64(0), 0
 		for i := range seg.Packs {
 			if before, err = seg.Packs[i].Resolve(before); err != nil {
-				return nil, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.id)
+				return nil, codec.Corrupt(err, "pack of revision %d of session %q", seg.Packs[i].Revision, s.history.ID)
 			}
 			raw, size = raw+seg.Packs[i].Raw(), size+seg.Packs[i].Size()
 		}

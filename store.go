@@ -295,7 +295,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		// an unknown outcome with the call's own first attempt, which is recognized
 		// by its incarnation whatever has become of the session since.
 		if c.unknown {
-			vs, err := s.engine.Get(ctx, session.lifeKey)
+			vs, err := s.engine.Get(ctx, session.history.LifeKey)
 			if err != nil {
 				return err
 			}
@@ -350,7 +350,7 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 	}
 	about.Incarnation = inc
 	hd := head.Head{Incarnation: inc, Updated: now}
-	ses := s.handle(r.ID, inc)
+	ses := &Session{store: s, history: s.histories.Session(r.ID, inc)}
 	if r.Parent != "" {
 		if ses.history.Origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
 			return nil, nil, err
@@ -362,12 +362,12 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 		}
 	}
 	hd.Commit = head.Genesis(inc, ses.history.Origin)
-	raw := hd.Seal(ses.headKey)
-	b.Guard(ses.headKey, nil)
-	b.Set(ses.headKey, raw)
-	b.Set(ses.aboutKey, about.Seal(ses.aboutKey))
+	raw := hd.Seal(ses.history.HeadKey)
+	b.Guard(ses.history.HeadKey, nil)
+	b.Set(ses.history.HeadKey, raw)
+	b.Set(ses.history.AboutKey, about.Seal(ses.history.AboutKey))
 	life := head.Life{Session: h, State: head.Live}
-	b.Set(ses.lifeKey, life.Seal(ses.lifeKey))
+	b.Set(ses.history.LifeKey, life.Seal(ses.history.LifeKey))
 	ses.orderTime = s.setOrder(&b, inc, h, now)
 	ses.remember(&hd, raw)
 	return &b, ses, nil

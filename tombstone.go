@@ -58,7 +58,7 @@ func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error 
 		}
 		next.Stones += uint64(b.Ops())
 		b.Reclaim = true
-		s.store.setDirty(b, s.dirtyKey)
+		s.store.setDirty(b, s.history.DirtyKey)
 		return true, nil
 	})
 }
@@ -76,7 +76,7 @@ func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[
 		}
 	}
 	if !known[id] {
-		return fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.id)
+		return fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.history.ID)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		if err == nil && fmt.Sprint(at) != fmt.Sprint(h.Parts) {
 			err = fmt.Errorf("checkpoint differs from commit %d", c.Revision)
 		}
-		return codec.Corrupt(err, "head of session %q", ses.id)
+		return codec.Corrupt(err, "head of session %q", ses.history.ID)
 	})
 	if err != nil {
 		return err
@@ -50,11 +50,11 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
-		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.id)
+		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.history.ID)
 	}
 	own := ses.history.Own(h.Revision)
 	own.Commit = h.Commit
-	if err := v.history(ctx, &ses.history, own, nil); err != nil {
+	if err := v.history(ctx, &ses.history.History, own, nil); err != nil {
 		return err
 	}
 	if err := v.child(ctx, ses); err != nil {
@@ -169,18 +169,18 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 	if err == nil && r != c.Revision {
 		err = fmt.Errorf("points to revision %d", r)
 	}
-	v.problem(err, "turn %q of session %q", c.Turn, ses.id)
+	v.problem(err, "turn %q of session %q", c.Turn, ses.history.ID)
 	return nil
 }
 
 // child checks that a session is found among the children of its parent, where
 // lists and deletions look for it.
 func (v *verifier) child(ctx context.Context, ses *Session) error {
-	_, vs, err := ses.readHead(ctx, ses.aboutKey)
+	_, vs, err := ses.readHead(ctx, ses.history.AboutKey)
 	if err != nil {
 		return err
 	}
-	about, err := ses.openAbout(vs[0])
+	about, err := ses.history.OpenAbout(vs[0])
 	if err != nil || about.Parent == (head.Incarnation{}) {
 		return err
 	}
@@ -190,12 +190,12 @@ func (v *verifier) child(ctx context.Context, ses *Session) error {
 		return err
 	}
 	_, err = head.OpenChild(v.s.space, engine.Pair{Key: key, Value: vs[0]})
-	if parent, perr := v.s.lifeOf(ctx, about.Parent); perr != nil || parent == nil {
+	if parent, perr := v.s.histories.Life(ctx, about.Parent); perr != nil || parent == nil {
 		return perr // vacuum has removed the parent, and its entries
 	}
-	v.problem(err, "child entry of session %q with the parent %s", ses.id, v.name(about.Parent))
+	v.problem(err, "child entry of session %q with the parent %s", ses.history.ID, v.name(about.Parent))
 	if ses.history.Origin != nil && about.Parent != ses.history.Origin.Ancestors[len(ses.history.Origin.Ancestors)-1].Incarnation {
-		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.id)
+		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.history.ID)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (v *verifier) order(ctx context.Context, ses *Session) error {
 			if vs, err = v.s.engine.Get(ctx, key); err != nil {
 				return err
 			}
-			if entry, err := head.OpenOrder(v.s.space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.hash {
+			if entry, err := head.OpenOrder(v.s.space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.history.Hash {
 				return nil
 			}
 		}
@@ -221,6 +221,6 @@ func (v *verifier) order(ctx context.Context, ses *Session) error {
 	if _, _, err := ses.readHead(ctx); err != nil {
 		return err // gone meanwhile
 	}
-	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.id)
+	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.history.ID)
 	return nil
 }

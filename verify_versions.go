@@ -36,7 +36,7 @@ func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints,
 			c.now[p.Name] = p
 		}
 	}
-	_, err := steady(ctx, &ses.history, func() (struct{}, error) {
+	_, err := steady(ctx, &ses.history.History, func() (struct{}, error) {
 		life, err := ses.readLife(ctx)
 		if err != nil {
 			return struct{}{}, err
@@ -94,7 +94,7 @@ func (c *checkpoints) retain(r Revision) {
 // far as retained revisions need them.
 func (c *checkpoints) check(ctx context.Context, last Revision) error {
 	for _, name := range slices.Sorted(maps.Keys(c.versions)) {
-		problem, err := steady(ctx, &c.ses.history, func() (error, error) { return c.part(ctx, name, last) })
+		problem, err := steady(ctx, &c.ses.history.History, func() (error, error) { return c.part(ctx, name, last) })
 		if err != nil {
 			return err
 		}

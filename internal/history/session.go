@@ -1,0 +1,204 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+var (
+	// ErrSessionNotFound: no session has that id.
+	ErrSessionNotFound = errors.New("turnstone: session not found")
+	// ErrSessionDeleted: the incarnation does not live any more under this id.
+	ErrSessionDeleted = errors.New("turnstone: session deleted")
+)
+
+// A Session is the history of an incarnation that lives under a session id. It holds no
+// state of its own and is safe for concurrent use.
+type Session struct {
+	History
+	ID   string
+	Hash keys.Hash // of ID, as keys hold it
+	// The keys of the session's head, metadata, lifecycle and dirty record.
+	HeadKey, AboutKey, LifeKey, DirtyKey []byte
+}
+
+// Session returns the session with an id and an incarnation. It reads nothing.
+func (s Store) Session(id string, inc head.Incarnation) *Session {
+	hash := s.Space.Session(id)
+	return &Session{
+		History: History{Store: s, Inc: inc, Name: fmt.Sprintf("session %q", id)},
+		ID:      id, Hash: hash, HeadKey: s.Space.Head(hash), AboutKey: s.Space.About(hash),
+		LifeKey: s.Space.Life(inc), DirtyKey: s.Space.Dirty(inc),
+	}
+}
+
+// A State is what stood of a session when it was opened.
+type State struct {
+	Head      *head.Head
+	Life      *head.Life
+	OrderTime []byte // the record of its time in the order of sessions
+}
+
+// OpenSession returns the session that has an id, or ErrSessionNotFound.
+func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, error) {
+	out := s.Session(id, head.Incarnation{})
+	missing := fmt.Errorf("%w: %q", ErrSessionNotFound, id)
+	values, err := s.Engine.Get(ctx, out.HeadKey, out.AboutKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	if values[0] == nil && values[1] == nil {
+		return nil, nil, missing
+	}
+	st := &State{}
+	if st.Head, err = head.OpenHead(out.HeadKey, values[0]); err != nil {
+		return nil, nil, codec.Corrupt(err, "head of %s", out.Name)
+	}
+	about, err := out.OpenAbout(values[1])
+	if err != nil {
+		return nil, nil, err
+	}
+	inc := st.Head.Incarnation
+	if about.Incarnation != inc {
+		return nil, nil, codec.Corrupt(codec.ErrHash, "metadata of %s", out.Name)
+	}
+	out.Inc, out.LifeKey, out.DirtyKey = inc, s.Space.Life(inc), s.Space.Dirty(inc)
+	originKey := s.Space.Origin(inc)
+	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.OrderTime(inc)); err != nil {
+		return nil, nil, err
+	}
+	if about.Parent != (head.Incarnation{}) && !about.Detached {
+		if out.Origin, err = head.OpenOrigin(originKey, values[1]); err != nil {
+			if out.gone(ctx) {
+				return nil, nil, missing
+			}
+			return nil, nil, codec.Corrupt(err, "origin of %s", out.Name)
+		}
+	}
+	st.Life, err = head.OpenLife(out.LifeKey, values[0])
+	if err != nil && !out.gone(ctx) {
+		return nil, nil, codec.Corrupt(err, "lifecycle of %s", out.Name)
+	}
+	st.OrderTime = values[2]
+	return out, st, nil
+}
+
+// gone reports whether the session was deleted or renamed since it was opened.
+func (s *Session) gone(ctx context.Context) bool {
+	_, _, _, err := s.ReadHead(ctx, 0)
+	return errors.Is(err, ErrSessionDeleted)
+}
+
+// OpenAbout decodes the session's metadata.
+func (s *Session) OpenAbout(value []byte) (*head.About, error) {
+	about, err := head.OpenAbout(s.AboutKey, value)
+	if err == nil && about.ID != s.ID {
+		err = fmt.Errorf("%w: it is of session %q", codec.ErrHash, about.ID)
+	}
+	return about, codec.Corrupt(err, "metadata of %s", s.Name)
+}
+
+// OpenLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
+// incarnation does not live any more.
+func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error) {
+	l, err := head.OpenLife(s.LifeKey, value)
+	if value == nil && s.gone(ctx) || err == nil && l.State != head.Live { // vacuum leaves nothing
+		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
+	}
+	return l, codec.Corrupt(err, "lifecycle of %s", s.Name)
+}
+
+// ReadHead returns the session's head and its record, and the values of more keys as they
+// stood at the same moment. The error is ErrSessionDeleted if the incarnation does not
+// live under the id any more. guess is the revision that the caller expects: if the head
+// is elsewhere, ReadHead takes one call of the engine more.
+//
+// ReadHead also reads the commit that the head names, and the one after it, which must
+// not exist. So it notices a head that was rolled back beneath the store.
+func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *head.Head, raw []byte, values [][]byte, err error) {
+	for r := guess; ; r = h.Revision {
+		ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
+		if values, err = s.Engine.Get(ctx, ks...); err != nil {
+			return nil, nil, nil, err
+		}
+		if values[0] == nil {
+			return nil, nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
+		}
+		if h, err = head.OpenHead(s.HeadKey, values[0]); err != nil {
+			return nil, nil, nil, codec.Corrupt(err, "head of %s", s.Name)
+		}
+		if h.Incarnation != s.Inc {
+			return nil, nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
+		}
+		if h.Revision != r {
+			continue
+		}
+		if values[2] != nil {
+			err := fmt.Errorf("commit %d exists: the head was rolled back", r+1)
+			return nil, nil, nil, codec.Corrupt(err, "head of %s", s.Name)
+		}
+		if err := s.verifyHead(h, values[1]); err != nil {
+			return nil, nil, nil, err
+		}
+		return h, values[0], values[3:], nil
+	}
+}
+
+// verifyHead checks a head against the record of its commit.
+func (s *Session) verifyHead(h *head.Head, value []byte) error {
+	if h.Revision == 0 {
+		if h.Commit != head.Genesis(s.Inc, s.Origin) {
+			return codec.Corrupt(codec.ErrHash, "head of %s", s.Name)
+		}
+		return nil
+	}
+	c, id, err := head.OpenCommit(s.commitKey(h.Revision), value)
+	if err == nil && (id != h.Commit || c.Revision != h.Revision || c.Leaf != h.Leaf || c.Last != h.Last || c.PartsAt != h.PartsAt) {
+		err = codec.ErrHash
+	}
+	return codec.Corrupt(err, "commit %d of %s", h.Revision, s.Name)
+}
+
+func (h *History) commitKey(r head.Revision) []byte { return h.Space.Commit(h.Inc, uint64(r)) }
+
+// Life returns the lifecycle record of an incarnation, or nil if there is none.
+func (s Store) Life(ctx context.Context, inc head.Incarnation) (*head.Life, error) {
+	key := s.Space.Life(inc)
+	values, err := s.Engine.Get(ctx, key)
+	if err != nil || values[0] == nil {
+		return nil, err
+	}
+	life, err := head.OpenLife(key, values[0])
+	return life, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
+}
+
+// About returns the metadata of an incarnation, or nil if it does not live.
+func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.About, error) {
+	for {
+		life, err := s.Life(ctx, inc)
+		if err != nil || life == nil || life.State != head.Live {
+			return nil, err
+		}
+		key := s.Space.About(life.Session)
+		values, err := s.Engine.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		about, err := head.OpenAbout(key, values[0])
+		if err == nil && about.Incarnation != inc {
+			err = codec.ErrHash
+		}
+		if err == nil {
+			return about, nil
+		}
+		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && *now == *life {
+			return nil, errors.Join(lerr, codec.Corrupt(err, "metadata of %s", nameOf(inc)))
+		}
+		// It was renamed or deleted meanwhile.
+	}
+}
