@@ -41,7 +41,6 @@ func (r *run) index(ctx context.Context, v *view) error {
 		}
 	}
 	if v.mark.revision < v.target {
-		r.Sessions++
 		if v.mark.commit == (head.CommitID{}) {
 			key := r.space.Commit(v.inc, uint64(v.mark.revision))
 			vs, err := r.get(ctx, key)
@@ -208,7 +207,7 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 	if err := r.add(ctx, v, &found, last); err != nil {
 		return err
 	}
-	r.Commits += len(nodes)
+	v.read += len(nodes)
 	v.mark = mark
 	if len(found.order) == 0 || mark.revision == v.target {
 		return nil // the bookmark is written in the end
@@ -220,7 +219,11 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 		b.sessions++
 	}
 	v.known = true
-	return r.apply(ctx, b)
+	if err := r.apply(ctx, b); err != nil {
+		return err
+	}
+	r.Commits, v.read = r.Commits+v.read, 0
+	return nil
 }
 
 // history returns where the run reads histories from.

@@ -23,6 +23,7 @@ type view struct {
 	held   head.Revision // of a deleted session: forks hold its history up to here
 	guards []engine.Pair // of batches that drop edges: the lifecycle is as it was
 	wholes wholes        // those behind the bookmark
+	read   int           // commits that were read since the bookmark was written last
 
 	renewed bool               // mark.parts was derived anew
 	freed   []head.Incarnation // deleted ancestors, which the session does not hold any more
@@ -33,6 +34,12 @@ var errMoved = errors.New("gc: session moved")
 
 // session brings the index up to date with one session.
 func (r *run) session(ctx context.Context, inc head.Incarnation) error {
+	before := r.Commits
+	defer func() {
+		if r.Commits > before {
+			r.Sessions++
+		}
+	}()
 	for attempt, damaged := 0, 0; ; attempt++ {
 		err := r.follow(ctx, inc, attempt < 3)
 		var damage *codec.CorruptError
@@ -90,14 +97,22 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 	case !live && wasLive:
 		b.sessions--
 	}
+	apply := func() error {
+		if b.Ops() == 0 {
+			return nil
+		}
+		b.Guard(r.space.Life(inc), v.raw)
+		if err := r.apply(ctx, b); err != nil {
+			return err
+		}
+		r.Commits, v.read = r.Commits+v.read, 0
+		return nil
+	}
 	// What was detached is done when the bookmark stands: who begins at the one before
 	// adds the edges anew.
 	for len(done) > 0 {
-		if b.Ops() > 0 {
-			b.Guard(r.space.Life(inc), v.raw)
-			if err := r.apply(ctx, b); err != nil {
-				return err
-			}
+		if err := apply(); err != nil {
+			return err
 		}
 		n := min(batchOps, len(done))
 		b = &batch{}
@@ -107,11 +122,7 @@ func (r *run) follow(ctx context.Context, inc head.Incarnation, settle bool) err
 		b.Guard(r.space.Dirty(inc), v.dirty)
 		b.Delete(r.space.Dirty(inc))
 	}
-	if b.Ops() == 0 {
-		return nil
-	}
-	b.Guard(r.space.Life(inc), v.raw)
-	return r.apply(ctx, b)
+	return apply()
 }
 
 // view reads what stands of a session, or returns nil when nothing does.

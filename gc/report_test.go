@@ -1,0 +1,56 @@
+package gc_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// G1: a session that changes while a collection reads it is read again, and counted once.
+func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
+	e := memory.New()
+	writer, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, err := writer.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const commits = 600 // more than the collector reads before it writes a bookmark
+	for range commits {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: make([]byte, 6000)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sealed := 0
+	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		bookmark := c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Bookmark })
+		if bookmark && sealed < 3 {
+			sealed++ // the first bookmark, and two more
+			if err := s.Seal(ctx); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.Prune(ctx, turnstone.Retention(commits-sealed)); err != nil {
+				t.Error(err)
+			}
+		}
+		return enginetest.Fault{}
+	}}
+	collector, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := collector.GC(ctx, turnstone.GCOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sealed != 3 || r.Sessions != 1 || r.Commits != commits {
+		t.Errorf("after %d changes: %d sessions and %d commits were read", sealed, r.Sessions, r.Commits)
+	}
+}
