@@ -1,4 +1,4 @@
-package turnstone
+package verify
 
 import (
 	"context"
@@ -17,32 +17,32 @@ import (
 // session stores itself they need.
 type checkpoints struct {
 	v        *verifier
-	ses      *Session
+	ses      *session
 	name     string // of the session
-	floor    Revision
-	kept     map[Revision]bool
-	now      map[string]Part
-	versions map[string]map[Revision]Part // deltas, as commits set them
-	needed   map[string]map[Revision]bool // of those, the ones that retained revisions have
+	floor    head.Revision
+	kept     map[head.Revision]bool
+	now      map[string]head.Part
+	versions map[string]map[head.Revision]head.Part // deltas, as commits set them
+	needed   map[string]map[head.Revision]bool      // of those, the ones that retained revisions have
 }
 
-func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints, error) {
+func (v *verifier) checkpoints(ctx context.Context, ses *session) (*checkpoints, error) {
 	c := &checkpoints{
-		v: v, ses: ses, name: v.name(ses.history.Inc), kept: map[Revision]bool{}, now: map[string]Part{},
-		versions: map[string]map[Revision]Part{}, needed: map[string]map[Revision]bool{},
+		v: v, ses: ses, name: v.name(ses.Inc), kept: map[head.Revision]bool{}, now: map[string]head.Part{},
+		versions: map[string]map[head.Revision]head.Part{}, needed: map[string]map[head.Revision]bool{},
 	}
-	if ses.history.Origin != nil {
-		for _, p := range ses.history.Origin.Parts {
+	if ses.Origin != nil {
+		for _, p := range ses.Origin.Parts {
 			c.now[p.Name] = p
 		}
 	}
-	_, err := steady(ctx, &ses.history.History, func() (struct{}, error) {
-		life, err := ses.readLife(ctx)
+	_, err := steady(ctx, &ses.History, func() (struct{}, error) {
+		life, err := ses.life(ctx)
 		if err != nil {
 			return struct{}{}, err
 		}
 		c.floor = life.Floor
-		refs, err := head.Refs(ctx, v.s.engine, v.s.space, ses.history.Inc, life)
+		refs, err := head.Refs(ctx, v.store.Engine, v.store.Space, ses.Inc, life)
 		for _, r := range refs {
 			c.kept[r.Revision] = true
 		}
@@ -55,7 +55,7 @@ func (v *verifier) checkpoints(ctx context.Context, ses *Session) (*checkpoints,
 // at goes on with a commit.
 func (c *checkpoints) at(commit *head.Commit) {
 	if commit.PartsAt == commit.Revision {
-		next := make(map[string]Part, len(commit.Parts))
+		next := make(map[string]head.Part, len(commit.Parts))
 		for _, p := range commit.Parts {
 			if p.Set != commit.Revision {
 				next[p.Name] = c.now[p.Name]
@@ -64,7 +64,7 @@ func (c *checkpoints) at(commit *head.Commit) {
 			next[p.Name] = p
 			if p.IsDelta() {
 				if c.versions[p.Name] == nil {
-					c.versions[p.Name], c.needed[p.Name] = map[Revision]Part{}, map[Revision]bool{}
+					c.versions[p.Name], c.needed[p.Name] = map[head.Revision]head.Part{}, map[head.Revision]bool{}
 				}
 				c.versions[p.Name][p.Set] = p
 			}
@@ -77,7 +77,7 @@ func (c *checkpoints) at(commit *head.Commit) {
 }
 
 // retain refers to the checkpoint of a revision, if that is retained.
-func (c *checkpoints) retain(r Revision) {
+func (c *checkpoints) retain(r head.Revision) {
 	if r < c.floor && !c.kept[r] {
 		return
 	}
@@ -92,9 +92,9 @@ func (c *checkpoints) retain(r Revision) {
 
 // check reads the versions that the session stores itself, and what they depend on, as
 // far as retained revisions need them.
-func (c *checkpoints) check(ctx context.Context, last Revision) error {
+func (c *checkpoints) check(ctx context.Context, last head.Revision) error {
 	for _, name := range slices.Sorted(maps.Keys(c.versions)) {
-		problem, err := steady(ctx, &c.ses.history.History, func() (error, error) { return c.part(ctx, name, last) })
+		problem, err := steady(ctx, &c.ses.History, func() (error, error) { return c.part(ctx, name, last) })
 		if err != nil {
 			return err
 		}
@@ -104,19 +104,19 @@ func (c *checkpoints) check(ctx context.Context, last Revision) error {
 }
 
 // strangers finds versions, up to a revision, of parts that no commit set as a delta.
-func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
+func (c *checkpoints) strangers(ctx context.Context, last head.Revision) error {
 	known := map[keys.Hash]bool{}
 	for name := range c.versions {
-		known[c.v.s.space.PartHash(name)] = true
+		known[c.v.store.Space.PartHash(name)] = true
 	}
-	for chain, err := range c.v.s.blobs.Chains(ctx, c.ses.history.Inc) {
+	for chain, err := range c.v.store.Blobs.Chains(ctx, c.ses.Inc) {
 		if err != nil {
 			return err
 		}
 		if known[chain.Part] {
 			continue
 		}
-		for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+		for v, err := range c.v.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 			if stopped(err) {
 				return err
 			}
@@ -133,30 +133,30 @@ func (c *checkpoints) strangers(ctx context.Context, last Revision) error {
 // part checks one checkpoint part: the versions that are needed, and those that they
 // depend on. Others may have lost what they depended on. What is wrong is the first
 // result, unless reading failed.
-func (c *checkpoints) part(ctx context.Context, name string, last Revision) (problem, err error) {
-	damaged := func(err error, r Revision) error {
+func (c *checkpoints) part(ctx context.Context, name string, last head.Revision) (problem, err error) {
+	damaged := func(err error, r head.Revision) error {
 		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
 	}
-	chain := blob.Chain{Session: c.ses.history.Inc, Part: c.v.s.space.PartHash(name)}
+	chain := blob.Chain{Session: c.ses.Inc, Part: c.v.store.Space.PartHash(name)}
 	useful, err := c.useful(ctx, name, chain, last)
 	if err != nil {
 		return onlyDamage(err)
 	}
 	var content []byte
-	for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+	for v, err := range c.v.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if err != nil {
 			return onlyDamage(err)
 		}
-		r := Revision(v.Revision)
+		r := head.Revision(v.Revision)
 		if !useful[r] {
 			continue
 		}
 		p := c.versions[name][r]
-		if v.IsDelta() && Revision(v.Base) == p.Whole {
-			root, err := c.ses.history.Part(ctx, name, p.Whole)
+		if v.IsDelta() && head.Revision(v.Base) == p.Whole {
+			root, err := c.ses.Part(ctx, name, p.Whole)
 			if err == nil {
 				c.v.blobs[root.Blob] = c.name
-				content, err = c.v.s.blobs.Read(ctx, root.Blob)
+				content, err = c.v.store.Blobs.Read(ctx, root.Blob)
 			}
 			if err != nil {
 				return onlyDamage(err)
@@ -179,17 +179,17 @@ func (c *checkpoints) part(ctx context.Context, name string, last Revision) (pro
 
 // useful returns the versions that are needed, and those that they depend on. It fails
 // if one of them is missing, or one is there that no commit set.
-func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain, last Revision) (map[Revision]bool, error) {
-	damaged := func(err error, r Revision) error {
+func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain, last head.Revision) (map[head.Revision]bool, error) {
+	damaged := func(err error, r head.Revision) error {
 		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
 	}
 	var versions []blob.Version
-	found := map[Revision]bool{}
-	for v, err := range c.v.s.blobs.Versions(ctx, chain, 0, uint64(last)) {
+	found := map[head.Revision]bool{}
+	for v, err := range c.v.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if err != nil {
 			return nil, err
 		}
-		r := Revision(v.Revision)
+		r := head.Revision(v.Revision)
 		if _, known := c.versions[name][r]; !known {
 			return nil, damaged(fmt.Errorf("%w: no commit set it", codec.ErrHash), r)
 		}
@@ -200,18 +200,18 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain,
 			return nil, damaged(codec.ErrMissing, r)
 		}
 	}
-	out := map[Revision]bool{}
+	out := map[head.Revision]bool{}
 	asked := false // by the version behind
 	for i := len(versions) - 1; i >= 0; i-- {
 		v := &versions[i]
-		r := Revision(v.Revision)
+		r := head.Revision(v.Revision)
 		if !asked && !c.needed[name][r] {
 			continue
 		}
 		out[r] = true
-		asked = v.IsDelta() && Revision(v.Base) != c.versions[name][r].Whole
+		asked = v.IsDelta() && head.Revision(v.Base) != c.versions[name][r].Whole
 		if asked && (i == 0 || versions[i-1].Revision != v.Base) {
-			return nil, damaged(codec.ErrMissing, Revision(v.Base))
+			return nil, damaged(codec.ErrMissing, head.Revision(v.Base))
 		}
 	}
 	return out, nil

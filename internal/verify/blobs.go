@@ -1,4 +1,4 @@
-package turnstone
+package verify
 
 import (
 	"context"
@@ -22,11 +22,11 @@ func (v *verifier) contents(ctx context.Context) error {
 			return nil
 		}
 		reached[id] = true
-		items, err := v.s.blobs.Items(ctx, id)
+		items, err := v.store.Blobs.Items(ctx, id)
 		// What is referred to is read as a whole; the items of a list once more
 		// only where they are something's own.
 		if _, own := v.blobs[id]; err == nil && (len(items) == 0 || own) {
-			_, err = v.s.blobs.WriteTo(ctx, discard{}, id)
+			_, err = v.store.Blobs.WriteTo(ctx, discard{}, id)
 		}
 		if stopped(err) {
 			return err
@@ -57,9 +57,9 @@ func (v *verifier) index(ctx context.Context) error {
 	for i := range blobs {
 		blobs[i] = v.stored.marks[i].hash
 	}
-	problems, err := v.s.collector().Check(ctx, gc.Checklist{
+	problems, err := v.collector.Check(ctx, gc.Checklist{
 		Incarnations: slices.Collect(maps.Keys(v.lives)), Blobs: blobs, Name: v.name,
-		Uses: func(b keys.Hash, inc head.Incarnation) Revision { return v.uses[blobUse{b, inc}] },
+		Uses: func(b keys.Hash, inc head.Incarnation) head.Revision { return v.uses[blobUse{b, inc}] },
 	})
 	for _, p := range problems {
 		v.problem(p, "collector's index")

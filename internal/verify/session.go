@@ -1,4 +1,4 @@
-package turnstone
+package verify
 
 import (
 	"bytes"
@@ -13,8 +13,32 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
+// A session is one that lives, with the revision at which its head was seen last.
+type session struct {
+	*history.Session
+	seen head.Revision
+}
+
+// readHead reads the head, and more records as they stood at the same moment.
+func (s *session) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
+	h, _, values, err := s.ReadHead(ctx, s.seen, more...)
+	if err == nil {
+		s.seen = h.Revision
+	}
+	return h, values, err
+}
+
+// life reads the lifecycle record.
+func (s *session) life(ctx context.Context) (*head.Life, error) {
+	values, err := s.Engine.Get(ctx, s.LifeKey)
+	if err != nil {
+		return nil, err
+	}
+	return s.OpenLife(ctx, values[0])
+}
+
 // session checks one session that lives, from its head down to the bytes of its nodes.
-func (v *verifier) session(ctx context.Context, ses *Session) error {
+func (v *verifier) session(ctx context.Context, ses *session) error {
 	h, _, err := ses.readHead(ctx)
 	if err != nil {
 		return err
@@ -26,8 +50,8 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 	if err != nil {
 		return err
 	}
-	usage, nodes := []Usage(nil), uint64(0)
-	err = ses.history.Commits(ctx, 0, h.Revision, func(c *head.Commit, _ CommitID) error {
+	usage, nodes := []head.Usage(nil), uint64(0)
+	err = ses.Commits(ctx, 0, h.Revision, func(c *head.Commit, _ head.CommitID) error {
 		v.Commits++
 		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
 		if err := v.turn(ctx, ses, c); err != nil {
@@ -37,11 +61,11 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		if c.Revision != h.Revision {
 			return nil
 		}
-		at, err := ses.history.PartsAt(ctx, c)
+		at, err := ses.PartsAt(ctx, c)
 		if err == nil && fmt.Sprint(at) != fmt.Sprint(h.Parts) {
 			err = fmt.Errorf("checkpoint differs from commit %d", c.Revision)
 		}
-		return codec.Corrupt(err, "head of session %q", ses.history.ID)
+		return codec.Corrupt(err, "head of session %q", ses.ID)
 	})
 	if err != nil {
 		return err
@@ -50,11 +74,11 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 		return err
 	}
 	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
-		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.history.ID)
+		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.ID)
 	}
-	own := ses.history.Own(h.Revision)
+	own := ses.Own(h.Revision)
 	own.Commit = h.Commit
-	if err := v.history(ctx, &ses.history.History, own, nil); err != nil {
+	if err := v.history(ctx, &ses.History, own, nil); err != nil {
 		return err
 	}
 	if err := v.child(ctx, ses); err != nil {
@@ -67,16 +91,16 @@ func (v *verifier) session(ctx context.Context, ses *Session) error {
 // history that its lifecycle record says is there for forks. A vacuum lowers that
 // before it removes anything.
 func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
-	space := v.s.space
-	vs, err := v.s.engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session))
+	space := v.store.Space
+	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session))
 	if err != nil || vs[0] == nil {
 		return err
 	}
 	if vs[1] == nil {
 		v.problem(codec.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
 	}
-	origin, err := v.s.histories.Origin(ctx, inc)
-	var damage *CorruptError
+	origin, err := v.store.Origin(ctx, inc)
+	var damage *codec.CorruptError
 	if errors.As(err, &damage) {
 		return nil // records has named it
 	}
@@ -87,7 +111,7 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 		return nil
 	}
 	if origin == nil {
-		c, _, err := v.s.histories.CommitAt(ctx, inc, 1)
+		c, _, err := v.store.CommitAt(ctx, inc, 1)
 		if err == nil && c.Previous != head.Genesis(inc, nil) {
 			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", codec.ErrMissing), "origin of %s", v.name(inc))
 		}
@@ -97,23 +121,23 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 	}
 	// Its ancestors may be gone. What a fork of it shares of them the fork names itself.
 	shared, held := v.shared[inc]
-	h := &history.History{Store: v.s.histories, Inc: inc, Origin: origin, Name: v.name(inc)}
+	h := &history.History{Store: v.store, Inc: inc, Origin: origin, Name: v.name(inc)}
 	return v.history(ctx, h, h.Own(life.Floor-1), func(n *history.Node) bool { return held && shared.Has(n.Position()) })
 }
 
 // ancestors checks what a fork shares of other sessions, which were checked before:
 // that they end where the fork says. Most ends are the parent's own, or those of its
 // origin; each is read once.
-func (v *verifier) ancestors(ctx context.Context, ses *Session) error {
-	if ses.history.Origin == nil {
+func (v *verifier) ancestors(ctx context.Context, ses *session) error {
+	if ses.Origin == nil {
 		return nil
 	}
-	for _, a := range ses.history.Origin.Ancestors {
+	for _, a := range ses.Origin.Ancestors {
 		if a.Revision == 0 || v.held[a] {
 			continue
 		}
 		v.held[a] = true
-		_, id, err := v.s.histories.CommitAt(ctx, a.Incarnation, a.Revision)
+		_, id, err := v.store.CommitAt(ctx, a.Incarnation, a.Revision)
 		if err == nil && id != a.Commit {
 			err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
 		}
@@ -135,14 +159,14 @@ func steady[T any](ctx context.Context, h *history.History, read func() (T, erro
 	for {
 		before, err := h.Engine.Get(ctx, ks...)
 		if err == nil && before[0] == nil {
-			err = fmt.Errorf("%w: %s", ErrSessionDeleted, h.Name) // removed meanwhile
+			err = fmt.Errorf("%w: %s", history.ErrSessionDeleted, h.Name) // removed meanwhile
 		}
 		if err != nil {
 			return out, err
 		}
 		out, err := read()
-		var damage *CorruptError
-		if err == nil || !errors.As(err, &damage) && !errors.Is(err, ErrNodeNotFound) {
+		var damage *codec.CorruptError
+		if err == nil || !errors.As(err, &damage) && !errors.Is(err, history.ErrNodeNotFound) {
 			return out, err
 		}
 		after, aerr := h.Engine.Get(ctx, ks...)
@@ -156,12 +180,12 @@ func steady[T any](ctx context.Context, h *history.History, read func() (T, erro
 }
 
 // turn checks the index entry of a commit's turn id.
-func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error {
+func (v *verifier) turn(ctx context.Context, ses *session, c *head.Commit) error {
 	if c.Turn == "" {
 		return nil
 	}
-	key := v.s.space.Turn(ses.history.Inc, c.Turn)
-	vs, err := v.s.engine.Get(ctx, key)
+	key := v.store.Space.Turn(ses.Inc, c.Turn)
+	vs, err := v.store.Engine.Get(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -169,51 +193,51 @@ func (v *verifier) turn(ctx context.Context, ses *Session, c *head.Commit) error
 	if err == nil && r != c.Revision {
 		err = fmt.Errorf("points to revision %d", r)
 	}
-	v.problem(err, "turn %q of session %q", c.Turn, ses.history.ID)
+	v.problem(err, "turn %q of session %q", c.Turn, ses.ID)
 	return nil
 }
 
 // child checks that a session is found among the children of its parent, where
 // lists and deletions look for it.
-func (v *verifier) child(ctx context.Context, ses *Session) error {
-	_, vs, err := ses.readHead(ctx, ses.history.AboutKey)
+func (v *verifier) child(ctx context.Context, ses *session) error {
+	_, vs, err := ses.readHead(ctx, ses.AboutKey)
 	if err != nil {
 		return err
 	}
-	about, err := ses.history.OpenAbout(vs[0])
+	about, err := ses.OpenAbout(vs[0])
 	if err != nil || about.Parent == (head.Incarnation{}) {
 		return err
 	}
-	key := v.s.space.Child(about.Parent, ses.history.Inc)
+	key := v.store.Space.Child(about.Parent, ses.Inc)
 	_, vs, err = ses.readHead(ctx, key) // at one moment: a deletion removes it
 	if err != nil {
 		return err
 	}
-	_, err = head.OpenChild(v.s.space, engine.Pair{Key: key, Value: vs[0]})
-	if parent, perr := v.s.histories.Life(ctx, about.Parent); perr != nil || parent == nil {
+	_, err = head.OpenChild(v.store.Space, engine.Pair{Key: key, Value: vs[0]})
+	if parent, perr := v.store.Life(ctx, about.Parent); perr != nil || parent == nil {
 		return perr // vacuum has removed the parent, and its entries
 	}
-	v.problem(err, "child entry of session %q with the parent %s", ses.history.ID, v.name(about.Parent))
-	if ses.history.Origin != nil && about.Parent != ses.history.Origin.Ancestors[len(ses.history.Origin.Ancestors)-1].Incarnation {
-		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.history.ID)
+	v.problem(err, "child entry of session %q with the parent %s", ses.ID, v.name(about.Parent))
+	if ses.Origin != nil && about.Parent != ses.Origin.Ancestors[len(ses.Origin.Ancestors)-1].Incarnation {
+		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.ID)
 	}
 	return nil
 }
 
 // order checks that a session is where List looks for it.
-func (v *verifier) order(ctx context.Context, ses *Session) error {
+func (v *verifier) order(ctx context.Context, ses *session) error {
 	for range 3 { // it may move meanwhile
-		timeKey := v.s.space.OrderTime(ses.history.Inc)
-		vs, err := v.s.engine.Get(ctx, timeKey)
+		timeKey := v.store.Space.OrderTime(ses.Inc)
+		vs, err := v.store.Engine.Get(ctx, timeKey)
 		if err != nil {
 			return err
 		}
 		if at, ok := head.OpenOrderTime(timeKey, vs[0]); ok {
-			key := v.s.space.Order(at, ses.history.Inc)
-			if vs, err = v.s.engine.Get(ctx, key); err != nil {
+			key := v.store.Space.Order(at, ses.Inc)
+			if vs, err = v.store.Engine.Get(ctx, key); err != nil {
 				return err
 			}
-			if entry, err := head.OpenOrder(v.s.space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.history.Hash {
+			if entry, err := head.OpenOrder(v.store.Space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.Hash {
 				return nil
 			}
 		}
@@ -221,6 +245,6 @@ func (v *verifier) order(ctx context.Context, ses *Session) error {
 	if _, _, err := ses.readHead(ctx); err != nil {
 		return err // gone meanwhile
 	}
-	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.history.ID)
+	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.ID)
 	return nil
 }

@@ -1,4 +1,4 @@
-package turnstone
+package verify
 
 import (
 	"bytes"
@@ -59,12 +59,12 @@ func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
 // records checks the checksum of every record, in whatever place it is, and gathers
 // what they say of each other.
 func (v *verifier) records(ctx context.Context) error {
-	for p, err := range v.s.engine.Scan(ctx, v.s.space.Everything()) {
+	for p, err := range v.store.Engine.Scan(ctx, v.store.Space.Everything()) {
 		if err != nil {
 			return err
 		}
 		v.Records++
-		letter, fields, ok := v.s.space.Fields(p.Key)
+		letter, fields, ok := v.store.Space.Fields(p.Key)
 		if !ok {
 			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", codec.ErrMalformed)})
 			continue
@@ -115,7 +115,7 @@ func (v *verifier) records(ctx context.Context) error {
 	}
 	var other error
 	for _, r := range v.damaged {
-		if errors.Is(r.err, ErrFormat) {
+		if errors.Is(r.err, codec.ErrFormat) {
 			if other == nil {
 				other = codec.Corrupt(r.err, "%s", v.describe(&r))
 			}
@@ -216,11 +216,11 @@ func (v *verifier) pairs(ctx context.Context) error {
 func (v *verifier) pair(ctx context.Context, h keys.Hash) error {
 	const most = 256
 	ks := make([][]byte, 0, most+1)
-	ks = append(ks, v.s.space.Mark(h))
+	ks = append(ks, v.store.Space.Mark(h))
 	for part := range most {
-		ks = append(ks, v.s.space.Blob(h, part))
+		ks = append(ks, v.store.Space.Blob(h, part))
 	}
-	vs, err := v.s.engine.Get(ctx, ks...)
+	vs, err := v.store.Engine.Get(ctx, ks...)
 	if err != nil {
 		return err
 	}
@@ -267,13 +267,13 @@ func (v *verifier) owners(ctx context.Context) error {
 // ownerless looks again at an incarnation that has the record of a key, and no
 // lifecycle record, which goes last.
 func (v *verifier) ownerless(ctx context.Context, inc head.Incarnation, key []byte) error {
-	lifeKey := v.s.space.Life(inc)
-	vs, err := v.s.engine.Get(ctx, lifeKey, key)
+	lifeKey := v.store.Space.Life(inc)
+	vs, err := v.store.Engine.Get(ctx, lifeKey, key)
 	if err != nil {
 		return err
 	}
 	if vs[0] == nil && vs[1] != nil {
-		v.problem(fmt.Errorf("%w, but there is its %s", codec.ErrMissing, recordNames[v.s.space.Letter(key)]), "lifecycle of %s", v.name(inc))
+		v.problem(fmt.Errorf("%w, but there is its %s", codec.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
 	} else if life, err := head.OpenLife(lifeKey, vs[0]); err == nil {
 		v.lives[inc] = life // made meanwhile; records has named it if it is damaged
 	}
@@ -283,9 +283,9 @@ func (v *verifier) ownerless(ctx context.Context, inc head.Incarnation, key []by
 // forkEntry looks again at a fork and an ancestor that the scan did not find to name
 // each other.
 func (v *verifier) forkEntry(ctx context.Context, e forkEntry) error {
-	space := v.s.space
+	space := v.store.Space
 	originKey := space.Origin(e.fork)
-	vs, err := v.s.engine.Get(ctx, space.Fork(e.ancestor, e.fork), originKey, space.Life(e.fork), space.Life(e.ancestor))
+	vs, err := v.store.Engine.Get(ctx, space.Fork(e.ancestor, e.fork), originKey, space.Life(e.fork), space.Life(e.ancestor))
 	if err != nil {
 		return err
 	}
@@ -314,9 +314,9 @@ func (v *verifier) forkEntry(ctx context.Context, e forkEntry) error {
 
 // counted looks again at the numbers of a lifecycle record.
 func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
-	key := v.s.space.Life(inc)
+	key := v.store.Space.Life(inc)
 	for {
-		vs, err := v.s.engine.Get(ctx, key)
+		vs, err := v.store.Engine.Get(ctx, key)
 		if err != nil || vs[0] == nil {
 			return err
 		}
@@ -328,7 +328,7 @@ func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
 		if err != nil {
 			return err
 		}
-		again, err := v.s.engine.Get(ctx, key)
+		again, err := v.store.Engine.Get(ctx, key)
 		if err != nil {
 			return err
 		}
@@ -350,7 +350,7 @@ func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
 }
 
 func (v *verifier) count(ctx context.Context, letter byte, inc head.Incarnation) (n uint64, err error) {
-	for _, err := range v.s.engine.Scan(ctx, v.s.space.Of(letter, inc)) {
+	for _, err := range v.store.Engine.Scan(ctx, v.store.Space.Of(letter, inc)) {
 		if err != nil {
 			return 0, err
 		}

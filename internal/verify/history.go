@@ -1,4 +1,4 @@
-package turnstone
+package verify
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 func (v *verifier) history(ctx context.Context, h *history.History, l history.Layer, shown func(n *history.Node) bool) error {
 	nodes, err := steady(ctx, h, func() ([]history.Node, error) {
 		if shown != nil { // a session that lives has checked its chain already
-			if err := h.Commits(ctx, 0, l.Last, func(*head.Commit, CommitID) error { return nil }); err != nil {
+			if err := h.Commits(ctx, 0, l.Last, func(*head.Commit, head.CommitID) error { return nil }); err != nil {
 				return nil, err
 			}
 		}
@@ -36,7 +36,7 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 	if err != nil {
 		return err
 	}
-	known := map[NodeID]graph.Position{}
+	known := map[graph.ID]graph.Position{}
 	if v.forks[h.Inc] > 0 {
 		v.places[h.Inc] = known
 	}
@@ -53,13 +53,13 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 			v.refer(h, n)
 		}
 		for _, id := range n.Blobs() {
-			use := blobUse{v.s.space.BlobHash(id), h.Inc}
+			use := blobUse{v.store.Space.BlobHash(id), h.Inc}
 			if _, seen := v.uses[use]; !seen {
 				v.uses[use] = n.Revision
 			}
 		}
 		for _, a := range n.Attachments {
-			hash := v.s.space.BlobHash(a.ID)
+			hash := v.store.Space.BlobHash(a.ID)
 			if _, seen := firsts[hash]; !seen {
 				firsts[hash] = attachmentAt{here, n.ID}
 			}
@@ -73,7 +73,7 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 				return n, err
 			}, layers[:len(layers)-1]...)
 			switch {
-			case stopped(err) || errors.Is(err, ErrSessionDeleted):
+			case stopped(err) || errors.Is(err, history.ErrSessionDeleted):
 				return err
 			case err != nil && (shown == nil || !v.orphaned(layers)):
 				v.problem(err, "parent of node %s of %s", n.ID, h.Name)
@@ -85,7 +85,7 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 
 // inherits reports whether a node is among those that the ancestors share, as far
 // as these were read.
-func (v *verifier) inherits(layers []history.Layer, id NodeID) bool {
+func (v *verifier) inherits(layers []history.Layer, id graph.ID) bool {
 	return slices.ContainsFunc(layers, func(l history.Layer) bool {
 		p, ok := v.places[l.Inc][id]
 		return ok && l.Has(p)
@@ -111,7 +111,7 @@ func (v *verifier) refer(h *history.History, n *history.Node) {
 // indexed returns where the index of a session says that its nodes are.
 func (v *verifier) indexed(ctx context.Context, h *history.History) (map[graph.Entry]bool, error) {
 	out := map[graph.Entry]bool{}
-	for e, err := range graph.Index(ctx, v.s.engine, v.s.space, h.Inc) {
+	for e, err := range graph.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
 		if stopped(err) {
 			return nil, err
 		}
@@ -129,14 +129,14 @@ func (v *verifier) place(ctx context.Context, h *history.History, n *history.Nod
 	entry := graph.Entry{Prefix: graph.PrefixOf(n.ID), Position: here}
 	if !index[entry] { // sealing moves entries: look again
 		again, err := steady(ctx, h, func() (bool, error) {
-			for e, err := range graph.Index(ctx, v.s.engine, v.s.space, h.Inc) {
+			for e, err := range graph.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
 				if err != nil || e == entry {
 					return err == nil, err
 				}
 			}
 			return false, codec.Corrupt(codec.ErrMissing, "index entry of node %s of %s", n.ID, h.Name)
 		})
-		if stopped(err) || errors.Is(err, ErrSessionDeleted) {
+		if stopped(err) || errors.Is(err, history.ErrSessionDeleted) {
 			return err
 		}
 		if !again {
@@ -146,8 +146,8 @@ func (v *verifier) place(ctx context.Context, h *history.History, n *history.Nod
 	if n.Key == "" {
 		return nil
 	}
-	key := v.s.space.EventKey(h.Inc, n.Key)
-	vs, err := v.s.engine.Get(ctx, key)
+	key := v.store.Space.EventKey(h.Inc, n.Key)
+	vs, err := v.store.Engine.Get(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -164,9 +164,9 @@ func (v *verifier) place(ctx context.Context, h *history.History, n *history.Nod
 
 // cut reports whether a vacuum has removed a revision of a deleted session since it
 // was read.
-func (v *verifier) cut(ctx context.Context, h *history.History, r Revision) bool {
-	key := v.s.space.Life(h.Inc)
-	vs, err := v.s.engine.Get(ctx, key)
+func (v *verifier) cut(ctx context.Context, h *history.History, r head.Revision) bool {
+	key := v.store.Space.Life(h.Inc)
+	vs, err := v.store.Engine.Get(ctx, key)
 	if err != nil {
 		return false
 	}
@@ -177,7 +177,7 @@ func (v *verifier) cut(ctx context.Context, h *history.History, r Revision) bool
 // An attachmentAt is the first node that has an attachment.
 type attachmentAt struct {
 	position graph.Position
-	node     NodeID
+	node     graph.ID
 }
 
 // attachments checks the entries by which a session's attachments are found: each
@@ -191,8 +191,8 @@ func (v *verifier) attachments(ctx context.Context, h *history.History, firsts m
 		}
 	}
 	for hash, first := range firsts {
-		key := v.s.space.Attachment(h.Inc, hash)
-		vs, err := v.s.engine.Get(ctx, key)
+		key := v.store.Space.Attachment(h.Inc, hash)
+		vs, err := v.store.Engine.Get(ctx, key)
 		if err != nil {
 			return err
 		}
@@ -215,11 +215,11 @@ func (v *verifier) attachments(ctx context.Context, h *history.History, firsts m
 
 // stillAttached reports whether the node that was read still has its content.
 func (v *verifier) stillAttached(ctx context.Context, h *history.History, at attachmentAt) (bool, error) {
-	if v.cut(ctx, h, Revision(at.position.Revision)) {
+	if v.cut(ctx, h, head.Revision(at.position.Revision)) {
 		return false, nil
 	}
 	n, err := steady(ctx, h, func() (history.Node, error) {
-		return h.NodeAt(ctx, history.Position{Layer: h.Own(Revision(at.position.Revision)), Position: at.position})
+		return h.NodeAt(ctx, history.Position{Layer: h.Own(head.Revision(at.position.Revision)), Position: at.position})
 	})
 	if stopped(err) {
 		return false, err
