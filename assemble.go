@@ -314,21 +314,21 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
-	_, err := withLives(ctx, w.s, func(l *lives) (struct{}, error) {
-		for _, id := range w.built.older {
-			err := w.s.notPruned(ctx, h.Revision, id)
-			if errors.Is(err, ErrNodeNotFound) {
-				err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.history.ID)
-			}
-			if err != nil {
+	var id NodeID // that is looked at
+	_, err := history.WithLifecycles(ctx, w.s.history, func(l *history.Lifecycles) (struct{}, error) {
+		for _, id = range w.built.older {
+			if err := w.s.notPruned(ctx, h.Revision, id); err != nil {
 				return struct{}{}, err
 			}
 		}
-		next := l.life.Next()
-		w.batch.Guard(l.keys[0], l.raws[0])
-		w.batch.Set(l.keys[0], next.Seal(l.keys[0]))
+		next := l.Own.Next()
+		w.batch.Guard(l.Keys[0], l.Values[0])
+		w.batch.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		return struct{}{}, nil
 	})
+	if errors.Is(err, ErrNodeNotFound) {
+		err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.history.ID)
+	}
 	return err
 }
 

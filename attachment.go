@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -40,16 +41,16 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 }
 
 func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
-	if _, err := s.readLife(ctx); err != nil {
+	if _, err := s.history.Lifecycles(ctx); err != nil {
 		return Attachment{}, err
 	}
 	up := s.store.newUpload(s.history.Inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
 		err = up.Grant(ctx, d, func(b *engine.Batch) error {
-			l, err := s.readLives(ctx)
+			l, err := s.history.Lifecycles(ctx)
 			if err == nil {
-				b.Guard(l.keys[0], l.raws[0])
+				b.Guard(l.Keys[0], l.Values[0])
 			}
 			return err
 		})
@@ -60,8 +61,8 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 	if err != nil {
 		// What was stored is garbage; if this fails it expires.
 		_ = up.Abandon(context.WithoutCancel(ctx))
-		done := change{unknown: errors.Is(err, engine.ErrUnknown)}
-		return Attachment{}, done.told(expired(err))
+		done := change.Change{Unknown: errors.Is(err, engine.ErrUnknown)}
+		return Attachment{}, done.Result(expired(err))
 	}
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
@@ -92,7 +93,7 @@ func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 	if err != nil {
 		return 0, err
 	}
-	if _, err := s.attached(ctx, h.Revision, id); err != nil {
+	if _, err := s.history.FindAttachment(ctx, h.Revision, id); err != nil {
 		return 0, err
 	}
 	n, err := s.store.blobs.WriteTo(ctx, w, id)
@@ -108,12 +109,12 @@ func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 // erasedAttachment reports whether the node that had an attachment first is
 // erased, or the session has it no more.
 func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error) {
-	return retried(ctx, s, func() (bool, error) {
+	return history.Retry(ctx, s.history, func() (bool, error) {
 		h, _, err := s.readHead(ctx)
 		if err != nil {
 			return false, err
 		}
-		at, err := s.attached(ctx, h.Revision, id)
+		at, err := s.history.FindAttachment(ctx, h.Revision, id)
 		if errors.Is(err, ErrBlobNotFound) {
 			return true, nil
 		}
@@ -123,14 +124,4 @@ func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error)
 		n, err := s.history.NodeAt(ctx, at)
 		return n.Erased, err
 	})
-}
-
-// attached returns where the session's graph first has an attachment, or
-// ErrBlobNotFound.
-func (s *Session) attached(ctx context.Context, last Revision, id BlobID) (history.Position, error) {
-	at, err := s.history.FindAttachment(ctx, last, id)
-	if errors.Is(err, ErrNodeNotFound) {
-		err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.history.ID)
-	}
-	return at, err
 }

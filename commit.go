@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 )
 
 // AnyRevision as Commit.Expected appends to whatever the head is. It goes nowhere
@@ -104,7 +105,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	w := writer{s: s, in: &c, change: change{store: store}}
+	w := writer{s: s, in: &c, Change: change.Change{Engine: store.engine}}
 	ctx, end := store.begin(ctx, OpCommit, s.history.ID)
 	if end == nil {
 		return w.commit(ctx)
@@ -169,7 +170,7 @@ type writer struct {
 	head  *head.Head // that the batch sets, and
 	raw   []byte     // its record
 
-	change // whether an attempt may stand
+	change.Change // whether an attempt may stand
 
 	hits, misses int // parts whose last version was at hand, and not
 }
@@ -221,7 +222,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			}
 			return w.unless(ctx, err)
 		}
-		if err = w.apply(ctx, w.batch); err == nil {
+		if err = w.Apply(ctx, w.batch); err == nil {
 			return w.done(), nil
 		}
 		if !errors.Is(err, engine.ErrConflict) {
@@ -237,7 +238,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 				return replay.result, nil
 			}
 			if !decided(err) {
-				err = w.told(err)
+				err = w.Result(err)
 			}
 			return Result{}, err
 		}
@@ -374,7 +375,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 		if ticket != nil {
 			w.tickets = append(w.tickets, ks[2*i+1])
 		} else if own == nil {
-			if _, err := w.s.attached(ctx, h.Revision, id); errors.Is(err, ErrBlobNotFound) {
+			if _, err := w.s.history.FindAttachment(ctx, h.Revision, id); errors.Is(err, ErrBlobNotFound) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, id)
 			} else if err != nil {
 				return err
@@ -427,7 +428,7 @@ func (w *writer) done() Result {
 		}
 	}
 	if w.head.Raw-s.sealedRaw.Load() >= uint64(s.store.opts.SealBytes) {
-		s.store.sealer.add(s)
+		s.sealLater()
 	}
 	return Result{Revision: c.Revision, Commit: w.built.id, Leaf: c.Leaf, Nodes: w.built.ids}
 }

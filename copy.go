@@ -12,6 +12,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -323,14 +324,14 @@ func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote)
 	sealed := next.Seal(c.noteKey)
 	b.Guard(c.noteKey, c.sealed)
 	b.Set(c.noteKey, sealed)
-	w := change{store: &Store{engine: c.to}}
-	err := w.apply(ctx, b)
+	w := change.Change{Engine: c.to}
+	err := w.Apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		vs, gerr := c.to.Get(ctx, c.noteKey)
 		if gerr != nil {
-			return w.told(gerr)
+			return w.Result(gerr)
 		}
-		if !w.unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
+		if !w.Unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
 			return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
 		}
 	} else if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -71,7 +72,7 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 // deleteIncarnation deletes one session and no other that may have its id by
 // then; a rename meanwhile does not save it.
 func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, policy ChildPolicy) error {
-	return s.settle(ctx, func(c *change) error {
+	return change.Settle(ctx, s.engine, func(c *change.Change) error {
 		ses, err := s.byIncarnation(ctx, inc)
 		if err != nil || ses == nil {
 			return err
@@ -84,8 +85,8 @@ func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, pol
 	})
 }
 
-func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) error {
-	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+func (s *Session) delete(ctx context.Context, c *change.Change, policy ChildPolicy) error {
+	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
 			kids, err := s.store.children(ctx, s.history.Inc)
 			if err != nil {
@@ -98,7 +99,7 @@ func (s *Session) delete(ctx context.Context, c *change, policy ChildPolicy) err
 				if err := s.store.deleteIncarnation(ctx, kid, policy); err != nil {
 					return false, err
 				}
-				c.partly = true
+				c.Partly = true
 			}
 		}
 		timeKey := s.store.space.OrderTime(s.history.Inc)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -70,10 +71,10 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err := s.deleteIncarnation(ctx, inc, policy); err != nil {
 		return nil, err
 	}
-	done := change{partly: true} // from here on an error leaves the session deleted
+	done := change.Change{Partly: true} // from here on an error leaves the session deleted
 	v, err := s.Vacuum(ctx, VacuumOptions{Progress: progress})
 	if err != nil {
-		return nil, done.told(err)
+		return nil, done.Result(err)
 	}
 	e, err := s.receipt(ctx, v, incs, blobs, func(fork *Session) (bool, error) {
 		return slices.ContainsFunc(fork.history.Layers(AnyRevision), func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }), nil
@@ -89,7 +90,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 			}
 		}
 	}
-	return e, done.told(err)
+	return e, done.Result(err)
 }
 
 // erasable returns the incarnation that Erase of an id is about: of the session that has
@@ -199,10 +200,10 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 	if err := s.Tombstone(ctx, ids...); err != nil {
 		return nil, err
 	}
-	done := change{partly: true} // from here on an error leaves the nodes tombstoned
+	done := change.Change{Partly: true} // from here on an error leaves the nodes tombstoned
 	v, err := s.store.Vacuum(ctx, VacuumOptions{Progress: progress})
 	if err != nil {
-		return nil, done.told(err)
+		return nil, done.Result(err)
 	}
 	e, err := s.store.receipt(ctx, v, owners, blobs, func(other *Session) (bool, error) {
 		for _, id := range ids {
@@ -223,13 +224,13 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 			}
 		}
 	}
-	return e, done.told(err)
+	return e, done.Result(err)
 }
 
 // nodeAt returns a node of the session's graph, whether or not it is tombstoned, and
 // where it is.
 func (s *Session) nodeAt(ctx context.Context, id NodeID) (n history.Node, at history.Position, err error) {
-	_, err = retried(ctx, s, func() (_ struct{}, err error) {
+	_, err = history.Retry(ctx, s.history, func() (_ struct{}, err error) {
 		h, _, err := s.readHead(ctx)
 		if err == nil {
 			n, at, err = s.history.Node(ctx, h.Revision, id)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -23,7 +24,7 @@ var (
 	// one that is tombstoned.
 	ErrNodeNotFound = history.ErrNodeNotFound
 	// ErrBlobNotFound: the session has no such attachment.
-	ErrBlobNotFound = errors.New("turnstone: attachment not found")
+	ErrBlobNotFound = history.ErrBlobNotFound
 	// ErrUploadExpired: a commit refers to an attachment that the session does
 	// not have: its upload expired and was collected, or never was. It matches
 	// ErrBlobNotFound.
@@ -55,11 +56,11 @@ var (
 	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
 	// the error matches. Open the store again if it matches engine.ErrClosed, and
 	// call again: a commit with the same turn id returns the result that stands.
-	ErrOutcomeUnknown = errors.New("turnstone: outcome unknown")
+	ErrOutcomeUnknown = change.ErrOutcomeUnknown
 	// ErrIncomplete: a call that is no one atomic step has done a part of its work,
 	// which stands, whatever else the error matches. Calling again, or Vacuum after
 	// Erase, does the rest.
-	ErrIncomplete = errors.New("turnstone: done in part")
+	ErrIncomplete = change.ErrIncomplete
 	// ErrFormat: another version of Turnstone wrote the store, or a record of it.
 	// See FormatError.
 	ErrFormat = codec.ErrFormat

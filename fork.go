@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // fork adds to b what makes the new session about a child of r.Parent, and returns
@@ -20,14 +21,14 @@ func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *he
 		return nil, fmt.Errorf("parent: %w", err)
 	}
 	about.Parent, g.owner = parent.history.Inc, parent.history.Inc
-	origin, err := withLives(ctx, parent, func(l *lives) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
+	origin, err := history.WithLifecycles(ctx, parent.history, func(l *history.Lifecycles) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
 	if errors.Is(err, ErrSessionDeleted) {
 		err = fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
 	}
 	return origin, err
 }
 
-func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Request, about *head.About, g *stage) (*head.Origin, error) {
+func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *stage) (*head.Origin, error) {
 	space := s.store.space
 	h, _, err := s.readHead(ctx)
 	if err != nil {
@@ -44,9 +45,9 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 	var b engine.Batch // of this attempt
 	s.store.setChild(&b, s.history.Inc, about.Incarnation)
 	if r.Detached {
-		next := l.life.Next()
-		b.Guard(l.keys[0], l.raws[0])
-		b.Set(l.keys[0], next.Seal(l.keys[0]))
+		next := l.Own.Next()
+		b.Guard(l.Keys[0], l.Values[0])
+		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		merge(out, &b)
 		return nil, nil
 	}
@@ -61,7 +62,7 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *lives, r *Requ
 	child := space.Session(r.ID)
 	for i := range f.Ancestors {
 		a := &f.Ancestors[i]
-		life, key, raw, err := l.of(a.Incarnation)
+		life, key, raw, err := l.Of(a.Incarnation)
 		if err != nil {
 			return nil, err
 		}

@@ -71,7 +71,7 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return retried(ctx, s, func() (*State, error) { return s.load(ctx, scope) })
+		return history.Retry(ctx, s.history, func() (*State, error) { return s.load(ctx, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
@@ -121,14 +121,14 @@ func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.He
 	if r > h.Revision {
 		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.history.ID, h.Revision)
 	}
-	life, err := s.readLife(ctx)
+	l, err := s.history.Lifecycles(ctx)
 	if err != nil {
 		return err
 	}
-	if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, r); err != nil {
+	if kept, err := s.store.histories.Retained(ctx, s.history.Inc, l.Own, r); err != nil {
 		return err
 	} else if !kept {
-		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.history.ID, life.Floor)
+		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.history.ID, l.Own.Floor)
 	}
 	st.Usage = nil
 	err = s.history.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
@@ -151,7 +151,7 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return retried(ctx, s, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
+		return history.Retry(ctx, s.history, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))

@@ -57,7 +57,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	if err != nil || after >= h.Revision {
 		return err
 	}
-	life, err := s.readLife(ctx)
+	l, err := s.history.Lifecycles(ctx)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	return s.history.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
-			Pruned: c.Revision < life.Floor && !stays[c.Revision],
+			Pruned: c.Revision < l.Own.Floor && !stays[c.Revision],
 		}
 		for _, p := range c.Parts {
 			if p.Set == c.Revision {

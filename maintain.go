@@ -194,7 +194,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if err := errors.Join(c.err, checkPace("maintenance", o.Pace)); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(s.sealer.ctx)
+	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
 	s.background.Go(func() {
 		defer close(done)

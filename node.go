@@ -54,7 +54,7 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 
 func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return retried(ctx, s, func() (Node, error) { return read(ctx) })
+		return history.Retry(ctx, s.history, func() (Node, error) { return read(ctx) })
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 

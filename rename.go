@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 )
 
 // Rename gives the session called from the id to, atomically: lists, reads and
@@ -23,8 +24,8 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return s.settle(ctx, func(c *change) error {
-		if c.unknown { // the conflict may be with our own first attempt
+	return change.Settle(ctx, s.engine, func(c *change.Change) error {
+		if c.Unknown { // the conflict may be with our own first attempt
 			life, err := s.histories.Life(ctx, ses.history.Inc)
 			if err != nil || life != nil && life.Session == s.space.Session(to) {
 				return err
@@ -34,8 +35,8 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	})
 }
 
-func (s *Session) rename(ctx context.Context, c *change, to string) error {
-	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+func (s *Session) rename(ctx context.Context, c *change.Change, to string) error {
+	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		space := s.store.space
 		hash := space.Session(to)
 		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.history.Inc)

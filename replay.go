@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -44,7 +45,7 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 	s.mu.Lock()
 	s.orderTime = vs[1]
 	s.mu.Unlock()
-	if w.unknown && h.Revision >= w.built.commit.Revision {
+	if w.Unknown && h.Revision >= w.built.commit.Revision {
 		_, id, err := s.history.CommitAt(ctx, w.built.commit.Revision)
 		if err != nil {
 			return nil, nil, err
@@ -145,7 +146,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	var pack graph.Pack
 	if stored.Nodes > 0 {
-		if pack, err = retried(ctx, s, func() (graph.Pack, error) { return s.history.Pack(ctx, s.history.Inc, revision) }); err != nil {
+		if pack, err = history.Retry(ctx, s.history, func() (graph.Pack, error) { return s.history.Pack(ctx, s.history.Inc, revision) }); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,9 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -69,8 +71,8 @@ func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err er
 		return false, err
 	}
 	var before Revision // the floor that the first attempt met
-	err = s.changeLife(ctx, func(c *change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
-		if !c.unknown {
+	err = s.changeLife(ctx, func(c *change.Change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
+		if !c.Unknown {
 			before = life.Floor
 		}
 		floor := life.Floor
@@ -89,9 +91,9 @@ func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err er
 // was faster, unless edit reports that there is nothing to do. After an unknown
 // outcome a conflict may be with the call's own first attempt: what was asked for
 // stands then, and edit finds so.
-func (s *Session) changeLife(ctx context.Context, edit func(*change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
-	return s.store.settle(ctx, func(c *change) error {
-		return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+func (s *Session) changeLife(ctx context.Context, edit func(*change.Change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
+	return change.Settle(ctx, s.store.engine, func(c *change.Change) error {
+		return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 			h, _, err := s.readHead(ctx)
 			if err != nil {
 				return false, err
@@ -125,7 +127,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 	}
 	key := s.store.space.Ref(s.history.Inc, name)
 	at := r // the same for all attempts: the first one may stand although its outcome is unknown
-	return s.changeLife(ctx, func(_ *change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
+	return s.changeLife(ctx, func(_ *change.Change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		if at == 0 {
 			at = h.Revision
 		}
@@ -165,7 +167,7 @@ func (s *Session) Release(ctx context.Context, name string) error {
 		return err
 	}
 	key := s.store.space.Ref(s.history.Inc, name)
-	return s.changeLife(ctx, func(_ *change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
+	return s.changeLife(ctx, func(_ *change.Change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
 		if needed = err == nil && vs[0] != nil; needed {
 			life.Refs--
@@ -180,8 +182,8 @@ func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return withLives(ctx, s, func(l *lives) ([]Kept, error) {
-		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.history.Inc, l.life)
+	return history.WithLifecycles(ctx, s.history, func(l *history.Lifecycles) ([]Kept, error) {
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.history.Inc, l.Own)
 		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -105,17 +106,20 @@ func (s *Session) forget() {
 	s.raw = nil
 }
 
+// revision returns the newest revision that the handle has seen.
+func (s *Session) revision() Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == nil {
+		return 0
+	}
+	return s.head.Revision
+}
+
 // readHead reads the head, and more records as they stood at the same moment: see
 // history.Session.ReadHead.
 func (s *Session) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
-	s.mu.Lock()
-	seen := s.head
-	s.mu.Unlock()
-	guess := Revision(0)
-	if seen != nil {
-		guess = seen.Revision
-	}
-	h, raw, values, err := s.history.ReadHead(ctx, guess, more...)
+	h, raw, values, err := s.history.ReadHead(ctx, s.revision(), more...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -209,7 +213,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 			return err
 		}
 	}
-	return s.store.settle(ctx, func(c *change) error {
+	return change.Settle(ctx, s.store.engine, func(c *change.Change) error {
 		timeKey := s.store.space.OrderTime(s.history.Inc)
 		vs, err := s.store.engine.Get(ctx, s.history.HeadKey, s.history.AboutKey, timeKey)
 		if err != nil {
@@ -243,6 +247,6 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		b.Guard(s.history.AboutKey, vs[1])
 		b.Set(s.history.AboutKey, about.Seal(s.history.AboutKey))
 		s.store.moveOrder(&b, s.history.Inc, s.history.Hash, vs[2], about.Updated)
-		return c.apply(ctx, &b)
+		return c.Apply(ctx, &b)
 	})
 }

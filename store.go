@@ -13,9 +13,11 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/seal"
 )
 
 // Options of Open. Nil and the zero value mean the defaults.
@@ -80,7 +82,9 @@ type Store struct {
 	opts      Options
 	record    head.Store
 	bases     *bases
-	sealer    *sealer
+	sealing   *seal.Queue
+	ctx       context.Context // ends with the store, and with it what runs in the background
+	cancel    context.CancelFunc
 
 	background sync.WaitGroup // of Maintain
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
@@ -142,14 +146,15 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.blobs = blob.New(s.engine, s.space, s.record.Chunks)
 	s.histories = history.Store{Engine: s.engine, Space: s.space, Blobs: s.blobs}
 	s.bases = newBases(s.opts.CacheBytes)
-	s.sealer = newSealer(s)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
 }
 
 // load reads the store record, and writes it in a namespace that has none.
 func (s *Store) load(ctx context.Context) error {
 	key, noteKey, runKey := keys.StoreKey(s.opts.Namespace), keys.CopyingKey(s.opts.Namespace), keys.RunKey(s.opts.Namespace)
-	return s.settle(ctx, func(c *change) error {
+	return change.Settle(ctx, s.engine, func(c *change.Change) error {
 		vs, err := s.engine.Get(ctx, key, noteKey, runKey)
 		if err != nil {
 			return err
@@ -183,7 +188,7 @@ func (s *Store) load(ctx context.Context) error {
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
 		b.Set(key, r.Seal(key))
-		if err = c.apply(ctx, &b); err == nil {
+		if err = c.Apply(ctx, &b); err == nil {
 			s.record = r
 		}
 		return err
@@ -220,7 +225,8 @@ func (s *Store) Close() error {
 	if _, err := s.usable(context.Background()); err != nil {
 		return err
 	}
-	s.sealer.stop()
+	s.cancel()
+	s.sealing.Wait()
 	s.background.Wait()
 	return nil
 }
@@ -290,11 +296,11 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		return nil, false, invalid("request", "fork without a parent")
 	}
 	g := s.newStage(head.Incarnation{})
-	err = s.settle(ctx, func(c *change) error {
+	err = change.Settle(ctx, s.engine, func(c *change.Change) error {
 		// A conflict is with another creator, with a change of the parent, or after
 		// an unknown outcome with the call's own first attempt, which is recognized
 		// by its incarnation whatever has become of the session since.
-		if c.unknown {
+		if c.Unknown {
 			vs, err := s.engine.Get(ctx, session.history.LifeKey)
 			if err != nil {
 				return err
@@ -320,7 +326,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		if err != nil {
 			return err
 		}
-		err = c.apply(ctx, b)
+		err = c.Apply(ctx, b)
 		created = err == nil
 		return err
 	})

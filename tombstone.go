@@ -6,6 +6,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 )
 
 // Tombstone soft-deletes nodes in this session: no read shows them from now on,
@@ -23,13 +24,13 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
 	_, err := observed(ctx, s, OpTombstone, s.ID(), func(ctx context.Context) (int, error) {
-		return len(ids), s.store.settle(ctx, func(c *change) error { return s.tombstone(ctx, c, ids) })
+		return len(ids), change.Settle(ctx, s.store.engine, func(c *change.Change) error { return s.tombstone(ctx, c, ids) })
 	}, func(n int, o *Outcome) { o.Items = n })
 	return err
 }
 
-func (s *Session) tombstone(ctx context.Context, c *change, ids []NodeID) error {
-	return s.alter(ctx, c, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+func (s *Session) tombstone(ctx context.Context, c *change.Change, ids []NodeID) error {
+	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		h, _, err := s.readHead(ctx)
 		if err != nil {
 			return false, err

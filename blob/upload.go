@@ -13,6 +13,7 @@ import (
 	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // registers "fastcdc"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/apply"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -134,18 +135,9 @@ func (u *Upload) begin(ctx context.Context) error {
 
 // apply applies b, and again as long as the outcome is not known.
 func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := u.store.engine.Apply(ctx, b)
-		if !errors.Is(err, engine.ErrUnknown) {
-			return err
-		}
-		u.unknown = true
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", err, ctx.Err())
-		case <-time.After(wait):
-		}
-	}
+	unknown, err := apply.Batch(ctx, u.store.engine, b)
+	u.unknown = u.unknown || unknown
+	return err
 }
 
 // put stores d in a batch with what hold adds to it, or finds that d is stored. hold

@@ -30,6 +30,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/apply"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/overlay"
@@ -266,38 +267,29 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 	b.Guards = append([]engine.Pair{{Key: r.key, Value: r.record}}, b.Guards...)
 	b.Set(r.key, record)
 	b.Reclaim = true
-	unknown := false
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := r.engine.Apply(ctx, &b.Batch)
-		var conflict *engine.ConflictError
-		switch {
-		case err == nil:
-			r.state, r.record, r.applied = next, record, time.Now()
-			if r.Pace > 0 && r.Pace < 1 {
-				return sleep(ctx, time.Duration(float64(time.Since(start))*(1-r.Pace)/r.Pace))
-			}
-			return nil
-		case errors.Is(err, engine.ErrUnknown):
-			unknown = true
-			if err := sleep(ctx, wait); err != nil {
-				return err
-			}
-			continue
-		case !errors.As(err, &conflict) || string(conflict.Key) != string(r.key):
+	unknown, err := apply.Batch(ctx, r.engine, &b.Batch)
+	if err == nil {
+		r.state, r.record, r.applied = next, record, time.Now()
+		if r.Pace > 0 && r.Pace < 1 {
+			return sleep(ctx, time.Duration(float64(time.Since(start))*(1-r.Pace)/r.Pace))
+		}
+		return nil
+	}
+	var conflict *engine.ConflictError
+	if !errors.As(err, &conflict) || string(conflict.Key) != string(r.key) {
+		return err
+	}
+	if unknown { // the conflict may be with the run's own first attempt
+		vs, err := r.engine.Get(ctx, r.key)
+		if err != nil {
 			return err
 		}
-		if unknown { // the conflict may be with our own first attempt
-			vs, err := r.engine.Get(ctx, r.key)
-			if err != nil {
-				return err
-			}
-			if string(vs[0]) == string(record) {
-				r.state, r.record = next, record
-				return nil
-			}
+		if string(vs[0]) == string(record) {
+			r.state, r.record = next, record
+			return nil
 		}
-		return ErrSuperseded
 	}
+	return ErrSuperseded
 }
 
 // verdict is err, unless another collector has taken over: then what this one

@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -58,12 +59,16 @@ func (h *History) FindKey(ctx context.Context, last head.Revision, key string) (
 }
 
 // FindAttachment looks up the first node that has an attachment, in the session and then
-// in its ancestors, nearest first. The error is ErrNodeNotFound if no node has it.
+// in its ancestors, nearest first. The error is ErrBlobNotFound if no node has it.
 func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blob.ID) (Position, error) {
 	hash := h.Space.BlobHash(id)
-	return h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
+	at, err := h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
 		return h.Space.Attachment(inc, hash)
 	})
+	if errors.Is(err, ErrNodeNotFound) {
+		err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, h.Name)
+	}
+	return at, err
 }
 
 // find reads an index record of the session and of its ancestors. letter is its kind.

@@ -15,6 +15,8 @@ var (
 	ErrSessionNotFound = errors.New("turnstone: session not found")
 	// ErrSessionDeleted: the incarnation does not live any more under this id.
 	ErrSessionDeleted = errors.New("turnstone: session deleted")
+	// ErrBlobNotFound: no node of the graph has such an attachment.
+	ErrBlobNotFound = errors.New("turnstone: attachment not found")
 )
 
 // A Session is the history of an incarnation that lives under a session id. It holds no

@@ -1,0 +1,76 @@
+package seal
+
+import (
+	"context"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// A Queue seals sessions in the background, one at a time.
+type Queue struct {
+	ctx  context.Context
+	done chan struct{}
+
+	mu     sync.Mutex // guards queue and queued
+	queue  []job
+	queued map[head.Incarnation]bool
+	wake   chan struct{} // holds one element when the queue may not be empty
+}
+
+type job struct {
+	inc  head.Incarnation
+	seal func(context.Context)
+}
+
+// NewQueue returns a queue that works until ctx ends.
+func NewQueue(ctx context.Context) *Queue {
+	q := &Queue{ctx: ctx, done: make(chan struct{}), queued: map[head.Incarnation]bool{}, wake: make(chan struct{}, 1)}
+	go q.run()
+	return q
+}
+
+// Wait waits until the queue, whose context has ended, works no more.
+func (q *Queue) Wait() { <-q.done }
+
+// Add makes the queue call seal for a session, unless the session is in the queue already.
+func (q *Queue) Add(inc head.Incarnation, seal func(context.Context)) {
+	q.mu.Lock()
+	if !q.queued[inc] {
+		q.queued[inc] = true
+		q.queue = append(q.queue, job{inc, seal})
+	}
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *Queue) run() {
+	defer close(q.done)
+	for {
+		select {
+		case <-q.ctx.Done():
+			return
+		case <-q.wake:
+		}
+		for next := q.next(); next.seal != nil; next = q.next() {
+			next.seal(q.ctx)
+			q.mu.Lock()
+			delete(q.queued, next.inc)
+			q.mu.Unlock()
+		}
+	}
+}
+
+// next takes the oldest job off the queue. It returns the zero job if there is none, or
+// if the context has ended.
+func (q *Queue) next() (j job) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) > 0 && q.ctx.Err() == nil {
+		j, q.queue = q.queue[0], q.queue[1:]
+	}
+	return j
+}
