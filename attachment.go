@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -41,14 +42,14 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 }
 
 func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
-	if _, err := s.history.Lifecycles(ctx); err != nil {
+	if _, err := s.session.Lifecycles(ctx); err != nil {
 		return Attachment{}, err
 	}
-	up := s.store.newUpload(s.history.Inc)
+	up := s.store.newUpload(s.session.Inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
 		err = up.Grant(ctx, d, func(b *engine.Batch) error {
-			l, err := s.history.Lifecycles(ctx)
+			l, err := s.session.Lifecycles(ctx)
 			if err == nil {
 				b.Guard(l.Keys[0], l.Values[0])
 			}
@@ -62,7 +63,7 @@ func (s *Session) putAttachment(ctx context.Context, r io.Reader, size int64, me
 		// What was stored is garbage; if this fails it expires.
 		_ = up.Abandon(context.WithoutCancel(ctx))
 		done := change.Change{Unknown: errors.Is(err, engine.ErrUnknown)}
-		return Attachment{}, done.Result(expired(err))
+		return Attachment{}, done.Result(commit.Expired(err))
 	}
 	return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
 }
@@ -89,18 +90,18 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 }
 
 func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
-	h, _, err := s.readHead(ctx)
+	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := s.history.FindAttachment(ctx, h.Revision, id); err != nil {
+	if _, err := s.session.FindAttachment(ctx, h.Revision, id); err != nil {
 		return 0, err
 	}
 	n, err := s.store.blobs.WriteTo(ctx, w, id)
 	var damage *CorruptError
 	if errors.As(err, &damage) { // a vacuum may have removed it meanwhile
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
-			err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.history.ID)
+			err = fmt.Errorf("%w: %s in session %q", ErrBlobNotFound, id, s.session.ID)
 		}
 	}
 	return n, err
@@ -109,19 +110,19 @@ func (s *Session) readAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 // erasedAttachment reports whether the node that had an attachment first is
 // erased, or the session has it no more.
 func (s *Session) erasedAttachment(ctx context.Context, id BlobID) (bool, error) {
-	return history.Retry(ctx, s.history, func() (bool, error) {
-		h, _, err := s.readHead(ctx)
+	return history.Retry(ctx, s.session.Session, func() (bool, error) {
+		h, _, err := s.session.Head(ctx)
 		if err != nil {
 			return false, err
 		}
-		at, err := s.history.FindAttachment(ctx, h.Revision, id)
+		at, err := s.session.FindAttachment(ctx, h.Revision, id)
 		if errors.Is(err, ErrBlobNotFound) {
 			return true, nil
 		}
 		if err != nil {
 			return false, err
 		}
-		n, err := s.history.NodeAt(ctx, at)
+		n, err := s.session.NodeAt(ctx, at)
 		return n.Erased, err
 	})
 }

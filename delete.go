@@ -64,7 +64,7 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, s.deleteIncarnation(ctx, ses.history.Inc, policy)
+		return struct{}{}, s.deleteIncarnation(ctx, ses.session.Inc, policy)
 	}, nil)
 	return err
 }
@@ -86,15 +86,15 @@ func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, pol
 }
 
 func (s *Session) delete(ctx context.Context, c *change.Change, policy ChildPolicy) error {
-	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s.session.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
-			kids, err := s.store.children(ctx, s.history.Inc)
+			kids, err := s.store.children(ctx, s.session.Inc)
 			if err != nil {
 				return false, err
 			}
 			for _, kid := range kids {
 				if policy == RefuseChildren {
-					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.history.ID)
+					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.session.ID)
 				}
 				if err := s.store.deleteIncarnation(ctx, kid, policy); err != nil {
 					return false, err
@@ -102,27 +102,27 @@ func (s *Session) delete(ctx context.Context, c *change.Change, policy ChildPoli
 				c.Partly = true
 			}
 		}
-		timeKey := s.store.space.OrderTime(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.history.HeadKey, s.history.AboutKey, timeKey)
+		timeKey := s.store.space.OrderTime(s.session.Inc)
+		h, vs, err := s.session.Head(ctx, s.session.HeadKey, s.session.AboutKey, timeKey)
 		if err != nil {
 			return false, err
 		}
-		about, err := s.history.OpenAbout(vs[1])
+		about, err := s.session.OpenAbout(vs[1])
 		if err != nil {
 			return false, err
 		}
 		next.State, next.Floor = head.Deleted, h.Revision+1
 		b.Reclaim = true
-		b.Guard(s.history.HeadKey, vs[0])
+		b.Guard(s.session.HeadKey, vs[0])
 		b.Guard(timeKey, vs[2])
-		b.Delete(s.history.HeadKey)
-		b.Delete(s.history.AboutKey)
-		s.store.removeOrder(b, s.history.Inc, vs[2])
-		s.store.setDirty(b, s.history.DirtyKey)
-		key := s.store.space.Predecessor(s.history.Hash)
-		b.Set(key, head.SealPredecessor(key, s.history.Inc))
+		b.Delete(s.session.HeadKey)
+		b.Delete(s.session.AboutKey)
+		head.RemoveFromOrder(b, s.store.space, s.session.Inc, vs[2])
+		b.Set(s.session.DirtyKey, head.SealDirty(s.session.DirtyKey))
+		key := s.store.space.Predecessor(s.session.Hash)
+		b.Set(key, head.SealPredecessor(key, s.session.Inc))
 		if about.Parent != (head.Incarnation{}) {
-			b.Delete(s.store.space.Child(about.Parent, s.history.Inc))
+			b.Delete(s.store.space.Child(about.Parent, s.session.Inc))
 		}
 		return true, nil
 	})

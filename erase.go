@@ -77,7 +77,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 		return nil, done.Result(err)
 	}
 	e, err := s.receipt(ctx, v, incs, blobs, func(fork *Session) (bool, error) {
-		return slices.ContainsFunc(fork.history.Layers(AnyRevision), func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }), nil
+		return slices.ContainsFunc(fork.session.Layers(AnyRevision), func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }), nil
 	})
 	if err == nil && len(e.HeldBy) == 0 {
 		for _, inc := range incs {
@@ -98,7 +98,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 func (s *Store) erasable(ctx context.Context, id string) (inc head.Incarnation, err error) {
 	ses, err := s.Session(ctx, id)
 	if err == nil {
-		return ses.history.Inc, nil
+		return ses.session.Inc, nil
 	}
 	if !errors.Is(err, ErrSessionNotFound) {
 		return inc, err
@@ -230,10 +230,10 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 // nodeAt returns a node of the session's graph, whether or not it is tombstoned, and
 // where it is.
 func (s *Session) nodeAt(ctx context.Context, id NodeID) (n history.Node, at history.Position, err error) {
-	_, err = history.Retry(ctx, s.history, func() (_ struct{}, err error) {
-		h, _, err := s.readHead(ctx)
+	_, err = history.Retry(ctx, s.session.Session, func() (_ struct{}, err error) {
+		h, _, err := s.session.Head(ctx)
 		if err == nil {
-			n, at, err = s.history.Node(ctx, h.Revision, id)
+			n, at, err = s.session.Node(ctx, h.Revision, id)
 		}
 		return struct{}{}, err
 	})
@@ -288,7 +288,7 @@ func (s *Store) holders(ctx context.Context, incs []head.Incarnation, holds func
 				return nil, nil, err
 			}
 			if held {
-				ids = append(ids, other.history.ID)
+				ids = append(ids, other.session.ID)
 			}
 		}
 	}

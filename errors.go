@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -28,7 +29,7 @@ var (
 	// ErrUploadExpired: a commit refers to an attachment that the session does
 	// not have: its upload expired and was collected, or never was. It matches
 	// ErrBlobNotFound.
-	ErrUploadExpired = fmt.Errorf("%w: no upload of it stands", ErrBlobNotFound)
+	ErrUploadExpired = commit.ErrUploadExpired
 	// ErrRevisionNotFound: the session has not got that far.
 	ErrRevisionNotFound = errors.New("turnstone: revision not found")
 	// ErrRevisionPruned: the revision is below the session's history floor.
@@ -141,4 +142,19 @@ func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
 func invalid(where, reason string, args ...any) error {
 	return &InvalidError{Where: where, Reason: fmt.Sprintf(reason, args...)}
+}
+
+// public gives an error of a commit its public type.
+func public(err error) error {
+	switch e := err.(type) {
+	case *commit.Conflict:
+		return (*ConflictError)(e)
+	case *commit.TurnConflict:
+		return (*TurnConflictError)(e)
+	case *commit.Limit:
+		return (*LimitError)(e)
+	case *commit.Invalid:
+		return (*InvalidError)(e)
+	}
+	return err
 }

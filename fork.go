@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -15,22 +16,22 @@ import (
 // the parent and each of its own ancestors, how far their history is shared. The
 // lifecycle record of each is guarded and set, so that nothing that removes or
 // rewrites can pass unnoticed.
-func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *stage) (*head.Origin, error) {
+func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
 	parent, err := s.Session(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
-	about.Parent, g.owner = parent.history.Inc, parent.history.Inc
-	origin, err := history.WithLifecycles(ctx, parent.history, func(l *history.Lifecycles) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
+	about.Parent, g.Owner = parent.session.Inc, parent.session.Inc
+	origin, err := history.WithLifecycles(ctx, parent.session.Session, func(l *history.Lifecycles) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
 	if errors.Is(err, ErrSessionDeleted) {
 		err = fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
 	}
 	return origin, err
 }
 
-func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *stage) (*head.Origin, error) {
+func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
 	space := s.store.space
-	h, _, err := s.readHead(ctx)
+	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -38,12 +39,12 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecy
 		about.ForkNode = h.Leaf
 	}
 	if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
-		if err := s.notPruned(ctx, h.Revision, about.ForkNode); err != nil {
+		if err := s.session.NotPruned(ctx, h.Revision, about.ForkNode); err != nil {
 			return nil, err
 		}
 	}
 	var b engine.Batch // of this attempt
-	s.store.setChild(&b, s.history.Inc, about.Incarnation)
+	s.store.setChild(&b, s.session.Inc, about.Incarnation)
 	if r.Detached {
 		next := l.Own.Next()
 		b.Guard(l.Keys[0], l.Values[0])
@@ -51,11 +52,11 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecy
 		merge(out, &b)
 		return nil, nil
 	}
-	if s.history.Origin != nil && len(s.history.Origin.Ancestors) >= MaxAncestors {
-		have := int64(len(s.history.Origin.Ancestors) + 1)
-		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.history.ID, Have: have, Max: MaxAncestors}
+	if s.session.Origin != nil && len(s.session.Origin.Ancestors) >= MaxAncestors {
+		have := int64(len(s.session.Origin.Ancestors) + 1)
+		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.session.ID, Have: have, Max: MaxAncestors}
 	}
-	f, err := s.history.ForkAt(ctx, h, about.ForkNode)
+	f, err := s.session.ForkAt(ctx, h, about.ForkNode)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecy
 		next.Forks++
 		b.Guard(key, raw)
 		b.Set(key, next.Seal(key))
-		if a.Incarnation == s.history.Inc {
+		if a.Incarnation == s.session.Inc {
 			a.Epoch = next.Epoch
 		}
 		if a.Incarnation == f.Of && len(f.Parts) > 0 {
@@ -103,7 +104,7 @@ func merge(b, more *engine.Batch) {
 // inherit makes parts, which are as owner has them, those that a fork begins with. A
 // delta belongs to its session alone, so b stores the fork's version whole, as a blob,
 // unless another fork has done so.
-func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []Part, g *stage) error {
+func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []Part, g *commit.Stage) error {
 	added := map[BlobID]bool{} // parts of equal content are one blob
 	for i := range parts {
 		p := &parts[i]
@@ -117,19 +118,19 @@ func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarna
 			if err != nil {
 				return err
 			}
-			d, err := g.draft(ctx, p.Blob, content)
+			d, err := g.Draft(ctx, p.Blob, content)
 			if err != nil {
 				return err
 			}
-			if _, err := s.blobs.Refresh(ctx, g.marks, g.ids()); err != nil {
+			if _, err := s.blobs.Refresh(ctx, g.Marks, g.IDs()); err != nil {
 				return err
 			}
-			if err := g.add(b, d); err != nil {
+			if err := g.Add(b, d); err != nil {
 				return err
 			}
 		}
 		p.Set, p.Whole = 0, 0
 	}
-	g.finish(b)
+	g.Finish(b)
 	return nil
 }

@@ -6,57 +6,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"slices"
-	"time"
 
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
-
-// The order of sessions by last update is an index that lags. An entry is moved
-// only by an update at least orderWindow after the one that moved it last:
-// moving it at every commit buries the first page in deletes (90 ms after a
-// million commits by 64 sessions, where four moves a second each cost one). So a
-// session that was updated at time T stands at a time t with
-// t <= T < t+orderWindow, and List sorts that much by the heads: it reads all
-// sessions that stand in one window, which is many only if they were created in
-// a burst (5,000 at 20,000 a second).
-const orderWindow = 250 * time.Millisecond
-
-// setOrder adds a session to the order, and returns the record of its time there.
-func (s *Store) setOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, now time.Time) []byte {
-	entry := head.OrderEntry{Time: uint64(now.UnixNano()), Incarnation: inc, Session: h}
-	b.Set(entry.Seal(s.space))
-	key := s.space.OrderTime(inc)
-	record := head.SealOrderTime(key, entry.Time)
-	b.Set(key, record)
-	return record
-}
-
-// moveOrder moves a session to the front of the order if its entry is older than the
-// window. old is the record of its time. An entry that is missing or damaged is made anew.
-func (s *Store) moveOrder(b *engine.Batch, inc head.Incarnation, h keys.Hash, old []byte, now time.Time) {
-	key := s.space.OrderTime(inc)
-	at, ok := head.OpenOrderTime(key, old)
-	if ok && uint64(now.UnixNano()) < at+uint64(orderWindow) {
-		return
-	}
-	if ok {
-		b.Delete(s.space.Order(at, inc))
-	}
-	b.Guard(key, old)
-	s.setOrder(b, inc, h, now)
-}
-
-// removeOrder takes a session out of the order. old is the record of its time there.
-func (s *Store) removeOrder(b *engine.Batch, inc head.Incarnation, old []byte) {
-	key := s.space.OrderTime(inc)
-	if at, ok := head.OpenOrderTime(key, old); ok {
-		b.Delete(s.space.Order(at, inc))
-	}
-	b.Delete(key)
-}
 
 // ListOptions says which sessions List returns. The zero value means the first
 // page of all.
@@ -158,12 +112,12 @@ func (l *lister) all(ctx context.Context) (Page, error) {
 		if err != nil {
 			return Page{}, err
 		}
-		// What stands from here on was updated before e.Time + orderWindow.
+		// What stands from here on was updated before e.Time + head.OrderWindow.
 		if len(batch) == size {
 			if err := flush(); err != nil {
 				return Page{}, err
 			}
-			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.Time+uint64(orderWindow) {
+			if n := len(l.sorted); n > l.o.Limit && l.sorted[l.o.Limit].at >= e.Time+uint64(head.OrderWindow) {
 				return l.page(ctx)
 			}
 		}
@@ -282,7 +236,7 @@ func (l *lister) children(ctx context.Context) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	incs, err := l.s.children(ctx, parent.history.Inc)
+	incs, err := l.s.children(ctx, parent.session.Inc)
 	if err != nil {
 		return Page{}, err
 	}

@@ -71,12 +71,12 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return history.Retry(ctx, s.history, func() (*State, error) { return s.load(ctx, scope) })
+		return history.Retry(ctx, s.session.Session, func() (*State, error) { return s.load(ctx, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
 func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
-	h, _, err := s.readHead(ctx)
+	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 			return nil, err
 		}
 	}
-	dead, err := s.history.Tombstones(ctx)
+	dead, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -95,19 +95,19 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 		if leaf = scope.Leaf; dead.Has(leaf) {
 			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
 		}
-		if _, _, err := s.history.Node(ctx, st.Revision, leaf); err != nil {
+		if _, _, err := s.session.Node(ctx, st.Revision, leaf); err != nil {
 			return nil, err
 		}
 	}
 	var nodes []history.Node
 	switch {
 	case scope.Full:
-		nodes, err = s.history.All(ctx, st.Revision, st.Commit)
+		nodes, err = s.session.All(ctx, st.Revision, st.Commit)
 	case scope.Last > 0:
-		nodes, err = s.history.Tail(ctx, st.Revision, leaf, scope.Last, dead)
+		nodes, err = s.session.Tail(ctx, st.Revision, leaf, scope.Last, dead)
 	case scope.After > 0 && scope.After >= st.Revision: // nothing came after
 	default:
-		nodes, err = s.history.Path(ctx, st.Revision, scope.After, leaf)
+		nodes, err = s.session.Path(ctx, st.Revision, scope.After, leaf)
 	}
 	if err != nil {
 		return nil, err
@@ -119,26 +119,26 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 // stateAt makes st the state at revision r.
 func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.Head) error {
 	if r > h.Revision {
-		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.history.ID, h.Revision)
+		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.session.ID, h.Revision)
 	}
-	l, err := s.history.Lifecycles(ctx)
+	l, err := s.session.Lifecycles(ctx)
 	if err != nil {
 		return err
 	}
-	if kept, err := s.store.histories.Retained(ctx, s.history.Inc, l.Own, r); err != nil {
+	if kept, err := s.store.histories.Retained(ctx, s.session.Inc, l.Own, r); err != nil {
 		return err
 	} else if !kept {
-		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.history.ID, l.Own.Floor)
+		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.session.ID, l.Own.Floor)
 	}
 	st.Usage = nil
-	err = s.history.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
+	err = s.session.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
 		st.Usage = head.Sum(st.Usage, c.Usage)
 		st.Revision, st.Commit, st.Leaf, st.Time = c.Revision, id, c.Leaf, c.Time
 		if c.Revision != r {
 			return nil
 		}
 		var err error
-		st.Parts, err = s.history.PartsAt(ctx, c)
+		st.Parts, err = s.session.PartsAt(ctx, c)
 		return err
 	})
 	return err
@@ -151,7 +151,7 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return history.Retry(ctx, s.history, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
+		return history.Retry(ctx, s.session.Session, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))
@@ -160,7 +160,7 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 }
 
 func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
-	h, _, err := s.readHead(ctx)
+	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -173,12 +173,12 @@ func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byt
 	}
 	out := make(map[string][]byte, len(st.Parts))
 	for _, p := range st.Parts {
-		content, deltas, err := s.history.ReadPart(ctx, p)
+		content, deltas, err := s.session.ReadPart(ctx, p)
 		if err != nil {
 			return nil, err
 		}
 		if current {
-			s.store.bases.put(s.history.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
+			s.store.commits.Bases.Put(s.session.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
 		}
 		out[p.Name] = content
 	}

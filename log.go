@@ -38,7 +38,7 @@ func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, e
 		}
 		var ce *CorruptError
 		if errors.As(err, &ce) { // or is it that vacuum removed it meanwhile?
-			if _, _, gone := s.readHead(ctx); errors.Is(gone, ErrSessionDeleted) {
+			if _, _, gone := s.session.Head(ctx); errors.Is(gone, ErrSessionDeleted) {
 				err = gone
 			}
 		}
@@ -53,11 +53,11 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	if err := checkRevision("log", "after", after); err != nil {
 		return err
 	}
-	h, _, err := s.readHead(ctx)
+	h, _, err := s.session.Head(ctx)
 	if err != nil || after >= h.Revision {
 		return err
 	}
-	l, err := s.history.Lifecycles(ctx)
+	l, err := s.session.Lifecycles(ctx)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	for _, k := range kept {
 		stays[k.Revision] = true
 	}
-	return s.history.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
+	return s.session.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
 			Pruned: c.Revision < l.Own.Floor && !stays[c.Revision],

@@ -72,7 +72,7 @@ func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.history.History.Inc
+		run.Session = &ses.session.History.Inc
 	}
 	if o.DryRun {
 		return s.collector().Plan(ctx, run)
@@ -134,7 +134,7 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.history.History.Inc
+		run.Session = &ses.session.History.Inc
 	}
 	done, err := s.turn(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func (s *Session) GC(ctx context.Context) (*GCReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return store.GC(ctx, GCOptions{Session: s.history.ID})
+	return store.GC(ctx, GCOptions{Session: s.session.ID})
 }
 
 // Vacuum is Store.Vacuum of this session.
@@ -253,5 +253,5 @@ func (s *Session) Vacuum(ctx context.Context) (*VacuumReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return store.Vacuum(ctx, VacuumOptions{Session: s.history.ID})
+	return store.Vacuum(ctx, VacuumOptions{Session: s.session.ID})
 }

@@ -25,11 +25,11 @@ type Node struct {
 // Node returns one node by its id.
 func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
 	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.readHead(ctx)
+		h, _, err := s.session.Head(ctx)
 		if err != nil {
 			return Node{}, err
 		}
-		n, _, err := s.history.Node(ctx, h.Revision, id)
+		n, _, err := s.session.Node(ctx, h.Revision, id)
 		if err != nil {
 			return Node{}, err
 		}
@@ -40,11 +40,11 @@ func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
 // NodeByKey returns the node that was committed with the caller's key.
 func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.readHead(ctx)
+		h, _, err := s.session.Head(ctx)
 		if err != nil {
 			return Node{}, err
 		}
-		n, err := s.history.NodeByKey(ctx, h.Revision, key)
+		n, err := s.session.NodeByKey(ctx, h.Revision, key)
 		if err != nil {
 			return Node{}, err
 		}
@@ -54,13 +54,13 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 
 func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return history.Retry(ctx, s.history, func() (Node, error) { return read(ctx) })
+		return history.Retry(ctx, s.session.Session, func() (Node, error) { return read(ctx) })
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
 // one makes a Node of n.
 func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node, error) {
-	dead, err := s.history.Tombstones(ctx)
+	dead, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return Node{}, err
 	}
@@ -87,7 +87,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []history.No
 			parent = p
 		} else if dead.Has(parent) { // it is before what was read
 			var err error
-			if parent, err = s.history.Visible(ctx, last, parent, dead); err != nil {
+			if parent, err = s.session.Visible(ctx, last, parent, dead); err != nil {
 				return nil, err
 			}
 		}
@@ -96,7 +96,7 @@ func (s *Session) present(ctx context.Context, last Revision, nodes []history.No
 			continue
 		}
 		if n.Erased {
-			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.history.ID)
+			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.session.ID)
 		}
 		if !n.Blob.IsZero() {
 			stored = append(stored, len(out))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/commit"
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
@@ -103,15 +104,15 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 // panicked, such as a validator.
 var errPanicked = errors.New("turnstone: panic")
 
-// outcome is that of a commit.
-func (w *writer) outcome(r *Result, err error) Outcome {
-	o := Outcome{Err: err, Replayed: r.Replayed, BaseHits: w.hits, BaseMisses: w.misses}
+// outcomeOf returns the outcome of a commit.
+func outcomeOf(c *Commit, r *Result, stats *commit.Stats, err error) Outcome {
+	o := Outcome{Err: err, Replayed: r.Replayed, BaseHits: stats.Hits, BaseMisses: stats.Misses}
 	if err == nil && !r.Replayed {
 		o.Items = len(r.Nodes)
-		for i := range w.in.Nodes {
-			o.Bytes += int64(len(w.in.Nodes[i].Payload))
+		for i := range c.Nodes {
+			o.Bytes += int64(len(c.Nodes[i].Payload))
 		}
-		for _, content := range w.in.Checkpoint {
+		for _, content := range c.Checkpoint {
 			o.Bytes += int64(len(content))
 		}
 	}

@@ -133,7 +133,7 @@ func TestVerifyBesideDelete(t *testing.T) {
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
 	must(t, s, Commit{Nodes: node("x")})
-	k := st.space.OrderTime(s.history.Inc)
+	k := st.space.OrderTime(s.session.Inc)
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		if len(ks) == 1 && bytes.Equal(ks[0], k) {
 			e.get = nil
@@ -163,7 +163,7 @@ func TestVerifyBesideSeal(t *testing.T) {
 	must(t, s, Commit{Turn: "T", Nodes: n})
 	must(t, s, Commit{Expected: 1, Nodes: node("x")})
 	must(t, s, Commit{Expected: 2, Nodes: node("x")})
-	k := st.space.Pack(s.history.Inc, 1, 0)
+	k := st.space.Pack(s.session.Inc, 1, 0)
 	other, err := st.Session(bg, "s")
 	if err != nil {
 		t.Fatal(err)
@@ -250,8 +250,8 @@ func TestACancelledReadIsNoDamage(t *testing.T) {
 		{"a chunk", st.space.Blob(st.space.BlobHash(chunks[0]), 0), func(ctx context.Context) error { _, err := s.Checkpoint(ctx, 0); return err }},
 		{"a list", st.space.Blob(st.space.BlobHash(blob.Sum(chunked)), 0), func(ctx context.Context) error { _, err := s.Checkpoint(ctx, 0); return err }},
 		{"a later part", st.space.Blob(st.space.BlobHash(blob.Sum(parted)), 1), func(ctx context.Context) error { _, err := s.Load(ctx, Scope{}); return err }},
-		{"a pack", st.space.Pack(s.history.Inc, 2, 0), func(ctx context.Context) error { _, err := s.Load(ctx, Scope{}); return err }},
-		{"a commit", st.space.Commit(s.history.Inc, 2), func(ctx context.Context) error { _, err := s.Load(ctx, Scope{}); return err }},
+		{"a pack", st.space.Pack(s.session.Inc, 2, 0), func(ctx context.Context) error { _, err := s.Load(ctx, Scope{}); return err }},
+		{"a commit", st.space.Commit(s.session.Inc, 2), func(ctx context.Context) error { _, err := s.Load(ctx, Scope{}); return err }},
 	} {
 		for _, cause := range []error{boom, context.Canceled} {
 			ctx, cancel := context.WithCancel(bg)
@@ -338,7 +338,7 @@ func TestAForkDoesNotSlipPastARename(t *testing.T) {
 	s := mk(t, st, Request{ID: "p"})
 	must(t, s, Commit{Nodes: node("x")})
 	st2 := open(t, mem, nil)
-	k := st.space.Life(s.history.Inc)
+	k := st.space.Life(s.session.Inc)
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		if len(ks) == 1 && bytes.Equal(ks[0], k) {
 			e.get = nil
@@ -370,7 +370,7 @@ func TestCascadeDeletesThatChildOnly(t *testing.T) {
 		st2 := open(t, mem, nil)
 		armed := false
 		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-			if len(ks) == 1 && bytes.Equal(ks[0], c.history.AboutKey) && !armed {
+			if len(ks) == 1 && bytes.Equal(ks[0], c.session.AboutKey) && !armed {
 				armed = true
 				vs, err := mem.Get(ctx, ks...)
 				if op == "recreate" {

@@ -51,7 +51,7 @@ func TestCorruptWhileSealing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		k := st.space.Pack(s.history.Inc, 1, 0)
+		k := st.space.Pack(s.session.Inc, 1, 0)
 		seen := 0
 		e.between = func(key []byte) {
 			if string(key) == string(k) {

@@ -414,7 +414,7 @@ func TestVerifyEmptySession(t *testing.T) {
 	committed := 0
 	e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 		vs, err := mem.Get(ctx, ks...)
-		if slices.ContainsFunc(ks, func(k []byte) bool { return bytes.Equal(k, s.history.HeadKey) }) {
+		if slices.ContainsFunc(ks, func(k []byte) bool { return bytes.Equal(k, s.session.HeadKey) }) {
 			e.get = nil
 			committed++
 			must(t, s, Commit{Expected: AnyRevision, Nodes: node("x")})
@@ -454,7 +454,7 @@ func TestTampered(t *testing.T) {
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
 	r := must(t, s, Commit{Nodes: []NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: NoNode()}}})
-	seg, err := graph.SegmentAt(bg, e, st.space, s.history.Inc, 1)
+	seg, err := graph.SegmentAt(bg, e, st.space, s.session.Inc, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,7 +463,7 @@ func TestTampered(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Nodes[0].Inline = []byte("FAKE")
-	ks, vs, err := graph.EncodeSegment(st.space, s.history.Inc, seg.Packs, NodeID{}, codec.Fast)
+	ks, vs, err := graph.EncodeSegment(st.space, s.session.Inc, seg.Packs, NodeID{}, codec.Fast)
 	if err != nil || len(ks) != 1 {
 		t.Fatal(len(ks), err)
 	}
@@ -495,7 +495,7 @@ func TestIndexLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b engine.Batch
-	b.Delete(st.space.Index(s.history.Inc, 2))
+	b.Delete(st.space.Index(s.session.Inc, 2))
 	if err := e.Apply(bg, &b); err != nil {
 		t.Fatal(err)
 	}

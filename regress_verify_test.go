@@ -49,7 +49,7 @@ func TestVerifyFollowsARename(t *testing.T) {
 		s := mk(t, st, Request{ID: "s"})
 		must(t, s, Commit{Nodes: node("x")})
 		must(t, s, Commit{Expected: 1, Nodes: node("y")})
-		k := st.space.Pack(s.history.Inc, 1, 0)
+		k := st.space.Pack(s.session.Inc, 1, 0)
 		var b engine.Batch
 		b.Delete(k)
 		if err := mem.Apply(bg, &b); err != nil {
@@ -58,7 +58,7 @@ func TestVerifyFollowsARename(t *testing.T) {
 		st2 := open(t, mem, nil)
 		done := false
 		e.get = func(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-			if len(ks) > 1 && bytes.Equal(ks[0], s.history.HeadKey) && !done {
+			if len(ks) > 1 && bytes.Equal(ks[0], s.session.HeadKey) && !done {
 				done = true
 				if err := st2.Rename(bg, "s", string(rune('a'+i))); err != nil {
 					t.Fatal(err)

@@ -26,7 +26,7 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	}
 	return change.Settle(ctx, s.engine, func(c *change.Change) error {
 		if c.Unknown { // the conflict may be with our own first attempt
-			life, err := s.histories.Life(ctx, ses.history.Inc)
+			life, err := s.histories.Life(ctx, ses.session.Inc)
 			if err != nil || life != nil && life.Session == s.space.Session(to) {
 				return err
 			}
@@ -36,38 +36,38 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 }
 
 func (s *Session) rename(ctx context.Context, c *change.Change, to string) error {
-	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s.session.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		space := s.store.space
 		hash := space.Session(to)
-		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.history.Inc)
-		h, vs, err := s.readHead(ctx, s.history.HeadKey, s.history.AboutKey, timeKey, headKey, space.Predecessor(hash))
+		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.session.Inc)
+		h, vs, err := s.session.Head(ctx, s.session.HeadKey, s.session.AboutKey, timeKey, headKey, space.Predecessor(hash))
 		if err != nil {
 			return false, err
 		}
 		if vs[3] != nil {
 			return false, fmt.Errorf("%w: %q", ErrExists, to)
 		}
-		about, err := s.history.OpenAbout(vs[1])
+		about, err := s.session.OpenAbout(vs[1])
 		if err != nil {
 			return false, err
 		}
 		about.ID = to
 		next.Session = hash
-		b.Guard(s.history.HeadKey, vs[0])
-		b.Guard(s.history.AboutKey, vs[1])
+		b.Guard(s.session.HeadKey, vs[0])
+		b.Guard(s.session.AboutKey, vs[1])
 		b.Guard(headKey, nil)
 		b.Guard(space.Predecessor(hash), vs[4])
 		b.Guard(timeKey, vs[2])
-		b.Delete(s.history.HeadKey)
-		b.Delete(s.history.AboutKey)
+		b.Delete(s.session.HeadKey)
+		b.Delete(s.session.AboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
 		if at, ok := head.OpenOrderTime(timeKey, vs[2]); ok {
-			entry := head.OrderEntry{Time: at, Incarnation: s.history.Inc, Session: hash}
+			entry := head.OrderEntry{Time: at, Incarnation: s.session.Inc, Session: hash}
 			b.Set(entry.Seal(space))
 		}
-		key := space.Predecessor(s.history.Hash)
-		b.Set(key, head.SealPredecessor(key, s.history.Inc))
+		key := space.Predecessor(s.session.Hash)
+		b.Set(key, head.SealPredecessor(key, s.session.Inc))
 		return true, nil
 	})
 }

@@ -93,13 +93,13 @@ func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err er
 // stands then, and edit finds so.
 func (s *Session) changeLife(ctx context.Context, edit func(*change.Change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
 	return change.Settle(ctx, s.store.engine, func(c *change.Change) error {
-		return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
-			h, _, err := s.readHead(ctx)
+		return c.Alter(ctx, s.session.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+			h, _, err := s.session.Head(ctx)
 			if err != nil {
 				return false, err
 			}
 			b.Reclaim = true
-			s.store.setDirty(b, s.history.DirtyKey)
+			b.Set(s.session.DirtyKey, head.SealDirty(s.session.DirtyKey))
 			return edit(c, h, next, b)
 		})
 	})
@@ -125,7 +125,7 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 	if err := checkRevision("kept revision", "it", r); err != nil {
 		return err
 	}
-	key := s.store.space.Ref(s.history.Inc, name)
+	key := s.store.space.Ref(s.session.Inc, name)
 	at := r // the same for all attempts: the first one may stand although its outcome is unknown
 	return s.changeLife(ctx, func(_ *change.Change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		if at == 0 {
@@ -138,21 +138,21 @@ func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
 		if vs[0] != nil {
 			ref, err := head.OpenRef(key, vs[0])
 			if err == nil && ref.Revision != at {
-				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.history.ID)
+				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.session.ID)
 				return false, err
 			}
-			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.history.ID)
+			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.session.ID)
 		}
 		if at > h.Revision || at == 0 {
-			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.history.ID, h.Revision)
+			return false, fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, at, s.session.ID, h.Revision)
 		}
-		if kept, err := s.store.histories.Retained(ctx, s.history.Inc, life, at); err != nil {
+		if kept, err := s.store.histories.Retained(ctx, s.session.Inc, life, at); err != nil {
 			return false, err
 		} else if !kept {
-			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.history.ID, life.Floor)
+			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, at, s.session.ID, life.Floor)
 		}
 		if life.Refs >= MaxKept {
-			return false, &LimitError{Limit: "kept revisions", Where: "session " + s.history.ID, Have: int64(life.Refs) + 1, Max: MaxKept}
+			return false, &LimitError{Limit: "kept revisions", Where: "session " + s.session.ID, Have: int64(life.Refs) + 1, Max: MaxKept}
 		}
 		life.Refs++
 		ref := head.Ref{Name: name, Revision: at}
@@ -166,7 +166,7 @@ func (s *Session) Release(ctx context.Context, name string) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
-	key := s.store.space.Ref(s.history.Inc, name)
+	key := s.store.space.Ref(s.session.Inc, name)
 	return s.changeLife(ctx, func(_ *change.Change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := s.store.engine.Get(ctx, key)
 		if needed = err == nil && vs[0] != nil; needed {
@@ -182,8 +182,8 @@ func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return history.WithLifecycles(ctx, s.history, func(l *history.Lifecycles) ([]Kept, error) {
-		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.history.Inc, l.Own)
+	return history.WithLifecycles(ctx, s.session.Session, func(l *history.Lifecycles) ([]Kept, error) {
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
 		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})

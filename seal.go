@@ -82,7 +82,7 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 // sealOne seals at most one segment and reports whether there may be another.
 func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
 	sizes := seal.Sizes{Full: s.store.opts.SealBytes, Most: MaxSeal}
-	sealed, more, err := sizes.Next(ctx, c, s.history, s.revision(), all)
+	sealed, more, err := sizes.Next(ctx, c, s.session.Session, s.session.Revision(), all)
 	if err == nil {
 		s.sealedRaw.Store(sealed)
 	}
@@ -94,7 +94,7 @@ func (s *Session) sealLater() {
 	if s.store.opts.NoAutoSeal {
 		return
 	}
-	s.store.sealing.Add(s.history.Inc, func(ctx context.Context) {
+	s.store.sealing.Add(s.session.Inc, func(ctx context.Context) {
 		err := s.seal(ctx, false)
 		if l := s.store.opts.Logger; l != nil && err != nil && ctx.Err() == nil && !errors.Is(err, ErrSessionDeleted) {
 			l.Error("turnstone: seal", "error", err)

@@ -30,7 +30,7 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 	}
 	levels := func() (out []codec.Level) {
 		t.Helper()
-		for seg, err := range graph.Segments(bg, counted, st.space, s.history.Inc, 1, uint64(len(want))) {
+		for seg, err := range graph.Segments(bg, counted, st.space, s.session.Inc, 1, uint64(len(want))) {
 			if err != nil {
 				t.Fatal(err)
 			}

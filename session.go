@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/commit"
 )
 
 // More names of other packages that most callers need.
@@ -50,15 +49,10 @@ type Info struct {
 // in many, may be used at once: commits are checked against the store.
 type Session struct {
 	store   *Store
-	history *history.Session // what was committed
+	session *commit.Session
 
 	// sealedRaw is head.Life.SealedRaw as it was seen last.
 	sealedRaw atomic.Uint64
-
-	mu        sync.Mutex // guards what follows: the last state that was seen
-	head      *head.Head // replaced, never changed
-	raw       []byte     // the record of head
-	orderTime []byte     // the record of the session's time in the order of sessions
 }
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
@@ -73,58 +67,21 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ses := &Session{store: s, history: h, orderTime: st.OrderTime}
+	ses := &Session{store: s, session: commit.NewSession(h)}
+	ses.session.SeeOrderTime(st.OrderTime)
 	if st.Life != nil {
 		ses.sealedRaw.Store(st.Life.SealedRaw)
 	}
-	ses.remember(st.Head, nil)
+	ses.session.See(st.Head, nil)
 	return ses, nil
 }
 
 // ID returns the session's id.
 func (s *Session) ID() string {
-	if s == nil || s.history == nil {
+	if s == nil || s.session == nil {
 		return ""
 	}
-	return s.history.ID
-}
-
-// remember keeps the newest head that was seen. raw may be nil when it is not
-// at hand; a commit then reads it.
-func (s *Session) remember(h *head.Head, raw []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.head == nil || h.Revision >= s.head.Revision {
-		s.head, s.raw = h, raw
-	}
-}
-
-// forget makes the next commit read the head.
-func (s *Session) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.raw = nil
-}
-
-// revision returns the newest revision that the handle has seen.
-func (s *Session) revision() Revision {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.head == nil {
-		return 0
-	}
-	return s.head.Revision
-}
-
-// readHead reads the head, and more records as they stood at the same moment: see
-// history.Session.ReadHead.
-func (s *Session) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
-	h, raw, values, err := s.history.ReadHead(ctx, s.revision(), more...)
-	if err != nil {
-		return nil, nil, err
-	}
-	s.remember(h, raw)
-	return h, values, nil
+	return s.session.ID
 }
 
 // Info returns the session's metadata and where it stands.
@@ -132,11 +89,11 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return Info{}, err
 	}
-	h, vs, err := s.readHead(ctx, s.history.AboutKey)
+	h, vs, err := s.session.Head(ctx, s.session.AboutKey)
 	if err != nil {
 		return Info{}, err
 	}
-	about, err := s.history.OpenAbout(vs[0])
+	about, err := s.session.OpenAbout(vs[0])
 	if err != nil {
 		return Info{}, err
 	}
@@ -174,7 +131,7 @@ func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Sessi
 			return nil, err
 		}
 		ses, err := s.Session(ctx, about.ID)
-		if err == nil && ses.history.Inc == inc {
+		if err == nil && ses.session.Inc == inc {
 			return ses, nil
 		}
 		if err != nil && !errors.Is(err, ErrSessionNotFound) {
@@ -214,20 +171,20 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		}
 	}
 	return change.Settle(ctx, s.store.engine, func(c *change.Change) error {
-		timeKey := s.store.space.OrderTime(s.history.Inc)
-		vs, err := s.store.engine.Get(ctx, s.history.HeadKey, s.history.AboutKey, timeKey)
+		timeKey := s.store.space.OrderTime(s.session.Inc)
+		vs, err := s.store.engine.Get(ctx, s.session.HeadKey, s.session.AboutKey, timeKey)
 		if err != nil {
 			return err
 		}
 		if vs[0] == nil {
-			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.history.ID)
+			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.session.ID)
 		}
-		about, err := s.history.OpenAbout(vs[1])
+		about, err := s.session.OpenAbout(vs[1])
 		if err != nil {
 			return err
 		}
-		if about.Incarnation != s.history.Inc {
-			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.history.ID)
+		if about.Incarnation != s.session.Inc {
+			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.session.ID)
 		}
 		unset(about, empty)
 		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
@@ -240,13 +197,13 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		}
 		about.Labels = merged(about.Labels, m.Labels)
 		if len(about.Labels) > MaxLabels {
-			return &LimitError{Limit: "labels", Where: "session " + s.history.ID, Have: int64(len(about.Labels)), Max: MaxLabels}
+			return &LimitError{Limit: "labels", Where: "session " + s.session.ID, Have: int64(len(about.Labels)), Max: MaxLabels}
 		}
 		about.Updated = s.store.now()
 		var b engine.Batch
-		b.Guard(s.history.AboutKey, vs[1])
-		b.Set(s.history.AboutKey, about.Seal(s.history.AboutKey))
-		s.store.moveOrder(&b, s.history.Inc, s.history.Hash, vs[2], about.Updated)
+		b.Guard(s.session.AboutKey, vs[1])
+		b.Set(s.session.AboutKey, about.Seal(s.session.AboutKey))
+		head.MoveInOrder(&b, s.store.space, s.session.Inc, s.session.Hash, vs[2], about.Updated)
 		return c.Apply(ctx, &b)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/seal"
@@ -81,7 +82,7 @@ type Store struct {
 	histories history.Store
 	opts      Options
 	record    head.Store
-	bases     *bases
+	commits   *commit.Store
 	sealing   *seal.Queue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
@@ -145,7 +146,11 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.space = keys.New(s.record.Namespace, s.record.Secret)
 	s.blobs = blob.New(s.engine, s.space, s.record.Chunks)
 	s.histories = history.Store{Engine: s.engine, Space: s.space, Blobs: s.blobs}
-	s.bases = newBases(s.opts.CacheBytes)
+	s.commits = &commit.Store{
+		Store: s.histories, Inline: s.record.Inline, Bases: commit.NewBases(s.opts.CacheBytes),
+		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
+		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
@@ -295,13 +300,13 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
 		return nil, false, invalid("request", "fork without a parent")
 	}
-	g := s.newStage(head.Incarnation{})
+	g := s.commits.NewStage(head.Incarnation{})
 	err = change.Settle(ctx, s.engine, func(c *change.Change) error {
 		// A conflict is with another creator, with a change of the parent, or after
 		// an unknown outcome with the call's own first attempt, which is recognized
 		// by its incarnation whatever has become of the session since.
 		if c.Unknown {
-			vs, err := s.engine.Get(ctx, session.history.LifeKey)
+			vs, err := s.engine.Get(ctx, session.session.LifeKey)
 			if err != nil {
 				return err
 			}
@@ -317,10 +322,10 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 			return err
 		}
 		var b *engine.Batch
-		g.abandon(ctx) // what an earlier attempt stored ahead
-		g = s.newStage(head.Incarnation{})
+		g.Abandon(ctx) // what an earlier attempt stored ahead
+		g = s.commits.NewStage(head.Incarnation{})
 		b, session, err = s.create(ctx, r, &g)
-		if errors.Is(err, errGone) {
+		if errors.Is(err, commit.ErrBlobGone) {
 			err = engine.ErrConflict
 		}
 		if err != nil {
@@ -331,7 +336,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		return err
 	})
 	if err != nil && !errors.Is(err, ErrOutcomeUnknown) || err == nil && !created {
-		g.abandon(ctx)
+		g.Abandon(ctx)
 	}
 	if err != nil {
 		return nil, false, err
@@ -341,7 +346,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 
 // create returns the batch that creates the session, and a handle on the session
 // for when the batch was applied.
-func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch, *Session, error) {
+func (s *Store) create(ctx context.Context, r Request, g *commit.Stage) (*engine.Batch, *Session, error) {
 	now := s.now()
 	h := s.space.Session(r.ID)
 	about := head.About{
@@ -356,26 +361,26 @@ func (s *Store) create(ctx context.Context, r Request, g *stage) (*engine.Batch,
 	}
 	about.Incarnation = inc
 	hd := head.Head{Incarnation: inc, Updated: now}
-	ses := &Session{store: s, history: s.histories.Session(r.ID, inc)}
+	ses := &Session{store: s, session: commit.NewSession(s.histories.Session(r.ID, inc))}
 	if r.Parent != "" {
-		if ses.history.Origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
+		if ses.session.Origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
 			return nil, nil, err
 		}
-		if o := ses.history.Origin; o != nil {
+		if o := ses.session.Origin; o != nil {
 			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, o.Parts
 			key := s.space.Origin(inc)
 			b.Set(key, o.Seal(key))
 		}
 	}
-	hd.Commit = head.Genesis(inc, ses.history.Origin)
-	raw := hd.Seal(ses.history.HeadKey)
-	b.Guard(ses.history.HeadKey, nil)
-	b.Set(ses.history.HeadKey, raw)
-	b.Set(ses.history.AboutKey, about.Seal(ses.history.AboutKey))
+	hd.Commit = head.Genesis(inc, ses.session.Origin)
+	raw := hd.Seal(ses.session.HeadKey)
+	b.Guard(ses.session.HeadKey, nil)
+	b.Set(ses.session.HeadKey, raw)
+	b.Set(ses.session.AboutKey, about.Seal(ses.session.AboutKey))
 	life := head.Life{Session: h, State: head.Live}
-	b.Set(ses.history.LifeKey, life.Seal(ses.history.LifeKey))
-	ses.orderTime = s.setOrder(&b, inc, h, now)
-	ses.remember(&hd, raw)
+	b.Set(ses.session.LifeKey, life.Seal(ses.session.LifeKey))
+	ses.session.SeeOrderTime(head.AddToOrder(&b, s.space, inc, h, now))
+	ses.session.See(&hd, raw)
 	return &b, ses, nil
 }
 

@@ -30,12 +30,12 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 }
 
 func (s *Session) tombstone(ctx context.Context, c *change.Change, ids []NodeID) error {
-	return c.Alter(ctx, s.history, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
-		h, _, err := s.readHead(ctx)
+	return c.Alter(ctx, s.session.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		h, _, err := s.session.Head(ctx)
 		if err != nil {
 			return false, err
 		}
-		dead, err := s.history.Tombstones(ctx)
+		dead, err := s.session.Tombstones(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -49,7 +49,7 @@ func (s *Session) tombstone(ctx context.Context, c *change.Change, ids []NodeID)
 					return false, err
 				}
 			}
-			key := s.store.space.Tombstone(s.history.Inc, id)
+			key := s.store.space.Tombstone(s.session.Inc, id)
 			stone := head.Tombstone{Epoch: next.Epoch}
 			b.Set(key, stone.Seal(key))
 			dead.Add(id)
@@ -59,7 +59,7 @@ func (s *Session) tombstone(ctx context.Context, c *change.Change, ids []NodeID)
 		}
 		next.Stones += uint64(b.Ops())
 		b.Reclaim = true
-		s.store.setDirty(b, s.history.DirtyKey)
+		b.Set(s.session.DirtyKey, head.SealDirty(s.session.DirtyKey))
 		return true, nil
 	})
 }
@@ -67,7 +67,7 @@ func (s *Session) tombstone(ctx context.Context, c *change.Change, ids []NodeID)
 // know adds to known the nodes of the session's graph that are in one segment with
 // id, and fails if id is not among them.
 func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[NodeID]bool) error {
-	l, nodes, err := s.history.SegmentOf(ctx, last, id)
+	l, nodes, err := s.session.SegmentOf(ctx, last, id)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (s *Session) know(ctx context.Context, last Revision, id NodeID, known map[
 		}
 	}
 	if !known[id] {
-		return fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.history.ID)
+		return fmt.Errorf("%w: node %s of session %q", ErrNodeNotFound, id, s.session.ID)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package turnstone
+package commit
 
 import (
 	"bytes"
@@ -13,14 +13,14 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A stage gathers the contents that one batch is going to refer to as blobs. The
+// A Stage gathers the contents that one batch is going to refer to as blobs. The
 // batch carries them as far as there is room. The rest is stored ahead of the batch,
 // held by an upload that the batch ends.
-type stage struct {
+type Stage struct {
 	store  *Store
-	owner  head.Incarnation // the session that commits or, for a fork, its parent
-	marks  blob.Marks       // of the blobs that the batch may rely on
-	drafts map[BlobID]*blob.Draft
+	Owner  head.Incarnation // the session that commits or, for a fork, its parent
+	Marks  blob.Marks       // of the blobs that the batch may rely on
+	drafts map[blob.ID]*blob.Draft
 	bytes  int          // that the batch carries
 	upload *blob.Upload // nil if nothing was stored ahead
 }
@@ -29,17 +29,17 @@ type stage struct {
 // engine accepts at least (2 MiB) is for nodes and index.
 const stageBytes = 1 << 20
 
-// errGone: a blob that was stored ahead of the batch has been removed since. It
+// ErrBlobGone: a blob that was stored ahead of the batch has been removed since. It
 // has to be staged again.
-var errGone = errors.New("blob removed")
+var ErrBlobGone = errors.New("blob removed")
 
-// newStage returns an empty stage. owner may be zero until something is stored ahead.
-func (s *Store) newStage(owner head.Incarnation) stage {
-	return stage{store: s, owner: owner, marks: blob.Marks{}, drafts: map[BlobID]*blob.Draft{}}
+// NewStage returns an empty stage. owner may be zero until something is stored ahead.
+func (s *Store) NewStage(owner head.Incarnation) Stage {
+	return Stage{store: s, Owner: owner, Marks: blob.Marks{}, drafts: map[blob.ID]*blob.Draft{}}
 }
 
 // room reports whether the batch has room for n more bytes, and takes it.
-func (g *stage) room(n int) bool {
+func (g *Stage) room(n int) bool {
 	if g.bytes+n > stageBytes {
 		return false
 	}
@@ -47,9 +47,9 @@ func (g *stage) room(n int) bool {
 	return true
 }
 
-// draft returns content, whose id the caller knows, as a blob that the batch can refer
+// Draft returns content, whose id the caller knows, as a blob that the batch can refer
 // to. Equal contents are one blob.
-func (g *stage) draft(ctx context.Context, id BlobID, content []byte) (*blob.Draft, error) {
+func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blob.Draft, error) {
 	if d := g.drafts[id]; d != nil {
 		return d, nil
 	}
@@ -64,7 +64,7 @@ func (g *stage) draft(ctx context.Context, id BlobID, content []byte) (*blob.Dra
 		err = g.ahead().Put(ctx, d)
 	}
 	if err != nil {
-		return nil, expired(err)
+		return nil, Expired(err)
 	}
 	d.Stored = true
 	g.drafts[id] = d
@@ -72,56 +72,56 @@ func (g *stage) draft(ctx context.Context, id BlobID, content []byte) (*blob.Dra
 }
 
 // ahead returns the upload of what is stored ahead of the batch.
-func (g *stage) ahead() *blob.Upload {
+func (g *Stage) ahead() *blob.Upload {
 	if g.upload == nil {
-		g.upload = g.store.newUpload(g.owner)
+		g.upload = g.store.NewUpload(g.Owner)
 	}
 	return g.upload
 }
 
 // read makes the marks known that the batch relies on: for most batches they are in
 // memory, or there are none.
-func (g *stage) read(ctx context.Context) error {
-	var stored []BlobID
+func (g *Stage) read(ctx context.Context) error {
+	var stored []blob.ID
 	for id, d := range g.drafts {
 		if d.Stored {
 			stored = append(stored, id)
 		} else {
-			g.store.blobs.Hint(g.marks, id)
+			g.store.Blobs.Hint(g.Marks, id)
 		}
 	}
-	absent, err := g.store.blobs.Known(ctx, g.marks, stored)
+	absent, err := g.store.Blobs.Known(ctx, g.Marks, stored)
 	if err == nil && len(absent) > 0 {
-		err = errGone
+		err = ErrBlobGone
 	}
 	return err
 }
 
-// add makes b store or rely on d.
-func (g *stage) add(b *engine.Batch, d *blob.Draft) error {
-	err := g.store.blobs.Add(b, d, g.marks)
+// Add makes b store or rely on d.
+func (g *Stage) Add(b *engine.Batch, d *blob.Draft) error {
+	err := g.store.Blobs.Add(b, d, g.Marks)
 	if errors.Is(err, blob.ErrNotFound) {
-		err = fmt.Errorf("%w: %s", errGone, d.ID)
+		err = fmt.Errorf("%w: %s", ErrBlobGone, d.ID)
 	}
 	return err
 }
 
-// ids returns the ids of all drafts.
-func (g *stage) ids() []BlobID { return slices.Collect(maps.Keys(g.drafts)) }
+// IDs returns the ids of all drafts.
+func (g *Stage) IDs() []blob.ID { return slices.Collect(maps.Keys(g.drafts)) }
 
-// finish makes b end the upload.
-func (g *stage) finish(b *engine.Batch) {
+// Finish makes b end the upload.
+func (g *Stage) Finish(b *engine.Batch) {
 	if g.upload != nil {
 		g.upload.Finish(b)
 	}
 }
 
 // applied tells the stage that b was applied.
-func (g *stage) applied(b *engine.Batch) { g.store.blobs.Applied(b, g.ids()) }
+func (g *Stage) applied(b *engine.Batch) { g.store.Blobs.Applied(b, g.IDs()) }
 
-// abandon gives up what was stored ahead: it is garbage. If abandon fails, the upload
+// Abandon gives up what was stored ahead: it is garbage. If abandon fails, the upload
 // expires.
-func (g *stage) abandon(ctx context.Context) {
+func (g *Stage) Abandon(ctx context.Context) {
 	if g.upload != nil {
 		_ = g.upload.Abandon(context.WithoutCancel(ctx))
 		g.upload = nil

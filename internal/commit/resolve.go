@@ -1,4 +1,4 @@
-package turnstone
+package commit
 
 import (
 	"bytes"
@@ -16,10 +16,9 @@ import (
 
 // decided reports whether err ends a commit that is known not to stand.
 func decided(err error) bool {
-	for _, e := range []error{ErrConflict, ErrTurnConflict, ErrInvalid} {
-		if errors.Is(err, e) {
-			return true
-		}
+	switch err.(type) {
+	case *Conflict, *TurnConflict, *Invalid:
+		return true
 	}
 	return false
 }
@@ -35,18 +34,16 @@ func (*replayed) Error() string { return "turn replayed" }
 // resolve finds out why a guard was false, and returns the head to go on from,
 // or the error that the commit ends with.
 func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
-	s, space := w.s, w.s.store.space
-	turnKey := space.Turn(s.history.Inc, w.in.Turn)
-	timeKey := space.OrderTime(s.history.Inc)
-	h, vs, err := s.readHead(ctx, s.history.HeadKey, timeKey, turnKey)
+	s, space := w.s, w.store.Space
+	turnKey := space.Turn(s.Inc, w.in.Turn)
+	timeKey := space.OrderTime(s.Inc)
+	h, vs, err := s.Head(ctx, s.HeadKey, timeKey, turnKey)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.mu.Lock()
-	s.orderTime = vs[1]
-	s.mu.Unlock()
+	s.SeeOrderTime(vs[1])
 	if w.Unknown && h.Revision >= w.built.commit.Revision {
-		_, id, err := s.history.CommitAt(ctx, w.built.commit.Revision)
+		_, id, err := s.CommitAt(ctx, w.built.commit.Revision)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -57,20 +54,20 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 	if w.in.Turn != "" && vs[2] != nil {
 		return nil, nil, w.replay(ctx, turnKey, vs[2])
 	}
-	if w.in.Expected != AnyRevision && h.Revision != w.in.Expected {
+	if w.in.Expected != Any && h.Revision != w.in.Expected {
 		return nil, nil, s.conflict(w.in.Expected, h)
 	}
 	var ce *engine.ConflictError
 	if errors.As(conflict, &ce) {
 		switch space.Letter(ce.Key) {
 		case keys.Mark: // marks changed under us, or were not known
-			ids := w.stage.ids()
+			ids := w.stage.IDs()
 			for i := range w.in.Nodes {
 				for _, a := range w.in.Nodes[i].Attachments {
 					ids = append(ids, a.ID)
 				}
 			}
-			if _, err := s.store.blobs.Refresh(ctx, w.stage.marks, ids); err != nil {
+			if _, err := w.store.Blobs.Refresh(ctx, w.stage.Marks, ids); err != nil {
 				return nil, nil, err
 			}
 		case keys.EventKey:
@@ -84,34 +81,34 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byt
 
 // duplicateKey names the node whose event key is taken.
 func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
-	vs, err := w.s.store.engine.Get(ctx, key)
+	vs, err := w.store.Engine.Get(ctx, key)
 	if err != nil || vs[0] == nil {
 		return err
 	}
 	place, err := graph.OpenPosition(key, vs[0], keys.EventKey)
 	if err != nil {
-		return codec.Corrupt(err, "event key of session %q", w.s.history.ID)
+		return codec.Corrupt(err, "event key of session %q", w.s.ID)
 	}
 	for i := range w.in.Nodes {
-		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.s.store.space.EventKey(w.s.history.Inc, k), key) {
+		if k := w.in.Nodes[i].Key; k != "" && bytes.Equal(w.store.Space.EventKey(w.s.Inc, k), key) {
 			return w.keyTaken(i, place, "")
 		}
 	}
 	return nil
 }
 
-func (s *Session) conflict(expected Revision, h *head.Head) error {
-	return &ConflictError{Session: s.history.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
+func (s *Session) conflict(expected head.Revision, h *head.Head) error {
+	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
-// unless ends a commit with err, unless its turn was committed before: then with
+// orReplay ends a commit with err. If its turn was committed before, it ends with
 // the result of that, or with a turn conflict.
-func (w *writer) unless(ctx context.Context, err error) (Result, error) {
+func (w *writer) orReplay(ctx context.Context, err error) (Result, error) {
 	if w.in.Turn == "" {
 		return Result{}, err
 	}
-	key := w.s.store.space.Turn(w.s.history.Inc, w.in.Turn)
-	vs, gerr := w.s.store.engine.Get(ctx, key)
+	key := w.store.Space.Turn(w.s.Inc, w.in.Turn)
+	vs, gerr := w.store.Engine.Get(ctx, key)
 	if gerr != nil {
 		return Result{}, gerr
 	}
@@ -131,14 +128,14 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	s := w.s
 	revision, err := head.OpenTurn(key, value)
 	if err != nil {
-		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.history.ID)
+		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.ID)
 	}
-	stored, id, err := s.history.CommitAt(ctx, revision)
+	stored, id, err := s.CommitAt(ctx, revision)
 	if err != nil {
 		return err
 	}
 	if stored.Turn != w.in.Turn {
-		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.history.ID)
+		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.ID)
 	}
 	before, err := s.baseBefore(ctx, revision)
 	if err != nil {
@@ -146,28 +143,28 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	}
 	var pack graph.Pack
 	if stored.Nodes > 0 {
-		if pack, err = history.Retry(ctx, s.history, func() (graph.Pack, error) { return s.history.Pack(ctx, s.history.Inc, revision) }); err != nil {
+		if pack, err = history.Retry(ctx, s.Session, func() (graph.Pack, error) { return s.Pack(ctx, s.Inc, revision) }); err != nil {
 			return err
 		}
 	}
 	if pack.Erased() { // the content can't be compared any more: the turn id decides
 		ids, err := resolved(&pack, before.last)
 		if err != nil {
-			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.history.ID)
+			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.ID)
 		}
 		return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: ids, Replayed: true}}
 	}
 	payloads, parts := w.digests(stored)
 	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
 	if err != nil || again.id != id {
-		return &TurnConflictError{Session: s.history.ID, Turn: w.in.Turn, Revision: revision, Commit: id}
+		return &TurnConflict{Session: s.ID, Turn: w.in.Turn, Revision: revision, Commit: id}
 	}
 	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
 }
 
-func resolved(p *graph.Pack, before NodeID) ([]NodeID, error) {
+func resolved(p *graph.Pack, before graph.ID) ([]graph.ID, error) {
 	_, err := p.Resolve(before)
-	ids := make([]NodeID, len(p.Nodes))
+	ids := make([]graph.ID, len(p.Nodes))
 	for i := range ids {
 		ids[i] = p.Nodes[i].ID
 	}
@@ -179,7 +176,7 @@ func resolved(p *graph.Pack, before NodeID) ([]NodeID, error) {
 func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[string]*version) {
 	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*version{}
 	for i := range w.in.Nodes {
-		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.s.store.record.Inline {
+		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.store.Inline {
 			payloads[i] = &blob.Draft{ID: blob.Sum(p), Size: int64(len(p))}
 		}
 	}
@@ -195,21 +192,21 @@ func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[s
 }
 
 // baseBefore returns what the commit of revision r was built on.
-func (s *Session) baseBefore(ctx context.Context, r Revision) (base, error) {
+func (s *Session) baseBefore(ctx context.Context, r head.Revision) (base, error) {
 	b := base{revision: r - 1}
 	if r == 1 {
-		b.commit = head.Genesis(s.history.Inc, s.history.Origin)
-		if o := s.history.Origin; o != nil {
+		b.commit = head.Genesis(s.Inc, s.Origin)
+		if o := s.Origin; o != nil {
 			b.leaf = o.Ancestors[len(o.Ancestors)-1].Node
 			b.last, b.parts = b.leaf, o.Parts
 		}
 		return b, nil
 	}
-	c, id, err := s.history.CommitAt(ctx, r-1)
+	c, id, err := s.CommitAt(ctx, r-1)
 	if err != nil {
 		return base{}, err
 	}
 	b.commit, b.leaf, b.last, b.partsAt = id, c.Leaf, c.Last, c.PartsAt
-	b.parts, err = s.history.PartsAt(ctx, c)
+	b.parts, err = s.PartsAt(ctx, c)
 	return b, err
 }

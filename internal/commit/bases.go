@@ -1,4 +1,4 @@
-package turnstone
+package commit
 
 import (
 	"bytes"
@@ -9,10 +9,10 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// bases keeps the last version of checkpoint parts, so that the next version can be
+// Bases keeps the last version of checkpoint parts, so that the next version can be
 // stored as a delta: the commit path never reads one. Least recently used parts
 // go first.
-type bases struct {
+type Bases struct {
 	mu    sync.Mutex // guards all
 	max   int
 	size  int
@@ -30,11 +30,12 @@ type baseEntry struct {
 	base blob.Base
 }
 
-func newBases(maximum int) *bases {
-	return &bases{max: maximum, order: list.New(), by: map[partKey]*list.Element{}}
+// NewBases returns an empty cache of at most so many bytes of content.
+func NewBases(maximum int) *Bases {
+	return &Bases{max: maximum, order: list.New(), by: map[partKey]*list.Element{}}
 }
 
-func (c *bases) get(inc head.Incarnation, name string) *blob.Base {
+func (c *Bases) Get(inc head.Incarnation, name string) *blob.Base {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.by[partKey{inc, name}]
@@ -46,8 +47,8 @@ func (c *bases) get(inc head.Incarnation, name string) *blob.Base {
 	return &base
 }
 
-// put keeps a copy of b's content.
-func (c *bases) put(inc head.Incarnation, name string, b blob.Base) {
+// Put keeps a copy of b's content.
+func (c *Bases) Put(inc head.Incarnation, name string, b blob.Base) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := partKey{inc, name}
@@ -70,8 +71,8 @@ func (c *bases) put(inc head.Incarnation, name string, b blob.Base) {
 	}
 }
 
-// drop drops what is kept of a part.
-func (c *bases) drop(inc head.Incarnation, name string) {
+// Drop drops what is kept of a part.
+func (c *Bases) Drop(inc head.Incarnation, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.by[partKey{inc, name}]; e != nil {
@@ -79,7 +80,7 @@ func (c *bases) drop(inc head.Incarnation, name string) {
 	}
 }
 
-func (c *bases) remove(e *list.Element) {
+func (c *Bases) remove(e *list.Element) {
 	entry := c.order.Remove(e).(*baseEntry)
 	delete(c.by, entry.key)
 	c.size -= len(entry.base.Content)

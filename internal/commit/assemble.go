@@ -1,0 +1,158 @@
+package commit
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// base is what a commit builds on: the head, or for a comparison with what was
+// committed, the state before that commit.
+type base struct {
+	revision   head.Revision
+	commit     head.CommitID
+	leaf, last graph.ID
+	partsAt    head.Revision
+	parts      []head.Part
+}
+
+func baseOf(h *head.Head) base {
+	return base{revision: h.Revision, commit: h.Commit, leaf: h.Leaf, last: h.Last, partsAt: h.PartsAt, parts: h.Parts}
+}
+
+// built is a commit in all its parts.
+type built struct {
+	pack   graph.Pack
+	commit head.Commit
+	body   []byte
+	id     head.CommitID
+	ids    []graph.ID
+	parts  []head.Part
+	bytes  uint64 // of payloads
+	older  []graph.ID
+}
+
+// assemble is the commit that in makes on top of b: a pure function, so that a
+// turn that is committed again can be compared with what is stored.
+func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b base, salt graph.Salt, now time.Time) (*built, error) {
+	revision := b.revision + 1
+	out := &built{
+		pack: graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))},
+		ids:  make([]graph.ID, len(in.Nodes)),
+	}
+	resolve := func(what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
+		switch r.Kind {
+		case RefNone:
+			return graph.ID{}, nil
+		case RefExisting:
+			if r.ID.IsZero() {
+				return graph.ID{}, invalid(fmt.Sprintf(what, of), "names the zero node id")
+			}
+			if r.ID != b.leaf {
+				out.older = append(out.older, r.ID)
+			}
+			return r.ID, nil
+		case RefNew:
+			if r.Index < 0 || r.Index >= of {
+				return graph.ID{}, invalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
+			}
+			return out.ids[r.Index], nil
+		}
+		return fallback, nil
+	}
+	previous := b.leaf
+	var scratch []byte
+	for i := range in.Nodes {
+		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
+		parent, err := resolve("parent of node %d", i, n.Parent, previous)
+		if err != nil {
+			return nil, err
+		}
+		*stored = graph.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
+		if d := payloads[i]; d != nil {
+			stored.Blob = d.ID
+		} else {
+			stored.Inline = n.Payload
+		}
+		scratch = stored.Derive(salt, i, scratch)
+		out.ids[i], previous = stored.ID, stored.ID
+		out.bytes += uint64(len(n.Payload))
+	}
+	leaf, err := resolve("leaf after %d nodes", len(in.Nodes), in.Leaf, previous)
+	if err != nil {
+		return nil, err
+	}
+	last := b.last
+	if len(out.ids) > 0 {
+		last = out.ids[len(out.ids)-1]
+	}
+	var changed bool
+	out.parts, changed = mergeParts(b.parts, parts, in.Drop, revision)
+	out.commit = head.Commit{
+		Revision: revision, Previous: b.commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
+		PartsAt: b.partsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
+	}
+	if changed {
+		out.commit.PartsAt, out.commit.Parts = revision, out.parts
+	}
+	if !out.pack.Linear(leaf) {
+		out.commit.NodeDigest = out.pack.Digest()
+	}
+	out.body = out.commit.Body()
+	out.id = head.IDOf(out.body)
+	return out, nil
+}
+
+// mergeParts returns the checkpoint after a commit, by name, and whether it
+// differs from the one before. A part set to what it was is no change.
+func mergeParts(old []head.Part, set map[string]*version, drop []string, revision head.Revision) (parts []head.Part, changed bool) {
+	if len(set) == 0 && len(drop) == 0 {
+		return old, false
+	}
+	for _, p := range old {
+		if slices.Contains(drop, p.Name) {
+			changed = true
+			continue
+		}
+		if v := set[p.Name]; v != nil && v.id != p.Blob {
+			parts = append(parts, v.part(p.Name, revision, p.Whole))
+			changed = true
+			continue
+		}
+		parts = append(parts, p)
+	}
+	for name, v := range set {
+		if !slices.ContainsFunc(parts, func(p head.Part) bool { return p.Name == name }) {
+			parts = append(parts, v.part(name, revision, revision))
+			changed = true
+		}
+	}
+	slices.SortFunc(parts, func(a, b head.Part) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
+	return parts, changed
+}
+
+// A version is what a commit sets a checkpoint part to.
+type version struct {
+	id    blob.ID
+	size  int64
+	delta bool // it is stored as a delta of the part's version before
+	// How it is stored; neither is there in a comparison with what was committed.
+	draft *blob.Draft // whole, or
+	data  []byte      // the delta, of
+	base  *blob.Base
+}
+
+// part returns the checkpoint part that the commit of revision sets to v. If v is stored
+// as a delta, the part's chain of deltas goes on: it began with the version that the
+// revision whole set. Otherwise a chain begins with v.
+func (v *version) part(name string, revision, whole head.Revision) head.Part {
+	if !v.delta {
+		whole = revision
+	}
+	return head.Part{Name: name, Blob: v.id, Size: v.size, Set: revision, Whole: whole}
+}

@@ -1,0 +1,153 @@
+package commit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/history"
+)
+
+// prepare hashes and compresses what the commit stores, and stores ahead what is too
+// large for the commit's batch. The only thing that depends on the head is which
+// versions parts can be stored relative to.
+func (w *writer) prepare(ctx context.Context, h *head.Head) error {
+	w.stage.Abandon(ctx) // what an earlier attempt stored ahead
+	w.stage = w.store.NewStage(w.s.Inc)
+	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
+	w.parts = make(map[string]*version, len(w.in.Checkpoint))
+	w.hits, w.misses = 0, 0
+	var err error
+	for i := range w.in.Nodes {
+		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.store.Inline {
+			if w.payloads[i], err = w.stage.Draft(ctx, blob.Sum(p), p); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
+		if w.parts[name], err = w.version(ctx, h, name, w.in.Checkpoint[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// version prepares a version of a checkpoint part: as a delta, if the version that
+// stands is at hand and the batch has room, else whole.
+func (w *writer) version(ctx context.Context, h *head.Head, name string, content []byte) (*version, error) {
+	v := &version{id: blob.Sum(content), size: int64(len(content))}
+	v.base = w.store.Bases.Get(w.s.Inc, name)
+	if v.base == nil || !isBase(v.base, h, name) {
+		w.misses++
+	} else {
+		w.hits++
+		if v.id == v.base.ID {
+			return v, nil // the part stays as it is
+		}
+		var err error
+		if v.data, err = blob.Delta(content, v.base); err != nil {
+			return nil, err
+		}
+		if v.data != nil && w.stage.room(len(v.data)) {
+			v.delta = true
+			return v, nil
+		}
+	}
+	v.base, v.data = nil, nil
+	var err error
+	v.draft, err = w.stage.Draft(ctx, v.id, content)
+	return v, err
+}
+
+// isBase reports whether base is the version of a part that stands.
+func isBase(base *blob.Base, h *head.Head, name string) bool {
+	return slices.ContainsFunc(h.Parts, func(p head.Part) bool {
+		return p.Name == name && p.Blob == base.ID && uint64(p.Set) == base.Revision
+	})
+}
+
+// basesHold reports whether the versions that the commit's parts are stored relative
+// to are those that stand.
+func (w *writer) basesHold(h *head.Head) bool {
+	for name, v := range w.parts {
+		if v.base != nil && !isBase(v.base, h, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// readAttachments finds out which attachments the session has, by an earlier
+// commit or from its ancestors, and which it was granted by an upload.
+func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
+	blobs, space := w.store.Blobs, w.store.Space
+	var ids []blob.ID
+	var ks [][]byte
+	for i := range w.in.Nodes {
+		for _, a := range w.in.Nodes[i].Attachments {
+			if slices.Contains(ids, a.ID) {
+				continue
+			}
+			hash := space.BlobHash(a.ID)
+			ids = append(ids, a.ID)
+			ks = append(ks, space.Attachment(w.s.Inc, hash), space.Upload(w.s.Inc, hash))
+		}
+	}
+	w.attached, w.grants = map[string][]byte{}, nil
+	if len(ids) == 0 {
+		return nil
+	}
+	vs, err := w.store.Engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, id := range ids {
+		own, grant := vs[2*i], vs[2*i+1]
+		w.attached[string(ks[2*i])] = own
+		if grant != nil {
+			w.grants = append(w.grants, ks[2*i+1])
+		} else if own == nil {
+			if _, err := w.s.FindAttachment(ctx, h.Revision, id); errors.Is(err, history.ErrBlobNotFound) {
+				return fmt.Errorf("%w: %s", ErrUploadExpired, id)
+			} else if err != nil {
+				return err
+			}
+		}
+	}
+	absent, err := blobs.Known(ctx, w.stage.Marks, ids)
+	if err == nil && len(absent) > 0 {
+		err = fmt.Errorf("%w: %s", ErrUploadExpired, absent[0])
+	}
+	if err != nil {
+		return err
+	}
+	sizes, err := blobs.Sizes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for i := range w.in.Nodes {
+		for _, a := range w.in.Nodes[i].Attachments {
+			if size := sizes[slices.Index(ids, a.ID)]; a.Size != size {
+				if size < 0 { // removed since
+					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
+				}
+				return invalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
+			}
+		}
+	}
+	return nil
+}
+
+// Expired gives the error of an upload that took longer than Options.UploadTTL
+// its public name.
+func Expired(err error) error {
+	if errors.Is(err, blob.ErrExpired) {
+		return fmt.Errorf("%w: %w", ErrUploadExpired, err)
+	}
+	return err
+}

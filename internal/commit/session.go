@@ -1,0 +1,90 @@
+package commit
+
+import (
+	"context"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/history"
+)
+
+// A Session is a session that is committed to. It keeps the state that was seen last, so
+// that a commit reads nothing as long as nobody else commits. It is safe for concurrent
+// use.
+type Session struct {
+	*history.Session
+
+	mu        sync.Mutex // guards what follows
+	head      *head.Head // replaced, never changed
+	record    []byte     // of head; nil: the next commit reads it
+	orderTime []byte     // the record of the session's time in the order of sessions
+}
+
+// NewSession returns a session of which nothing was seen.
+func NewSession(s *history.Session) *Session { return &Session{Session: s} }
+
+// See keeps a head that was read or written, if it is the newest one. The record may be
+// nil when it is not at hand; the next commit then reads it.
+func (s *Session) See(h *head.Head, record []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == nil || h.Revision >= s.head.Revision {
+		s.head, s.record = h, record
+	}
+}
+
+// SeeOrderTime keeps the record of the session's time in the order of sessions.
+func (s *Session) SeeOrderTime(record []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.orderTime = record
+}
+
+// forget makes the next commit read the head.
+func (s *Session) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record = nil
+}
+
+// Revision returns the newest revision that was seen.
+func (s *Session) Revision() head.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == nil {
+		return 0
+	}
+	return s.head.Revision
+}
+
+// Head reads the head, and more records as they stood at the same moment: see
+// history.Session.ReadHead.
+func (s *Session) Head(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
+	h, record, values, err := s.ReadHead(ctx, s.Revision(), more...)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.See(h, record)
+	return h, values, nil
+}
+
+// current returns the head that was seen last, or reads it. It reports whether it read.
+func (s *Session) current(ctx context.Context) (h *head.Head, record []byte, fresh bool, err error) {
+	s.mu.Lock()
+	h, record = s.head, s.record
+	s.mu.Unlock()
+	if record != nil {
+		return h, record, false, nil
+	}
+	h, record, err = s.readRecord(ctx)
+	return h, record, true, err
+}
+
+// readRecord reads the head and its record.
+func (s *Session) readRecord(ctx context.Context) (*head.Head, []byte, error) {
+	h, values, err := s.Head(ctx, s.HeadKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	return h, values[0], nil
+}
