@@ -1,22 +1,12 @@
 package turnstone
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"iter"
-	"maps"
-	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/overlay"
+	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
 // CopyOptions of Copy.
@@ -59,318 +49,51 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 	case from == nil || to == nil:
 		return nil, invalid("copy", "an engine is nil")
 	}
-	c := copier{
-		from: from, to: to, options: Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true}, progress: o.Progress,
-		space: engine.PrefixRange(keys.Prefix(o.Namespace)), storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace),
-	}
-	if c.progress == nil {
-		c.progress = func(Progress) {}
-	}
-	if err := c.check(ctx, o.Overwrite); err != nil {
-		return &c.report, err
-	}
-	if err := c.verify(ctx, from, "source"); err != nil {
-		return &c.report, err
-	}
-	if c.unfinished { // what another run still writes is to fail before anything is compared
-		if err := c.begin(ctx); err != nil {
-			return &c.report, err
-		}
-	}
-	const passes = 4
-	for range passes {
-		changed, err := c.pass(ctx)
-		if err != nil {
-			return &c.report, err
-		}
-		if changed {
-			continue
-		}
-		heads, err := c.heads(ctx, from)
-		if err != nil {
-			return &c.report, err
-		}
-		same, err := c.prove(ctx, heads)
-		if err != nil {
-			return &c.report, err
-		}
-		if same {
-			c.report.Sessions = len(heads)
-			return &c.report, c.finish(ctx, digest(heads))
-		}
-	}
-	return &c.report, fmt.Errorf("%w: the source is being written to: copy again when it is quiet", ErrConflict)
-}
-
-type copier struct {
-	from, to engine.Engine
-	options  Options // of both stores
-	progress func(Progress)
-	report   CopyReport
-	space    engine.Range
-
-	storeKey, noteKey []byte
-	record            []byte // the store record of the source
-	there             []byte // that of the copy, or nil
-	note              head.CopyNote
-	sealed            []byte // the note, as it stands under noteKey, or nil
-	unfinished        bool   // the copy can't be opened
-	ours              bool   // and the note is of this run
-	batch             engine.Batch
-}
-
-// digest sums up the commit ids of all heads.
-func digest(heads map[string]CommitID) [hash.Size]byte {
-	var e codec.Encoder
-	for _, id := range slices.Sorted(maps.Keys(heads)) {
-		e.Text(id)
-		e.ID(heads[id])
-	}
-	return hash.Heads.Sum(e.B)
-}
-
-// check refuses to overwrite another store, or what was written to a copy.
-func (c *copier) check(ctx context.Context, overwrite bool) error {
-	source, err := Open(ctx, c.from, &c.options)
-	if err != nil {
-		return err
-	}
-	if err := source.Close(); err != nil {
-		return err
-	}
-	here, err := c.from.Get(ctx, c.storeKey)
-	if err != nil {
-		return err
-	}
-	c.record = here[0]
-	vs, err := c.to.Get(ctx, c.storeKey, c.noteKey)
-	if err != nil {
-		return err
-	}
-	c.there, c.sealed = vs[0], vs[1]
-	target := c.there
-	if c.sealed != nil {
-		if c.note, err = head.OpenCopyNote(c.noteKey, c.sealed); err != nil {
-			return codec.Corrupt(err, "note of the last copy, namespace %q", c.options.Namespace)
-		}
-		if len(c.note.Store) > 0 && c.there == nil {
-			target, c.unfinished = c.note.Store, true
-		}
-	}
-	if target != nil && !bytes.Equal(target, c.record) {
-		return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.options.Namespace)
-	}
-	if target != nil && !c.unfinished && !overwrite {
-		heads, err := c.heads(ctx, c.to)
-		if err != nil {
-			return err
-		}
-		if c.note.Heads != digest(heads) {
-			return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", ErrConflict)
-		}
-	}
-	if target != nil {
-		return nil
-	}
-	first := c.space
-	first.Limit = 1
-	for _, err := range c.to.Scan(ctx, first) {
-		if err == nil {
-			err = fmt.Errorf("%w (namespace %q, without its store record)", ErrOtherStore, c.options.Namespace)
-		}
-		return err
-	}
-	return nil
-}
-
-// own reports whether key belongs to the copy itself.
-func (c *copier) own(key []byte) bool {
-	return bytes.Equal(key, c.storeKey) || bytes.Equal(key, c.noteKey)
-}
-
-// pass writes what differs, and reports whether anything did.
-func (c *copier) pass(ctx context.Context) (changed bool, err error) {
-	next, stop := iter.Pull2(c.to.Scan(ctx, c.space))
-	defer stop()
-	var have engine.Pair
-	more := true
-	step := func() { // to the next pair of the copy that can differ
-		for {
-			if have, err, more = next(); err != nil || !more || !c.own(have.Key) {
-				return
+	run := replicate.Copy{
+		From: from, To: to, Namespace: o.Namespace, Overwrite: o.Overwrite,
+		Open: func(ctx context.Context, e engine.Engine) error {
+			st, err := openCopy(ctx, e, &o)
+			if err != nil {
+				return err
 			}
-		}
+			return st.Close()
+		},
+		Verify: func(ctx context.Context, e engine.Engine, phase string) error { return verifyCopy(ctx, e, &o, phase) },
+		Heads:  func(ctx context.Context, e engine.Engine) (map[string]CommitID, error) { return headsOf(ctx, e, &o) },
 	}
-	c.report.Records = 1 // the store record
-	step()
-	for p, ferr := range c.from.Scan(ctx, c.space) {
-		if ferr != nil {
-			return false, ferr
-		}
-		if c.own(p.Key) {
-			continue
-		}
-		if c.report.Records++; c.report.Records%1000 == 0 {
-			c.progress(Progress{Phase: "records", Done: c.report.Records})
-		}
-		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
-			changed = true
-			if err = c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(have.Key)) }); err == nil {
-				step()
-			}
-		}
-		same := more && bytes.Equal(have.Key, p.Key)
-		if err == nil && (!same || !bytes.Equal(have.Value, p.Value)) {
-			changed = true
-			err = c.add(ctx, func(b *engine.Batch) { b.Set(bytes.Clone(p.Key), bytes.Clone(p.Value)) })
-		}
-		if err != nil {
-			return false, err
-		}
-		if same {
-			step()
-		}
+	if o.Progress != nil {
+		run.Progress = func(records int) { o.Progress(Progress{Phase: "records", Done: records}) }
 	}
-	for err == nil && more {
-		changed = true
-		if err = c.add(ctx, func(b *engine.Batch) { b.Delete(bytes.Clone(have.Key)) }); err == nil {
-			step()
-		}
-	}
-	if err == nil {
-		err = c.flush(ctx)
-	}
-	return changed, err
+	r, err := run.Run(ctx)
+	return (*CopyReport)(r), err
 }
 
-// add puts a write into the batch, which is applied when it is large.
-func (c *copier) add(ctx context.Context, f func(*engine.Batch)) error {
-	f(&c.batch)
-	if c.batch.Bytes() < 1<<20 && c.batch.Ops() < 5000 {
-		return nil
-	}
-	return c.flush(ctx)
+// openCopy opens the source or the target of a copy.
+func openCopy(ctx context.Context, e engine.Engine, o *CopyOptions) (*Store, error) {
+	return Open(ctx, e, &Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true})
 }
 
-// flush applies the batch.
-func (c *copier) flush(ctx context.Context) error {
-	if c.batch.Ops() == 0 {
-		return nil
-	}
-	if err := c.begin(ctx); err != nil {
-		return err
-	}
-	written, deleted, bytes := len(c.batch.Sets), len(c.batch.Deletes), 0
-	for _, p := range c.batch.Sets {
-		bytes += len(p.Key) + len(p.Value)
-	}
-	next := c.note
-	next.Batch++
-	err := c.apply(ctx, &c.batch, next)
-	c.batch = engine.Batch{}
-	if err == nil {
-		c.report.Written += written
-		c.report.Deleted += deleted
-		c.report.Bytes += int64(bytes)
-	}
-	return err
-}
-
-// begin puts a note of this run in place of the store record, without which nobody
-// can open the copy.
-func (c *copier) begin(ctx context.Context) error {
-	if c.ours {
-		return nil
-	}
-	next := head.CopyNote{Store: c.record}
-	if _, err := rand.Read(next.Run[:]); err != nil {
-		return err
-	}
-	var b engine.Batch
-	b.Guard(c.storeKey, c.there)
-	if c.there != nil {
-		b.Delete(c.storeKey)
-	}
-	if err := c.apply(ctx, &b, next); err != nil {
-		return err
-	}
-	c.unfinished, c.ours = true, true
-	return nil
-}
-
-// finish makes a proven copy a store.
-func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
-	if !c.unfinished && c.note.Heads == heads {
-		return nil
-	}
-	next := head.CopyNote{Run: c.note.Run, Batch: c.note.Batch + 1, Heads: heads}
-	var b engine.Batch
-	if c.unfinished {
-		b.Guard(c.storeKey, nil)
-		b.Set(c.storeKey, c.record)
-	} else { // one that was made otherwise, or written to
-		b.Guard(c.storeKey, c.record)
-	}
-	err := c.apply(ctx, &b, next)
-	if err == nil && c.there == nil {
-		c.report.Written++
-		c.report.Bytes += int64(len(c.storeKey) + len(c.record))
-	}
-	return err
-}
-
-// apply applies b, which moves the note to next.
-func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote) error {
-	sealed := next.Seal(c.noteKey)
-	b.Guard(c.noteKey, c.sealed)
-	b.Set(c.noteKey, sealed)
-	w := change.Change{Engine: c.to}
-	err := w.Apply(ctx, b)
-	if errors.Is(err, engine.ErrConflict) {
-		vs, gerr := c.to.Get(ctx, c.noteKey)
-		if gerr != nil {
-			return w.Result(gerr)
-		}
-		if !w.Unknown || !bytes.Equal(vs[0], sealed) { // else it is by the first attempt
-			return fmt.Errorf("%w: somebody else writes to the copy", ErrConflict)
-		}
-	} else if err != nil {
-		return err
-	}
-	c.note, c.sealed = next, sealed
-	return nil
-}
-
-// verify verifies a store.
-func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) (err error) {
-	st, err := Open(ctx, e, &c.options)
+// verifyCopy verifies the source or the target of a copy. phase says which.
+func verifyCopy(ctx context.Context, e engine.Engine, o *CopyOptions, phase string) (err error) {
+	st, err := openCopy(ctx, e, o)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	v, err := st.Verify(ctx, func(done int) { c.progress(Progress{Phase: phase, Done: done}) })
+	v, err := st.Verify(ctx, func(done int) {
+		if o.Progress != nil {
+			o.Progress(Progress{Phase: phase, Done: done})
+		}
+	})
 	if err == nil && !v.OK() {
 		err = fmt.Errorf("%s: %w", phase, v.Problems[0])
 	}
 	return err
 }
 
-// prove verifies the copy, as it will be, and reports whether its heads are those.
-func (c *copier) prove(ctx context.Context, heads map[string]CommitID) (same bool, err error) {
-	whole := overlay.New(c.to)
-	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
-		return false, err
-	}
-	if err := c.verify(ctx, whole, "copy"); err != nil {
-		return false, err
-	}
-	got, err := c.heads(ctx, whole)
-	return maps.Equal(heads, got), err
-}
-
-// heads returns the commit ids of all sessions.
-func (c *copier) heads(ctx context.Context, e engine.Engine) (heads map[string]CommitID, err error) {
-	st, err := Open(ctx, e, &c.options)
+// headsOf returns the commit ids of all sessions.
+func headsOf(ctx context.Context, e engine.Engine, o *CopyOptions) (heads map[string]CommitID, err error) {
+	st, err := openCopy(ctx, e, o)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
@@ -35,7 +36,7 @@ var (
 	// ErrRevisionPruned: the revision is below the session's history floor.
 	ErrRevisionPruned = history.ErrRevisionPruned
 	// ErrConflict: somebody else committed first. See ConflictError.
-	ErrConflict = errors.New("turnstone: commit conflict")
+	ErrConflict = change.ErrConflict
 	// ErrTurnConflict: the turn id stands for another content. See TurnConflictError.
 	ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
 	// ErrLimit: a documented limit is exceeded. See LimitError.
@@ -50,7 +51,7 @@ var (
 	// under the name.
 	ErrExists = errors.New("turnstone: exists already")
 	// ErrOtherStore: where a store was to be copied to is another one.
-	ErrOtherStore = errors.New("turnstone: the destination holds another store")
+	ErrOtherStore = replicate.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
 	// again.
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")

@@ -72,7 +72,7 @@ func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.session.History.Inc
+		run.Session = &ses.session.Inc
 	}
 	if o.DryRun {
 		return s.collector().Plan(ctx, run)
@@ -134,7 +134,7 @@ func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, err
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.session.History.Inc
+		run.Session = &ses.session.Inc
 	}
 	done, err := s.turn(ctx)
 	if err != nil {

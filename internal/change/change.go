@@ -16,6 +16,8 @@ import (
 var (
 	// ErrOutcomeUnknown: what the call was to do may or may not stand.
 	ErrOutcomeUnknown = errors.New("turnstone: outcome unknown")
+	// ErrConflict: somebody else was first.
+	ErrConflict = errors.New("turnstone: commit conflict")
 	// ErrIncomplete: the call has done a part of its work, which stands.
 	ErrIncomplete = errors.New("turnstone: done in part")
 )
