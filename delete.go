@@ -8,8 +8,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // A ChildPolicy says what Delete does with the children of a session.
@@ -25,22 +23,6 @@ const (
 	// step: an error that matches ErrIncomplete leaves some deleted.
 	CascadeChildren
 )
-
-// children returns the incarnations of the children of a session.
-func (s *Store) children(ctx context.Context, parent head.Incarnation) ([]head.Incarnation, error) {
-	var out []head.Incarnation
-	for p, err := range s.engine.Scan(ctx, s.space.Of(keys.Child, parent)) {
-		if err != nil {
-			return nil, err
-		}
-		child, err := head.OpenChild(s.space, p)
-		if err != nil {
-			return nil, codec.Corrupt(err, "child at key %x", p.Key)
-		}
-		out = append(out, child)
-	}
-	return out, nil
-}
 
 // setChild makes b list child under its parent.
 func (s *Store) setChild(b *engine.Batch, parent, child head.Incarnation) {
@@ -88,7 +70,7 @@ func (s *Store) deleteIncarnation(ctx context.Context, inc head.Incarnation, pol
 func (s *Session) delete(ctx context.Context, c *change.Change, policy ChildPolicy) error {
 	return c.Alter(ctx, s.session.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
-			kids, err := s.store.children(ctx, s.session.Inc)
+			kids, err := s.store.histories.Children(ctx, s.session.Inc)
 			if err != nil {
 				return false, err
 			}

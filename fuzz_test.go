@@ -42,6 +42,6 @@ func FuzzSmallRecords(f *testing.F) {
 		if err := st.engine.Apply(bg, &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = st.children(bg, keys.Incarnation{2})
+		_, _ = st.histories.Children(bg, keys.Incarnation{2})
 	})
 }

@@ -236,7 +236,7 @@ func (l *lister) children(ctx context.Context) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	incs, err := l.s.children(ctx, parent.session.Inc)
+	incs, err := l.s.histories.Children(ctx, parent.session.Inc)
 	if err != nil {
 		return Page{}, err
 	}

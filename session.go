@@ -2,7 +2,6 @@ package turnstone
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // More names of other packages that most callers need.
@@ -67,13 +67,27 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ses := &Session{store: s, session: commit.NewSession(h)}
-	ses.session.SeeOrderTime(st.OrderTime)
+	return s.handle(h, st), nil
+}
+
+// handle returns a handle on a session that was opened.
+func (s *Store) handle(h *history.Session, st *history.State) *Session {
+	out := &Session{store: s, session: commit.NewSession(h)}
 	if st.Life != nil {
-		ses.sealedRaw.Store(st.Life.SealedRaw)
+		out.sealedRaw.Store(st.Life.SealedRaw)
 	}
-	ses.session.See(st.Head, nil)
-	return ses, nil
+	out.session.SeeOrderTime(st.OrderTime)
+	out.session.See(st.Head, nil)
+	return out
+}
+
+// byIncarnation returns the session that lives with an incarnation, or nil.
+func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
+	h, st, err := s.histories.ByIncarnation(ctx, inc)
+	if err != nil || h == nil {
+		return nil, err
+	}
+	return s.handle(h, st), nil
 }
 
 // ID returns the session's id.
@@ -121,23 +135,6 @@ func (s *Store) ids(ctx context.Context, incs []head.Incarnation) (map[head.Inca
 		}
 	}
 	return out, nil
-}
-
-// byIncarnation returns the session that lives with an incarnation, or nil.
-func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
-	for {
-		about, err := s.histories.About(ctx, inc)
-		if err != nil || about == nil {
-			return nil, err
-		}
-		ses, err := s.Session(ctx, about.ID)
-		if err == nil && ses.session.Inc == inc {
-			return ses, nil
-		}
-		if err != nil && !errors.Is(err, ErrSessionNotFound) {
-			return nil, err
-		}
-	}
 }
 
 func info(a *head.About, h *head.Head) Info {

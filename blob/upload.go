@@ -335,3 +335,45 @@ func newList(id ID, items []item) *Draft {
 	d.rec.size = d.Size
 	return d
 }
+
+// Uploaded returns the blobs that uploads keep, finished ones included, as keys name them.
+func (s *Store) Uploaded(ctx context.Context) (map[keys.Hash]bool, error) {
+	out := map[keys.Hash]bool{}
+	err := s.uploads(ctx, s.space.All(keys.Upload), func(h keys.Hash) error {
+		out[h] = true
+		return nil
+	})
+	return out, err
+}
+
+// Granted returns the blobs that a session has uploaded and not committed.
+func (s *Store) Granted(ctx context.Context, inc keys.Incarnation) (out []ID, err error) {
+	err = s.uploads(ctx, s.space.Of(keys.Upload, inc), func(h keys.Hash) error {
+		id, err := s.IDOf(ctx, h)
+		if err == nil {
+			out = append(out, id)
+		}
+		if errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		return err
+	})
+	return out, err
+}
+
+// uploads calls f for the blobs of the upload records in a range.
+func (s *Store) uploads(ctx context.Context, r engine.Range, f func(keys.Hash) error) error {
+	for p, err := range s.engine.Scan(ctx, r) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := s.space.Fields(p.Key)
+		if !ok {
+			return codec.Corrupt(codec.ErrMalformed, "upload at key %x", p.Key)
+		}
+		if err := f(keys.Hash(fields[16:])); err != nil {
+			return err
+		}
+	}
+	return nil
+}

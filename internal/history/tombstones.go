@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -103,4 +104,24 @@ func (h *History) hasPruned(ctx context.Context, id graph.ID) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// Shows reports whether the session shows a node: the node is in its graph and is not
+// tombstoned.
+func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
+	shown, err := Retry(ctx, s, func() (bool, error) {
+		h, _, _, err := s.ReadHead(ctx, 0)
+		if err != nil {
+			return false, err
+		}
+		if _, _, err := s.Node(ctx, h.Revision, id); err != nil {
+			return false, err
+		}
+		hidden, err := s.Tombstones(ctx)
+		return !hidden.Has(id), err
+	})
+	if errors.Is(err, ErrNodeNotFound) {
+		err = nil
+	}
+	return shown, err
 }

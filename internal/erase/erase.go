@@ -1,0 +1,287 @@
+// Package erase finds out what an erasure is about, and writes its receipt.
+//
+// Deleting, collecting and vacuuming are done by others. This package reads before and
+// after: which incarnations and blobs are to go, who holds what is left, and which bytes
+// stay because other sessions or uploads have equal ones.
+package erase
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
+)
+
+// A Receipt says what is left after an erasure.
+type Receipt struct {
+	HeldBy      []string // sessions that still show what was to go, in order
+	Gone        int      // blobs that are not stored any more
+	Shared      int      // blobs that other sessions have, too, and
+	SharedBytes int64    // what these take as they are stored
+	SharedBy    []string // the sessions, in order
+	Uploads     int      // blobs that an upload keeps
+}
+
+// A Store is where an erasure reads.
+type Store struct {
+	history.Store
+	Collector *gc.Collector
+}
+
+// Incarnation returns the incarnation that Erase of an id is about: of the session that has
+// it or, if none has, of the last one that was deleted under it.
+func (s Store) Incarnation(ctx context.Context, id string) (inc head.Incarnation, err error) {
+	live, _, err := s.OpenSession(ctx, id)
+	if err == nil {
+		return live.Inc, nil
+	}
+	if !errors.Is(err, history.ErrSessionNotFound) {
+		return inc, err
+	}
+	key := s.Space.Predecessor(s.Space.Session(id))
+	vs, gerr := s.Engine.Get(ctx, key)
+	if gerr != nil {
+		return inc, gerr
+	}
+	if vs[0] == nil {
+		return inc, err
+	}
+	if inc, gerr = head.OpenPredecessor(key, vs[0]); gerr != nil {
+		return inc, codec.Corrupt(gerr, "predecessor of session %q", id)
+	}
+	life, gerr := s.Life(ctx, inc)
+	if gerr != nil {
+		return inc, gerr
+	}
+	if life != nil && life.State == head.Live { // it was renamed
+		return inc, err
+	}
+	return inc, nil
+}
+
+// Family returns an incarnation and, if deletion cascades, its children and theirs.
+// When Erase is repeated, children that the first call deleted are no longer listed as
+// such, so forks that are deleted already and that nothing live depends on count, too.
+func (s Store) Family(ctx context.Context, inc head.Incarnation, cascade bool) ([]head.Incarnation, error) {
+	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
+	for i := 0; cascade && i < len(out); i++ {
+		kids, err := s.Children(ctx, out[i])
+		if err != nil {
+			return nil, err
+		}
+		forks, err := s.Forks(ctx, out[i])
+		if err != nil {
+			return nil, err
+		}
+		for _, fork := range forks {
+			gone, err := s.unheld(ctx, fork)
+			if err != nil {
+				return nil, err
+			}
+			if gone {
+				kids = append(kids, fork)
+			}
+		}
+		for _, kid := range kids {
+			if !seen[kid] { // a fork of a fork is a fork of the first session, too
+				seen[kid] = true
+				out = append(out, kid)
+			}
+		}
+	}
+	return out, nil
+}
+
+// unheld reports whether an incarnation is deleted, as are all forks of it, and vacuum has
+// not removed it yet.
+func (s Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
+	life, err := s.Life(ctx, inc)
+	if err != nil || life == nil || life.State == head.Live {
+		return false, err
+	}
+	forks, err := s.Forks(ctx, inc)
+	if err != nil {
+		return false, err
+	}
+	for _, fork := range forks {
+		life, err := s.Life(ctx, fork)
+		if err != nil || life != nil && life.State == head.Live {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// holders returns the ids of those sessions among incs and their forks for which holds
+// is true. A fork of a fork can be made meanwhile: it looks until nothing new is there.
+func (s Store) holders(ctx context.Context, incs []head.Incarnation, holds func(*history.Session) (bool, error)) (ids []string, related []head.Incarnation, err error) {
+	ids = []string{}
+	seen := map[head.Incarnation]bool{}
+	for more := true; more; {
+		more = false
+		related = slices.Clone(incs)
+		for _, inc := range incs {
+			forks, err := s.Forks(ctx, inc)
+			if err != nil {
+				return nil, nil, err
+			}
+			related = append(related, forks...)
+		}
+		for _, inc := range related {
+			if seen[inc] {
+				continue
+			}
+			seen[inc], more = true, true
+			other, _, err := s.ByIncarnation(ctx, inc)
+			if err != nil || other == nil {
+				if err != nil {
+					return nil, nil, err
+				}
+				continue
+			}
+			held, err := holds(other)
+			if errors.Is(err, history.ErrSessionDeleted) {
+				held, err = false, nil
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			if held {
+				ids = append(ids, other.ID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids, related, nil
+}
+
+// Receipt says what is left after a vacuum: which sessions related to incs hold what was
+// to go, and which blobs stay.
+func (s Store) Receipt(ctx context.Context, incs []head.Incarnation, blobs []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
+	e := &Receipt{SharedBy: []string{}}
+	var related []head.Incarnation
+	var err error
+	if e.HeldBy, related, err = s.holders(ctx, incs, holds); err != nil {
+		return e, err
+	}
+	uploads, err := s.Store.Blobs.Uploaded(ctx)
+	if err != nil {
+		return e, err
+	}
+	by := map[string]bool{}
+	slices.SortFunc(blobs, func(a, b blob.ID) int { return slices.Compare(a[:], b[:]) })
+	for _, id := range slices.Compact(blobs) {
+		hash := s.Space.BlobHash(id)
+		key := s.Space.Mark(hash)
+		vs, err := s.Engine.Get(ctx, key)
+		if err != nil {
+			return e, err
+		}
+		if vs[0] == nil {
+			e.Gone++
+			continue
+		}
+		m, err := blob.OpenMark(key, vs[0])
+		if err != nil {
+			return e, codec.Corrupt(err, "mark of blob %s", id)
+		}
+		if uploads[hash] {
+			e.Uploads++
+		}
+		users, err := s.Collector.Users(ctx, hash)
+		if err != nil {
+			return e, err
+		}
+		shared := false
+		for _, inc := range users {
+			other, err := s.About(ctx, inc)
+			if err != nil {
+				return e, err
+			}
+			// What is left because of HeldBy is not shared, but held.
+			if other != nil && !slices.Contains(related, inc) {
+				by[other.ID], shared = true, true
+			}
+		}
+		if shared {
+			e.Shared, e.SharedBytes = e.Shared+1, e.SharedBytes+m.Bytes
+		}
+	}
+	for id := range by {
+		e.SharedBy = append(e.SharedBy, id)
+	}
+	slices.Sort(e.SharedBy)
+	return e, nil
+}
+
+// Blobs returns the blobs that an incarnation refers to, as far as its records are
+// there.
+func (s Store) Blobs(ctx context.Context, inc head.Incarnation) ([]blob.ID, error) {
+	for {
+		life, err := s.Life(ctx, inc)
+		if err != nil || life == nil {
+			return nil, err
+		}
+		out, err := s.blobs(ctx, inc, life)
+		var damage *codec.CorruptError
+		if err == nil || !errors.As(err, &damage) {
+			return out, err
+		}
+		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && *now == *life {
+			return nil, errors.Join(lerr, err)
+		}
+	}
+}
+
+func (s Store) blobs(ctx context.Context, inc head.Incarnation, life *head.Life) ([]blob.ID, error) {
+	last := life.Floor - 1 // of a deleted session
+	if life.State == head.Live {
+		key := s.Space.Head(life.Session)
+		vs, err := s.Engine.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		h, err := head.OpenHead(key, vs[0])
+		if err == nil && h.Incarnation != inc {
+			err = codec.ErrHash
+		}
+		if err != nil {
+			return nil, codec.Corrupt(err, "head of incarnation %x", inc)
+		}
+		last = h.Revision
+	} else if life.Floor == 0 {
+		last = 0
+	}
+	h, err := s.Open(ctx, inc)
+	if err != nil {
+		return nil, err
+	}
+	var out []blob.ID
+	if h.Origin != nil {
+		for _, p := range h.Origin.Parts {
+			out = append(out, p.Blob)
+		}
+	}
+	err = h.Commits(ctx, 0, last, func(c *head.Commit, _ head.CommitID) error {
+		for _, p := range c.Parts {
+			if p.Set == c.Revision && !p.IsDelta() {
+				out = append(out, p.Blob)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := h.AppendNodes(ctx, h.Own(last), 0, nil)
+	for i := range nodes {
+		out = append(out, nodes[i].Blobs()...)
+	}
+	granted, gerr := s.Store.Blobs.Granted(ctx, inc)
+	return append(out, granted...), errors.Join(err, gerr)
+}

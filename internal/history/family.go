@@ -1,0 +1,65 @@
+package history
+
+import (
+	"context"
+	"errors"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Children returns the incarnations that are listed as children of a session.
+func (s Store) Children(ctx context.Context, parent head.Incarnation) ([]head.Incarnation, error) {
+	return s.related(ctx, keys.Child, parent, func(p engine.Pair) (head.Incarnation, error) {
+		child, err := head.OpenChild(s.Space, p)
+		return child, codec.Corrupt(err, "child at key %x", p.Key)
+	})
+}
+
+// Forks returns the incarnations that were attached to a session, or to a fork of it, and
+// that vacuum has not removed.
+func (s Store) Forks(ctx context.Context, ancestor head.Incarnation) ([]head.Incarnation, error) {
+	return s.related(ctx, keys.Fork, ancestor, func(p engine.Pair) (fork head.Incarnation, err error) {
+		_, fields, ok := s.Space.Fields(p.Key)
+		if !ok {
+			return fork, codec.Corrupt(codec.ErrMalformed, "fork at key %x", p.Key)
+		}
+		return head.Incarnation(fields[16:]), nil
+	})
+}
+
+func (s Store) related(ctx context.Context, letter byte, to head.Incarnation, open func(engine.Pair) (head.Incarnation, error)) ([]head.Incarnation, error) {
+	var out []head.Incarnation
+	for p, err := range s.Engine.Scan(ctx, s.Space.Of(letter, to)) {
+		if err != nil {
+			return nil, err
+		}
+		inc, err := open(p)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, inc)
+	}
+	return out, nil
+}
+
+// ByIncarnation returns the session that an incarnation lives as, and its state, or nil if
+// it does not live.
+func (s Store) ByIncarnation(ctx context.Context, inc head.Incarnation) (*Session, *State, error) {
+	for {
+		about, err := s.About(ctx, inc)
+		if err != nil || about == nil {
+			return nil, nil, err
+		}
+		out, st, err := s.OpenSession(ctx, about.ID)
+		if err == nil && out.Inc == inc {
+			return out, st, nil
+		}
+		if err != nil && !errors.Is(err, ErrSessionNotFound) {
+			return nil, nil, err
+		}
+		// It was renamed or deleted meanwhile.
+	}
+}
