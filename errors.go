@@ -10,13 +10,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
 var (
 	// ErrStoreNotFound: Open with MustExist found no store.
-	ErrStoreNotFound = errors.New("turnstone: no store")
+	ErrStoreNotFound = namespace.ErrStoreNotFound
 	// ErrSessionNotFound: no session has that id.
 	ErrSessionNotFound = history.ErrSessionNotFound
 	// ErrSessionDeleted: the session of this handle was deleted; one that was
@@ -54,7 +55,7 @@ var (
 	ErrOtherStore = replicate.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
 	// again.
-	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
+	ErrUnfinishedCopy = namespace.ErrUnfinishedCopy
 	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
 	// the error matches. Open the store again if it matches engine.ErrClosed, and
 	// call again: a commit with the same turn id returns the result that stands.

@@ -17,7 +17,7 @@ import (
 // is accepted is what would have been written.
 func FuzzSmallRecords(f *testing.F) {
 	key := keys.StoreKey("")
-	r := head.Store{Namespace: "n", Inline: inlineBytes, Chunks: blob.DefaultChunking}
+	r := head.Store{Namespace: "n", Inline: 5 << 10, Chunks: blob.DefaultChunking}
 	sealed := r.Seal(key)
 	f.Add(sealed[2 : len(sealed)-4])
 	f.Add([]byte{0x80, 0x01})

@@ -113,28 +113,15 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	}
 	i := info(about, h)
 	if about.Parent != (head.Incarnation{}) {
-		parents, err := s.store.ids(ctx, []head.Incarnation{about.Parent})
+		parent, err := s.store.histories.About(ctx, about.Parent)
 		if err != nil {
 			return Info{}, err
 		}
-		i.Parent = parents[about.Parent]
+		if parent != nil {
+			i.Parent = parent.ID
+		}
 	}
 	return i, nil
-}
-
-// ids returns the ids of those of incs that live.
-func (s *Store) ids(ctx context.Context, incs []head.Incarnation) (map[head.Incarnation]string, error) {
-	out := map[head.Incarnation]string{}
-	for _, inc := range incs {
-		about, err := s.histories.About(ctx, inc)
-		if err != nil {
-			return nil, err
-		}
-		if about != nil {
-			out[inc] = about.ID
-		}
-	}
-	return out, nil
 }
 
 func info(a *head.About, h *head.Head) Info {

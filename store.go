@@ -14,10 +14,10 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/seal"
 )
 
@@ -91,12 +91,6 @@ type Store struct {
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
 }
 
-// inlineBytes: a payload above it is stored as a blob, once per namespace. The
-// system prompts and tool catalogues that sessions repeat are larger than that;
-// most messages are smaller, and compress better in the segment of their session.
-// Of 4, 5, 6, 8 and 16 KiB it makes the corpus of docs/design.md smallest.
-const inlineBytes = 5 << 10
-
 // Open opens the namespace of e that o names and creates it if it does not
 // exist. The engine stays the caller's: close it after the store.
 func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
@@ -140,7 +134,8 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	if err := s.load(ctx); err != nil {
+	var err error
+	if s.record, err = namespace.Open(ctx, s.engine, s.opts.Namespace, s.opts.MustExist, s.random); err != nil {
 		return nil, err
 	}
 	s.space = keys.New(s.record.Namespace, s.record.Secret)
@@ -154,74 +149,6 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
-}
-
-// load reads the store record, and writes it in a namespace that has none.
-func (s *Store) load(ctx context.Context) error {
-	key, noteKey, runKey := keys.StoreKey(s.opts.Namespace), keys.CopyingKey(s.opts.Namespace), keys.RunKey(s.opts.Namespace)
-	return change.Settle(ctx, s.engine, func(c *change.Change) error {
-		vs, err := s.engine.Get(ctx, key, noteKey, runKey)
-		if err != nil {
-			return err
-		}
-		if vs[0] == nil && vs[1] != nil {
-			note, err := head.OpenCopyNote(noteKey, vs[1])
-			if errors.Is(err, ErrFormat) {
-				return codec.Corrupt(err, "note of the last copy, namespace %q", s.opts.Namespace)
-			}
-			if err == nil && len(note.Store) > 0 {
-				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, s.opts.Namespace)
-			}
-		}
-		if vs[0] != nil {
-			s.record, err = head.OpenStore(key, vs[0])
-			if err == nil && s.record.Namespace != s.opts.Namespace {
-				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", s.record.Namespace)
-			}
-			return codec.Corrupt(err, "store record of namespace %q", s.opts.Namespace)
-		}
-		if err := s.vacant(ctx, runKey, vs[2]); err != nil {
-			return err
-		}
-		if s.opts.MustExist {
-			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, s.opts.Namespace)
-		}
-		r := head.Store{Namespace: s.opts.Namespace, Inline: inlineBytes, Chunks: blob.DefaultChunking}
-		s.random(r.ID[:])
-		s.random(r.Secret[:])
-		var b engine.Batch
-		b.Guard(key, nil)
-		b.Guard(noteKey, vs[1])
-		b.Set(key, r.Seal(key))
-		if err = c.Apply(ctx, &b); err == nil {
-			s.record = r
-		}
-		return err
-	})
-}
-
-// vacant fails if the namespace, which has no store record, has any other record:
-// without the store record the keys of a namespace can't be found, so a new one
-// would hide for good all that is there. run is what stands at runKey, the one other
-// key that is known without the store record: it is looked up by itself, because
-// damage beneath can make a scan come back empty.
-func (s *Store) vacant(ctx context.Context, runKey, run []byte) error {
-	found := runKey
-	if run == nil {
-		found = nil
-		first := engine.PrefixRange(keys.Prefix(s.opts.Namespace))
-		first.Limit = 1
-		for p, err := range s.engine.Scan(ctx, first) {
-			if err != nil {
-				return err
-			}
-			found = p.Key
-		}
-	}
-	if found == nil {
-		return nil
-	}
-	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", s.opts.Namespace)
 }
 
 // Close ends the store's background work and waits for it. The engine stays

@@ -1,0 +1,100 @@
+// Package namespace opens a namespace of an engine: it reads the store record, or creates
+// it.
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+var (
+	// ErrStoreNotFound: the namespace has no store.
+	ErrStoreNotFound = errors.New("turnstone: no store")
+	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted.
+	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
+)
+
+// inlineBytes: a payload above it is stored as a blob, once per namespace. The
+// system prompts and tool catalogues that sessions repeat are larger than that;
+// most messages are smaller, and compress better in the segment of their session.
+// Of 4, 5, 6, 8 and 16 KiB it makes the corpus of docs/design.md smallest.
+const inlineBytes = 5 << 10
+
+// Open returns the store record of a namespace. In a namespace that has no records it
+// writes one, with random numbers from random, unless mustExist is set: then the error is
+// ErrStoreNotFound.
+func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, random func([]byte)) (record head.Store, err error) {
+	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
+	err = change.Settle(ctx, e, func(c *change.Change) error {
+		vs, err := e.Get(ctx, key, noteKey, runKey)
+		if err != nil {
+			return err
+		}
+		if vs[0] == nil && vs[1] != nil {
+			note, err := head.OpenCopyNote(noteKey, vs[1])
+			if errors.Is(err, codec.ErrFormat) {
+				return codec.Corrupt(err, "note of the last copy, namespace %q", name)
+			}
+			if err == nil && len(note.Store) > 0 {
+				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, name)
+			}
+		}
+		if vs[0] != nil {
+			record, err = head.OpenStore(key, vs[0])
+			if err == nil && record.Namespace != name {
+				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", record.Namespace)
+			}
+			return codec.Corrupt(err, "store record of namespace %q", name)
+		}
+		if err := vacant(ctx, e, name, vs[2]); err != nil {
+			return err
+		}
+		if mustExist {
+			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
+		}
+		r := head.Store{Namespace: name, Inline: inlineBytes, Chunks: blob.DefaultChunking}
+		random(r.ID[:])
+		random(r.Secret[:])
+		var b engine.Batch
+		b.Guard(key, nil)
+		b.Guard(noteKey, vs[1])
+		b.Set(key, r.Seal(key))
+		if err = c.Apply(ctx, &b); err == nil {
+			record = r
+		}
+		return err
+	})
+	return record, err
+}
+
+// vacant fails if the namespace, which has no store record, has any other record:
+// without the store record the keys of a namespace can't be found, so a new one
+// would hide for good all that is there. run is the run record, which has the one other key
+// that is known without the store record: it is looked up by itself, because
+// damage beneath can make a scan come back empty.
+func vacant(ctx context.Context, e engine.Engine, name string, run []byte) error {
+	found := keys.RunKey(name)
+	if run == nil {
+		found = nil
+		first := engine.PrefixRange(keys.Prefix(name))
+		first.Limit = 1
+		for p, err := range e.Scan(ctx, first) {
+			if err != nil {
+				return err
+			}
+			found = p.Key
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", name)
+}
