@@ -42,7 +42,8 @@
 // passed in are not kept after the call; those that are returned are the
 // caller's. Handles and stores are safe for concurrent use.
 //
-// Start reading the code at commit.go, then load.go; docs/design.md says why it
+// Start reading the code at commit.go and internal/commit, then load.go and
+// internal/history; docs/design.md has a picture of it and says why it
 // is as it is, docs/gc.md how it is cleaned up, docs/format.md what every byte
 // means.
 package turnstone
