@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/erase"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/lifecycle"
 )
 
 // An Erasure is the receipt of Erase.
@@ -78,7 +79,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 		}
 		blobs = append(blobs, some...)
 	}
-	if err := s.deleteIncarnation(ctx, inc, policy); err != nil {
+	if err := s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy)); err != nil {
 		return nil, err
 	}
 	done := change.Change{Partly: true} // from here on an error leaves the session deleted

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 )
@@ -33,7 +34,7 @@ var (
 	// ErrBlobNotFound.
 	ErrUploadExpired = commit.ErrUploadExpired
 	// ErrRevisionNotFound: the session has not got that far.
-	ErrRevisionNotFound = errors.New("turnstone: revision not found")
+	ErrRevisionNotFound = history.ErrRevisionNotFound
 	// ErrRevisionPruned: the revision is below the session's history floor.
 	ErrRevisionPruned = history.ErrRevisionPruned
 	// ErrConflict: somebody else committed first. See ConflictError.
@@ -47,10 +48,10 @@ var (
 	// ErrRejected: the host's validator refused the commit; its error is wrapped.
 	ErrRejected = errors.New("turnstone: commit rejected")
 	// ErrHasChildren: Delete with RefuseChildren found children.
-	ErrHasChildren = errors.New("turnstone: session has children")
+	ErrHasChildren = lifecycle.ErrHasChildren
 	// ErrExists: Rename found a session under the new id, or Keep another revision
 	// under the name.
-	ErrExists = errors.New("turnstone: exists already")
+	ErrExists = lifecycle.ErrExists
 	// ErrOtherStore: where a store was to be copied to is another one.
 	ErrOtherStore = replicate.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
@@ -146,17 +147,22 @@ func invalid(where, reason string, args ...any) error {
 	return &InvalidError{Where: where, Reason: fmt.Sprintf(reason, args...)}
 }
 
-// public gives an error of a commit its public type.
+// public gives a typed error of an internal package its public type, also when the error is
+// wrapped to say that the outcome is unknown or the work incomplete.
 func public(err error) error {
 	switch e := err.(type) {
 	case *commit.Conflict:
 		return (*ConflictError)(e)
 	case *commit.TurnConflict:
 		return (*TurnConflictError)(e)
-	case *commit.Limit:
+	case *change.Limit:
 		return (*LimitError)(e)
-	case *commit.Invalid:
+	case *change.Invalid:
 		return (*InvalidError)(e)
+	case interface{ Unwrap() []error }:
+		if errs := e.Unwrap(); len(errs) == 2 && (errs[0] == ErrOutcomeUnknown || errs[0] == ErrIncomplete) {
+			return fmt.Errorf("%w: %w", errs[0], public(errs[1]))
+		}
 	}
 	return err
 }

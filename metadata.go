@@ -1,6 +1,6 @@
 package turnstone
 
-import "github.com/turnstonedb/turnstone/head"
+import "github.com/turnstonedb/turnstone/internal/lifecycle"
 
 // A Field names a field of Metadata, for SaveMetadata to unset.
 type Field string
@@ -14,29 +14,14 @@ const (
 	FieldLabels    Field = "labels" // all of them
 )
 
+var emptied = map[Field]lifecycle.Field{
+	FieldName: lifecycle.Name, FieldModel: lifecycle.Model, FieldCwd: lifecycle.Cwd, FieldRetention: lifecycle.Keep, FieldLabels: lifecycle.Labels,
+}
+
 // Check returns an *InvalidError if f names no field.
 func (f Field) Check() error {
-	switch f {
-	case FieldName, FieldModel, FieldCwd, FieldRetention, FieldLabels:
+	if _, known := emptied[f]; known {
 		return nil
 	}
 	return invalid("metadata", "no field is called %q", string(f))
-}
-
-// unset empties fields of a.
-func unset(a *head.About, fields []Field) {
-	for _, f := range fields {
-		switch f {
-		case FieldName:
-			a.Name = ""
-		case FieldModel:
-			a.Model = ""
-		case FieldCwd:
-			a.Cwd = ""
-		case FieldRetention:
-			a.Keep = 0
-		case FieldLabels:
-			a.Labels = nil
-		}
-	}
 }

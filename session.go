@@ -2,17 +2,15 @@ package turnstone
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/lifecycle"
 )
 
 // More names of other packages that most callers need.
@@ -67,17 +65,21 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.handle(h, st), nil
+	return s.handle(commit.NewSession(h), st), nil
 }
 
-// handle returns a handle on a session that was opened.
-func (s *Store) handle(h *history.Session, st *history.State) *Session {
-	out := &Session{store: s, session: commit.NewSession(h)}
+// handle returns a handle on a session. st is the state in which it was opened, or nil if
+// it was created just now.
+func (s *Store) handle(h *commit.Session, st *history.State) *Session {
+	out := &Session{store: s, session: h}
+	if st == nil {
+		return out
+	}
 	if st.Life != nil {
 		out.sealedRaw.Store(st.Life.SealedRaw)
 	}
-	out.session.SeeOrderTime(st.OrderTime)
-	out.session.See(st.Head, nil)
+	h.SeeOrderTime(st.OrderTime)
+	h.See(st.Head, nil)
 	return out
 }
 
@@ -87,7 +89,7 @@ func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Sessi
 	if err != nil || h == nil {
 		return nil, err
 	}
-	return s.handle(h, st), nil
+	return s.handle(commit.NewSession(h), st), nil
 }
 
 // ID returns the session's id.
@@ -154,40 +156,10 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 			return err
 		}
 	}
-	return change.Settle(ctx, s.store.engine, func(c *change.Change) error {
-		timeKey := s.store.space.OrderTime(s.session.Inc)
-		vs, err := s.store.engine.Get(ctx, s.session.HeadKey, s.session.AboutKey, timeKey)
-		if err != nil {
-			return err
-		}
-		if vs[0] == nil {
-			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.session.ID)
-		}
-		about, err := s.session.OpenAbout(vs[1])
-		if err != nil {
-			return err
-		}
-		if about.Incarnation != s.session.Inc {
-			return fmt.Errorf("%w: %q", ErrSessionDeleted, s.session.ID)
-		}
-		unset(about, empty)
-		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
-			if v != "" {
-				*dst = v
-			}
-		}
-		if m.Retention != 0 {
-			about.Keep = uint64(m.Retention)
-		}
-		about.Labels = merged(about.Labels, m.Labels)
-		if len(about.Labels) > MaxLabels {
-			return &LimitError{Limit: "labels", Where: "session " + s.session.ID, Have: int64(len(about.Labels)), Max: MaxLabels}
-		}
-		about.Updated = s.store.now()
-		var b engine.Batch
-		b.Guard(s.session.AboutKey, vs[1])
-		b.Set(s.session.AboutKey, about.Seal(s.session.AboutKey))
-		head.MoveInOrder(&b, s.store.space, s.session.Inc, s.session.Hash, vs[2], about.Updated)
-		return c.Apply(ctx, &b)
-	})
+	about := head.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Keep: uint64(m.Retention), Labels: m.Labels}
+	fields := make([]lifecycle.Field, len(empty))
+	for i, f := range empty {
+		fields[i] = emptied[f]
+	}
+	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
 }

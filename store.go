@@ -13,10 +13,10 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/seal"
 )
@@ -83,6 +83,7 @@ type Store struct {
 	opts      Options
 	record    head.Store
 	commits   *commit.Store
+	lifecycle *lifecycle.Store
 	sealing   *seal.Queue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
@@ -146,6 +147,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
+	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: MaxAncestors, Kept: MaxKept, Labels: MaxLabels}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
@@ -227,123 +229,20 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
 		return nil, false, invalid("request", "fork without a parent")
 	}
-	g := s.commits.NewStage(head.Incarnation{})
-	err = change.Settle(ctx, s.engine, func(c *change.Change) error {
-		// A conflict is with another creator, with a change of the parent, or after
-		// an unknown outcome with the call's own first attempt, which is recognized
-		// by its incarnation whatever has become of the session since.
-		if c.Unknown {
-			vs, err := s.engine.Get(ctx, session.session.LifeKey)
-			if err != nil {
-				return err
-			}
-			if created = vs[0] != nil; created {
-				return nil
-			}
-		}
-		existing, err := s.Session(ctx, r.ID)
-		if err == nil {
-			session = existing
-		}
-		if !errors.Is(err, ErrSessionNotFound) {
-			return err
-		}
-		var b *engine.Batch
-		g.Abandon(ctx) // what an earlier attempt stored ahead
-		g = s.commits.NewStage(head.Incarnation{})
-		b, session, err = s.create(ctx, r, &g)
-		if errors.Is(err, commit.ErrBlobGone) {
-			err = engine.ErrConflict
-		}
-		if err != nil {
-			return err
-		}
-		err = c.Apply(ctx, b)
-		created = err == nil
-		return err
-	})
-	if err != nil && !errors.Is(err, ErrOutcomeUnknown) || err == nil && !created {
-		g.Abandon(ctx)
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	return session, created, nil
-}
-
-// create returns the batch that creates the session, and a handle on the session
-// for when the batch was applied.
-func (s *Store) create(ctx context.Context, r Request, g *commit.Stage) (*engine.Batch, *Session, error) {
-	now := s.now()
-	h := s.space.Session(r.ID)
-	about := head.About{
-		ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: merged(nil, r.Labels),
-		Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
-		Created: now, Updated: now,
-	}
-	var b engine.Batch
-	inc, err := s.incarnation(ctx, &b, s.space.Predecessor(h))
-	if err != nil {
-		return nil, nil, err
-	}
-	about.Incarnation = inc
-	hd := head.Head{Incarnation: inc, Updated: now}
-	ses := &Session{store: s, session: commit.NewSession(s.histories.Session(r.ID, inc))}
 	if r.Parent != "" {
-		if ses.session.Origin, err = s.fork(ctx, &b, &r, &about, g); err != nil {
-			return nil, nil, err
-		}
-		if o := ses.session.Origin; o != nil {
-			hd.Leaf, hd.Last, hd.Parts = about.ForkNode, about.ForkNode, o.Parts
-			key := s.space.Origin(inc)
-			b.Set(key, o.Seal(key))
+		if err := checkSessionID(r.Parent); err != nil {
+			return nil, false, fmt.Errorf("parent: %w", err)
 		}
 	}
-	hd.Commit = head.Genesis(inc, ses.session.Origin)
-	raw := hd.Seal(ses.session.HeadKey)
-	b.Guard(ses.session.HeadKey, nil)
-	b.Set(ses.session.HeadKey, raw)
-	b.Set(ses.session.AboutKey, about.Seal(ses.session.AboutKey))
-	life := head.Life{Session: h, State: head.Live}
-	b.Set(ses.session.LifeKey, life.Seal(ses.session.LifeKey))
-	ses.session.SeeOrderTime(head.AddToOrder(&b, s.space, inc, h, now))
-	ses.session.See(&hd, raw)
-	return &b, ses, nil
-}
-
-// incarnation draws one that no session has or had, as far as it is not removed, and
-// makes b guard that, and the predecessor record of the session id. A source that repeats itself
-// would give two sessions one history.
-func (s *Store) incarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc head.Incarnation, err error) {
-	const draws = 8
-	for range draws {
-		s.random(inc[:])
-		life := s.space.Life(inc)
-		vs, err := s.engine.Get(ctx, predecessor, life)
-		if err != nil {
-			return inc, err
-		}
-		if vs[1] == nil {
-			b.Guard(predecessor, vs[0])
-			b.Guard(life, nil)
-			return inc, nil
-		}
+	h, st, created, err := s.lifecycle.Create(ctx, &lifecycle.Request{
+		About: head.About{
+			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: r.Labels,
+			Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
+		},
+		Parent: r.Parent, ForkNode: r.ForkNode,
+	})
+	if err != nil {
+		return nil, false, public(err)
 	}
-	return inc, invalid("options", "Random gave the incarnations of %d sessions that exist", draws)
-}
-
-// merged returns labels with changes applied; it shares no memory with them.
-func merged(labels, changes map[string]string) map[string]string {
-	out := make(map[string]string, len(labels)+len(changes))
-	for _, m := range []map[string]string{labels, changes} {
-		for k, v := range m {
-			if out[k] = v; v == "" {
-				delete(out, k)
-			}
-		}
-	}
-	if len(out) == 0 {
-		return nil
-	}
-	return out
+	return s.handle(h, st), created, nil
 }

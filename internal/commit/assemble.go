@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 )
 
 // base is what a commit builds on: the head, or for a comparison with what was
@@ -51,7 +52,7 @@ func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b 
 			return graph.ID{}, nil
 		case RefExisting:
 			if r.ID.IsZero() {
-				return graph.ID{}, invalid(fmt.Sprintf(what, of), "names the zero node id")
+				return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
 			}
 			if r.ID != b.leaf {
 				out.older = append(out.older, r.ID)
@@ -59,7 +60,7 @@ func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b 
 			return r.ID, nil
 		case RefNew:
 			if r.Index < 0 || r.Index >= of {
-				return graph.ID{}, invalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
+				return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
 			}
 			return out.ids[r.Index], nil
 		}

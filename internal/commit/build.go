@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -23,7 +24,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	}
 	c, pack := &w.built.commit, &w.built.pack
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
-		return &Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
+		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
 	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
 	w.batch = b
@@ -41,11 +42,11 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
 	if len(next.Usage) > w.store.Limits.Models {
-		return &Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
+		return &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
 	}
 	if len(pack.Nodes) > 0 {
 		if n := pack.Size(); n > w.store.Limits.NodeBytes {
-			return &Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
+			return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
 		}
 		next.Raw += pack.Raw()
 		ks, vs, err := graph.EncodeSegment(space, s.Inc, []graph.Pack{*pack}, h.Last, codec.Fast)
@@ -82,9 +83,9 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	// The same on every engine, so that what one of them holds another one takes.
 	switch {
 	case b.Ops() > w.store.Limits.Writes:
-		return &Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(w.store.Limits.Writes)}
+		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(w.store.Limits.Writes)}
 	case b.Bytes() > w.store.Limits.Bytes:
-		return &Limit{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(w.store.Limits.Bytes)}
+		return &change.Limit{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(w.store.Limits.Bytes)}
 	}
 	return nil
 }
@@ -179,7 +180,7 @@ func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
 		return struct{}{}, nil
 	})
 	if errors.Is(err, history.ErrNodeNotFound) {
-		err = invalid("commit", "node %s is not in the graph of session %q", id, w.s.ID)
+		err = change.NewInvalid("commit", "node %s is not in the graph of session %q", id, w.s.ID)
 	}
 	return err
 }
@@ -230,15 +231,5 @@ func (w *writer) checkKeys(ctx context.Context) error {
 
 // keyTaken says that the event key of a new node belongs to the one at a place.
 func (w *writer) keyTaken(node int, place graph.Position, whose string) error {
-	return invalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
-}
-
-// NotPruned returns history.ErrRevisionPruned if no commit and no fork can go on from a node,
-// because it went with the revisions that led to it.
-func (s *Session) NotPruned(ctx context.Context, last head.Revision, id graph.ID) error {
-	pruned, err := s.Pruned(ctx, last, id)
-	if err == nil && !pruned.IsZero() {
-		err = fmt.Errorf("%w: node %s of session %q", history.ErrRevisionPruned, pruned, s.ID)
-	}
-	return err
+	return change.NewInvalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }

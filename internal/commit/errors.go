@@ -32,27 +32,5 @@ type TurnConflict struct {
 
 func (e *TurnConflict) Error() string { return "turn conflict" }
 
-// A Limit says that the commit would exceed one of Limits.
-type Limit struct {
-	Limit string
-	Where string
-	Have  int64
-	Max   int64
-}
-
-func (e *Limit) Error() string { return "limit " + e.Limit }
-
-// An Invalid says what of the request contradicts itself or the session.
-type Invalid struct {
-	Where  string
-	Reason string
-}
-
-func (e *Invalid) Error() string { return e.Where + ": " + e.Reason }
-
-func invalid(where, reason string, args ...any) error {
-	return &Invalid{Where: where, Reason: fmt.Sprintf(reason, args...)}
-}
-
 // ErrUploadExpired: the commit refers to an attachment that the session does not have.
 var ErrUploadExpired = fmt.Errorf("%w: no upload of it stands", history.ErrBlobNotFound)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -136,7 +137,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 				if size < 0 { // removed since
 					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 				}
-				return invalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
+				return change.NewInvalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
 			}
 		}
 	}

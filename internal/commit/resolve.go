@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -17,7 +18,7 @@ import (
 // decided reports whether err ends a commit that is known not to stand.
 func decided(err error) bool {
 	switch err.(type) {
-	case *Conflict, *TurnConflict, *Invalid:
+	case *Conflict, *TurnConflict, *change.Invalid:
 		return true
 	}
 	return false

@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"errors"
+	"iter"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -61,5 +62,21 @@ func (s Store) ByIncarnation(ctx context.Context, inc head.Incarnation) (*Sessio
 			return nil, nil, err
 		}
 		// It was renamed or deleted meanwhile.
+	}
+}
+
+// Abouts yields the metadata of all sessions that live, in no order that means anything.
+func (s Store) Abouts(ctx context.Context) iter.Seq2[*head.About, error] {
+	return func(yield func(*head.About, error) bool) {
+		for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.About)) {
+			var about *head.About
+			if err == nil {
+				about, err = head.OpenAbout(p.Key, p.Value)
+				err = codec.Corrupt(err, "metadata at key %x", p.Key)
+			}
+			if !yield(about, err) || err != nil {
+				return
+			}
+		}
 	}
 }

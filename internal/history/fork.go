@@ -11,8 +11,12 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
-// ErrRevisionPruned: retention has moved past the revision.
-var ErrRevisionPruned = errors.New("turnstone: revision pruned")
+var (
+	// ErrRevisionNotFound: the session has not got that far.
+	ErrRevisionNotFound = errors.New("turnstone: revision not found")
+	// ErrRevisionPruned: retention has moved past the revision.
+	ErrRevisionPruned = errors.New("turnstone: revision pruned")
+)
 
 // A Fork is what a session begins with that forks from another one.
 type Fork struct {

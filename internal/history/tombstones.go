@@ -61,11 +61,11 @@ func (h *History) Visible(ctx context.Context, last head.Revision, id graph.ID, 
 	return id, nil
 }
 
-// Pruned returns id, or the nearest node before it, if a commit can't go on from id
+// pruned returns id, or the nearest node before it, if a commit can't go on from id
 // because vacuum pruned that node; else the zero id. Vacuum prunes the nodes of side
 // branches that no retained revision leads to. A commit can go on from a node that a host
 // has tombstoned, unless the node before it is pruned.
-func (h *History) Pruned(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
+func (h *History) pruned(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
 	for at := id; !at.IsZero(); {
 		pruned, err := h.hasPruned(ctx, at)
 		if err != nil || pruned {
@@ -124,4 +124,14 @@ func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
 		err = nil
 	}
 	return shown, err
+}
+
+// NotPruned returns ErrRevisionPruned if no commit and no fork can go on from a node,
+// because vacuum pruned it with the revisions that led to it.
+func (h *History) NotPruned(ctx context.Context, last head.Revision, id graph.ID) error {
+	pruned, err := h.pruned(ctx, last, id)
+	if err == nil && !pruned.IsZero() {
+		err = fmt.Errorf("%w: node %s of %s", ErrRevisionPruned, pruned, h.Name)
+	}
+	return err
 }

@@ -1,12 +1,14 @@
-package turnstone
+package lifecycle
 
 import (
 	"context"
 	"errors"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -16,22 +18,24 @@ import (
 // the parent and each of its own ancestors, how far their history is shared. The
 // lifecycle record of each is guarded and set, so that nothing that removes or
 // rewrites can pass unnoticed.
-func (s *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
-	parent, err := s.Session(ctx, r.Parent)
+func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
+	parent, state, err := st.OpenSession(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
-	about.Parent, g.Owner = parent.session.Inc, parent.session.Inc
-	origin, err := history.WithLifecycles(ctx, parent.session.Session, func(l *history.Lifecycles) (*head.Origin, error) { return parent.fork(ctx, b, l, r, about, g) })
-	if errors.Is(err, ErrSessionDeleted) {
-		err = fmt.Errorf("parent: %w: %q", ErrSessionNotFound, r.Parent)
+	about.Parent, g.Owner = parent.Inc, parent.Inc
+	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*head.Origin, error) {
+		return st.forkOf(ctx, parent, state.Head.Revision, b, l, r, about, g)
+	})
+	if errors.Is(err, history.ErrSessionDeleted) {
+		err = fmt.Errorf("parent: %w: %q", history.ErrSessionNotFound, r.Parent)
 	}
 	return origin, err
 }
 
-func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
-	space := s.store.space
-	h, _, err := s.session.Head(ctx)
+// forkOf is one attempt of fork. guess is the revision at which the parent was seen last.
+func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revision, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
+	h, _, _, err := s.ReadHead(ctx, guess)
 	if err != nil {
 		return nil, err
 	}
@@ -39,28 +43,29 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecy
 		about.ForkNode = h.Leaf
 	}
 	if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
-		if err := s.session.NotPruned(ctx, h.Revision, about.ForkNode); err != nil {
+		if err := s.NotPruned(ctx, h.Revision, about.ForkNode); err != nil {
 			return nil, err
 		}
 	}
 	var b engine.Batch // of this attempt
-	s.store.setChild(&b, s.session.Inc, about.Incarnation)
-	if r.Detached {
+	key := st.Space.Child(s.Inc, about.Incarnation)
+	b.Set(key, head.SealChild(key))
+	if about.Detached {
 		next := l.Own.Next()
 		b.Guard(l.Keys[0], l.Values[0])
 		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		merge(out, &b)
 		return nil, nil
 	}
-	if s.session.Origin != nil && len(s.session.Origin.Ancestors) >= MaxAncestors {
-		have := int64(len(s.session.Origin.Ancestors) + 1)
-		return nil, &LimitError{Limit: "ancestors", Where: "session " + s.session.ID, Have: have, Max: MaxAncestors}
+	if s.Origin != nil && len(s.Origin.Ancestors) >= st.Limits.Ancestors {
+		have := int64(len(s.Origin.Ancestors) + 1)
+		return nil, &change.Limit{Limit: "ancestors", Where: "session " + s.ID, Have: have, Max: int64(st.Limits.Ancestors)}
 	}
-	f, err := s.session.ForkAt(ctx, h, about.ForkNode)
+	f, err := s.ForkAt(ctx, h, about.ForkNode)
 	if err != nil {
 		return nil, err
 	}
-	child := space.Session(r.ID)
+	child := st.Space.Session(about.ID)
 	for i := range f.Ancestors {
 		a := &f.Ancestors[i]
 		life, key, raw, err := l.Of(a.Incarnation)
@@ -71,24 +76,25 @@ func (s *Session) fork(ctx context.Context, out *engine.Batch, l *history.Lifecy
 		next.Forks++
 		b.Guard(key, raw)
 		b.Set(key, next.Seal(key))
-		if a.Incarnation == s.session.Inc {
+		if a.Incarnation == s.Inc {
 			a.Epoch = next.Epoch
 		}
 		if a.Incarnation == f.Of && len(f.Parts) > 0 {
-			if kept, err := s.store.histories.Retained(ctx, f.Of, life, f.At); err != nil {
+			if kept, err := st.Retained(ctx, f.Of, life, f.At); err != nil {
 				return nil, err
 			} else if !kept { // pruned since it was found to be retained: look again
 				return nil, engine.ErrConflict
 			}
 		}
-		key = space.Fork(a.Incarnation, about.Incarnation)
+		key = st.Space.Fork(a.Incarnation, about.Incarnation)
 		b.Set(key, head.SealFork(key, child))
 	}
 	if len(f.Parts) > 0 {
-		if err := s.store.inherit(ctx, &b, f.Of, f.Parts, g); err != nil {
+		if err := st.inherit(ctx, &b, f.Of, f.Parts, g); err != nil {
 			return nil, err
 		}
-		s.store.setDirty(&b, space.Dirty(about.Incarnation))
+		key := st.Space.Dirty(about.Incarnation)
+		b.Set(key, head.SealDirty(key))
 	}
 	merge(out, &b)
 	return &f.Origin, nil
@@ -104,13 +110,13 @@ func merge(b, more *engine.Batch) {
 // inherit makes parts, which are as owner has them, those that a fork begins with. A
 // delta belongs to its session alone, so b stores the fork's version whole, as a blob,
 // unless another fork has done so.
-func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []Part, g *commit.Stage) error {
-	added := map[BlobID]bool{} // parts of equal content are one blob
+func (st *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []head.Part, g *commit.Stage) error {
+	added := map[blob.ID]bool{} // parts of equal content are one blob
 	for i := range parts {
 		p := &parts[i]
 		if p.IsDelta() && !added[p.Blob] {
 			added[p.Blob] = true
-			h, err := s.histories.Open(ctx, owner)
+			h, err := st.Open(ctx, owner)
 			if err != nil {
 				return err
 			}
@@ -122,7 +128,7 @@ func (s *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarna
 			if err != nil {
 				return err
 			}
-			if _, err := s.blobs.Refresh(ctx, g.Marks, g.IDs()); err != nil {
+			if _, err := st.Blobs.Refresh(ctx, g.Marks, g.IDs()); err != nil {
 				return err
 			}
 			if err := g.Add(b, d); err != nil {

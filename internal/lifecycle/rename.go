@@ -1,0 +1,66 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/commit"
+)
+
+// ErrExists: the name or the id is taken.
+var ErrExists = errors.New("turnstone: exists already")
+
+// Rename gives a session another id. If a session has that id, the error is ErrExists.
+func (st *Store) Rename(ctx context.Context, s *commit.Session, to string) error {
+	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
+		if c.Unknown { // the conflict may be with the call's own first attempt
+			life, err := st.Life(ctx, s.Inc)
+			if err != nil || life != nil && life.Session == st.Space.Session(to) {
+				return err
+			}
+		}
+		return st.rename(ctx, c, s, to)
+	})
+}
+
+// rename is one attempt of Rename.
+func (st *Store) rename(ctx context.Context, c *change.Change, s *commit.Session, to string) error {
+	return c.Alter(ctx, s.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		space := st.Space
+		hash := space.Session(to)
+		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.Inc)
+		h, vs, err := s.Head(ctx, s.HeadKey, s.AboutKey, timeKey, headKey, space.Predecessor(hash))
+		if err != nil {
+			return false, err
+		}
+		if vs[3] != nil {
+			return false, fmt.Errorf("%w: %q", ErrExists, to)
+		}
+		about, err := s.OpenAbout(vs[1])
+		if err != nil {
+			return false, err
+		}
+		about.ID = to
+		next.Session = hash
+		b.Guard(s.HeadKey, vs[0])
+		b.Guard(s.AboutKey, vs[1])
+		b.Guard(headKey, nil)
+		b.Guard(space.Predecessor(hash), vs[4])
+		b.Guard(timeKey, vs[2])
+		b.Delete(s.HeadKey)
+		b.Delete(s.AboutKey)
+		b.Set(headKey, h.Seal(headKey))
+		b.Set(aboutKey, about.Seal(aboutKey))
+		if at, ok := head.OpenOrderTime(timeKey, vs[2]); ok {
+			entry := head.OrderEntry{Time: at, Incarnation: s.Inc, Session: hash}
+			b.Set(entry.Seal(space))
+		}
+		key := space.Predecessor(s.Hash)
+		b.Set(key, head.SealPredecessor(key, s.Inc))
+		return true, nil
+	})
+}
