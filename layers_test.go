@@ -16,7 +16,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "gc", "internal/erase", "internal/verify", "", "persistencetest", "turnstoneotel", "transcript",
+	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/watch", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "gc", "internal/erase", "internal/verify", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -38,6 +38,7 @@ var may = map[string][]string{
 	"internal/codec":           {},
 	"internal/keys":            {"engine", "internal/hash"},
 	"internal/apply":           {"engine"},
+	"internal/watch":           {"engine"},
 	"blob":                     {"engine", "internal/apply", "internal/hash", "internal/keys", "internal/codec"},
 	"graph":                    {"engine", "blob", "internal/hash", "internal/keys", "internal/codec"},
 	"head":                     {"engine", "blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
@@ -53,7 +54,7 @@ var may = map[string][]string{
 	"gc":                       {"engine", "internal/apply", "blob", "graph", "head", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"internal/erase":           {"engine", "blob", "head", "gc", "internal/history", "internal/keys", "internal/codec"},
 	"internal/verify":          {"engine", "blob", "graph", "head", "gc", "internal/history", "internal/keys", "internal/codec"},
-	"":                         {"engine", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/verify", "gc", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
+	"":                         {"engine", "blob", "graph", "head", "internal/history", "internal/watch", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/verify", "gc", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"persistencetest":          {""},
 	"turnstoneotel":            {""},
 	"transcript":               {"", "blob", "head"},

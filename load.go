@@ -2,12 +2,15 @@ package turnstone
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -183,4 +186,200 @@ func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byt
 		out[p.Name] = content
 	}
 	return out, nil
+}
+
+// A Node is one event as it is read. Its slices are the caller's.
+type Node struct {
+	ID NodeID
+	// Parent is the node before, tombstoned ones skipped; zero for a root.
+	Parent      NodeID
+	Kind        string
+	Key         string
+	Payload     []byte
+	Attachments []Attachment
+	Revision    Revision // of the commit that added it, in the session that did
+	Inherited   bool     // added by an ancestor, before this session forked from it
+}
+
+// Node returns one node by its id.
+func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
+	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
+		h, _, err := s.session.Head(ctx)
+		if err != nil {
+			return Node{}, err
+		}
+		n, _, err := s.session.Node(ctx, h.Revision, id)
+		if err != nil {
+			return Node{}, err
+		}
+		return s.one(ctx, h.Revision, n)
+	})
+}
+
+// NodeByKey returns the node that was committed with the caller's key.
+func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
+	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
+		h, _, err := s.session.Head(ctx)
+		if err != nil {
+			return Node{}, err
+		}
+		n, err := s.session.NodeByKey(ctx, h.Revision, key)
+		if err != nil {
+			return Node{}, err
+		}
+		return s.one(ctx, h.Revision, n)
+	})
+}
+
+func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
+	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
+		return history.Retry(ctx, s.session.Session, func() (Node, error) { return read(ctx) })
+	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
+}
+
+// one makes a Node of n.
+func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node, error) {
+	dead, err := s.session.Tombstones(ctx)
+	if err != nil {
+		return Node{}, err
+	}
+	if dead.Has(n.ID) {
+		return Node{}, fmt.Errorf("%w: %s is tombstoned", ErrNodeNotFound, n.ID)
+	}
+	out, err := s.present(ctx, last, []history.Node{n}, dead)
+	if err != nil {
+		return Node{}, err
+	}
+	return out[0], nil
+}
+
+// present turns what was read into what is returned: without tombstoned nodes,
+// their children linked past them, and with payloads that are blobs.
+func (s *Session) present(ctx context.Context, last Revision, nodes []history.Node, dead history.Tombstones) ([]Node, error) {
+	past := map[NodeID]NodeID{} // of the tombstoned nodes: the live one before
+	out := make([]Node, 0, len(nodes))
+	var stored []int
+	for i := range nodes {
+		n := &nodes[i]
+		parent := n.Parent
+		if p, ok := past[parent]; ok {
+			parent = p
+		} else if dead.Has(parent) { // it is before what was read
+			var err error
+			if parent, err = s.session.Visible(ctx, last, parent, dead); err != nil {
+				return nil, err
+			}
+		}
+		if dead.Has(n.ID) {
+			past[n.ID] = parent
+			continue
+		}
+		if n.Erased {
+			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.session.ID)
+		}
+		if !n.Blob.IsZero() {
+			stored = append(stored, len(out))
+		}
+		out = append(out, Node{
+			ID: n.ID, Parent: parent, Kind: n.Kind, Key: n.Key,
+			Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
+		})
+		if !n.Blob.IsZero() {
+			out[len(out)-1].Payload = n.Blob[:] // until it is read
+		}
+	}
+	const atOnce = 64
+	for len(stored) > 0 {
+		k := min(atOnce, len(stored))
+		ids := make([]blob.ID, k)
+		for i, at := range stored[:k] {
+			ids[i] = blob.ID(out[at].Payload)
+		}
+		contents, err := s.store.blobs.ReadAll(ctx, ids)
+		if err != nil {
+			return nil, err
+		}
+		for i, at := range stored[:k] {
+			out[at].Payload = contents[i]
+		}
+		stored = stored[k:]
+	}
+	return out, nil
+}
+
+// A LogEntry is one commit, as the log of its session tells of it.
+type LogEntry struct {
+	Revision Revision
+	Commit   CommitID
+	Time     time.Time
+	Turn     string
+	Leaf     NodeID  // where the leaf was then; it may be tombstoned now
+	Nodes    int     // how many it added, tombstoned ones included
+	Parts    []Part  // the checkpoint parts that it set
+	Usage    []Usage // of this turn
+	// Pruned: the state at this revision can't be read any more.
+	Pruned bool
+}
+
+// Log yields the commits of the session after a revision up to the head, in
+// their order, each verified to follow the one before. A fork's log is that of
+// its own commits. The sequence ends with the first error.
+func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, error] {
+	return func(yield func(LogEntry, error) bool) {
+		if _, err := s.usable(ctx); err != nil {
+			yield(LogEntry{}, err)
+			return
+		}
+		err := s.log(ctx, after, func(e LogEntry) bool { return yield(e, nil) })
+		if err == nil || errors.Is(err, errEnough) {
+			return
+		}
+		var ce *CorruptError
+		if errors.As(err, &ce) { // or is it that vacuum removed it meanwhile?
+			if _, _, gone := s.session.Head(ctx); errors.Is(gone, ErrSessionDeleted) {
+				err = gone
+			}
+		}
+		yield(LogEntry{}, err)
+	}
+}
+
+// errEnough: the caller wants no more.
+var errEnough = errors.New("enough")
+
+func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) bool) error {
+	if err := checkRevision("log", "after", after); err != nil {
+		return err
+	}
+	h, _, err := s.session.Head(ctx)
+	if err != nil || after >= h.Revision {
+		return err
+	}
+	l, err := s.session.Lifecycles(ctx)
+	if err != nil {
+		return err
+	}
+	kept, err := s.Kept(ctx)
+	if err != nil {
+		return err
+	}
+	stays := map[Revision]bool{}
+	for _, k := range kept {
+		stays[k.Revision] = true
+	}
+	return s.session.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
+		e := LogEntry{
+			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
+			Pruned: c.Revision < l.Own.Floor && !stays[c.Revision],
+		}
+		for _, p := range c.Parts {
+			if p.Set == c.Revision {
+				e.Parts = append(e.Parts, p)
+			}
+		}
+		if !yield(e) {
+			return errEnough
+		}
+		return nil
+	})
 }

@@ -6,7 +6,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/seal"
+	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // Reports and progress of maintenance.
@@ -254,4 +260,233 @@ func (s *Session) Vacuum(ctx context.Context) (*VacuumReport, error) {
 		return nil, err
 	}
 	return store.Vacuum(ctx, VacuumOptions{Session: s.session.ID})
+}
+
+// Seal seals what the session has gathered, also when it is little, and compresses
+// again what was sealed in the background.
+func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
+
+// Seal seals what all sessions have gathered.
+func (s *Store) Seal(ctx context.Context) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	var failed []error
+	for o := (ListOptions{Limit: 1000}); ; {
+		page, err := s.List(ctx, o)
+		if err != nil {
+			return err
+		}
+		for _, i := range page.Sessions {
+			ses, err := s.Session(ctx, i.ID)
+			if err == nil {
+				err = ses.Seal(ctx)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
+				if len(failed) < 10 { // the others can be sealed all the same
+					failed = append(failed, err)
+				}
+			}
+		}
+		if o.After = page.Next; o.After == "" {
+			return errors.Join(failed...)
+		}
+	}
+}
+
+// sealNext is one attempt to seal the next segment of an incarnation, if it lives. It
+// reports whether there may be another one. engine.ErrConflict: the session changed
+// meanwhile.
+func (s *Store) sealNext(ctx context.Context, inc head.Incarnation) (more bool, err error) {
+	ses, err := s.byIncarnation(ctx, inc)
+	if err != nil || ses == nil {
+		return false, err
+	}
+	more, err = ses.sealOne(ctx, &change.Change{Engine: s.engine}, true)
+	if errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrSessionDeleted) { // or renamed
+		err = engine.ErrConflict
+	}
+	return more, err
+}
+
+// seal makes segments of the packs after the last full one. The rest is sealed
+// too if all is set; the next run then takes that up again.
+func (s *Session) seal(ctx context.Context, all bool) error {
+	_, err := observed(ctx, s, OpSeal, s.ID(), func(ctx context.Context) (struct{}, error) {
+		for more := true; more; {
+			// After a conflict somebody else has changed the session's lifecycle.
+			err := change.Settle(ctx, s.store.engine, func(c *change.Change) (err error) {
+				more, err = s.sealOne(ctx, c, all)
+				return err
+			})
+			if err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	}, nil)
+	return err
+}
+
+// sealOne seals at most one segment and reports whether there may be another.
+func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
+	sizes := seal.Sizes{Full: s.store.opts.SealBytes, Most: MaxSeal}
+	sealed, more, err := sizes.Next(ctx, c, s.session.Session, s.session.Revision(), all)
+	if err == nil {
+		s.sealedRaw.Store(sealed)
+	}
+	return more, err
+}
+
+// sealLater makes the background seal the session.
+func (s *Session) sealLater() {
+	if s.store.opts.NoAutoSeal {
+		return
+	}
+	s.store.sealing.Add(s.session.Inc, func(ctx context.Context) {
+		err := s.seal(ctx, false)
+		if l := s.store.opts.Logger; l != nil && err != nil && ctx.Err() == nil && !errors.Is(err, ErrSessionDeleted) {
+			l.Error("turnstone: seal", "error", err)
+		}
+	})
+}
+
+// A Verification is what Verify found.
+type Verification struct {
+	Sessions, Commits, Nodes int
+	Blobs                    int // stored
+	Unreferenced             int // blobs that nothing refers to: garbage, no damage
+	Condemned                int // blobs that a collector was about to delete
+	Records                  int // all records, each with its checksum checked
+	Problems                 []error
+	More                     int // problems beyond the first 1,000
+}
+
+// OK reports whether nothing is wrong.
+func (v *Verification) OK() bool { return len(v.Problems) == 0 }
+
+// Verify checks every hash, link, checksum and reference of the namespace and
+// names what is wrong: usually a *CorruptError, which says what kind of record is
+// missing or damaged, and of which session or blob. It reads everything and changes
+// nothing, in time and memory in proportion to the store: a history that forks share
+// is read once. It may run beside commits; a session that changes meanwhile is
+// checked as it was when Verify came to it. The returned error says that Verify
+// itself could not go on, for example a *FormatError that it met a record of another
+// version of the format, which it can't judge.
+//
+// The progress callback, if not nil, is called with the number of sessions and
+// blobs done, from the calling goroutine.
+func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
+	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) { return s.verify(ctx, progress) },
+		func(v *Verification, o *Outcome) {
+			if o.Items = len(v.Problems) + v.More; !v.OK() {
+				o.Err = v.Problems[0]
+			}
+		})
+}
+
+func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verification, error) {
+	r, err := verify.Run(ctx, s.histories, s.collector(), progress)
+	return (*Verification)(r), err
+}
+
+// Retention says how many of a session's latest revisions can be read as they
+// were. 0 leaves it to the store; a session's own comes before the store's. The
+// nodes of the active path are never dropped by it: what goes is checkpoints that
+// only older revisions have, and side branches that only they lead to and that no
+// revision kept by name shows.
+type Retention uint64
+
+// KeepAll retains every revision.
+const KeepAll = ^Retention(0)
+
+// Prune applies retention to all sessions: a session's own, or else the one of
+// Options. It moves the floor, below which revisions are ErrRevisionPruned at
+// once; GC and Vacuum reclaim what that frees. It returns how many sessions it
+// moved.
+func (s *Store) Prune(ctx context.Context) (moved int, err error) {
+	return observed(ctx, s, OpPrune, "", s.prune, func(moved int, o *Outcome) { o.Items = moved })
+}
+
+func (s *Store) prune(ctx context.Context) (moved int, err error) {
+	for about, err := range s.histories.Abouts(ctx) {
+		if err != nil {
+			return moved, err
+		}
+		keep := Retention(about.Keep)
+		if keep == 0 {
+			keep = s.opts.Retention
+		}
+		if keep == 0 || keep == KeepAll {
+			continue
+		}
+		ses, err := s.Session(ctx, about.ID)
+		if err == nil {
+			var did bool
+			did, err = ses.Prune(ctx, keep)
+			if did {
+				moved++
+			}
+		}
+		if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
+			return moved, err
+		}
+	}
+	return moved, nil
+}
+
+// Prune retains the last keep revisions of the session, and those kept by name;
+// older ones are ErrRevisionPruned from now on. The floor never moves back. It
+// reports whether it moved.
+func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err error) {
+	if _, err := s.usable(ctx); err != nil {
+		return false, err
+	}
+	return s.store.lifecycle.Prune(ctx, s.session, uint64(keep))
+}
+
+// A Kept revision has a name, and can be read whatever retention says.
+type Kept = head.Ref
+
+// Keep keeps revision r of the session, or the head's as Keep finds it if r is 0,
+// under a name until Release. A name that keeps another revision is ErrExists; one
+// that keeps the same revision is no error. Load and Checkpoint give of a kept
+// revision, after pruning and vacuum, all that they gave of it before, side branches
+// included. A kept revision goes with its session when that is deleted.
+func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	c := checker{of: "kept revision"}
+	c.text("name", name, 1, MaxLabel)
+	if c.err != nil {
+		return c.err
+	}
+	if err := checkRevision("kept revision", "it", r); err != nil {
+		return err
+	}
+	return public(s.store.lifecycle.Keep(ctx, s.session, name, r))
+}
+
+// Release ends Keep. A name that stands for nothing is no error.
+func (s *Session) Release(ctx context.Context, name string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	return s.store.lifecycle.Release(ctx, s.session, name)
+}
+
+// Kept returns the revisions that are kept by name, oldest first.
+func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	return history.WithLifecycles(ctx, s.session.Session, func(l *history.Lifecycles) ([]Kept, error) {
+		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
+		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
+		return refs, err
+	})
 }

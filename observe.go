@@ -3,12 +3,12 @@ package turnstone
 import (
 	"context"
 	"errors"
-	"iter"
 	"log/slog"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/watch"
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
@@ -71,6 +71,18 @@ type Outcome struct {
 	Vacuum               *VacuumReport // of OpVacuum, when it succeeded
 }
 
+// observe returns e as the observer sees it.
+func observe(e engine.Engine, o Observer) engine.Engine {
+	return &watch.Engine{Engine: e, Begin: func(ctx context.Context, op watch.Op) (context.Context, func(watch.Outcome)) {
+		name := map[watch.Op]string{watch.Get: OpEngineGet, watch.Scan: OpEngineScan, watch.Apply: OpEngineApply}[op]
+		ctx, end := o.Begin(ctx, Operation{Name: name})
+		if end == nil {
+			return ctx, nil
+		}
+		return ctx, func(out watch.Outcome) { end(Outcome{Err: out.Err, Items: out.Keys, Bytes: out.Bytes}) }
+	}}
+}
+
 // begin tells the observer, if there is one. Without one end is nil.
 func (s *Store) begin(ctx context.Context, name, session string) (_ context.Context, end func(Outcome)) {
 	if s.opts.Observer == nil {
@@ -124,62 +136,6 @@ func tellNodes(nodes []Node, o *Outcome) {
 	for i := range nodes {
 		o.Bytes += int64(len(nodes[i].Payload))
 	}
-}
-
-// An observedEngine tells an observer of what its engine does.
-type observedEngine struct {
-	engine.Engine
-	observer Observer
-}
-
-func (e *observedEngine) begin(ctx context.Context, name string) (context.Context, func(Outcome)) {
-	ctx, end := e.observer.Begin(ctx, Operation{Name: name})
-	if end == nil {
-		end = func(Outcome) {}
-	}
-	return ctx, end
-}
-
-func (e *observedEngine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
-	ctx, end := e.begin(ctx, OpEngineGet)
-	vs, err := e.Engine.Get(ctx, keys...)
-	o := Outcome{Err: err, Items: len(keys)}
-	for i, v := range vs {
-		o.Bytes += int64(len(keys[i]) + len(v))
-	}
-	end(o)
-	return vs, err
-}
-
-func (e *observedEngine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(yield func(engine.Pair, error) bool) {
-		ctx, end := e.begin(ctx, OpEngineScan)
-		var o Outcome
-		defer func() { end(o) }()
-		for p, err := range e.Engine.Scan(ctx, r) {
-			if o.Err = err; err == nil {
-				o.Items++
-				o.Bytes += int64(len(p.Key) + len(p.Value))
-			}
-			if !yield(p, err) {
-				return
-			}
-		}
-	}
-}
-
-func (e *observedEngine) Apply(ctx context.Context, b *engine.Batch) error {
-	ctx, end := e.begin(ctx, OpEngineApply)
-	err := e.Engine.Apply(ctx, b)
-	o := Outcome{Err: err, Items: len(b.Sets) + len(b.Deletes)}
-	for i := range b.Sets {
-		o.Bytes += int64(len(b.Sets[i].Key) + len(b.Sets[i].Value))
-	}
-	for _, k := range b.Deletes {
-		o.Bytes += int64(len(k))
-	}
-	end(o)
-	return err
 }
 
 // LogObserver logs operations with their duration: those that succeed at debug

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 )
@@ -162,4 +164,107 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		fields[i] = emptied[f]
 	}
 	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
+}
+
+// A Field names a field of Metadata, for SaveMetadata to unset.
+type Field string
+
+// The fields of Metadata.
+const (
+	FieldName      Field = "name"
+	FieldModel     Field = "model"
+	FieldCwd       Field = "cwd"
+	FieldRetention Field = "retention"
+	FieldLabels    Field = "labels" // all of them
+)
+
+var emptied = map[Field]lifecycle.Field{
+	FieldName: lifecycle.Name, FieldModel: lifecycle.Model, FieldCwd: lifecycle.Cwd, FieldRetention: lifecycle.Keep, FieldLabels: lifecycle.Labels,
+}
+
+// Check returns an *InvalidError if f names no field.
+func (f Field) Check() error {
+	if _, known := emptied[f]; known {
+		return nil
+	}
+	return invalid("metadata", "no field is called %q", string(f))
+}
+
+// Tombstone soft-deletes nodes in this session: no read shows them from now on,
+// their children are linked past them, and the head keeps its leaf. Other
+// sessions that hold a node, parents and forks made before, go on showing it.
+// A node that the session's graph does not have is ErrNodeNotFound, and then
+// nothing is changed; one that is tombstoned already is no error.
+//
+// A tombstoned node is still a place: a commit may go on from it, rewind to it,
+// and fork at it. Its event key stays taken, and its attachments can be read by
+// their ids. Vacuum removes payload and attachments once every session that shows
+// the node has tombstoned it or is gone.
+func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
+	if len(ids) > MaxNodes {
+		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
+	}
+	_, err := observed(ctx, s, OpTombstone, s.ID(), func(ctx context.Context) (int, error) {
+		return len(ids), s.store.lifecycle.Tombstone(ctx, s.session, ids)
+	}, func(n int, o *Outcome) { o.Items = n })
+	return err
+}
+
+// Names of other packages that most callers need. As text, in JSON too, an id is 64
+// lower-case hex digits, and the zero id is empty.
+type (
+	// NodeID identifies a node.
+	NodeID = graph.ID
+	// BlobID identifies a blob.
+	BlobID = blob.ID
+	// CommitID identifies a commit and all before it.
+	CommitID = head.CommitID
+)
+
+// ParseNodeID reads the text form of a node's id. Any other text, the empty one
+// included, is an *InvalidError.
+func ParseNodeID(text string) (NodeID, error) { return parseID[NodeID]("node id", text) }
+
+// ParseBlobID reads the text form of a blob's id. Any other text, the empty one
+// included, is an *InvalidError.
+func ParseBlobID(text string) (BlobID, error) { return parseID[BlobID]("blob id", text) }
+
+// ParseCommitID reads the text form of a commit's id. Any other text, the empty one
+// included, is an *InvalidError.
+func ParseCommitID(text string) (CommitID, error) { return parseID[CommitID]("commit id", text) }
+
+func parseID[T ~[hash.Size]byte](what, text string) (T, error) {
+	if text == "" {
+		return T{}, invalid(what, "it is empty")
+	}
+	sum, err := hash.ParseText([]byte(text))
+	if err != nil {
+		return T{}, invalid(what, "%v", err)
+	}
+	return T(sum), nil
+}
+
+// A callee is what exported methods are of. Each of them begins with usable, most by
+// way of observed; a test goes through all methods.
+type callee interface {
+	// usable returns the store that a call is on. It fails for a nil or zero
+	// receiver, and for a nil context.
+	usable(ctx context.Context) (*Store, error)
+}
+
+func (s *Store) usable(ctx context.Context) (*Store, error) {
+	switch {
+	case s == nil || s.engine == nil:
+		return nil, invalid("store", "it was not opened by Open")
+	case ctx == nil:
+		return nil, invalid("context", "it is nil")
+	}
+	return s, nil
+}
+
+func (s *Session) usable(ctx context.Context) (*Store, error) {
+	if s == nil || s.store == nil {
+		return nil, invalid("session", "it is no handle that a store returned")
+	}
+	return s.store.usable(ctx)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -17,60 +16,11 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
+	"github.com/turnstonedb/turnstone/internal/list"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/seal"
+	"github.com/turnstonedb/turnstone/internal/stats"
 )
-
-// Options of Open. Nil and the zero value mean the defaults.
-type Options struct {
-	// Namespace separates stores on one engine: equal bytes are kept once per
-	// namespace, never across. Default "".
-	Namespace string
-	// Validator, if set, is asked before every commit; an error refuses it.
-	// It must not call the session that commits.
-	Validator Validator
-	// SealBytes is how much a session gathers, before compression, until its
-	// packs are sealed into one segment. Default 192 KiB, at most MaxSeal. Larger
-	// compresses better and makes reading one old node slower.
-	SealBytes int
-	// NoAutoSeal leaves sealing to calls of Seal.
-	NoAutoSeal bool
-	// CacheBytes bounds the contents of checkpoint parts that are kept so that
-	// the next version can be stored as a delta. Default 32 MiB. A part whose
-	// last version is not at hand is stored whole.
-	CacheBytes int
-	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
-	// namespace.
-	MustExist bool
-	// UploadTTL is how long an attachment that no commit refers to yet is kept.
-	// Default 24 hours.
-	UploadTTL time.Duration
-	// TakeOverAfter is how long a collection or vacuum of another process or store may
-	// show no progress before one of this store takes it over: the other process was
-	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
-	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
-	TakeOverAfter time.Duration
-	// Retention is what Prune and Maintain apply to sessions that have no
-	// retention of their own. Default: all revisions are kept.
-	Retention Retention
-	// Logger reports what happens in the background. Default: none.
-	Logger *slog.Logger
-	// Observer, if set, is told what the store does. See LogObserver.
-	Observer Observer
-	// Now is the clock. Default time.Now. Times are for people and for the
-	// order of lists; nothing that must be right depends on them.
-	Now func() time.Time
-	// Random is the source of incarnations, salts and keys, for tests that must
-	// be the same every time. Default crypto/rand.Reader. It must not fail. A
-	// source that repeats itself makes the content of erased nodes guessable; it
-	// gives no two sessions one identity.
-	Random io.Reader
-}
-
-// A Validator refuses commits that the host considers incomplete, for example a
-// tool call without its result. It is given a copy of the commit, payloads included:
-// what it changes there has no effect.
-type Validator func(ctx context.Context, session string, c *Commit) error
 
 // A Store is many sessions in one namespace of one engine. It is safe for
 // concurrent use, also by several stores on one engine and, where the engine
@@ -106,7 +56,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		s.opts = *o
 	}
 	if s.opts.Observer != nil {
-		s.engine = &observedEngine{Engine: e, observer: s.opts.Observer}
+		s.engine = observe(e, s.opts.Observer)
 	}
 	if s.opts.SealBytes == 0 {
 		s.opts.SealBytes = 192 << 10
@@ -245,4 +195,142 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		return nil, false, public(err)
 	}
 	return s.handle(h, st), created, nil
+}
+
+// ListOptions says which sessions List returns. The zero value means the first
+// page of all.
+type ListOptions struct {
+	// After is Page.Next of the page before.
+	After string
+	// Limit is the number of sessions of a page; default 50, at most MaxPage.
+	Limit int
+	// Parent keeps the children of this session only, which must exist.
+	Parent string
+	// Labels keeps sessions that have all of these.
+	Labels map[string]string
+	// Checkpoint, if set, keeps summarisation sessions only, or others only.
+	Checkpoint *bool
+}
+
+// A Page is a part of a list.
+type Page struct {
+	Sessions []Info
+	Next     string // ListOptions.After of the next page; "" on the last one
+}
+
+// List returns sessions, the most recently updated first. Pages are stable:
+// going through all of them shows no session twice and misses none that was
+// neither updated nor deleted meanwhile. Sessions updated in the same instant
+// are ordered by incarnation.
+func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
+	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
+		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })
+}
+
+func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
+	if o.Limit == 0 {
+		o.Limit = 50
+	}
+	c := checker{of: "list"}
+	c.positive("Limit", int64(o.Limit))
+	c.limit("sessions of a page", o.Limit, MaxPage)
+	if c.err != nil {
+		return Page{}, c.err
+	}
+	q := list.Query{After: o.After, Limit: o.Limit, Keep: o.keeps}
+	if o.Parent != "" {
+		parent, err := s.Session(ctx, o.Parent)
+		if err != nil {
+			return Page{}, err
+		}
+		q.Parent = &parent.session.Inc
+	}
+	p, err := list.Sessions(ctx, s.histories, q)
+	if errors.Is(err, list.ErrCursor) {
+		err = invalid("list", "After is no cursor of an earlier page")
+	}
+	if err != nil {
+		return Page{}, err
+	}
+	out := Page{Sessions: make([]Info, len(p.Items)), Next: p.Next}
+	for i, item := range p.Items {
+		out.Sessions[i] = info(item.About, item.Head)
+		out.Sessions[i].Parent = item.Parent
+	}
+	return out, nil
+}
+
+// keeps reports whether the list is to have a session.
+func (o *ListOptions) keeps(a *head.About) bool {
+	if o.Checkpoint != nil && *o.Checkpoint != a.Checkpoint {
+		return false
+	}
+	for k, v := range o.Labels {
+		if got, ok := a.Labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Rename gives the session called from the id to, atomically: lists, reads and
+// commits see one or the other, and its children have it as their parent under the new
+// id. Handles opened before get ErrSessionDeleted. A session that exists under to is
+// ErrExists.
+func (s *Store) Rename(ctx context.Context, from, to string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	if err := checkSessionID(to); err != nil {
+		return err
+	}
+	ses, err := s.Session(ctx, from)
+	if err != nil {
+		return err
+	}
+	return s.lifecycle.Rename(ctx, ses.session, to)
+}
+
+// Stats says what a namespace holds and what that takes. Stored bytes are those
+// of keys and values as the engine is given them; what it makes of them on disk
+// is up to the engine.
+type Stats struct {
+	Sessions    int
+	Commits     int
+	Nodes       uint64
+	Payload     uint64 // logical: the sum of all payloads, as often as they were committed
+	Checkpoints uint64 // logical: the sum of all versions of all checkpoint parts
+	Usage       []Usage
+
+	Stored  Bytes            // all records
+	ByKind  map[string]Bytes // the same, by what they hold
+	Blobs   int
+	Sealed  int // segments of more than one commit, and
+	Loose   int // packs of one
+	Deleted int // sessions that are gone and whose data is not reclaimed yet
+}
+
+// Bytes counts records.
+type Bytes struct{ Records, Keys, Values uint64 }
+
+// Total is the length of keys and values.
+func (b Bytes) Total() uint64 { return b.Keys + b.Values }
+
+// Stats reads the whole namespace once.
+func (s *Store) Stats(ctx context.Context) (*Stats, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	r, err := stats.Gather(ctx, s.histories)
+	if err != nil {
+		return nil, err
+	}
+	out := &Stats{
+		Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Payload: r.Payload, Checkpoints: r.Checkpoints, Usage: r.Usage,
+		Stored: Bytes(r.Stored), ByKind: map[string]Bytes{}, Blobs: r.Blobs, Sealed: r.Sealed, Loose: r.Loose, Deleted: r.Deleted,
+	}
+	for kind, b := range r.ByKind {
+		out.ByKind[kind] = Bytes(b)
+	}
+	return out, nil
 }

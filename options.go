@@ -1,15 +1,70 @@
 package turnstone
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"maps"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
+
+// Options of Open. Nil and the zero value mean the defaults.
+type Options struct {
+	// Namespace separates stores on one engine: equal bytes are kept once per
+	// namespace, never across. Default "".
+	Namespace string
+	// Validator, if set, is asked before every commit; an error refuses it.
+	// It must not call the session that commits.
+	Validator Validator
+	// SealBytes is how much a session gathers, before compression, until its
+	// packs are sealed into one segment. Default 192 KiB, at most MaxSeal. Larger
+	// compresses better and makes reading one old node slower.
+	SealBytes int
+	// NoAutoSeal leaves sealing to calls of Seal.
+	NoAutoSeal bool
+	// CacheBytes bounds the contents of checkpoint parts that are kept so that
+	// the next version can be stored as a delta. Default 32 MiB. A part whose
+	// last version is not at hand is stored whole.
+	CacheBytes int
+	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
+	// namespace.
+	MustExist bool
+	// UploadTTL is how long an attachment that no commit refers to yet is kept.
+	// Default 24 hours.
+	UploadTTL time.Duration
+	// TakeOverAfter is how long a collection or vacuum of another process or store may
+	// show no progress before one of this store takes it over: the other process was
+	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
+	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
+	TakeOverAfter time.Duration
+	// Retention is what Prune and Maintain apply to sessions that have no
+	// retention of their own. Default: all revisions are kept.
+	Retention Retention
+	// Logger reports what happens in the background. Default: none.
+	Logger *slog.Logger
+	// Observer, if set, is told what the store does. See LogObserver.
+	Observer Observer
+	// Now is the clock. Default time.Now. Times are for people and for the
+	// order of lists; nothing that must be right depends on them.
+	Now func() time.Time
+	// Random is the source of incarnations, salts and keys, for tests that must
+	// be the same every time. Default crypto/rand.Reader. It must not fail. A
+	// source that repeats itself makes the content of erased nodes guessable; it
+	// gives no two sessions one identity.
+	Random io.Reader
+}
+
+// A Validator refuses commits that the host considers incomplete, for example a
+// tool call without its result. It is given a copy of the commit, payloads included:
+// what it changes there has no effect.
+type Validator func(ctx context.Context, session string, c *Commit) error
 
 // Limits of requests. All are checked before any effect; exceeding one is a
 // *LimitError.
