@@ -31,3 +31,26 @@ func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
 		}
 	}
 }
+
+// A commit after a seal by the same handle reads nothing: the seal has seen the head.
+func TestACommitAfterASealReadsNothing(t *testing.T) {
+	reads := 0
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" {
+			reads++
+		}
+		return enginetest.Fault{}
+	}}
+	s := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
+	for range 3 {
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
+	}
+	if err := s.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	reads = 0
+	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("y"))})
+	if reads > 0 {
+		t.Errorf("%d reads", reads)
+	}
+}

@@ -95,7 +95,10 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkSessionID(id), policy.check()); err != nil {
+	if err := policy.check(); err != nil {
+		return nil, err
+	}
+	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
 	inc, err := s.erasures().Incarnation(ctx, id)

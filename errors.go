@@ -40,11 +40,11 @@ var (
 	// ErrConflict: somebody else committed first. See ConflictError.
 	ErrConflict = change.ErrConflict
 	// ErrTurnConflict: the turn id stands for another content. See TurnConflictError.
-	ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
+	ErrTurnConflict = commit.ErrTurnConflict
 	// ErrLimit: a documented limit is exceeded. See LimitError.
-	ErrLimit = errors.New("turnstone: limit exceeded")
+	ErrLimit = change.ErrLimit
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
-	ErrInvalid = errors.New("turnstone: invalid request")
+	ErrInvalid = change.ErrInvalid
 	// ErrRejected: the host's validator refused the commit; its error is wrapped.
 	ErrRejected = errors.New("turnstone: commit rejected")
 	// ErrHasChildren: Delete with RefuseChildren found children.
@@ -90,9 +90,7 @@ type ConflictError struct {
 	Commit   head.CommitID
 }
 
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), not at %d", e.Session, e.Revision, e.Leaf, e.Expected)
-}
+func (e *ConflictError) Error() string { return (*commit.Conflict)(e).Error() }
 
 // Is reports whether target is ErrConflict.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
@@ -105,9 +103,7 @@ type TurnConflictError struct {
 	Commit   head.CommitID
 }
 
-func (e *TurnConflictError) Error() string {
-	return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d with other content", e.Turn, e.Session, e.Revision)
-}
+func (e *TurnConflictError) Error() string { return (*commit.TurnConflict)(e).Error() }
 
 // Is reports whether target is ErrTurnConflict.
 func (e *TurnConflictError) Is(target error) bool { return target == ErrTurnConflict }
@@ -120,13 +116,7 @@ type LimitError struct {
 	Max   int64
 }
 
-func (e *LimitError) Error() string {
-	where := ""
-	if e.Where != "" {
-		where = " of " + e.Where
-	}
-	return fmt.Sprintf("turnstone: %s%s: %d, at most %d", e.Limit, where, e.Have, e.Max)
-}
+func (e *LimitError) Error() string { return (*change.Limit)(e).Error() }
 
 // Is reports whether target is ErrLimit.
 func (e *LimitError) Is(target error) bool { return target == ErrLimit }
@@ -138,7 +128,7 @@ type InvalidError struct {
 	Reason string
 }
 
-func (e *InvalidError) Error() string { return "turnstone: " + e.Where + ": " + e.Reason }
+func (e *InvalidError) Error() string { return (*change.Invalid)(e).Error() }
 
 // Is reports whether target is ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }

@@ -77,7 +77,7 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 }
 
 // A session that is deleted between the last look at it and the batch that grants
-// the upload gets no ticket.
+// the upload gets no grant.
 func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
 	mem := memory.New()
 	var before func()

@@ -334,7 +334,11 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 // sealOne seals at most one segment and reports whether there may be another.
 func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
 	sizes := seal.Sizes{Full: s.store.opts.SealBytes, Most: MaxSeal}
-	sealed, more, err := sizes.Next(ctx, c, s.session.Session, s.session.Revision(), all)
+	current := func(ctx context.Context) (*head.Head, error) {
+		h, _, err := s.session.Head(ctx)
+		return h, err
+	}
+	sealed, more, err := sizes.Next(ctx, c, s.session.Session, current, all)
 	if err == nil {
 		s.sealedRaw.Store(sealed)
 	}

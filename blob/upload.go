@@ -58,7 +58,7 @@ type HoldKind byte
 const (
 	Uploading HoldKind = 'u' // the upload itself, at the zero blob
 	Held      HoldKind = 'h' // a blob, held as long as its upload stands
-	Ticket    HoldKind = 't' // a finished upload of a session: it may be committed
+	Grant     HoldKind = 't' // a finished upload of a session: it may be committed
 )
 
 // newHold returns the record of a hold. Random bytes make every value unique,
@@ -79,7 +79,7 @@ func OpenHold(key, value []byte) (h Hold, err error) {
 	}
 	switch {
 	case h.Kind == Held && len(body) == 1:
-	case h.Kind == Uploading && len(body) == 33, h.Kind == Ticket && len(body) == 17:
+	case h.Kind == Uploading && len(body) == 33, h.Kind == Grant && len(body) == 17:
 		copy(h.Owner[:], body[9:len(body)-8])
 		h.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
 	default:
@@ -110,7 +110,7 @@ func (u *Upload) Grant(ctx context.Context, d *Draft, alive func(*engine.Batch) 
 		u.Finish(b)
 		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
-		b.Set(key, newHold(key, Ticket, u.expires, nil))
+		b.Set(key, newHold(key, Grant, u.expires, nil))
 		return b.Sets[len(b.Sets)-1], alive(b)
 	})
 }

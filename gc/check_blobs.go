@@ -39,7 +39,7 @@ func (k *check) accounts(ctx context.Context) error {
 	return nil
 }
 
-// heldByUploads removes from odd the blobs that an upload or a ticket holds.
+// heldByUploads removes from odd the blobs that an upload or a grant holds.
 func (k *check) heldByUploads(ctx context.Context, odd map[keys.Hash]bool) error {
 	for p, err := range k.engine.Scan(ctx, k.space.All(keys.Upload)) {
 		if err != nil {

@@ -131,7 +131,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		}
 		p.headRaw = vs[0]
 	}
-	origin, err := c.history().Origin(ctx, c.inc)
+	origin, err := c.origin(ctx, c.inc)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		if h.ancestor.Revision == 0 {
 			continue // it shows none of them
 		}
-		o, err := c.history().Origin(ctx, h.inc)
+		o, err := c.origin(ctx, h.inc)
 		if err == nil && o == nil {
 			err = codec.Corrupt(codec.ErrMissing, "origin of fork %x", h.inc)
 		}

@@ -275,6 +275,9 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 		}
 		return nil
 	}
+	if errors.Is(err, engine.ErrUnknown) {
+		return ctx.Err() // whatever has become of the batch, the next run goes on from there
+	}
 	var conflict *engine.ConflictError
 	if !errors.As(err, &conflict) || string(conflict.Key) != string(r.key) {
 		return err

@@ -18,7 +18,7 @@ const window = 256
 // index adds the edges of the commits past the bookmark, and moves it.
 func (r *run) index(ctx context.Context, v *view) error {
 	if v.mark.revision == 0 {
-		origin, err := r.history().Origin(ctx, v.inc)
+		origin, err := r.origin(ctx, v.inc)
 		if err != nil {
 			return err
 		}
@@ -251,4 +251,13 @@ func (r *run) packs(ctx context.Context, inc head.Incarnation, after, last head.
 		}
 		return r.beat(ctx)
 	})
+}
+
+// origin returns what a fork began with, or nil for a session that is no attached fork. The
+// run shows that it makes progress.
+func (r *run) origin(ctx context.Context, inc head.Incarnation) (*head.Origin, error) {
+	if err := r.beat(ctx); err != nil {
+		return nil, err
+	}
+	return r.history().Origin(ctx, inc)
 }

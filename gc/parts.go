@@ -120,7 +120,7 @@ func (r *run) checkpointAt(ctx context.Context, inc head.Incarnation, revision h
 }
 
 func (r *run) originParts(ctx context.Context, inc head.Incarnation) ([]head.Part, error) {
-	origin, err := r.history().Origin(ctx, inc)
+	origin, err := r.origin(ctx, inc)
 	if err != nil || origin == nil {
 		return nil, err
 	}

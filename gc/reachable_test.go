@@ -66,8 +66,8 @@ func (m *model) uploads(exact bool) error {
 		switch h.Kind {
 		case blob.Uploading:
 			uploads[inc] = true
-		case blob.Ticket:
-			m.want[keys.Hash(fields[16:])] = "ticket"
+		case blob.Grant:
+			m.want[keys.Hash(fields[16:])] = "grant"
 		case blob.Held:
 			if uploads[inc] {
 				m.want[keys.Hash(fields[16:])] = "upload"

@@ -1,6 +1,7 @@
 package gc_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -52,5 +53,57 @@ func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 	}
 	if sealed != 3 || r.Sessions != 1 || r.Commits != commits {
 		t.Errorf("after %d changes: %d sessions and %d commits were read", sealed, r.Sessions, r.Commits)
+	}
+}
+
+// G7: a run shows that it makes progress, however many forks it reads of: between two of
+// its batches there are few other calls of the engine.
+func TestG7_ARunOfManyForksShowsProgress(t *testing.T) {
+	e := memory.New()
+	writer, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, err := writer.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: make([]byte, 6000)}}}
+	r, err := s.Commit(ctx, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const forks = 100
+	for i := range forks {
+		f, _, err := writer.Create(ctx, turnstone.Request{ID: fmt.Sprint("f", i), Parent: "s"})
+		if err == nil {
+			_, err = f.Commit(ctx, node)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Tombstone(ctx, r.Nodes...); err != nil {
+		t.Fatal(err)
+	}
+	since, most := 0, 0
+	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		if since++; c.Op == "Apply" {
+			since = 0
+		}
+		most = max(most, since)
+		return enginetest.Fault{}
+	}}
+	// With so little patience a run shows progress whenever it thinks of it.
+	collector, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most = 0
+	if _, err := collector.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if most >= forks/4 {
+		t.Errorf("%d calls of the engine without a batch", most)
 	}
 }

@@ -104,7 +104,7 @@ func revisions(refs []head.Ref) []head.Revision {
 // checkpoint parts, or began with as a fork.
 func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) error {
 	var changes []change
-	origin, err := r.history().Origin(ctx, v.inc)
+	origin, err := r.origin(ctx, v.inc)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (r *run) release(ctx context.Context, v *view) error {
 
 // deletedAncestors returns the deleted sessions whose history a fork shares.
 func (r *run) deletedAncestors(ctx context.Context, inc head.Incarnation) (out []head.Incarnation, err error) {
-	origin, err := r.history().Origin(ctx, inc)
+	origin, err := r.origin(ctx, inc)
 	if err != nil || origin == nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
 	if !deleted && !tombstoned {
 		return nil
 	}
-	origin, err := r.history().Origin(ctx, v.inc)
+	origin, err := r.origin(ctx, v.inc)
 	if err != nil || origin == nil {
 		return err
 	}

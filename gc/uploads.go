@@ -26,7 +26,7 @@ func (r *run) uploads(ctx context.Context) error {
 		}
 		of := keys.Incarnation(h.owner)
 		switch {
-		case hold.Kind == blob.Ticket:
+		case hold.Kind == blob.Grant:
 			hold.Owner = of
 			if _, err := r.expire(ctx, p, hold, []keys.Hash{h.blob}); err != nil {
 				return err
@@ -51,7 +51,7 @@ func (r *run) uploads(ctx context.Context) error {
 				}
 			}
 		}
-		if hold.Kind != blob.Ticket {
+		if hold.Kind != blob.Grant {
 			owner, first = of, false
 		}
 	}
@@ -92,8 +92,8 @@ func (r *run) deleted(ctx context.Context, inc head.Incarnation) (bool, error) {
 	return err == nil && life.State == head.Deleted, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 }
 
-// expire removes an upload or a ticket if its time is over, or its session deleted, and
-// lists what the ticket held. It reports whether it stands.
+// expire removes an upload or a grant if its time is over, or its session deleted, and
+// lists what the grant held. It reports whether it stands.
 func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []keys.Hash) (standing bool, err error) {
 	if r.began.Before(hold.Expires) {
 		deleted, err := r.deleted(ctx, hold.Owner)
@@ -123,7 +123,7 @@ func (r *run) expire(ctx context.Context, p engine.Pair, hold blob.Hold, held []
 
 // orphans lists the blobs of an upload that is over. All of them get the edges of
 // what they are stored relative to before the first is let go of: the upload may
-// hold the chunks of a list that only a ticket holds.
+// hold the chunks of a list that only a grant holds.
 func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
 	for _, step := range []func([]keys.Hash) error{
 		func(blobs []keys.Hash) error { return r.represent(ctx, blobs, nil) },

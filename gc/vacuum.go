@@ -279,7 +279,7 @@ func (c *cleaning) remove(ctx context.Context) error {
 			b = &batch{}
 		}
 	}
-	origin, err := c.history().Origin(ctx, c.inc)
+	origin, err := c.origin(ctx, c.inc)
 	if err != nil {
 		return err
 	}

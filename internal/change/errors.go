@@ -1,25 +1,47 @@
 package change
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrLimit: a documented limit is exceeded.
+	ErrLimit = errors.New("turnstone: limit exceeded")
+	// ErrInvalid: the request contradicts itself or the session.
+	ErrInvalid = errors.New("turnstone: invalid request")
+)
 
 // A Limit says that the call would exceed a limit. The root package gives it, and Invalid,
 // their public types.
 type Limit struct {
-	Limit string
-	Where string
+	Limit string // for example "payload bytes"
+	Where string // for example "node 3"; may be empty
 	Have  int64
 	Max   int64
 }
 
-func (e *Limit) Error() string { return "limit " + e.Limit }
+func (e *Limit) Error() string {
+	where := ""
+	if e.Where != "" {
+		where = " of " + e.Where
+	}
+	return fmt.Sprintf("turnstone: %s%s: %d, at most %d", e.Limit, where, e.Have, e.Max)
+}
+
+// Is reports whether target is ErrLimit.
+func (e *Limit) Is(target error) bool { return target == ErrLimit }
 
 // An Invalid says what of the request contradicts itself or the session.
 type Invalid struct {
-	Where  string
+	Where  string // for example "node 3"
 	Reason string
 }
 
-func (e *Invalid) Error() string { return e.Where + ": " + e.Reason }
+func (e *Invalid) Error() string { return "turnstone: " + e.Where + ": " + e.Reason }
+
+// Is reports whether target is ErrInvalid.
+func (e *Invalid) Is(target error) bool { return target == ErrInvalid }
 
 // NewInvalid returns an Invalid with a formatted reason.
 func NewInvalid(where, reason string, args ...any) error {

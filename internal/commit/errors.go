@@ -1,10 +1,12 @@
 package commit
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -20,7 +22,12 @@ type Conflict struct {
 	Commit   head.CommitID
 }
 
-func (e *Conflict) Error() string { return "conflict" }
+func (e *Conflict) Error() string {
+	return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), not at %d", e.Session, e.Revision, e.Leaf, e.Expected)
+}
+
+// Is reports whether target is change.ErrConflict.
+func (e *Conflict) Is(target error) bool { return target == change.ErrConflict }
 
 // A TurnConflict says that the turn id was committed before with other content.
 type TurnConflict struct {
@@ -30,7 +37,15 @@ type TurnConflict struct {
 	Commit   head.CommitID
 }
 
-func (e *TurnConflict) Error() string { return "turn conflict" }
+func (e *TurnConflict) Error() string {
+	return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d with other content", e.Turn, e.Session, e.Revision)
+}
+
+// Is reports whether target is ErrTurnConflict.
+func (e *TurnConflict) Is(target error) bool { return target == ErrTurnConflict }
+
+// ErrTurnConflict: the turn id stands for another content.
+var ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
 
 // ErrUploadExpired: the commit refers to an attachment that the session does not have.
 var ErrUploadExpired = fmt.Errorf("%w: no upload of it stands", history.ErrBlobNotFound)

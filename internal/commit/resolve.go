@@ -17,11 +17,7 @@ import (
 
 // decided reports whether err ends a commit that is known not to stand.
 func decided(err error) bool {
-	switch err.(type) {
-	case *Conflict, *TurnConflict, *change.Invalid:
-		return true
-	}
-	return false
+	return errors.Is(err, change.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, change.ErrInvalid)
 }
 
 // errStands: after an unknown outcome, the commit turned out to stand.

@@ -50,9 +50,9 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Po
 	return Position{}, missing
 }
 
-// FindKey looks up the node that was committed with an event key, in the session and then
+// findKey looks up the node that was committed with an event key, in the session and then
 // in its ancestors, nearest first. The error is ErrNodeNotFound if no node has the key.
-func (h *History) FindKey(ctx context.Context, last head.Revision, key string) (Position, error) {
+func (h *History) findKey(ctx context.Context, last head.Revision, key string) (Position, error) {
 	return h.find(ctx, last, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc head.Incarnation) []byte {
 		return h.Space.EventKey(inc, key)
 	})
@@ -119,7 +119,7 @@ func (h *History) Node(ctx context.Context, last head.Revision, id graph.ID) (No
 // NodeByKey returns the node that was committed with an event key, verified. The error is
 // ErrNodeNotFound if no node of the session's graph has the key.
 func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string) (Node, error) {
-	at, err := h.FindKey(ctx, last, key)
+	at, err := h.findKey(ctx, last, key)
 	if err != nil {
 		return Node{}, err
 	}

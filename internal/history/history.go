@@ -1,6 +1,6 @@
 // Package history reads what was committed: the commits and nodes of an incarnation and,
-// for a fork, what it shares of its ancestors. It is the one reader of these records.
-// Sessions, verification, collection and copying all use it. It writes nothing.
+// for a fork, what it shares of its ancestors. Sessions, verification, sealing, erasure and
+// collection read histories through it. It writes nothing.
 //
 //	ancestor   o──o──o──o──o          commits 1 to 3 are shared: layer 1
 //	                 └─ fork node
@@ -15,10 +15,11 @@
 //
 // # Verification
 //
-// Every function verifies what it returns. Commits form a chain of hashes, and a commit's
-// id covers all before it. A node's id is the hash of its content and of its parent's id.
-// Lookups by id, by event key and by attachment go through indexes, which are not hashed:
-// the node that is found there decides whether the index was right.
+// Commits form a chain of hashes, and a commit's id covers all before it. A node's id is the
+// hash of its content and of its parent's id. What returns commits or nodes with ids has
+// verified them. Lookups by id, by event key and by attachment (Find and its like) go through
+// indexes, which are not hashed: the node that is read there decides whether the index was
+// right. A pack that is returned as it is stored is not verified before Resolve.
 //
 // # Changes meanwhile
 //

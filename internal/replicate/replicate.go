@@ -33,11 +33,11 @@ var ErrOtherStore = errors.New("turnstone: the destination holds another store")
 
 // A Report says what a run did, as far as it got.
 type Report struct {
-	Sessions int   `json:"sessions"` // whose heads are equal at the end
-	Records  int   `json:"records"`  // of the store
-	Written  int   `json:"written"`  // records that the copy did not have so, in all passes
-	Bytes    int64 `json:"bytes"`    // of those, keys and values
-	Deleted  int   `json:"deleted"`  // records that only the copy had, in all passes
+	Sessions int   // whose heads are equal at the end
+	Records  int   // of the store
+	Written  int   // records that the copy did not have so, in all passes
+	Bytes    int64 // of those, keys and values
+	Deleted  int   // records that only the copy had, in all passes
 }
 
 // A Copy is what is to be copied.

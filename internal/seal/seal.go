@@ -38,11 +38,11 @@ const mostKeys = 6000
 // Next is one attempt to seal the next segment of a session. It reports whether there may
 // be another one, and how many bytes of the session, before compression, are in full
 // segments then. If all is set, what does not fill a segment is sealed, too, and the next
-// call takes it up again. guess is the revision at which the head was seen last.
-func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, guess head.Revision, all bool) (sealed uint64, more bool, err error) {
+// call takes it up again. current reads the session's head.
+func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*head.Head, error), all bool) (sealed uint64, more bool, err error) {
 	err = c.Alter(ctx, s, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
 		more = false
-		h, _, _, err := s.ReadHead(ctx, guess)
+		h, err := current(ctx)
 		if err != nil {
 			return false, err
 		}

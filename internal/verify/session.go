@@ -92,20 +92,19 @@ func (v *verifier) session(ctx context.Context, ses *session) error {
 // before it removes anything.
 func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
 	space := v.store.Space
-	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session))
+	originKey := space.Origin(inc)
+	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session), originKey)
 	if err != nil || vs[0] == nil {
 		return err
 	}
 	if vs[1] == nil {
 		v.problem(codec.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
 	}
-	origin, err := v.store.Origin(ctx, inc)
-	var damage *codec.CorruptError
-	if errors.As(err, &damage) {
-		return nil // records has named it
-	}
-	if err != nil {
-		return err
+	var origin *head.Origin
+	if vs[2] != nil {
+		if origin, err = head.OpenOrigin(originKey, vs[2]); err != nil {
+			return nil // records has named it
+		}
 	}
 	if life.Floor <= 1 {
 		return nil
