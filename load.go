@@ -10,7 +10,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -85,17 +84,19 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	}
 	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: slices.Clone(h.Parts), Usage: slices.Clone(h.Usage), Time: h.Updated}
 	if scope.At != 0 && scope.At != h.Revision {
-		if err := s.stateAt(ctx, st, scope.At, h); err != nil {
+		past, err := s.session.At(ctx, h, scope.At)
+		if err != nil {
 			return nil, err
 		}
+		st = &State{Revision: past.Revision, Commit: past.Commit, Leaf: past.Leaf, Parts: past.Parts, Usage: past.Usage, Time: past.Time}
 	}
-	dead, err := s.session.Tombstones(ctx)
+	hidden, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return nil, err
 	}
 	leaf := st.Leaf
 	if !scope.Leaf.IsZero() {
-		if leaf = scope.Leaf; dead.Has(leaf) {
+		if leaf = scope.Leaf; hidden.Has(leaf) {
 			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
 		}
 		if _, _, err := s.session.Node(ctx, st.Revision, leaf); err != nil {
@@ -107,7 +108,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	case scope.Full:
 		nodes, err = s.session.All(ctx, st.Revision, st.Commit)
 	case scope.Last > 0:
-		nodes, err = s.session.Tail(ctx, st.Revision, leaf, scope.Last, dead)
+		nodes, err = s.session.Tail(ctx, st.Revision, leaf, scope.Last, hidden)
 	case scope.After > 0 && scope.After >= st.Revision: // nothing came after
 	default:
 		nodes, err = s.session.Path(ctx, st.Revision, scope.After, leaf)
@@ -115,36 +116,8 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Nodes, err = s.present(ctx, st.Revision, nodes, dead)
+	st.Nodes, err = s.show(ctx, st.Revision, nodes, hidden)
 	return st, err
-}
-
-// stateAt makes st the state at revision r.
-func (s *Session) stateAt(ctx context.Context, st *State, r Revision, h *head.Head) error {
-	if r > h.Revision {
-		return fmt.Errorf("%w: %d of session %q, which is at %d", ErrRevisionNotFound, r, s.session.ID, h.Revision)
-	}
-	l, err := s.session.Lifecycles(ctx)
-	if err != nil {
-		return err
-	}
-	if kept, err := s.store.histories.Retained(ctx, s.session.Inc, l.Own, r); err != nil {
-		return err
-	} else if !kept {
-		return fmt.Errorf("%w: %d of session %q, whose floor is %d", ErrRevisionPruned, r, s.session.ID, l.Own.Floor)
-	}
-	st.Usage = nil
-	err = s.session.Commits(ctx, 0, r, func(c *head.Commit, id CommitID) error {
-		st.Usage = head.Sum(st.Usage, c.Usage)
-		st.Revision, st.Commit, st.Leaf, st.Time = c.Revision, id, c.Leaf, c.Time
-		if c.Revision != r {
-			return nil
-		}
-		var err error
-		st.Parts, err = s.session.PartsAt(ctx, c)
-		return err
-	})
-	return err
 }
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
@@ -167,15 +140,16 @@ func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byt
 	if err != nil {
 		return nil, err
 	}
-	st := State{Parts: h.Parts}
-	current := at == 0 || at == h.Revision
+	parts, current := h.Parts, at == 0 || at == h.Revision
 	if !current {
-		if err := s.stateAt(ctx, &st, at, h); err != nil {
+		past, err := s.session.At(ctx, h, at)
+		if err != nil {
 			return nil, err
 		}
+		parts = past.Parts
 	}
-	out := make(map[string][]byte, len(st.Parts))
-	for _, p := range st.Parts {
+	out := make(map[string][]byte, len(parts))
+	for _, p := range parts {
 		content, deltas, err := s.session.ReadPart(ctx, p)
 		if err != nil {
 			return nil, err
@@ -237,72 +211,34 @@ func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
-// one makes a Node of n.
+// one returns a node that was read, or ErrNodeNotFound if it is tombstoned.
 func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node, error) {
-	dead, err := s.session.Tombstones(ctx)
+	hidden, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return Node{}, err
 	}
-	if dead.Has(n.ID) {
+	if hidden.Has(n.ID) {
 		return Node{}, fmt.Errorf("%w: %s is tombstoned", ErrNodeNotFound, n.ID)
 	}
-	out, err := s.present(ctx, last, []history.Node{n}, dead)
+	out, err := s.show(ctx, last, []history.Node{n}, hidden)
 	if err != nil {
 		return Node{}, err
 	}
 	return out[0], nil
 }
 
-// present turns what was read into what is returned: without tombstoned nodes,
-// their children linked past them, and with payloads that are blobs.
-func (s *Session) present(ctx context.Context, last Revision, nodes []history.Node, dead history.Tombstones) ([]Node, error) {
-	past := map[NodeID]NodeID{} // of the tombstoned nodes: the live one before
-	out := make([]Node, 0, len(nodes))
-	var stored []int
-	for i := range nodes {
-		n := &nodes[i]
-		parent := n.Parent
-		if p, ok := past[parent]; ok {
-			parent = p
-		} else if dead.Has(parent) { // it is before what was read
-			var err error
-			if parent, err = s.session.Visible(ctx, last, parent, dead); err != nil {
-				return nil, err
-			}
-		}
-		if dead.Has(n.ID) {
-			past[n.ID] = parent
-			continue
-		}
-		if n.Erased {
-			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of session %q", n.ID, s.session.ID)
-		}
-		if !n.Blob.IsZero() {
-			stored = append(stored, len(out))
-		}
-		out = append(out, Node{
-			ID: n.ID, Parent: parent, Kind: n.Kind, Key: n.Key,
-			Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
-		})
-		if !n.Blob.IsZero() {
-			out[len(out)-1].Payload = n.Blob[:] // until it is read
-		}
+// show returns nodes that were read as the session shows them.
+func (s *Session) show(ctx context.Context, last Revision, nodes []history.Node, hidden history.Tombstones) ([]Node, error) {
+	shown, err := s.session.Show(ctx, last, nodes, hidden)
+	if err != nil {
+		return nil, err
 	}
-	const atOnce = 64
-	for len(stored) > 0 {
-		k := min(atOnce, len(stored))
-		ids := make([]blob.ID, k)
-		for i, at := range stored[:k] {
-			ids[i] = blob.ID(out[at].Payload)
+	out := make([]Node, len(shown))
+	for i, n := range shown {
+		out[i] = Node{
+			ID: n.ID, Parent: n.Parent, Kind: n.Kind, Key: n.Key,
+			Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
 		}
-		contents, err := s.store.blobs.ReadAll(ctx, ids)
-		if err != nil {
-			return nil, err
-		}
-		for i, at := range stored[:k] {
-			out[at].Payload = contents[i]
-		}
-		stored = stored[k:]
 	}
 	return out, nil
 }

@@ -1,0 +1,40 @@
+package commit
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/change"
+)
+
+// Upload stores what r delivers for a later commit of the session: see
+// turnstone.Session.PutAttachment.
+func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64) (*blob.Draft, error) {
+	if _, err := s.Lifecycles(ctx); err != nil {
+		return nil, err
+	}
+	up := st.NewUpload(s.Inc)
+	d, err := up.Write(ctx, r, size)
+	if err == nil {
+		err = up.Grant(ctx, d, func(b *engine.Batch) error {
+			l, err := s.Lifecycles(ctx)
+			if err == nil {
+				b.Guard(l.Keys[0], l.Values[0])
+			}
+			return err
+		})
+	}
+	if errors.Is(err, blob.ErrTooLarge) {
+		err = &change.Limit{Limit: "bytes", Where: "attachment", Have: blob.MaxBytes + 1, Max: blob.MaxBytes}
+	}
+	if err != nil {
+		// What was stored is garbage. If Abandon fails, the upload expires.
+		_ = up.Abandon(context.WithoutCancel(ctx))
+		c := change.Change{Unknown: errors.Is(err, engine.ErrUnknown)}
+		return nil, c.Result(Expired(err))
+	}
+	return d, nil
+}

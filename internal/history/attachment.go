@@ -1,0 +1,53 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// WriteAttachment writes the content of an attachment to w, and returns its length. The
+// error is ErrBlobNotFound if no node of the session's graph has the attachment. guess is
+// the revision at which the head was seen last.
+func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID, guess head.Revision) (int64, error) {
+	h, _, _, err := s.ReadHead(ctx, guess)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := s.FindAttachment(ctx, h.Revision, id); err != nil {
+		return 0, err
+	}
+	n, err := s.Blobs.WriteTo(ctx, w, id)
+	var damage *codec.CorruptError
+	if errors.As(err, &damage) { // vacuum may have removed it meanwhile
+		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
+			err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, s.Name)
+		}
+	}
+	return n, err
+}
+
+// erasedAttachment reports whether the node that had an attachment first is erased, or the
+// session does not have the attachment any more.
+func (s *Session) erasedAttachment(ctx context.Context, id blob.ID) (bool, error) {
+	return Retry(ctx, s, func() (bool, error) {
+		h, _, _, err := s.ReadHead(ctx, 0)
+		if err != nil {
+			return false, err
+		}
+		at, err := s.FindAttachment(ctx, h.Revision, id)
+		if errors.Is(err, ErrBlobNotFound) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		n, err := s.NodeAt(ctx, at)
+		return n.Erased, err
+	})
+}

@@ -1,0 +1,111 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// Show returns nodes as the session shows them: without those that are hidden, whose children
+// have the nearest visible node before them as their parent, and with all payloads in Inline.
+// It changes nodes.
+func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden Tombstones) ([]Node, error) {
+	visible := map[graph.ID]graph.ID{} // of hidden nodes: the nearest visible node before
+	out := nodes[:0]
+	for _, n := range nodes {
+		if p, ok := visible[n.Parent]; ok {
+			n.Parent = p
+		} else if hidden.Has(n.Parent) { // it comes before nodes
+			var err error
+			if n.Parent, err = h.Visible(ctx, last, n.Parent, hidden); err != nil {
+				return nil, err
+			}
+		}
+		if hidden.Has(n.ID) {
+			visible[n.ID] = n.Parent
+			continue
+		}
+		if n.Erased {
+			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of %s", n.ID, h.Name)
+		}
+		out = append(out, n)
+	}
+	return out, h.readPayloads(ctx, out)
+}
+
+// readPayloads reads the payloads that are stored as blobs.
+func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
+	const atOnce = 64
+	var ids []blob.ID
+	var at []int // in nodes
+	flush := func() error {
+		contents, err := h.Blobs.ReadAll(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for i, content := range contents {
+			nodes[at[i]].Inline = content
+		}
+		ids, at = ids[:0], at[:0]
+		return nil
+	}
+	for i := range nodes {
+		if nodes[i].Blob.IsZero() {
+			continue
+		}
+		if ids, at = append(ids, nodes[i].Blob), append(at, i); len(ids) == atOnce {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if len(ids) > 0 {
+		return flush()
+	}
+	return nil
+}
+
+// A Past is the state of a session at an earlier revision.
+type Past struct {
+	Revision head.Revision
+	Commit   head.CommitID
+	Leaf     graph.ID
+	Time     time.Time
+	Parts    []head.Part
+	Usage    []head.Usage // the sum of all commits until then
+}
+
+// At returns the state at revision r of the session, whose head is h. The error is
+// ErrRevisionNotFound if the session has not got that far, and ErrRevisionPruned if the
+// revision is not retained. At reads all commits up to the revision.
+func (s *Session) At(ctx context.Context, h *head.Head, r head.Revision) (*Past, error) {
+	if r > h.Revision {
+		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
+	}
+	l, err := s.Lifecycles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if kept, err := s.Retained(ctx, s.Inc, l.Own, r); err != nil {
+		return nil, err
+	} else if !kept {
+		return nil, fmt.Errorf("%w: %d of %s, whose floor is %d", ErrRevisionPruned, r, s.Name, l.Own.Floor)
+	}
+	p := &Past{}
+	err = s.Commits(ctx, 0, r, func(c *head.Commit, id head.CommitID) error {
+		p.Usage = head.Sum(p.Usage, c.Usage)
+		if c.Revision != r {
+			return nil
+		}
+		p.Revision, p.Commit, p.Leaf, p.Time = c.Revision, id, c.Leaf, c.Time
+		var err error
+		p.Parts, err = s.PartsAt(ctx, c)
+		return err
+	})
+	return p, err
+}
