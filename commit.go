@@ -195,6 +195,8 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 	if w == nil {
 		return 0, invalid("attachment", "the writer is nil")
 	}
-	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) { return s.session.WriteAttachment(ctx, w, id, s.session.Revision()) },
+	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
+		return s.session.WriteAttachment(ctx, w, id, s.session.Revision())
+	},
 		func(n int64, o *Outcome) { o.Bytes = n })
 }

@@ -2,8 +2,6 @@ package turnstone
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/replicate"
@@ -49,66 +47,14 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 	case from == nil || to == nil:
 		return nil, invalid("copy", "an engine is nil")
 	}
-	run := replicate.Copy{
-		From: from, To: to, Namespace: o.Namespace, Overwrite: o.Overwrite,
-		Open: func(ctx context.Context, e engine.Engine) error {
-			st, err := openCopy(ctx, e, &o)
-			if err != nil {
-				return err
-			}
-			return st.Close()
-		},
-		Verify: func(ctx context.Context, e engine.Engine, phase string) error { return verifyCopy(ctx, e, &o, phase) },
-		Heads:  func(ctx context.Context, e engine.Engine) (map[string]CommitID, error) { return headsOf(ctx, e, &o) },
+	c := checker{of: "options"}
+	if c.text("namespace", o.Namespace, 0, MaxNamespace); c.err != nil {
+		return nil, c.err
 	}
+	run := replicate.Copy{From: from, To: to, Namespace: o.Namespace, Overwrite: o.Overwrite}
 	if o.Progress != nil {
-		run.Progress = func(records int) { o.Progress(Progress{Phase: "records", Done: records}) }
+		run.Progress = func(phase string, done int) { o.Progress(Progress{Phase: phase, Done: done}) }
 	}
 	r, err := run.Run(ctx)
 	return (*CopyReport)(r), err
-}
-
-// openCopy opens the source or the target of a copy.
-func openCopy(ctx context.Context, e engine.Engine, o *CopyOptions) (*Store, error) {
-	return Open(ctx, e, &Options{Namespace: o.Namespace, MustExist: true, NoAutoSeal: true})
-}
-
-// verifyCopy verifies the source or the target of a copy. phase says which.
-func verifyCopy(ctx context.Context, e engine.Engine, o *CopyOptions, phase string) (err error) {
-	st, err := openCopy(ctx, e, o)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, st.Close()) }()
-	v, err := st.Verify(ctx, func(done int) {
-		if o.Progress != nil {
-			o.Progress(Progress{Phase: phase, Done: done})
-		}
-	})
-	if err == nil && !v.OK() {
-		err = fmt.Errorf("%s: %w", phase, v.Problems[0])
-	}
-	return err
-}
-
-// headsOf returns the commit ids of all sessions.
-func headsOf(ctx context.Context, e engine.Engine, o *CopyOptions) (heads map[string]CommitID, err error) {
-	st, err := openCopy(ctx, e, o)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, st.Close()) }()
-	heads = map[string]CommitID{}
-	for o := (ListOptions{Limit: 1000}); ; {
-		page, err := st.List(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range page.Sessions {
-			heads[s.ID] = s.Commit
-		}
-		if o.After = page.Next; o.After == "" {
-			return heads, nil
-		}
-	}
 }

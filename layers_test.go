@@ -16,7 +16,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/watch", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "gc", "internal/erase", "internal/verify", "", "persistencetest", "turnstoneotel", "transcript",
+	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/watch", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/seal", "gc", "internal/erase", "internal/verify", "internal/replicate", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -45,8 +45,8 @@ var may = map[string][]string{
 	"internal/history":         {"engine", "blob", "graph", "head", "internal/hash", "internal/keys", "internal/codec"},
 	"internal/change":          {"engine", "head", "internal/apply", "internal/history"},
 	"internal/commit":          {"engine", "blob", "graph", "head", "internal/change", "internal/history", "internal/keys", "internal/codec"},
-	"internal/replicate":       {"engine", "head", "internal/change", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
-	"internal/namespace":       {"engine", "blob", "head", "internal/change", "internal/keys", "internal/codec"},
+	"internal/replicate":       {"engine", "head", "gc", "internal/change", "internal/history", "internal/list", "internal/namespace", "internal/verify", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
+	"internal/namespace":       {"engine", "blob", "head", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/list":            {"head", "internal/history", "internal/keys", "internal/codec"},
 	"internal/stats":           {"graph", "head", "internal/history", "internal/keys", "internal/codec"},
 	"internal/lifecycle":       {"engine", "blob", "graph", "head", "internal/change", "internal/commit", "internal/history", "internal/codec"},

@@ -89,9 +89,8 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.record, err = namespace.Open(ctx, s.engine, s.opts.Namespace, s.opts.MustExist, s.random); err != nil {
 		return nil, err
 	}
-	s.space = keys.New(s.record.Namespace, s.record.Secret)
-	s.blobs = blob.New(s.engine, s.space, s.record.Chunks)
-	s.histories = history.Store{Engine: s.engine, Space: s.space, Blobs: s.blobs}
+	s.histories = namespace.Histories(s.engine, &s.record)
+	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
 		Store: s.histories, Inline: s.record.Inline, Bases: commit.NewBases(s.opts.CacheBytes),
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},

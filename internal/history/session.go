@@ -118,37 +118,59 @@ func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error
 // ReadHead returns the session's head and its record, and the values of more keys as they
 // stood at the same moment. The error is ErrSessionDeleted if the incarnation does not
 // live under the id any more. guess is the revision that the caller expects: if the head
-// is elsewhere, ReadHead takes one call of the engine more.
+// is elsewhere, ReadHead takes one call of the engine more. It takes no third one, however
+// fast others commit.
 //
 // ReadHead also reads the commit that the head names, and the one after it, which must
 // not exist. So it notices a head that was rolled back beneath the store.
 func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *head.Head, raw []byte, values [][]byte, err error) {
-	for r := guess; ; r = h.Revision {
-		ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
-		if values, err = s.Engine.Get(ctx, ks...); err != nil {
-			return nil, nil, nil, err
-		}
-		if values[0] == nil {
-			return nil, nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
-		}
-		if h, err = head.OpenHead(s.HeadKey, values[0]); err != nil {
-			return nil, nil, nil, codec.Corrupt(err, "head of %s", s.Name)
-		}
-		if h.Incarnation != s.Inc {
-			return nil, nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
-		}
-		if h.Revision != r {
-			continue
-		}
-		if values[2] != nil {
-			err := fmt.Errorf("commit %d exists: the head was rolled back", r+1)
-			return nil, nil, nil, codec.Corrupt(err, "head of %s", s.Name)
-		}
-		if err := s.verifyHead(h, values[1]); err != nil {
-			return nil, nil, nil, err
-		}
+	h, values, err = s.headAt(ctx, guess, more)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if h.Revision == guess {
 		return h, values[0], values[3:], nil
 	}
+	now, again, err := s.headAt(ctx, h.Revision, more)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if now.Revision == h.Revision {
+		return now, again[0], again[3:], nil
+	}
+	// The head has moved on meanwhile, so nobody rolled it back.
+	if err := s.verifyHead(h, again[1]); err != nil {
+		return nil, nil, nil, err
+	}
+	return h, values[0], values[3:], nil
+}
+
+// headAt reads the head, the commit of revision r, the one after it, and more records, at
+// one moment. If the head is at r, it is verified.
+func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*head.Head, [][]byte, error) {
+	ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
+	values, err := s.Engine.Get(ctx, ks...)
+	if err != nil {
+		return nil, nil, err
+	}
+	if values[0] == nil {
+		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
+	}
+	h, err := head.OpenHead(s.HeadKey, values[0])
+	if err != nil {
+		return nil, nil, codec.Corrupt(err, "head of %s", s.Name)
+	}
+	if h.Incarnation != s.Inc {
+		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
+	}
+	if h.Revision != r {
+		return h, values, nil
+	}
+	if values[2] != nil {
+		err := fmt.Errorf("commit %d exists: the head was rolled back", r+1)
+		return nil, nil, codec.Corrupt(err, "head of %s", s.Name)
+	}
+	return h, values, s.verifyHead(h, values[1])
 }
 
 // verifyHead checks a head against the record of its commit.

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -97,4 +98,10 @@ func vacant(ctx context.Context, e engine.Engine, name string, run []byte) error
 		return nil
 	}
 	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", name)
+}
+
+// Histories returns where the histories of a namespace of e are read from.
+func Histories(e engine.Engine, record *head.Store) history.Store {
+	space := keys.New(record.Namespace, record.Secret)
+	return history.Store{Engine: e, Space: space, Blobs: blob.New(e, space, record.Chunks)}
 }

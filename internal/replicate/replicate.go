@@ -18,14 +18,20 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/list"
+	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/overlay"
+	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // ErrOtherStore: the target holds another store than the source.
@@ -46,14 +52,9 @@ type Copy struct {
 	Namespace string
 	// Overwrite discards what was written to an earlier copy.
 	Overwrite bool
-	// Progress, if set, is called with the number of records that were compared.
-	Progress func(records int)
-	// Open fails if the store on e can't be opened.
-	Open func(ctx context.Context, e engine.Engine) error
-	// Verify fails if the store on e can't be opened or is damaged.
-	Verify func(ctx context.Context, e engine.Engine, phase string) error
-	// Heads returns the commit ids of all sessions of the store on e.
-	Heads func(ctx context.Context, e engine.Engine) (map[string]head.CommitID, error)
+	// Progress, if set, is told how far the run is: phases are "source" and "copy",
+	// which are verified, and "records", which are compared.
+	Progress func(phase string, done int)
 }
 
 // Run copies. The error matches ErrOtherStore, change.ErrConflict if somebody else writes
@@ -63,10 +64,13 @@ func (o *Copy) Run(ctx context.Context) (*Report, error) {
 		Copy: *o, space: engine.PrefixRange(keys.Prefix(o.Namespace)),
 		storeKey: keys.StoreKey(o.Namespace), noteKey: keys.CopyingKey(o.Namespace),
 	}
+	if c.Progress == nil {
+		c.Progress = func(string, int) {}
+	}
 	if err := c.check(ctx); err != nil {
 		return &c.report, err
 	}
-	if err := c.Verify(ctx, c.From, "source"); err != nil {
+	if err := c.verify(ctx, c.From, "source"); err != nil {
 		return &c.report, err
 	}
 	if c.unfinished { // what another run still writes is to fail before anything is compared
@@ -83,7 +87,7 @@ func (o *Copy) Run(ctx context.Context) (*Report, error) {
 		if changed {
 			continue
 		}
-		heads, err := c.Heads(ctx, c.From)
+		heads, err := c.heads(ctx, c.From)
 		if err != nil {
 			return &c.report, err
 		}
@@ -126,7 +130,7 @@ func digest(heads map[string]head.CommitID) [hash.Size]byte {
 
 // check refuses to overwrite another store, or what was written to a copy.
 func (c *copier) check(ctx context.Context) error {
-	if err := c.Open(ctx, c.From); err != nil {
+	if _, err := c.open(ctx, c.From); err != nil {
 		return err
 	}
 	here, err := c.From.Get(ctx, c.storeKey)
@@ -152,7 +156,7 @@ func (c *copier) check(ctx context.Context) error {
 		return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.Namespace)
 	}
 	if target != nil && !c.unfinished && !c.Overwrite {
-		heads, err := c.Heads(ctx, c.To)
+		heads, err := c.heads(ctx, c.To)
 		if err != nil {
 			return err
 		}
@@ -201,8 +205,8 @@ func (c *copier) pass(ctx context.Context) (changed bool, err error) {
 		if c.own(p.Key) {
 			continue
 		}
-		if c.report.Records++; c.report.Records%1000 == 0 && c.Progress != nil {
-			c.Progress(c.report.Records)
+		if c.report.Records++; c.report.Records%1000 == 0 {
+			c.Progress("records", c.report.Records)
 		}
 		for err == nil && more && bytes.Compare(have.Key, p.Key) < 0 {
 			changed = true
@@ -338,9 +342,53 @@ func (c *copier) prove(ctx context.Context, heads map[string]head.CommitID) (sam
 	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
 		return false, err
 	}
-	if err := c.Verify(ctx, whole, "copy"); err != nil {
+	if err := c.verify(ctx, whole, "copy"); err != nil {
 		return false, err
 	}
-	got, err := c.Heads(ctx, whole)
+	got, err := c.heads(ctx, whole)
 	return maps.Equal(heads, got), err
+}
+
+// open opens a store that must exist.
+func (c *copier) open(ctx context.Context, e engine.Engine) (history.Store, error) {
+	record, err := namespace.Open(ctx, e, c.Namespace, true, nil)
+	if err != nil {
+		return history.Store{}, err
+	}
+	return namespace.Histories(e, &record), nil
+}
+
+// verify verifies a store.
+func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) error {
+	s, err := c.open(ctx, e)
+	if err != nil {
+		return err
+	}
+	collector := gc.New(e, s.Space, s.Blobs, time.Now, 0) // which only checks its index
+	r, err := verify.Run(ctx, s, collector, func(done int) { c.Progress(phase, done) })
+	if err == nil && len(r.Problems) > 0 {
+		err = fmt.Errorf("%s: %w", phase, r.Problems[0])
+	}
+	return err
+}
+
+// heads returns the commit ids of all sessions.
+func (c *copier) heads(ctx context.Context, e engine.Engine) (map[string]head.CommitID, error) {
+	s, err := c.open(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	heads := map[string]head.CommitID{}
+	for q := (list.Query{Limit: 1000, Keep: func(*head.About) bool { return true }}); ; {
+		page, err := list.Sessions(ctx, s, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range page.Items {
+			heads[item.About.ID] = item.Head.Commit
+		}
+		if q.After = page.Next; q.After == "" {
+			return heads, nil
+		}
+	}
 }

@@ -1,0 +1,59 @@
+package turnstone_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// R12: a call ends however busy its session is: here somebody else commits to it before
+// each call of the engine.
+func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
+	for name, call := range map[string]func(*turnstone.Session, turnstone.NodeID) error{
+		"info": func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Info(ctx); return err },
+		"load": func(s *turnstone.Session, _ turnstone.NodeID) error {
+			_, err := s.Load(ctx, turnstone.Scope{})
+			return err
+		},
+		"last": func(s *turnstone.Session, _ turnstone.NodeID) error {
+			_, err := s.Load(ctx, turnstone.Scope{Last: 2})
+			return err
+		},
+		"full": func(s *turnstone.Session, _ turnstone.NodeID) error {
+			_, err := s.Load(ctx, turnstone.Scope{Full: true})
+			return err
+		},
+		"node":       func(s *turnstone.Session, id turnstone.NodeID) error { _, err := s.Node(ctx, id); return err },
+		"checkpoint": func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Checkpoint(ctx, 0); return err },
+		"tombstone":  func(s *turnstone.Session, id turnstone.NodeID) error { return s.Tombstone(ctx, id) },
+		"keep":       func(s *turnstone.Session, _ turnstone.NodeID) error { return s.Keep(ctx, "k", 0) },
+		"prune":      func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Prune(ctx, 1); return err },
+		"gc":         func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.GC(ctx); return err },
+		"vacuum":     func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Vacuum(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := memory.New()
+			busy := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
+			id := commitTo(t, busy, turnstone.Commit{Nodes: saying([]byte("first"))}).Nodes[0]
+			calls := 0
+			f := &enginetest.Faulty{Engine: e}
+			s, err := openStore(t, f, &turnstone.Options{NoAutoSeal: true}).Session(ctx, "s")
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Plan = func(enginetest.Call) enginetest.Fault {
+				if calls++; calls > 3000 {
+					return enginetest.Fault{Err: fmt.Errorf("it does not end")}
+				}
+				commitTo(t, busy, turnstone.Commit{Nodes: saying([]byte("more"))})
+				return enginetest.Fault{}
+			}
+			if err := call(s, id); err != nil {
+				t.Errorf("after %d calls: %v", calls, err)
+			}
+		})
+	}
+}
