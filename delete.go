@@ -3,14 +3,9 @@ package turnstone
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/erase"
-	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 )
 
@@ -70,14 +65,12 @@ type Erasure struct {
 }
 
 func erasure(v *VacuumReport, r *erase.Receipt) *Erasure {
+	if r == nil {
+		return nil
+	}
 	return &Erasure{
 		Vacuum: v, HeldBy: r.HeldBy, Gone: r.Gone, Shared: r.Shared, SharedBytes: r.SharedBytes, SharedBy: r.SharedBy, Uploads: r.Uploads,
 	}
-}
-
-// erasures returns where erasures read.
-func (s *Store) erasures() erase.Store {
-	return erase.Store{Store: s.histories, Collector: s.collector()}
 }
 
 // Erase deletes a session, and removes what it alone had from the store's files,
@@ -101,46 +94,19 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
-	inc, err := s.erasures().Incarnation(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	incs, err := s.erasures().Family(ctx, inc, policy == CascadeChildren)
-	if err != nil {
-		return nil, err
-	}
-	var blobs []blob.ID
-	for _, inc := range incs {
-		some, err := s.erasures().Blobs(ctx, inc)
-		if err != nil {
-			return nil, err
-		}
-		blobs = append(blobs, some...)
-	}
-	if err := s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy)); err != nil {
-		return nil, err
-	}
-	done := change.Change{Partly: true} // from here on an error leaves the session deleted
-	v, err := s.Vacuum(ctx, VacuumOptions{Progress: progress})
-	if err != nil {
-		return nil, done.Result(err)
-	}
-	r, err := s.erasures().Receipt(ctx, incs, blobs, func(fork *history.Session) (bool, error) {
-		return slices.ContainsFunc(fork.Layers(AnyRevision), func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }), nil
-	})
-	e := erasure(v, r)
-	if err == nil && len(e.HeldBy) == 0 {
-		for _, inc := range incs {
-			life, lerr := s.histories.Life(ctx, inc)
-			if err = lerr; err == nil && life != nil && (life.Floor > 1 || slices.Contains(v.VacuumReport.Unfinished, inc)) {
-				err = fmt.Errorf("records of the deleted session %q are left", id)
+	var v *VacuumReport
+	run := erase.Store{Store: s.histories, Collector: s.collector()}
+	r, err := run.Session(ctx, id, policy == CascadeChildren,
+		func(ctx context.Context, inc head.Incarnation) error {
+			return s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy))
+		},
+		func(ctx context.Context) (unfinished []head.Incarnation, err error) {
+			if v, err = s.Vacuum(ctx, VacuumOptions{Progress: progress}); v != nil {
+				unfinished = v.VacuumReport.Unfinished
 			}
-			if err != nil {
-				break
-			}
-		}
-	}
-	return e, done.Result(err)
+			return unfinished, err
+		})
+	return erasure(v, r), err
 }
 
 // Erase tombstones nodes and removes their content from the store's files, as far
@@ -151,58 +117,13 @@ func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...Nod
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	var blobs []blob.ID
-	var owners []head.Incarnation // of the histories that the nodes are in
-	for _, id := range ids {
-		n, at, err := s.nodeAt(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		blobs = append(blobs, n.Blobs()...)
-		if !slices.Contains(owners, at.Layer.Inc) {
-			owners = append(owners, at.Layer.Inc)
-		}
-	}
-	if err := s.Tombstone(ctx, ids...); err != nil {
-		return nil, err
-	}
-	done := change.Change{Partly: true} // from here on an error leaves the nodes tombstoned
-	v, err := s.store.Vacuum(ctx, VacuumOptions{Progress: progress})
-	if err != nil {
-		return nil, done.Result(err)
-	}
-	r, err := s.store.erasures().Receipt(ctx, owners, blobs, func(other *history.Session) (bool, error) {
-		for _, id := range ids {
-			if shown, err := other.Shows(ctx, id); shown || err != nil {
-				return shown, err
-			}
-		}
-		return false, nil
-	})
-	e := erasure(v, r)
-	if err == nil && len(e.HeldBy) == 0 {
-		for _, id := range ids {
-			n, _, nerr := s.nodeAt(ctx, id)
-			if err = nerr; err == nil && !n.Erased {
-				err = fmt.Errorf("the content of node %s is left", id)
-			}
-			if err != nil {
-				break
-			}
-		}
-	}
-	return e, done.Result(err)
-}
-
-// nodeAt returns a node of the session's graph, whether or not it is tombstoned, and
-// where it is.
-func (s *Session) nodeAt(ctx context.Context, id NodeID) (n history.Node, at history.Position, err error) {
-	_, err = history.Retry(ctx, s.session.Session, func() (_ struct{}, err error) {
-		h, _, err := s.session.Head(ctx)
-		if err == nil {
-			n, at, err = s.session.Node(ctx, h.Revision, id)
-		}
-		return struct{}{}, err
-	})
-	return n, at, err
+	var v *VacuumReport
+	run := erase.Store{Store: s.store.histories, Collector: s.store.collector()}
+	r, err := run.Nodes(ctx, s.session.Session, ids,
+		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
+		func(ctx context.Context) (err error) {
+			v, err = s.store.Vacuum(ctx, VacuumOptions{Progress: progress})
+			return err
+		})
+	return erasure(v, r), err
 }

@@ -1,7 +1,6 @@
 package turnstone
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -46,7 +45,7 @@ var (
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
 	ErrInvalid = change.ErrInvalid
 	// ErrRejected: the host's validator refused the commit; its error is wrapped.
-	ErrRejected = errors.New("turnstone: commit rejected")
+	ErrRejected = change.ErrRejected
 	// ErrHasChildren: Delete with RefuseChildren found children.
 	ErrHasChildren = lifecycle.ErrHasChildren
 	// ErrExists: Rename found a session under the new id, or Keep another revision

@@ -16,7 +16,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/watch", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/seal", "gc", "internal/erase", "internal/verify", "internal/replicate", "", "persistencetest", "turnstoneotel", "transcript",
+	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/codec", "internal/maintain", "internal/watch", "internal/apply", "blob", "graph", "head", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/seal", "gc", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype", "", "persistencetest", "turnstoneotel", "transcript",
 	"cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
@@ -39,6 +39,7 @@ var may = map[string][]string{
 	"internal/keys":            {"engine", "internal/hash"},
 	"internal/apply":           {"engine"},
 	"internal/watch":           {"engine"},
+	"internal/maintain":        {},
 	"blob":                     {"engine", "internal/apply", "internal/hash", "internal/keys", "internal/codec"},
 	"graph":                    {"engine", "blob", "internal/hash", "internal/keys", "internal/codec"},
 	"head":                     {"engine", "blob", "graph", "internal/hash", "internal/keys", "internal/codec"},
@@ -52,9 +53,10 @@ var may = map[string][]string{
 	"internal/lifecycle":       {"engine", "blob", "graph", "head", "internal/change", "internal/commit", "internal/history", "internal/codec"},
 	"internal/seal":            {"engine", "graph", "head", "internal/change", "internal/history", "internal/codec"},
 	"gc":                       {"engine", "internal/apply", "blob", "graph", "head", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
-	"internal/erase":           {"engine", "blob", "head", "gc", "internal/history", "internal/keys", "internal/codec"},
+	"internal/errtype":         {"engine", "internal/change", "internal/codec", "internal/commit", "internal/history", "internal/lifecycle", "internal/namespace", "internal/replicate"},
+	"internal/erase":           {"engine", "blob", "graph", "head", "gc", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/verify":          {"engine", "blob", "graph", "head", "gc", "internal/history", "internal/keys", "internal/codec"},
-	"":                         {"engine", "blob", "graph", "head", "internal/history", "internal/watch", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/verify", "gc", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
+	"":                         {"engine", "blob", "graph", "head", "internal/history", "internal/watch", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/errtype", "internal/maintain", "internal/verify", "gc", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"persistencetest":          {""},
 	"turnstoneotel":            {""},
 	"transcript":               {"", "blob", "head"},

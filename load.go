@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -127,39 +126,12 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return history.Retry(ctx, s.session.Session, func() (map[string][]byte, error) { return s.checkpoint(ctx, at) })
+		return history.Retry(ctx, s.session.Session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, at) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))
 		}
 	})
-}
-
-func (s *Session) checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
-	h, _, err := s.session.Head(ctx)
-	if err != nil {
-		return nil, err
-	}
-	parts, current := h.Parts, at == 0 || at == h.Revision
-	if !current {
-		past, err := s.session.At(ctx, h, at)
-		if err != nil {
-			return nil, err
-		}
-		parts = past.Parts
-	}
-	out := make(map[string][]byte, len(parts))
-	for _, p := range parts {
-		content, deltas, err := s.session.ReadPart(ctx, p)
-		if err != nil {
-			return nil, err
-		}
-		if current {
-			s.store.commits.Bases.Put(s.session.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
-		}
-		out[p.Name] = content
-	}
-	return out, nil
 }
 
 // A Node is one event as it is read. Its slices are the caller's.
@@ -291,22 +263,14 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	if err != nil || after >= h.Revision {
 		return err
 	}
-	l, err := s.session.Lifecycles(ctx)
+	retained, err := s.session.RetainedNow(ctx)
 	if err != nil {
 		return err
-	}
-	kept, err := s.Kept(ctx)
-	if err != nil {
-		return err
-	}
-	stays := map[Revision]bool{}
-	for _, k := range kept {
-		stays[k.Revision] = true
 	}
 	return s.session.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
-			Pruned: c.Revision < l.Own.Floor && !stays[c.Revision],
+			Pruned: !retained(c.Revision),
 		}
 		for _, p := range c.Parts {
 			if p.Set == c.Revision {

@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/maintain"
 	"github.com/turnstonedb/turnstone/internal/seal"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
@@ -205,38 +206,23 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	s.background.Go(func() {
 		defer close(done)
 		defer cancel()
-		collect := time.NewTimer(o.Every)
-		defer collect.Stop()
-		var vacuum <-chan time.Time
-		if o.VacuumEvery > 0 {
-			t := time.NewTicker(o.VacuumEvery)
-			defer t.Stop()
-			vacuum = t.C
-		}
-		for {
+		maintain.Loop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
 			var g *GCReport
 			var v *VacuumReport
 			var err error
-			select {
-			case <-ctx.Done():
-				return
-			case <-collect.C:
-				if _, err = s.Prune(ctx); err == nil {
-					g, err = s.GC(ctx, GCOptions{Pace: o.Pace})
-				}
-			case <-vacuum:
+			if vacuum {
 				v, err = s.Vacuum(ctx, VacuumOptions{Pace: o.Pace})
+			} else if _, err = s.Prune(ctx); err == nil {
+				g, err = s.GC(ctx, GCOptions{Pace: o.Pace})
 			}
 			switch {
 			case ctx.Err() != nil:
-				return
 			case o.Report != nil:
 				o.Report(g, v, err)
 			case err != nil && !errors.Is(err, gc.ErrSuperseded) && s.opts.Logger != nil:
 				s.opts.Logger.Error("turnstone: maintenance", "error", err)
 			}
-			collect.Reset(o.Every) // from now on: others have their turn meanwhile
-		}
+		})
 	})
 	return func() {
 		cancel()
@@ -272,29 +258,22 @@ func (s *Store) Seal(ctx context.Context) error {
 		return err
 	}
 	var failed []error
-	for o := (ListOptions{Limit: 1000}); ; {
-		page, err := s.List(ctx, o)
+	for about, err := range s.histories.Abouts(ctx) {
 		if err != nil {
 			return err
 		}
-		for _, i := range page.Sessions {
-			ses, err := s.Session(ctx, i.ID)
-			if err == nil {
-				err = ses.Seal(ctx)
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
-				if len(failed) < 10 { // the others can be sealed all the same
-					failed = append(failed, err)
-				}
-			}
+		ses, err := s.Session(ctx, about.ID)
+		if err == nil {
+			err = ses.Seal(ctx)
 		}
-		if o.After = page.Next; o.After == "" {
-			return errors.Join(failed...)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) && len(failed) < 10 {
+			failed = append(failed, err) // the others can be sealed all the same
 		}
 	}
+	return errors.Join(failed...)
 }
 
 // sealNext is one attempt to seal the next segment of an incarnation, if it lives. It
@@ -412,34 +391,9 @@ const KeepAll = ^Retention(0)
 // once; GC and Vacuum reclaim what that frees. It returns how many sessions it
 // moved.
 func (s *Store) Prune(ctx context.Context) (moved int, err error) {
-	return observed(ctx, s, OpPrune, "", s.prune, func(moved int, o *Outcome) { o.Items = moved })
-}
-
-func (s *Store) prune(ctx context.Context) (moved int, err error) {
-	for about, err := range s.histories.Abouts(ctx) {
-		if err != nil {
-			return moved, err
-		}
-		keep := Retention(about.Keep)
-		if keep == 0 {
-			keep = s.opts.Retention
-		}
-		if keep == 0 || keep == KeepAll {
-			continue
-		}
-		ses, err := s.Session(ctx, about.ID)
-		if err == nil {
-			var did bool
-			did, err = ses.Prune(ctx, keep)
-			if did {
-				moved++
-			}
-		}
-		if err != nil && !errors.Is(err, ErrSessionNotFound) && !errors.Is(err, ErrSessionDeleted) {
-			return moved, err
-		}
-	}
-	return moved, nil
+	return observed(ctx, s, OpPrune, "", func(ctx context.Context) (int, error) {
+		return s.lifecycle.PruneAll(ctx, uint64(s.opts.Retention))
+	}, func(moved int, o *Outcome) { o.Items = moved })
 }
 
 // Prune retains the last keep revisions of the session, and those kept by name;

@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/errtype"
 	"github.com/turnstonedb/turnstone/internal/watch"
 )
 
@@ -199,42 +200,5 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 // limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
 // (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {
-	if err == nil {
-		return ""
-	}
-	for _, k := range errorTypes {
-		for _, target := range k.targets {
-			if errors.Is(err, target) {
-				return k.name
-			}
-		}
-	}
-	var corrupt *CorruptError
-	if errors.As(err, &corrupt) {
-		return "corrupt"
-	}
-	return "other"
-}
-
-var errorTypes = []struct {
-	name    string
-	targets []error
-}{
-	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
-	{"incomplete", []error{ErrIncomplete}},
-	{"corrupt", []error{engine.ErrCorrupt}},
-	{"conflict", []error{ErrConflict, engine.ErrConflict, ErrOtherStore}},
-	{"turn_conflict", []error{ErrTurnConflict}},
-	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, ErrStoreNotFound}},
-	{"pruned", []error{ErrRevisionPruned}},
-	{"exists", []error{ErrExists}},
-	{"has_children", []error{ErrHasChildren}},
-	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
-	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
-	{"rejected", []error{ErrRejected}},
-	{"format", []error{ErrFormat}},
-	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
-	{"no_space", []error{engine.ErrNoSpace}},
-	{"closed", []error{engine.ErrClosed}},
-	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, ErrUnfinishedCopy}},
+	return errtype.Of(err)
 }

@@ -8,6 +8,8 @@ import (
 var (
 	// ErrLimit: a documented limit is exceeded.
 	ErrLimit = errors.New("turnstone: limit exceeded")
+	// ErrRejected: the host's validator refused the commit.
+	ErrRejected = errors.New("turnstone: commit rejected")
 	// ErrInvalid: the request contradicts itself or the session.
 	ErrInvalid = errors.New("turnstone: invalid request")
 )

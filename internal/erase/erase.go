@@ -1,18 +1,22 @@
 // Package erase finds out what an erasure is about, and writes its receipt.
 //
-// Deleting, collecting and vacuuming are done by others. This package reads before and
-// after: which incarnations and blobs are to go, who holds what is left, and which bytes
-// stay because other sessions or uploads have equal ones.
+// The caller deletes or tombstones, and vacuums. This package reads before and after: which
+// incarnations and blobs are to go, who holds what is left, and which bytes stay because
+// other sessions or uploads have equal ones. Nobody holds what is left and yet something is:
+// then the erasure is incomplete, and the error says what is left.
 package erase
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -33,9 +37,101 @@ type Store struct {
 	Collector *gc.Collector
 }
 
-// Incarnation returns the incarnation that Erase of an id is about: of the session that has
+// Session erases a session and, if deletion cascades, its children and theirs. remove deletes
+// the incarnation. Vacuum returns the sessions that it could not finish. From remove on an
+// error matches change.ErrIncomplete.
+func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, head.Incarnation) error, vacuum func(context.Context) ([]head.Incarnation, error)) (*Receipt, error) {
+	inc, err := s.incarnation(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	incs, err := s.family(ctx, inc, cascade)
+	if err != nil {
+		return nil, err
+	}
+	var blobs []blob.ID
+	for _, inc := range incs {
+		some, err := s.blobsOf(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		blobs = append(blobs, some...)
+	}
+	if err := remove(ctx, inc); err != nil {
+		return nil, err
+	}
+	done := change.Change{Partly: true} // from here on an error leaves the session deleted
+	unfinished, err := vacuum(ctx)
+	if err != nil {
+		return nil, done.Result(err)
+	}
+	shares := func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }
+	r, err := s.receipt(ctx, incs, blobs, func(fork *history.Session) (bool, error) {
+		return slices.ContainsFunc(fork.Layers(^head.Revision(0)), shares), nil
+	})
+	if err != nil || len(r.HeldBy) > 0 {
+		return r, done.Result(err)
+	}
+	for _, inc := range incs {
+		life, err := s.Life(ctx, inc)
+		if err == nil && life != nil && (life.Floor > 1 || slices.Contains(unfinished, inc)) {
+			err = fmt.Errorf("records of the deleted session %q are left", id)
+		}
+		if err != nil {
+			return r, done.Result(err)
+		}
+	}
+	return r, nil
+}
+
+// Nodes erases nodes of a session. remove tombstones them. From then on an error matches
+// change.ErrIncomplete.
+func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, remove, vacuum func(context.Context) error) (*Receipt, error) {
+	var blobs []blob.ID
+	var owners []head.Incarnation // of the histories that the nodes are in
+	for _, id := range ids {
+		n, at, err := of.NodeNow(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		blobs = append(blobs, n.Blobs()...)
+		if !slices.Contains(owners, at.Layer.Inc) {
+			owners = append(owners, at.Layer.Inc)
+		}
+	}
+	if err := remove(ctx); err != nil {
+		return nil, err
+	}
+	done := change.Change{Partly: true} // from here on an error leaves the nodes tombstoned
+	if err := vacuum(ctx); err != nil {
+		return nil, done.Result(err)
+	}
+	r, err := s.receipt(ctx, owners, blobs, func(other *history.Session) (bool, error) {
+		for _, id := range ids {
+			if shown, err := other.Shows(ctx, id); shown || err != nil {
+				return shown, err
+			}
+		}
+		return false, nil
+	})
+	if err != nil || len(r.HeldBy) > 0 {
+		return r, done.Result(err)
+	}
+	for _, id := range ids {
+		n, _, err := of.NodeNow(ctx, id)
+		if err == nil && !n.Erased {
+			err = fmt.Errorf("the content of node %s is left", id)
+		}
+		if err != nil {
+			return r, done.Result(err)
+		}
+	}
+	return r, nil
+}
+
+// incarnation returns the incarnation that Erase of an id is about: of the session that has
 // it or, if none has, of the last one that was deleted under it.
-func (s Store) Incarnation(ctx context.Context, id string) (inc head.Incarnation, err error) {
+func (s Store) incarnation(ctx context.Context, id string) (inc head.Incarnation, err error) {
 	live, _, err := s.OpenSession(ctx, id)
 	if err == nil {
 		return live.Inc, nil
@@ -64,10 +160,10 @@ func (s Store) Incarnation(ctx context.Context, id string) (inc head.Incarnation
 	return inc, nil
 }
 
-// Family returns an incarnation and, if deletion cascades, its children and theirs.
+// family returns an incarnation and, if deletion cascades, its children and theirs.
 // When Erase is repeated, children that the first call deleted are no longer listed as
 // such, so forks that are deleted already and that nothing live depends on count, too.
-func (s Store) Family(ctx context.Context, inc head.Incarnation, cascade bool) ([]head.Incarnation, error) {
+func (s Store) family(ctx context.Context, inc head.Incarnation, cascade bool) ([]head.Incarnation, error) {
 	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
 	for i := 0; cascade && i < len(out); i++ {
 		kids, err := s.Children(ctx, out[i])
@@ -160,16 +256,16 @@ func (s Store) holders(ctx context.Context, incs []head.Incarnation, holds func(
 	return ids, related, nil
 }
 
-// Receipt says what is left after a vacuum: which sessions related to incs hold what was
+// receipt says what is left after a vacuum: which sessions related to incs hold what was
 // to go, and which blobs stay.
-func (s Store) Receipt(ctx context.Context, incs []head.Incarnation, blobs []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
+func (s Store) receipt(ctx context.Context, incs []head.Incarnation, blobs []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
 	e := &Receipt{SharedBy: []string{}}
 	var related []head.Incarnation
 	var err error
 	if e.HeldBy, related, err = s.holders(ctx, incs, holds); err != nil {
 		return e, err
 	}
-	uploads, err := s.Store.Blobs.Uploaded(ctx)
+	uploads, err := s.Blobs.Uploaded(ctx)
 	if err != nil {
 		return e, err
 	}
@@ -219,15 +315,15 @@ func (s Store) Receipt(ctx context.Context, incs []head.Incarnation, blobs []blo
 	return e, nil
 }
 
-// Blobs returns the blobs that an incarnation refers to, as far as its records are
+// blobsOf returns the blobs that an incarnation refers to, as far as its records are
 // there.
-func (s Store) Blobs(ctx context.Context, inc head.Incarnation) ([]blob.ID, error) {
+func (s Store) blobsOf(ctx context.Context, inc head.Incarnation) ([]blob.ID, error) {
 	for {
 		life, err := s.Life(ctx, inc)
 		if err != nil || life == nil {
 			return nil, err
 		}
-		out, err := s.blobs(ctx, inc, life)
+		out, err := s.readBlobs(ctx, inc, life)
 		var damage *codec.CorruptError
 		if err == nil || !errors.As(err, &damage) {
 			return out, err
@@ -238,7 +334,7 @@ func (s Store) Blobs(ctx context.Context, inc head.Incarnation) ([]blob.ID, erro
 	}
 }
 
-func (s Store) blobs(ctx context.Context, inc head.Incarnation, life *head.Life) ([]blob.ID, error) {
+func (s Store) readBlobs(ctx context.Context, inc head.Incarnation, life *head.Life) ([]blob.ID, error) {
 	last := life.Floor - 1 // of a deleted session
 	if life.State == head.Live {
 		key := s.Space.Head(life.Session)
@@ -282,6 +378,6 @@ func (s Store) blobs(ctx context.Context, inc head.Incarnation, life *head.Life)
 	for i := range nodes {
 		out = append(out, nodes[i].Blobs()...)
 	}
-	granted, gerr := s.Store.Blobs.Granted(ctx, inc)
+	granted, gerr := s.Blobs.Granted(ctx, inc)
 	return append(out, granted...), errors.Join(err, gerr)
 }

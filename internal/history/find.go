@@ -159,3 +159,16 @@ func (h *History) verifyCommit(ctx context.Context, at Position) error {
 	}
 	return codec.Corrupt(vouch(c, nodes, before), "pack of revision %d of %s", r, h.Name)
 }
+
+// NodeNow is Node of the session as it is now: it reads the head, and reads again when
+// maintenance moved something meanwhile. The node may be tombstoned.
+func (s *Session) NodeNow(ctx context.Context, id graph.ID) (n Node, at Position, err error) {
+	_, err = Retry(ctx, s, func() (_ struct{}, err error) {
+		h, _, _, err := s.ReadHead(ctx, 0)
+		if err == nil {
+			n, at, err = s.Node(ctx, h.Revision, id)
+		}
+		return struct{}{}, err
+	})
+	return n, at, err
+}

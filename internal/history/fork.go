@@ -204,3 +204,16 @@ func (s Store) Retained(ctx context.Context, inc head.Incarnation, life *head.Li
 	refs, err := head.Refs(ctx, s.Engine, s.Space, inc, life)
 	return slices.ContainsFunc(refs, func(ref head.Ref) bool { return ref.Revision == r }), err
 }
+
+// RetainedNow returns a function that reports whether a revision of the session, which
+// lives, can be read as it was.
+func (s *Session) RetainedNow(ctx context.Context) (func(head.Revision) bool, error) {
+	return WithLifecycles(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
+		refs, err := head.Refs(ctx, s.Engine, s.Space, s.Inc, l.Own)
+		kept := map[head.Revision]bool{}
+		for _, r := range refs {
+			kept[r.Revision] = true
+		}
+		return func(r head.Revision) bool { return r >= l.Own.Floor || kept[r] }, err
+	})
+}

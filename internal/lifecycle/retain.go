@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -30,6 +31,39 @@ func (st *Store) Prune(ctx context.Context, s *commit.Session, keep uint64) (mov
 		return needed, nil
 	})
 	return moved && err == nil, err
+}
+
+// KeepAll retains every revision.
+const KeepAll = ^uint64(0)
+
+// PruneAll prunes all sessions: each by its own retention or, if it has none, by keep. 0 is
+// no retention. PruneAll returns how many floors it moved.
+func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err error) {
+	for about, err := range st.Abouts(ctx) {
+		if err != nil {
+			return moved, err
+		}
+		own := about.Keep
+		if own == 0 {
+			own = keep
+		}
+		if own == 0 || own == KeepAll {
+			continue
+		}
+		s, state, err := st.OpenSession(ctx, about.ID)
+		if err == nil {
+			session := commit.NewSession(s)
+			session.See(state.Head, nil)
+			var did bool
+			if did, err = st.Prune(ctx, session, own); did {
+				moved++
+			}
+		}
+		if err != nil && !errors.Is(err, history.ErrSessionNotFound) && !errors.Is(err, history.ErrSessionDeleted) {
+			return moved, err
+		}
+	}
+	return moved, nil
 }
 
 // Keep keeps revision r, or the head's as Keep finds it if r is 0, under a name. If the name

@@ -1,0 +1,37 @@
+package commit
+
+import (
+	"context"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// Checkpoint returns the contents of the checkpoint parts at a revision; 0 is the head's. It
+// keeps the versions of the head's as bases of the next ones.
+func (st *Store) Checkpoint(ctx context.Context, s *Session, at head.Revision) (map[string][]byte, error) {
+	h, _, err := s.Head(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parts, current := h.Parts, at == 0 || at == h.Revision
+	if !current {
+		past, err := s.At(ctx, h, at)
+		if err != nil {
+			return nil, err
+		}
+		parts = past.Parts
+	}
+	out := make(map[string][]byte, len(parts))
+	for _, p := range parts {
+		content, deltas, err := s.ReadPart(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		if current {
+			st.Bases.Put(s.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
+		}
+		out[p.Name] = content
+	}
+	return out, nil
+}

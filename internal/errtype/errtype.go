@@ -1,0 +1,58 @@
+// Package errtype names kinds of errors, for metrics and alerts.
+package errtype
+
+import (
+	"context"
+	"errors"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/lifecycle"
+	"github.com/turnstonedb/turnstone/internal/namespace"
+	"github.com/turnstonedb/turnstone/internal/replicate"
+)
+
+// Of names the kind of an error: see turnstone.ErrorType.
+func Of(err error) string {
+	if err == nil {
+		return ""
+	}
+	for _, k := range errorTypes {
+		for _, target := range k.targets {
+			if errors.Is(err, target) {
+				return k.name
+			}
+		}
+	}
+	var corrupt *codec.CorruptError
+	if errors.As(err, &corrupt) {
+		return "corrupt"
+	}
+	return "other"
+}
+
+var errorTypes = []struct {
+	name    string
+	targets []error
+}{
+	{"unknown_outcome", []error{change.ErrOutcomeUnknown, engine.ErrUnknown}},
+	{"incomplete", []error{change.ErrIncomplete}},
+	{"corrupt", []error{engine.ErrCorrupt}},
+	{"conflict", []error{change.ErrConflict, engine.ErrConflict, replicate.ErrOtherStore}},
+	{"turn_conflict", []error{commit.ErrTurnConflict}},
+	{"not_found", []error{history.ErrSessionNotFound, history.ErrSessionDeleted, history.ErrNodeNotFound, history.ErrBlobNotFound, history.ErrRevisionNotFound, namespace.ErrStoreNotFound}},
+	{"pruned", []error{history.ErrRevisionPruned}},
+	{"exists", []error{lifecycle.ErrExists}},
+	{"has_children", []error{lifecycle.ErrHasChildren}},
+	{"limit", []error{change.ErrLimit, engine.ErrTooLarge}},
+	{"invalid", []error{change.ErrInvalid, engine.ErrInvalid}},
+	{"rejected", []error{change.ErrRejected}},
+	{"format", []error{codec.ErrFormat}},
+	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
+	{"no_space", []error{engine.ErrNoSpace}},
+	{"closed", []error{engine.ErrClosed}},
+	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, namespace.ErrUnfinishedCopy}},
+}
