@@ -50,8 +50,10 @@ func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision,
 
 // resolve gives the nodes of a pack their ids, and returns the last one.
 func (h *History) resolve(p *graph.Pack, before graph.ID) (last graph.ID, err error) {
-	last, err = p.Resolve(before)
-	return last, codec.Corrupt(err, "pack of revision %d of %s", p.Revision, h.Name)
+	if last, err = p.Resolve(before); err != nil {
+		err = codec.Corrupt(err, "pack of revision %d of %s", p.Revision, h.Name)
+	}
+	return last, err
 }
 
 func (h *History) appendNodes(all []Node, l Layer, revision uint64, nodes []graph.Node) []Node {
