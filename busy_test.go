@@ -1,12 +1,15 @@
 package turnstone_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
 // R12: a call ends however busy its session is: here somebody else commits to it before
@@ -55,5 +58,44 @@ func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
 				t.Errorf("after %d calls: %v", calls, err)
 			}
 		})
+	}
+}
+
+// R10: a head that is rolled back between the two looks of one read is damage, as it is
+// before the first.
+func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
+	for _, back := range []int{1, 2} { // revisions
+		e := memory.New()
+		writer := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
+		var heads []engine.Pair // of each revision
+		turn := func() {
+			commitTo(t, writer, turnstone.Commit{Nodes: saying([]byte("x"))})
+			for p, err := range e.Scan(ctx, engine.Range{}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.Key[4] == keys.Head {
+					heads = append(heads, p)
+				}
+			}
+		}
+		turn()
+		turn()
+		f := &enginetest.Faulty{Engine: e}
+		s, err := openStore(t, f, &turnstone.Options{NoAutoSeal: true}).Session(ctx, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn() // s does not know
+		f.Plan = before(2, func() {
+			old := heads[len(heads)-1-back]
+			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{old}}); err != nil {
+				t.Error(err)
+			}
+		})
+		var damage *turnstone.CorruptError
+		if i, err := s.Info(ctx); !errors.As(err, &damage) {
+			t.Errorf("back by %d: revision %d, %v", back, i.Revision, err)
+		}
 	}
 }

@@ -196,7 +196,11 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (i
 		return 0, invalid("attachment", "the writer is nil")
 	}
 	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
-		return s.session.WriteAttachment(ctx, w, id, s.session.Revision())
+		h, _, err := s.session.Head(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return s.session.WriteAttachment(ctx, w, h.Revision, id)
 	},
 		func(n int64, o *Outcome) { o.Bytes = n })
 }

@@ -262,8 +262,8 @@ func (s *Store) Seal(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ses, err := s.Session(ctx, about.ID)
-		if err == nil {
+		ses, err := s.byIncarnation(ctx, about.Incarnation)
+		if err == nil && ses != nil {
 			err = ses.Seal(ctx)
 		}
 		if ctx.Err() != nil {

@@ -72,11 +72,12 @@ type Outcome struct {
 	Vacuum               *VacuumReport // of OpVacuum, when it succeeded
 }
 
+var engineOps = [...]string{watch.Get: OpEngineGet, watch.Scan: OpEngineScan, watch.Apply: OpEngineApply}
+
 // observe returns e as the observer sees it.
 func observe(e engine.Engine, o Observer) engine.Engine {
 	return &watch.Engine{Engine: e, Begin: func(ctx context.Context, op watch.Op) (context.Context, func(watch.Outcome)) {
-		name := map[watch.Op]string{watch.Get: OpEngineGet, watch.Scan: OpEngineScan, watch.Apply: OpEngineApply}[op]
-		ctx, end := o.Begin(ctx, Operation{Name: name})
+		ctx, end := o.Begin(ctx, Operation{Name: engineOps[op]})
 		if end == nil {
 			return ctx, nil
 		}

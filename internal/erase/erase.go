@@ -1,4 +1,4 @@
-// Package erase finds out what an erasure is about, and writes its receipt.
+// Package erase removes a session, or nodes, from the store's files, and writes a receipt.
 //
 // The caller deletes or tombstones, and vacuums. This package reads before and after: which
 // incarnations and blobs are to go, who holds what is left, and which bytes stay because
@@ -38,8 +38,8 @@ type Store struct {
 }
 
 // Session erases a session and, if deletion cascades, its children and theirs. remove deletes
-// the incarnation. Vacuum returns the sessions that it could not finish. From remove on an
-// error matches change.ErrIncomplete.
+// the incarnation. Vacuum returns the sessions that it could not finish. After remove has
+// succeeded, an error matches change.ErrIncomplete.
 func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, head.Incarnation) error, vacuum func(context.Context) ([]head.Incarnation, error)) (*Receipt, error) {
 	inc, err := s.incarnation(ctx, id)
 	if err != nil {
@@ -84,8 +84,8 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 	return r, nil
 }
 
-// Nodes erases nodes of a session. remove tombstones them. From then on an error matches
-// change.ErrIncomplete.
+// Nodes erases nodes of a session. remove tombstones them. After it has succeeded, an error
+// matches change.ErrIncomplete.
 func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, remove, vacuum func(context.Context) error) (*Receipt, error) {
 	var blobs []blob.ID
 	var owners []head.Incarnation // of the histories that the nodes are in

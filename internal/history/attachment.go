@@ -12,14 +12,10 @@ import (
 )
 
 // WriteAttachment writes the content of an attachment to w, and returns its length. The
-// error is ErrBlobNotFound if no node of the session's graph has the attachment. guess is
-// the revision at which the head was seen last.
-func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID, guess head.Revision) (int64, error) {
-	h, _, _, err := s.ReadHead(ctx, guess)
-	if err != nil {
-		return 0, err
-	}
-	if _, err := s.FindAttachment(ctx, h.Revision, id); err != nil {
+// error is ErrBlobNotFound if no node of the session's graph up to revision last has the
+// attachment.
+func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, last head.Revision, id blob.ID) (int64, error) {
+	if _, err := s.FindAttachment(ctx, last, id); err != nil {
 		return 0, err
 	}
 	n, err := s.Blobs.WriteTo(ctx, w, id)

@@ -138,7 +138,10 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 	if now.Revision == h.Revision {
 		return now, again[0], again[3:], nil
 	}
-	// The head has moved on meanwhile, so nobody rolled it back.
+	// The head is elsewhere by now. If it has moved on, the next commit is there.
+	if now.Revision < h.Revision || again[2] == nil {
+		return nil, nil, nil, codec.Corrupt(errors.New("the head was rolled back"), "head of %s", s.Name)
+	}
 	if err := s.verifyHead(h, again[1]); err != nil {
 		return nil, nil, nil, err
 	}

@@ -44,16 +44,16 @@ func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Sessio
 		if !errors.Is(err, history.ErrSessionNotFound) {
 			return err
 		}
-		var b *engine.Batch
 		g.Abandon(ctx) // what an earlier attempt stored ahead
 		g = st.NewStage(head.Incarnation{})
-		b, session, err = st.create(ctx, r, &g)
+		b, made, err := st.create(ctx, r, &g)
 		if errors.Is(err, commit.ErrBlobGone) {
 			err = engine.ErrConflict
 		}
 		if err != nil {
 			return err
 		}
+		session, state = made, nil
 		err = c.Apply(ctx, b)
 		created = err == nil
 		return err

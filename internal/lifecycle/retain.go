@@ -50,8 +50,8 @@ func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err erro
 		if own == 0 || own == KeepAll {
 			continue
 		}
-		s, state, err := st.OpenSession(ctx, about.ID)
-		if err == nil {
+		s, state, err := st.ByIncarnation(ctx, about.Incarnation)
+		if err == nil && s != nil {
 			session := commit.NewSession(s)
 			session.See(state.Head, nil)
 			var did bool

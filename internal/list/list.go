@@ -203,7 +203,7 @@ func (l *lister) moved(ctx context.Context, e head.OrderEntry) (*head.OrderEntry
 	if err != nil || life == nil || life.State != head.Live || life.Session == e.Session {
 		return nil, err
 	}
-	e.Session, e.Time = life.Session, max(e.Time, 1)
+	e.Session = life.Session
 	return &e, nil
 }
 

@@ -26,6 +26,9 @@ func Loop(ctx context.Context, every, vacuumEvery time.Duration, run func(vacuum
 		case <-vacuum:
 			run(true)
 		}
+		if ctx.Err() != nil {
+			return
+		}
 		collect.Reset(every) // from now on: the maintenance of others has its turn meanwhile
 	}
 }

@@ -102,7 +102,11 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 	}
 	var origin *head.Origin
 	if vs[2] != nil {
-		if origin, err = head.OpenOrigin(originKey, vs[2]); err != nil {
+		origin, err = head.OpenOrigin(originKey, vs[2])
+		if errors.Is(err, codec.ErrFormat) {
+			return codec.Corrupt(err, "origin of %s", v.name(inc))
+		}
+		if err != nil {
 			return nil // records has named it
 		}
 	}
