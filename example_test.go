@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log"
+	"strings"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -66,4 +68,205 @@ func ExampleStore_Create_fork() {
 	state, err := fork.Load(ctx, turnstone.Scope{})
 	fmt.Println(len(state.Nodes), err)
 	// Output: 1 <nil>
+}
+
+// A commit names the revision that its author loaded. Who lost against another writer loads
+// again, and decides anew.
+func ExampleSession_Commit() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	say := func(expected turnstone.Revision, turn, text string) error {
+		_, err := session.Commit(ctx, turnstone.Commit{
+			Expected: expected,
+			Turn:     turn, // the same turn again, however late, returns the first result
+			Nodes:    []turnstone.NewNode{{Kind: "user", Payload: []byte(text)}},
+		})
+		return err
+	}
+	fmt.Println(say(0, "turn-1", "hello"))
+	fmt.Println(say(0, "turn-1", "hello")) // the reply was lost: sent once more
+	var conflict *turnstone.ConflictError
+	if err := say(0, "turn-2", "too late"); errors.As(err, &conflict) {
+		fmt.Println("the head is at revision", conflict.Revision)
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// the head is at revision 1
+}
+
+// A load reads the path that ends at the leaf, or a part of it, also as it was at an earlier
+// revision.
+func ExampleSession_Load() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, text := range []string{"one", "two", "three"} {
+		_, err := session.Commit(ctx, turnstone.Commit{
+			Expected:   turnstone.Revision(i),
+			Nodes:      []turnstone.NewNode{{Kind: "user", Payload: []byte(text)}},
+			Checkpoint: map[string][]byte{"state": fmt.Append(nil, i)},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, scope := range []turnstone.Scope{{}, {Last: 1}, {After: 1}, {At: 2}} {
+		state, err := session.Load(ctx, scope)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, n := range state.Nodes {
+			fmt.Print(string(n.Payload), " ")
+		}
+		fmt.Println("at revision", state.Revision)
+	}
+	// Output:
+	// one two three at revision 3
+	// three at revision 3
+	// two three at revision 3
+	// one two at revision 2
+}
+
+// A tombstoned node is gone from reads at once; Erase removes it from the store's files, too.
+func ExampleSession_Tombstone() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
+		{Kind: "user", Payload: []byte("my password is 1234")},
+		{Kind: "assistant", Payload: []byte("please don't tell me")},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := session.Tombstone(ctx, result.Nodes[0]); err != nil {
+		log.Fatal(err)
+	}
+	state, err := session.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(state.Nodes), "node:", string(state.Nodes[0].Payload))
+	receipt, err := session.Erase(ctx, nil, result.Nodes[0])
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("held by", receipt.HeldBy)
+	// Output:
+	// 1 node: please don't tell me
+	// held by []
+}
+
+// An attachment is uploaded first, as a stream, and belongs to the session once a commit
+// refers to it.
+func ExampleSession_PutAttachment() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	picture, err := session.PutAttachment(ctx, strings.NewReader("…"), -1, "image/png", "cat.png")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
+		{Kind: "user", Payload: []byte("what is this?"), Attachments: []turnstone.Attachment{picture}},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	n, err := session.ReadAttachment(ctx, io.Discard, picture.ID)
+	fmt.Println(picture.Name, picture.MediaType, n, "bytes", err)
+	// Output: cat.png image/png 3 bytes <nil>
+}
+
+// Nothing is reclaimed by itself: run GC and Vacuum, or start Maintain.
+func ExampleStore_GC() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_result", Payload: make([]byte, 100_000)}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := store.Delete(ctx, "chat", turnstone.KeepChildren); err != nil {
+		log.Fatal(err)
+	}
+	report, err := store.GC(ctx, turnstone.GCOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(report.Deleted, "blob deleted,", report.Retained, "retained")
+	// Output: 1 blob deleted, 0 retained
+}
+
+// Who follows a session from elsewhere asks for what came after the revision that it has.
+func ExampleSession_Load_poll() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	session, _, err := store.Create(ctx, turnstone.Request{ID: "chat"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	seen := turnstone.Revision(0)
+	poll := func() {
+		state, err := session.Load(ctx, turnstone.Scope{After: seen})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, n := range state.Nodes {
+			fmt.Println(n.Revision, string(n.Payload))
+		}
+		seen = state.Revision
+	}
+	for _, text := range []string{"hello", "hi"} {
+		_, err := session.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "m", Payload: []byte(text)}}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		poll()
+	}
+	poll() // nothing new
+	// Output:
+	// 1 hello
+	// 2 hi
 }

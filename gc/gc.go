@@ -11,12 +11,32 @@
 // and follows them session by session: a session that changed has a dirty record.
 // When the index takes over a change that leaves something to vacuum, it gives the
 // session a stale record, and a blob that can be stored smaller a loose record:
-// vacuum reads these rather than the store. A blob that loses its last edge is a candidate. A sweep condemns
-// candidates by writing their marks, then looks again at everything that changed
-// until then, and only then deletes those whose marks are as it wrote them. A
-// commit that relies on a blob guards its mark, and revives it when it is
-// condemned. So either the collector sees the commit, or the commit sees the
-// collector; no clock takes part.
+// vacuum reads these rather than the store. A blob that loses its last edge is a
+// candidate. A sweep condemns candidates by writing their marks, then looks again
+// at everything that changed until then, and only then deletes those whose marks
+// are as it wrote them. A commit that relies on a blob guards its mark, and revives
+// it when it is condemned. So either the collector sees the commit, or the commit
+// sees the collector; no clock takes part.
+//
+//	commit ──▶ dirty record of the session
+//	             │
+//	             ▼  the index follows: it reads the commits since the session's bookmark
+//	           edges and their numbers ──the last edge went──▶ candidate
+//	             │                                               │ condemn: write its mark
+//	             │                                               │ look again at what changed
+//	             ▼                                               ▼
+//	           stale and loose records                         delete it, if the mark is as it was
+//	             │                                             written; a commit that relies on the
+//	             ▼                                             blob has set it to another value
+//	           vacuum: seal, erase, remove, compress
+//
+// # Where to read
+//
+// gc.go has the run and its record; changes.go, sessions.go and index.go find what changed and
+// add edges; retain.go drops them; sweep.go condemns and deletes; uploads.go lets uploads expire;
+// full.go derives the index anew; check.go compares it with the commits. vacuum.go, erase.go,
+// tree.go, versions.go and pack.go are vacuum. Each kind of record has a file: bookmark.go,
+// edges.go, stale.go.
 package gc
 
 import (
