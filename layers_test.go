@@ -49,7 +49,7 @@ var may = map[string][]string{
 	"internal/replicate":       {"engine", "head", "gc", "internal/change", "internal/history", "internal/list", "internal/namespace", "internal/verify", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"internal/namespace":       {"engine", "blob", "head", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/list":            {"head", "internal/history", "internal/keys", "internal/codec"},
-	"internal/stats":           {"graph", "head", "internal/history", "internal/keys", "internal/codec"},
+	"internal/stats":           {"engine", "graph", "head", "internal/history", "internal/keys", "internal/codec"},
 	"internal/lifecycle":       {"engine", "blob", "graph", "head", "internal/change", "internal/commit", "internal/history", "internal/codec"},
 	"internal/seal":            {"engine", "graph", "head", "internal/change", "internal/history", "internal/codec"},
 	"gc":                       {"engine", "internal/apply", "blob", "graph", "head", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -55,55 +56,66 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", codec.ErrMalformed), "record at key %x", p.Key)
 		}
 		kind := kinds[letter]
-		b := r.ByKind[kind]
-		for _, b := range []*Bytes{&b, &r.Stored} {
-			b.Records++
-			b.Keys += uint64(len(p.Key))
-			b.Values += uint64(len(p.Value))
-		}
-		r.ByKind[kind] = b
-		switch letter {
-		case keys.Head:
-			h, err := head.OpenHead(p.Key, p.Value)
-			if err != nil {
-				return nil, codec.Corrupt(err, "head at key %x", p.Key)
-			}
-			r.Sessions++
-			r.Nodes += h.Nodes
-			r.Payload += h.Bytes
-			r.Usage = head.Sum(r.Usage, h.Usage)
-		case keys.Life:
-			l, err := head.OpenLife(p.Key, p.Value)
-			if err != nil {
-				return nil, codec.Corrupt(err, "lifecycle at key %x", p.Key)
-			}
-			if l.State == head.Deleted {
-				r.Deleted++
-			}
-		case keys.Commit:
-			c, _, err := head.OpenCommit(p.Key, p.Value)
-			if err != nil {
-				return nil, codec.Corrupt(err, "commit at key %x", p.Key)
-			}
-			r.Commits++
-			for _, part := range c.Parts {
-				if part.Set == c.Revision {
-					r.Checkpoints += uint64(part.Size)
-				}
-			}
-		case keys.Mark:
-			r.Blobs++
-		case keys.Pack:
-			if fields[24] == 0 {
-				if loose, err := graph.IsLoose(s.Space, p); err != nil {
-					return nil, err
-				} else if loose {
-					r.Loose++
-				} else {
-					r.Sealed++
-				}
-			}
+		r.ByKind[kind] = r.ByKind[kind].plus(p)
+		r.Stored = r.Stored.plus(p)
+		if err := r.count(s.Space, letter, fields, p); err != nil {
+			return nil, err
 		}
 	}
 	return r, nil
+}
+
+// plus returns b with one record more.
+func (b Bytes) plus(p engine.Pair) Bytes {
+	return Bytes{b.Records + 1, b.Keys + uint64(len(p.Key)), b.Values + uint64(len(p.Value))}
+}
+
+// count adds what a record says of sessions, commits, nodes and blobs.
+func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.Pair) error {
+	switch letter {
+	case keys.Head:
+		h, err := head.OpenHead(p.Key, p.Value)
+		if err != nil {
+			return codec.Corrupt(err, "head at key %x", p.Key)
+		}
+		r.Sessions++
+		r.Nodes += h.Nodes
+		r.Payload += h.Bytes
+		r.Usage = head.Sum(r.Usage, h.Usage)
+	case keys.Life:
+		l, err := head.OpenLife(p.Key, p.Value)
+		if err != nil {
+			return codec.Corrupt(err, "lifecycle at key %x", p.Key)
+		}
+		if l.State == head.Deleted {
+			r.Deleted++
+		}
+	case keys.Commit:
+		c, _, err := head.OpenCommit(p.Key, p.Value)
+		if err != nil {
+			return codec.Corrupt(err, "commit at key %x", p.Key)
+		}
+		r.Commits++
+		for _, part := range c.Parts {
+			if part.Set == c.Revision {
+				r.Checkpoints += uint64(part.Size)
+			}
+		}
+	case keys.Mark:
+		r.Blobs++
+	case keys.Pack:
+		if fields[24] > 0 {
+			return nil // a later value of a segment
+		}
+		loose, err := graph.IsLoose(space, p)
+		if err != nil {
+			return err
+		}
+		if loose {
+			r.Loose++
+		} else {
+			r.Sealed++
+		}
+	}
+	return nil
 }
