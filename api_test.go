@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// Everything that the public packages export is in docs/api.txt, so that no change of it
-// goes unseen. `go test . -run API -update` writes the file anew.
+// The file docs/api.txt lists everything that the public packages export. A change of the
+// exported API has to change the file, too: `go test . -run API -update` writes it.
 func TestTheExportedAPIIsTheOneOfTheFile(t *testing.T) {
 	const file = "docs/api.txt"
 	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Name", "./...").Output()

@@ -78,8 +78,9 @@ type Result struct {
 	Replayed bool
 }
 
-// Commit stores c: all of it or nothing. If nobody else has committed since this handle
-// saw the head last, it takes one call of the engine.
+// Commit stores c: all of it or nothing. In the common case it takes one call of the engine:
+// nobody else has committed since this handle saw the head last, c goes on from the head's
+// leaf, has no attachments, and fits a batch.
 //
 // An error that matches ErrOutcomeUnknown leaves open whether the commit
 // stands; after any other error nothing of it is visible.

@@ -351,14 +351,14 @@ type Verification struct {
 // OK reports whether nothing is wrong.
 func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 
-// Verify checks every hash, link, checksum and reference of the namespace and
-// names what is wrong: usually a *CorruptError, which says what kind of record is
-// missing or damaged, and of which session or blob. It reads everything and changes
-// nothing, in time and memory in proportion to the store: a history that forks share
-// is read once. It may run beside commits; a session that changes meanwhile is
-// checked as it was when Verify came to it. The returned error says that Verify
-// itself could not go on, for example a *FormatError that it met a record of another
-// version of the format, which it can't judge.
+// Verify checks every hash, link, checksum and reference of the namespace. Most problems
+// that it finds are a *CorruptError, which names the kind of record that is missing or
+// damaged and the session or blob that the record belongs to. Verify reads the whole store
+// and changes nothing. It takes time and memory in proportion to the store, and reads a
+// history that forks share once. It may run beside commits, and checks a session that
+// changes meanwhile as the session was when Verify came to it. The returned error says
+// that Verify itself could not go on. It is a *FormatError, for example, when a record is
+// of another version of the format, which Verify can't judge.
 //
 // The progress callback, if not nil, is called with the number of sessions and
 // blobs done, from the calling goroutine.

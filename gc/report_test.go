@@ -15,19 +15,10 @@ import (
 // G1: a session that changes while a collection reads it is read again, and counted once.
 func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 	e := memory.New()
-	writer, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, _, err := writer.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, openAt(t, e, fixed), turnstone.Request{ID: "s"})
 	const commits = 600 // more than the collector reads before it writes a bookmark
 	for range commits {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: make([]byte, 6000)}}}); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, says(make([]byte, 6000)))
 	}
 	sealed := 0
 	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
@@ -43,11 +34,7 @@ func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 		}
 		return enginetest.Fault{}
 	}}
-	collector, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := collector.GC(ctx, turnstone.GCOptions{})
+	r, err := openAt(t, f, fixed).GC(ctx, turnstone.GCOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,28 +47,12 @@ func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 // its batches there are few other calls of the engine.
 func TestG7_ARunOfManyForksShowsProgress(t *testing.T) {
 	e := memory.New()
-	writer, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, _, err := writer.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: make([]byte, 6000)}}}
-	r, err := s.Commit(ctx, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	writer := openAt(t, e, fixed)
+	s := create(t, writer, turnstone.Request{ID: "s"})
+	r := commit(t, s, says(make([]byte, 6000)))
 	const forks = 100
 	for i := range forks {
-		f, _, err := writer.Create(ctx, turnstone.Request{ID: fmt.Sprint("f", i), Parent: "s"})
-		if err == nil {
-			_, err = f.Commit(ctx, node)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		commit(t, create(t, writer, turnstone.Request{ID: fmt.Sprint("f", i), Parent: "s"}), says(make([]byte, 6000)))
 	}
 	if err := s.Tombstone(ctx, r.Nodes...); err != nil {
 		t.Fatal(err)

@@ -2,11 +2,12 @@
 //
 // A commit goes through these steps, one file each:
 //
-//	prepare    hash and compress contents; store ahead what a batch has no room for
-//	assemble   make the commit and its nodes on top of the head: a pure function
-//	build      make the batch, with a guard on everything that the commit relies on
-//	Apply      let the engine decide
-//	resolve    after a guard was false: end with a result or an error, or start over
+//	prepare    hashes and compresses contents, and stores those that are too large for
+//	           the batch before it
+//	assemble   makes the commit and its nodes on top of the head; it is a pure function
+//	build      makes the batch, with a guard on everything that the commit relies on
+//	Apply      asks the engine to apply the batch
+//	resolve    finds out which guard was false; the commit ends, or is built anew
 //
 // What is prepared does not depend on the head, but for checkpoint parts, which are
 // stored as deltas of the version that stands. So a commit that lost against another one

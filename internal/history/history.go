@@ -167,8 +167,8 @@ type Range struct {
 	Name  string        // what errors call the history
 	After head.Revision // the commits after this one,
 	Last  head.Revision // up to this one
-	// Previous is the id of the commit of revision After. The first commit of the
-	// range must name it as the one before, unless Previous is zero.
+	// Previous is the id of the commit of revision After, which the first commit of the
+	// range has to follow. If Previous is zero, the first commit may follow any commit.
 	Previous head.CommitID
 }
 

@@ -15,19 +15,19 @@ import (
 // have the nearest visible node before them as their parent, and with all payloads in Inline.
 // It changes nodes.
 func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden Tombstones) ([]Node, error) {
-	visible := map[graph.ID]graph.ID{} // of hidden nodes: the nearest visible node before
+	before := map[graph.ID]graph.ID{} // of each hidden node: the nearest visible node before it
 	out := nodes[:0]
 	for _, n := range nodes {
-		if p, ok := visible[n.Parent]; ok {
+		if p, ok := before[n.Parent]; ok {
 			n.Parent = p
 		} else if hidden.Has(n.Parent) { // it comes before nodes
 			var err error
-			if n.Parent, err = h.Visible(ctx, last, n.Parent, hidden); err != nil {
+			if n.Parent, err = h.visible(ctx, last, n.Parent, hidden); err != nil {
 				return nil, err
 			}
 		}
 		if hidden.Has(n.ID) {
-			visible[n.ID] = n.Parent
+			before[n.ID] = n.Parent
 			continue
 		}
 		if n.Erased {
@@ -70,7 +70,7 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	return nil
 }
 
-// A Past is the state of a session at an earlier revision.
+// A Past is what a session was at an earlier revision.
 type Past struct {
 	Revision head.Revision
 	Commit   head.CommitID

@@ -49,8 +49,9 @@ func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
 	return out, nil
 }
 
-// Visible returns id, or the nearest node before it that is not tombstoned.
-func (h *History) Visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
+// visible returns a node that the session shows: id itself or, if id is tombstoned, the nearest
+// node before it that is not.
+func (h *History) visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
 	for hidden.Has(id) {
 		n, _, err := h.Node(ctx, last, id)
 		if err != nil {

@@ -33,3 +33,26 @@ func TestTheSizeFollowsTheEnvironmentAndTheFlag(t *testing.T) {
 		t.Errorf("by default: %s", got)
 	}
 }
+
+func TestSlowSkipsWithShortUnlessAllIsAskedFor(t *testing.T) {
+	short := flag.Lookup("test.short")
+	was := short.Value.String()
+	defer short.Value.Set(was)
+	for _, c := range []struct {
+		long, short string
+		skips       bool
+	}{{"", "true", true}, {"", "false", false}, {"1", "true", false}} {
+		t.Setenv("TURNSTONE_LONG", c.long)
+		if err := short.Value.Set(c.short); err != nil {
+			t.Fatal(err)
+		}
+		skipped := false
+		t.Run("", func(t *testing.T) {
+			defer func() { skipped = t.Skipped() }()
+			testscale.Slow(t)
+		})
+		if skipped != c.skips {
+			t.Errorf("TURNSTONE_LONG=%q, -short=%s: skipped is %v", c.long, c.short, skipped)
+		}
+	}
+}
