@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/printer"
 	"go/token"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,29 +20,14 @@ import (
 // exported API has to change the file, too: `go test . -run API -update` writes it.
 func TestTheExportedAPIIsTheOneOfTheFile(t *testing.T) {
 	const file = "docs/api.txt"
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Name", "./...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var b bytes.Buffer
-	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
-		var p struct {
-			ImportPath, Dir, Name string
-			GoFiles               []string
+	for path, decls := range public(t) {
+		var lines []string
+		for _, d := range decls {
+			lines = append(lines, d.String())
 		}
-		if err := d.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
-		if p.Name == "main" || strings.Contains(p.ImportPath, "/internal/") {
-			continue
-		}
-		lines, err := exported(p.Dir, p.GoFiles)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(lines) > 0 {
-			b.WriteString("package " + p.ImportPath + "\n\n" + strings.Join(lines, "\n") + "\n\n")
-		}
+		slices.Sort(lines)
+		b.WriteString("package " + path + "\n\n" + strings.Join(lines, "\n") + "\n\n")
 	}
 	if *update {
 		if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
@@ -69,31 +55,109 @@ func TestTheExportedAPIIsTheOneOfTheFile(t *testing.T) {
 	}
 }
 
-// exported returns the exported declarations of a package, in order, one a line.
-func exported(dir string, files []string) (lines []string, err error) {
-	set := token.NewFileSet()
-	for _, name := range files {
-		f, err := parser.ParseFile(set, filepath.Join(dir, name), nil, 0)
-		if err != nil {
-			return nil, err
+// What is exported can be used from outside: no function needs, and no type has, a type of
+// an internal package. And go doc shows the fields of every type: none is another name of
+// one that is elsewhere.
+func TestTheExportedAPIUsesNoInternalPackage(t *testing.T) {
+	for path, decls := range public(t) {
+		for _, d := range decls {
+			if spec, ok := d.node.(*ast.TypeSpec); ok && spec.Assign.IsValid() {
+				t.Errorf("%s: %s is an alias", path, spec.Name)
+			}
+			if d.tok == token.VAR || d.tok == token.CONST {
+				continue
+			}
+			ast.Inspect(d.node, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if pkg, ok := sel.X.(*ast.Ident); ok && d.internal[pkg.Name] {
+					t.Errorf("%s: %s.%s is internal, in %s", path, pkg.Name, sel.Sel.Name, d)
+				}
+				return true
+			})
 		}
-		ast.FileExports(f)
-		for _, d := range f.Decls {
-			switch d := d.(type) {
-			case *ast.FuncDecl:
-				d.Body = nil
-				lines = append(lines, line(set, d))
-			case *ast.GenDecl:
-				for _, s := range d.Specs {
-					if d.Tok != token.IMPORT {
-						lines = append(lines, d.Tok.String()+" "+line(set, s))
-					}
+	}
+}
+
+// A declaration is an exported one of a public package.
+type declaration struct {
+	set      *token.FileSet
+	tok      token.Token
+	node     ast.Node
+	internal map[string]bool // the internal packages that its file imports, by name
+}
+
+// public goes through the public packages, by path, and their exported declarations.
+func public(t *testing.T) iter.Seq2[string, []declaration] {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Name", "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(yield func(string, []declaration) bool) {
+		for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
+			var p struct {
+				ImportPath, Dir, Name string
+				GoFiles               []string
+			}
+			if err := d.Decode(&p); err != nil {
+				t.Fatal(err)
+			}
+			if p.Name == "main" || strings.Contains(p.ImportPath, "/internal/") {
+				continue
+			}
+			var decls []declaration
+			for _, name := range p.GoFiles {
+				decls = append(decls, exported(t, filepath.Join(p.Dir, name))...)
+			}
+			if len(decls) > 0 && !yield(p.ImportPath, decls) {
+				return
+			}
+		}
+	}
+}
+
+// exported returns the exported declarations of a file, without methods of types that are
+// not exported.
+func exported(t *testing.T, name string) (decls []declaration) {
+	t.Helper()
+	set := token.NewFileSet()
+	f, err := parser.ParseFile(set, name, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	internal := map[string]bool{}
+	for _, i := range f.Imports {
+		path := strings.Trim(i.Path.Value, `"`)
+		if strings.Contains(path, "/internal/") {
+			internal[path[strings.LastIndex(path, "/")+1:]] = true
+		}
+	}
+	ast.FileExports(f)
+	for _, d := range f.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Body = nil; d.Recv == nil || ast.IsExported(strings.TrimLeft(line(set, d.Recv.List[0].Type), "*")) {
+				decls = append(decls, declaration{set, token.FUNC, d, internal})
+			}
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				if d.Tok != token.IMPORT {
+					decls = append(decls, declaration{set, d.Tok, s, internal})
 				}
 			}
 		}
 	}
-	slices.Sort(lines)
-	return lines, nil
+	return decls
+}
+
+func (d declaration) String() string {
+	if d.tok == token.FUNC {
+		return line(d.set, d.node)
+	}
+	return d.tok.String() + " " + line(d.set, d.node)
 }
 
 // line prints a declaration on one line.

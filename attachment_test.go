@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
@@ -23,7 +24,7 @@ func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
 		var reads [2]int
 		for i := range reads {
 			read = 0
-			commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
+			commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
 			reads[i] = read
 		}
 		if reads[0] > reads[1] {

@@ -9,33 +9,36 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // R12: a call ends however busy its session is: here somebody else commits to it before
 // each call of the engine.
 func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
-	for name, call := range map[string]func(*turnstone.Session, turnstone.NodeID) error{
-		"info": func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Info(ctx); return err },
-		"load": func(s *turnstone.Session, _ turnstone.NodeID) error {
+	for name, call := range map[string]func(*turnstone.Session, graph.ID) error{
+		"info": func(s *turnstone.Session, _ graph.ID) error { _, err := s.Info(ctx); return err },
+		"load": func(s *turnstone.Session, _ graph.ID) error {
 			_, err := s.Load(ctx, turnstone.Scope{})
 			return err
 		},
-		"last": func(s *turnstone.Session, _ turnstone.NodeID) error {
+		"last": func(s *turnstone.Session, _ graph.ID) error {
 			_, err := s.Load(ctx, turnstone.Scope{Last: 2})
 			return err
 		},
-		"full": func(s *turnstone.Session, _ turnstone.NodeID) error {
+		"full": func(s *turnstone.Session, _ graph.ID) error {
 			_, err := s.Load(ctx, turnstone.Scope{Full: true})
 			return err
 		},
-		"node":       func(s *turnstone.Session, id turnstone.NodeID) error { _, err := s.Node(ctx, id); return err },
-		"checkpoint": func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Checkpoint(ctx, 0); return err },
-		"tombstone":  func(s *turnstone.Session, id turnstone.NodeID) error { return s.Tombstone(ctx, id) },
-		"keep":       func(s *turnstone.Session, _ turnstone.NodeID) error { return s.Keep(ctx, "k", 0) },
-		"prune":      func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Prune(ctx, 1); return err },
-		"gc":         func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.GC(ctx); return err },
-		"vacuum":     func(s *turnstone.Session, _ turnstone.NodeID) error { _, err := s.Vacuum(ctx); return err },
+		"node":       func(s *turnstone.Session, id graph.ID) error { _, err := s.Node(ctx, id); return err },
+		"checkpoint": func(s *turnstone.Session, _ graph.ID) error { _, err := s.Checkpoint(ctx, 0); return err },
+		"tombstone":  func(s *turnstone.Session, id graph.ID) error { return s.Tombstone(ctx, id) },
+		"keep":       func(s *turnstone.Session, _ graph.ID) error { return s.Keep(ctx, "k", 0) },
+		"prune":      func(s *turnstone.Session, _ graph.ID) error { _, err := s.Prune(ctx, 1); return err },
+		"gc":         func(s *turnstone.Session, _ graph.ID) error { _, err := s.GC(ctx, gc.Options{}); return err },
+		"vacuum":     func(s *turnstone.Session, _ graph.ID) error { _, err := s.Vacuum(ctx, gc.VacuumOptions{}); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := memory.New()
@@ -93,7 +96,7 @@ func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		var damage *turnstone.CorruptError
+		var damage *record.CorruptError
 		if i, err := s.Info(ctx); !errors.As(err, &damage) {
 			t.Errorf("back by %d: revision %d, %v", back, i.Revision, err)
 		}

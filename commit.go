@@ -10,27 +10,30 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // AnyRevision as Commit.Expected appends to whatever the head is. It goes nowhere
 // else: as a revision to read or to keep it is an *InvalidError.
-const AnyRevision = ^Revision(0)
+const AnyRevision = ^head.Revision(0)
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
 // is a turn as well, and moves the revision.
 type Commit struct {
 	// Expected is the revision that the caller loaded. If the head is at
 	// another one, the commit fails with *ConflictError. See AnyRevision.
-	Expected Revision
+	Expected head.Revision
 	// Turn, if set, makes the commit idempotent: committing the same content
 	// under the same turn id again returns the first result, however far the
 	// head has moved, and another content is *TurnConflictError.
 	Turn string
 	// Nodes are appended in this order.
 	Nodes []NewNode
-	// Leaf moves the leaf: to an earlier node to rewind, with NoNode to an
+	// Leaf moves the leaf: to an earlier node to rewind, with RefNone to an
 	// empty conversation. The zero Ref means the last of Nodes, or where the
 	// leaf is when there are none.
 	Leaf Ref
@@ -39,7 +42,7 @@ type Commit struct {
 	// Drop removes parts; one that is not there is no error.
 	Drop []string
 	// Usage of this turn, by model.
-	Usage []Usage
+	Usage []head.Usage
 }
 
 // A NewNode is a node to append.
@@ -52,27 +55,27 @@ type NewNode struct {
 	// includes what a fork inherited; may be empty.
 	Key         string
 	Payload     []byte // opaque, returned byte for byte
-	Attachments []Attachment
+	Attachments []blob.Attachment
 }
 
 // A Ref names a node in a Commit. The zero Ref stands for a default.
 type Ref struct{ ref commit.Ref }
 
-// At refers to a node that exists.
-func At(id NodeID) Ref { return Ref{commit.Ref{Kind: commit.RefExisting, ID: id}} }
+// RefTo refers to a node that exists.
+func RefTo(id graph.ID) Ref { return Ref{commit.Ref{Kind: commit.RefExisting, ID: id}} }
 
-// New refers to Commit.Nodes[i].
-func New(i int) Ref { return Ref{commit.Ref{Kind: commit.RefNew, Index: i}} }
+// RefNew refers to Commit.Nodes[i].
+func RefNew(i int) Ref { return Ref{commit.Ref{Kind: commit.RefNew, Index: i}} }
 
-// NoNode is the parent of a root, and the leaf of an empty conversation.
-func NoNode() Ref { return Ref{commit.Ref{Kind: commit.RefNone}} }
+// RefNone is the parent of a root, and the leaf of an empty conversation.
+func RefNone() Ref { return Ref{commit.Ref{Kind: commit.RefNone}} }
 
 // A Result says where a commit stands.
 type Result struct {
-	Revision Revision
-	Commit   CommitID
-	Leaf     NodeID
-	Nodes    []NodeID // ids of Commit.Nodes, in order
+	Revision head.Revision
+	Commit   head.CommitID
+	Leaf     graph.ID
+	Nodes    []graph.ID // ids of Commit.Nodes, in order
 	// Replayed says that the turn had been committed before and this call
 	// changed nothing.
 	Replayed bool
@@ -157,7 +160,7 @@ func (in *Commit) clone() *Commit {
 // and is kept for Options.UploadTTL. A commit that comes later than that, and
 // after a collection, is ErrUploadExpired. If the session is
 // deleted, before the call or meanwhile, the error is ErrSessionDeleted.
-func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error) {
+func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error) {
 	c := checker{of: "attachment"}
 	if r == nil {
 		c.invalid("the reader is nil")
@@ -168,21 +171,21 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 		c.err = &LimitError{Limit: "bytes", Where: "attachment", Have: size, Max: MaxBlob}
 	}
 	if c.err != nil {
-		return Attachment{}, c.err
+		return blob.Attachment{}, c.err
 	}
-	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (Attachment, error) {
+	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (blob.Attachment, error) {
 		d, err := s.store.commits.Upload(ctx, s.session, r, size)
 		if err != nil {
-			return Attachment{}, public(err)
+			return blob.Attachment{}, public(err)
 		}
-		return Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
-	}, func(a Attachment, o *Outcome) { o.Bytes = a.Size })
+		return blob.Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name}, nil
+	}, func(a blob.Attachment, o *Outcome) { o.Bytes = a.Size })
 }
 
 // newUpload returns an upload for a session, which may be collected after
 // Options.UploadTTL. Its id is not of Options.Random: two uploads of one id would end
 // each other, and nothing tells that an id was used before.
-func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
+func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
 	var id [16]byte
 	rand.Read(id[:])
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
@@ -192,7 +195,7 @@ func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 // w, with bounded memory, and returns its length. One that no commit of the
 // session refers to is ErrBlobNotFound, whether or not another session has it.
 // What was written before an error is not verified as a whole: discard it.
-func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error) {
+func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error) {
 	if w == nil {
 		return 0, invalid("attachment", "the writer is nil")
 	}

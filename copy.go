@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
@@ -15,7 +16,7 @@ type CopyOptions struct {
 	Overwrite bool
 	// Progress, if set, is called from the calling goroutine. Phases are "source"
 	// and "copy", which are verified, and "records", which are compared.
-	Progress func(Progress)
+	Progress func(gc.Progress)
 }
 
 // A CopyReport says what Copy did, as far as it got.
@@ -32,7 +33,7 @@ type CopyReport struct {
 // the copy, and compares the commit ids of all heads. Once more, it brings a copy
 // up to date; after an interruption, it goes on.
 //
-// A source that is damaged is a *CorruptError before anything is written. A target
+// A source that is damaged is a *record.CorruptError before anything is written. A target
 // that is another store is ErrOtherStore; a copy whose sessions were changed since
 // it was made is ErrConflict, unless Overwrite is set.
 //
@@ -53,7 +54,7 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 	}
 	run := replicate.Copy{From: from, To: to, Namespace: o.Namespace, Overwrite: o.Overwrite}
 	if o.Progress != nil {
-		run.Progress = func(phase string, done int) { o.Progress(Progress{Phase: phase, Done: done}) }
+		run.Progress = func(phase string, done int) { o.Progress(gc.Progress{Phase: phase, Done: done}) }
 	}
 	r, err := run.Run(ctx)
 	return (*CopyReport)(r), err

@@ -12,11 +12,15 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // fill makes a store with something of everything.
@@ -35,8 +39,8 @@ func fill(t *testing.T, e engine.Engine) {
 		}
 		for j := range 20 {
 			commitTo(t, s, turnstone.Commit{
-				Expected: turnstone.Revision(j), Turn: fmt.Sprint("turn ", j), Usage: []turnstone.Usage{{Model: "m", Input: 1}},
-				Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", j), Payload: bytes.Repeat([]byte("text "), 10*j*i)}, {Kind: "tool", Attachments: []turnstone.Attachment{at}}},
+				Expected: head.Revision(j), Turn: fmt.Sprint("turn ", j), Usage: []head.Usage{{Model: "m", Input: 1}},
+				Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", j), Payload: bytes.Repeat([]byte("text "), 10*j*i)}, {Kind: "tool", Attachments: []blob.Attachment{at}}},
 				Checkpoint: map[string][]byte{"p": bytes.Repeat(fmt.Append(nil, j), 100)},
 			})
 		}
@@ -57,7 +61,7 @@ func fill(t *testing.T, e engine.Engine) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -160,7 +164,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 		for i := range payloads {
 			payload := make([]byte, 400<<10)
 			random.Read(payload)
-			commitTo(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
+			commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
 		}
 	}
 	from := memory.New()
@@ -190,7 +194,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 				t.Errorf("after %d calls: %v", n, err)
 			}
 			if err == nil {
-				if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
+				if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
 					t.Fatalf("after %d calls what can be opened is no store: %v", n, err)
 				}
 				st.Close()
@@ -204,7 +208,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 			if err := st.Delete(ctx, fmt.Sprint("more ", n-2), turnstone.KeepChildren); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			st.Close()
@@ -250,7 +254,7 @@ func TestCopyRefuses(t *testing.T) {
 	copyStore(t, from, mirror)
 	before = stored(t, mirror)
 	damage(t, from)
-	var corrupt *turnstone.CorruptError
+	var corrupt *record.CorruptError
 	for _, to := range []engine.Engine{mirror, nothing} {
 		if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{}); !errors.As(err, &corrupt) {
 			t.Error(err)
@@ -330,7 +334,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range 3 {
-					commitTo(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
+					commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
 				}
 				err = s.Seal(ctx)
 				if changes > 2 && err == nil {
@@ -341,7 +345,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 					err = errors.Join(kerr, old.Tombstone(ctx, n.ID), old.SaveMetadata(ctx, turnstone.Metadata{Name: id}))
 				}
 				if err == nil {
-					_, err = st.GC(ctx, turnstone.GCOptions{})
+					_, err = st.GC(ctx, gc.Options{})
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -365,7 +369,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 				t.Errorf("at %d: copied: %v; opened: %v", at, err, oerr)
 			}
 			if oerr == nil {
-				if v, err := copied.Verify(ctx, nil); err != nil || !v.OK() {
+				if v, err := copied.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
 					t.Errorf("at %d: %v, %v", at, v, err)
 				}
 				copied.Close()
@@ -397,7 +401,7 @@ func TestCopyBesideANewStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() || v.Sessions != 12+1 {
+	if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() || v.Sessions != 12+1 {
 		t.Errorf("%+v, %v", v, err)
 	}
 }
@@ -474,7 +478,7 @@ func TestCopiesAtOnce(t *testing.T) {
 				}
 				continue
 			}
-			if v, verr := st.Verify(ctx, nil); verr != nil || !v.OK() || err == nil && v.Sessions != 16 {
+			if v, verr := st.Verify(ctx, turnstone.VerifyOptions{}); verr != nil || !v.OK() || err == nil && v.Sessions != 16 {
 				t.Errorf("from %d, call %d: %v; %+v, %v", halfway, n, err, v, verr)
 			}
 			st.Close()

@@ -13,10 +13,14 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // rich fills a store with something of everything.
@@ -28,21 +32,21 @@ func rich(t *testing.T, st *turnstone.Store) {
 		t.Fatal(err)
 	}
 	part := random(3000, 2)
-	var leaf turnstone.NodeID
+	var leaf graph.ID
 	for i := range 12 {
 		part[i*7]++
 		c := turnstone.Commit{
-			Expected: turnstone.Revision(i), Turn: fmt.Sprint("t", i),
+			Expected: head.Revision(i), Turn: fmt.Sprint("t", i),
 			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: fmt.Appendf(nil, "question %d", i)}, {Kind: "assistant", Payload: random(20+i*700, byte(i))}},
 			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
-			Usage:      []turnstone.Usage{{Model: "m", Input: 1}},
+			Usage:      []head.Usage{{Model: "m", Input: 1}},
 		}
 		if i == 3 {
-			c.Nodes[0].Attachments = []turnstone.Attachment{att}
+			c.Nodes[0].Attachments = []blob.Attachment{att}
 		}
 		if i == 6 {
-			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "side", Parent: turnstone.At(leaf)})
-			c.Leaf = turnstone.New(0)
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "side", Parent: turnstone.RefTo(leaf)})
+			c.Leaf = turnstone.RefNew(0)
 		}
 		r, err := s.Commit(ctx, c)
 		if err != nil {
@@ -167,9 +171,9 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 			fresh, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			if err == nil {
 				got, rerr := everything(fresh)
-				v, verr := fresh.Verify(ctx, nil)
+				v, verr := fresh.Verify(ctx, turnstone.VerifyOptions{})
 				noticed := rerr != nil || verr != nil || !v.OK()
-				var ce *turnstone.CorruptError
+				var ce *record.CorruptError
 				if rerr != nil && !errors.As(rerr, &ce) && !errors.Is(rerr, turnstone.ErrSessionNotFound) && !errors.Is(rerr, turnstone.ErrNodeNotFound) && !errors.Is(rerr, turnstone.ErrBlobNotFound) {
 					t.Errorf("record %q %s: %v", letter, name, rerr)
 				}
@@ -186,7 +190,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 					t.Errorf("record %q %s: nobody noticed", letter, name)
 				}
 				fresh.Close()
-			} else if ce := (*turnstone.CorruptError)(nil); !errors.As(err, &ce) {
+			} else if ce := (*record.CorruptError)(nil); !errors.As(err, &ce) {
 				t.Errorf("record %q %s: Open: %v", letter, name, err)
 			}
 			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
@@ -254,7 +258,7 @@ func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 			refused++
 		} else {
 			got, rerr := everything(st)
-			v, verr := st.Verify(ctx, nil)
+			v, verr := st.Verify(ctx, turnstone.VerifyOptions{})
 			switch {
 			case rerr != nil && (verr != nil || !v.OK()):
 				read++

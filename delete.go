@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/erase"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 )
 
@@ -44,9 +46,16 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 	return err
 }
 
+// EraseOptions of Erase.
+type EraseOptions struct {
+	// Progress, if set, is told how far the vacuum is, from the calling goroutine. It
+	// must not collect, vacuum or erase: that would wait for its own end.
+	Progress func(gc.Progress)
+}
+
 // An Erasure is the receipt of Erase.
 type Erasure struct {
-	Vacuum *VacuumReport `json:"vacuum"`
+	Vacuum *gc.VacuumReport `json:"vacuum"`
 	// HeldBy are the sessions that still show what was to be erased: attached
 	// forks, and for a node the session that they forked from. It goes when the
 	// last of them is erased, or tombstones it.
@@ -64,7 +73,7 @@ type Erasure struct {
 	Uploads int `json:"uploads"`
 }
 
-func erasure(v *VacuumReport, r *erase.Receipt) *Erasure {
+func erasure(v *gc.VacuumReport, r *erase.Receipt) *Erasure {
 	if r == nil {
 		return nil
 	}
@@ -84,7 +93,7 @@ func erasure(v *VacuumReport, r *erase.Receipt) *Erasure {
 //
 // Text that a host has put into other sessions as well is there still, and
 // a server keeps bytes in its files for a while: see the driver's Vacuum.
-func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progress func(Progress)) (*Erasure, error) {
+func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o EraseOptions) (*Erasure, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
@@ -94,16 +103,14 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 	if err := checkSessionID(id); err != nil {
 		return nil, err
 	}
-	var v *VacuumReport
+	var v *gc.VacuumReport
 	run := erase.Store{Store: s.histories, Collector: s.collector()}
 	r, err := run.Session(ctx, id, policy == CascadeChildren,
-		func(ctx context.Context, inc head.Incarnation) error {
+		func(ctx context.Context, inc heads.Incarnation) error {
 			return s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy))
 		},
-		func(ctx context.Context) (unfinished []head.Incarnation, err error) {
-			if v, err = s.Vacuum(ctx, VacuumOptions{Progress: progress}); v != nil {
-				unfinished = v.VacuumReport.Unfinished
-			}
+		func(ctx context.Context) (unfinished []heads.Incarnation, err error) {
+			v, unfinished, err = vacuum(ctx, s, nil, gc.VacuumOptions{Progress: o.Progress})
 			return unfinished, err
 		})
 	return erasure(v, r), err
@@ -113,16 +120,16 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, progre
 // as no other session shows it: see Erasure.HeldBy. An error that matches ErrIncomplete
 // leaves the nodes tombstoned, and says what is left. Erase of the same nodes again does
 // the rest; so does Vacuum.
-func (s *Session) Erase(ctx context.Context, progress func(Progress), ids ...NodeID) (*Erasure, error) {
+func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*Erasure, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	var v *VacuumReport
+	var v *gc.VacuumReport
 	run := erase.Store{Store: s.store.histories, Collector: s.store.collector()}
 	r, err := run.Nodes(ctx, s.session.Session, ids,
 		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
 		func(ctx context.Context) (err error) {
-			v, err = s.store.Vacuum(ctx, VacuumOptions{Progress: progress})
+			v, err = s.store.Vacuum(ctx, gc.VacuumOptions{Progress: o.Progress})
 			return err
 		})
 	return erasure(v, r), err

@@ -24,7 +24,7 @@
 // that was committed before returns that commit's result, however late.
 //
 // A read verifies every hash on its way and returns all that was asked for, or
-// an error: a [*CorruptError] names what is missing or damaged. Missing, empty
+// an error: a [*record.CorruptError] names what is missing or damaged. Missing, empty
 // and deleted are different things.
 //
 // Every limit is a constant of this package, is checked before any effect, and
@@ -41,6 +41,12 @@
 // The engine stays the caller's: close it after the store. Slices that are
 // passed in are not kept after the call; those that are returned are the
 // caller's. Handles and stores are safe for concurrent use.
+//
+// # Packages
+//
+// The values of calls are in packages of their nouns: ids of nodes in graph, ids of blobs
+// and attachments in blob, revisions and usage in head, options and reports of
+// maintenance in gc, errors of damaged records in record.
 //
 // Start reading the code at commit.go and internal/commit, then load.go and
 // internal/history; docs/design.md has a picture of it and says why it

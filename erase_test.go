@@ -8,9 +8,13 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -80,7 +84,10 @@ func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			did := false
 			beforeEachCall(t, func(st *turnstone.Store) { did = false; mustSession(t, st, turnstone.Request{ID: "s"}, secret) },
-				func(st *turnstone.Store) error { _, err := st.Erase(ctx, "s", turnstone.KeepChildren, nil); return err },
+				func(st *turnstone.Store) error {
+					_, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
+					return err
+				},
 				func(st *turnstone.Store) { did = other(st) == nil },
 				func(st *turnstone.Store, e engine.Engine, err error) error {
 					if err == nil && holds(t, e, secret[:64]) {
@@ -102,7 +109,7 @@ func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 
 func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 	secret := noise(300, 1)
-	var id turnstone.NodeID
+	var id graph.ID
 	var receipt *turnstone.Erasure
 	beforeEachCall(t, func(st *turnstone.Store) {
 		s := mustSession(t, st, turnstone.Request{ID: "s"})
@@ -115,7 +122,7 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 	}, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "s")
 		if err == nil {
-			receipt, err = s.Erase(ctx, nil, id)
+			receipt, err = s.Erase(ctx, turnstone.EraseOptions{}, id)
 		}
 		return err
 	}, func(st *turnstone.Store) {
@@ -150,10 +157,10 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 			return enginetest.Fault{Crash: c.N == n}
 		}}
 		if cut, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}); err == nil {
-			_, _ = cut.Erase(ctx, "s", turnstone.KeepChildren, nil)
+			_, _ = cut.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
 			cut.Close()
 		}
-		r, err := st.Erase(ctx, "s", turnstone.KeepChildren, nil)
+		r, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
 		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, noise(3000, 2)[:64]) {
 			t.Fatalf("cut at call %d: %v %+v", n, err, r)
 		}
@@ -175,10 +182,10 @@ func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 		}
 		return enginetest.Fault{Crash: predecessors == 3, Applied: true}
 	}}
-	if _, err := openStore(t, f, nil).Erase(ctx, "p", turnstone.CascadeChildren, nil); !errors.Is(err, turnstone.ErrIncomplete) {
+	if _, err := openStore(t, f, nil).Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrIncomplete) {
 		t.Fatal("the cut call:", err)
 	}
-	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, nil)
+	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{})
 	if err != nil || r.Gone != 3 {
 		t.Errorf("%v %+v", err, r)
 	}
@@ -195,7 +202,7 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("2"))})
-	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, nil)
+	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{})
 	if err != nil || len(r.HeldBy) > 0 {
 		t.Errorf("%v %+v", err, r)
 	}
@@ -206,7 +213,7 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
 	s := mustSession(t, st, turnstone.Request{ID: "s"})
-	put := func() turnstone.Attachment {
+	put := func() blob.Attachment {
 		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
 		if err != nil {
 			t.Fatal(err)
@@ -214,17 +221,17 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 		return a
 	}
 	c := node(nil)
-	c.Nodes[0].Attachments = []turnstone.Attachment{put()}
+	c.Nodes[0].Attachments = []blob.Attachment{put()}
 	r, err := s.Commit(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	put() // once more: it waits for a commit
-	receipt, err := s.Erase(ctx, nil, r.Nodes[0])
+	receipt, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || receipt.Uploads != 1 || receipt.Gone != 0 || !holds(t, e, secret[:64]) {
 		t.Errorf("%v %+v", err, receipt)
 	}
-	receipt, err = st.Erase(ctx, "s", turnstone.KeepChildren, nil)
+	receipt, err = st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
 	if err != nil || receipt.Uploads != 0 || receipt.Gone != 1 || holds(t, e, secret[:64]) {
 		t.Errorf("of the session: %v %+v", err, receipt)
 	}
@@ -255,10 +262,10 @@ func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := node(nil)
-		c.Nodes[0].Attachments = []turnstone.Attachment{a}
+		c.Nodes[0].Attachments = []blob.Attachment{a}
 		r, err := s.Commit(ctx, c)
 		if err == nil {
-			_, err = s.Erase(ctx, nil, r.Nodes[0])
+			_, err = s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 		}
 		if err != nil || late == nil {
 			t.Fatal(n, err)
@@ -295,7 +302,7 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := node(secret)
-	c.Nodes[0].Parent = turnstone.At(root.Leaf)
+	c.Nodes[0].Parent = turnstone.RefTo(root.Leaf)
 	r, err := s.Commit(ctx, c)
 	for range 3 {
 		if err == nil {
@@ -316,7 +323,7 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	receipt, err := busy.Erase(ctx, nil, r.Nodes[0])
+	receipt, err := busy.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
 		t.Errorf("%v %+v", err, receipt)
 	}
@@ -330,7 +337,7 @@ func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 	if i, err := child.Info(ctx); err != nil || i.Parent != "a secret id" {
 		t.Fatal(i.Parent, err)
 	}
-	if _, err := st.Erase(ctx, "a secret id", turnstone.KeepChildren, nil); err != nil {
+	if _, err := st.Erase(ctx, "a secret id", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if holds(t, e, []byte("a secret id")) {
@@ -378,7 +385,7 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 				err = st.Delete(ctx, "g", turnstone.KeepChildren)
 			}
 			if err == nil {
-				_, err = st.Vacuum(ctx, turnstone.VacuumOptions{})
+				_, err = st.Vacuum(ctx, gc.VacuumOptions{})
 			}
 			if err != nil {
 				t.Error(err)
@@ -413,8 +420,8 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
-	var leaves []turnstone.NodeID
-	for r := turnstone.Revision(1); r <= 3; r++ {
+	var leaves []graph.ID
+	for r := head.Revision(1); r <= 3; r++ {
 		l, err := s.Load(ctx, turnstone.Scope{At: r})
 		if err != nil {
 			t.Fatal(err)
@@ -426,7 +433,7 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	}
 	vacuum(t, st)
 	c := node([]byte("main"))
-	c.Nodes[0].Parent = turnstone.At(leaves[0])
+	c.Nodes[0].Parent = turnstone.RefTo(leaves[0])
 	if _, err := s.Commit(ctx, c); err != nil {
 		t.Fatal(err)
 	}
@@ -435,7 +442,7 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	}
 	vacuum(t, st)
 	for _, leaf := range leaves[1:] {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.At(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
 			t.Errorf("rewind to %v: %v", slices.Index(leaves, leaf), err)
 		}
 	}

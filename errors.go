@@ -6,7 +6,6 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
@@ -64,20 +63,7 @@ var (
 	// which stands, whatever else the error matches. Calling again, or Vacuum after
 	// Erase, does the rest.
 	ErrIncomplete = change.ErrIncomplete
-	// ErrFormat: another version of Turnstone wrote the store, or a record of it.
-	// See FormatError.
-	ErrFormat = codec.ErrFormat
 )
-
-// A CorruptError names a stored object that is missing, damaged or undecodable.
-// A read never returns less without one.
-type CorruptError = codec.CorruptError
-
-// A FormatError names a stored object that is of another version of the format than
-// the one that this version of Turnstone reads: an older one if Have is less than
-// Want, else a newer one. The object is whole, and so the error is no CorruptError.
-// It matches ErrFormat.
-type FormatError = codec.FormatError
 
 // A ConflictError says where the session stands instead. It matches ErrConflict.
 // Nothing of the commit was stored.

@@ -9,7 +9,10 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A turn is committed with the revision that was loaded; a second writer who
@@ -27,7 +30,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	say := func(expected turnstone.Revision, text string) (turnstone.Result, error) {
+	say := func(expected head.Revision, text string) (turnstone.Result, error) {
 		return chat.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(text)}}})
 	}
 	r, err := say(0, "hello")
@@ -83,7 +86,7 @@ func ExampleSession_Commit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	say := func(expected turnstone.Revision, turn, text string) error {
+	say := func(expected head.Revision, turn, text string) error {
 		_, err := session.Commit(ctx, turnstone.Commit{
 			Expected: expected,
 			Turn:     turn, // the same turn again, however late, returns the first result
@@ -118,7 +121,7 @@ func ExampleSession_Load() {
 	}
 	for i, text := range []string{"one", "two", "three"} {
 		_, err := session.Commit(ctx, turnstone.Commit{
-			Expected:   turnstone.Revision(i),
+			Expected:   head.Revision(i),
 			Nodes:      []turnstone.NewNode{{Kind: "user", Payload: []byte(text)}},
 			Checkpoint: map[string][]byte{"state": fmt.Append(nil, i)},
 		})
@@ -170,7 +173,7 @@ func ExampleSession_Tombstone() {
 		log.Fatal(err)
 	}
 	fmt.Println(len(state.Nodes), "node:", string(state.Nodes[0].Payload))
-	receipt, err := session.Erase(ctx, nil, result.Nodes[0])
+	receipt, err := session.Erase(ctx, turnstone.EraseOptions{}, result.Nodes[0])
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -198,7 +201,7 @@ func ExampleSession_PutAttachment() {
 		log.Fatal(err)
 	}
 	_, err = session.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
-		{Kind: "user", Payload: []byte("what is this?"), Attachments: []turnstone.Attachment{picture}},
+		{Kind: "user", Payload: []byte("what is this?"), Attachments: []blob.Attachment{picture}},
 	}})
 	if err != nil {
 		log.Fatal(err)
@@ -227,7 +230,7 @@ func ExampleStore_GC() {
 	if err := store.Delete(ctx, "chat", turnstone.KeepChildren); err != nil {
 		log.Fatal(err)
 	}
-	report, err := store.GC(ctx, turnstone.GCOptions{})
+	report, err := store.GC(ctx, gc.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -247,7 +250,7 @@ func ExampleSession_Load_poll() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	seen := turnstone.Revision(0)
+	seen := head.Revision(0)
 	poll := func() {
 		state, err := session.Load(ctx, turnstone.Scope{After: seen})
 		if err != nil {

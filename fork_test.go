@@ -6,6 +6,9 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Of the turns that ended at a node the newest one that is retained gives a fork its
@@ -27,7 +30,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 		return r
 	}
 	n := 0
-	begins := func(parent string, node turnstone.NodeID, want string) {
+	begins := func(parent string, node graph.ID, want string) {
 		t.Helper()
 		n++
 		f, _, err := st.Create(ctx, turnstone.Request{ID: string(rune('A' + n)), Parent: parent, ForkNode: node})
@@ -49,7 +52,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	commit(s, "2", turnstone.Ref{})
 	commit(s, "3", turnstone.Ref{})
 	commit(s, "4", turnstone.Ref{}, "b")
-	for name, r := range map[string]turnstone.Revision{"one": 1, "two": 2} {
+	for name, r := range map[string]head.Revision{"one": 1, "two": 2} {
 		if err := s.Keep(ctx, name, r); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +62,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 		if _, err := s.Prune(ctx, keep); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,7 +99,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	// But one that is missed is not taken for that of an older turn, of an ancestor.
 	prune(e, 1)
 	g := create(t, st, turnstone.Request{ID: "g", Parent: "e", ForkNode: r.Leaf})
-	commit(g, "6", turnstone.At(r.Leaf))
+	commit(g, "6", turnstone.RefTo(r.Leaf))
 	commit(g, "7", turnstone.Ref{}, "y")
 	prune(g, 1)
 	begins("g", r.Leaf, "")

@@ -4,31 +4,31 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // The small records that the root package decodes itself: no panic, and what
 // is accepted is what would have been written.
 func FuzzSmallRecords(f *testing.F) {
 	key := keys.StoreKey("")
-	r := head.Store{Namespace: "n", Inline: 5 << 10, Chunks: blob.DefaultChunking}
+	r := heads.Store{Namespace: "n", Inline: 5 << 10, Chunks: blobs.DefaultChunking}
 	sealed := r.Seal(key)
 	f.Add(sealed[2 : len(sealed)-4])
 	f.Add([]byte{0x80, 0x01})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if r, err := head.OpenStore(key, codec.Seal(key, keys.Store, body)); err == nil {
+		if r, err := heads.OpenStore(key, codec.Seal(key, keys.Store, body)); err == nil {
 			if again := r.Seal(key); !bytes.Equal(again, codec.Seal(key, keys.Store, body)) {
 				t.Errorf("store record %x was accepted", body)
 			}
 		}
-		_, _ = head.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
-		_, _ = graph.OpenPosition(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
+		_, _ = heads.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
+		_, _ = pack.OpenPosition(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
 		st, err := Open(bg, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err != nil {
 			t.Fatal(err)
@@ -36,8 +36,8 @@ func FuzzSmallRecords(f *testing.F) {
 		defer st.Close()
 		inc := keys.Incarnation{1}
 		at := st.space.Order(1, inc)
-		_, _ = head.OpenOrder(st.space, engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
-		_, _ = head.OpenOrderTime(st.space.OrderTime(inc), codec.Seal(st.space.OrderTime(inc), keys.OrderTime, body))
+		_, _ = heads.OpenOrder(st.space, engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
+		_, _ = heads.OpenOrderTime(st.space.OrderTime(inc), codec.Seal(st.space.OrderTime(inc), keys.OrderTime, body))
 		child := st.space.Child(keys.Incarnation{2}, inc)
 		if err := st.engine.Apply(bg, &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
 			t.Fatal(err)

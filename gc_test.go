@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -51,7 +54,7 @@ func letters(t *testing.T, e engine.Engine) map[byte]int {
 	return out
 }
 
-func collect(t *testing.T, st *turnstone.Store, o turnstone.GCOptions) *turnstone.GCReport {
+func collect(t *testing.T, st *turnstone.Store, o gc.Options) *gc.Report {
 	t.Helper()
 	r, err := st.GC(ctx, o)
 	if err != nil {
@@ -62,7 +65,7 @@ func collect(t *testing.T, st *turnstone.Store, o turnstone.GCOptions) *turnston
 
 func healthy(t *testing.T, st *turnstone.Store) *turnstone.Verification {
 	t.Helper()
-	v, err := st.Verify(ctx, nil)
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 	if err != nil || !v.OK() {
 		t.Fatal(err, v.Problems)
 	}
@@ -99,31 +102,31 @@ func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 		part[i*100]++
 		commit(a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
 	}
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
+	if r := collect(t, st, gc.Options{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
 		t.Errorf("all is live: %+v", r)
 	}
 	healthy(t, st)
 	if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
 		t.Fatal(err)
 	}
-	plan := collect(t, st, turnstone.GCOptions{DryRun: true})
+	plan := collect(t, st, gc.Options{DryRun: true})
 	if !holds(t, e, alone[:64]) {
 		t.Fatal("a dry run deleted something")
 	}
-	r := collect(t, st, turnstone.GCOptions{})
+	r := collect(t, st, gc.Options{})
 	if plan.Deleted != r.Deleted || plan.Bytes != r.Bytes || plan.Retained != r.Retained || r.Deleted < 13 || r.Retained != 1 {
 		t.Errorf("planned %+v, did %+v", plan, r)
 	}
 	if holds(t, e, alone[:64]) || holds(t, e, big[:64]) || !holds(t, e, both[:64]) {
 		t.Error("the wrong blobs are there")
 	}
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 || r.Candidates != 0 {
+	if r := collect(t, st, gc.Options{}); r.Deleted != 0 || r.Candidates != 0 {
 		t.Errorf("again: %+v", r)
 	}
 	if n := letters(t, e); n[keys.Mark] != 1 || n[keys.Edge] != 1 || n[keys.Count] != 1 || n[keys.Candidate] != 0 || n[keys.Upload] != 0 {
 		t.Errorf("records left: %v", n)
 	}
-	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired || r.Retained != 1 {
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired || r.Retained != 1 {
 		t.Errorf("full: %+v", r)
 	}
 	healthy(t, st)
@@ -140,7 +143,7 @@ func TestUploadsExpire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(b []byte) turnstone.Attachment {
+	put := func(b []byte) blob.Attachment {
 		t.Helper()
 		a, err := s.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
 		if err != nil {
@@ -148,8 +151,8 @@ func TestUploadsExpire(t *testing.T) {
 		}
 		return a
 	}
-	attach := func(turn string, a turnstone.Attachment) error {
-		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []turnstone.Attachment{a}}}})
+	attach := func(turn string, a blob.Attachment) error {
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
 		return err
 	}
 	small, large := put(noise(1000, 1)), put(noise(2<<20, 2))
@@ -157,14 +160,14 @@ func TestUploadsExpire(t *testing.T) {
 	if err := attach("", kept); err != nil {
 		t.Fatal(err)
 	}
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 0 {
+	if r := collect(t, st, gc.Options{}); r.Deleted != 0 {
 		t.Errorf("%+v", r)
 	}
 	if err := attach("small", small); err != nil {
 		t.Fatal(err)
 	}
 	now = now.Add(2 * time.Hour)
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted < 2 || r.Expired != 1 {
+	if r := collect(t, st, gc.Options{}); r.Deleted < 2 || r.Expired != 1 {
 		t.Errorf("%+v", r)
 	}
 	if err := attach("", large); !errors.Is(err, turnstone.ErrUploadExpired) || !errors.Is(err, turnstone.ErrBlobNotFound) {
@@ -196,7 +199,7 @@ func TestRetention(t *testing.T) {
 	var parts [][]byte
 	for i := range 10 {
 		parts = append(parts, noise(9000, uint64(i)))
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,7 +209,7 @@ func TestRetention(t *testing.T) {
 	if err := s.Keep(ctx, "good", 5); !errors.Is(err, turnstone.ErrExists) {
 		t.Error(err)
 	}
-	collect(t, st, turnstone.GCOptions{})
+	collect(t, st, gc.Options{})
 	if n, err := st.Prune(ctx); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -216,7 +219,7 @@ func TestRetention(t *testing.T) {
 	check := func(want ...int) {
 		t.Helper()
 		for r := 1; r <= 10; r++ {
-			got, err := s.Checkpoint(ctx, turnstone.Revision(r))
+			got, err := s.Checkpoint(ctx, head.Revision(r))
 			kept := false
 			for _, w := range want {
 				kept = kept || w == r
@@ -233,7 +236,7 @@ func TestRetention(t *testing.T) {
 		}
 		healthy(t, st)
 	}
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 6 {
+	if r := collect(t, st, gc.Options{}); r.Deleted != 6 {
 		t.Errorf("%+v", r)
 	}
 	check(4, 8, 9, 10)
@@ -243,11 +246,11 @@ func TestRetention(t *testing.T) {
 	if err := errors.Join(s.Release(ctx, "good"), s.Release(ctx, "good")); err != nil {
 		t.Fatal(err)
 	}
-	if r := collect(t, st, turnstone.GCOptions{}); r.Deleted != 1 {
+	if r := collect(t, st, gc.Options{}); r.Deleted != 1 {
 		t.Errorf("%+v", r)
 	}
 	check(8, 9, 10)
-	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
 		t.Errorf("%+v", r)
 	}
 }
@@ -260,7 +263,7 @@ func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range 6 {
-			if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
+			if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -268,12 +271,12 @@ func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
 	if n, err := st.Prune(ctx); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
-	for id, oldest := range map[string]turnstone.Revision{"default": 5, "all": 1, "four": 3} {
+	for id, oldest := range map[string]head.Revision{"default": 5, "all": 1, "four": 3} {
 		s, err := st.Session(ctx, id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for r := turnstone.Revision(1); r <= 6; r++ {
+		for r := head.Revision(1); r <= 6; r++ {
 			_, err := s.Checkpoint(ctx, r)
 			if r >= oldest && err != nil || r < oldest && !errors.Is(err, turnstone.ErrRevisionPruned) {
 				t.Errorf("%s, revision %d: %v", id, r, err)
@@ -289,7 +292,7 @@ func TestWhatMaintenanceRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var invalid *turnstone.InvalidError
-	if _, err := st.GC(ctx, turnstone.GCOptions{Full: true, Session: "s"}); !errors.As(err, &invalid) {
+	if _, err := s.GC(ctx, gc.Options{Full: true}); !errors.As(err, &invalid) {
 		t.Errorf("a full collection of one session: %v", err)
 	}
 	if err := s.Keep(ctx, "", 0); !errors.As(err, &invalid) {

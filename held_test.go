@@ -9,6 +9,9 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -21,9 +24,9 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ids []turnstone.NodeID
+	var ids []graph.ID
 	for i := range uint64(6) {
-		r, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{
+		r, err := p.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
 			{Kind: "u", Payload: noise(100, i)}, {Kind: "a", Payload: noise(9000, 50+i)},
 		}, Checkpoint: map[string][]byte{"p": noise(9000, 100+i)}})
 		if err != nil {
@@ -31,7 +34,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 		}
 		ids = append(ids, r.Nodes...)
 	}
-	fork := func(id, parent string, at turnstone.NodeID) *turnstone.Session {
+	fork := func(id, parent string, at graph.ID) *turnstone.Session {
 		t.Helper()
 		f, _, err := st.Create(ctx, turnstone.Request{ID: id, Parent: parent, ForkNode: at})
 		if err != nil {
@@ -60,7 +63,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 		}
 		healthy(t, st)
 	}
-	remove := func(id string) *turnstone.VacuumReport {
+	remove := func(id string) *gc.VacuumReport {
 		t.Helper()
 		if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
 			t.Fatal(err)
@@ -69,7 +72,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 		if again := vacuum(t, st); again.Deleted != 0 || again.Nodes != 0 || again.Records != 0 {
 			t.Errorf("again: %+v", again)
 		}
-		if full := collect(t, st, turnstone.GCOptions{Full: true}); full.Deleted != 0 || full.Repaired {
+		if full := collect(t, st, gc.Options{Full: true}); full.Deleted != 0 || full.Repaired {
 			t.Errorf("full: %+v", full)
 		}
 		return r
@@ -151,7 +154,7 @@ func TestSharedNodesGoWithTheLast(t *testing.T) {
 	}
 	there(false)
 	for _, s := range []*turnstone.Session{p, f} {
-		if s, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(s.Nodes) != 1 || s.Nodes[0].Parent != (turnstone.NodeID{}) {
+		if s, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(s.Nodes) != 1 || s.Nodes[0].Parent != (graph.ID{}) {
 			t.Error(err)
 		}
 	}
@@ -172,14 +175,14 @@ func TestSideBranchesArePruned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) turnstone.NodeID {
+	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) graph.ID {
 		t.Helper()
 		a, err := s.PutAttachment(ctx, bytes.NewReader(noise(500, 100+i)), -1, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: leaf, Nodes: []turnstone.NewNode{
-			{Kind: "u", Parent: parent, Payload: noise(9000, i), Attachments: []turnstone.Attachment{a}},
+			{Kind: "u", Parent: parent, Payload: noise(9000, i), Attachments: []blob.Attachment{a}},
 		}})
 		if err != nil {
 			t.Fatal(err)
@@ -188,13 +191,13 @@ func TestSideBranchesArePruned(t *testing.T) {
 	}
 	root := commit(0, turnstone.Ref{}, turnstone.Ref{})
 	side := commit(1, turnstone.Ref{}, turnstone.Ref{})
-	held := commit(2, turnstone.Ref{}, turnstone.At(root))
+	held := commit(2, turnstone.Ref{}, turnstone.RefTo(root))
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "s", ForkNode: held}); err != nil {
 		t.Fatal(err)
 	}
-	main := commit(3, turnstone.Ref{}, turnstone.At(root))
-	other := commit(4, turnstone.At(main), turnstone.At(main))
-	last := commit(5, turnstone.Ref{}, turnstone.At(main))
+	main := commit(3, turnstone.Ref{}, turnstone.RefTo(root))
+	other := commit(4, turnstone.RefTo(main), turnstone.RefTo(main))
+	last := commit(5, turnstone.Ref{}, turnstone.RefTo(main))
 	if err := s.Seal(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +238,7 @@ func TestSideBranchesArePruned(t *testing.T) {
 		}
 	}
 	healthy(t, st)
-	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
 		t.Errorf("full: %+v", r)
 	}
 }
@@ -243,7 +246,7 @@ func TestSideBranchesArePruned(t *testing.T) {
 func TestEraseSaysWhatIsLeft(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []turnstone.NodeID) {
+	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []graph.ID) {
 		t.Helper()
 		s, _, err := st.Create(ctx, r)
 		if err != nil {
@@ -263,29 +266,29 @@ func TestEraseSaysWhatIsLeft(t *testing.T) {
 	p, ids := make(turnstone.Request{ID: "p"}, secret, shared)
 	f, _ := make(turnstone.Request{ID: "f", Parent: "p"}, []byte("x"))
 	make(turnstone.Request{ID: "other"}, shared)
-	r, err := p.Erase(ctx, nil, ids...)
+	r, err := p.Erase(ctx, turnstone.EraseOptions{}, ids...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(r.HeldBy, []string{"f"}) || r.Vacuum.Nodes != 0 || r.Shared != 1 || !holds(t, e, secret[:64]) {
 		t.Errorf("%+v %+v", r, r.Vacuum)
 	}
-	if r, err = f.Erase(ctx, nil, ids...); err != nil {
+	if r, err = f.Erase(ctx, turnstone.EraseOptions{}, ids...); err != nil {
 		t.Fatal(err)
 	}
 	if len(r.HeldBy) != 0 || r.Vacuum.Nodes != 2 || !slices.Equal(r.SharedBy, []string{"other"}) || holds(t, e, secret[:64]) || !holds(t, e, shared[:64]) {
 		t.Errorf("%+v %+v", r, r.Vacuum)
 	}
-	if r, err = st.Erase(ctx, "p", turnstone.KeepChildren, nil); err != nil || !slices.Equal(r.HeldBy, []string{"f"}) {
+	if r, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || !slices.Equal(r.HeldBy, []string{"f"}) {
 		t.Errorf("%+v %v", r, err)
 	}
-	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, nil); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
 		t.Errorf("%+v %v", r, err)
 	}
-	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, nil); err != nil || len(r.HeldBy) != 0 || r.Gone != 0 {
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Gone != 0 {
 		t.Errorf("of what was erased: %+v %v", r, err)
 	}
-	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, nil); !errors.Is(err, turnstone.ErrSessionNotFound) {
+	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
 	healthy(t, st)

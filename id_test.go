@@ -10,13 +10,16 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // An id is 64 lower-case hex digits as text, both ways, and the zero id is empty.
 func TestJ1_IDsAreText(t *testing.T) {
 	digits := strings.Repeat("0123456789abcdef", 4)
-	for name, id := range map[string]any{"node": new(turnstone.NodeID), "blob": new(turnstone.BlobID), "commit": new(turnstone.CommitID)} {
+	for name, id := range map[string]any{"node": new(graph.ID), "blob": new(blob.ID), "commit": new(head.CommitID)} {
 		u := id.(encoding.TextUnmarshaler)
 		m := id.(encoding.TextMarshaler)
 		for _, text := range []string{"", digits, ""} { // and back to zero
@@ -62,7 +65,7 @@ func TestJ2_WhatReadsReturnGoesThroughJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := s.Commit(ctx, turnstone.Commit{
-		Nodes:      []turnstone.NewNode{{Kind: "k", Payload: []byte("1"), Attachments: []turnstone.Attachment{a}}, {Kind: "k", Payload: []byte("2")}},
+		Nodes:      []turnstone.NewNode{{Kind: "k", Payload: []byte("1"), Attachments: []blob.Attachment{a}}, {Kind: "k", Payload: []byte("2")}},
 		Checkpoint: map[string][]byte{"p": []byte("part")},
 	})
 	if err != nil {

@@ -7,9 +7,13 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -24,7 +28,7 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	keeps := func(want ...turnstone.Kept) {
+	keeps := func(want ...head.Kept) {
 		t.Helper()
 		got, err := s.Kept(ctx)
 		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
@@ -41,12 +45,12 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 		}
 	}
 	grow()
-	for _, r := range []turnstone.Revision{0, 2} {
+	for _, r := range []head.Revision{0, 2} {
 		if err := s.Keep(ctx, "x", r); !errors.Is(err, turnstone.ErrExists) {
 			t.Errorf("Keep of revision %d under a name that keeps revision 1: %v", r, err)
 		}
 	}
-	keeps(turnstone.Kept{Name: "x", Revision: 1})
+	keeps(head.Kept{Name: "x", Revision: 1})
 	if err := s.Keep(ctx, "x", 1); err != nil {
 		t.Error(err)
 	}
@@ -73,7 +77,7 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	if err := s.Keep(ctx, "y", 0); err != nil {
 		t.Errorf("Keep whose own first attempt stands: %v", err)
 	}
-	keeps(turnstone.Kept{Name: "x", Revision: 1}, turnstone.Kept{Name: "y", Revision: 2})
+	keeps(head.Kept{Name: "x", Revision: 1}, head.Kept{Name: "y", Revision: 2})
 }
 
 // A session that is deleted between the last look at it and the batch that grants
@@ -134,9 +138,9 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 		}
 		return r
 	}
-	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.New(0)})
+	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
 	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
-	var leaves []turnstone.NodeID
+	var leaves []graph.ID
 	secret := noise(9000, 1)
 	attachment, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 9)), -1, "", "")
 	if err != nil {
@@ -146,18 +150,18 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 		r := commit(s, turnstone.Commit{
 			Nodes: []turnstone.NewNode{
 				{Kind: "k", Payload: fmt.Append(nil, "main ", i)},
-				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []turnstone.Attachment{attachment}},
+				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []blob.Attachment{attachment}},
 			},
-			Leaf: turnstone.New(0), Checkpoint: map[string][]byte{"p": noise(2000, uint64(i))},
+			Leaf: turnstone.RefNew(0), Checkpoint: map[string][]byte{"p": noise(2000, uint64(i))},
 		})
 		leaves = append(leaves, r.Nodes...)
 	}
-	commit(s, turnstone.Commit{Leaf: turnstone.At(leaves[0])})
+	commit(s, turnstone.Commit{Leaf: turnstone.RefTo(leaves[0])})
 	if err := s.Keep(ctx, "kept", 3); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		commit(s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.New(0)})
+		commit(s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.RefNew(0)})
 	}
 	reads := func() string {
 		var out []string
@@ -181,10 +185,10 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	maintain := func() {
 		t.Helper()
 		for range 2 {
-			if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+			if _, err := st.GC(ctx, gc.Options{}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -14,8 +14,11 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A bound is a limit, and a call that comes to n of what is limited.
@@ -136,7 +139,7 @@ var bounds = map[string]bound{
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids := make([]turnstone.NodeID, n)
+		ids := make([]graph.ID, n)
 		for i := range ids {
 			ids[i] = r.Leaf
 		}
@@ -148,15 +151,15 @@ var bounds = map[string]bound{
 		if err != nil {
 			t.Fatal(err)
 		}
-		var all []turnstone.Attachment
+		var all []blob.Attachment
 		for range n {
 			all = append(all, a)
 		}
 		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: all}))
 		return err
 	}},
-	"media type":      attachmentText("media type bytes", func(a *turnstone.Attachment, s string) { a.MediaType = s }),
-	"attachment name": attachmentText("attachment name bytes", func(a *turnstone.Attachment, s string) { a.Name = s }),
+	"media type":      attachmentText("media type bytes", func(a *blob.Attachment, s string) { a.MediaType = s }),
+	"attachment name": attachmentText("attachment name bytes", func(a *blob.Attachment, s string) { a.Name = s }),
 	"attachment bytes": {maximum: turnstone.MaxBlob, limit: "bytes", try: func(t *testing.T, n int) error {
 		_, err := limited(t).PutAttachment(ctx, iotest.ErrReader(errRead), int64(n), "", "")
 		if errors.Is(err, errRead) { // what is announced was accepted
@@ -173,26 +176,26 @@ var bounds = map[string]bound{
 	"parts of a session": {maximum: turnstone.MaxParts, limit: "checkpoint parts", steps: func(t *testing.T) func(int) error {
 		s := limited(t)
 		return func(n int) error {
-			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(n - 1), Checkpoint: parts(n, 1)})
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(n - 1), Checkpoint: parts(n, 1)})
 			return err
 		}
 	}},
-	"usage entries": onCommit(turnstone.MaxModels, "usage entries", func(n int) turnstone.Commit { return turnstone.Commit{Usage: make([]turnstone.Usage, n)} }),
+	"usage entries": onCommit(turnstone.MaxModels, "usage entries", func(n int) turnstone.Commit { return turnstone.Commit{Usage: make([]head.Usage, n)} }),
 	"usage model": onCommit(turnstone.MaxModel, "model bytes", func(n int) turnstone.Commit {
-		return turnstone.Commit{Usage: []turnstone.Usage{{Model: text(n)}}}
+		return turnstone.Commit{Usage: []head.Usage{{Model: text(n)}}}
 	}),
 	"models of a session": {maximum: turnstone.MaxSessionModels, limit: "models", steps: func(t *testing.T) func(int) error {
 		s := limited(t)
 		return func(n int) error {
-			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(n - 1), Usage: []turnstone.Usage{{Model: fmt.Sprint(n), Input: 1}}})
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(n - 1), Usage: []head.Usage{{Model: fmt.Sprint(n), Input: 1}}})
 			return err
 		}
 	}},
-	"input":        tokens(func(u *turnstone.Usage, n uint64) { u.Input = n }),
-	"output":       tokens(func(u *turnstone.Usage, n uint64) { u.Output = n }),
-	"cached input": tokens(func(u *turnstone.Usage, n uint64) { u.CachedInput = n }),
-	"cache write":  tokens(func(u *turnstone.Usage, n uint64) { u.CacheWrite = n }),
-	"reasoning":    tokens(func(u *turnstone.Usage, n uint64) { u.Reasoning = n }),
+	"input":        tokens(func(u *head.Usage, n uint64) { u.Input = n }),
+	"output":       tokens(func(u *head.Usage, n uint64) { u.Output = n }),
+	"cached input": tokens(func(u *head.Usage, n uint64) { u.CachedInput = n }),
+	"cache write":  tokens(func(u *head.Usage, n uint64) { u.CacheWrite = n }),
+	"reasoning":    tokens(func(u *head.Usage, n uint64) { u.Reasoning = n }),
 	"name":         onMetadata(turnstone.MaxText, "name bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Name: text(n)} }),
 	"cwd":          onMetadata(turnstone.MaxText, "cwd bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Cwd: text(n)} }),
 	"model":        onMetadata(turnstone.MaxModel, "model bytes", func(n int) turnstone.Metadata { return turnstone.Metadata{Model: text(n)} }),
@@ -292,15 +295,15 @@ var bounds = map[string]bound{
 
 var errRead = errors.New("read")
 
-func tokens(set func(*turnstone.Usage, uint64)) bound {
+func tokens(set func(*head.Usage, uint64)) bound {
 	return onCommit(turnstone.MaxTokens, "tokens", func(n int) turnstone.Commit {
-		var u turnstone.Usage
+		var u head.Usage
 		set(&u, uint64(n))
-		return turnstone.Commit{Usage: []turnstone.Usage{u}}
+		return turnstone.Commit{Usage: []head.Usage{u}}
 	})
 }
 
-func attachmentText(limit string, set func(*turnstone.Attachment, string)) bound {
+func attachmentText(limit string, set func(*blob.Attachment, string)) bound {
 	return bound{maximum: turnstone.MaxAttachmentText, limit: limit, try: func(t *testing.T, n int) error {
 		s := limited(t)
 		a, err := s.PutAttachment(ctx, strings.NewReader("x"), -1, "", "")
@@ -309,7 +312,7 @@ func attachmentText(limit string, set func(*turnstone.Attachment, string)) bound
 		}
 		set(&a, text(n))
 		_, perr := s.PutAttachment(ctx, strings.NewReader("x"), -1, a.MediaType, a.Name)
-		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: []turnstone.Attachment{a}}))
+		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: []blob.Attachment{a}}))
 		if (perr == nil) != (err == nil) {
 			t.Errorf("PutAttachment says %v, Commit %v", perr, err)
 		}

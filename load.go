@@ -8,8 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Scope says what of a history to load. The zero Scope is the active path:
@@ -17,9 +21,9 @@ import (
 type Scope struct {
 	// At reads the state at an earlier revision: nodes except those tombstoned
 	// since, checkpoint and usage as they were. 0 means the head's revision.
-	At Revision
+	At head.Revision
 	// Leaf reads the path to this node instead of the leaf.
-	Leaf NodeID
+	Leaf graph.ID
 	// Full reads every node, side branches included, in the order of commits.
 	Full bool
 	// Last reads the last so many nodes of the path, without reading the rest.
@@ -27,7 +31,7 @@ type Scope struct {
 	// After reads what the commits after this revision added to the path,
 	// without reading the rest: nothing, if it is not behind the head. For a
 	// fork, its own revisions.
-	After Revision
+	After head.Revision
 }
 
 func (sc *Scope) check() error {
@@ -51,22 +55,19 @@ func (sc *Scope) check() error {
 	return checkRevision("scope", "After", sc.After)
 }
 
-// A Part describes a checkpoint part.
-type Part = head.Part
-
 // A State is a session's history, or a part of it, at one revision.
 type State struct {
-	Revision Revision
-	Commit   CommitID
-	Leaf     NodeID // may be tombstoned, and then is not among Nodes
+	Revision head.Revision
+	Commit   head.CommitID
+	Leaf     graph.ID // may be tombstoned, and then is not among Nodes
 	Nodes    []Node
-	Parts    []Part  // of the checkpoint, by name; Checkpoint reads them
-	Usage    []Usage // totals up to this revision, by model
+	Parts    []head.Part  // of the checkpoint, by name; Checkpoint reads them
+	Usage    []head.Usage // totals up to this revision, by model
 	Time     time.Time
 }
 
 // Load reads what scope says. Every hash is checked; anything missing or
-// damaged is a *CorruptError, never a shorter history.
+// damaged is a *record.CorruptError, never a shorter history.
 func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 	if err := scope.check(); err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
 // means the head's. The result is the caller's.
-func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byte, error) {
+func (s *Session) Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error) {
 	if err := checkRevision("checkpoint", "it", at); err != nil {
 		return nil, err
 	}
@@ -136,19 +137,19 @@ func (s *Session) Checkpoint(ctx context.Context, at Revision) (map[string][]byt
 
 // A Node is one event as it is read. Its slices are the caller's.
 type Node struct {
-	ID NodeID
+	ID graph.ID
 	// Parent is the node before, tombstoned ones skipped; zero for a root.
-	Parent      NodeID
+	Parent      graph.ID
 	Kind        string
 	Key         string
 	Payload     []byte
-	Attachments []Attachment
-	Revision    Revision // of the commit that added it, in the session that did
-	Inherited   bool     // added by an ancestor, before this session forked from it
+	Attachments []blob.Attachment
+	Revision    head.Revision // of the commit that added it, in the session that did
+	Inherited   bool          // added by an ancestor, before this session forked from it
 }
 
 // Node returns one node by its id.
-func (s *Session) Node(ctx context.Context, id NodeID) (Node, error) {
+func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
 	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
 		h, _, err := s.session.Head(ctx)
 		if err != nil {
@@ -184,7 +185,7 @@ func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node
 }
 
 // one returns a node that was read, or ErrNodeNotFound if it is tombstoned.
-func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node, error) {
+func (s *Session) one(ctx context.Context, last head.Revision, n history.Node) (Node, error) {
 	hidden, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return Node{}, err
@@ -200,7 +201,7 @@ func (s *Session) one(ctx context.Context, last Revision, n history.Node) (Node,
 }
 
 // show returns nodes that were read as the session shows them.
-func (s *Session) show(ctx context.Context, last Revision, nodes []history.Node, hidden history.Tombstones) ([]Node, error) {
+func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.Node, hidden history.Tombstones) ([]Node, error) {
 	shown, err := s.session.Show(ctx, last, nodes, hidden)
 	if err != nil {
 		return nil, err
@@ -217,14 +218,14 @@ func (s *Session) show(ctx context.Context, last Revision, nodes []history.Node,
 
 // A LogEntry is one commit, as the log of its session tells of it.
 type LogEntry struct {
-	Revision Revision
-	Commit   CommitID
+	Revision head.Revision
+	Commit   head.CommitID
 	Time     time.Time
 	Turn     string
-	Leaf     NodeID  // where the leaf was then; it may be tombstoned now
-	Nodes    int     // how many it added, tombstoned ones included
-	Parts    []Part  // the checkpoint parts that it set
-	Usage    []Usage // of this turn
+	Leaf     graph.ID     // where the leaf was then; it may be tombstoned now
+	Nodes    int          // how many it added, tombstoned ones included
+	Parts    []head.Part  // the checkpoint parts that it set
+	Usage    []head.Usage // of this turn
 	// Pruned: the state at this revision can't be read any more.
 	Pruned bool
 }
@@ -232,7 +233,7 @@ type LogEntry struct {
 // Log yields the commits of the session after a revision up to the head, in
 // their order, each verified to follow the one before. A fork's log is that of
 // its own commits. The sequence ends with the first error.
-func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, error] {
+func (s *Session) Log(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error] {
 	return func(yield func(LogEntry, error) bool) {
 		if _, err := s.usable(ctx); err != nil {
 			yield(LogEntry{}, err)
@@ -242,7 +243,7 @@ func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, e
 		if err == nil || errors.Is(err, errEnough) {
 			return
 		}
-		var ce *CorruptError
+		var ce *record.CorruptError
 		if errors.As(err, &ce) { // or is it that vacuum removed it meanwhile?
 			if _, _, gone := s.session.Head(ctx); errors.Is(gone, ErrSessionDeleted) {
 				err = gone
@@ -255,7 +256,7 @@ func (s *Session) Log(ctx context.Context, after Revision) iter.Seq2[LogEntry, e
 // errEnough: the caller wants no more.
 var errEnough = errors.New("enough")
 
-func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) bool) error {
+func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEntry) bool) error {
 	if err := checkRevision("log", "after", after); err != nil {
 		return err
 	}
@@ -267,7 +268,7 @@ func (s *Session) log(ctx context.Context, after Revision, yield func(LogEntry) 
 	if err != nil {
 		return err
 	}
-	return s.session.Commits(ctx, after, h.Revision, func(c *head.Commit, id CommitID) error {
+	return s.session.Commits(ctx, after, h.Revision, func(c *heads.Commit, id head.CommitID) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
 			Pruned: !retained(c.Revision),

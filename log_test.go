@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func TestLog(t *testing.T) {
@@ -21,7 +22,7 @@ func TestLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logOf := func(s *turnstone.Session, after turnstone.Revision) (out []turnstone.LogEntry) {
+	logOf := func(s *turnstone.Session, after head.Revision) (out []turnstone.LogEntry) {
 		t.Helper()
 		for e, err := range s.Log(ctx, after) {
 			if err != nil {
@@ -37,7 +38,7 @@ func TestLog(t *testing.T) {
 	var results []turnstone.Result
 	for i := range 5 {
 		c := turnstone.Commit{
-			Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i+1), Usage: []turnstone.Usage{{Model: "m", Input: uint64(i)}},
+			Expected: head.Revision(i), Turn: fmt.Sprint("turn ", i+1), Usage: []head.Usage{{Model: "m", Input: uint64(i)}},
 			Nodes:      []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, i)}, {Kind: "assistant"}},
 			Checkpoint: map[string][]byte{"each": fmt.Append(nil, i)},
 		}
@@ -51,7 +52,7 @@ func TestLog(t *testing.T) {
 		results = append(results, r)
 	}
 	for after := range 7 {
-		got := logOf(s, turnstone.Revision(after))
+		got := logOf(s, head.Revision(after))
 		if len(got) != max(5-after, 0) {
 			t.Fatalf("%d entries after %d", len(got), after)
 		}

@@ -10,90 +10,75 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/maintain"
+	"github.com/turnstonedb/turnstone/internal/reclaim"
 	"github.com/turnstonedb/turnstone/internal/seal"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
-
-// Reports and progress of maintenance.
-type (
-	// GCReport says what a collection did.
-	GCReport = gc.Report
-	// Progress says how far maintenance is.
-	Progress = gc.Progress
-)
-
-// A VacuumReport says what a vacuum removed.
-type VacuumReport struct {
-	gc.VacuumReport
-	// Unfinished are the ids of sessions that changed again and again while vacuum was
-	// at work on them. The next vacuum does the rest.
-	Unfinished []string `json:"unfinished,omitempty"`
-}
-
-// GCOptions of GC. The zero value collects the whole store.
-type GCOptions struct {
-	// DryRun changes nothing and reports what would be done.
-	DryRun bool
-	// Full derives the collector's index anew from the commits and reports
-	// whether it was right. It reads everything, and so goes with no Session.
-	Full bool
-	// Session, if set, looks only at what changed in this session, and deletes
-	// only blobs that this freed.
-	Session string
-	// Progress, if set, is called from the calling goroutine. It must not collect,
-	// vacuum or erase: that would wait for its own end.
-	Progress func(Progress)
-	// Pace is the part of the time that the collector works, between 0 and 1: the
-	// rest it leaves to others. 0 means 1.
-	Pace float64
-}
 
 // GC deletes the blobs that nothing refers to any more: no commit of a session
 // that lives, no attached fork, no retained or kept revision, no upload that has
 // not expired. It may run at any time, beside commits and in several processes;
 // it may be cancelled, and the next one goes on. Collections and vacuums take turns:
 // see Options.TakeOverAfter. It reads what changed since the
-// last one. A *CorruptError says that something that should agree does not; then
+// last one. A *record.CorruptError says that something that should agree does not; then
 // nothing more is deleted.
-func (s *Store) GC(ctx context.Context, o GCOptions) (*GCReport, error) {
-	return observed(ctx, s, OpGC, o.Session, func(ctx context.Context) (*GCReport, error) { return s.gc(ctx, o) },
-		func(r *GCReport, out *Outcome) {
-			if !o.DryRun {
-				out.GC = r
-			}
-		})
+func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
+	return collect(ctx, s, nil, o)
 }
 
-func (s *Store) gc(ctx context.Context, o GCOptions) (*GCReport, error) {
-	if err := checkPace("collection", o.Pace); err != nil {
-		return nil, err
-	}
-	if o.Full && o.Session != "" {
-		return nil, invalid("collection", "Full with the session %q: a full one is of all sessions", o.Session)
-	}
-	run := gc.Options{Full: o.Full, Progress: o.Progress, Pace: o.Pace}
-	if o.Session != "" {
-		ses, err := s.Session(ctx, o.Session)
+// GC collects as Store.GC does, but looks only at what changed in this session, and
+// deletes only blobs that this freed.
+func (s *Session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
+	return collect(ctx, s, s, o)
+}
+
+// collect collects the store that a call is on, or of it the session one if that is set.
+func collect(ctx context.Context, on callee, one *Session, o gc.Options) (*gc.Report, error) {
+	return observed(ctx, on, OpGC, one.ID(), func(ctx context.Context) (*gc.Report, error) {
+		if err := checkPace("collection", o.Pace); err != nil {
+			return nil, err
+		}
+		if o.Full && one != nil {
+			return nil, invalid("collection", "Full of one session: a full collection is of all sessions")
+		}
+		inc, err := one.living(ctx)
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.session.Inc
-	}
-	if o.DryRun {
-		return s.collector().Plan(ctx, run)
-	}
-	done, err := s.turn(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return s.collector().Run(ctx, run)
+		s, _ := on.usable(ctx)
+		run := reclaim.Options{Full: o.Full, Session: inc, Progress: o.Progress, Pace: o.Pace}
+		if o.DryRun {
+			return s.collector().Plan(ctx, run)
+		}
+		done, err := s.turn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		return s.collector().Run(ctx, run)
+	}, func(r *gc.Report, out *Outcome) {
+		if !o.DryRun {
+			out.GC = r
+		}
+	})
 }
 
-func (s *Store) collector() *gc.Collector {
-	return gc.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter)
+// living returns the incarnation of a session that lives. That of no session is nil.
+func (s *Session) living(ctx context.Context) (*heads.Incarnation, error) {
+	if s == nil {
+		return nil, nil
+	}
+	if _, _, err := s.session.Head(ctx); err != nil {
+		return nil, err
+	}
+	return &s.session.Inc, nil
+}
+
+func (s *Store) collector() *reclaim.Collector {
+	return reclaim.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter)
 }
 
 // turn waits until no other collection or vacuum of this store runs. Who has the turn
@@ -107,16 +92,6 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// VacuumOptions of Vacuum. The zero value vacuums the whole store.
-type VacuumOptions struct {
-	// Session, if set, removes content and records of this session only; the
-	// engine gives space back all the same.
-	Session string
-	// Progress and Pace are as in GCOptions.
-	Progress func(Progress)
-	Pace     float64
-}
-
 // Vacuum removes what is detached: the content of nodes that every session which
 // shows them has tombstoned, side branches that no retained revision leads to,
 // everything of deleted sessions that no attached fork holds, checkpoint versions
@@ -126,41 +101,49 @@ type VacuumOptions struct {
 // last vacuum. Then it makes the engine give the space back, which takes the time and
 // the space of a copy of the store: afterwards none of the removed bytes is in the
 // store's files. It runs beside commits.
-func (s *Store) Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
-	return observed(ctx, s, OpVacuum, o.Session, func(ctx context.Context) (*VacuumReport, error) { return s.vacuum(ctx, o) },
-		func(r *VacuumReport, out *Outcome) { out.Vacuum = r })
+func (s *Store) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
+	r, _, err := vacuum(ctx, s, nil, o)
+	return r, err
 }
 
-func (s *Store) vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error) {
-	if err := checkPace("vacuum", o.Pace); err != nil {
-		return nil, err
-	}
-	run := gc.Options{Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext}
-	if o.Session != "" {
-		ses, err := s.Session(ctx, o.Session)
+// Vacuum vacuums as Store.Vacuum does, but removes content and records of this session
+// only. The engine gives space back all the same.
+func (s *Session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
+	r, _, err := vacuum(ctx, s, s, o)
+	return r, err
+}
+
+// vacuum vacuums the store that a call is on, or of it the session one if that is set. It
+// also returns the incarnations of the sessions that are not finished.
+func vacuum(ctx context.Context, on callee, one *Session, o gc.VacuumOptions) (_ *gc.VacuumReport, unfinished []heads.Incarnation, _ error) {
+	r, err := observed(ctx, on, OpVacuum, one.ID(), func(ctx context.Context) (*gc.VacuumReport, error) {
+		if err := checkPace("vacuum", o.Pace); err != nil {
+			return nil, err
+		}
+		inc, err := one.living(ctx)
 		if err != nil {
 			return nil, err
 		}
-		run.Session = &ses.session.Inc
-	}
-	done, err := s.turn(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	r, err := s.collector().Vacuum(ctx, run)
-	if r == nil {
-		return nil, err
-	}
-	out := &VacuumReport{VacuumReport: *r}
-	for _, inc := range r.Unfinished {
-		about, aerr := s.histories.About(ctx, inc)
-		if aerr == nil && about != nil {
-			out.Unfinished = append(out.Unfinished, about.ID)
+		s, _ := on.usable(ctx)
+		done, err := s.turn(ctx)
+		if err != nil {
+			return nil, err
 		}
-	}
-	slices.Sort(out.Unfinished)
-	return out, err
+		defer done()
+		var r *gc.VacuumReport
+		r, unfinished, err = s.collector().Vacuum(ctx, reclaim.Options{Session: inc, Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext})
+		for _, inc := range unfinished {
+			about, aerr := s.histories.About(ctx, inc)
+			if aerr == nil && about != nil {
+				r.Unfinished = append(r.Unfinished, about.ID)
+			}
+		}
+		if r != nil {
+			slices.Sort(r.Unfinished)
+		}
+		return r, err
+	}, func(r *gc.VacuumReport, out *Outcome) { out.Vacuum = r })
+	return r, unfinished, err
 }
 
 // MaintainOptions of Maintain.
@@ -171,13 +154,13 @@ type MaintainOptions struct {
 	// VacuumEvery is the time between two vacuums; 0 means none. The first one
 	// comes after this time.
 	VacuumEvery time.Duration
-	// Pace is the part of its time that a collection works, as in GCOptions;
+	// Pace is the part of its time that a collection works, as in gc.Options;
 	// default 0.25.
 	Pace float64
 	// Report, if set, is called after every run, from the goroutine of
 	// maintenance. v is nil after a collection, gc after a vacuum. It must not
 	// call stop or Store.Close.
-	Report func(gc *GCReport, v *VacuumReport, err error)
+	Report func(gc *gc.Report, v *gc.VacuumReport, err error)
 }
 
 // Maintain prunes and collects in the background, and vacuums if asked to, until
@@ -207,13 +190,13 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 		defer close(done)
 		defer cancel()
 		maintain.Loop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
-			var g *GCReport
-			var v *VacuumReport
+			var g *gc.Report
+			var v *gc.VacuumReport
 			var err error
 			if vacuum {
-				v, err = s.Vacuum(ctx, VacuumOptions{Pace: o.Pace})
+				v, err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
 			} else if _, err = s.Prune(ctx); err == nil {
-				g, err = s.GC(ctx, GCOptions{Pace: o.Pace})
+				g, err = s.GC(ctx, gc.Options{Pace: o.Pace})
 			}
 			switch {
 			case ctx.Err() != nil:
@@ -228,24 +211,6 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 		cancel()
 		<-done
 	}, nil
-}
-
-// GC is Store.GC of this session.
-func (s *Session) GC(ctx context.Context) (*GCReport, error) {
-	store, err := s.usable(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return store.GC(ctx, GCOptions{Session: s.session.ID})
-}
-
-// Vacuum is Store.Vacuum of this session.
-func (s *Session) Vacuum(ctx context.Context) (*VacuumReport, error) {
-	store, err := s.usable(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return store.Vacuum(ctx, VacuumOptions{Session: s.session.ID})
 }
 
 // Seal seals what the session has gathered, also when it is little, and compresses
@@ -279,7 +244,7 @@ func (s *Store) Seal(ctx context.Context) error {
 // sealNext is one attempt to seal the next segment of an incarnation, if it lives. It
 // reports whether there may be another one. engine.ErrConflict: the session changed
 // meanwhile.
-func (s *Store) sealNext(ctx context.Context, inc head.Incarnation) (more bool, err error) {
+func (s *Store) sealNext(ctx context.Context, inc heads.Incarnation) (more bool, err error) {
 	ses, err := s.byIncarnation(ctx, inc)
 	if err != nil || ses == nil {
 		return false, err
@@ -313,7 +278,7 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 // sealOne seals at most one segment and reports whether there may be another.
 func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
 	sizes := seal.Sizes{Full: s.store.opts.SealBytes, Most: MaxSeal}
-	current := func(ctx context.Context) (*head.Head, error) {
+	current := func(ctx context.Context) (*heads.Head, error) {
 		h, _, err := s.session.Head(ctx)
 		return h, err
 	}
@@ -337,6 +302,13 @@ func (s *Session) sealLater() {
 	})
 }
 
+// VerifyOptions of Verify.
+type VerifyOptions struct {
+	// Progress, if set, is called from the calling goroutine with the number of sessions
+	// and blobs that are done.
+	Progress func(done int)
+}
+
 // A Verification is what Verify found.
 type Verification struct {
 	Sessions, Commits, Nodes int
@@ -352,28 +324,22 @@ type Verification struct {
 func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 
 // Verify checks every hash, link, checksum and reference of the namespace. Most problems
-// that it finds are a *CorruptError, which names the kind of record that is missing or
+// that it finds are a *record.CorruptError, which names the kind of record that is missing or
 // damaged and the session or blob that the record belongs to. Verify reads the whole store
 // and changes nothing. It takes time and memory in proportion to the store, and reads a
 // history that forks share once. It may run beside commits, and checks a session that
 // changes meanwhile as the session was when Verify came to it. The returned error says
-// that Verify itself could not go on. It is a *FormatError, for example, when a record is
+// that Verify itself could not go on. It is a *record.FormatError, for example, when a record is
 // of another version of the format, which Verify can't judge.
-//
-// The progress callback, if not nil, is called with the number of sessions and
-// blobs done, from the calling goroutine.
-func (s *Store) Verify(ctx context.Context, progress func(done int)) (*Verification, error) {
-	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) { return s.verify(ctx, progress) },
-		func(v *Verification, o *Outcome) {
-			if o.Items = len(v.Problems) + v.More; !v.OK() {
-				o.Err = v.Problems[0]
-			}
-		})
-}
-
-func (s *Store) verify(ctx context.Context, progress func(done int)) (*Verification, error) {
-	r, err := verify.Run(ctx, s.histories, s.collector(), progress)
-	return (*Verification)(r), err
+func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, error) {
+	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) {
+		r, err := verify.Run(ctx, s.histories, s.collector(), o.Progress)
+		return (*Verification)(r), err
+	}, func(v *Verification, out *Outcome) {
+		if out.Items = len(v.Problems) + v.More; !v.OK() {
+			out.Err = v.Problems[0]
+		}
+	})
 }
 
 // Retention says how many of a session's latest revisions can be read as they
@@ -406,15 +372,12 @@ func (s *Session) Prune(ctx context.Context, keep Retention) (moved bool, err er
 	return s.store.lifecycle.Prune(ctx, s.session, uint64(keep))
 }
 
-// A Kept revision has a name, and can be read whatever retention says.
-type Kept = head.Ref
-
 // Keep keeps revision r of the session, or the head's as Keep finds it if r is 0,
 // under a name until Release. A name that keeps another revision is ErrExists; one
 // that keeps the same revision is no error. Load and Checkpoint give of a kept
 // revision, after pruning and vacuum, all that they gave of it before, side branches
 // included. A kept revision goes with its session when that is deleted.
-func (s *Session) Keep(ctx context.Context, name string, r Revision) error {
+func (s *Session) Keep(ctx context.Context, name string, r head.Revision) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
 	}
@@ -438,13 +401,13 @@ func (s *Session) Release(ctx context.Context, name string) error {
 }
 
 // Kept returns the revisions that are kept by name, oldest first.
-func (s *Session) Kept(ctx context.Context) ([]Kept, error) {
+func (s *Session) Kept(ctx context.Context) ([]head.Kept, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return history.WithLifecycles(ctx, s.session.Session, func(l *history.Lifecycles) ([]Kept, error) {
-		refs, err := head.Refs(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
-		slices.SortFunc(refs, func(a, b Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
+	return history.WithLifecycles(ctx, s.session.Session, func(l *history.Lifecycles) ([]head.Kept, error) {
+		refs, err := heads.Kept(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
+		slices.SortFunc(refs, func(a, b head.Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})
 }

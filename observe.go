@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/errtype"
 	"github.com/turnstonedb/turnstone/internal/watch"
@@ -68,8 +69,8 @@ type Outcome struct {
 	// BaseHits and BaseMisses count the checkpoint parts of a commit whose last
 	// version was at hand, and not: those are stored whole. See Options.CacheBytes.
 	BaseHits, BaseMisses int
-	GC                   *GCReport     // of OpGC, when it succeeded and was no dry run
-	Vacuum               *VacuumReport // of OpVacuum, when it succeeded
+	GC                   *gc.Report       // of OpGC, when it succeeded and was no dry run
+	Vacuum               *gc.VacuumReport // of OpVacuum, when it succeeded
 }
 
 var engineOps = [...]string{watch.Get: OpEngineGet, watch.Scan: OpEngineScan, watch.Apply: OpEngineApply}

@@ -12,8 +12,11 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A recorder is an observer that keeps what it is told.
@@ -117,7 +120,7 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Commit(t.Context(), turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user", Attachments: []turnstone.Attachment{at}}}}); err != nil {
+	if _, err := s.Commit(t.Context(), turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user", Attachments: []blob.Attachment{at}}}}); err != nil {
 		t.Fatal(err)
 	}
 	r.of(turnstone.OpCommit)
@@ -136,7 +139,7 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 		{turnstone.OpCheckpoint, func() error { _, err := s.Checkpoint(t.Context(), 0); return err }, 0, 2},
 		{turnstone.OpList, func() error { _, err := st.List(t.Context(), turnstone.ListOptions{}); return err }, 1, 0},
 		{turnstone.OpTombstone, func() error { return s.Tombstone(t.Context(), first.Nodes[1]) }, 1, 0},
-		{turnstone.OpVerify, func() error { _, err := st.Verify(t.Context(), nil); return err }, 0, 0},
+		{turnstone.OpVerify, func() error { _, err := st.Verify(t.Context(), turnstone.VerifyOptions{}); return err }, 0, 0},
 		{turnstone.OpDelete, func() error { return st.Delete(t.Context(), "none", turnstone.KeepChildren) }, 0, 0},
 		{turnstone.OpSeal, func() error { return s.Seal(t.Context()) }, 0, 0},
 		{turnstone.OpPrune, func() error { _, err := st.Prune(t.Context()); return err }, 0, 0},
@@ -148,19 +151,19 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}
-	if _, err := st.GC(t.Context(), turnstone.GCOptions{DryRun: true}); err != nil {
+	if _, err := st.GC(t.Context(), gc.Options{DryRun: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got := one(turnstone.OpGC); got.GC != nil {
 		t.Errorf("a dry run: %+v", got)
 	}
-	if _, err := st.GC(t.Context(), turnstone.GCOptions{}); err != nil {
+	if _, err := st.GC(t.Context(), gc.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := one(turnstone.OpGC); got.GC == nil {
 		t.Errorf("%+v", got)
 	}
-	if _, err := st.Vacuum(t.Context(), turnstone.VacuumOptions{}); err != nil {
+	if _, err := st.Vacuum(t.Context(), gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := one(turnstone.OpVacuum); got.Vacuum == nil || got.Vacuum.Nodes != 1 {
@@ -251,7 +254,7 @@ func TestLogObserver(t *testing.T) {
 func TestErrorType(t *testing.T) {
 	for want, err := range map[string]error{
 		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
-		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &turnstone.CorruptError{}, "format": fmt.Errorf("x: %w", &turnstone.FormatError{}),
+		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &record.CorruptError{}, "format": fmt.Errorf("x: %w", &record.FormatError{}),
 		"unknown_outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no_space": engine.ErrNoSpace,
 		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,
 		"has_children": turnstone.ErrHasChildren, "other": errors.New("x"),

@@ -10,8 +10,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -69,30 +67,30 @@ type Validator func(ctx context.Context, session string, c *Commit) error
 // Limits of requests. All are checked before any effect; exceeding one is a
 // *LimitError.
 const (
-	MaxNamespace      = 512                  // bytes of Options.Namespace, UTF-8
-	MaxSessionID      = 512                  // bytes of a session id; at least 1, UTF-8
-	MaxKind           = 64                   // bytes of a node's kind; at least 1, UTF-8
-	MaxEventKey       = 512                  // bytes of a node's key, UTF-8
-	MaxTurnID         = 256                  // bytes of a turn id, UTF-8
-	MaxPayload        = 64 << 20             // bytes of a node's payload; more goes into an attachment
-	MaxNodes          = graph.MaxNodes       // nodes of a commit, and of a call of Tombstone
-	MaxAttachments    = graph.MaxAttachments // attachments of a node
-	MaxAttachmentText = 256                  // bytes of a media type, and of an attachment's name
-	MaxBlob           = blob.MaxBytes        // bytes of an attachment
-	MaxParts          = head.MaxParts        // parts of a checkpoint, and of Commit.Drop
-	MaxPartName       = 64                   // bytes of a part's name; at least 1, UTF-8
-	MaxPart           = 64 << 20             // bytes of a checkpoint part
-	MaxModels         = 64                   // usage entries of a commit
-	MaxSessionModels  = head.MaxModels       // models in the usage totals of a session
-	MaxModel          = 128                  // bytes of a model's name
-	MaxTokens         = 1 << 40              // tokens in one count of one commit
-	MaxText           = 4096                 // bytes of a name, and of a working directory
-	MaxLabels         = head.MaxLabels       // labels of a session
-	MaxLabel          = 256                  // bytes of a label's name, of its value, and of the name of a kept revision
-	MaxKept           = 1000                 // revisions of a session that are kept by name
-	MaxAncestors      = head.MaxAncestors    // ancestors of an attached fork: forks of forks
-	MaxPage           = 1000                 // sessions of a page of List
-	MaxSeal           = 1 << 20              // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
+	MaxNamespace      = 512      // bytes of Options.Namespace, UTF-8
+	MaxSessionID      = 512      // bytes of a session id; at least 1, UTF-8
+	MaxKind           = 64       // bytes of a node's kind; at least 1, UTF-8
+	MaxEventKey       = 512      // bytes of a node's key, UTF-8
+	MaxTurnID         = 256      // bytes of a turn id, UTF-8
+	MaxPayload        = 64 << 20 // bytes of a node's payload; more goes into an attachment
+	MaxNodes          = 4096     // nodes of a commit, and of a call of Tombstone
+	MaxAttachments    = 64       // attachments of a node
+	MaxAttachmentText = 256      // bytes of a media type, and of an attachment's name
+	MaxBlob           = 4 << 30  // bytes of an attachment
+	MaxParts          = 64       // parts of a checkpoint, and of Commit.Drop
+	MaxPartName       = 64       // bytes of a part's name; at least 1, UTF-8
+	MaxPart           = 64 << 20 // bytes of a checkpoint part
+	MaxModels         = 64       // usage entries of a commit
+	MaxSessionModels  = 256      // models in the usage totals of a session
+	MaxModel          = 128      // bytes of a model's name
+	MaxTokens         = 1 << 40  // tokens in one count of one commit
+	MaxText           = 4096     // bytes of a name, and of a working directory
+	MaxLabels         = 64       // labels of a session
+	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
+	MaxKept           = 1000     // revisions of a session that are kept by name
+	MaxAncestors      = 256      // ancestors of an attached fork: forks of forks
+	MaxPage           = 1000     // sessions of a page of List
+	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
 	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
@@ -176,7 +174,7 @@ func (c *checker) positive(what string, n int64) {
 }
 
 // checkRevision fails for AnyRevision where what names a revision.
-func checkRevision(where, what string, r Revision) error {
+func checkRevision(where, what string, r head.Revision) error {
 	if r == AnyRevision {
 		return invalid(where, "%s is AnyRevision, which is for Commit.Expected only", what)
 	}

@@ -14,7 +14,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // An effect is a call that alters the store, and how to see what it did.
@@ -53,7 +55,7 @@ var effects = []effect{
 		if err != nil {
 			return "", err
 		}
-		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Leaf: turnstone.At(state.Nodes[0].ID)})
+		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Leaf: turnstone.RefTo(state.Nodes[0].ID)})
 		return fmt.Sprint(r.Revision), err
 	}},
 	{name: "metadata", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
@@ -86,7 +88,7 @@ var effects = []effect{
 		return "", st.Delete(ctx, "a", turnstone.CascadeChildren)
 	}},
 	{name: "erase", steps: true, call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-		_, err := st.Erase(ctx, "b", turnstone.KeepChildren, nil)
+		_, err := st.Erase(ctx, "b", turnstone.KeepChildren, turnstone.EraseOptions{})
 		return "", err
 	}},
 	{name: "erase node", steps: true, call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
@@ -94,7 +96,7 @@ var effects = []effect{
 		if err != nil {
 			return "", err
 		}
-		_, err = s.Erase(ctx, nil, state.Nodes[1].ID)
+		_, err = s.Erase(ctx, turnstone.EraseOptions{}, state.Nodes[1].ID)
 		return "", err
 	}},
 	{name: "seal", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Seal(ctx) }},
@@ -260,7 +262,7 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 	rich(t, st)
-	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	var all []engine.Pair
@@ -293,7 +295,7 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 			before := dump(t, left)
 			for _, o := range []*turnstone.Options{nil, {MustExist: true}} {
 				opened, err := turnstone.Open(ctx, blind, o)
-				var damage *turnstone.CorruptError
+				var damage *record.CorruptError
 				if !errors.As(err, &damage) || !strings.Contains(damage.Object, "store record") || !strings.Contains(err.Error(), "has a record at key") {
 					t.Errorf("Open: %v, %v", opened, err)
 				}

@@ -2,7 +2,16 @@ package turnstone
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Persistence is what a runtime codes against: one session's store. *Session
@@ -13,70 +22,129 @@ import (
 // loaded again, by any handle, until the session is deleted; what it refused
 // left no trace.
 type Persistence interface {
+	Reader
+	Committer
+	Maintainer
+}
+
+// A Reader reads one session. See Persistence.
+type Reader interface {
 	// ID returns the session's id.
 	ID() string
 	// Info returns metadata, head and totals, without reading history.
 	Info(ctx context.Context) (Info, error)
-	// SaveMetadata empties fields and then merges m; it moves no revision.
-	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
 	// Load reads history by scope.
 	Load(ctx context.Context, scope Scope) (*State, error)
 	// Node returns one node, or ErrNodeNotFound.
-	Node(ctx context.Context, id NodeID) (Node, error)
+	Node(ctx context.Context, id graph.ID) (Node, error)
 	// NodeByKey returns the node with the caller's key, or ErrNodeNotFound.
 	NodeByKey(ctx context.Context, key string) (Node, error)
 	// Checkpoint returns the checkpoint parts at a revision; 0 is the head's.
-	Checkpoint(ctx context.Context, at Revision) (map[string][]byte, error)
-	// Commit stores one turn, whole or not at all.
-	Commit(ctx context.Context, c Commit) (Result, error)
-	// Tombstone soft-deletes nodes.
-	Tombstone(ctx context.Context, ids ...NodeID) error
-	// GC deletes blobs that this session let go of and nothing refers to.
-	GC(ctx context.Context) (*GCReport, error)
-	// Vacuum removes the content of tombstoned nodes from the store's files.
-	Vacuum(ctx context.Context) (*VacuumReport, error)
-	// PutAttachment stores bytes for a commit to refer to.
-	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (Attachment, error)
+	Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error)
 	// ReadAttachment writes an attachment of this session to w.
-	ReadAttachment(ctx context.Context, w io.Writer, id BlobID) (int64, error)
+	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
 }
 
-// Factory makes a Persistence per session on demand: one at boot, sessions by
-// id per request. *Store implements it.
+// A Committer changes one session. See Persistence.
+type Committer interface {
+	// Commit stores one turn, whole or not at all.
+	Commit(ctx context.Context, c Commit) (Result, error)
+	// SaveMetadata empties fields and then merges m; it moves no revision.
+	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
+	// Tombstone soft-deletes nodes.
+	Tombstone(ctx context.Context, ids ...graph.ID) error
+	// PutAttachment stores bytes for a commit to refer to.
+	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error)
+}
+
+// A Maintainer reclaims what one session let go of. See Persistence.
+type Maintainer interface {
+	// GC deletes blobs that this session let go of and nothing refers to.
+	GC(ctx context.Context, o gc.Options) (*gc.Report, error)
+	// Vacuum removes the content of tombstoned nodes from the store's files.
+	Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error)
+}
+
+// A Factory makes a Persistence for each session on demand: a host has one Factory, and
+// asks it for sessions by their ids. Store.Factory returns that of a store.
 type Factory interface {
-	// NewPersistence makes a session, or returns the one that exists with created = false.
-	NewPersistence(ctx context.Context, r Request) (p Persistence, created bool, err error)
-	// Persistence returns an existing session, or ErrSessionNotFound.
-	Persistence(ctx context.Context, id string) (Persistence, error)
+	// Create makes a session, or returns the one that exists with created = false.
+	Create(ctx context.Context, r Request) (p Persistence, created bool, err error)
+	// Session returns an existing session, or ErrSessionNotFound.
+	Session(ctx context.Context, id string) (Persistence, error)
 	// List returns sessions, the most recently updated first.
 	List(ctx context.Context, o ListOptions) (Page, error)
 	// Delete removes a session.
 	Delete(ctx context.Context, id string, policy ChildPolicy) error
 	// GC deletes the blobs that nothing refers to any more.
-	GC(ctx context.Context, o GCOptions) (*GCReport, error)
+	GC(ctx context.Context, o gc.Options) (*gc.Report, error)
 	// Vacuum removes what is detached, and gives the space back.
-	Vacuum(ctx context.Context, o VacuumOptions) (*VacuumReport, error)
+	Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error)
 }
 
-var (
-	_ Persistence = (*Session)(nil)
-	_ Factory     = (*Store)(nil)
-)
+var _ Persistence = (*Session)(nil)
 
-// NewPersistence is Create for callers of Factory.
-func (s *Store) NewPersistence(ctx context.Context, r Request) (Persistence, bool, error) {
-	ses, created, err := s.Create(ctx, r)
+// Factory returns the store as a Factory, for code that also works on other
+// implementations.
+func (s *Store) Factory() Factory { return factory{s} }
+
+// factory is a store whose sessions are of the interface's type.
+type factory struct{ *Store }
+
+func (f factory) Create(ctx context.Context, r Request) (Persistence, bool, error) {
+	s, created, err := f.Store.Create(ctx, r)
 	if err != nil {
 		return nil, false, err
 	}
-	return ses, created, nil
+	return s, created, nil
 }
 
-// Persistence is Session for callers of Factory.
-func (s *Store) Persistence(ctx context.Context, id string) (Persistence, error) {
-	ses, err := s.Session(ctx, id)
+func (f factory) Session(ctx context.Context, id string) (Persistence, error) {
+	s, err := f.Store.Session(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return ses, nil
+	return s, nil
+}
+
+// Update loads what scope says, calls build with it, and commits what build returns at the
+// revision that was loaded; it sets Commit.Expected itself. If somebody else commits first,
+// Update waits for a few milliseconds at random and does all of it again, until the commit
+// succeeds or ctx is done: the error then matches that of ctx. It returns every other error
+// as it is, that of build included. build may be called several times,
+// and should have no effect of its own.
+//
+// A scope of an earlier revision (Scope.At) is an *InvalidError: nothing could be
+// committed at it.
+func Update(ctx context.Context, s interface {
+	Reader
+	Committer
+}, scope Scope, build func(*State) (Commit, error),
+) (Result, error) {
+	switch {
+	case s == nil || build == nil:
+		return Result{}, invalid("update", "the session or the function is nil")
+	case scope.At != 0:
+		return Result{}, invalid("update", "At is %d: a commit goes on from the head", scope.At)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		st, err := s.Load(ctx, scope)
+		if err != nil {
+			return Result{}, err
+		}
+		c, err := build(st)
+		if err != nil {
+			return Result{}, err
+		}
+		c.Expected = st.Revision
+		r, err := s.Commit(ctx, c)
+		if !errors.Is(err, ErrConflict) {
+			return r, err
+		}
+		select {
+		case <-ctx.Done():
+			return Result{}, fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(rand.N(wait)):
+		}
+	}
 }

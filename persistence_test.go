@@ -70,7 +70,7 @@ func backend(t *testing.T, open func() (engine.Engine, error), durable bool, o *
 		if st, err = turnstone.Open(context.Background(), e, o); err != nil {
 			t.Fatal(err)
 		}
-		return st
+		return st.Factory()
 	}
 	stop := func() {
 		if err := st.Close(); err != nil {
@@ -93,7 +93,7 @@ func backend(t *testing.T, open func() (engine.Engine, error), durable bool, o *
 
 func verify(t *testing.T, st *turnstone.Store) {
 	t.Helper()
-	v, err := st.Verify(context.Background(), nil)
+	v, err := st.Verify(context.Background(), turnstone.VerifyOptions{})
 	if err != nil {
 		t.Error(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/testscale"
@@ -18,7 +19,7 @@ func TestMarksRotate(t *testing.T) {
 	e := memory.New()
 	st := open(t, e, nil)
 	p := mk(t, st, Request{ID: "p"})
-	put := func(st *Store, i int) Attachment {
+	put := func(st *Store, i int) blob.Attachment {
 		ses, err := st.Session(bg, "p")
 		if err != nil {
 			t.Fatal(err)
@@ -38,7 +39,7 @@ func TestMarksRotate(t *testing.T) {
 	}
 	other := open(t, e, nil) // another process uploads y and z
 	y, z := put(other, -1), put(other, -2)
-	_, err := p.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []Attachment{x, y, z}}}})
+	_, err := p.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestForkFull(t *testing.T) {
 	if _, err = f.Node(bg, r.Nodes[1]); !errors.Is(err, ErrNodeNotFound) {
 		t.Error("node after the fork node:", err)
 	}
-	if _, err = f.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Parent: At(r.Nodes[1])}}}); !errors.Is(err, ErrInvalid) {
+	if _, err = f.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Parent: RefTo(r.Nodes[1])}}}); !errors.Is(err, ErrInvalid) {
 		t.Error("commit onto it:", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 func TestTwoPartsOfEqualContentKnowTheirDepth(t *testing.T) {
@@ -69,7 +70,7 @@ func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 			return mem.Apply(c, b)
 		}
 		again, err := s.PutAttachment(bg, bytes.NewReader(content), -1, "", "")
-		var damage *CorruptError
+		var damage *record.CorruptError
 		switch {
 		case damaged && !errors.As(err, &damage):
 			t.Errorf("a damaged mark: %v after %d attempts", err, attempts)
@@ -86,7 +87,7 @@ func TestSealCountsAttachments(t *testing.T) {
 	for _, distinct := range testscale.Pick([]bool{false, true}, []bool{false}, []bool{false}) {
 		st := open(t, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := mk(t, st, Request{ID: "s"})
-		var atts []Attachment
+		var atts []blob.Attachment
 		for i := range 64 {
 			a, err := s.PutAttachment(bg, bytes.NewReader(rnd(100, uint64(i))), -1, "image/png", "")
 			if err != nil {
@@ -143,7 +144,7 @@ func TestVerifyBesideDelete(t *testing.T) {
 		}
 		return mem.Get(ctx, ks...)
 	}
-	v, err := st.Verify(bg, nil)
+	v, err := st.Verify(bg, VerifyOptions{})
 	if err != nil || !v.OK() {
 		t.Error(v.Problems, err)
 	}
@@ -179,7 +180,7 @@ func TestVerifyBesideSeal(t *testing.T) {
 			}
 		}
 	}
-	v, err := st.Verify(bg, nil)
+	v, err := st.Verify(bg, VerifyOptions{})
 	if err != nil || !v.OK() || seen != 2 {
 		t.Errorf("%v, %v; the pack was met %d times", v.Problems, err, seen)
 	}
@@ -193,7 +194,7 @@ func TestVerifyHashesLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(t, s, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []Attachment{a}}}})
+	must(t, s, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
 	k := st.space.Blob(st.space.BlobHash(a.ID), 0)
 	vs, err := mem.Get(bg, k)
 	if err != nil {
@@ -221,8 +222,8 @@ func TestVerifyHashesLists(t *testing.T) {
 	}
 	var w bytes.Buffer
 	_, rerr := st.blobs.WriteTo(bg, &w, a.ID)
-	v, err := st.Verify(bg, nil)
-	if !errors.Is(rerr, codec.ErrHash) || err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], codec.ErrHash) {
+	v, err := st.Verify(bg, VerifyOptions{})
+	if !errors.Is(rerr, record.ErrHash) || err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], record.ErrHash) {
 		t.Errorf("read: %v; verify: %v, %v", rerr, v.Problems, err)
 	}
 }
@@ -280,7 +281,7 @@ func TestACancelledReadIsNoDamage(t *testing.T) {
 			}
 			err := c.read(ctx)
 			cancel()
-			var damage *CorruptError
+			var damage *record.CorruptError
 			if !met || !errors.Is(err, cause) || errors.As(err, &damage) {
 				t.Errorf("%s, %v: read: %v; %v", c.name, cause, met, err)
 			}

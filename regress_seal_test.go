@@ -65,7 +65,7 @@ func TestCorruptWhileSealing(t *testing.T) {
 		}
 		switch op {
 		case "commit":
-			_, err = s.Commit(bg, Commit{Expected: 3, Nodes: []NewNode{{Kind: "u", Parent: At(r.Leaf)}}})
+			_, err = s.Commit(bg, Commit{Expected: 3, Nodes: []NewNode{{Kind: "u", Parent: RefTo(r.Leaf)}}})
 		case "tombstone":
 			err = s.Tombstone(bg, r.Nodes[0])
 		case "fork":

@@ -12,12 +12,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Each test here is a bug that a review found, and stays to show that it is gone.
@@ -140,7 +144,7 @@ func TestForkParts2(t *testing.T) {
 	must(t, f, Commit{Expected: 0, Nodes: node("y")})
 	must(t, f, Commit{Expected: 1, Nodes: node("y"), Checkpoint: map[string][]byte{"b": []byte("B")}})
 	must(t, f, Commit{Expected: 2, Nodes: node("y")})
-	for r := Revision(1); r <= 3; r++ {
+	for r := head.Revision(1); r <= 3; r++ {
 		got, err := f.Checkpoint(bg, r)
 		if err != nil || string(got["a"]) != "A" {
 			t.Error(r, got, err)
@@ -170,7 +174,7 @@ func TestDepthRestart(t *testing.T) {
 		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": doc(i)}})
 	}
 	for i := 49; i < 82; i++ {
-		if _, err := s.Checkpoint(bg, Revision(i)); err != nil {
+		if _, err := s.Checkpoint(bg, head.Revision(i)); err != nil {
 			t.Fatal(i, err)
 		}
 	}
@@ -215,7 +219,7 @@ func TestAttachmentFork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := []NewNode{{Kind: "u", Attachments: []Attachment{a}}}
+	n := []NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}
 	must(t, p, Commit{Expected: 0, Nodes: n})
 	f := mk(t, st, Request{ID: "f", Parent: "p"})
 	var w bytes.Buffer
@@ -254,7 +258,7 @@ func TestAliasHead(t *testing.T) {
 	e := memory.New()
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
-	must(t, s, Commit{Nodes: node("x"), Usage: []Usage{{Model: "m", Input: 1}}, Checkpoint: map[string][]byte{"a": []byte("1"), "b": []byte("2")}})
+	must(t, s, Commit{Nodes: node("x"), Usage: []head.Usage{{Model: "m", Input: 1}}, Checkpoint: map[string][]byte{"a": []byte("1"), "b": []byte("2")}})
 	l, err := s.Load(bg, Scope{})
 	if err != nil {
 		t.Fatal(err)
@@ -399,7 +403,7 @@ func TestVerifyBesideCommit(t *testing.T) {
 			must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": []byte("new")}})
 		}
 	}
-	v, err := st.Verify(bg, nil)
+	v, err := st.Verify(bg, VerifyOptions{})
 	if err != nil || !v.OK() || !done.Load() {
 		t.Error(err, v.Problems, done.Load())
 	}
@@ -421,7 +425,7 @@ func TestVerifyEmptySession(t *testing.T) {
 		}
 		return vs, err
 	}
-	v, err := st.Verify(bg, nil)
+	v, err := st.Verify(bg, VerifyOptions{})
 	if err != nil || !v.OK() || committed != 1 {
 		t.Error(err, v.Problems, committed)
 	}
@@ -438,11 +442,11 @@ func TestVerifyShortKey(t *testing.T) {
 			if err := e.Apply(bg, &b); err != nil {
 				t.Fatal(err)
 			}
-			v, err := st.Verify(bg, nil)
-			if err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], codec.ErrMalformed) {
+			v, err := st.Verify(bg, VerifyOptions{})
+			if err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], record.ErrMalformed) {
 				t.Errorf("verify: %v, %v", v.Problems, err)
 			}
-			if _, err := st.Stats(bg); !errors.Is(err, codec.ErrMalformed) {
+			if _, err := st.Stats(bg); !errors.Is(err, record.ErrMalformed) {
 				t.Errorf("stats: %v", err)
 			}
 		})
@@ -453,17 +457,17 @@ func TestTampered(t *testing.T) {
 	e := memory.New()
 	st := open(t, e, nil)
 	s := mk(t, st, Request{ID: "s"})
-	r := must(t, s, Commit{Nodes: []NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: NoNode()}}})
-	seg, err := graph.SegmentAt(bg, e, st.space, s.session.Inc, 1)
+	r := must(t, s, Commit{Nodes: []NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: RefNone()}}})
+	seg, err := pack.SegmentAt(bg, e, st.space, s.session.Inc, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &seg.Packs[0]
-	if _, err := p.Resolve(NodeID{}); err != nil {
+	if _, err := p.Resolve(graph.ID{}); err != nil {
 		t.Fatal(err)
 	}
 	p.Nodes[0].Inline = []byte("FAKE")
-	ks, vs, err := graph.EncodeSegment(st.space, s.session.Inc, seg.Packs, NodeID{}, codec.Fast)
+	ks, vs, err := pack.EncodeSegment(st.space, s.session.Inc, seg.Packs, graph.ID{}, codec.Fast)
 	if err != nil || len(ks) != 1 {
 		t.Fatal(len(ks), err)
 	}
@@ -472,7 +476,7 @@ func TestTampered(t *testing.T) {
 	if err := e.Apply(bg, &b); err != nil {
 		t.Fatal(err)
 	}
-	var damage *CorruptError
+	var damage *record.CorruptError
 	if _, err := s.Load(bg, Scope{Full: true}); !errors.As(err, &damage) {
 		t.Errorf("full: %v", err)
 	}
@@ -505,7 +509,7 @@ func TestIndexLost(t *testing.T) {
 	if _, err := s.Load(bg, Scope{Last: 1}); err != nil { // needs no index
 		t.Error(err)
 	}
-	if v, err := st.Verify(bg, nil); err != nil || v.OK() {
+	if v, err := st.Verify(bg, VerifyOptions{}); err != nil || v.OK() {
 		t.Error("verify does not notice", err)
 	}
 }

@@ -9,10 +9,13 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Each test here is a bug that a review of vacuum found, and stays to show that it
@@ -79,7 +82,7 @@ func TestWhatIsSharedOfATurnShrinks(t *testing.T) {
 	create(t, st, turnstone.Request{ID: "g", Parent: "p", ForkNode: r.Nodes[0]})
 	remove(t, st, "p")
 	vacuum(t, st)
-	er, err := st.Erase(ctx, "f", turnstone.KeepChildren, nil)
+	er, err := st.Erase(ctx, "f", turnstone.KeepChildren, turnstone.EraseOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +105,7 @@ func TestBranchesGoWithWhatHeldThem(t *testing.T) {
 			} else if err := p.Keep(ctx, "x", 2); err != nil {
 				t.Fatal(err)
 			}
-			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
 			pruneTo1(t, p)
 			vacuum(t, st)
 			if !holds(t, e, noise(100, 2)[:64]) {
@@ -128,7 +131,7 @@ func TestNoForkAtAPrunedNode(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
-	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
 	pruneTo1(t, p)
 	vacuum(t, st)
 	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
@@ -138,7 +141,7 @@ func TestNoForkAtAPrunedNode(t *testing.T) {
 	}
 	// and: a fork made after the prune commits onto the parent's pruned node
 	g := create(t, st, turnstone.Request{ID: "g", Parent: "p"})
-	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(side), Payload: []byte("x")}}}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(side), Payload: []byte("x")}}}); !errors.Is(err, turnstone.ErrRevisionPruned) {
 		t.Errorf("commit of a fork onto the parent's pruned node: %v", err)
 	}
 }
@@ -152,7 +155,7 @@ func TestNoForkAtAPrunedCheckpoint(t *testing.T) {
 	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
 	pruneTo1(t, f)
 	remove(t, st, "p")
-	collect(t, st, turnstone.GCOptions{})
+	collect(t, st, gc.Options{})
 	g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: at})
 	if errors.Is(err, turnstone.ErrRevisionPruned) {
 		return
@@ -163,10 +166,10 @@ func TestNoForkAtAPrunedCheckpoint(t *testing.T) {
 	if _, err := g.Checkpoint(ctx, 0); err != nil {
 		t.Error("checkpoint:", err)
 	}
-	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
 		t.Error("gc:", err)
 	}
-	v, err := st.Verify(ctx, nil)
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 	if err != nil || !v.OK() {
 		t.Error(err, v.Problems)
 	}
@@ -182,10 +185,10 @@ func TestAPartThatCameBackIsNoRepair(t *testing.T) {
 	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
 	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
 	pruneTo1(t, p)
-	collect(t, st, turnstone.GCOptions{})
+	collect(t, st, gc.Options{})
 	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
-	collect(t, st, turnstone.GCOptions{})
-	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Repaired {
+	collect(t, st, gc.Options{})
+	if r := collect(t, st, gc.Options{Full: true}); r.Repaired {
 		t.Errorf("%+v", r)
 	}
 }
@@ -253,13 +256,13 @@ func TestVacuumCutBeforeItSettles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []turnstone.Attachment{a}}}})
+		r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []blob.Attachment{a}}}})
 		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("y"))})
 		if err := s.Tombstone(ctx, r.Nodes...); err != nil {
 			t.Fatal(err)
 		}
 		armed = true
-		_, _ = st.Vacuum(ctx, turnstone.VacuumOptions{}) // it is cut
+		_, _ = st.Vacuum(ctx, gc.VacuumOptions{}) // it is cut
 		if !done {
 			break
 		}
@@ -310,7 +313,7 @@ func TestAnAttachmentIsVacuumedWhileItIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []turnstone.Attachment{a}}}})
+	r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []blob.Attachment{a}}}})
 	if err := s.Tombstone(ctx, r.Nodes...); err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +325,7 @@ func TestAnAttachmentIsVacuumedWhileItIsRead(t *testing.T) {
 	}
 	var w bytes.Buffer
 	_, err = s.ReadAttachment(ctx, &w, a.ID)
-	var ce *turnstone.CorruptError
+	var ce *record.CorruptError
 	if errors.As(err, &ce) {
 		t.Error("false corrupt:", err)
 	}
@@ -343,7 +346,7 @@ func TestMoreTombstonesThanABatchHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -388,9 +391,9 @@ func TestForksAreMadeWhileTheyAreCounted(t *testing.T) {
 		}
 		var err error
 		if what == "gc" {
-			_, err = st.GC(ctx, turnstone.GCOptions{})
+			_, err = st.GC(ctx, gc.Options{})
 		} else {
-			_, err = st.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err = st.Vacuum(ctx, gc.VacuumOptions{})
 		}
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -410,7 +413,7 @@ func TestAForkIsMadeWhileItsParentIsErased(t *testing.T) {
 		h.apply = nil
 		create(t, st2, turnstone.Request{ID: "f", Parent: "p"})
 	}
-	e, err := p.Erase(ctx, nil, r.Nodes...)
+	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -425,7 +428,7 @@ func TestWhoErasesSharesNothing(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	r := commitTo(t, p, turnstone.Commit{Nodes: saying(noise(9000, 1))})
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
-	e, err := p.Erase(ctx, nil, r.Nodes...)
+	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +436,7 @@ func TestWhoErasesSharesNothing(t *testing.T) {
 	if len(e.SharedBy) == 1 && e.SharedBy[0] == "p" {
 		t.Errorf("the session that erases is named as another saying that has equal bytes: %+v", e)
 	}
-	e, err = st.Erase(ctx, "p", turnstone.KeepChildren, nil)
+	e, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,7 +453,7 @@ func TestABusySessionDoesNotHoldVacuumUp(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))})
-	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.At(root), Payload: []byte("main")}}})
+	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
 	pruneTo1(t, p)
 	p2, err := st2.Session(ctx, "p")
 	if err != nil {
@@ -466,7 +469,7 @@ func TestABusySessionDoesNotHoldVacuumUp(t *testing.T) {
 			}
 		}
 	}
-	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if n > 50 {

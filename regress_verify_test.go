@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 func TestDeleteSparesTheNextSessionOfTheID(t *testing.T) {
@@ -66,8 +67,8 @@ func TestVerifyFollowsARename(t *testing.T) {
 			}
 			return mem.Get(ctx, ks...)
 		}
-		v, err := st.Verify(bg, nil)
-		var damage *CorruptError
+		v, err := st.Verify(bg, VerifyOptions{})
+		var damage *record.CorruptError
 		if !done || err != nil || v.Sessions != 1 || len(v.Problems) != 1 || !errors.As(v.Problems[0], &damage) {
 			t.Errorf("renamed: %v; %d sessions, %v, %v", done, v.Sessions, v.Problems, err)
 		}

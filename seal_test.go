@@ -9,8 +9,9 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // In the background segments are sealed fast; who asks for it gets them as small
@@ -24,13 +25,13 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 		t.Helper()
 		for range n {
 			text := strings.Repeat(fmt.Sprint("turn ", len(want), " of a conversation; "), 40)
-			must(t, s, Commit{Expected: Revision(len(want)), Nodes: []NewNode{{Kind: "u", Payload: []byte(text)}}})
+			must(t, s, Commit{Expected: head.Revision(len(want)), Nodes: []NewNode{{Kind: "u", Payload: []byte(text)}}})
 			want = append(want, text)
 		}
 	}
 	levels := func() (out []codec.Level) {
 		t.Helper()
-		for seg, err := range graph.Segments(bg, counted, st.space, s.session.Inc, 1, uint64(len(want))) {
+		for seg, err := range pack.Segments(bg, counted, st.space, s.session.Inc, 1, uint64(len(want))) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +53,7 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 				t.Fatalf("node %d by id: %v", i, err)
 			}
 		}
-		if v, err := st.Verify(bg, nil); err != nil || !v.OK() {
+		if v, err := st.Verify(bg, VerifyOptions{}); err != nil || !v.OK() {
 			t.Fatal(v, err)
 		}
 	}

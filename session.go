@@ -11,18 +11,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
-)
-
-// More names of other packages that most callers need.
-type (
-	// Attachment refers to a blob, with a media type and a name.
-	Attachment = blob.Ref
-	// Revision counts the commits of a session.
-	Revision = head.Revision
-	// Usage counts the tokens of one model.
-	Usage = head.Usage
 )
 
 // Info is what is known of a session without reading its history.
@@ -31,17 +22,17 @@ type Info struct {
 	Metadata
 	Checkpoint bool   // a summarisation session
 	Parent     string // its id now; empty if the session has none, or it was deleted
-	ForkNode   NodeID
+	ForkNode   graph.ID
 	Detached   bool
 	Created    time.Time
 	Updated    time.Time // by a commit or by saving metadata
 
-	Revision Revision
-	Leaf     NodeID // zero before the first node
-	Commit   CommitID
-	Nodes    uint64  // added by this session itself, tombstoned ones included
-	Bytes    uint64  // of their payloads
-	Usage    []Usage // totals by model
+	Revision head.Revision
+	Leaf     graph.ID // zero before the first node
+	Commit   head.CommitID
+	Nodes    uint64       // added by this session itself, tombstoned ones included
+	Bytes    uint64       // of their payloads
+	Usage    []head.Usage // totals by model
 }
 
 // A Session is a handle on one session. It is cheap, safe for concurrent use,
@@ -51,7 +42,7 @@ type Session struct {
 	store   *Store
 	session *commit.Session
 
-	// sealedRaw is head.Life.SealedRaw as it was seen last.
+	// sealedRaw is heads.Life.SealedRaw as it was seen last.
 	sealedRaw atomic.Uint64
 }
 
@@ -86,7 +77,7 @@ func (s *Store) handle(h *commit.Session, st *history.State) *Session {
 }
 
 // byIncarnation returns the session that lives with an incarnation, or nil.
-func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
+func (s *Store) byIncarnation(ctx context.Context, inc heads.Incarnation) (*Session, error) {
 	h, st, err := s.histories.ByIncarnation(ctx, inc)
 	if err != nil || h == nil {
 		return nil, err
@@ -116,7 +107,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 		return Info{}, err
 	}
 	i := info(about, h)
-	if about.Parent != (head.Incarnation{}) {
+	if about.Parent != (heads.Incarnation{}) {
 		parent, err := s.store.histories.About(ctx, about.Parent)
 		if err != nil {
 			return Info{}, err
@@ -128,7 +119,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
-func info(a *head.About, h *head.Head) Info {
+func info(a *heads.About, h *heads.Head) Info {
 	i := Info{
 		ID:       a.ID,
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels, Retention: Retention(a.Keep)},
@@ -158,7 +149,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 			return err
 		}
 	}
-	about := head.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Keep: uint64(m.Retention), Labels: m.Labels}
+	about := heads.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Keep: uint64(m.Retention), Labels: m.Labels}
 	fields := make([]lifecycle.Field, len(empty))
 	for i, f := range empty {
 		fields[i] = emptied[f]
@@ -200,7 +191,7 @@ func (f Field) Check() error {
 // and fork at it. Its event key stays taken, and its attachments can be read by
 // their ids. Vacuum removes payload and attachments once every session that shows
 // the node has tombstoned it or is gone.
-func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
+func (s *Session) Tombstone(ctx context.Context, ids ...graph.ID) error {
 	if len(ids) > MaxNodes {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
@@ -210,28 +201,19 @@ func (s *Session) Tombstone(ctx context.Context, ids ...NodeID) error {
 	return err
 }
 
-// Names of other packages that most callers need. As text, in JSON too, an id is 64
-// lower-case hex digits, and the zero id is empty.
-type (
-	// NodeID identifies a node.
-	NodeID = graph.ID
-	// BlobID identifies a blob.
-	BlobID = blob.ID
-	// CommitID identifies a commit and all before it.
-	CommitID = head.CommitID
-)
-
 // ParseNodeID reads the text form of a node's id. Any other text, the empty one
 // included, is an *InvalidError.
-func ParseNodeID(text string) (NodeID, error) { return parseID[NodeID]("node id", text) }
+func ParseNodeID(text string) (graph.ID, error) { return parseID[graph.ID]("node id", text) }
 
 // ParseBlobID reads the text form of a blob's id. Any other text, the empty one
 // included, is an *InvalidError.
-func ParseBlobID(text string) (BlobID, error) { return parseID[BlobID]("blob id", text) }
+func ParseBlobID(text string) (blob.ID, error) { return parseID[blob.ID]("blob id", text) }
 
 // ParseCommitID reads the text form of a commit's id. Any other text, the empty one
 // included, is an *InvalidError.
-func ParseCommitID(text string) (CommitID, error) { return parseID[CommitID]("commit id", text) }
+func ParseCommitID(text string) (head.CommitID, error) {
+	return parseID[head.CommitID]("commit id", text)
+}
 
 func parseID[T ~[hash.Size]byte](what, text string) (T, error) {
 	if text == "" {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
 )
 
 // A fullEngine has only the space left that it keeps for batches that reclaim.
@@ -26,11 +27,11 @@ func TestE3WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	reclaim := []string{"tombstone", "prune", "prune all", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
 	collect := []effect{
 		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-			_, err := st.GC(ctx, turnstone.GCOptions{Full: true})
+			_, err := st.GC(ctx, gc.Options{Full: true})
 			return "", err
 		}},
 		{name: "vacuum", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-			_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 			return "", err
 		}},
 	}
@@ -47,10 +48,10 @@ func TestE3WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}
-			if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+			if _, err := st.GC(ctx, gc.Options{}); err != nil {
 				t.Errorf("gc after %s: %v", c.name, err)
 			}
-			if v, err := st.Verify(ctx, nil); err != nil || !v.OK() {
+			if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
 				t.Errorf("%s: %v, %v", c.name, v, err)
 			}
 			continue

@@ -9,10 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
@@ -28,10 +30,10 @@ import (
 type Store struct {
 	engine    engine.Engine
 	space     *keys.Space
-	blobs     *blob.Store
+	blobs     *blobs.Store
 	histories history.Store
 	opts      Options
-	record    head.Store
+	record    heads.Store
 	commits   *commit.Store
 	lifecycle *lifecycle.Store
 	sealing   *seal.Queue
@@ -149,7 +151,7 @@ type Request struct {
 	// attached fork's checkpoint is that of the last retained turn that ended at
 	// the node. If no turn ended there, it is that before the turn which made the
 	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
-	ForkNode NodeID
+	ForkNode graph.ID
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of
 	// the fork node, and keeps them alive when the parent is deleted.
@@ -184,7 +186,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		}
 	}
 	h, st, created, err := s.lifecycle.Create(ctx, &lifecycle.Request{
-		About: head.About{
+		About: heads.About{
 			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: r.Labels,
 			Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
 		},
@@ -260,7 +262,7 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 }
 
 // keeps reports whether the list is to have a session.
-func (o *ListOptions) keeps(a *head.About) bool {
+func (o *ListOptions) keeps(a *heads.About) bool {
 	if o.Checkpoint != nil && *o.Checkpoint != a.Checkpoint {
 		return false
 	}
@@ -299,7 +301,7 @@ type Stats struct {
 	Nodes       uint64
 	Payload     uint64 // logical: the sum of all payloads, as often as they were committed
 	Checkpoints uint64 // logical: the sum of all versions of all checkpoint parts
-	Usage       []Usage
+	Usage       []head.Usage
 
 	Stored  Bytes            // all records
 	ByKind  map[string]Bytes // the same, by what they hold

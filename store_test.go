@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
@@ -74,7 +75,7 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := create(t, st, turnstone.Request{ID: "a"})
 		for i := range 30 {
-			c := turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
+			c := turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
 			switch i % 3 {
 			case 0:
 				c.Turn = fmt.Sprint(i)
@@ -85,7 +86,7 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 				c.Checkpoint = map[string][]byte{"p": random(500, byte(i))}
 			}
 			r, err := s.Commit(ctx, c)
-			if err != nil || r.Revision != turnstone.Revision(i+1) {
+			if err != nil || r.Revision != head.Revision(i+1) {
 				t.Fatalf("seed %d, commit %d: %+v, %v", seed, i, r, err)
 			}
 			if i == 10 {
@@ -127,7 +128,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 				acked = 0
 				for i := range 6 {
 					_, err = s.Commit(ctx, turnstone.Commit{
-						Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(6000, byte(i))}},
+						Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(6000, byte(i))}},
 						Checkpoint: map[string][]byte{"p": random(800<<10, byte(i))},
 					})
 					if err != nil {
@@ -222,7 +223,7 @@ func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
 		for j := range nodes {
 			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
 		}
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: nodes}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -244,7 +245,7 @@ func TestSealingRunsByItself(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
 	s := create(t, st, turnstone.Request{ID: "a"})
 	for i := range 200 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, byte(i))}}}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, byte(i))}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
@@ -55,17 +56,17 @@ func TestStress(t *testing.T) {
 				}
 				return err
 			}
-			loop(func() error { _, err := st.GC(ctx, turnstone.GCOptions{Pace: 0.5}); return superseded(err) })
+			loop(func() error { _, err := st.GC(ctx, gc.Options{Pace: 0.5}); return superseded(err) })
 			loop(func() error {
 				if _, err := st.Prune(ctx); err != nil {
 					return err
 				}
-				_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+				_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 				time.Sleep(10 * time.Millisecond)
 				return superseded(err)
 			})
 			loop(func() error {
-				v, err := st.Verify(ctx, nil)
+				v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 				if err == nil && !v.OK() {
 					err = v.Problems[0]
 				}
@@ -83,14 +84,14 @@ func TestStress(t *testing.T) {
 			background.Wait()
 			verify(t, st)
 			for range 2 {
-				if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+				if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if r, err := st.GC(ctx, turnstone.GCOptions{Full: true}); err != nil || r.Deleted > 0 || r.Repaired {
+			if r, err := st.GC(ctx, gc.Options{Full: true}); err != nil || r.Deleted > 0 || r.Repaired {
 				t.Errorf("full: %+v, %v", r, err)
 			}
-			v, err := st.Verify(ctx, nil)
+			v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 			if err != nil || !v.OK() || v.Unreferenced > 0 || v.Condemned > 0 {
 				t.Errorf("%+v, %v", v, err)
 			}
@@ -160,13 +161,13 @@ func writer(st *turnstone.Store, w int) error {
 		case 4:
 			content := random(300<<10, byte(i))
 			a, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
-			if errors.Is(err, blob.ErrExpired) || errors.Is(err, blob.ErrNotFound) {
+			if errors.Is(err, blobs.ErrExpired) || errors.Is(err, blobs.ErrNotFound) {
 				break // uploads expire at once here
 			}
 			if err != nil {
 				return err
 			}
-			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: shared, Attachments: []turnstone.Attachment{a}}}})
+			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: shared, Attachments: []blob.Attachment{a}}}})
 			if errors.Is(err, turnstone.ErrUploadExpired) {
 				break
 			}

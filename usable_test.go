@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 )
 
 // returned calls f with args and returns the error that it gives, by itself or in a
@@ -103,7 +105,7 @@ func TestI1_NothingNilPanics(t *testing.T) {
 	if _, err := s.PutAttachment(ctx, nil, 0, "", ""); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Errorf("a nil reader: %v", err)
 	}
-	if _, err := s.ReadAttachment(ctx, nil, turnstone.BlobID{}); !errors.Is(err, turnstone.ErrInvalid) {
+	if _, err := s.ReadAttachment(ctx, nil, blob.ID{}); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Errorf("a nil writer: %v", err)
 	}
 }
@@ -146,18 +148,18 @@ func TestI3_OptionsOutOfRangeAreRefused(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for _, pace := range []float64{-1, -1e-9, 1 + 1e-9, 5, math.NaN(), math.Inf(1), math.Inf(-1)} {
-		_, gc := st.GC(ctx, turnstone.GCOptions{Pace: pace})
-		_, dry := st.GC(ctx, turnstone.GCOptions{Pace: pace, DryRun: true})
-		_, vacuum := st.Vacuum(ctx, turnstone.VacuumOptions{Pace: pace})
+		_, collect := st.GC(ctx, gc.Options{Pace: pace})
+		_, dry := st.GC(ctx, gc.Options{Pace: pace, DryRun: true})
+		_, vacuum := st.Vacuum(ctx, gc.VacuumOptions{Pace: pace})
 		_, maintain := st.Maintain(turnstone.MaintainOptions{Pace: pace})
-		for what, err := range map[string]error{"GC": gc, "dry run": dry, "Vacuum": vacuum, "Maintain": maintain} {
+		for what, err := range map[string]error{"GC": collect, "dry run": dry, "Vacuum": vacuum, "Maintain": maintain} {
 			if !errors.Is(err, turnstone.ErrInvalid) {
 				t.Errorf("%s with pace %v: %v", what, pace, err)
 			}
 		}
 	}
 	for _, pace := range []float64{0, 0.1, 1} {
-		if _, err := st.GC(ctx, turnstone.GCOptions{Pace: pace, DryRun: true}); err != nil {
+		if _, err := st.GC(ctx, gc.Options{Pace: pace, DryRun: true}); err != nil {
 			t.Errorf("pace %v: %v", pace, err)
 		}
 	}
@@ -170,7 +172,7 @@ func TestI3_OptionsOutOfRangeAreRefused(t *testing.T) {
 		t.Errorf("a negative limit: %v", err)
 	}
 	for _, policy := range []turnstone.ChildPolicy{-1, turnstone.CascadeChildren + 1} {
-		if _, err := st.Erase(ctx, "s", policy, nil); !errors.Is(err, turnstone.ErrInvalid) {
+		if _, err := st.Erase(ctx, "s", policy, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Errorf("policy %d: %v", policy, err)
 		}
 	}
@@ -205,7 +207,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 	}
 	// Uploads at the same time, each of several chunks.
 	first, second := noise(1<<20, 1), noise(1<<20, 2)
-	var inner turnstone.Attachment
+	var inner blob.Attachment
 	var innerErr error
 	outer, err := a.PutAttachment(ctx, io.MultiReader(bytes.NewReader(first), readerFunc(func([]byte) (int, error) {
 		inner, innerErr = a.PutAttachment(ctx, bytes.NewReader(second), -1, "", "")
@@ -214,7 +216,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 	if err := errors.Join(err, innerErr); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{outer, inner}}}}); err != nil {
+	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{outer, inner}}}}); err != nil {
 		t.Fatal(err)
 	}
 	// A source that begins anew with each start of the process draws again.

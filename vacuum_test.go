@@ -17,14 +17,17 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/disk"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-func vacuum(t *testing.T, st *turnstone.Store) *turnstone.VacuumReport {
+func vacuum(t *testing.T, st *turnstone.Store) *gc.VacuumReport {
 	t.Helper()
-	r, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+	r, err := st.Vacuum(ctx, gc.VacuumOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,15 +71,15 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 			}
 			st := openStore(t, e, &turnstone.Options{Retention: 2})
 			var gone, stay [][]byte
-			fill := func(id string, base uint64) (*turnstone.Session, []turnstone.NodeID) {
+			fill := func(id string, base uint64) (*turnstone.Session, []graph.ID) {
 				s, _, err := st.Create(ctx, turnstone.Request{ID: id})
 				if err != nil {
 					t.Fatal(err)
 				}
-				var ids []turnstone.NodeID
+				var ids []graph.ID
 				for i := range 4 {
 					small, large := noise(300, base+uint64(2*i)), noise(9000, base+uint64(2*i+1))
-					r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprint("t", i), Nodes: []turnstone.NewNode{
+					r, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Turn: fmt.Sprint("t", i), Nodes: []turnstone.NewNode{
 						{Kind: "u", Payload: small}, {Kind: "a", Payload: large},
 					}, Checkpoint: map[string][]byte{"p": append(noise(40_000, base+50), noise(200, base+100+uint64(i))...)}})
 					if err != nil {
@@ -149,7 +152,7 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 			if err != nil || !again.Replayed || again.Revision != 2 || !slices.Equal(again.Nodes, ids[2:4]) {
 				t.Error(again, err)
 			}
-			if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+			if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
 				t.Errorf("full: %+v", r)
 			}
 			if err := errors.Join(st.Close(), e.Close()); err != nil {
@@ -172,7 +175,7 @@ func TestMaintain(t *testing.T) {
 		t.Fatal(err)
 	}
 	reports := make(chan error, 100)
-	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *turnstone.GCReport, v *turnstone.VacuumReport, err error) {
+	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
 		select {
 		case reports <- err:
 		default:
@@ -182,7 +185,7 @@ func TestMaintain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 20 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": noise(6000, uint64(i))}}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": noise(6000, uint64(i))}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-reports; err != nil {
@@ -236,7 +239,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 							state := noise(3000, uint64(i))
 							for turn := 0; turn < turns && err == nil; turn++ {
 								copy(state[100*turn:], marker(i, turn))
-								_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(turn), Nodes: []turnstone.NewNode{
+								_, err = s.Commit(ctx, turnstone.Commit{Expected: head.Revision(turn), Nodes: []turnstone.NewNode{
 									{Kind: "user", Payload: fmt.Appendf(nil, "turn %d of session %d", turn, i)},
 									{Kind: "assistant", Payload: bytes.Repeat([]byte("some text that repeats itself; "), 10)},
 								}, Checkpoint: map[string][]byte{"state": state}})
@@ -275,7 +278,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 			})
 			half := size("after deleting half", func(st *turnstone.Store, dir string) {
 				fill(st, func(int) bool { return true })
-				collect(t, st, turnstone.GCOptions{})
+				collect(t, st, gc.Options{})
 				before, err := disk.Allocated(dir)
 				if err != nil {
 					t.Fatal(err)
@@ -288,7 +291,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 						}
 					}
 				}
-				collect(t, st, turnstone.GCOptions{})
+				collect(t, st, gc.Options{})
 				if r := vacuum(t, st); r.Removed != sessions/2 {
 					t.Errorf("%+v", r)
 				}
@@ -324,7 +327,7 @@ func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
 	old, now, secret := noise(2<<20, 1), noise(2<<20, 1), noise(300, 2)
 	copy(old[1<<20:], secret)
 	for i, content := range [][]byte{old, now} {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"p": content}}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": content}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -341,7 +344,7 @@ func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
 	if err != nil || !bytes.Equal(parts["p"], now) {
 		t.Error(err)
 	}
-	if r := collect(t, st, turnstone.GCOptions{Full: true}); r.Deleted != 0 || r.Repaired {
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
 		t.Errorf("full: %+v", r)
 	}
 	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {

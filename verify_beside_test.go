@@ -6,9 +6,12 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
@@ -37,15 +40,15 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 	whole := full(t)
 	for name, call := range map[string]func(*turnstone.Store) error{
 		"gc": func(st *turnstone.Store) error {
-			_, err := st.GC(ctx, turnstone.GCOptions{})
+			_, err := st.GC(ctx, gc.Options{})
 			return err
 		},
 		"full gc": func(st *turnstone.Store) error {
-			_, err := st.GC(ctx, turnstone.GCOptions{Full: true})
+			_, err := st.GC(ctx, gc.Options{Full: true})
 			return err
 		},
 		"vacuum": func(st *turnstone.Store) error {
-			_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 			return err
 		},
 		"delete and vacuum": func(st *turnstone.Store) error {
@@ -54,7 +57,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 					return err
 				}
 			}
-			_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 			return err
 		},
 	} {
@@ -90,11 +93,11 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Key: "k", Payload: random(6000, 2), Attachments: []turnstone.Attachment{att}}}})
-	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Key: "k", Payload: random(6000, 2), Attachments: []blob.Attachment{att}}}})
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	id := func(s *turnstone.Session) turnstone.NodeID {
+	id := func(s *turnstone.Session) graph.ID {
 		i, err := s.Info(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -102,13 +105,13 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		return i.Leaf
 	}
 	vacuum := func(st *turnstone.Store) error {
-		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 		return err
 	}
 	for name, meddle := range map[string]func(st *turnstone.Store, a *turnstone.Session) error{
 		"commit, gc": func(st *turnstone.Store, a *turnstone.Session) error {
 			commitTo(t, a, turnstone.Commit{Nodes: saying(random(7000, 3)), Checkpoint: map[string][]byte{"p": []byte("next")}, Turn: "t"})
-			_, err := st.GC(ctx, turnstone.GCOptions{})
+			_, err := st.GC(ctx, gc.Options{})
 			return err
 		},
 		"commit": func(_ *turnstone.Store, a *turnstone.Session) error {
@@ -130,7 +133,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 			return vacuum(st)
 		},
 		"erase a node": func(_ *turnstone.Store, a *turnstone.Session) error {
-			_, err := a.Erase(ctx, nil, id(a))
+			_, err := a.Erase(ctx, turnstone.EraseOptions{}, id(a))
 			return err
 		},
 		"prune, vacuum": func(st *turnstone.Store, _ *turnstone.Session) error {
@@ -170,7 +173,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				v, err := st.Verify(ctx, nil)
+				v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 				if err != nil || !v.OK() {
 					t.Fatal(fmt.Sprint("before call ", n), v.Problems, err)
 				}

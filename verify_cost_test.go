@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
@@ -49,9 +50,9 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 		for i := range depth {
 			f := create(t, st, turnstone.Request{ID: fmt.Sprint(i + 1), Parent: fmt.Sprint(i)})
 			commitTo(t, f, turnstone.Commit{Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
-			commitTo(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.At(first)}}})
+			commitTo(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.RefTo(first)}}})
 		}
-		if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+		if _, err := st.GC(ctx, gc.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		if deleted {
@@ -62,7 +63,7 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 			}
 		}
 		c.calls, c.records = 0, 0
-		v, err := st.Verify(ctx, nil)
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 		if err != nil || !v.OK() || v.Records < depth {
 			t.Fatal(v.Problems, err)
 		}

@@ -11,12 +11,17 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // cutAfter runs call on a store on e, and makes the engine fail for good after the
@@ -56,14 +61,14 @@ func full(t *testing.T) *memory.Engine {
 			t.Fatal(err)
 		}
 	}
-	add := func(s *turnstone.Session, text string) turnstone.NodeID {
+	add := func(s *turnstone.Session, text string) graph.ID {
 		t.Helper()
 		return commitTo(t, s, turnstone.Commit{
 			Turn: "turn " + text, Nodes: []turnstone.NewNode{{Kind: "user", Key: "key " + text, Payload: []byte(text)}},
-			Usage: []turnstone.Usage{{Model: "m", Input: 1}},
+			Usage: []head.Usage{{Model: "m", Input: 1}},
 		}).Nodes[0]
 	}
-	put := func(s *turnstone.Session, size int, seed byte) turnstone.Attachment {
+	put := func(s *turnstone.Session, size int, seed byte) blob.Attachment {
 		t.Helper()
 		a, err := s.PutAttachment(ctx, bytes.NewReader(random(size, seed)), -1, "image/png", "x")
 		must(err)
@@ -71,25 +76,25 @@ func full(t *testing.T) *memory.Engine {
 	}
 	vacuum := func() {
 		t.Helper()
-		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 		must(err)
 	}
 
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}, Retention: 9}})
 	att := put(a, 300, 1)
 	part := random(4000, 2)
-	var nodes []turnstone.NodeID
+	var nodes []graph.ID
 	for i := range 8 {
 		part[i*7]++
 		c := turnstone.Commit{
 			Turn:       fmt.Sprint("t", i),
 			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(900, byte(i))}, {Kind: "side"}},
-			Leaf:       turnstone.New(0),
+			Leaf:       turnstone.RefNew(0),
 			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
-			Usage:      []turnstone.Usage{{Model: "m", Input: 1}},
+			Usage:      []head.Usage{{Model: "m", Input: 1}},
 		}
 		if i == 2 || i == 4 {
-			c.Nodes[0].Attachments = []turnstone.Attachment{att}
+			c.Nodes[0].Attachments = []blob.Attachment{att}
 		}
 		nodes = append(nodes, commitTo(t, a, c).Nodes[0])
 		if i == 5 {
@@ -101,8 +106,8 @@ func full(t *testing.T) *memory.Engine {
 	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("forked")), Checkpoint: map[string][]byte{"p": []byte("own")}})
 	ff := create(t, st, turnstone.Request{ID: "ff", Parent: "f"})
 	add(ff, "in the fork of the fork")
-	commitTo(t, ff, turnstone.Commit{Leaf: turnstone.At(nodes[5])})
-	commitTo(t, ff, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.At(nodes[3])}}})
+	commitTo(t, ff, turnstone.Commit{Leaf: turnstone.RefTo(nodes[5])})
+	commitTo(t, ff, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.RefTo(nodes[3])}}})
 	must(f.Tombstone(ctx, nodes[6]))
 	must(a.Tombstone(ctx, nodes[1]))
 	create(t, st, turnstone.Request{ID: "detached", Parent: "a", ForkNode: nodes[0], Detached: true})
@@ -111,7 +116,7 @@ func full(t *testing.T) *memory.Engine {
 	// A deleted session that only forks hold, one part of which nobody does.
 	d := create(t, st, turnstone.Request{ID: "d"})
 	commitTo(t, d, turnstone.Commit{
-		Nodes:      []turnstone.NewNode{{Kind: "user", Key: "dk", Payload: random(6000, 9), Attachments: []turnstone.Attachment{put(d, 400, 3)}}},
+		Nodes:      []turnstone.NewNode{{Kind: "user", Key: "dk", Payload: random(6000, 9), Attachments: []blob.Attachment{put(d, 400, 3)}}},
 		Checkpoint: map[string][]byte{"p": []byte("of the deleted")},
 	})
 	must(d.Tombstone(ctx, add(d, "hidden")))
@@ -121,7 +126,7 @@ func full(t *testing.T) *memory.Engine {
 	pruned := create(t, st, turnstone.Request{ID: "pruned"})
 	root := add(pruned, "root")
 	add(pruned, "branch")
-	commitTo(t, pruned, turnstone.Commit{Leaf: turnstone.At(root)})
+	commitTo(t, pruned, turnstone.Commit{Leaf: turnstone.RefTo(root)})
 	add(pruned, "on")
 	_, err := pruned.Prune(ctx, 1)
 	must(err)
@@ -156,18 +161,21 @@ func full(t *testing.T) *memory.Engine {
 	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("first")}})
 	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("second")}})
 	cutAfter(t, source, o, 'D', func(st *turnstone.Store) error {
-		_, err := st.Vacuum(ctx, turnstone.VacuumOptions{})
+		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
 		return err
 	})
 	_, err = h.Prune(ctx, 1)
 	must(err)
 	cutAfter(t, source, o, 'G', func(st *turnstone.Store) error {
-		_, err := st.GC(ctx, turnstone.GCOptions{Session: "h"})
+		h, err := st.Session(ctx, "h")
+		if err == nil {
+			_, err = h.GC(ctx, gc.Options{})
+		}
 		return err
 	})
 	// And again what no collection has seen.
 	put(a, 400_000, 11)
-	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Attachments: []turnstone.Attachment{put(a, 300_000, 12)}}}})
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Attachments: []blob.Attachment{put(a, 300_000, 12)}}}})
 	i := create(t, st, turnstone.Request{ID: "i", Parent: "h"})
 	commitTo(t, i, turnstone.Commit{Nodes: saying(random(9000, 10)), Checkpoint: map[string][]byte{"p": []byte("new")}})
 	j := create(t, st, turnstone.Request{ID: "j"})
@@ -225,7 +233,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		var problems []error
 		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err == nil {
-			v, verr := st.Verify(ctx, nil)
+			v, verr := st.Verify(ctx, turnstone.VerifyOptions{})
 			st.Close()
 			problems, err = v.Problems, verr
 		}
@@ -236,7 +244,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 				continue
 			}
 			noticed = true
-			var damage *turnstone.CorruptError
+			var damage *record.CorruptError
 			if !errors.As(err, &damage) {
 				t.Errorf("%s of %x, %s: %v", named[p.Key[4]], p.Key, how, err)
 			}
@@ -295,7 +303,7 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 		}
 		switch fields := p.Key[5:]; p.Key[4] {
 		case keys.About:
-			about, err := head.OpenAbout(p.Key, p.Value)
+			about, err := heads.OpenAbout(p.Key, p.Value)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -306,12 +314,12 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 				out.open[string(fields[:16])] = true
 			}
 		case keys.Life:
-			life, err := head.OpenLife(p.Key, p.Value)
+			life, err := heads.OpenLife(p.Key, p.Value)
 			if err != nil {
 				t.Fatal(err)
 			}
 			out.incs[string(life.Session[:])] = string(fields)
-			out.dead[string(fields)] = life.State == head.Deleted
+			out.dead[string(fields)] = life.State == heads.Deleted
 		}
 	}
 	return out
@@ -377,13 +385,13 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	remove(t, st, "p")
 	unreferenced := func(want int) {
 		t.Helper()
-		v, err := st.Verify(ctx, nil)
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 		if err != nil || !v.OK() || v.Unreferenced != want {
 			t.Fatal(v.Unreferenced, v.Problems, err)
 		}
 	}
 	for range 2 {
-		if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		unreferenced(0)

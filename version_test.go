@@ -10,10 +10,12 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/overlay"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // ofVersion is the record p as a Turnstone with that version of the format would
@@ -28,13 +30,13 @@ func ofVersion(p engine.Pair, version byte) engine.Pair {
 // that names an object, and nothing else.
 func notDamage(t *testing.T, what string, err error, have, want uint64) {
 	t.Helper()
-	var fe *turnstone.FormatError
-	var damage *turnstone.CorruptError
+	var fe *record.FormatError
+	var damage *record.CorruptError
 	switch {
 	case err == nil:
 	case errors.As(err, &damage):
 		t.Errorf("%s: damage is reported: %v", what, err)
-	case !errors.As(err, &fe) || !errors.Is(err, turnstone.ErrFormat):
+	case !errors.As(err, &fe) || !errors.Is(err, record.ErrFormat):
 		t.Errorf("%s: %v", what, err)
 	case fe.Have != have || fe.Want != want || fe.Object == "":
 		t.Errorf("%s: %+v, want versions %d and %d of something", what, fe, have, want)
@@ -79,15 +81,15 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 				return err
 			},
 			"verify": func(st *turnstone.Store) error {
-				v, err := st.Verify(ctx, nil)
+				v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 				if err == nil || !v.OK() {
 					t.Errorf("%s at %x: Verify returns %v with the problems %v", what, p.Key, err, v.Problems)
 				}
 				return err
 			},
-			"gc":      func(st *turnstone.Store) error { _, err := st.GC(ctx, turnstone.GCOptions{}); return err },
-			"full gc": func(st *turnstone.Store) error { _, err := st.GC(ctx, turnstone.GCOptions{Full: true}); return err },
-			"vacuum":  func(st *turnstone.Store) error { _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); return err },
+			"gc":      func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
+			"full gc": func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{Full: true}); return err },
+			"vacuum":  func(st *turnstone.Store) error { _, err := st.Vacuum(ctx, gc.VacuumOptions{}); return err },
 		} {
 			st, err := turnstone.Open(ctx, changed(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			if err == nil {
@@ -150,7 +152,7 @@ func TestFV2_AStoreOfAnotherFormatIsRefused(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), c.name[:5]+" version of turnstone wrote it") {
 			t.Errorf("%s: %v does not say who wrote it", c.name, err)
 		}
-		if _, err := turnstone.Copy(ctx, e, memory.New(), turnstone.CopyOptions{}); !errors.Is(err, turnstone.ErrFormat) {
+		if _, err := turnstone.Copy(ctx, e, memory.New(), turnstone.CopyOptions{}); !errors.Is(err, record.ErrFormat) {
 			t.Errorf("%s: copy: %v", c.name, err)
 		}
 		after, err := e.Get(ctx, key)

@@ -21,6 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var ctx = context.Background()
@@ -34,13 +35,13 @@ const (
 
 // turn is the commit of four nodes, about 1.2 KB, as a turn of the corpus has.
 func turn(session, i int) turnstone.Commit {
-	c := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprintf("turn-%d", i)}
+	c := turnstone.Commit{Expected: head.Revision(i), Turn: fmt.Sprintf("turn-%d", i)}
 	for j, kind := range []string{"user", "assistant", "tool", "assistant"} {
 		c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: kind, Payload: fmt.Appendf(nil,
 			`{"role":%q,"id":"msg_%04x%04x%02x","content":"Let me look at reservation %d for the user %d, who wants to change the return flight to a later date and add a bag. The policy says that basic economy can't be changed, but %d other fares can.","tokens":%d}`,
 			kind, session*7919, i*104729, j, session*31+i, session, j+i, 100+i)})
 	}
-	c.Usage = []turnstone.Usage{{Model: "m", Input: 1200, Output: 80}}
+	c.Usage = []head.Usage{{Model: "m", Input: 1200, Output: 80}}
 	return c
 }
 
@@ -272,7 +273,7 @@ func BenchmarkLoad(b *testing.B) {
 	st := onBadger(b)
 	for _, n := range []int{1000, 10000} {
 		s := history(b, st, fmt.Sprint(n), n)
-		revision := turnstone.Revision(n / 4)
+		revision := head.Revision(n / 4)
 		for _, c := range []struct {
 			name  string
 			scope turnstone.Scope
@@ -357,12 +358,12 @@ func BenchmarkResume(b *testing.B) {
 				for j := range 5 {
 					copy(part[(i*7919+j*40_009)%(len(part)-400):], turn(i, j).Nodes[1].Payload[:60])
 				}
-				if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Checkpoint: map[string][]byte{"state": part}}); err != nil {
+				if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"state": part}}); err != nil {
 					b.Fatal(err)
 				}
 			}
 			for b.Loop() {
-				got, err := s.Checkpoint(ctx, turnstone.Revision(turns))
+				got, err := s.Checkpoint(ctx, head.Revision(turns))
 				if err != nil || !bytes.Equal(got["state"], part) {
 					b.Fatal(err)
 				}

@@ -100,7 +100,7 @@ func BenchmarkGCIncremental(b *testing.B) {
 			st := store(b, &badger.Options{Durability: badger.Process})
 			sessions := fill(b, st, n, 1, 2000, false)
 			later.Add(int64(time.Hour)) // what was touched then was not touched now
-			if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 				b.Fatal(err)
 			}
 			later.Add(int64(time.Hour))
@@ -122,9 +122,9 @@ func BenchmarkGCIncremental(b *testing.B) {
 	}
 }
 
-func collect(b *testing.B, st *turnstone.Store) *turnstone.GCReport {
+func collect(b *testing.B, st *turnstone.Store) *gc.Report {
 	b.Helper()
-	r, err := st.GC(ctx, turnstone.GCOptions{})
+	r, err := st.GC(ctx, gc.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -206,9 +206,9 @@ func BenchmarkCommitBesideMaintenance(b *testing.B) {
 		quiet := latencies(b, st, fmt.Sprint("quiet", round), nil)
 		busy := latencies(b, st, fmt.Sprint("busy", round), func(ctx context.Context) error {
 			for ctx.Err() == nil {
-				_, err := st.GC(ctx, turnstone.GCOptions{Pace: 0.5})
+				_, err := st.GC(ctx, gc.Options{Pace: 0.5})
 				if err == nil {
-					_, err = st.Vacuum(ctx, turnstone.VacuumOptions{Pace: 0.5})
+					_, err = st.Vacuum(ctx, gc.VacuumOptions{Pace: 0.5})
 				}
 				if err != nil && ctx.Err() == nil && !errors.Is(err, gc.ErrSuperseded) {
 					return err

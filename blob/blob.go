@@ -1,30 +1,26 @@
-// Package blob stores immutable bytes: large payloads, attachments and checkpoint
-// parts.
-//
-// A blob is found by the hash of its content, and equal bytes are stored once per
-// namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
-// whose concatenation it is: content-defined chunks, or lists of those. A blob
-// becomes reachable when a commit refers to it. Until then an [Upload] holds it, and
-// after its last reference is gone it is garbage. The [Mark] of a blob says whether a
-// collector has condemned it, and is what a commit guards to rely on the blob.
-//
-// A checkpoint part that changes a little every turn would be a new blob every time.
-// So a session can store a version of a part as a delta of the version before, see
-// [Version]. A delta belongs to its session alone: no hash finds it, no other session
-// and no blob depends on it, and it goes with its session. What depends on what is
-// therefore decided inside one session, and the collector of blobs need not know.
+// Package blob names bytes that are stored once however often they are used: large
+// payloads, attachments and checkpoint parts.
 package blob
 
 import (
 	"encoding/hex"
 	"errors"
 
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 )
 
-// ID is the BLAKE3-256 digest of a blob's content, in the context of blobs.
-type ID [hash.Size]byte
+// MaxBytes is the size of the largest blob.
+const MaxBytes = 4 << 30
+
+// ErrSize reports a stream that is longer or shorter than was announced. Match it with
+// errors.Is.
+var ErrSize = errors.New("blob: stream has another length than announced")
+
+// ID identifies a blob. It is the BLAKE3-256 hash of the blob's content, in a context
+// that is used for nothing else. The zero ID is no blob's.
+//
+// As text, in JSON too, an id is 64 lower-case hex digits, and the zero id is empty.
+type ID [32]byte
 
 // Sum returns the id of content.
 func Sum(content []byte) ID { return hash.Blob.Sum(content) }
@@ -44,66 +40,11 @@ func (id *ID) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// A Ref is a reference to a blob with what belongs to the reference and not to
-// the content: equal bytes under two names are one blob.
-type Ref struct {
+// An Attachment is a node's reference to a blob, with what belongs to the reference and
+// not to the content: equal bytes under two names are one blob.
+type Attachment struct {
 	ID        ID
-	Size      int64  // bytes
+	Size      int64  // of the content, in bytes
 	MediaType string // as in RFC 6838, for example "image/png"; may be empty
 	Name      string // for people; may be empty
 }
-
-// Append encodes r.
-func (r Ref) Append(e *codec.Encoder) {
-	e.Array(4)
-	e.Bytes(r.ID[:])
-	e.Uint(uint64(r.Size))
-	e.Text(r.MediaType)
-	e.Text(r.Name)
-}
-
-// DecodeRef decodes what Append encodes.
-func DecodeRef(d *codec.Decoder) (r Ref) {
-	d.Shape(4)
-	d.Fixed(r.ID[:])
-	r.Size = Size(d)
-	r.MediaType, r.Name = d.Text(), d.Text()
-	return r
-}
-
-// Size decodes a size in bytes.
-func Size(d *codec.Decoder) int64 {
-	n := d.Uint()
-	if n > MaxBytes {
-		d.Fail("size of %d bytes", n)
-	}
-	return int64(n)
-}
-
-// Limits.
-const (
-	// MaxBytes is the size of the largest blob: 1,000 lists of 1,000 chunks of
-	// 64 KiB on average would hold 60 GiB; what a session keeps is smaller.
-	MaxBytes = 4 << 30
-	// maxList is the number of blobs in a list: 36 KB, one value.
-	maxList = 1000
-	// MaxDeltas bounds a chain of deltas: every version of a 170 KB map that
-	// changes a little costs 1.2 KB, and a read of the last version of a full chain
-	// takes some 120 times 0.07 ms.
-	MaxDeltas = 120
-	// wholeBytes is the largest content that is stored in one piece. Larger
-	// content is a list of chunks, or a delta if its base is at hand.
-	wholeBytes = 768 << 10
-	// deltaBytes is the largest content that is stored as a delta.
-	deltaBytes = 16 << 20
-	// valueBytes is how much of a representation goes into one value of the engine.
-	valueBytes = 480 << 10
-)
-
-// Errors of this package. Match with errors.Is.
-var (
-	ErrNotFound = errors.New("blob: not found")
-	ErrTooLarge = errors.New("blob: larger than 4 GiB")
-	ErrSize     = errors.New("blob: stream has another length than announced")
-	ErrExpired  = errors.New("blob: upload expired")
-)

@@ -9,13 +9,16 @@ import (
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var commits = []behaviour{
 	{name: "C1_EveryCommitAddsOneRevision", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		for i := range 5 {
-			r := s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(fmt.Sprint(i))})
+			r := s.commit(p, turnstone.Commit{Expected: head.Revision(i), Nodes: texts(fmt.Sprint(i))})
 			s.equal("revision", r.Revision, i+1)
 			s.equal("ids", len(r.Nodes), 1)
 			s.equal("leaf", r.Leaf, r.Nodes[0])
@@ -32,7 +35,7 @@ var commits = []behaviour{
 		p := s.create(turnstone.Request{ID: "a"})
 		s.grow(p, 0, "one", "two")
 		before := s.load(p, turnstone.Scope{Full: true})
-		for _, expected := range []turnstone.Revision{0, 1, 3, 99} {
+		for _, expected := range []head.Revision{0, 1, 3, 99} {
 			_, err := p.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: texts("lost"), Checkpoint: map[string][]byte{"x": []byte("lost")}})
 			s.is(err, turnstone.ErrConflict)
 			var ce *turnstone.ConflictError
@@ -53,7 +56,7 @@ var commits = []behaviour{
 			for i := range n {
 				p := s.session("a")
 				wg.Go(func() {
-					_, errs[i] = p.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(rev), Nodes: texts(fmt.Sprint(rev, i), "x")})
+					_, errs[i] = p.Commit(ctx, turnstone.Commit{Expected: head.Revision(rev), Nodes: texts(fmt.Sprint(rev, i), "x")})
 				})
 			}
 			wg.Wait()
@@ -79,7 +82,7 @@ var commits = []behaviour{
 			p := s.create(turnstone.Request{ID: fmt.Sprint("s", i)})
 			wg.Go(func() {
 				for j := range turns {
-					_, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(j), Nodes: texts(shared, fmt.Sprint(i, j))})
+					_, err := p.Commit(ctx, turnstone.Commit{Expected: head.Revision(j), Nodes: texts(shared, fmt.Sprint(i, j))})
 					errs[i] = errors.Join(errs[i], err)
 				}
 			})
@@ -91,9 +94,9 @@ var commits = []behaviour{
 		p := s.create(turnstone.Request{ID: "a"})
 		root := s.grow(p, 0, "root")
 		turn := turnstone.Commit{
-			Expected: 1, Turn: "t1", Nodes: append(texts("q", string(pattern(20000, 1))), turnstone.NewNode{Kind: "side", Parent: turnstone.At(root[0])}),
-			Leaf: turnstone.New(1), Checkpoint: map[string][]byte{"p": pattern(3000, 2), "q": nil}, Drop: []string{"never"},
-			Usage: []turnstone.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}},
+			Expected: 1, Turn: "t1", Nodes: append(texts("q", string(pattern(20000, 1))), turnstone.NewNode{Kind: "side", Parent: turnstone.RefTo(root[0])}),
+			Leaf: turnstone.RefNew(1), Checkpoint: map[string][]byte{"p": pattern(3000, 2), "q": nil}, Drop: []string{"never"},
+			Usage: []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}},
 		}
 		first := s.commit(p, turn)
 		if first.Replayed {
@@ -104,7 +107,7 @@ var commits = []behaviour{
 			s.Helper()
 			p := s.session("a")
 			before := s.load(p, turnstone.Scope{Full: true})
-			for _, expected := range []turnstone.Revision{1, 2, 0, turnstone.AnyRevision} {
+			for _, expected := range []head.Revision{1, 2, 0, turnstone.AnyRevision} {
 				again := turn
 				again.Expected = expected
 				s.equal("replay", s.commit(p, again), first)
@@ -123,7 +126,7 @@ var commits = []behaviour{
 	}},
 	{name: "C6_TheSameTurnWithOtherContentIsATurnConflict", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
-		turn := turnstone.Commit{Turn: "t", Nodes: texts("hello"), Checkpoint: map[string][]byte{"p": []byte("1")}, Usage: []turnstone.Usage{{Model: "m", Input: 1}}}
+		turn := turnstone.Commit{Turn: "t", Nodes: texts("hello"), Checkpoint: map[string][]byte{"p": []byte("1")}, Usage: []head.Usage{{Model: "m", Input: 1}}}
 		s.commit(p, turn)
 		for name, change := range map[string]func(*turnstone.Commit){
 			"payload":    func(c *turnstone.Commit) { c.Nodes = texts("hullo") },
@@ -131,11 +134,11 @@ var commits = []behaviour{
 			"key":        func(c *turnstone.Commit) { c.Nodes[0].Key = "k" },
 			"more":       func(c *turnstone.Commit) { c.Nodes = texts("hello", "you") },
 			"fewer":      func(c *turnstone.Commit) { c.Nodes = nil },
-			"leaf":       func(c *turnstone.Commit) { c.Leaf = turnstone.NoNode() },
+			"leaf":       func(c *turnstone.Commit) { c.Leaf = turnstone.RefNone() },
 			"checkpoint": func(c *turnstone.Commit) { c.Checkpoint = map[string][]byte{"p": []byte("2")} },
-			"usage":      func(c *turnstone.Commit) { c.Usage = []turnstone.Usage{{Model: "m", Input: 2}} },
+			"usage":      func(c *turnstone.Commit) { c.Usage = []head.Usage{{Model: "m", Input: 2}} },
 		} {
-			for _, expected := range []turnstone.Revision{0, 1, turnstone.AnyRevision} {
+			for _, expected := range []head.Revision{0, 1, turnstone.AnyRevision} {
 				c := turn
 				c.Nodes, c.Expected = slices.Clone(turn.Nodes), expected
 				change(&c)
@@ -172,17 +175,17 @@ var commits = []behaviour{
 		p, other := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
 		mine := s.grow(p, 0, "mine", "more")
 		theirs := s.grow(other, 0, "theirs")
-		unknown := turnstone.NodeID{1, 2, 3}
+		unknown := graph.ID{1, 2, 3}
 		for name, c := range map[string]turnstone.Commit{
-			"dangling parent":    {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(unknown)}}},
-			"foreign parent":     {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(theirs[0])}}},
-			"parent of itself":   {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.New(0)}}},
-			"later parent":       {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.New(1)}, {Kind: "k"}}},
-			"negative parent":    {Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Parent: turnstone.New(-1)}}},
-			"zero parent":        {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.At(turnstone.NodeID{})}}},
-			"dangling leaf":      {Leaf: turnstone.At(unknown)},
-			"foreign leaf":       {Leaf: turnstone.At(theirs[0])},
-			"leaf beyond nodes":  {Leaf: turnstone.New(0)},
+			"dangling parent":    {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(unknown)}}},
+			"foreign parent":     {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(theirs[0])}}},
+			"parent of itself":   {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefNew(0)}}},
+			"later parent":       {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefNew(1)}, {Kind: "k"}}},
+			"negative parent":    {Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Parent: turnstone.RefNew(-1)}}},
+			"zero parent":        {Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(graph.ID{})}}},
+			"dangling leaf":      {Leaf: turnstone.RefTo(unknown)},
+			"foreign leaf":       {Leaf: turnstone.RefTo(theirs[0])},
+			"leaf beyond nodes":  {Leaf: turnstone.RefNew(0)},
 			"key twice":          {Nodes: []turnstone.NewNode{{Kind: "k", Key: "x"}, {Kind: "k", Key: "x"}}},
 			"part set and drops": {Checkpoint: map[string][]byte{"x": nil}, Drop: []string{"x"}},
 		} {
@@ -192,7 +195,7 @@ var commits = []behaviour{
 				s.Fatalf("%s: %v", name, err)
 			}
 		}
-		r := s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once", Parent: turnstone.At(mine[0])}}})
+		r := s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once", Parent: turnstone.RefTo(mine[0])}}})
 		_, err := p.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}})
 		s.refused(err, turnstone.ErrInvalid, "once")
 		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // keys are a session's own
@@ -228,7 +231,7 @@ var commits = []behaviour{
 	{name: "C9_RewindAndBranch", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		ids := s.grow(p, 0, "1", "2", "3", "4")
-		s.commit(p, turnstone.Commit{Expected: 4, Leaf: turnstone.At(ids[1])})
+		s.commit(p, turnstone.Commit{Expected: 4, Leaf: turnstone.RefTo(ids[1])})
 		s.reads(p, turnstone.Scope{}, "1", "2")
 		s.grow(p, 5, "3b", "4b")
 		s.twice(func() {
@@ -242,14 +245,14 @@ var commits = []behaviour{
 			s.reads(p, turnstone.Scope{After: 2}, "3b", "4b")
 		})
 		p = s.session("a")
-		s.commit(p, turnstone.Commit{Expected: 7, Leaf: turnstone.NoNode()}) // an empty conversation
+		s.commit(p, turnstone.Commit{Expected: 7, Leaf: turnstone.RefNone()}) // an empty conversation
 		s.reads(p, turnstone.Scope{})
 		s.commit(p, turnstone.Commit{Expected: 8, Nodes: texts("new root")})
 		s.reads(p, turnstone.Scope{}, "new root")
 		// Two branches and a leaf that is not the last node, in one commit.
 		r := s.commit(p, turnstone.Commit{Expected: 9, Nodes: []turnstone.NewNode{
-			{Kind: "k", Payload: []byte("x")}, {Kind: "k", Payload: []byte("y"), Parent: turnstone.At(ids[0])}, {Kind: "k", Payload: []byte("z"), Parent: turnstone.New(0)},
-		}, Leaf: turnstone.New(1)})
+			{Kind: "k", Payload: []byte("x")}, {Kind: "k", Payload: []byte("y"), Parent: turnstone.RefTo(ids[0])}, {Kind: "k", Payload: []byte("z"), Parent: turnstone.RefNew(0)},
+		}, Leaf: turnstone.RefNew(1)})
 		s.reads(p, turnstone.Scope{}, "1", "y")
 		s.grow(p, 10, "after y")
 		s.twice(func() {
@@ -329,8 +332,8 @@ var commits = []behaviour{
 			turn := func() turnstone.Commit {
 				return turnstone.Commit{
 					Expected: 1, Turn: "spoiled",
-					Nodes: []turnstone.NewNode{{Kind: "k", Key: "x", Payload: []byte("small"), Attachments: []turnstone.Attachment{ref}}, {Kind: "k", Payload: []byte(large)}},
-					Leaf:  turnstone.New(1), Usage: []turnstone.Usage{{Model: "m", Input: 1}}, Drop: []string{"gone"},
+					Nodes: []turnstone.NewNode{{Kind: "k", Key: "x", Payload: []byte("small"), Attachments: []blob.Attachment{ref}}, {Kind: "k", Payload: []byte(large)}},
+					Leaf:  turnstone.RefNew(1), Usage: []head.Usage{{Model: "m", Input: 1}}, Drop: []string{"gone"},
 					Checkpoint: map[string][]byte{"p": []byte("value")},
 				}
 			}
@@ -342,7 +345,7 @@ var commits = []behaviour{
 				s.reads(p, turnstone.Scope{}, "small", large)
 				st := s.load(p, turnstone.Scope{})
 				s.equal("nodes", []any{st.Revision, st.Leaf, st.Usage, st.Nodes[0].Kind, st.Nodes[0].Key, st.Nodes[0].Attachments, st.Nodes[1].Kind},
-					[]any{2, r.Leaf, turn().Usage, "k", "x", []turnstone.Attachment{ref}, "k"})
+					[]any{2, r.Leaf, turn().Usage, "k", "x", []blob.Attachment{ref}, "k"})
 				parts, err := p.Checkpoint(ctx, 0)
 				s.must(err)
 				s.equal("checkpoint", parts, map[string][]byte{"kept": []byte("1"), "p": []byte("value")})
@@ -357,7 +360,7 @@ var commits = []behaviour{
 func spoil(c *turnstone.Commit) {
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		n.Kind, n.Key, n.Parent = strings.Repeat("k", turnstone.MaxKind+1), "taken", turnstone.At(turnstone.NodeID{1})
+		n.Kind, n.Key, n.Parent = strings.Repeat("k", turnstone.MaxKind+1), "taken", turnstone.RefTo(graph.ID{1})
 		for j := range n.Payload {
 			n.Payload[j]++
 		}
@@ -376,18 +379,18 @@ func spoil(c *turnstone.Commit) {
 			content[i]++
 		}
 	}
-	c.Checkpoint["more"], c.Turn, c.Leaf, c.Expected = []byte("more"), "other", turnstone.NoNode(), 7
+	c.Checkpoint["more"], c.Turn, c.Leaf, c.Expected = []byte("more"), "other", turnstone.RefNone(), 7
 	c.Nodes = append(c.Nodes[:1], turnstone.NewNode{})
 }
 
 var errHalf = errors.New("a tool call has no result")
 
 func limits(s *suite) {
-	_, _, err := s.Factory.NewPersistence(ctx, turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID+1)})
+	_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID+1)})
 	s.refused(err, turnstone.ErrLimit, "session id")
-	_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{})
+	_, _, err = s.Factory.Create(ctx, turnstone.Request{})
 	s.refused(err, turnstone.ErrInvalid, "session id")
-	_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{ID: "\xff"})
+	_, _, err = s.Factory.Create(ctx, turnstone.Request{ID: "\xff"})
 	s.refused(err, turnstone.ErrInvalid, "UTF-8")
 	p := s.create(turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID)})
 	node := func(n turnstone.NewNode) turnstone.Commit { return turnstone.Commit{Nodes: []turnstone.NewNode{n}} }
@@ -405,14 +408,14 @@ func limits(s *suite) {
 		{"part name", turnstone.Commit{Checkpoint: map[string][]byte{repeat("p", turnstone.MaxPartName+1): nil}}, false},
 		{"checkpoint part", turnstone.Commit{Checkpoint: map[string][]byte{"p": make([]byte, turnstone.MaxPart+1)}}, false},
 		{"checkpoint parts", turnstone.Commit{Checkpoint: many(turnstone.MaxParts + 1)}, false},
-		{"usage", turnstone.Commit{Usage: make([]turnstone.Usage, turnstone.MaxModels+1)}, false},
-		{"tokens", turnstone.Commit{Usage: []turnstone.Usage{{Input: turnstone.MaxTokens + 1}}}, false},
-		{"attachments", node(turnstone.NewNode{Kind: "k", Attachments: make([]turnstone.Attachment, turnstone.MaxAttachments+1)}), false},
+		{"usage", turnstone.Commit{Usage: make([]head.Usage, turnstone.MaxModels+1)}, false},
+		{"tokens", turnstone.Commit{Usage: []head.Usage{{Input: turnstone.MaxTokens + 1}}}, false},
+		{"attachments", node(turnstone.NewNode{Kind: "k", Attachments: make([]blob.Attachment, turnstone.MaxAttachments+1)}), false},
 		{"at the limit", turnstone.Commit{
 			Turn:       repeat("t", turnstone.MaxTurnID),
 			Nodes:      []turnstone.NewNode{{Kind: repeat("k", turnstone.MaxKind), Key: repeat("k", turnstone.MaxEventKey), Payload: make([]byte, 9<<20)}},
 			Checkpoint: many(turnstone.MaxParts),
-			Usage:      []turnstone.Usage{{Model: repeat("m", turnstone.MaxModel), Input: turnstone.MaxTokens}},
+			Usage:      []head.Usage{{Model: repeat("m", turnstone.MaxModel), Input: turnstone.MaxTokens}},
 		}, true},
 	} {
 		_, err := p.Commit(ctx, c.in)

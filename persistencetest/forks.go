@@ -8,6 +8,10 @@ import (
 	"testing/iotest"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var forks = []behaviour{
@@ -50,7 +54,7 @@ var forks = []behaviour{
 		})
 		// A fork rewinds into what it shares, and branches there.
 		tip = s.session("tip")
-		s.commit(tip, turnstone.Commit{Expected: 2, Leaf: turnstone.At(ids[0]), Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("b"), Parent: turnstone.At(ids[0])}}})
+		s.commit(tip, turnstone.Commit{Expected: 2, Leaf: turnstone.RefTo(ids[0]), Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("b"), Parent: turnstone.RefTo(ids[0])}}})
 		s.reads(tip, turnstone.Scope{}, "1")
 		s.grow(tip, 3, "c")
 		s.reads(tip, turnstone.Scope{}, "1", "c")
@@ -71,12 +75,12 @@ var forks = []behaviour{
 			s.equal("child", fmt.Sprint(i.Parent, i.ForkNode, i.Detached, i.Checkpoint), fmt.Sprint("p", ids[1], false, false))
 			s.equal("children", s.pages(turnstone.ListOptions{Parent: "p"}), []string{"d", "e"})
 		})
-		_, _, err := s.Factory.NewPersistence(ctx, turnstone.Request{ID: "x", Parent: "missing"})
+		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "x", Parent: "missing"})
 		s.is(err, turnstone.ErrSessionNotFound)
-		_, _, err = s.Factory.NewPersistence(ctx, turnstone.Request{ID: "x", Parent: "p", ForkNode: turnstone.NodeID{1}})
+		_, _, err = s.Factory.Create(ctx, turnstone.Request{ID: "x", Parent: "p", ForkNode: graph.ID{1}})
 		s.is(err, turnstone.ErrNodeNotFound)
 		for _, r := range []turnstone.Request{{ID: "x", Parent: "x"}, {ID: "x", Detached: true}, {ID: "x", ForkNode: ids[0]}} {
-			_, _, err = s.Factory.NewPersistence(ctx, r)
+			_, _, err = s.Factory.Create(ctx, r)
 			s.is(err, turnstone.ErrInvalid)
 		}
 		empty := s.create(turnstone.Request{ID: "empty"})
@@ -114,7 +118,7 @@ var forks = []behaviour{
 		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
 		s.must(s.Factory.Delete(ctx, "f", turnstone.KeepChildren))
 		s.twice(func() {
-			_, err := s.Factory.Persistence(ctx, "p")
+			_, err := s.Factory.Session(ctx, "p")
 			s.is(err, turnstone.ErrSessionNotFound)
 			g := s.session("g")
 			s.reads(g, turnstone.Scope{}, "1", string(pattern(9000, 1)))
@@ -164,7 +168,7 @@ var forks = []behaviour{
 			})
 		}
 		forks := 0
-		begins := func(parent string, node turnstone.NodeID, want string) {
+		begins := func(parent string, node graph.ID, want string) {
 			s.Helper()
 			forks++
 			f := s.create(turnstone.Request{ID: fmt.Sprint("fork ", forks), Parent: parent, ForkNode: node})
@@ -180,9 +184,9 @@ var forks = []behaviour{
 		third := save(p, "3", turnstone.Ref{}, "c", "d").Nodes
 		begins("p", first[1], "2")
 		begins("p", third[0], "2") // no turn ended there: that of the turn before
-		save(p, "4", turnstone.At(first[1]))
-		save(p, "5", turnstone.At(third[0]))
-		end := save(p, "6", turnstone.NoNode()).Revision
+		save(p, "4", turnstone.RefTo(first[1]))
+		save(p, "5", turnstone.RefTo(third[0]))
+		end := save(p, "6", turnstone.RefNone()).Revision
 		begins("p", first[1], "4")
 		begins("p", third[0], "5")
 		begins("p", third[1], "3")
@@ -192,14 +196,14 @@ var forks = []behaviour{
 		// In a fork its own turns count before those that it shares, and those of the
 		// parent after the fork don't.
 		f := s.create(turnstone.Request{ID: "f", Parent: "p", ForkNode: first[1]})
-		save(p, "7", turnstone.At(first[1]))
+		save(p, "7", turnstone.RefTo(first[1]))
 		begins("f", first[1], "4") // the leaf
 		own := save(f, "8", turnstone.Ref{}, "own").Nodes
 		begins("f", first[1], "4") // what f began with
 		begins("f", first[0], "")
-		save(f, "9", turnstone.At(first[1]))
-		save(f, "10", turnstone.At(first[0]))
-		save(f, "11", turnstone.NoNode())
+		save(f, "9", turnstone.RefTo(first[1]))
+		save(f, "10", turnstone.RefTo(first[0]))
+		save(f, "11", turnstone.RefNone())
 		begins("f", first[1], "9")
 		begins("f", first[0], "10")
 		begins("f", own[0], "8")
@@ -220,7 +224,7 @@ var removals = []behaviour{
 		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{
 			{Kind: "k", Payload: []byte("1")}, {Kind: "k", Payload: []byte("2"), Key: "two"}, {Kind: "k", Payload: []byte("3")}, {Kind: "k", Payload: []byte("4")},
 		}})
-		s.is(p.Tombstone(ctx, r.Nodes[2], turnstone.NodeID{7}), turnstone.ErrNodeNotFound)
+		s.is(p.Tombstone(ctx, r.Nodes[2], graph.ID{7}), turnstone.ErrNodeNotFound)
 		s.reads(p, turnstone.Scope{}, "1", "2", "3", "4") // not the known one either
 		s.must(p.Tombstone(ctx, r.Nodes[1], r.Nodes[2], r.Nodes[1]))
 		s.must(p.Tombstone(ctx, r.Nodes[1]))
@@ -251,7 +255,7 @@ var removals = []behaviour{
 		s.must(p.Tombstone(ctx, ids[0], ids[2]))
 		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, ids[2])
 		s.reads(p, turnstone.Scope{}, "2")
-		s.equal("root's parent", s.load(p, turnstone.Scope{}).Nodes[0].Parent, turnstone.NodeID{})
+		s.equal("root's parent", s.load(p, turnstone.Scope{}).Nodes[0].Parent, graph.ID{})
 		s.grow(p, 3, "4")
 		s.create(turnstone.Request{ID: "after", Parent: "a"})
 		s.must(s.session("before").Tombstone(ctx, ids[1]))
@@ -272,7 +276,7 @@ var removals = []behaviour{
 		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
 		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
 		s.twice(func() {
-			_, err := s.Factory.Persistence(ctx, "a")
+			_, err := s.Factory.Session(ctx, "a")
 			s.is(err, turnstone.ErrSessionNotFound)
 			s.equal("list", s.pages(turnstone.ListOptions{}), []string{"b"})
 		})
@@ -280,7 +284,7 @@ var removals = []behaviour{
 			"load":      func() error { _, err := p.Load(ctx, turnstone.Scope{}); return err },
 			"info":      func() error { _, err := p.Info(ctx); return err },
 			"metadata":  func() error { return p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}) },
-			"tombstone": func() error { return p.Tombstone(ctx, turnstone.NodeID{1}) },
+			"tombstone": func() error { return p.Tombstone(ctx, graph.ID{1}) },
 			"part":      func() error { _, err := p.Checkpoint(ctx, 0); return err },
 		} {
 			if s.Reopen != nil {
@@ -298,7 +302,7 @@ var removals = []behaviour{
 		_, err := old.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
 		s.is(err, turnstone.ErrSessionDeleted)
 		again := s.create(turnstone.Request{ID: "a"})
-		for _, expected := range []turnstone.Revision{0, 1, turnstone.AnyRevision} {
+		for _, expected := range []head.Revision{0, 1, turnstone.AnyRevision} {
 			_, err = old.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: texts("late")})
 			s.is(err, turnstone.ErrSessionDeleted)
 		}
@@ -314,7 +318,7 @@ var removals = []behaviour{
 var attachments = []behaviour{
 	{name: "A1_A3_AttachmentsAreStreamedAndDeduplicated", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
-		var refs []turnstone.Attachment
+		var refs []blob.Attachment
 		sizes := []int{0, 1, 5000, 70_000, 300_000, 3 << 20}
 		for i, n := range sizes {
 			size := int64(n)
@@ -361,25 +365,25 @@ var attachments = []behaviour{
 		s.must(err)
 		_, err = p.ReadAttachment(ctx, io.Discard, ref.ID)
 		s.is(err, turnstone.ErrBlobNotFound) // not committed yet
-		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{ref}}}})
+		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{ref}}}})
 		_, err = q.ReadAttachment(ctx, io.Discard, ref.ID)
 		s.is(err, turnstone.ErrBlobNotFound)
-		_, err = q.ReadAttachment(ctx, io.Discard, turnstone.BlobID{1})
+		_, err = q.ReadAttachment(ctx, io.Discard, blob.ID{1})
 		s.is(err, turnstone.ErrBlobNotFound)
 		f := s.create(turnstone.Request{ID: "f", Parent: "a", ForkNode: r.Nodes[0]})
 		n, err := f.ReadAttachment(ctx, io.Discard, ref.ID)
 		s.must(err)
 		s.equal("size", n, 9000)
-		unknown := turnstone.Attachment{ID: turnstone.BlobID{1, 2}, Size: 5}
-		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{unknown}}}})
+		unknown := blob.Attachment{ID: blob.ID{1, 2}, Size: 5}
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{unknown}}}})
 		s.is(err, turnstone.ErrBlobNotFound)
-		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{{}}}}})
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{{}}}}})
 		s.is(err, turnstone.ErrInvalid)
 	}},
 	{name: "A4_ACommitSaysTheSizeThatAnAttachmentHas", test: func(s *suite) {
 		contents := [][]byte{nil, pattern(100, 1), pattern(700_000, 2), pattern(2<<20, 3)}
 		p, other := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
-		var refs []turnstone.Attachment
+		var refs []blob.Attachment
 		for i, content := range contents {
 			ref, err := p.PutAttachment(ctx, bytes.NewReader(content), -1, "", fmt.Sprint("n", i))
 			s.must(err)
@@ -395,7 +399,7 @@ var attachments = []behaviour{
 					bad := ref
 					bad.Size = size
 					_, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{
-						{Kind: "k", Attachments: refs}, {Kind: "k", Attachments: []turnstone.Attachment{ref, bad}},
+						{Kind: "k", Attachments: refs}, {Kind: "k", Attachments: []blob.Attachment{ref, bad}},
 					}})
 					s.is(err, turnstone.ErrInvalid)
 					if size >= 0 {
@@ -417,7 +421,7 @@ var attachments = []behaviour{
 		other = s.session(other.ID())
 		bad := refs[1]
 		bad.Size++
-		_, err := other.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []turnstone.Attachment{bad}}}})
+		_, err := other.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{bad}}}})
 		s.is(err, turnstone.ErrBlobNotFound)
 	}},
 	{name: "A5_AnUploadToADeletedSessionLeavesNothing", test: func(s *suite) {
@@ -440,10 +444,10 @@ var attachments = []behaviour{
 			s.is(err, turnstone.ErrSessionDeleted)
 		}
 		for range 2 {
-			_, err := s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err := s.Factory.Vacuum(ctx, gc.VacuumOptions{})
 			s.must(err)
 		}
-		r, err := s.Factory.GC(ctx, turnstone.GCOptions{})
+		r, err := s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs left", r.Retained, 0)
 	}},

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var loads = []behaviour{
 	{name: "R1_AMissingSessionIsNotFound", test: func(s *suite) {
 		s.create(turnstone.Request{ID: "there"})
 		for _, id := range []string{"missing", "ther", "there "} {
-			_, err := s.Factory.Persistence(ctx, id)
+			_, err := s.Factory.Session(ctx, id)
 			s.is(err, turnstone.ErrSessionNotFound)
 		}
 	}},
@@ -26,7 +28,7 @@ var loads = []behaviour{
 		for i := range 50 {
 			pair := []string{fmt.Sprint("q", i), fmt.Sprint("a", i)}
 			all = append(all, pair...)
-			s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(pair...)})
+			s.commit(p, turnstone.Commit{Expected: head.Revision(i), Nodes: texts(pair...)})
 		}
 		s.twice(func() {
 			p := s.session("a")
@@ -34,17 +36,17 @@ var loads = []behaviour{
 				s.reads(p, turnstone.Scope{Last: n}, all[max(0, 100-n):]...)
 			}
 			for _, after := range []int{1, 25, 49, 50, 51} {
-				s.reads(p, turnstone.Scope{After: turnstone.Revision(after)}, all[min(100, 2*after):]...)
+				s.reads(p, turnstone.Scope{After: head.Revision(after)}, all[min(100, 2*after):]...)
 			}
 			s.reads(p, turnstone.Scope{After: 10, At: 12}, all[20:24]...)
 			s.reads(p, turnstone.Scope{Last: 3, At: 12}, all[21:24]...)
 		})
 		p = s.session("a")
-		for _, sc := range []turnstone.Scope{{Full: true, Last: 1}, {Last: -1}, {After: 1, Last: 1}, {Full: true, Leaf: turnstone.NodeID{1}}} {
+		for _, sc := range []turnstone.Scope{{Full: true, Last: 1}, {Last: -1}, {After: 1, Last: 1}, {Full: true, Leaf: graph.ID{1}}} {
 			_, err := p.Load(ctx, sc)
 			s.is(err, turnstone.ErrInvalid)
 		}
-		_, err := p.Load(ctx, turnstone.Scope{Leaf: turnstone.NodeID{1}})
+		_, err := p.Load(ctx, turnstone.Scope{Leaf: graph.ID{1}})
 		s.is(err, turnstone.ErrNodeNotFound)
 		_, err = p.Load(ctx, turnstone.Scope{At: 51})
 		s.is(err, turnstone.ErrRevisionNotFound)
@@ -64,7 +66,7 @@ var loads = []behaviour{
 			for k, v := range last.parts {
 				next.parts[k] = v
 			}
-			c := turnstone.Commit{Expected: turnstone.Revision(i), Nodes: texts(fmt.Sprint(i)), Usage: []turnstone.Usage{{Model: "m", Output: uint64(i)}}, Checkpoint: map[string][]byte{}}
+			c := turnstone.Commit{Expected: head.Revision(i), Nodes: texts(fmt.Sprint(i)), Usage: []head.Usage{{Model: "m", Output: uint64(i)}}, Checkpoint: map[string][]byte{}}
 			big[i*1000]++ // a little changes every turn
 			if i%3 != 2 {
 				c.Checkpoint["big"], next.parts["big"] = bytes.Clone(big), string(big)
@@ -91,11 +93,11 @@ var loads = []behaviour{
 			p := s.session("a")
 			for rev := 1; rev < len(history); rev++ {
 				want := history[rev]
-				s.reads(p, turnstone.Scope{At: turnstone.Revision(rev)}, want.nodes...)
-				st := s.load(p, turnstone.Scope{At: turnstone.Revision(rev)})
+				s.reads(p, turnstone.Scope{At: head.Revision(rev)}, want.nodes...)
+				st := s.load(p, turnstone.Scope{At: head.Revision(rev)})
 				s.equal("revision", st.Revision, rev)
-				s.equal("usage", st.Usage, []turnstone.Usage{{Model: "m", Output: want.usage}})
-				parts, err := p.Checkpoint(ctx, turnstone.Revision(rev))
+				s.equal("usage", st.Usage, []head.Usage{{Model: "m", Output: want.usage}})
+				parts, err := p.Checkpoint(ctx, head.Revision(rev))
 				s.must(err)
 				s.equal("parts", len(parts), len(want.parts))
 				s.equal("described parts", len(st.Parts), len(want.parts))
@@ -109,24 +111,24 @@ var loads = []behaviour{
 	}},
 	{name: "R8_UsagePerCommitAndModel", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
-		u := func(model string, n uint64) turnstone.Usage {
-			return turnstone.Usage{Model: model, Input: n, Output: 2 * n, CachedInput: 3 * n, CacheWrite: 4 * n, Reasoning: 5 * n}
+		u := func(model string, n uint64) head.Usage {
+			return head.Usage{Model: model, Input: n, Output: 2 * n, CachedInput: 3 * n, CacheWrite: 4 * n, Reasoning: 5 * n}
 		}
-		s.commit(p, turnstone.Commit{Usage: []turnstone.Usage{u("a", 1), u("b", 10)}})
+		s.commit(p, turnstone.Commit{Usage: []head.Usage{u("a", 1), u("b", 10)}})
 		s.commit(p, turnstone.Commit{Expected: 1})
-		s.commit(p, turnstone.Commit{Expected: 2, Usage: []turnstone.Usage{u("b", 1), u("a", 1), u("a", 1), {Model: "c"}}})
+		s.commit(p, turnstone.Commit{Expected: 2, Usage: []head.Usage{u("b", 1), u("a", 1), u("a", 1), {Model: "c"}}})
 		s.twice(func() {
 			info, err := s.session("a").Info(ctx)
 			s.must(err)
-			s.equal("totals", info.Usage, []turnstone.Usage{u("a", 3), u("b", 11), {Model: "c"}})
-			s.equal("earlier", s.load(s.session("a"), turnstone.Scope{At: 2}).Usage, []turnstone.Usage{u("a", 1), u("b", 10)})
+			s.equal("totals", info.Usage, []head.Usage{u("a", 3), u("b", 11), {Model: "c"}})
+			s.equal("earlier", s.load(s.session("a"), turnstone.Scope{At: 2}).Usage, []head.Usage{u("a", 1), u("b", 10)})
 		})
 	}},
 	{name: "R9_OneNodeByIDAndByKey", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
-		var ids []turnstone.NodeID
+		var ids []graph.ID
 		for i := range 30 {
-			r := s.commit(p, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{
+			r := s.commit(p, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
 				{Kind: "k", Key: fmt.Sprint("key", i), Payload: pattern(i*500, byte(i))}, {Kind: "other"},
 			}})
 			ids = append(ids, r.Nodes...)
@@ -139,7 +141,7 @@ var loads = []behaviour{
 				m, err := p.Node(ctx, ids[2*i])
 				s.must(err)
 				s.equal("node", m, n)
-				if n.ID != ids[2*i] || n.Revision != turnstone.Revision(i+1) || !bytes.Equal(n.Payload, pattern(i*500, byte(i))) {
+				if n.ID != ids[2*i] || n.Revision != head.Revision(i+1) || !bytes.Equal(n.Payload, pattern(i*500, byte(i))) {
 					s.Fatalf("node %d is %v", i, n.ID)
 				}
 			}
@@ -152,7 +154,7 @@ var loads = []behaviour{
 			if _, err := p.Node(ctx, wrong); err == nil {
 				s.Fatal("an id that differs in its last byte finds a node")
 			}
-			_, err := p.Node(ctx, turnstone.NodeID{9})
+			_, err := p.Node(ctx, graph.ID{9})
 			s.is(err, turnstone.ErrNodeNotFound)
 		})
 	}},
@@ -190,17 +192,17 @@ var loads = []behaviour{
 // tombstones beside a plain model, and compares every scope.
 func scopes(s *suite) {
 	type modelNode struct {
-		id, parent turnstone.NodeID
+		id, parent graph.ID
 		payload    string
-		rev        turnstone.Revision
+		rev        head.Revision
 		dead       bool
 	}
 	rng := rand.New(rand.NewPCG(11, 12))
 	p := s.create(turnstone.Request{ID: "a"})
 	var nodes []*modelNode
-	byID := map[turnstone.NodeID]*modelNode{}
-	leaves := []turnstone.NodeID{{}}
-	path := func(leaf turnstone.NodeID) (out []string) {
+	byID := map[graph.ID]*modelNode{}
+	leaves := []graph.ID{{}}
+	path := func(leaf graph.ID) (out []string) {
 		for !leaf.IsZero() {
 			n := byID[leaf]
 			if !n.dead {
@@ -236,44 +238,44 @@ func scopes(s *suite) {
 			s.reads(p, turnstone.Scope{Leaf: n.id, Last: k}, want[max(0, len(want)-k):]...)
 		}
 		at := 1 + rng.IntN(len(leaves)-1)
-		s.reads(p, turnstone.Scope{At: turnstone.Revision(at)}, path(leaves[at])...)
+		s.reads(p, turnstone.Scope{At: head.Revision(at)}, path(leaves[at])...)
 	}
 	for turn := range 120 {
-		rev := turnstone.Revision(turn)
+		rev := head.Revision(turn)
 		leaf := leaves[len(leaves)-1]
 		c := turnstone.Commit{Expected: rev}
-		parents := []turnstone.NodeID{}
+		parents := []graph.ID{}
 		for range rng.IntN(4) {
 			n := turnstone.NewNode{Kind: "k", Payload: []byte(fmt.Sprintf("%d.%d", turn, len(c.Nodes)))}
 			if rng.IntN(20) == 0 {
 				n.Payload = append(n.Payload, pattern(7000, byte(turn))...)
 			}
-			var parent turnstone.NodeID
+			var parent graph.ID
 			switch i := len(c.Nodes); {
 			case rng.IntN(6) == 0 && len(nodes) > 0:
 				parent = nodes[rng.IntN(len(nodes))].id
-				n.Parent = turnstone.At(parent)
+				n.Parent = turnstone.RefTo(parent)
 			case rng.IntN(20) == 0:
-				n.Parent = turnstone.NoNode()
+				n.Parent = turnstone.RefNone()
 			case i > 1 && rng.IntN(4) == 0:
-				n.Parent = turnstone.New(i - 2)
-				parent = turnstone.NodeID{0: 255, 1: byte(i - 2)} // resolved below
+				n.Parent = turnstone.RefNew(i - 2)
+				parent = graph.ID{0: 255, 1: byte(i - 2)} // resolved below
 			case i == 0:
 				parent = leaf
 			default:
-				parent = turnstone.NodeID{0: 255, 1: byte(i - 1)}
+				parent = graph.ID{0: 255, 1: byte(i - 1)}
 			}
 			c.Nodes, parents = append(c.Nodes, n), append(parents, parent)
 		}
-		next := turnstone.NodeID{}
+		next := graph.ID{}
 		if rng.IntN(8) == 0 && len(nodes) > 0 {
 			next = nodes[rng.IntN(len(nodes))].id
-			c.Leaf = turnstone.At(next)
+			c.Leaf = turnstone.RefTo(next)
 		}
 		r := s.commit(p, c)
 		for i, id := range r.Nodes {
 			parent := parents[i]
-			if parent[0] == 255 && (parent == turnstone.NodeID{0: 255, 1: parent[1]}) && int(parent[1]) < i {
+			if parent[0] == 255 && (parent == graph.ID{0: 255, 1: parent[1]}) && int(parent[1]) < i {
 				parent = r.Nodes[parent[1]]
 			}
 			n := &modelNode{id: id, parent: parent, payload: string(c.Nodes[i].Payload), rev: rev + 1}
@@ -309,7 +311,7 @@ var metadata = []behaviour{
 		r := turnstone.Request{ID: "a/../b\x01", Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Checkpoint: true}
 		s.create(r)
 		r.Name, r.Checkpoint = "other", false
-		p, created, err := s.Factory.NewPersistence(ctx, r)
+		p, created, err := s.Factory.Create(ctx, r)
 		s.must(err)
 		s.equal("created", created, false)
 		s.equal("id", p.ID(), r.ID)

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var maintenance = []behaviour{
@@ -12,10 +14,10 @@ var maintenance = []behaviour{
 		p := s.create(turnstone.Request{ID: "p"})
 		ids := s.grow(p, 0, "1", "2", "3")
 		s.must(p.Tombstone(ctx, ids[0], ids[2]))
-		r, err := p.Vacuum(ctx)
+		r, err := p.Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.equal("nodes removed", r.Nodes, 2)
-		r, err = s.session("p").Vacuum(ctx)
+		r, err = s.session("p").Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.equal("nodes removed by a second call", r.Nodes, 0)
 		s.twice(func() {
@@ -34,9 +36,9 @@ var maintenance = []behaviour{
 		first := turnstone.Commit{Turn: "t", Nodes: texts("1", "2"), Checkpoint: map[string][]byte{"x": pattern(20_000, 1)}}
 		want := s.commit(p, first)
 		s.grow(p, 1, "3")
-		_, err := s.Factory.GC(ctx, turnstone.GCOptions{})
+		_, err := s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
-		_, err = s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+		_, err = s.Factory.Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.twice(func() {
 			again := s.commit(s.session("p"), first)
@@ -46,7 +48,7 @@ var maintenance = []behaviour{
 		// Nor does erasing a node of the turn make a retry commit it twice.
 		p = s.session("p")
 		s.must(p.Tombstone(ctx, want.Nodes[0]))
-		_, err = p.Vacuum(ctx)
+		_, err = p.Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.equal("the retry's result", s.commit(s.session("p"), first), want)
 	}},
@@ -56,7 +58,7 @@ var maintenance = []behaviour{
 		for _, p := range []turnstone.Persistence{a, b} {
 			s.commit(p, turnstone.Commit{Nodes: texts(string(large)), Checkpoint: map[string][]byte{"own": append([]byte(p.ID()), large...)}})
 		}
-		r, err := s.Factory.GC(ctx, turnstone.GCOptions{})
+		r, err := s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs deleted while all are used", r.Deleted, 0)
 		s.equal("blobs retained", r.Retained, 3)
@@ -64,13 +66,13 @@ var maintenance = []behaviour{
 			s.Errorf("%d roots", r.Roots)
 		}
 		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
-		plan, err := s.Factory.GC(ctx, turnstone.GCOptions{DryRun: true})
+		plan, err := s.Factory.GC(ctx, gc.Options{DryRun: true})
 		s.must(err)
-		r, err = s.Factory.GC(ctx, turnstone.GCOptions{})
+		r, err = s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs deleted", r.Deleted, 1)
 		s.equal("what a dry run predicted", []any{plan.Deleted, plan.Bytes, plan.Retained}, []any{r.Deleted, r.Bytes, r.Retained})
-		r, err = s.Factory.GC(ctx, turnstone.GCOptions{})
+		r, err = s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs deleted by a second run", r.Deleted, 0)
 		s.twice(func() {
@@ -94,11 +96,11 @@ var maintenance = []behaviour{
 					return
 				default:
 				}
-				if _, err := s.Factory.GC(ctx, turnstone.GCOptions{}); err != nil {
+				if _, err := s.Factory.GC(ctx, gc.Options{}); err != nil {
 					s.Error(err)
 					return
 				}
-				if _, err := s.Factory.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+				if _, err := s.Factory.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 					s.Error(err)
 					return
 				}
@@ -109,7 +111,7 @@ var maintenance = []behaviour{
 				id := string(rune('a' + i))
 				for range 5 {
 					p := s.create(turnstone.Request{ID: id})
-					for r := range turnstone.Revision(3) {
+					for r := range head.Revision(3) {
 						s.commit(p, turnstone.Commit{Expected: r, Nodes: texts("x", string(large)), Checkpoint: map[string][]byte{"p": append([]byte{byte(r)}, large...)}})
 					}
 					f := s.create(turnstone.Request{ID: id + "-fork", Parent: id})
@@ -123,10 +125,10 @@ var maintenance = []behaviour{
 		close(stop)
 		maintenance.Wait()
 		for range 2 {
-			_, err := s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+			_, err := s.Factory.Vacuum(ctx, gc.VacuumOptions{})
 			s.must(err)
 		}
-		r, err := s.Factory.GC(ctx, turnstone.GCOptions{})
+		r, err := s.Factory.GC(ctx, gc.Options{})
 		s.must(err)
 		s.equal("blobs left", r.Retained, 0)
 	}},
@@ -137,12 +139,12 @@ var maintenance = []behaviour{
 		s.create(turnstone.Request{ID: "f", Parent: "p"})
 		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts(string(own))})
 		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
-		r, err := s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+		r, err := s.Factory.Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.equal("blobs deleted", []int{r.Deleted, r.Retained}, []int{1, 1})
 		s.twice(func() { s.reads(s.session("f"), turnstone.Scope{}, string(shared)) })
 		s.must(s.Factory.Delete(ctx, "f", turnstone.KeepChildren))
-		r, err = s.Factory.Vacuum(ctx, turnstone.VacuumOptions{})
+		r, err = s.Factory.Vacuum(ctx, gc.VacuumOptions{})
 		s.must(err)
 		s.equal("blobs deleted", []int{r.Deleted, r.Retained}, []int{1, 0})
 	}},

@@ -18,6 +18,8 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A Backend is an empty factory under test.
@@ -104,7 +106,7 @@ func (s *suite) equal(what string, got, want any) {
 // create makes a session that must not exist yet.
 func (s *suite) create(r turnstone.Request) turnstone.Persistence {
 	s.Helper()
-	p, created, err := s.Factory.NewPersistence(ctx, r)
+	p, created, err := s.Factory.Create(ctx, r)
 	s.must(err)
 	if !created {
 		s.Fatalf("session %q existed", r.ID)
@@ -114,7 +116,7 @@ func (s *suite) create(r turnstone.Request) turnstone.Persistence {
 
 func (s *suite) session(id string) turnstone.Persistence {
 	s.Helper()
-	p, err := s.Factory.Persistence(ctx, id)
+	p, err := s.Factory.Session(ctx, id)
 	s.must(err)
 	return p
 }
@@ -136,11 +138,11 @@ func (s *suite) commit(p turnstone.Persistence, c turnstone.Commit) turnstone.Re
 }
 
 // grow commits one turn per payload, from revision from on.
-func (s *suite) grow(p turnstone.Persistence, from turnstone.Revision, payloads ...string) []turnstone.NodeID {
+func (s *suite) grow(p turnstone.Persistence, from head.Revision, payloads ...string) []graph.ID {
 	s.Helper()
-	var ids []turnstone.NodeID
+	var ids []graph.ID
 	for i, text := range payloads {
-		r := s.commit(p, turnstone.Commit{Expected: from + turnstone.Revision(i), Nodes: texts(text)})
+		r := s.commit(p, turnstone.Commit{Expected: from + head.Revision(i), Nodes: texts(text)})
 		ids = append(ids, r.Nodes...)
 	}
 	return ids

@@ -8,8 +8,9 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/importer"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -27,7 +28,7 @@ func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 		t.Skip("no corpus: set TURNSTONE_CORPUS to a folder of transcripts")
 	}
 	whole, deltas := openPlain(t), openPlain(t)
-	tr := transcript.New(whole)
+	tr := transcript.New(whole.Factory())
 	turns, messages := 0, 0
 	final := map[string][]transcript.Message{}
 	for _, c := range conversations(t, dir) {
@@ -36,7 +37,7 @@ func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 			t.Fatal(err)
 		}
 		var all []transcript.Message
-		at := turnstone.Revision(0)
+		at := head.Revision(0)
 		for i := 0; i < len(c.Events); {
 			var in turnstone.Commit
 			for first := true; i < len(c.Events) && (first || !c.Events[i].Turn); i, first = i+1, false {

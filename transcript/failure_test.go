@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -27,7 +28,7 @@ func TestAFailedSaveLeavesNothing(t *testing.T) {
 		"no kind":       {Messages: []transcript.Message{{Payload: []byte("x")}}},
 		"no kind, long": {Messages: long},
 		"empty state":   {State: map[string][]byte{"": []byte("x")}},
-		"model":         {Usage: []turnstone.Usage{{Model: strings.Repeat("m", turnstone.MaxModel+1)}}},
+		"model":         {Usage: []head.Usage{{Model: strings.Repeat("m", turnstone.MaxModel+1)}}},
 	} {
 		if _, err := tr.Save(ctx, "a", s); !errors.Is(err, turnstone.ErrInvalid) && !errors.Is(err, turnstone.ErrLimit) {
 			t.Errorf("%s: %v", name, err)
@@ -71,7 +72,7 @@ func openFlaky(t *testing.T) (*transcript.Transcripts, *flaky) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { st.Close(); f.Close() })
-	return transcript.New(st), f
+	return transcript.New(st.Factory()), f
 }
 
 // unknown makes the outcome of the next Apply unknown; it stands or not.
@@ -105,7 +106,7 @@ func TestALongSaveThatFailedHalfway(t *testing.T) {
 		}
 		return false, nil
 	}
-	long := transcript.Snapshot{Messages: history(all...), Base: base, Usage: []turnstone.Usage{{Model: "m", Input: 1}}}
+	long := transcript.Snapshot{Messages: history(all...), Base: base, Usage: []head.Usage{{Model: "m", Input: 1}}}
 	saved, err := tr.Save(ctx, "a", long)
 	if !errors.Is(err, engine.ErrNoSpace) || saved.Revision != base+1 {
 		t.Fatalf("%+v, %v", saved, err)

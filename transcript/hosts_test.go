@@ -13,6 +13,8 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -69,7 +71,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		if _, err := st.Prune(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		load(t, tr, "bot") // nothing goes by itself
@@ -197,7 +199,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		all := strings.Fields("a b c d e")
 		for i := range all {
 			save(t, tr, "s", transcript.Snapshot{Messages: history(all[:i+1]...)})
-			if got := load(t, transcript.New(st), "s"); len(got.Messages) != i+1 {
+			if got := load(t, transcript.New(st.Factory()), "s"); len(got.Messages) != i+1 {
 				t.Errorf("%d messages after %d", len(got.Messages), i+1)
 			}
 		}
@@ -218,7 +220,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 			if err != nil {
 				t.Fatal(err)
 			}
-			tr := transcript.New(st)
+			tr := transcript.New(st.Factory())
 			var all []transcript.Message
 			if got, ok, err := tr.Load(ctx, "s"); err != nil || ok != (run > 0) {
 				t.Fatal(ok, err)
@@ -262,7 +264,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		if n, err := s.Node(ctx, state.Leaf); err != nil || string(n.Payload) != "3" {
 			t.Error(n, err)
 		}
-		if _, err := s.Node(ctx, turnstone.NodeID{1}); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		if _, err := s.Node(ctx, graph.ID{1}); !errors.Is(err, turnstone.ErrNodeNotFound) {
 			t.Error(err)
 		}
 	},
@@ -322,23 +324,23 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		if _, err := tr.Delete(ctx, "s"); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := st.GC(ctx, turnstone.GCOptions{}); err != nil || r.Deleted != 1 {
+		if r, err := st.GC(ctx, gc.Options{}); err != nil || r.Deleted != 1 {
 			t.Errorf("%+v, %v", r, err)
 		}
-		if r, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil || r.Records == 0 {
+		if r, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil || r.Records == 0 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	},
 	"lash-factory": func(t *testing.T, _ *transcript.Transcripts, st *turnstone.Store) {
-		var f turnstone.Factory = st
-		p, created, err := f.NewPersistence(ctx, turnstone.Request{ID: "chat-1"})
+		f := st.Factory()
+		p, created, err := f.Create(ctx, turnstone.Request{ID: "chat-1"})
 		if err != nil || !created {
 			t.Fatal(created, err)
 		}
 		if _, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("hi")}}}); err != nil {
 			t.Error(err)
 		}
-		if _, err := f.Persistence(ctx, "chat-2"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		if _, err := f.Session(ctx, "chat-2"); !errors.Is(err, turnstone.ErrSessionNotFound) {
 			t.Error(err)
 		}
 	},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A Saver saves the history of one session some time after it changed, for hosts
@@ -27,7 +28,7 @@ type Saver struct {
 	// the same turn id, its usage is counted once.
 	retry *Snapshot
 	timer *time.Timer // nil when no save is due
-	base  turnstone.Revision
+	base  head.Revision
 }
 
 // Saver returns a saver for a session. A change is stored within delay, however

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -23,7 +24,7 @@ func TestSaverWaitsAndKeepsTheLast(t *testing.T) {
 			reports = append(reports, r)
 		})
 		for i := range 6 { // one every 300 ms: two saves, of the first four and of the last two
-			s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4 5 6")[:i+1]...), Usage: []turnstone.Usage{{Model: "m", Input: 1}}})
+			s.Save(transcript.Snapshot{Messages: history(strings.Fields("1 2 3 4 5 6")[:i+1]...), Usage: []head.Usage{{Model: "m", Input: 1}}})
 			time.Sleep(300 * time.Millisecond)
 		}
 		if len(reports) != 1 || reports[0].Added != 4 {
@@ -80,7 +81,7 @@ func TestSaverAfterAnUnknownOutcome(t *testing.T) {
 					base = 0
 				}
 				s := tr.Saver("a", time.Hour, nil)
-				use := []turnstone.Usage{{Model: "m", Input: 1}}
+				use := []head.Usage{{Model: "m", Input: 1}}
 				s.Save(transcript.Snapshot{Messages: history("1", "2"), Usage: use, Base: base})
 				f.unknown(stands)
 				if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
@@ -137,7 +138,7 @@ func TestMetadataThatDoesNotFit(t *testing.T) {
 	}
 	save(t, tr, "a", transcript.Snapshot{Metadata: turnstone.Metadata{Labels: labels(0, turnstone.MaxLabels-4)}})
 	s := tr.Saver("a", time.Hour, nil)
-	s.Save(transcript.Snapshot{Messages: history("1"), Usage: []turnstone.Usage{{Model: "m", Input: 1}}, Metadata: turnstone.Metadata{Labels: labels(1000, 10)}})
+	s.Save(transcript.Snapshot{Messages: history("1"), Usage: []head.Usage{{Model: "m", Input: 1}}, Metadata: turnstone.Metadata{Labels: labels(1000, 10)}})
 	for range 3 {
 		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrLimit) {
 			t.Error(err)

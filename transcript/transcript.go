@@ -20,6 +20,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -27,10 +28,10 @@ import (
 type Message struct {
 	// ID is the node that holds the message. Load sets it, Save does not look
 	// at it.
-	ID          turnstone.NodeID
+	ID          graph.ID
 	Kind        string // for example the role; 1 to turnstone.MaxKind bytes
 	Payload     []byte // opaque, returned byte for byte
-	Attachments []turnstone.Attachment
+	Attachments []blob.Attachment
 }
 
 // A Snapshot is what a host saves. Nothing of it is kept after the call.
@@ -45,7 +46,7 @@ type Snapshot struct {
 	turnstone.Metadata
 	Unset []turnstone.Field
 	// Usage is what was used since the last save.
-	Usage []turnstone.Usage
+	Usage []head.Usage
 	// Turn, if set, makes the Usage count once, however often this is saved
 	// under the same id; see Commit.Turn.
 	Turn string
@@ -54,7 +55,7 @@ type Snapshot struct {
 	// *turnstone.ConflictError, and if it is gone with
 	// turnstone.ErrSessionNotFound. Without it the last save wins; what another
 	// one wrote is a branch then.
-	Base turnstone.Revision
+	Base head.Revision
 }
 
 // A Transcript is a session as Load returns it. It is the caller's.
@@ -66,17 +67,17 @@ type Transcript struct {
 
 // Saved says what a save did.
 type Saved struct {
-	Revision turnstone.Revision // the Base of the next save
-	Kept     int                // messages at the beginning that were stored already
-	Added    int                // messages written
+	Revision head.Revision // the Base of the next save
+	Kept     int           // messages at the beginning that were stored already
+	Added    int           // messages written
 }
 
 // Transcripts are the histories in a store. They hold no state of their own, and
 // are safe for concurrent use, also by several processes where the store is.
-type Transcripts struct{ store *turnstone.Store }
+type Transcripts struct{ store turnstone.Factory }
 
-// New returns the histories in st, which stays the caller's.
-func New(st *turnstone.Store) *Transcripts { return &Transcripts{store: st} }
+// New returns the histories in the store behind f, for example Store.Factory.
+func New(f turnstone.Factory) *Transcripts { return &Transcripts{store: f} }
 
 // List returns sessions, the most recently updated first.
 func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
@@ -150,7 +151,7 @@ func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err 
 // errMoved: somebody committed between two reads.
 var errMoved = errors.New("the session moved")
 
-func (t *Transcripts) load(ctx context.Context, s *turnstone.Session) (*Transcript, error) {
+func (t *Transcripts) load(ctx context.Context, s turnstone.Persistence) (*Transcript, error) {
 	state, err := s.Load(ctx, turnstone.Scope{})
 	if err != nil {
 		return nil, err
@@ -217,7 +218,7 @@ func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, e
 	}
 }
 
-func (t *Transcripts) save(ctx context.Context, session *turnstone.Session, s *Snapshot) (Saved, error) {
+func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s *Snapshot) (Saved, error) {
 	info, err := session.Info(ctx)
 	if err == nil && s.changes(&info.Metadata) {
 		err = session.SaveMetadata(ctx, s.Metadata, s.Unset...)
@@ -249,7 +250,7 @@ func (t *Transcripts) save(ctx context.Context, session *turnstone.Session, s *S
 }
 
 // stateIs reports whether parts have what s would set.
-func (s *Snapshot) stateIs(parts []turnstone.Part) bool {
+func (s *Snapshot) stateIs(parts []head.Part) bool {
 	for _, p := range parts {
 		if content, ok := s.State[p.Name]; !ok || blob.Sum(content) != p.Blob {
 			return false
@@ -260,7 +261,7 @@ func (s *Snapshot) stateIs(parts []turnstone.Part) bool {
 
 // commit makes the history and the state of a session, whose first same messages
 // stay, those of s, and returns the revision that it reached.
-func commit(ctx context.Context, session *turnstone.Session, state *turnstone.State, same int, s *Snapshot) (turnstone.Revision, error) {
+func commit(ctx context.Context, session turnstone.Persistence, state *turnstone.State, same int, s *Snapshot) (head.Revision, error) {
 	in := turnstone.Commit{Expected: state.Revision, Usage: s.Usage}
 	if s.State != nil {
 		in.Checkpoint = maps.Clone(s.State)
@@ -276,19 +277,19 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 	if len(rest) == 0 && same == len(state.Nodes) && len(in.Checkpoint) == 0 && len(in.Drop) == 0 && len(s.Usage) == 0 {
 		return state.Revision, nil
 	}
-	before, end := turnstone.NoNode(), turnstone.NoNode() // of the history as it is to be, so far, and as it was
+	before, end := turnstone.RefNone(), turnstone.RefNone() // of the history as it is to be, so far, and as it was
 	if same > 0 {
-		before = turnstone.At(state.Nodes[same-1].ID)
+		before = turnstone.RefTo(state.Nodes[same-1].ID)
 	}
 	if !state.Leaf.IsZero() {
-		end = turnstone.At(state.Leaf)
+		end = turnstone.RefTo(state.Leaf)
 	}
 	for {
 		n := fits(rest)
 		now := turnstone.Commit{Expected: in.Expected, Nodes: nodes(rest[:n]), Leaf: end} // the leaf moves when all are there
 		if n > 0 {
 			now.Nodes[0].Parent = before
-			before = turnstone.New(n - 1)
+			before = turnstone.RefNew(n - 1)
 		}
 		if n == len(rest) {
 			now.Leaf, now.Checkpoint, now.Drop, now.Usage, now.Turn = before, in.Checkpoint, in.Drop, in.Usage, s.Turn
@@ -300,7 +301,7 @@ func commit(ctx context.Context, session *turnstone.Session, state *turnstone.St
 		if n == len(rest) {
 			return r.Revision, nil
 		}
-		rest, before, in.Expected = rest[n:], turnstone.At(r.Nodes[n-1]), r.Revision
+		rest, before, in.Expected = rest[n:], turnstone.RefTo(r.Nodes[n-1]), r.Revision
 	}
 }
 

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/transcript"
 )
@@ -28,14 +30,14 @@ func open(t *testing.T) (*transcript.Transcripts, *turnstone.Store) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		v, err := st.Verify(ctx, nil)
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 		if err != nil || !v.OK() {
 			t.Errorf("the store does not verify: %v %v", err, v)
 		}
 		st.Close()
 		e.Close()
 	})
-	return transcript.New(st), st
+	return transcript.New(st.Factory()), st
 }
 
 // history makes a message of each text.
@@ -316,7 +318,7 @@ func TestState(t *testing.T) {
 
 func TestUsageAddsUp(t *testing.T) {
 	tr, _ := open(t)
-	use := []turnstone.Usage{{Model: "m", Input: 10, Output: 1}}
+	use := []head.Usage{{Model: "m", Input: 10, Output: 1}}
 	save(t, tr, "a", transcript.Snapshot{Messages: history("1"), Usage: use})
 	save(t, tr, "a", transcript.Snapshot{Messages: history("1"), Usage: use})
 	if got := load(t, tr, "a").Usage; len(got) != 1 || got[0].Input != 20 || got[0].Output != 2 {
@@ -452,7 +454,7 @@ func TestAttachments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := transcript.Message{Kind: "user", Payload: []byte("look"), Attachments: []turnstone.Attachment{at}}
+	m := transcript.Message{Kind: "user", Payload: []byte("look"), Attachments: []blob.Attachment{at}}
 	save(t, tr, "a", transcript.Snapshot{Messages: []transcript.Message{m}})
 	got := load(t, tr, "a").Messages
 	if len(got) != 1 || !slices.Equal(got[0].Attachments, m.Attachments) {

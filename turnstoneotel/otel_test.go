@@ -15,6 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/turnstoneotel"
 )
 
@@ -59,10 +60,10 @@ func work(t *testing.T, o *turnstoneotel.Options) {
 	if err := st.Delete(ctx, "private-name", turnstone.KeepChildren); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.GC(ctx, turnstone.GCOptions{}); err != nil {
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.Vacuum(ctx, turnstone.VacuumOptions{}); err != nil {
+	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // A Turn is what one commit stores: the nodes that a turn of a conversation
@@ -21,7 +21,7 @@ import (
 type Turn struct {
 	Nodes []Node
 	Part  []byte // the checkpoint part, or nil
-	Usage []turnstone.Usage
+	Usage []head.Usage
 }
 
 // A Node is one message or event.
@@ -195,7 +195,7 @@ func synthetic() [][]Turn {
 				kind := [3]string{"user", "assistant", "tool"}[min(j, 1+j%2)]
 				t.Nodes = append(t.Nodes, Node{kind, payload(kind, draw(shape.Bytes))})
 			}
-			t.Usage = []turnstone.Usage{{Model: "model", Input: 1200, Output: 80}}
+			t.Usage = []head.Usage{{Model: "model", Input: 1200, Output: 80}}
 			out[i] = append(out[i], t)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var ctx = context.Background()
@@ -79,7 +81,7 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	if err != nil {
 		return err
 	}
-	c := turnstone.Commit{Expected: turnstone.Revision(commits), Turn: fmt.Sprint("turn-", commits), Usage: t.Usage}
+	c := turnstone.Commit{Expected: head.Revision(commits), Turn: fmt.Sprint("turn-", commits), Usage: t.Usage}
 	c.Nodes = make([]turnstone.NewNode, len(t.Nodes))
 	for i, n := range t.Nodes {
 		c.Nodes[i] = turnstone.NewNode{Kind: n.Kind, Payload: n.Payload}
@@ -144,12 +146,12 @@ func (o *ours) List(after string, limit int) ([]string, string, error) {
 func (o *ours) Delete(id string) error { return o.store.Delete(ctx, id, turnstone.KeepChildren) }
 
 func (o *ours) Reclaim() error {
-	_, err := o.store.GC(ctx, turnstone.GCOptions{})
+	_, err := o.store.GC(ctx, gc.Options{})
 	return err
 }
 
 func (o *ours) Compact() error {
-	_, err := o.store.Vacuum(ctx, turnstone.VacuumOptions{})
+	_, err := o.store.Vacuum(ctx, gc.VacuumOptions{})
 	return err
 }
 

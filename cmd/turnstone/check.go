@@ -20,7 +20,7 @@ func (a *app) verify() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
 			progress := bar(-1, "verifying", false)
-			v, err := st.Verify(cmd.Context(), func(done int) { progress.Set(done) })
+			v, err := st.Verify(cmd.Context(), turnstone.VerifyOptions{Progress: func(done int) { progress.Set(done) }})
 			progress.Finish()
 			if err != nil {
 				return err

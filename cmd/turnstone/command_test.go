@@ -12,6 +12,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // status runs the command as a process, and returns its exit code.
@@ -141,11 +142,11 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 	err := a.with(t.Context(), false, func(st *turnstone.Store) error {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		for i := range 3 {
-			commit(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}, Usage: []turnstone.Usage{{Model: "m", Input: 10}, {Model: "n", Output: 1}}})
+			commit(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}, Usage: []head.Usage{{Model: "m", Input: 10}, {Model: "n", Output: 1}}})
 			now = now.Add(24 * time.Hour)
 		}
 		f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
-		commit(t, f, turnstone.Commit{Usage: []turnstone.Usage{{Model: "m", Input: 5}}})
+		commit(t, f, turnstone.Commit{Usage: []head.Usage{{Model: "m", Input: 5}}})
 		return nil
 	})
 	if err != nil {
@@ -205,7 +206,7 @@ func TestChanges(t *testing.T) {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		for i := range 3 {
 			commit(t, s, turnstone.Commit{
-				Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, "text ", i+1)}},
+				Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, "text ", i+1)}},
 				Checkpoint: map[string][]byte{"p": fmt.Append(nil, "part ", i+1), fmt.Sprint("only ", i+1): {1}},
 			})
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func (a *app) demo() *cobra.Command {
@@ -122,7 +123,7 @@ var script = []scripted{
 }
 
 // turn is the commit of a scripted turn.
-func turn(expected turnstone.Revision, i int, s scripted) turnstone.Commit {
+func turn(expected head.Revision, i int, s scripted) turnstone.Commit {
 	call := fmt.Sprintf("call_%d", i+1)
 	return turnstone.Commit{
 		Expected: expected,
@@ -136,7 +137,7 @@ func turn(expected turnstone.Revision, i int, s scripted) turnstone.Commit {
 			{Kind: "assistant", Payload: payload("assistant", s.answer, nil)},
 		},
 		Checkpoint: map[string][]byte{"plan": fmt.Appendf(nil, `{"step":%d,"next":%q}`, i+1, s.tool)},
-		Usage:      []turnstone.Usage{{Model: "scripted-1", Input: uint64(200 + 150*i), Output: 60, CachedInput: uint64(150 * i)}},
+		Usage:      []head.Usage{{Model: "scripted-1", Input: uint64(200 + 150*i), Output: 60, CachedInput: uint64(150 * i)}},
 	}
 }
 
@@ -149,7 +150,7 @@ func (d *demonstration) talk(ctx context.Context) error {
 		d.say("Created session %q. It is at revision 0.", s.ID())
 		var results []turnstone.Result
 		for i, t := range script {
-			r, err := s.Commit(ctx, turn(turnstone.Revision(i), i, t))
+			r, err := s.Commit(ctx, turn(head.Revision(i), i, t))
 			if err != nil {
 				return err
 			}
@@ -199,7 +200,7 @@ func (d *demonstration) talk(ctx context.Context) error {
 		}
 		d.say("Forked %q after turn 1: it shows %d nodes, of which it stores 2. The others stay where they are.", f.ID(), len(forked.Nodes))
 
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision, Leaf: turnstone.At(results[1].Leaf)}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision, Leaf: turnstone.RefTo(results[1].Leaf)}); err != nil {
 			return err
 		}
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision + 1, Nodes: []turnstone.NewNode{
@@ -239,7 +240,7 @@ func (a *app) demoChild() *cobra.Command {
 			}
 			for i := range 1_000_000 {
 				n := turnstone.NewNode{Kind: "event", Payload: payload("assistant", fmt.Sprintf("event %d", i), nil)}
-				r, err := s.Commit(cmd.Context(), turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{n, n, n}})
+				r, err := s.Commit(cmd.Context(), turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{n, n, n}})
 				if err != nil {
 					return err
 				}
@@ -270,7 +271,7 @@ func (d *demonstration) crash(ctx context.Context) error {
 	if err := child.Start(); err != nil {
 		return err
 	}
-	var revision turnstone.Revision
+	var revision head.Revision
 	var commit string
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
@@ -330,7 +331,7 @@ func (d *demonstration) tidy(ctx context.Context) error {
 			return err
 		}
 		d.say("Tombstoned the message with the card number: no read shows it, the answer is linked past it, the path has %d nodes.", len(path.Nodes))
-		r, err := s.Erase(ctx, nil, card.ID)
+		r, err := s.Erase(ctx, turnstone.EraseOptions{}, card.ID)
 		if err != nil {
 			return err
 		}
@@ -342,11 +343,11 @@ func (d *demonstration) tidy(ctx context.Context) error {
 			gone = "in no row any more (the server's files, log and backups keep them for a while: docs/engines.md)"
 		}
 		d.say("Erased it: its content and salt are %s, no other session holds it; its hash stays, and every hash above it verifies.", gone)
-		if r, err = st.Erase(ctx, "crash", turnstone.KeepChildren, nil); err != nil {
+		if r, err = st.Erase(ctx, "crash", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
 			return err
 		}
 		d.say("Erased the session of the other process: %d records, %d nodes. Collection and vacuum ran beside what was open.", r.Vacuum.Records, r.Vacuum.Nodes)
-		v, err := st.Verify(ctx, nil)
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 		if err != nil {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/gc"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md")
@@ -211,8 +212,8 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"keep", "a kept revision", keptLine{}, ""},
 		{"verify", "the result", verifyLine{}, ""},
 		{"stats", "the figures", statsLine{}, ""},
-		{"gc", "the report", turnstone.GCReport{}, ""},
-		{"vacuum", "the report", turnstone.VacuumReport{}, ""},
+		{"gc", "the report", gc.Report{}, ""},
+		{"vacuum", "the report", gc.VacuumReport{}, ""},
 		{"erase", "the receipt", turnstone.Erasure{}, ""},
 		{"copy", "the report", turnstone.CopyReport{}, ""},
 	} {

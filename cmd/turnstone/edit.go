@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
 )
 
 func (a *app) fork() *cobra.Command {
@@ -97,14 +98,14 @@ func (a *app) rewind() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.NoNode()}
+			in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.RefNone()}
 			if !empty {
 				leaf, err := p.leaf(ctx)
 				if err != nil {
 					return err
 				}
 				if !leaf.IsZero() {
-					in.Leaf = turnstone.At(leaf)
+					in.Leaf = turnstone.RefTo(leaf)
 				}
 			}
 			if parts {
@@ -262,12 +263,12 @@ func (a *app) tombstone() *cobra.Command {
 }
 
 // nodes finds the session and the nodes that args name.
-func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.Session, []turnstone.NodeID, error) {
+func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.Session, []graph.ID, error) {
 	s, err := exact(cmd.Context(), st, args[0])
 	if err != nil {
 		return nil, nil, err
 	}
-	ids := make([]turnstone.NodeID, len(args)-1)
+	ids := make([]graph.ID, len(args)-1)
 	for i, name := range args[1:] {
 		if ids[i], err = node(cmd.Context(), s, name); err != nil {
 			return nil, nil, err

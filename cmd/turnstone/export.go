@@ -12,7 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // to calls f with a writer of the file called output, or of the command's output.
@@ -62,7 +63,7 @@ func exported(ctx context.Context, s *turnstone.Session, path bool) (*turnstone.
 	if err != nil || path {
 		return state, nil, err
 	}
-	if !slices.ContainsFunc(state.Parts, func(p turnstone.Part) bool { return p.Name == importer.LayoutPart }) {
+	if !slices.ContainsFunc(state.Parts, func(p head.Part) bool { return p.Name == importer.LayoutPart }) {
 		return state, nil, nil
 	}
 	parts, err := s.Checkpoint(ctx, state.Revision)
@@ -87,7 +88,7 @@ func (a *app) cat() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				f, err := thing(ctx, s, name, turnstone.Revision(at))
+				f, err := thing(ctx, s, name, head.Revision(at))
 				if err != nil {
 					return err
 				}
@@ -107,7 +108,7 @@ func (a *app) cat() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				f, err := thing(ctx, s, name, turnstone.Revision(at))
+				f, err := thing(ctx, s, name, head.Revision(at))
 				if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
 					continue
 				}
@@ -128,7 +129,7 @@ func (a *app) cat() *cobra.Command {
 // thing finds what name stands for in a session: the name of a checkpoint part,
 // the key of a node, or the id of a part, an attachment or a node, or its
 // beginning.
-func thing(ctx context.Context, s *turnstone.Session, name string, at turnstone.Revision) (func(io.Writer) error, error) {
+func thing(ctx context.Context, s *turnstone.Session, name string, at head.Revision) (func(io.Writer) error, error) {
 	state, err := s.Load(ctx, turnstone.Scope{At: at, Full: true})
 	if err != nil {
 		return nil, err

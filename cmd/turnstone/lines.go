@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // The lines of --json, whose names and meanings stay as they are; new ones may
@@ -47,7 +49,7 @@ func lineOf(i *turnstone.Info) sessionLine {
 	}
 }
 
-func hexID(id turnstone.NodeID) string {
+func hexID(id graph.ID) string {
 	if id.IsZero() {
 		return ""
 	}
@@ -65,7 +67,7 @@ type usageLine struct {
 	Reasoning   uint64 `json:"reasoning"`
 }
 
-func usageLines(all []turnstone.Usage) []usageLine {
+func usageLines(all []head.Usage) []usageLine {
 	var out []usageLine
 	for _, u := range all {
 		out = append(out, usageLineOf(u))
@@ -73,7 +75,7 @@ func usageLines(all []turnstone.Usage) []usageLine {
 	return out
 }
 
-func usageLineOf(u turnstone.Usage) usageLine {
+func usageLineOf(u head.Usage) usageLine {
 	return usageLine{Model: u.Model, Input: u.Input, Output: u.Output, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Reasoning: u.Reasoning}
 }
 

@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 func (a *app) log() *cobra.Command {
@@ -53,7 +54,7 @@ func (a *app) log() *cobra.Command {
 					}
 					return out.Flush()
 				}
-				h := histories{of: map[turnstone.NodeID]*vertex{}}
+				h := histories{of: map[graph.ID]*vertex{}}
 				if err := h.add(cmd.Context(), s); err != nil {
 					return err
 				}
@@ -105,7 +106,7 @@ type vertex struct {
 type histories struct {
 	all      []*vertex
 	sessions []string
-	of       map[turnstone.NodeID]*vertex // that added the node
+	of       map[graph.ID]*vertex // that added the node
 }
 
 // add reads the commits of s, and from its nodes which goes on from which.
@@ -119,7 +120,7 @@ func (h *histories) add(ctx context.Context, s *turnstone.Session) error {
 	for len(nodes) > 0 && nodes[0].Inherited {
 		nodes = nodes[1:]
 	}
-	last := map[turnstone.NodeID]*vertex{} // where the leaf rested on a node last
+	last := map[graph.ID]*vertex{} // where the leaf rested on a node last
 	var previous *vertex
 	for e, err := range s.Log(ctx, 0) {
 		if err != nil {
@@ -130,7 +131,7 @@ func (h *histories) add(ctx context.Context, s *turnstone.Session) error {
 		}
 		v := &vertex{LogEntry: e, session: s.ID(), order: len(h.all)}
 		h.all = append(h.all, v)
-		goesOn := func(id turnstone.NodeID) {
+		goesOn := func(id graph.ID) {
 			p := last[id]
 			if p == nil {
 				p = h.of[id]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // Random graphs are drawn so that every commit stands below all that go on from
@@ -16,7 +17,7 @@ func TestGraphOfBranches(t *testing.T) {
 	var all []*vertex
 	at := func(revision int, parents ...*vertex) *vertex {
 		v := &vertex{session: "s", order: len(all), parents: parents, subject: fmt.Sprint("commit ", revision)}
-		v.Revision, v.Nodes, v.Time = turnstone.Revision(revision), 1, time.Date(2026, 1, 1, 0, revision, 0, 0, time.UTC)
+		v.Revision, v.Nodes, v.Time = head.Revision(revision), 1, time.Date(2026, 1, 1, 0, revision, 0, 0, time.UTC)
 		all = append(all, v)
 		return v
 	}
@@ -74,9 +75,9 @@ func TestLogOfWhatIsTombstonedAndPruned(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		for i := range 3 {
-			commit(t, s, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint(i), Payload: fmt.Append(nil, "text ", i)}}})
+			commit(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint(i), Payload: fmt.Append(nil, "text ", i)}}})
 		}
-		commit(t, s, turnstone.Commit{Expected: 3, Leaf: turnstone.NoNode()})
+		commit(t, s, turnstone.Commit{Expected: 3, Leaf: turnstone.RefNone()})
 		n, err := s.NodeByKey(t.Context(), "1")
 		if err == nil {
 			err = s.Tombstone(t.Context(), n.ID)

@@ -21,6 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 func main() {
@@ -82,7 +83,7 @@ var errDamaged = errors.New("the store is damaged")
 func exitCode(err error) int {
 	var usage usageError
 	var input inputError
-	var corrupt *turnstone.CorruptError
+	var corrupt *record.CorruptError
 	var held *engine.LockedError
 	is := func(targets ...error) bool {
 		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })

@@ -9,32 +9,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 // steps draws the progress of maintenance.
-func steps() (progress func(turnstone.Progress), finish func()) {
+func steps() (progress func(gc.Progress), finish func()) {
 	b := bar(-1, "", false)
-	return func(p turnstone.Progress) {
+	return func(p gc.Progress) {
 		b.Describe(p.Phase)
 		b.Set(p.Done)
 	}, func() { b.Finish() }
 }
 
-// spellOut makes the id of a session of its beginning, if there is one.
-func spellOut(ctx context.Context, st *turnstone.Store, id *string) error {
-	if *id == "" {
-		return nil
-	}
-	s, err := session(ctx, st, *id)
-	if err == nil {
-		*id = s.ID()
-	}
-	return err
-}
-
 func (a *app) gc() *cobra.Command {
-	var o turnstone.GCOptions
+	var o gc.Options
+	var only string
 	var lines bool
 	c := &cobra.Command{
 		Use:   "gc",
@@ -47,10 +39,11 @@ func (a *app) gc() *cobra.Command {
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
 			var finish func()
 			o.Progress, finish = steps()
-			if err := spellOut(cmd.Context(), st, &o.Session); err != nil {
+			on, err := maintained(cmd.Context(), st, only)
+			if err != nil {
 				return err
 			}
-			r, err := st.GC(cmd.Context(), o)
+			r, err := on.GC(cmd.Context(), o)
 			finish()
 			if err != nil {
 				return err
@@ -77,13 +70,13 @@ func (a *app) gc() *cobra.Command {
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
 	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
-	c.Flags().StringVar(&o.Session, "session", "", "look only at what changed in this session")
+	c.Flags().StringVar(&only, "session", "", "look only at what changed in this session")
 	jsonFlag(c, &lines)
 	a.complete(c, "session")
 	return c
 }
 
-func collected(p *printer, r *turnstone.GCReport, deleted string) {
+func collected(p *printer, r *gc.Report, deleted string) {
 	p.printf("read       %s of %s that changed\n", plural(r.Commits, "commit"), plural(r.Sessions, "session"))
 	p.printf("roots      %d sessions and uploads\n", r.Roots)
 	p.printf("retained   %s\n", plural(r.Retained, "blob"))
@@ -96,8 +89,17 @@ func collected(p *printer, r *turnstone.GCReport, deleted string) {
 	}
 }
 
+// maintained returns the session whose id is id or begins with it, or the store if id is empty.
+func maintained(ctx context.Context, st *turnstone.Store, id string) (turnstone.Maintainer, error) {
+	if id == "" {
+		return st, nil
+	}
+	return session(ctx, st, id)
+}
+
 func (a *app) vacuum() *cobra.Command {
-	var o turnstone.VacuumOptions
+	var o gc.VacuumOptions
+	var only string
 	var lines bool
 	c := &cobra.Command{
 		Use:   "vacuum",
@@ -111,10 +113,11 @@ func (a *app) vacuum() *cobra.Command {
 			before := a.onDisk()
 			var finish func()
 			o.Progress, finish = steps()
-			if err := spellOut(cmd.Context(), st, &o.Session); err != nil {
+			on, err := maintained(cmd.Context(), st, only)
+			if err != nil {
 				return err
 			}
-			r, err := st.Vacuum(cmd.Context(), o)
+			r, err := on.Vacuum(cmd.Context(), o)
 			finish()
 			if err != nil {
 				return err
@@ -131,13 +134,13 @@ func (a *app) vacuum() *cobra.Command {
 			return p.err
 		}),
 	}
-	c.Flags().StringVar(&o.Session, "session", "", "remove content and records of this session only")
+	c.Flags().StringVar(&only, "session", "", "remove content and records of this session only")
 	jsonFlag(c, &lines)
 	a.complete(c, "session")
 	return c
 }
 
-func vacuumed(p *printer, r *turnstone.VacuumReport) {
+func vacuumed(p *printer, r *gc.VacuumReport) {
 	p.printf("removed    content of %s, %s of %s\n", plural(r.Nodes, "node"), plural(r.Records, "record"), plural(r.Removed, "deleted session"))
 	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
 	p.printf("rewritten  %s\n", plural(r.Rewritten+r.Packed, "blob"))
@@ -250,7 +253,7 @@ func (a *app) keep() *cobra.Command {
 			case release:
 				return s.Release(cmd.Context(), args[1])
 			}
-			return s.Keep(cmd.Context(), args[1], turnstone.Revision(revision))
+			return s.Keep(cmd.Context(), args[1], head.Revision(revision))
 		}),
 	}
 	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
@@ -283,14 +286,15 @@ func (a *app) erase() *cobra.Command {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				before := a.onDisk()
 				progress, finish := steps()
+				o := turnstone.EraseOptions{Progress: progress}
 				var r *turnstone.Erasure
 				if len(args) == 1 {
-					r, err = st.Erase(cmd.Context(), args[0], p, progress)
+					r, err = st.Erase(cmd.Context(), args[0], p, o)
 				} else {
 					var s *turnstone.Session
-					var ids []turnstone.NodeID
+					var ids []graph.ID
 					if s, ids, err = nodes(cmd, st, args); err == nil {
-						r, err = s.Erase(cmd.Context(), progress, ids...)
+						r, err = s.Erase(cmd.Context(), o, ids...)
 					}
 				}
 				finish()

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // infos yields the sessions that o selects, the most recently updated first.
@@ -82,22 +84,22 @@ func exact(ctx context.Context, st *turnstone.Store, name string) (*turnstone.Se
 const minPrefix = 4
 
 // node finds a node of s by its id, the beginning of it, or its key.
-func node(ctx context.Context, s *turnstone.Session, name string) (turnstone.NodeID, error) {
+func node(ctx context.Context, s *turnstone.Session, name string) (graph.ID, error) {
 	n, err := s.NodeByKey(ctx, name)
 	if err == nil {
 		return n.ID, nil
 	}
 	if !errors.Is(err, turnstone.ErrNodeNotFound) && !errors.Is(err, turnstone.ErrLimit) {
-		return turnstone.NodeID{}, err
+		return graph.ID{}, err
 	}
 	if !hexadecimal(name) {
-		return turnstone.NodeID{}, fmt.Errorf("%w: %q of session %q: give its key, or at least %d characters of its id", turnstone.ErrNodeNotFound, name, s.ID(), minPrefix)
+		return graph.ID{}, fmt.Errorf("%w: %q of session %q: give its key, or at least %d characters of its id", turnstone.ErrNodeNotFound, name, s.ID(), minPrefix)
 	}
 	state, err := s.Load(ctx, turnstone.Scope{Full: true})
 	if err != nil {
-		return turnstone.NodeID{}, err
+		return graph.ID{}, err
 	}
-	var found []turnstone.NodeID
+	var found []graph.ID
 	for _, n := range state.Nodes {
 		if strings.HasPrefix(n.ID.String(), strings.ToLower(name)) {
 			found = append(found, n.ID)
@@ -105,11 +107,11 @@ func node(ctx context.Context, s *turnstone.Session, name string) (turnstone.Nod
 	}
 	switch len(found) {
 	case 0:
-		return turnstone.NodeID{}, fmt.Errorf("%w: no node of session %q begins with %q", turnstone.ErrNodeNotFound, s.ID(), name)
+		return graph.ID{}, fmt.Errorf("%w: no node of session %q begins with %q", turnstone.ErrNodeNotFound, s.ID(), name)
 	case 1:
 		return found[0], nil
 	}
-	return turnstone.NodeID{}, fmt.Errorf("%w: %d nodes of session %q begin with %q: give more of it", turnstone.ErrNodeNotFound, len(found), s.ID(), name)
+	return graph.ID{}, fmt.Errorf("%w: %d nodes of session %q begin with %q: give more of it", turnstone.ErrNodeNotFound, len(found), s.ID(), name)
 }
 
 func hexadecimal(s string) bool {
@@ -167,18 +169,18 @@ func within(ctx context.Context, s *turnstone.Session, name string, sign byte, w
 	if err != nil || r == 0 {
 		return place{}, usageError{fmt.Errorf("%q: revisions are numbers from 1 on", name)}
 	}
-	return place{Session: s, scope: turnstone.Scope{At: turnstone.Revision(r)}}, nil
+	return place{Session: s, scope: turnstone.Scope{At: head.Revision(r)}}, nil
 }
 
 // leaf returns the node that a place stands for: the leaf of its session, or
 // of a revision, or the node that it names. It is zero for an empty conversation.
-func (p *place) leaf(ctx context.Context) (turnstone.NodeID, error) {
+func (p *place) leaf(ctx context.Context) (graph.ID, error) {
 	if !p.scope.Leaf.IsZero() {
 		return p.scope.Leaf, nil
 	}
 	state, err := p.Load(ctx, turnstone.Scope{At: p.scope.At, Last: 1})
 	if err != nil {
-		return turnstone.NodeID{}, err
+		return graph.ID{}, err
 	}
 	return state.Leaf, nil
 }

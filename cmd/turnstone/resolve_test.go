@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 )
 
 func TestShortenedIDs(t *testing.T) {
@@ -57,7 +58,7 @@ func TestCatByID(t *testing.T) {
 				t.Fatal(err)
 			}
 			commit(t, s, turnstone.Commit{
-				Nodes: []turnstone.NewNode{{Kind: "user", Attachments: []turnstone.Attachment{a}}}, Checkpoint: map[string][]byte{"p": fmt.Append(nil, "part ", i)},
+				Nodes: []turnstone.NewNode{{Kind: "user", Attachments: []blob.Attachment{a}}}, Checkpoint: map[string][]byte{"p": fmt.Append(nil, "part ", i)},
 			})
 			if attachment = a.ID.String(); i == 1 {
 				state, err := s.Load(t.Context(), turnstone.Scope{})

@@ -9,7 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 func (a *app) show() *cobra.Command {
@@ -32,7 +34,7 @@ func (a *app) show() *cobra.Command {
 			scope := p.scope
 			scope.Last, scope.Full = last, full
 			if at > 0 {
-				scope.At = turnstone.Revision(at)
+				scope.At = head.Revision(at)
 			}
 			if leaf != "" {
 				if scope.Leaf, err = node(cmd.Context(), p.Session, leaf); err != nil {
@@ -106,7 +108,7 @@ func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 }
 
 // tokens writes what was used of a model.
-func tokens(u turnstone.Usage) string {
+func tokens(u head.Usage) string {
 	out := fmt.Sprintf("%s: %d in, %d out", line(u.Model, 60), u.Input, u.Output)
 	for _, more := range []struct {
 		n    uint64
@@ -215,11 +217,11 @@ func (a *app) diff() *cobra.Command {
 			}
 			// Paths that part never meet again: each node has one parent. But a
 			// session may have tombstoned what the other still shows.
-			at := map[turnstone.NodeID]int{}
+			at := map[graph.ID]int{}
 			for i, n := range paths[0] {
 				at[n.ID] = i
 			}
-			common, ca, cb := turnstone.NodeID{}, 0, 0
+			common, ca, cb := graph.ID{}, 0, 0
 			for i, n := range paths[1] {
 				if j, ok := at[n.ID]; ok {
 					common, ca, cb = n.ID, j+1, i+1

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
@@ -28,8 +30,8 @@ func TestNothingActiveReachesTheTerminal(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := commit(t, s, turnstone.Commit{
-			Turn: evil, Checkpoint: map[string][]byte{evil: []byte(evil)}, Usage: []turnstone.Usage{{Model: evil, Input: 1}},
-			Nodes: []turnstone.NewNode{{Kind: evil, Key: evil, Payload: text, Attachments: []turnstone.Attachment{at}}, {Kind: "raw", Payload: []byte(evil)}, {Kind: "bytes", Payload: []byte{0xff, 0x1b, '['}}},
+			Turn: evil, Checkpoint: map[string][]byte{evil: []byte(evil)}, Usage: []head.Usage{{Model: evil, Input: 1}},
+			Nodes: []turnstone.NewNode{{Kind: evil, Key: evil, Payload: text, Attachments: []blob.Attachment{at}}, {Kind: "raw", Payload: []byte(evil)}, {Kind: "bytes", Payload: []byte{0xff, 0x1b, '['}}},
 		})
 		node = r.Nodes[0].String()
 		create(t, st, turnstone.Request{ID: "b" + evil, Parent: s.ID()})

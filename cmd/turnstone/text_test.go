@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // East Asian characters and emoji take two columns each.
@@ -112,7 +113,7 @@ func TestHeadersFitTheTerminal(t *testing.T) {
 				{Kind: "assistant", Payload: []byte(`{"role":"assistant","content":"calls","tool_calls":[{"id":"call_abcdefghijklmnop","function":{"name":"search_for_something_long"}},{"id":"call_2","function":{"name":"other"}}]}`)},
 				{Kind: "tool", Payload: []byte(`{"role":"tool","tool_call_id":"call_abcdefghijklmnop","content":"` + strings.Repeat("日本語", 40) + `"}`)},
 			},
-			Usage: []turnstone.Usage{{Model: "a-model-with-a-rather-long-name", Input: 123456789, Output: 123456789, CachedInput: 123456789, CacheWrite: 123456789, Reasoning: 123456789}},
+			Usage: []head.Usage{{Model: "a-model-with-a-rather-long-name", Input: 123456789, Output: 123456789, CachedInput: 123456789, CacheWrite: 123456789, Reasoning: 123456789}},
 		})
 	})
 	for _, args := range []string{"show s", "sessions", "log s", "log s --graph", "usage --by session,model,day", "help import", "help"} {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 func (a *app) usage() *cobra.Command {
@@ -31,7 +32,7 @@ func (a *app) usage() *cobra.Command {
 				}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				l := ledger{by: by, sums: map[account]*turnstone.Usage{}}
+				l := ledger{by: by, sums: map[account]*head.Usage{}}
 				if err := l.read(cmd.Context(), st, args); err != nil {
 					return err
 				}
@@ -85,12 +86,12 @@ type account struct{ session, day, model string }
 
 type ledger struct {
 	by   []string
-	sums map[account]*turnstone.Usage
+	sums map[account]*head.Usage
 }
 
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
 
-func (l *ledger) add(session, day string, usage []turnstone.Usage) {
+func (l *ledger) add(session, day string, usage []head.Usage) {
 	for _, u := range usage {
 		k := account{}
 		if l.has("session") {
@@ -103,7 +104,7 @@ func (l *ledger) add(session, day string, usage []turnstone.Usage) {
 			k.model = u.Model
 		}
 		if l.sums[k] == nil {
-			l.sums[k] = &turnstone.Usage{}
+			l.sums[k] = &head.Usage{}
 		}
 		l.sums[k].Add(u)
 	}
@@ -178,7 +179,7 @@ func (l *ledger) accounts() []account {
 
 // table returns a line of names, the sums, and if asked for their total.
 func (l *ledger) table(total bool) [][]string {
-	cells := func(k account, u *turnstone.Usage) []string {
+	cells := func(k account, u *head.Usage) []string {
 		var row []string
 		for _, b := range l.by {
 			row = append(row, map[string]string{"session": k.session, "day": k.day, "model": k.model}[b])
@@ -189,7 +190,7 @@ func (l *ledger) table(total bool) [][]string {
 		return row
 	}
 	rows := [][]string{append(slices.Clone(l.by), "input", "output", "cached", "written", "reasoning")}
-	var sum turnstone.Usage
+	var sum head.Usage
 	for _, k := range l.accounts() {
 		sum.Add(*l.sums[k])
 		rows = append(rows, cells(k, l.sums[k]))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
@@ -23,7 +24,7 @@ var payload = []byte(`{"role":"user","content":"What is the weather like in Kyot
 
 // turn is a commit of four nodes.
 func turn(i int, payload []byte) turnstone.Commit {
-	in := turnstone.Commit{Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i)}
+	in := turnstone.Commit{Expected: head.Revision(i), Turn: fmt.Sprint("turn ", i)}
 	for range 4 {
 		in.Nodes = append(in.Nodes, turnstone.NewNode{Kind: "user", Payload: payload})
 	}

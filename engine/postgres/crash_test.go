@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
@@ -45,13 +46,13 @@ func besideCommits(t *testing.T, url string, faults func()) {
 			i := turns[w]
 			mu.Unlock()
 			r, err := s.Commit(ctx, turnstone.Commit{
-				Expected: turnstone.Revision(i), Turn: fmt.Sprint("turn ", i),
+				Expected: head.Revision(i), Turn: fmt.Sprint("turn ", i),
 				Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, id, " ", i)}},
 			})
 			if err != nil {
 				return err
 			}
-			if r.Revision != turnstone.Revision(i+1) {
+			if r.Revision != head.Revision(i+1) {
 				return fmt.Errorf("turn %d is revision %d", i, r.Revision)
 			}
 			mu.Lock()
@@ -124,7 +125,7 @@ func besideCommits(t *testing.T, url string, faults func()) {
 		}
 		total += turns[w]
 	}
-	v, err := st.Verify(ctx, nil)
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 	if err != nil || !v.OK() {
 		t.Errorf("%v, %v", v, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
@@ -105,7 +106,7 @@ func manySessions(t *testing.T, url string, noticed bool) {
 		wg.Go(func() {
 			s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", w)})
 			for i := 0; i < commits && err == nil; i++ {
-				_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}})
+				_, err = s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user"}}})
 			}
 			if err != nil {
 				t.Error(err)
@@ -113,7 +114,7 @@ func manySessions(t *testing.T, url string, noticed bool) {
 		})
 	}
 	wg.Wait()
-	if v, err := st.Verify(ctx, nil); err != nil || !v.OK() || v.Nodes != 16*commits {
+	if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() || v.Nodes != 16*commits {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if !e.Pooled() {

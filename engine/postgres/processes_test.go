@@ -19,6 +19,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
@@ -88,7 +89,7 @@ func process(name, url, schema string, w io.Writer) error {
 			}
 			for i := range rounds {
 				if _, err := s.Commit(ctx, turnstone.Commit{
-					Expected: turnstone.Revision(i), Turn: fmt.Sprint(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, own, " ", i)}},
+					Expected: head.Revision(i), Turn: fmt.Sprint(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: fmt.Append(nil, own, " ", i)}},
 				}); err != nil {
 					tell(op{}, fmt.Errorf("own session: %w", err))
 					return
@@ -223,7 +224,7 @@ func TestTwoProcesses(t *testing.T) {
 	if lost == 0 {
 		t.Error("nobody lost: the sessions were not contested")
 	}
-	v, err := st.Verify(ctx, nil)
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 	if err != nil || !v.OK() {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -246,7 +247,7 @@ func TestSessionsDoNotWaitForEachOther(t *testing.T) {
 	held := session(p.url()+"&pool_max_conns=1", "held")
 	commit := func(s *turnstone.Session, i int) error {
 		_, err := s.Commit(ctx, turnstone.Commit{
-			Expected: turnstone.Revision(i), Turn: fmt.Sprint(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(s.ID())}},
+			Expected: head.Revision(i), Turn: fmt.Sprint(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(s.ID())}},
 		})
 		return err
 	}

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 type service struct {
@@ -152,7 +154,7 @@ func (s *service) history(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return badRequest{err}
 		}
-		scope.After = turnstone.Revision(n)
+		scope.After = head.Revision(n)
 	}
 	state, err := session.Load(r.Context(), scope)
 	if err != nil {
@@ -211,7 +213,7 @@ func (s *service) post(w http.ResponseWriter, r *http.Request) error {
 		ask.Turn = "ask " + key // the client's names and ours must not meet
 	}
 	if in.Revision != nil {
-		ask.Expected = turnstone.Revision(*in.Revision)
+		ask.Expected = head.Revision(*in.Revision)
 		if ask.Expected > state.Revision { // it is guessed
 			return &turnstone.ConflictError{Session: id, Expected: ask.Expected, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
 		}
@@ -287,7 +289,7 @@ func (s *service) replay(ctx context.Context, session *turnstone.Session, claim 
 }
 
 // answer runs the turn that was claimed at a revision, and commits the reply.
-func (s *service) answer(ctx context.Context, session *turnstone.Session, turn string, claim turnstone.Revision, say func(word string)) (turnstone.Revision, error) {
+func (s *service) answer(ctx context.Context, session *turnstone.Session, turn string, claim head.Revision, say func(word string)) (head.Revision, error) {
 	state, err := session.Load(ctx, turnstone.Scope{At: claim})
 	if err != nil {
 		return 0, err
@@ -311,7 +313,7 @@ func (s *service) answer(ctx context.Context, session *turnstone.Session, turn s
 		}
 		in.Nodes = append(in.Nodes, n)
 	}
-	in.Usage = []turnstone.Usage{{Model: "scripted", Input: uint64(len(history)), Output: uint64(len(replies))}}
+	in.Usage = []head.Usage{{Model: "scripted", Input: uint64(len(history)), Output: uint64(len(replies))}}
 	in.Checkpoint = map[string][]byte{"agent": fmt.Appendf(nil, `{"turns":%d}`, claim/2+1)}
 	r, err := session.Commit(ctx, in)
 	for wait := 100 * time.Millisecond; err != nil && wait < 10*time.Second && turnstone.ErrorType(err) != "conflict"; wait *= 2 {
@@ -356,7 +358,7 @@ func (s *service) resume(ctx context.Context) error {
 	return nil
 }
 
-// An attachment is turnstone.Attachment as the client sees it.
+// An attachment is blob.Attachment as the client sees it.
 type attachment struct {
 	ID        string `json:"id"`
 	Size      int64  `json:"size"`
@@ -364,13 +366,13 @@ type attachment struct {
 	Name      string `json:"name,omitempty"`
 }
 
-func attachmentOf(a turnstone.Attachment) attachment {
+func attachmentOf(a blob.Attachment) attachment {
 	return attachment{ID: a.ID.String(), Size: a.Size, MediaType: a.MediaType, Name: a.Name}
 }
 
-func (a *attachment) ref() (turnstone.Attachment, error) {
+func (a *attachment) ref() (blob.Attachment, error) {
 	id, err := turnstone.ParseBlobID(a.ID)
-	return turnstone.Attachment{ID: id, Size: a.Size, MediaType: a.MediaType, Name: a.Name}, err
+	return blob.Attachment{ID: id, Size: a.Size, MediaType: a.MediaType, Name: a.Name}, err
 }
 
 // upload stores the body, for a message to refer to. The name comes from the query

@@ -8,8 +8,8 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/apply"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -77,7 +77,7 @@ func (c *Change) Apply(ctx context.Context, b *engine.Batch) error {
 // it. It reads the lifecycle records first. Then edit reads what depends on them and adds
 // to the batch; it reports whether there is anything to do. The batch guards the session's
 // lifecycle record and sets it to next.
-func (c *Change) Alter(ctx context.Context, s *history.Session, edit func(next *head.Life, b *engine.Batch) (needed bool, err error)) error {
+func (c *Change) Alter(ctx context.Context, s *history.Session, edit func(next *heads.Life, b *engine.Batch) (needed bool, err error)) error {
 	_, err := history.WithLifecycles(ctx, s, func(l *history.Lifecycles) (struct{}, error) {
 		next := l.Own.Next()
 		var b engine.Batch

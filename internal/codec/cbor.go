@@ -2,9 +2,10 @@ package codec
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // The subset of CBOR that records use: unsigned integers, byte strings, text
@@ -82,9 +83,6 @@ func (e *Encoder) ID(id [32]byte) {
 	}
 }
 
-// ErrMalformed reports bytes that are not a record of the expected shape.
-var ErrMalformed = errors.New("malformed record")
-
 // A Decoder reads the items of B. The first error sticks: later calls return
 // zero values, and Done returns it. Byte strings alias B.
 type Decoder struct {
@@ -95,7 +93,7 @@ type Decoder struct {
 // Fail records err unless there is one already.
 func (d *Decoder) Fail(format string, args ...any) {
 	if d.err == nil {
-		d.err = fmt.Errorf("%w: "+format, append([]any{ErrMalformed}, args...)...)
+		d.err = fmt.Errorf("%w: "+format, append([]any{record.ErrMalformed}, args...)...)
 		d.B = nil
 	}
 }

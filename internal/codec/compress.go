@@ -10,6 +10,7 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Compressed bytes are a method, the length of the content (uvarint), and data.
@@ -108,12 +109,12 @@ func window(n int) int {
 // Base is the content that a delta was made against.
 func Decompress(data, base []byte, limit int) ([]byte, error) {
 	if len(data) == 0 {
-		return nil, fmt.Errorf("%w: no data", ErrMalformed)
+		return nil, fmt.Errorf("%w: no data", record.ErrMalformed)
 	}
 	method := data[0]
 	size, n := Uvarint(data[1:])
 	if n <= 0 || size > uint64(limit) {
-		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", ErrMalformed, size, limit)
+		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", record.ErrMalformed, size, limit)
 	}
 	data = data[1+n:]
 	var out []byte
@@ -126,7 +127,7 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 		out, err = decoder().DecodeAll(data, make([]byte, 0, max(size, 1)))
 	case methodS2:
 		if n, lerr := s2.DecodedLen(data); lerr != nil || uint64(n) != size {
-			return nil, fmt.Errorf("%w: block of %d bytes, not %d", ErrMalformed, n, size)
+			return nil, fmt.Errorf("%w: block of %d bytes, not %d", record.ErrMalformed, n, size)
 		}
 		out, err = s2.Decode(nil, data)
 	case methodDelta:
@@ -142,13 +143,13 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 		defer r.Close()
 		out, err = r.DecodeAll(data, make([]byte, 0, max(size, 1)))
 	default:
-		return nil, fmt.Errorf("%w: compression method %d", ErrMalformed, method)
+		return nil, fmt.Errorf("%w: compression method %d", record.ErrMalformed, method)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return nil, fmt.Errorf("%w: %w", record.ErrMalformed, err)
 	}
 	if uint64(len(out)) != size {
-		return nil, fmt.Errorf("%w: content of %d bytes, not %d", ErrMalformed, len(out), size)
+		return nil, fmt.Errorf("%w: content of %d bytes, not %d", record.ErrMalformed, len(out), size)
 	}
 	return out, nil
 }

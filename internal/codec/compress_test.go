@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // text is compressible and not trivially so.
@@ -61,7 +62,7 @@ func TestWhatIsCompressedComesBack(t *testing.T) {
 			if err != nil || !bytes.Equal(got, content) {
 				t.Fatalf("%d bytes at level %d: %v", n, level, err)
 			}
-			if _, err := codec.Decompress(data, nil, n-1); n > 0 && !errors.Is(err, codec.ErrMalformed) {
+			if _, err := codec.Decompress(data, nil, n-1); n > 0 && !errors.Is(err, record.ErrMalformed) {
 				t.Fatalf("%d bytes within a limit of %d: %v", n, n-1, err)
 			}
 		}
@@ -93,7 +94,7 @@ func TestADeltaNeedsItsBase(t *testing.T) {
 // A frame that claims or makes more than its record admits ends there.
 func TestABombEndsAtItsLimit(t *testing.T) {
 	bomb := codec.Compress(nil, make([]byte, 64<<20), codec.Fast)
-	if _, err := codec.Decompress(bomb, nil, 1<<20); !errors.Is(err, codec.ErrMalformed) {
+	if _, err := codec.Decompress(bomb, nil, 1<<20); !errors.Is(err, record.ErrMalformed) {
 		t.Fatalf("claimed size: %v", err)
 	}
 	// The same frame under a header that claims little.
@@ -103,7 +104,7 @@ func TestABombEndsAtItsLimit(t *testing.T) {
 	}
 	lying := append([]byte{bomb[0], 100}, bomb[n+1:]...)
 	allocs := testing.AllocsPerRun(3, func() {
-		if _, err := codec.Decompress(lying, nil, 1<<20); !errors.Is(err, codec.ErrMalformed) {
+		if _, err := codec.Decompress(lying, nil, 1<<20); !errors.Is(err, record.ErrMalformed) {
 			t.Errorf("made more than claimed: %v", err)
 		}
 	})

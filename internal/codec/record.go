@@ -8,76 +8,33 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Version is the format version of every record type so far.
 const Version = 1
 
-// A CorruptError reports a stored object that is missing, damaged or
-// undecodable. It is never returned for something that was not stored.
-type CorruptError struct {
-	Object string // what it is, for example `commit 12 of session "chat-1"`
-	Err    error  // what is wrong with it
-}
-
-func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt: %s: %v", e.Object, e.Err) }
-
-// Unwrap returns Err.
-func (e *CorruptError) Unwrap() error { return e.Err }
-
 // Corrupt says that err is about the object that format names, unless err names
-// one already: it returns a CorruptError, or the FormatError that err is.
+// one already: it returns a record.CorruptError, or the record.FormatError that err is.
 func Corrupt(err error, format string, args ...any) error {
-	var ce *CorruptError
+	var ce *record.CorruptError
 	if err == nil || errors.As(err, &ce) {
 		return err
 	}
-	var fe *FormatError
+	var fe *record.FormatError
 	if !errors.As(err, &fe) {
-		return &CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
+		return &record.CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
 	}
 	if fe.Object != "" {
 		return err
 	}
-	named := &FormatError{Object: fmt.Sprintf(format, args...), Have: fe.Have, Want: fe.Want}
+	named := &record.FormatError{Object: fmt.Sprintf(format, args...), Have: fe.Have, Want: fe.Want}
 	if err == error(fe) {
 		return named
 	}
 	return fmt.Errorf("%w: %w", named, err) // whatever else err matches
 }
-
-// Reasons of a CorruptError. Match with errors.Is.
-var (
-	ErrMissing  = errors.New("missing")
-	ErrChecksum = errors.New("checksum does not match")
-	ErrHash     = errors.New("hash does not match")
-)
-
-// ErrFormat reports a record of another version of the format. See FormatError.
-var ErrFormat = errors.New("turnstone: another version of the format")
-
-// A FormatError reports a record that is whole, and that this version of Turnstone
-// does not read because another one wrote it. It matches ErrFormat.
-type FormatError struct {
-	Object string // what it is, for example `commit 12 of session "chat-1"`
-	Have   uint64 // the version of the record
-	Want   uint64 // the version that is read
-}
-
-func (e *FormatError) Error() string {
-	who := "a newer version of turnstone wrote it: use that one, or a later one"
-	if e.Have < e.Want {
-		who = "an older version of turnstone wrote it: use that one, or one that reads both"
-	}
-	object := e.Object
-	if object == "" {
-		object = "record"
-	}
-	return fmt.Sprintf("%v: %s has version %d, and this turnstone reads %d; %s", ErrFormat, object, e.Have, e.Want, who)
-}
-
-// Is reports whether target is ErrFormat.
-func (e *FormatError) Is(target error) bool { return target == ErrFormat }
 
 // castagnoli is the polynomial of iSCSI (RFC 3720): computed in hardware, and
 // finds all errors of up to three bits in a record. Objects are verified by
@@ -108,24 +65,24 @@ func SealTail(key, out []byte, from int) []byte {
 
 // Open checks a record of key and returns its body, which aliases value. Type,
 // version and checksum stand at the same place in every version of the format, so
-// that a record of another one is a FormatError, and never takes damage for one.
+// that a record of another one is a record.FormatError, and never takes damage for one.
 func Open(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
-		return nil, ErrMissing
+		return nil, record.ErrMissing
 	}
 	if len(value) < overhead {
-		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(value))
+		return nil, fmt.Errorf("%w: %d bytes", record.ErrMalformed, len(value))
 	}
 	end := len(value) - crc32.Size
 	sum := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value[:end])
 	if sum != binary.LittleEndian.Uint32(value[end:]) {
-		return nil, ErrChecksum
+		return nil, record.ErrChecksum
 	}
 	if value[0] != typ {
-		return nil, fmt.Errorf("%w: record of type %q, want %q", ErrMalformed, value[0], typ)
+		return nil, fmt.Errorf("%w: record of type %q, want %q", record.ErrMalformed, value[0], typ)
 	}
 	if value[1] != Version {
-		return nil, &FormatError{Have: uint64(value[1]), Want: Version}
+		return nil, &record.FormatError{Have: uint64(value[1]), Want: Version}
 	}
 	return value[2:end], nil
 }

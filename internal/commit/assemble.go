@@ -9,7 +9,10 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // base is what a commit builds on: the head, or for a comparison with what was
@@ -22,14 +25,14 @@ type base struct {
 	parts      []head.Part
 }
 
-func baseOf(h *head.Head) base {
+func baseOf(h *heads.Head) base {
 	return base{revision: h.Revision, commit: h.Commit, leaf: h.Leaf, last: h.Last, partsAt: h.PartsAt, parts: h.Parts}
 }
 
 // built is a commit in all its parts.
 type built struct {
-	pack   graph.Pack
-	commit head.Commit
+	pack   pack.Pack
+	commit heads.Commit
 	body   []byte
 	id     head.CommitID
 	ids    []graph.ID
@@ -40,10 +43,10 @@ type built struct {
 
 // assemble is the commit that in makes on top of b: a pure function, so that a
 // turn that is committed again can be compared with what is stored.
-func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b base, salt graph.Salt, now time.Time) (*built, error) {
+func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b base, salt pack.Salt, now time.Time) (*built, error) {
 	revision := b.revision + 1
 	out := &built{
-		pack: graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))},
+		pack: pack.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]pack.Node, len(in.Nodes))},
 		ids:  make([]graph.ID, len(in.Nodes)),
 	}
 	resolve := func(what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
@@ -74,7 +77,7 @@ func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b 
 		if err != nil {
 			return nil, err
 		}
-		*stored = graph.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
+		*stored = pack.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
 		if d := payloads[i]; d != nil {
 			stored.Blob = d.ID
 		} else {
@@ -94,7 +97,7 @@ func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b 
 	}
 	var changed bool
 	out.parts, changed = mergeParts(b.parts, parts, in.Drop, revision)
-	out.commit = head.Commit{
+	out.commit = heads.Commit{
 		Revision: revision, Previous: b.commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
 		PartsAt: b.partsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
 	}
@@ -105,7 +108,7 @@ func assemble(in *Request, payloads []*blob.Draft, parts map[string]*version, b 
 		out.commit.NodeDigest = out.pack.Digest()
 	}
 	out.body = out.commit.Body()
-	out.id = head.IDOf(out.body)
+	out.id = heads.IDOf(out.body)
 	return out, nil
 }
 
@@ -143,9 +146,9 @@ type version struct {
 	size  int64
 	delta bool // it is stored as a delta of the part's version before
 	// How it is stored; neither is there in a comparison with what was committed.
-	draft *blob.Draft // whole, or
-	data  []byte      // the delta, of
-	base  *blob.Base
+	draft *blobs.Draft // whole, or
+	data  []byte       // the delta, of
+	base  *blobs.Base
 }
 
 // part returns the checkpoint part that the commit of revision sets to v. If v is stored

@@ -5,8 +5,8 @@ import (
 	"container/list"
 	"sync"
 
-	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // Bases keeps the last version of checkpoint parts, so that the next version can be
@@ -21,13 +21,13 @@ type Bases struct {
 }
 
 type partKey struct {
-	inc  head.Incarnation
+	inc  heads.Incarnation
 	name string
 }
 
 type baseEntry struct {
 	key  partKey
-	base blob.Base
+	base blobs.Base
 }
 
 // NewBases returns an empty cache of at most so many bytes of content.
@@ -35,7 +35,7 @@ func NewBases(maximum int) *Bases {
 	return &Bases{max: maximum, order: list.New(), by: map[partKey]*list.Element{}}
 }
 
-func (c *Bases) Get(inc head.Incarnation, name string) *blob.Base {
+func (c *Bases) Get(inc heads.Incarnation, name string) *blobs.Base {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.by[partKey{inc, name}]
@@ -48,7 +48,7 @@ func (c *Bases) Get(inc head.Incarnation, name string) *blob.Base {
 }
 
 // Put keeps a copy of b's content.
-func (c *Bases) Put(inc head.Incarnation, name string, b blob.Base) {
+func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := partKey{inc, name}
@@ -72,7 +72,7 @@ func (c *Bases) Put(inc head.Incarnation, name string, b blob.Base) {
 }
 
 // Drop drops what is kept of a part.
-func (c *Bases) Drop(inc head.Incarnation, name string) {
+func (c *Bases) Drop(inc heads.Incarnation, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.by[partKey{inc, name}]; e != nil {

@@ -10,19 +10,22 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // build makes the batch for a commit on top of h, whose record is raw.
-func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error) {
+func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err error) {
 	s, space := w.s, w.store.Space
 	if w.built, err = assemble(w.in, w.payloads, w.parts, baseOf(h), w.salt, w.now); err != nil {
 		return err
 	}
-	c, pack := &w.built.commit, &w.built.pack
+	c, p := &w.built.commit, &w.built.pack
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
 		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
@@ -35,21 +38,21 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	if err := w.checkKeys(ctx); err != nil {
 		return err
 	}
-	next := &head.Head{
+	next := &heads.Head{
 		Incarnation: s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
-		Nodes: h.Nodes + uint64(len(pack.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
+		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
 		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
 	if len(next.Usage) > w.store.Limits.Models {
 		return &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
 	}
-	if len(pack.Nodes) > 0 {
-		if n := pack.Size(); n > w.store.Limits.NodeBytes {
+	if len(p.Nodes) > 0 {
+		if n := p.Size(); n > w.store.Limits.NodeBytes {
 			return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
 		}
-		next.Raw += pack.Raw()
-		ks, vs, err := graph.EncodeSegment(space, s.Inc, []graph.Pack{*pack}, h.Last, codec.Fast)
+		next.Raw += p.Raw()
+		ks, vs, err := pack.EncodeSegment(space, s.Inc, []pack.Pack{*p}, h.Last, codec.Fast)
 		if err != nil {
 			return err
 		}
@@ -58,7 +61,7 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 		}
 	}
 	key := w.store.Space.Commit(s.Inc, uint64(c.Revision))
-	b.Set(key, head.SealCommit(key, w.built.body))
+	b.Set(key, heads.SealCommit(key, w.built.body))
 	w.index(b)
 	if err := w.stage.read(ctx); err != nil {
 		return err
@@ -73,11 +76,11 @@ func (w *writer) build(ctx context.Context, h *head.Head, raw []byte) (err error
 	for _, t := range w.grants[:min(len(w.grants), maxGrants)] {
 		b.Delete(t)
 	}
-	b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+	b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 	s.mu.Lock()
 	orderTime := s.orderTime
 	s.mu.Unlock()
-	head.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, orderTime, w.now)
+	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, orderTime, w.now)
 	w.head, w.raw = next, next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.raw)
 	// The same on every engine, so that what one of them holds another one takes.
@@ -100,7 +103,7 @@ func (w *writer) index(b *engine.Batch) {
 	for i := range w.built.pack.Nodes {
 		n := &w.built.pack.Nodes[i]
 		if n.Key != "" {
-			key, place := space.EventKey(s.Inc, n.Key), graph.Position{Revision: revision, Index: i}
+			key, place := space.EventKey(s.Inc, n.Key), pack.Position{Revision: revision, Index: i}
 			b.Guard(key, nil)
 			b.Set(key, place.SealEventKey(key))
 		}
@@ -108,15 +111,15 @@ func (w *writer) index(b *engine.Batch) {
 	if w.in.Turn != "" {
 		key := space.Turn(s.Inc, w.in.Turn)
 		b.Guard(key, nil)
-		b.Set(key, head.SealTurn(key, head.Revision(revision)))
+		b.Set(key, heads.SealTurn(key, head.Revision(revision)))
 	}
 }
 
 // addBlobs adds what the commit refers to and, where it is new, its bytes.
 func (w *writer) addBlobs(b *engine.Batch) error {
-	s, blobs := w.s, w.store.Blobs
+	s, store := w.s, w.store.Blobs
 	seen := map[blob.ID]bool{}
-	add := func(d *blob.Draft) error {
+	add := func(d *blobs.Draft) error {
 		if d == nil || seen[d.ID] {
 			return nil
 		}
@@ -135,14 +138,14 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			continue
 		}
 		if v.delta {
-			blobs.AddDelta(b, s.Chain(p.Name), uint64(p.Set), v.base.Revision, v.data)
+			store.AddDelta(b, s.Chain(p.Name), uint64(p.Set), v.base.Revision, v.data)
 		} else if err := add(v.draft); err != nil {
 			return err
 		}
 	}
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
-			if !seen[a.ID] && !blobs.Rely(b, a.ID, w.stage.Marks) {
+			if !seen[a.ID] && !store.Rely(b, a.ID, w.stage.Marks) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
 			// The first place stays: forks see up to a revision.
@@ -151,7 +154,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 				b.Guard(key, own)
 			} else if seen {
 				delete(w.attached, string(key)) // once
-				place := graph.Position{Revision: w.built.pack.Revision, Index: i}
+				place := pack.Position{Revision: w.built.pack.Revision, Index: i}
 				b.Set(key, place.SealAttachment(key))
 			}
 		}
@@ -163,7 +166,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 // neither new nor the head's leaf, are of this session's graph. It guards and sets the
 // lifecycle record: so none of them is removed meanwhile, and vacuum, which reads where
 // the head stands, does not take a node for unreachable that the commit goes on from.
-func (w *writer) checkOlder(ctx context.Context, h *head.Head) error {
+func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
@@ -216,7 +219,7 @@ func (w *writer) checkKeys(ctx context.Context) error {
 			if vs[i] == nil {
 				continue
 			}
-			place, err := graph.OpenPosition(ks[i], vs[i], keys.EventKey)
+			place, err := pack.OpenPosition(ks[i], vs[i], keys.EventKey)
 			if err != nil {
 				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].Inc)
 			}
@@ -230,6 +233,6 @@ func (w *writer) checkKeys(ctx context.Context) error {
 }
 
 // keyTaken says that the event key of a new node belongs to the one at a place.
-func (w *writer) keyTaken(node int, place graph.Position, whose string) error {
+func (w *writer) keyTaken(node int, place pack.Position, whose string) error {
 	return change.NewInvalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }

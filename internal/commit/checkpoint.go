@@ -3,8 +3,8 @@ package commit
 import (
 	"context"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 )
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0 is the head's. It
@@ -29,7 +29,7 @@ func (st *Store) Checkpoint(ctx context.Context, s *Session, at head.Revision) (
 			return nil, err
 		}
 		if current {
-			st.Bases.Put(s.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
+			st.Bases.Put(s.Inc, p.Name, blobs.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
 		}
 		out[p.Name] = content
 	}

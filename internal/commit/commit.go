@@ -23,11 +23,12 @@ import (
 	"errors"
 	"time"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // Commit stores a request: all of it or nothing.
@@ -58,10 +59,10 @@ type writer struct {
 	store *Store
 	s     *Session
 	in    *Request
-	salt  graph.Salt
+	salt  pack.Salt
 	now   time.Time
 
-	payloads []*blob.Draft       // of in.Nodes; nil where the payload stays inline
+	payloads []*blobs.Draft      // of in.Nodes; nil where the payload stays inline
 	parts    map[string]*version // of in.Checkpoint; nil until prepared
 	stage    Stage               // what the commit refers to as blobs
 	attached map[string][]byte   // entries of attachments by key: nil where the session has none yet
@@ -70,8 +71,8 @@ type writer struct {
 
 	built *built
 	batch *engine.Batch
-	head  *head.Head // that the batch sets, and
-	raw   []byte     // its record
+	head  *heads.Head // that the batch sets, and
+	raw   []byte      // its record
 
 	change.Change // whether an attempt may stand
 
@@ -165,13 +166,13 @@ func (w *writer) done() Result {
 }
 
 // asBase returns the version, which stands as p, as the base of the next one.
-func (v *version) asBase(p *head.Part, content []byte) blob.Base {
-	b := blob.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
+func (v *version) asBase(p *head.Part, content []byte) blobs.Base {
+	b := blobs.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
 	switch {
 	case v.delta:
 		b.Deltas = v.base.Deltas + 1
-	case p.IsDelta(): // the commit left it as it was: a delta a revision, at most
-		b.Deltas = int(min(p.Set-p.Whole, blob.MaxDeltas))
+	case heads.IsDelta(*p): // the commit left it as it was: a delta a revision, at most
+		b.Deltas = int(min(p.Set-p.Whole, blobs.MaxDeltas))
 	}
 	return b
 }

@@ -9,17 +9,19 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // prepare hashes and compresses what the commit stores, and stores ahead what is too
 // large for the commit's batch. The only thing that depends on the head is which
 // versions parts can be stored relative to.
-func (w *writer) prepare(ctx context.Context, h *head.Head) error {
+func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 	w.stage.Abandon(ctx) // what an earlier attempt stored ahead
 	w.stage = w.store.NewStage(w.s.Inc)
-	w.payloads = make([]*blob.Draft, len(w.in.Nodes))
+	w.payloads = make([]*blobs.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0
 	var err error
@@ -40,7 +42,7 @@ func (w *writer) prepare(ctx context.Context, h *head.Head) error {
 
 // version prepares a version of a checkpoint part: as a delta, if the version that
 // stands is at hand and the batch has room, else whole.
-func (w *writer) version(ctx context.Context, h *head.Head, name string, content []byte) (*version, error) {
+func (w *writer) version(ctx context.Context, h *heads.Head, name string, content []byte) (*version, error) {
 	v := &version{id: blob.Sum(content), size: int64(len(content))}
 	v.base = w.store.Bases.Get(w.s.Inc, name)
 	if v.base == nil || !isBase(v.base, h, name) {
@@ -51,7 +53,7 @@ func (w *writer) version(ctx context.Context, h *head.Head, name string, content
 			return v, nil // the part stays as it is
 		}
 		var err error
-		if v.data, err = blob.Delta(content, v.base); err != nil {
+		if v.data, err = blobs.Delta(content, v.base); err != nil {
 			return nil, err
 		}
 		if v.data != nil && w.stage.room(len(v.data)) {
@@ -66,7 +68,7 @@ func (w *writer) version(ctx context.Context, h *head.Head, name string, content
 }
 
 // isBase reports whether base is the version of a part that stands.
-func isBase(base *blob.Base, h *head.Head, name string) bool {
+func isBase(base *blobs.Base, h *heads.Head, name string) bool {
 	return slices.ContainsFunc(h.Parts, func(p head.Part) bool {
 		return p.Name == name && p.Blob == base.ID && uint64(p.Set) == base.Revision
 	})
@@ -74,7 +76,7 @@ func isBase(base *blob.Base, h *head.Head, name string) bool {
 
 // basesHold reports whether the versions that the commit's parts are stored relative
 // to are those that stand.
-func (w *writer) basesHold(h *head.Head) bool {
+func (w *writer) basesHold(h *heads.Head) bool {
 	for name, v := range w.parts {
 		if v.base != nil && !isBase(v.base, h, name) {
 			return false
@@ -85,7 +87,7 @@ func (w *writer) basesHold(h *head.Head) bool {
 
 // readAttachments finds out which attachments the session has, by an earlier
 // commit or from its ancestors, and which it was granted by an upload.
-func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
+func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 	blobs, space := w.store.Blobs, w.store.Space
 	var ids []blob.ID
 	var ks [][]byte
@@ -147,7 +149,7 @@ func (w *writer) readAttachments(ctx context.Context, h *head.Head) error {
 // Expired gives the error of an upload that took longer than Options.UploadTTL
 // its public name.
 func Expired(err error) error {
-	if errors.Is(err, blob.ErrExpired) {
+	if errors.Is(err, blobs.ErrExpired) {
 		return fmt.Errorf("%w: %w", ErrUploadExpired, err)
 	}
 	return err

@@ -6,6 +6,8 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -19,7 +21,7 @@ type Store struct {
 	Random func([]byte)
 	// NewUpload returns the upload for what is stored ahead of a batch. The session
 	// that commits owns it.
-	NewUpload func(owner head.Incarnation) *blob.Upload
+	NewUpload func(owner heads.Incarnation) *blobs.Upload
 }
 
 // Limits are those that a commit can only check when it knows the session.
@@ -52,7 +54,7 @@ type Node struct {
 	Kind        string
 	Key         string
 	Payload     []byte
-	Attachments []blob.Ref
+	Attachments []blob.Attachment
 }
 
 // A Ref names a node in a request.

@@ -9,10 +9,14 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // decided reports whether err ends a commit that is known not to stand.
@@ -30,7 +34,7 @@ func (*replayed) Error() string { return "turn replayed" }
 
 // resolve finds out why a guard was false, and returns the head to go on from,
 // or the error that the commit ends with.
-func (w *writer) resolve(ctx context.Context, conflict error) (*head.Head, []byte, error) {
+func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []byte, error) {
 	s, space := w.s, w.store.Space
 	turnKey := space.Turn(s.Inc, w.in.Turn)
 	timeKey := space.OrderTime(s.Inc)
@@ -82,7 +86,7 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	place, err := graph.OpenPosition(key, vs[0], keys.EventKey)
+	place, err := pack.OpenPosition(key, vs[0], keys.EventKey)
 	if err != nil {
 		return codec.Corrupt(err, "event key of session %q", w.s.ID)
 	}
@@ -94,7 +98,7 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	return nil
 }
 
-func (s *Session) conflict(expected head.Revision, h *head.Head) error {
+func (s *Session) conflict(expected head.Revision, h *heads.Head) error {
 	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
@@ -123,7 +127,7 @@ func (w *writer) orReplay(ctx context.Context, err error) (Result, error) {
 // returns *replayed when they are the same.
 func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	s := w.s
-	revision, err := head.OpenTurn(key, value)
+	revision, err := heads.OpenTurn(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "turn %q of session %q", w.in.Turn, s.ID)
 	}
@@ -132,34 +136,34 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 		return err
 	}
 	if stored.Turn != w.in.Turn {
-		return codec.Corrupt(codec.ErrHash, "turn %q of session %q", w.in.Turn, s.ID)
+		return codec.Corrupt(record.ErrHash, "turn %q of session %q", w.in.Turn, s.ID)
 	}
 	before, err := s.baseBefore(ctx, revision)
 	if err != nil {
 		return err
 	}
-	var pack graph.Pack
+	var p pack.Pack
 	if stored.Nodes > 0 {
-		if pack, err = history.Retry(ctx, s.Session, func() (graph.Pack, error) { return s.Pack(ctx, s.Inc, revision) }); err != nil {
+		if p, err = history.Retry(ctx, s.Session, func() (pack.Pack, error) { return s.Pack(ctx, s.Inc, revision) }); err != nil {
 			return err
 		}
 	}
-	if pack.Erased() { // the content can't be compared any more: the turn id decides
-		ids, err := resolved(&pack, before.last)
+	if p.Erased() { // the content can't be compared any more: the turn id decides
+		ids, err := resolved(&p, before.last)
 		if err != nil {
 			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.ID)
 		}
 		return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: ids, Replayed: true}}
 	}
 	payloads, parts := w.digests(stored)
-	again, err := assemble(w.in, payloads, parts, before, pack.Salt, stored.Time)
+	again, err := assemble(w.in, payloads, parts, before, p.Salt, stored.Time)
 	if err != nil || again.id != id {
 		return &TurnConflict{Session: s.ID, Turn: w.in.Turn, Revision: revision, Commit: id}
 	}
 	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
 }
 
-func resolved(p *graph.Pack, before graph.ID) ([]graph.ID, error) {
+func resolved(p *pack.Pack, before graph.ID) ([]graph.ID, error) {
 	_, err := p.Resolve(before)
 	ids := make([]graph.ID, len(p.Nodes))
 	for i := range ids {
@@ -170,11 +174,11 @@ func resolved(p *graph.Pack, before graph.ID) ([]graph.ID, error) {
 
 // digests returns payloads and parts that have ids and sizes only, for assemble. That
 // a part is stored as a delta is as in the commit that they are compared with.
-func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[string]*version) {
-	payloads, parts = make([]*blob.Draft, len(w.in.Nodes)), map[string]*version{}
+func (w *writer) digests(with *heads.Commit) (payloads []*blobs.Draft, parts map[string]*version) {
+	payloads, parts = make([]*blobs.Draft, len(w.in.Nodes)), map[string]*version{}
 	for i := range w.in.Nodes {
 		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.store.Inline {
-			payloads[i] = &blob.Draft{ID: blob.Sum(p), Size: int64(len(p))}
+			payloads[i] = &blobs.Draft{ID: blob.Sum(p), Size: int64(len(p))}
 		}
 	}
 	for name, content := range w.in.Checkpoint {
@@ -182,7 +186,7 @@ func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[s
 	}
 	for _, p := range with.Parts {
 		if v := parts[p.Name]; v != nil && p.Set == with.Revision {
-			v.delta = p.IsDelta()
+			v.delta = heads.IsDelta(p)
 		}
 	}
 	return payloads, parts
@@ -192,7 +196,7 @@ func (w *writer) digests(with *head.Commit) (payloads []*blob.Draft, parts map[s
 func (s *Session) baseBefore(ctx context.Context, r head.Revision) (base, error) {
 	b := base{revision: r - 1}
 	if r == 1 {
-		b.commit = head.Genesis(s.Inc, s.Origin)
+		b.commit = heads.Genesis(s.Inc, s.Origin)
 		if o := s.Origin; o != nil {
 			b.leaf = o.Ancestors[len(o.Ancestors)-1].Node
 			b.last, b.parts = b.leaf, o.Parts

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -14,10 +15,10 @@ import (
 type Session struct {
 	*history.Session
 
-	mu        sync.Mutex // guards what follows
-	head      *head.Head // replaced, never changed
-	record    []byte     // of head; nil: the next commit reads it
-	orderTime []byte     // the record of the session's time in the order of sessions
+	mu        sync.Mutex  // guards what follows
+	head      *heads.Head // replaced, never changed
+	record    []byte      // of head; nil: the next commit reads it
+	orderTime []byte      // the record of the session's time in the order of sessions
 }
 
 // NewSession returns a session of which nothing was seen.
@@ -25,7 +26,7 @@ func NewSession(s *history.Session) *Session { return &Session{Session: s} }
 
 // See keeps a head that was read or written, if it is the newest one. The record may be
 // nil when it is not at hand; the next commit then reads it.
-func (s *Session) See(h *head.Head, record []byte) {
+func (s *Session) See(h *heads.Head, record []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.head == nil || h.Revision >= s.head.Revision {
@@ -59,7 +60,7 @@ func (s *Session) Revision() head.Revision {
 
 // Head reads the head, and more records as they stood at the same moment: see
 // history.Session.ReadHead.
-func (s *Session) Head(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
+func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
 	h, record, values, err := s.ReadHead(ctx, s.Revision(), more...)
 	if err != nil {
 		return nil, nil, err
@@ -69,7 +70,7 @@ func (s *Session) Head(ctx context.Context, more ...[]byte) (*head.Head, [][]byt
 }
 
 // current returns the head that was seen last, or reads it. It reports whether it read.
-func (s *Session) current(ctx context.Context) (h *head.Head, record []byte, fresh bool, err error) {
+func (s *Session) current(ctx context.Context) (h *heads.Head, record []byte, fresh bool, err error) {
 	s.mu.Lock()
 	h, record = s.head, s.record
 	s.mu.Unlock()
@@ -81,7 +82,7 @@ func (s *Session) current(ctx context.Context) (h *head.Head, record []byte, fre
 }
 
 // readRecord reads the head and its record.
-func (s *Session) readRecord(ctx context.Context) (*head.Head, []byte, error) {
+func (s *Session) readRecord(ctx context.Context) (*heads.Head, []byte, error) {
 	h, values, err := s.Head(ctx, s.HeadKey)
 	if err != nil {
 		return nil, nil, err

@@ -10,7 +10,8 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // A Stage gathers the contents that one batch is going to refer to as blobs. The
@@ -18,11 +19,11 @@ import (
 // held by an upload that the batch ends.
 type Stage struct {
 	store  *Store
-	Owner  head.Incarnation // the session that commits or, for a fork, its parent
-	Marks  blob.Marks       // of the blobs that the batch may rely on
-	drafts map[blob.ID]*blob.Draft
-	bytes  int          // that the batch carries
-	upload *blob.Upload // nil if nothing was stored ahead
+	Owner  heads.Incarnation // the session that commits or, for a fork, its parent
+	Marks  blobs.Marks       // of the blobs that the batch may rely on
+	drafts map[blob.ID]*blobs.Draft
+	bytes  int           // that the batch carries
+	upload *blobs.Upload // nil if nothing was stored ahead
 }
 
 // stageBytes is how much of blobs and deltas a batch carries; the rest of what an
@@ -34,8 +35,8 @@ const stageBytes = 1 << 20
 var ErrBlobGone = errors.New("blob removed")
 
 // NewStage returns an empty stage. owner may be zero until something is stored ahead.
-func (s *Store) NewStage(owner head.Incarnation) Stage {
-	return Stage{store: s, Owner: owner, Marks: blob.Marks{}, drafts: map[blob.ID]*blob.Draft{}}
+func (s *Store) NewStage(owner heads.Incarnation) Stage {
+	return Stage{store: s, Owner: owner, Marks: blobs.Marks{}, drafts: map[blob.ID]*blobs.Draft{}}
 }
 
 // room reports whether the batch has room for n more bytes, and takes it.
@@ -49,12 +50,12 @@ func (g *Stage) room(n int) bool {
 
 // Draft returns content, whose id the caller knows, as a blob that the batch can refer
 // to. Equal contents are one blob.
-func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blob.Draft, error) {
+func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.Draft, error) {
 	if d := g.drafts[id]; d != nil {
 		return d, nil
 	}
-	d, err := blob.Prepare(id, content)
-	if errors.Is(err, blob.ErrStream) {
+	d, err := blobs.Prepare(id, content)
+	if errors.Is(err, blobs.ErrStream) {
 		d, err = g.ahead().Write(ctx, bytes.NewReader(content), int64(len(content)))
 	} else if err == nil && g.room(d.Bytes()) {
 		g.drafts[id] = d
@@ -72,7 +73,7 @@ func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blob.Dr
 }
 
 // ahead returns the upload of what is stored ahead of the batch.
-func (g *Stage) ahead() *blob.Upload {
+func (g *Stage) ahead() *blobs.Upload {
 	if g.upload == nil {
 		g.upload = g.store.NewUpload(g.Owner)
 	}
@@ -98,9 +99,9 @@ func (g *Stage) read(ctx context.Context) error {
 }
 
 // Add makes b store or rely on d.
-func (g *Stage) Add(b *engine.Batch, d *blob.Draft) error {
+func (g *Stage) Add(b *engine.Batch, d *blobs.Draft) error {
 	err := g.store.Blobs.Add(b, d, g.Marks)
-	if errors.Is(err, blob.ErrNotFound) {
+	if errors.Is(err, blobs.ErrNotFound) {
 		err = fmt.Errorf("%w: %s", ErrBlobGone, d.ID)
 	}
 	return err

@@ -7,12 +7,13 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 )
 
 // Upload stores what r delivers for a later commit of the session: see
 // turnstone.Session.PutAttachment.
-func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64) (*blob.Draft, error) {
+func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64) (*blobs.Draft, error) {
 	if _, err := s.Lifecycles(ctx); err != nil {
 		return nil, err
 	}
@@ -27,7 +28,7 @@ func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64
 			return err
 		})
 	}
-	if errors.Is(err, blob.ErrTooLarge) {
+	if errors.Is(err, blobs.ErrTooLarge) {
 		err = &change.Limit{Limit: "bytes", Where: "attachment", Have: blob.MaxBytes + 1, Max: blob.MaxBytes}
 	}
 	if err != nil {

@@ -13,12 +13,15 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/reclaim"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Receipt says what is left after an erasure.
@@ -34,13 +37,13 @@ type Receipt struct {
 // A Store is where an erasure reads.
 type Store struct {
 	history.Store
-	Collector *gc.Collector
+	Collector *reclaim.Collector
 }
 
 // Session erases a session and, if deletion cascades, its children and theirs. remove deletes
 // the incarnation. Vacuum returns the sessions that it could not finish. After remove has
 // succeeded, an error matches change.ErrIncomplete.
-func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, head.Incarnation) error, vacuum func(context.Context) ([]head.Incarnation, error)) (*Receipt, error) {
+func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, heads.Incarnation) error, vacuum func(context.Context) ([]heads.Incarnation, error)) (*Receipt, error) {
 	inc, err := s.incarnation(ctx, id)
 	if err != nil {
 		return nil, err
@@ -88,7 +91,7 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 // matches change.ErrIncomplete.
 func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, remove, vacuum func(context.Context) error) (*Receipt, error) {
 	var blobs []blob.ID
-	var owners []head.Incarnation // of the histories that the nodes are in
+	var owners []heads.Incarnation // of the histories that the nodes are in
 	for _, id := range ids {
 		n, at, err := of.NodeNow(ctx, id)
 		if err != nil {
@@ -131,7 +134,7 @@ func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, r
 
 // incarnation returns the incarnation that Erase of an id is about: of the session that has
 // it or, if none has, of the last one that was deleted under it.
-func (s Store) incarnation(ctx context.Context, id string) (inc head.Incarnation, err error) {
+func (s Store) incarnation(ctx context.Context, id string) (inc heads.Incarnation, err error) {
 	live, _, err := s.OpenSession(ctx, id)
 	if err == nil {
 		return live.Inc, nil
@@ -147,14 +150,14 @@ func (s Store) incarnation(ctx context.Context, id string) (inc head.Incarnation
 	if vs[0] == nil {
 		return inc, err
 	}
-	if inc, gerr = head.OpenPredecessor(key, vs[0]); gerr != nil {
+	if inc, gerr = heads.OpenPredecessor(key, vs[0]); gerr != nil {
 		return inc, codec.Corrupt(gerr, "predecessor of session %q", id)
 	}
 	life, gerr := s.Life(ctx, inc)
 	if gerr != nil {
 		return inc, gerr
 	}
-	if life != nil && life.State == head.Live { // it was renamed
+	if life != nil && life.State == heads.Live { // it was renamed
 		return inc, err
 	}
 	return inc, nil
@@ -163,8 +166,8 @@ func (s Store) incarnation(ctx context.Context, id string) (inc head.Incarnation
 // family returns an incarnation and, if deletion cascades, its children and theirs.
 // When Erase is repeated, children that the first call deleted are no longer listed as
 // such, so forks that are deleted already and that nothing live depends on count, too.
-func (s Store) family(ctx context.Context, inc head.Incarnation, cascade bool) ([]head.Incarnation, error) {
-	out, seen := []head.Incarnation{inc}, map[head.Incarnation]bool{inc: true}
+func (s Store) family(ctx context.Context, inc heads.Incarnation, cascade bool) ([]heads.Incarnation, error) {
+	out, seen := []heads.Incarnation{inc}, map[heads.Incarnation]bool{inc: true}
 	for i := 0; cascade && i < len(out); i++ {
 		kids, err := s.Children(ctx, out[i])
 		if err != nil {
@@ -195,9 +198,9 @@ func (s Store) family(ctx context.Context, inc head.Incarnation, cascade bool) (
 
 // unheld reports whether an incarnation is deleted, as are all forks of it, and vacuum has
 // not removed it yet.
-func (s Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
+func (s Store) unheld(ctx context.Context, inc heads.Incarnation) (bool, error) {
 	life, err := s.Life(ctx, inc)
-	if err != nil || life == nil || life.State == head.Live {
+	if err != nil || life == nil || life.State == heads.Live {
 		return false, err
 	}
 	forks, err := s.Forks(ctx, inc)
@@ -206,7 +209,7 @@ func (s Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
 	}
 	for _, fork := range forks {
 		life, err := s.Life(ctx, fork)
-		if err != nil || life != nil && life.State == head.Live {
+		if err != nil || life != nil && life.State == heads.Live {
 			return false, err
 		}
 	}
@@ -215,9 +218,9 @@ func (s Store) unheld(ctx context.Context, inc head.Incarnation) (bool, error) {
 
 // holders returns the ids of those sessions among incs and their forks for which holds
 // is true. A fork of a fork can be made meanwhile: it looks until nothing new is there.
-func (s Store) holders(ctx context.Context, incs []head.Incarnation, holds func(*history.Session) (bool, error)) (ids []string, related []head.Incarnation, err error) {
+func (s Store) holders(ctx context.Context, incs []heads.Incarnation, holds func(*history.Session) (bool, error)) (ids []string, related []heads.Incarnation, err error) {
 	ids = []string{}
-	seen := map[head.Incarnation]bool{}
+	seen := map[heads.Incarnation]bool{}
 	for more := true; more; {
 		more = false
 		related = slices.Clone(incs)
@@ -258,9 +261,9 @@ func (s Store) holders(ctx context.Context, incs []head.Incarnation, holds func(
 
 // receipt says what is left after a vacuum: which sessions related to incs hold what was
 // to go, and which blobs stay.
-func (s Store) receipt(ctx context.Context, incs []head.Incarnation, blobs []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
+func (s Store) receipt(ctx context.Context, incs []heads.Incarnation, ids []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
 	e := &Receipt{SharedBy: []string{}}
-	var related []head.Incarnation
+	var related []heads.Incarnation
 	var err error
 	if e.HeldBy, related, err = s.holders(ctx, incs, holds); err != nil {
 		return e, err
@@ -270,8 +273,8 @@ func (s Store) receipt(ctx context.Context, incs []head.Incarnation, blobs []blo
 		return e, err
 	}
 	by := map[string]bool{}
-	slices.SortFunc(blobs, func(a, b blob.ID) int { return slices.Compare(a[:], b[:]) })
-	for _, id := range slices.Compact(blobs) {
+	slices.SortFunc(ids, func(a, b blob.ID) int { return slices.Compare(a[:], b[:]) })
+	for _, id := range slices.Compact(ids) {
 		hash := s.Space.BlobHash(id)
 		key := s.Space.Mark(hash)
 		vs, err := s.Engine.Get(ctx, key)
@@ -282,7 +285,7 @@ func (s Store) receipt(ctx context.Context, incs []head.Incarnation, blobs []blo
 			e.Gone++
 			continue
 		}
-		m, err := blob.OpenMark(key, vs[0])
+		m, err := blobs.OpenMark(key, vs[0])
 		if err != nil {
 			return e, codec.Corrupt(err, "mark of blob %s", id)
 		}
@@ -317,14 +320,14 @@ func (s Store) receipt(ctx context.Context, incs []head.Incarnation, blobs []blo
 
 // blobsOf returns the blobs that an incarnation refers to, as far as its records are
 // there.
-func (s Store) blobsOf(ctx context.Context, inc head.Incarnation) ([]blob.ID, error) {
+func (s Store) blobsOf(ctx context.Context, inc heads.Incarnation) ([]blob.ID, error) {
 	for {
 		life, err := s.Life(ctx, inc)
 		if err != nil || life == nil {
 			return nil, err
 		}
 		out, err := s.readBlobs(ctx, inc, life)
-		var damage *codec.CorruptError
+		var damage *record.CorruptError
 		if err == nil || !errors.As(err, &damage) {
 			return out, err
 		}
@@ -334,17 +337,17 @@ func (s Store) blobsOf(ctx context.Context, inc head.Incarnation) ([]blob.ID, er
 	}
 }
 
-func (s Store) readBlobs(ctx context.Context, inc head.Incarnation, life *head.Life) ([]blob.ID, error) {
+func (s Store) readBlobs(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]blob.ID, error) {
 	last := life.Floor - 1 // of a deleted session
-	if life.State == head.Live {
+	if life.State == heads.Live {
 		key := s.Space.Head(life.Session)
 		vs, err := s.Engine.Get(ctx, key)
 		if err != nil {
 			return nil, err
 		}
-		h, err := head.OpenHead(key, vs[0])
+		h, err := heads.OpenHead(key, vs[0])
 		if err == nil && h.Incarnation != inc {
-			err = codec.ErrHash
+			err = record.ErrHash
 		}
 		if err != nil {
 			return nil, codec.Corrupt(err, "head of incarnation %x", inc)
@@ -363,9 +366,9 @@ func (s Store) readBlobs(ctx context.Context, inc head.Incarnation, life *head.L
 			out = append(out, p.Blob)
 		}
 	}
-	err = h.Commits(ctx, 0, last, func(c *head.Commit, _ head.CommitID) error {
+	err = h.Commits(ctx, 0, last, func(c *heads.Commit, _ head.CommitID) error {
 		for _, p := range c.Parts {
-			if p.Set == c.Revision && !p.IsDelta() {
+			if p.Set == c.Revision && !heads.IsDelta(p) {
 				out = append(out, p.Blob)
 			}
 		}

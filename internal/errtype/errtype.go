@@ -7,12 +7,12 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/replicate"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Of names the kind of an error: see turnstone.ErrorType.
@@ -27,7 +27,7 @@ func Of(err error) string {
 			}
 		}
 	}
-	var corrupt *codec.CorruptError
+	var corrupt *record.CorruptError
 	if errors.As(err, &corrupt) {
 		return "corrupt"
 	}
@@ -50,7 +50,7 @@ var errorTypes = []struct {
 	{"limit", []error{change.ErrLimit, engine.ErrTooLarge}},
 	{"invalid", []error{change.ErrInvalid, engine.ErrInvalid}},
 	{"rejected", []error{change.ErrRejected}},
-	{"format", []error{codec.ErrFormat}},
+	{"format", []error{record.ErrFormat}},
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},

@@ -8,7 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // WriteAttachment writes the content of an attachment to w, and returns its length. The
@@ -19,7 +19,7 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, last head.Re
 		return 0, err
 	}
 	n, err := s.Blobs.WriteTo(ctx, w, id)
-	var damage *codec.CorruptError
+	var damage *record.CorruptError
 	if errors.As(err, &damage) { // vacuum may have removed it meanwhile
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
 			err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, s.Name)

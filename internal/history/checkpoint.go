@@ -6,7 +6,10 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Parts returns the checkpoint parts at revision r of the session itself. Those at
@@ -32,7 +35,7 @@ func (h *History) originParts() []head.Part {
 // PartsAt returns the checkpoint parts at a commit of the session itself. A commit records
 // only the parts that it set, and the revision that set each of the others: PartsAt reads
 // the commits that set those.
-func (h *History) PartsAt(ctx context.Context, c *head.Commit) ([]head.Part, error) {
+func (h *History) PartsAt(ctx context.Context, c *heads.Commit) ([]head.Part, error) {
 	if c.PartsAt == 0 {
 		return h.originParts(), nil
 	}
@@ -70,20 +73,20 @@ func (h *History) Part(ctx context.Context, name string, set head.Revision) (hea
 	}
 	i := slices.IndexFunc(parts, func(p head.Part) bool { return p.Name == name && p.Set == set })
 	if i < 0 || parts[i].Blob.IsZero() {
-		return head.Part{}, codec.Corrupt(codec.ErrMissing, "checkpoint part %q of revision %d of %s", name, set, h.Name)
+		return head.Part{}, codec.Corrupt(record.ErrMissing, "checkpoint part %q of revision %d of %s", name, set, h.Name)
 	}
 	return parts[i], nil
 }
 
 // Chain returns the chain of versions of a part that the session stores as deltas.
-func (h *History) Chain(name string) blob.Chain {
-	return blob.Chain{Session: h.Inc, Part: h.Space.PartHash(name)}
+func (h *History) Chain(name string) blobs.Chain {
+	return blobs.Chain{Session: h.Inc, Part: h.Space.PartHash(name)}
 }
 
 // ReadPart returns the content of a version of a checkpoint part, and how many deltas the
 // version is away from one that is stored whole.
 func (h *History) ReadPart(ctx context.Context, p head.Part) (content []byte, deltas int, err error) {
-	if !p.IsDelta() {
+	if !heads.IsDelta(p) {
 		content, err = h.Blobs.Read(ctx, p.Blob)
 		return content, 0, err
 	}

@@ -6,33 +6,34 @@ import (
 	"iter"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Children returns the incarnations that are listed as children of a session.
-func (s Store) Children(ctx context.Context, parent head.Incarnation) ([]head.Incarnation, error) {
-	return s.related(ctx, keys.Child, parent, func(p engine.Pair) (head.Incarnation, error) {
-		child, err := head.OpenChild(s.Space, p)
+func (s Store) Children(ctx context.Context, parent heads.Incarnation) ([]heads.Incarnation, error) {
+	return s.related(ctx, keys.Child, parent, func(p engine.Pair) (heads.Incarnation, error) {
+		child, err := heads.OpenChild(s.Space, p)
 		return child, codec.Corrupt(err, "child at key %x", p.Key)
 	})
 }
 
 // Forks returns the incarnations that were attached to a session, or to a fork of it, and
 // that vacuum has not removed.
-func (s Store) Forks(ctx context.Context, ancestor head.Incarnation) ([]head.Incarnation, error) {
-	return s.related(ctx, keys.Fork, ancestor, func(p engine.Pair) (fork head.Incarnation, err error) {
+func (s Store) Forks(ctx context.Context, ancestor heads.Incarnation) ([]heads.Incarnation, error) {
+	return s.related(ctx, keys.Fork, ancestor, func(p engine.Pair) (fork heads.Incarnation, err error) {
 		_, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return fork, codec.Corrupt(codec.ErrMalformed, "fork at key %x", p.Key)
+			return fork, codec.Corrupt(record.ErrMalformed, "fork at key %x", p.Key)
 		}
-		return head.Incarnation(fields[16:]), nil
+		return heads.Incarnation(fields[16:]), nil
 	})
 }
 
-func (s Store) related(ctx context.Context, letter byte, to head.Incarnation, open func(engine.Pair) (head.Incarnation, error)) ([]head.Incarnation, error) {
-	var out []head.Incarnation
+func (s Store) related(ctx context.Context, letter byte, to heads.Incarnation, open func(engine.Pair) (heads.Incarnation, error)) ([]heads.Incarnation, error) {
+	var out []heads.Incarnation
 	for p, err := range s.Engine.Scan(ctx, s.Space.Of(letter, to)) {
 		if err != nil {
 			return nil, err
@@ -48,7 +49,7 @@ func (s Store) related(ctx context.Context, letter byte, to head.Incarnation, op
 
 // ByIncarnation returns the session that an incarnation lives as, and its state, or nil if
 // it does not live.
-func (s Store) ByIncarnation(ctx context.Context, inc head.Incarnation) (*Session, *State, error) {
+func (s Store) ByIncarnation(ctx context.Context, inc heads.Incarnation) (*Session, *State, error) {
 	for {
 		about, err := s.About(ctx, inc)
 		if err != nil || about == nil {
@@ -66,12 +67,12 @@ func (s Store) ByIncarnation(ctx context.Context, inc head.Incarnation) (*Sessio
 }
 
 // Abouts yields the metadata of all sessions that live, in no order that means anything.
-func (s Store) Abouts(ctx context.Context) iter.Seq2[*head.About, error] {
-	return func(yield func(*head.About, error) bool) {
+func (s Store) Abouts(ctx context.Context) iter.Seq2[*heads.About, error] {
+	return func(yield func(*heads.About, error) bool) {
 		for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.About)) {
-			var about *head.About
+			var about *heads.About
 			if err == nil {
-				about, err = head.OpenAbout(p.Key, p.Value)
+				about, err = heads.OpenAbout(p.Key, p.Value)
 				err = codec.Corrupt(err, "metadata at key %x", p.Key)
 			}
 			if !yield(about, err) || err != nil {

@@ -10,13 +10,16 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Position says where a node of the session's graph is.
 type Position struct {
 	Layer Layer
-	graph.Position
+	pack.Position
 }
 
 // Find looks a node up in the index, and returns ErrNodeNotFound if the session's graph
@@ -27,11 +30,11 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Po
 	slices.Reverse(layers)
 	var found []Position
 	for _, l := range layers {
-		for e, err := range graph.Index(ctx, h.Engine, h.Space, l.Inc) {
+		for e, err := range pack.Index(ctx, h.Engine, h.Space, l.Inc) {
 			if err != nil {
 				return Position{}, err
 			}
-			if e.Prefix == graph.PrefixOf(id) && l.Has(e.Position) {
+			if e.Prefix == pack.PrefixOf(id) && l.Has(e.Position) {
 				found = append(found, Position{l, e.Position})
 			}
 		}
@@ -53,7 +56,7 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Po
 // findKey looks up the node that was committed with an event key, in the session and then
 // in its ancestors, nearest first. The error is ErrNodeNotFound if no node has the key.
 func (h *History) findKey(ctx context.Context, last head.Revision, key string) (Position, error) {
-	return h.find(ctx, last, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc head.Incarnation) []byte {
+	return h.find(ctx, last, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc heads.Incarnation) []byte {
 		return h.Space.EventKey(inc, key)
 	})
 }
@@ -62,7 +65,7 @@ func (h *History) findKey(ctx context.Context, last head.Revision, key string) (
 // in its ancestors, nearest first. The error is ErrBlobNotFound if no node has it.
 func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blob.ID) (Position, error) {
 	hash := h.Space.BlobHash(id)
-	at, err := h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc head.Incarnation) []byte {
+	at, err := h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc heads.Incarnation) []byte {
 		return h.Space.Attachment(inc, hash)
 	})
 	if errors.Is(err, ErrNodeNotFound) {
@@ -72,7 +75,7 @@ func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blo
 }
 
 // find reads an index record of the session and of its ancestors. letter is its kind.
-func (h *History) find(ctx context.Context, last head.Revision, letter byte, what string, key func(head.Incarnation) []byte) (Position, error) {
+func (h *History) find(ctx context.Context, last head.Revision, letter byte, what string, key func(heads.Incarnation) []byte) (Position, error) {
 	layers := h.Layers(last)
 	slices.Reverse(layers)
 	ks := make([][]byte, len(layers))
@@ -87,7 +90,7 @@ func (h *History) find(ctx context.Context, last head.Revision, letter byte, wha
 		if value == nil {
 			continue
 		}
-		p, err := graph.OpenPosition(ks[i], value, letter)
+		p, err := pack.OpenPosition(ks[i], value, letter)
 		if err != nil {
 			return Position{}, codec.Corrupt(err, "index entry of %s of %s", what, h.Name)
 		}
@@ -108,8 +111,8 @@ func (h *History) Node(ctx context.Context, last head.Revision, id graph.ID) (No
 	n, err := h.NodeAt(ctx, at)
 	switch {
 	case err != nil:
-	case graph.PrefixOf(n.ID) != graph.PrefixOf(id):
-		err = codec.Corrupt(codec.ErrHash, "node %s of %s", id, h.Name)
+	case pack.PrefixOf(n.ID) != pack.PrefixOf(id):
+		err = codec.Corrupt(record.ErrHash, "node %s of %s", id, h.Name)
 	case n.ID != id: // their ids only begin alike
 		err = fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 	}
@@ -125,7 +128,7 @@ func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string)
 	}
 	n, err := h.NodeAt(ctx, at)
 	if err == nil && n.Key != key {
-		err = codec.Corrupt(codec.ErrHash, "event key %q of %s", key, h.Name)
+		err = codec.Corrupt(record.ErrHash, "event key %q of %s", key, h.Name)
 	}
 	if err == nil { // the caller gave no id that would vouch for the node
 		err = h.verifyCommit(ctx, at)
@@ -141,7 +144,7 @@ func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
 		return Node{}, err
 	}
 	if at.Index >= len(nodes) {
-		return Node{}, codec.Corrupt(codec.ErrMissing, "node %d of revision %d of %s", at.Index, at.Revision, h.Name)
+		return Node{}, codec.Corrupt(record.ErrMissing, "node %d of revision %d of %s", at.Index, at.Revision, h.Name)
 	}
 	return nodes[at.Index], nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 var (
@@ -20,10 +21,10 @@ var (
 
 // A Fork is what a session begins with that forks from another one.
 type Fork struct {
-	head.Origin
+	heads.Origin
 	// Of and At are the incarnation and the revision whose checkpoint the fork takes
 	// over. Origin.Parts are as they are there. The revision must be retained.
-	Of head.Incarnation
+	Of heads.Incarnation
 	At head.Revision
 }
 
@@ -36,12 +37,12 @@ type Fork struct {
 // checkpoint is not empty and none of these revisions is retained, the error is
 // ErrRevisionPruned. ForkAt reads the commits since the node was added, unless the node is
 // the session's leaf.
-func (h *History) ForkAt(ctx context.Context, now *head.Head, node graph.ID) (*Fork, error) {
+func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*Fork, error) {
 	f := &Fork{}
 	if h.Origin != nil {
 		f.Ancestors = slices.Clone(h.Origin.Ancestors)
 	}
-	own := head.Ancestor{Incarnation: h.Inc, Node: node, Commit: head.Genesis(h.Inc, h.Origin)}
+	own := heads.Ancestor{Incarnation: h.Inc, Node: node, Commit: heads.Genesis(h.Inc, h.Origin)}
 	switch {
 	case node == now.Leaf:
 		own.Revision, own.Commit = now.Revision, now.Commit
@@ -82,7 +83,7 @@ func (h *History) ForkAt(ctx context.Context, now *head.Head, node graph.ID) (*F
 // takeCheckpoint sets the checkpoint of a fork at node. added says where the node is. It
 // is zero for the node that the session forked from, at which revision 0 of the session
 // ended.
-func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *head.Head, node graph.ID, added Position) error {
+func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, node graph.ID, added Position) error {
 	turn, err := h.turnOf(ctx, now, node, added)
 	if err != nil {
 		return err
@@ -103,7 +104,7 @@ type turn struct {
 }
 
 // turnOf returns the revision whose checkpoint belongs to a node: see ForkAt.
-func (h *History) turnOf(ctx context.Context, now *head.Head, node graph.ID, added Position) (best turn, err error) {
+func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, added Position) (best turn, err error) {
 	layers := h.Layers(now.Revision)
 	slices.Reverse(layers)
 	for _, l := range layers {
@@ -155,7 +156,7 @@ func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, nod
 	if l.Nodes > 0 { // the leaf of a commit that is shared in part is not shared
 		last--
 	}
-	err = h.Commits(ctx, after, last, func(c *head.Commit, _ head.CommitID) error {
+	err = h.Commits(ctx, after, last, func(c *heads.Commit, _ head.CommitID) error {
 		if c.Leaf == node {
 			ended = append(ended, c.Revision)
 		}
@@ -166,21 +167,21 @@ func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, nod
 
 // newestRetained returns the newest of some revisions of an incarnation that is retained.
 // If none is, it returns the newest one and false.
-func (s Store) newestRetained(ctx context.Context, inc head.Incarnation, of []head.Revision) (r head.Revision, retained bool, err error) {
+func (s Store) newestRetained(ctx context.Context, inc heads.Incarnation, of []head.Revision) (r head.Revision, retained bool, err error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil {
 		return 0, false, err
 	}
-	life, err := head.OpenLife(key, values[0])
+	life, err := heads.OpenLife(key, values[0])
 	if err != nil {
 		return 0, false, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 	}
 	newest := of[len(of)-1]
-	if newest >= life.Floor || life.State != head.Live {
-		return newest, life.State == head.Live, nil
+	if newest >= life.Floor || life.State != heads.Live {
+		return newest, life.State == heads.Live, nil
 	}
-	refs, err := head.Refs(ctx, s.Engine, s.Space, inc, life)
+	refs, err := heads.Kept(ctx, s.Engine, s.Space, inc, life)
 	for _, ref := range refs {
 		if _, ended := slices.BinarySearch(of, ref.Revision); ended && (!retained || ref.Revision > r) {
 			r, retained = ref.Revision, true
@@ -194,22 +195,22 @@ func (s Store) newestRetained(ctx context.Context, inc head.Incarnation, of []he
 
 // Retained reports whether the state at revision r of an incarnation can be read: the
 // revision is not below the floor, or a host has kept it by name.
-func (s Store) Retained(ctx context.Context, inc head.Incarnation, life *head.Life, r head.Revision) (bool, error) {
+func (s Store) Retained(ctx context.Context, inc heads.Incarnation, life *heads.Life, r head.Revision) (bool, error) {
 	if r >= life.Floor {
 		return true, nil
 	}
-	if life.State != head.Live {
+	if life.State != heads.Live {
 		return false, nil
 	}
-	refs, err := head.Refs(ctx, s.Engine, s.Space, inc, life)
-	return slices.ContainsFunc(refs, func(ref head.Ref) bool { return ref.Revision == r }), err
+	refs, err := heads.Kept(ctx, s.Engine, s.Space, inc, life)
+	return slices.ContainsFunc(refs, func(ref head.Kept) bool { return ref.Revision == r }), err
 }
 
 // RetainedNow returns a function that reports whether a revision of the session, which
 // lives, can be read as it was.
 func (s *Session) RetainedNow(ctx context.Context) (func(head.Revision) bool, error) {
 	return WithLifecycles(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
-		refs, err := head.Refs(ctx, s.Engine, s.Space, s.Inc, l.Own)
+		refs, err := heads.Kept(ctx, s.Engine, s.Space, s.Inc, l.Own)
 		kept := map[head.Revision]bool{}
 		for _, r := range refs {
 			kept[r.Revision] = true

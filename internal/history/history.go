@@ -33,12 +33,15 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // ErrNodeNotFound: the graph has no such node.
@@ -48,23 +51,23 @@ var ErrNodeNotFound = errors.New("turnstone: node not found")
 type Store struct {
 	Engine engine.Engine
 	Space  *keys.Space
-	Blobs  *blob.Store // for checkpoint parts only
+	Blobs  *blobs.Store // for checkpoint parts only
 }
 
 // A History is the history of one incarnation, which may be deleted. It holds no state
 // of its own and is safe for concurrent use.
 type History struct {
 	Store
-	Inc head.Incarnation
+	Inc heads.Incarnation
 	// Origin says what a fork shares of its ancestors. It is nil for other sessions.
-	Origin *head.Origin
+	Origin *heads.Origin
 	// Name is what errors call the history, for example `session "a"`.
 	Name string
 }
 
 // Open returns the history of an incarnation. It reads the incarnation's origin, and
 // does not check whether the incarnation exists.
-func (s Store) Open(ctx context.Context, inc head.Incarnation) (*History, error) {
+func (s Store) Open(ctx context.Context, inc heads.Incarnation) (*History, error) {
 	origin, err := s.Origin(ctx, inc)
 	if err != nil {
 		return nil, err
@@ -72,22 +75,22 @@ func (s Store) Open(ctx context.Context, inc head.Incarnation) (*History, error)
 	return &History{Store: s, Inc: inc, Origin: origin, Name: nameOf(inc)}, nil
 }
 
-func nameOf(inc head.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
+func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
 
 // Origin returns the origin of an incarnation, or nil if it is no attached fork.
-func (s Store) Origin(ctx context.Context, inc head.Incarnation) (*head.Origin, error) {
+func (s Store) Origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
 	key := s.Space.Origin(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	origin, err := head.OpenOrigin(key, values[0])
+	origin, err := heads.OpenOrigin(key, values[0])
 	return origin, codec.Corrupt(err, "origin of %s", nameOf(inc))
 }
 
 // A Layer is the part of one incarnation's history that a session reads.
 type Layer struct {
-	Inc  head.Incarnation
+	Inc  heads.Incarnation
 	Last head.Revision // the last commit that is shared; 0: only tombstones count
 	// Nodes is how many nodes of the last commit are shared. 0 stands for all.
 	Nodes int
@@ -101,7 +104,7 @@ type Layer struct {
 }
 
 // Has reports whether the session shares the node at p of the layer's incarnation.
-func (l *Layer) Has(p graph.Position) bool {
+func (l *Layer) Has(p pack.Position) bool {
 	r := head.Revision(p.Revision)
 	return r < l.Last || r == l.Last && (l.Nodes == 0 || p.Index < l.Nodes)
 }
@@ -126,32 +129,32 @@ func (h *History) Own(last head.Revision) Layer {
 }
 
 // CommitAt returns the commit of revision r of an incarnation, and its id.
-func (s Store) CommitAt(ctx context.Context, inc head.Incarnation, r head.Revision) (*head.Commit, head.CommitID, error) {
+func (s Store) CommitAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*heads.Commit, head.CommitID, error) {
 	key := s.Space.Commit(inc, uint64(r))
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil {
 		return nil, head.CommitID{}, err
 	}
-	c, id, err := head.OpenCommit(key, values[0])
+	c, id, err := heads.OpenCommit(key, values[0])
 	if err == nil && c.Revision != r {
-		err = fmt.Errorf("%w: it is of revision %d", codec.ErrHash, c.Revision)
+		err = fmt.Errorf("%w: it is of revision %d", record.ErrHash, c.Revision)
 	}
 	return c, id, codec.Corrupt(err, "commit %d of %s", r, nameOf(inc))
 }
 
 // CommitAt returns the commit of revision r of the session itself, and its id.
-func (h *History) CommitAt(ctx context.Context, r head.Revision) (*head.Commit, head.CommitID, error) {
+func (h *History) CommitAt(ctx context.Context, r head.Revision) (*heads.Commit, head.CommitID, error) {
 	return h.Store.CommitAt(ctx, h.Inc, r)
 }
 
 // Commits calls f for the session's own commits after one revision up to another, in
 // their order. It verifies that each commit follows the one before it, from the session's
 // beginning or from the commit of revision after.
-func (h *History) Commits(ctx context.Context, after, last head.Revision, f func(*head.Commit, head.CommitID) error) error {
+func (h *History) Commits(ctx context.Context, after, last head.Revision, f func(*heads.Commit, head.CommitID) error) error {
 	if last <= after {
 		return nil
 	}
-	previous := head.Genesis(h.Inc, h.Origin)
+	previous := heads.Genesis(h.Inc, h.Origin)
 	if after > 0 {
 		var err error
 		if _, previous, err = h.CommitAt(ctx, after); err != nil {
@@ -163,7 +166,7 @@ func (h *History) Commits(ctx context.Context, after, last head.Revision, f func
 
 // A Range is a range of an incarnation's commits.
 type Range struct {
-	Inc   head.Incarnation
+	Inc   heads.Incarnation
 	Name  string        // what errors call the history
 	After head.Revision // the commits after this one,
 	Last  head.Revision // up to this one
@@ -174,7 +177,7 @@ type Range struct {
 
 // Commits calls f for the commits of a range in their order. It verifies that none is
 // missing and that each follows the one before it.
-func (s Store) Commits(ctx context.Context, of Range, f func(*head.Commit, head.CommitID) error) error {
+func (s Store) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
 	if of.Last <= of.After {
 		return nil // a Limit of 0 would be no limit
 	}
@@ -188,13 +191,13 @@ func (s Store) Commits(ctx context.Context, of Range, f func(*head.Commit, head.
 		if err != nil {
 			return err
 		}
-		c, id, err := head.OpenCommit(p.Key, p.Value)
+		c, id, err := heads.OpenCommit(p.Key, p.Value)
 		switch {
 		case err != nil:
 		case c.Revision != next:
-			err = codec.ErrMissing
+			err = record.ErrMissing
 		case c.Previous != previous && !previous.IsZero():
-			err = fmt.Errorf("%w: it does not follow commit %d", codec.ErrHash, next-1)
+			err = fmt.Errorf("%w: it does not follow commit %d", record.ErrHash, next-1)
 		}
 		if err != nil {
 			return codec.Corrupt(err, "commit %d of %s", next, of.Name)
@@ -205,17 +208,17 @@ func (s Store) Commits(ctx context.Context, of Range, f func(*head.Commit, head.
 		previous, next = id, next+1
 	}
 	if next != of.Last+1 {
-		return codec.Corrupt(codec.ErrMissing, "commit %d of %s", next, of.Name)
+		return codec.Corrupt(record.ErrMissing, "commit %d of %s", next, of.Name)
 	}
 	return nil
 }
 
 // Packs calls f for the packs of an incarnation after one revision up to another, in
 // their order. A commit without nodes has no pack. The nodes have no ids yet: see
-// graph.Pack.Resolve.
-func (s Store) Packs(ctx context.Context, inc head.Incarnation, after, last head.Revision, f func(*graph.Pack) error) error {
+// pack.Pack.Resolve.
+func (s Store) Packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
 	done := uint64(after)
-	for segment, err := range graph.Segments(ctx, s.Engine, s.Space, inc, uint64(after+1), uint64(last)) {
+	for segment, err := range pack.Segments(ctx, s.Engine, s.Space, inc, uint64(after+1), uint64(last)) {
 		if err != nil {
 			return err
 		}

@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Lifecycles are the lifecycle records of a session and of its ancestors, as they stood
@@ -28,7 +29,7 @@ type Lifecycles struct {
 	Session *Session
 	Keys    [][]byte // of the session's own record, then of its ancestors', oldest first
 	Values  [][]byte
-	Own     *head.Life // the session's own; it lives
+	Own     *heads.Life // the session's own; it lives
 }
 
 // WithLifecycles calls f with the lifecycle records of a session and its ancestors. When
@@ -57,7 +58,7 @@ func WithLifecycles[T any](ctx context.Context, s *Session, f func(*Lifecycles) 
 
 // transient reports whether err may be due to records that moved while they were read.
 func transient(err error) bool {
-	var damage *codec.CorruptError
+	var damage *record.CorruptError
 	return errors.As(err, &damage) || errors.Is(err, ErrNodeNotFound) || errors.Is(err, ErrBlobNotFound)
 }
 
@@ -87,9 +88,9 @@ func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
 
 // Of returns the lifecycle record of the session or of an ancestor, decoded, with its key
 // and its value.
-func (l *Lifecycles) Of(inc head.Incarnation) (life *head.Life, key, value []byte, err error) {
+func (l *Lifecycles) Of(inc heads.Incarnation) (life *heads.Life, key, value []byte, err error) {
 	key = l.Session.Space.Life(inc)
 	i := slices.IndexFunc(l.Keys, func(k []byte) bool { return bytes.Equal(k, key) })
-	life, err = head.OpenLife(key, l.Values[i])
+	life, err = heads.OpenLife(key, l.Values[i])
 	return life, key, l.Values[i], codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }

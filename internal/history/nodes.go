@@ -9,19 +9,22 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Node is a node that was read, with its position.
 type Node struct {
-	graph.Node
+	pack.Node
 	Revision  head.Revision
 	Index     int  // among the nodes of its commit
 	Inherited bool // an ancestor added it
 }
 
 // Position returns where the node is in its incarnation.
-func (n *Node) Position() graph.Position {
-	return graph.Position{Revision: uint64(n.Revision), Index: n.Index}
+func (n *Node) Position() pack.Position {
+	return pack.Position{Revision: uint64(n.Revision), Index: n.Index}
 }
 
 // AppendNodes appends the nodes of a layer after a revision to all.
@@ -33,7 +36,7 @@ func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision,
 	if err != nil {
 		return nil, err
 	}
-	err = h.Packs(ctx, l.Inc, after, l.Last, func(p *graph.Pack) error {
+	err = h.Packs(ctx, l.Inc, after, l.Last, func(p *pack.Pack) error {
 		var err error
 		if before, err = h.resolve(p, before); err != nil {
 			return err
@@ -49,14 +52,14 @@ func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision,
 }
 
 // resolve gives the nodes of a pack their ids, and returns the last one.
-func (h *History) resolve(p *graph.Pack, before graph.ID) (last graph.ID, err error) {
+func (h *History) resolve(p *pack.Pack, before graph.ID) (last graph.ID, err error) {
 	if last, err = p.Resolve(before); err != nil {
 		err = codec.Corrupt(err, "pack of revision %d of %s", p.Revision, h.Name)
 	}
 	return last, err
 }
 
-func (h *History) appendNodes(all []Node, l Layer, revision uint64, nodes []graph.Node) []Node {
+func (h *History) appendNodes(all []Node, l Layer, revision uint64, nodes []pack.Node) []Node {
 	for i := range nodes {
 		all = append(all, Node{Node: nodes[i], Revision: head.Revision(revision), Index: i, Inherited: l.Inc != h.Inc})
 	}
@@ -104,7 +107,7 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	if !want.IsZero() { // then the index must say that it is before what was read
 		at, err := h.Find(ctx, last, want)
 		if errors.Is(err, ErrNodeNotFound) || err == nil && (after == 0 || at.Layer.Inc == h.Inc && head.Revision(at.Revision) > after) {
-			err = codec.Corrupt(codec.ErrMissing, "node %s of %s", want, h.Name)
+			err = codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
 		}
 		if err != nil {
 			return nil, err
@@ -124,7 +127,7 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 	l, next := h.Own(last), last
 	for want := leaf; !want.IsZero() && n > 0; {
 		segment, err := h.segmentAt(ctx, l, next)
-		if errors.Is(err, codec.ErrMissing) || err == nil && !slices.ContainsFunc(segment, func(f Node) bool { return f.ID == want }) {
+		if errors.Is(err, record.ErrMissing) || err == nil && !slices.ContainsFunc(segment, func(f Node) bool { return f.ID == want }) {
 			l, segment, err = h.SegmentOf(ctx, last, want)
 		}
 		if err != nil {
@@ -142,7 +145,7 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 			out, want = append(out, segment[i]), segment[i].Parent
 		}
 		if !progress {
-			return nil, codec.Corrupt(codec.ErrMissing, "node %s of %s", want, h.Name)
+			return nil, codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
 		}
 	}
 	slices.Reverse(out)
@@ -152,7 +155,7 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 // linked reports the absence of a node that something refers to as damage.
 func linked(err error, id graph.ID) error {
 	if errors.Is(err, ErrNodeNotFound) {
-		return codec.Corrupt(codec.ErrMissing, "index entry of node %s", id)
+		return codec.Corrupt(record.ErrMissing, "index entry of node %s", id)
 	}
 	return err
 }
@@ -180,9 +183,9 @@ func (h *History) All(ctx context.Context, last head.Revision, commit head.Commi
 // that these commits are a chain that ends with the layer's commit.
 func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error {
 	before := l.First
-	err := h.Store.Commits(ctx, Range{Inc: l.Inc, Name: h.Name, Last: l.Last}, func(c *head.Commit, id head.CommitID) error {
+	err := h.Store.Commits(ctx, Range{Inc: l.Inc, Name: h.Name, Last: l.Last}, func(c *heads.Commit, id head.CommitID) error {
 		if c.Revision == l.Last && !l.Commit.IsZero() && id != l.Commit {
-			return codec.Corrupt(codec.ErrHash, "commit %d of %s", c.Revision, h.Name)
+			return codec.Corrupt(record.ErrHash, "commit %d of %s", c.Revision, h.Name)
 		}
 		n := 0
 		for n < len(nodes) && nodes[n].Revision == c.Revision {
@@ -197,24 +200,24 @@ func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error 
 		return nil
 	})
 	if err == nil && len(nodes) > 0 && l.Last > 0 {
-		err = codec.Corrupt(codec.ErrMissing, "commit %d of %s", l.Last+1, h.Name)
+		err = codec.Corrupt(record.ErrMissing, "commit %d of %s", l.Last+1, h.Name)
 	}
 	return err
 }
 
 // vouch checks the nodes of one commit against it. before is the last node before them.
-func vouch(c *head.Commit, nodes []Node, before graph.ID) error {
+func vouch(c *heads.Commit, nodes []Node, before graph.ID) error {
 	if len(nodes) != c.Nodes {
-		return fmt.Errorf("%w: %d of %d nodes", codec.ErrMissing, len(nodes), c.Nodes)
+		return fmt.Errorf("%w: %d of %d nodes", record.ErrMissing, len(nodes), c.Nodes)
 	}
-	pack := graph.Pack{Nodes: make([]graph.Node, len(nodes))}
+	pack := pack.Pack{Nodes: make([]pack.Node, len(nodes))}
 	for i := range nodes {
 		pack.Nodes[i] = nodes[i].Node
 		before = nodes[i].ID
 	}
 	linear := c.NodeDigest == [32]byte{}
 	if before != c.Last || linear != pack.Linear(c.Leaf) || !linear && pack.Digest() != c.NodeDigest {
-		return codec.ErrHash
+		return record.ErrHash
 	}
 	return nil
 }
@@ -231,9 +234,9 @@ func (h *History) SegmentOf(ctx context.Context, last head.Revision, id graph.ID
 
 // segmentAt returns the nodes of the segment of a layer that holds revision r.
 func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) ([]Node, error) {
-	segment, err := graph.SegmentAt(ctx, h.Engine, h.Space, l.Inc, uint64(r))
-	if errors.Is(err, graph.ErrNoSegment) {
-		err = codec.Corrupt(codec.ErrMissing, "pack of revision %d of %s", r, h.Name)
+	segment, err := pack.SegmentAt(ctx, h.Engine, h.Space, l.Inc, uint64(r))
+	if errors.Is(err, pack.ErrNoSegment) {
+		err = codec.Corrupt(record.ErrMissing, "pack of revision %d of %s", r, h.Name)
 	}
 	if err != nil {
 		return nil, err
@@ -254,8 +257,8 @@ func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) ([]No
 }
 
 // Pack returns the pack of revision r of an incarnation. Its nodes have no ids yet.
-func (h *History) Pack(ctx context.Context, inc head.Incarnation, r head.Revision) (graph.Pack, error) {
-	segment, err := graph.SegmentAt(ctx, h.Engine, h.Space, inc, uint64(r))
+func (h *History) Pack(ctx context.Context, inc heads.Incarnation, r head.Revision) (pack.Pack, error) {
+	segment, err := pack.SegmentAt(ctx, h.Engine, h.Space, inc, uint64(r))
 	if err == nil {
 		for _, p := range segment.Packs {
 			if p.Revision == uint64(r) {
@@ -263,10 +266,10 @@ func (h *History) Pack(ctx context.Context, inc head.Incarnation, r head.Revisio
 			}
 		}
 	}
-	if err == nil || errors.Is(err, graph.ErrNoSegment) {
-		err = codec.Corrupt(codec.ErrMissing, "pack of revision %d of %s", r, h.Name)
+	if err == nil || errors.Is(err, pack.ErrNoSegment) {
+		err = codec.Corrupt(record.ErrMissing, "pack of revision %d of %s", r, h.Name)
 	}
-	return graph.Pack{}, err
+	return pack.Pack{}, err
 }
 
 // commitNodes returns the nodes of revision r of a layer, and the id of the node before

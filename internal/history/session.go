@@ -7,7 +7,9 @@ import (
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 var (
@@ -30,7 +32,7 @@ type Session struct {
 }
 
 // Session returns the session with an id and an incarnation. It reads nothing.
-func (s Store) Session(id string, inc head.Incarnation) *Session {
+func (s Store) Session(id string, inc heads.Incarnation) *Session {
 	hash := s.Space.Session(id)
 	return &Session{
 		History: History{Store: s, Inc: inc, Name: fmt.Sprintf("session %q", id)},
@@ -41,14 +43,14 @@ func (s Store) Session(id string, inc head.Incarnation) *Session {
 
 // A State is what stood of a session when it was opened.
 type State struct {
-	Head      *head.Head
-	Life      *head.Life
+	Head      *heads.Head
+	Life      *heads.Life
 	OrderTime []byte // the record of its time in the order of sessions
 }
 
 // OpenSession returns the session that has an id, or ErrSessionNotFound.
 func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, error) {
-	out := s.Session(id, head.Incarnation{})
+	out := s.Session(id, heads.Incarnation{})
 	missing := fmt.Errorf("%w: %q", ErrSessionNotFound, id)
 	values, err := s.Engine.Get(ctx, out.HeadKey, out.AboutKey)
 	if err != nil {
@@ -58,7 +60,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 		return nil, nil, missing
 	}
 	st := &State{}
-	if st.Head, err = head.OpenHead(out.HeadKey, values[0]); err != nil {
+	if st.Head, err = heads.OpenHead(out.HeadKey, values[0]); err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", out.Name)
 	}
 	about, err := out.OpenAbout(values[1])
@@ -67,22 +69,22 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	}
 	inc := st.Head.Incarnation
 	if about.Incarnation != inc {
-		return nil, nil, codec.Corrupt(codec.ErrHash, "metadata of %s", out.Name)
+		return nil, nil, codec.Corrupt(record.ErrHash, "metadata of %s", out.Name)
 	}
 	out.Inc, out.LifeKey, out.DirtyKey = inc, s.Space.Life(inc), s.Space.Dirty(inc)
 	originKey := s.Space.Origin(inc)
 	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.OrderTime(inc)); err != nil {
 		return nil, nil, err
 	}
-	if about.Parent != (head.Incarnation{}) && !about.Detached {
-		if out.Origin, err = head.OpenOrigin(originKey, values[1]); err != nil {
+	if about.Parent != (heads.Incarnation{}) && !about.Detached {
+		if out.Origin, err = heads.OpenOrigin(originKey, values[1]); err != nil {
 			if out.gone(ctx) {
 				return nil, nil, missing
 			}
 			return nil, nil, codec.Corrupt(err, "origin of %s", out.Name)
 		}
 	}
-	st.Life, err = head.OpenLife(out.LifeKey, values[0])
+	st.Life, err = heads.OpenLife(out.LifeKey, values[0])
 	if err != nil && !out.gone(ctx) {
 		return nil, nil, codec.Corrupt(err, "lifecycle of %s", out.Name)
 	}
@@ -97,19 +99,19 @@ func (s *Session) gone(ctx context.Context) bool {
 }
 
 // OpenAbout decodes the session's metadata.
-func (s *Session) OpenAbout(value []byte) (*head.About, error) {
-	about, err := head.OpenAbout(s.AboutKey, value)
+func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
+	about, err := heads.OpenAbout(s.AboutKey, value)
 	if err == nil && about.ID != s.ID {
-		err = fmt.Errorf("%w: it is of session %q", codec.ErrHash, about.ID)
+		err = fmt.Errorf("%w: it is of session %q", record.ErrHash, about.ID)
 	}
 	return about, codec.Corrupt(err, "metadata of %s", s.Name)
 }
 
 // OpenLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
 // incarnation does not live any more.
-func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error) {
-	l, err := head.OpenLife(s.LifeKey, value)
-	if value == nil && s.gone(ctx) || err == nil && l.State != head.Live { // vacuum leaves nothing
+func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, error) {
+	l, err := heads.OpenLife(s.LifeKey, value)
+	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // vacuum leaves nothing
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	return l, codec.Corrupt(err, "lifecycle of %s", s.Name)
@@ -123,7 +125,7 @@ func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error
 //
 // ReadHead also reads the commit that the head names, and the one after it, which must
 // not exist. So it notices a head that was rolled back beneath the store.
-func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *head.Head, raw []byte, values [][]byte, err error) {
+func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *heads.Head, raw []byte, values [][]byte, err error) {
 	h, values, err = s.headAt(ctx, guess, more)
 	if err != nil {
 		return nil, nil, nil, err
@@ -150,7 +152,7 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 
 // headAt reads the head, the commit of revision r, the one after it, and more records, at
 // one moment. If the head is at r, it is verified.
-func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*head.Head, [][]byte, error) {
+func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*heads.Head, [][]byte, error) {
 	ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
 	values, err := s.Engine.Get(ctx, ks...)
 	if err != nil {
@@ -159,7 +161,7 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 	if values[0] == nil {
 		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
-	h, err := head.OpenHead(s.HeadKey, values[0])
+	h, err := heads.OpenHead(s.HeadKey, values[0])
 	if err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", s.Name)
 	}
@@ -177,16 +179,16 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 }
 
 // verifyHead checks a head against the record of its commit.
-func (s *Session) verifyHead(h *head.Head, value []byte) error {
+func (s *Session) verifyHead(h *heads.Head, value []byte) error {
 	if h.Revision == 0 {
-		if h.Commit != head.Genesis(s.Inc, s.Origin) {
-			return codec.Corrupt(codec.ErrHash, "head of %s", s.Name)
+		if h.Commit != heads.Genesis(s.Inc, s.Origin) {
+			return codec.Corrupt(record.ErrHash, "head of %s", s.Name)
 		}
 		return nil
 	}
-	c, id, err := head.OpenCommit(s.commitKey(h.Revision), value)
+	c, id, err := heads.OpenCommit(s.commitKey(h.Revision), value)
 	if err == nil && (id != h.Commit || c.Revision != h.Revision || c.Leaf != h.Leaf || c.Last != h.Last || c.PartsAt != h.PartsAt) {
-		err = codec.ErrHash
+		err = record.ErrHash
 	}
 	return codec.Corrupt(err, "commit %d of %s", h.Revision, s.Name)
 }
@@ -194,21 +196,21 @@ func (s *Session) verifyHead(h *head.Head, value []byte) error {
 func (h *History) commitKey(r head.Revision) []byte { return h.Space.Commit(h.Inc, uint64(r)) }
 
 // Life returns the lifecycle record of an incarnation, or nil if there is none.
-func (s Store) Life(ctx context.Context, inc head.Incarnation) (*head.Life, error) {
+func (s Store) Life(ctx context.Context, inc heads.Incarnation) (*heads.Life, error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(key, values[0])
+	life, err := heads.OpenLife(key, values[0])
 	return life, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }
 
 // About returns the metadata of an incarnation, or nil if it does not live.
-func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.About, error) {
+func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, error) {
 	for {
 		life, err := s.Life(ctx, inc)
-		if err != nil || life == nil || life.State != head.Live {
+		if err != nil || life == nil || life.State != heads.Live {
 			return nil, err
 		}
 		key := s.Space.About(life.Session)
@@ -216,9 +218,9 @@ func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.About, er
 		if err != nil {
 			return nil, err
 		}
-		about, err := head.OpenAbout(key, values[0])
+		about, err := heads.OpenAbout(key, values[0])
 		if err == nil && about.Incarnation != inc {
-			err = codec.ErrHash
+			err = record.ErrHash
 		}
 		if err == nil {
 			return about, nil

@@ -9,6 +9,8 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Show returns nodes as the session shows them: without those that are hidden, whose children
@@ -31,7 +33,7 @@ func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hi
 			continue
 		}
 		if n.Erased {
-			return nil, codec.Corrupt(codec.ErrMissing, "tombstone of erased node %s of %s", n.ID, h.Name)
+			return nil, codec.Corrupt(record.ErrMissing, "tombstone of erased node %s of %s", n.ID, h.Name)
 		}
 		out = append(out, n)
 	}
@@ -83,7 +85,7 @@ type Past struct {
 // At returns the state at revision r of the session, whose head is h. The error is
 // ErrRevisionNotFound if the session has not got that far, and ErrRevisionPruned if the
 // revision is not retained. At reads all commits up to the revision.
-func (s *Session) At(ctx context.Context, h *head.Head, r head.Revision) (*Past, error) {
+func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*Past, error) {
 	if r > h.Revision {
 		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
 	}
@@ -97,7 +99,7 @@ func (s *Session) At(ctx context.Context, h *head.Head, r head.Revision) (*Past,
 		return nil, fmt.Errorf("%w: %d of %s, whose floor is %d", ErrRevisionPruned, r, s.Name, l.Own.Floor)
 	}
 	p := &Past{}
-	err = s.Commits(ctx, 0, r, func(c *head.Commit, id head.CommitID) error {
+	err = s.Commits(ctx, 0, r, func(c *heads.Commit, id head.CommitID) error {
 		p.Usage = head.Sum(p.Usage, c.Usage)
 		if c.Revision != r {
 			return nil

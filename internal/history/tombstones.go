@@ -8,7 +8,9 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Tombstones are the nodes that a session does not show, by the first 8 bytes of their
@@ -34,9 +36,9 @@ func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
 				return nil, err
 			}
 			_, fields, ok := h.Space.Fields(p.Key)
-			t, err := head.OpenTombstone(p.Key, p.Value)
+			t, err := heads.OpenTombstone(p.Key, p.Value)
 			if err == nil && !ok {
-				err = fmt.Errorf("%w: tombstone", codec.ErrMalformed)
+				err = fmt.Errorf("%w: tombstone", record.ErrMalformed)
 			}
 			if err != nil {
 				return nil, codec.Corrupt(err, "tombstone at key %x of %s", p.Key, h.Name)
@@ -96,7 +98,7 @@ func (h *History) hasPruned(ctx context.Context, id graph.ID) (bool, error) {
 		if value == nil {
 			continue
 		}
-		t, err := head.OpenTombstone(ks[i], value)
+		t, err := heads.OpenTombstone(ks[i], value)
 		if err != nil {
 			return false, codec.Corrupt(err, "tombstone of node %s of %s", id, h.Name)
 		}

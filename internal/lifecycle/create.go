@@ -6,16 +6,16 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // A Request asks for a new session. The root package has checked it.
 type Request struct {
 	// About has the metadata. Create sets the incarnation, the parent and the times.
-	About    head.About
+	About    heads.About
 	Parent   string   // the id of the parent, or ""
 	ForkNode graph.ID // zero: the parent's leaf
 }
@@ -23,7 +23,7 @@ type Request struct {
 // Create makes the session that r describes. If one of that id exists, Create returns it,
 // and its state, with created = false. The state of a new session is nil.
 func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Session, state *history.State, created bool, err error) {
-	g := st.NewStage(head.Incarnation{})
+	g := st.NewStage(heads.Incarnation{})
 	err = change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		// A conflict is with another creator, with a change of the parent, or after
 		// an unknown outcome with the call's own first attempt, which is recognized
@@ -45,7 +45,7 @@ func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Sessio
 			return err
 		}
 		g.Abandon(ctx) // what an earlier attempt stored ahead
-		g = st.NewStage(head.Incarnation{})
+		g = st.NewStage(heads.Incarnation{})
 		b, made, err := st.create(ctx, r, &g)
 		if errors.Is(err, commit.ErrBlobGone) {
 			err = engine.ErrConflict
@@ -81,7 +81,7 @@ func (st *Store) create(ctx context.Context, r *Request, g *commit.Stage) (*engi
 		return nil, nil, err
 	}
 	about.Incarnation = inc
-	h := head.Head{Incarnation: inc, Updated: about.Updated}
+	h := heads.Head{Incarnation: inc, Updated: about.Updated}
 	s := commit.NewSession(st.Session(about.ID, inc))
 	if r.Parent != "" {
 		if s.Origin, err = st.fork(ctx, &b, r, &about, g); err != nil {
@@ -93,14 +93,14 @@ func (st *Store) create(ctx context.Context, r *Request, g *commit.Stage) (*engi
 			b.Set(key, o.Seal(key))
 		}
 	}
-	h.Commit = head.Genesis(inc, s.Origin)
+	h.Commit = heads.Genesis(inc, s.Origin)
 	record := h.Seal(s.HeadKey)
 	b.Guard(s.HeadKey, nil)
 	b.Set(s.HeadKey, record)
 	b.Set(s.AboutKey, about.Seal(s.AboutKey))
-	life := head.Life{Session: hash, State: head.Live}
+	life := heads.Life{Session: hash, State: heads.Live}
 	b.Set(s.LifeKey, life.Seal(s.LifeKey))
-	s.SeeOrderTime(head.AddToOrder(&b, st.Space, inc, hash, about.Updated))
+	s.SeeOrderTime(heads.AddToOrder(&b, st.Space, inc, hash, about.Updated))
 	s.See(&h, record)
 	return &b, s, nil
 }
@@ -108,7 +108,7 @@ func (st *Store) create(ctx context.Context, r *Request, g *commit.Stage) (*engi
 // incarnation draws one that no session has or had, as far as it is not removed, and
 // makes b guard that, and the predecessor record of the session id. A source that repeats itself
 // would give two sessions one history.
-func (st *Store) incarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc head.Incarnation, err error) {
+func (st *Store) incarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc heads.Incarnation, err error) {
 	const draws = 8
 	for range draws {
 		st.Random(inc[:])

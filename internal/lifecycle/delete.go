@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -26,7 +27,7 @@ var ErrHasChildren = errors.New("turnstone: session has children")
 
 // Delete deletes an incarnation, under whatever id it lives, and no other session that may
 // have its id by then.
-func (st *Store) Delete(ctx context.Context, inc head.Incarnation, policy Policy) error {
+func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Policy) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
 		if err != nil || s == nil {
@@ -42,7 +43,7 @@ func (st *Store) Delete(ctx context.Context, inc head.Incarnation, policy Policy
 
 // delete is one attempt of Delete. guess is the revision at which the head was seen last.
 func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, guess head.Revision, policy Policy) error {
-	return c.Alter(ctx, s, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
 			kids, err := st.Children(ctx, s.Inc)
 			if err != nil {
@@ -67,17 +68,17 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 		if err != nil {
 			return false, err
 		}
-		next.State, next.Floor = head.Deleted, h.Revision+1
+		next.State, next.Floor = heads.Deleted, h.Revision+1
 		b.Reclaim = true
 		b.Guard(s.HeadKey, vs[0])
 		b.Guard(timeKey, vs[2])
 		b.Delete(s.HeadKey)
 		b.Delete(s.AboutKey)
-		head.RemoveFromOrder(b, st.Space, s.Inc, vs[2])
-		b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+		heads.RemoveFromOrder(b, st.Space, s.Inc, vs[2])
+		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 		key := st.Space.Predecessor(s.Hash)
-		b.Set(key, head.SealPredecessor(key, s.Inc))
-		if about.Parent != (head.Incarnation{}) {
+		b.Set(key, heads.SealPredecessor(key, s.Inc))
+		if about.Parent != (heads.Incarnation{}) {
 			b.Delete(st.Space.Child(about.Parent, s.Inc))
 		}
 		return true, nil

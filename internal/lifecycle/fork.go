@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -18,13 +19,13 @@ import (
 // the parent and each of its own ancestors, how far their history is shared. The
 // lifecycle record of each is guarded and set, so that nothing that removes or
 // rewrites can pass unnoticed.
-func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
+func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *heads.About, g *commit.Stage) (*heads.Origin, error) {
 	parent, state, err := st.OpenSession(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
 	about.Parent, g.Owner = parent.Inc, parent.Inc
-	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*head.Origin, error) {
+	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*heads.Origin, error) {
 		return st.forkOf(ctx, parent, state.Head.Revision, b, l, r, about, g)
 	})
 	if errors.Is(err, history.ErrSessionDeleted) {
@@ -34,7 +35,7 @@ func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *h
 }
 
 // forkOf is one attempt of fork. guess is the revision at which the parent was seen last.
-func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revision, out *engine.Batch, l *history.Lifecycles, r *Request, about *head.About, g *commit.Stage) (*head.Origin, error) {
+func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revision, out *engine.Batch, l *history.Lifecycles, r *Request, about *heads.About, g *commit.Stage) (*heads.Origin, error) {
 	h, _, _, err := s.ReadHead(ctx, guess)
 	if err != nil {
 		return nil, err
@@ -49,7 +50,7 @@ func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revi
 	}
 	var b engine.Batch // of this attempt
 	key := st.Space.Child(s.Inc, about.Incarnation)
-	b.Set(key, head.SealChild(key))
+	b.Set(key, heads.SealChild(key))
 	if about.Detached {
 		next := l.Own.Next()
 		b.Guard(l.Keys[0], l.Values[0])
@@ -87,14 +88,14 @@ func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revi
 			}
 		}
 		key = st.Space.Fork(a.Incarnation, about.Incarnation)
-		b.Set(key, head.SealFork(key, child))
+		b.Set(key, heads.SealFork(key, child))
 	}
 	if len(f.Parts) > 0 {
 		if err := st.inherit(ctx, &b, f.Of, f.Parts, g); err != nil {
 			return nil, err
 		}
 		key := st.Space.Dirty(about.Incarnation)
-		b.Set(key, head.SealDirty(key))
+		b.Set(key, heads.SealDirty(key))
 	}
 	merge(out, &b)
 	return &f.Origin, nil
@@ -110,11 +111,11 @@ func merge(b, more *engine.Batch) {
 // inherit makes parts, which are as owner has them, those that a fork begins with. A
 // delta belongs to its session alone, so b stores the fork's version whole, as a blob,
 // unless another fork has done so.
-func (st *Store) inherit(ctx context.Context, b *engine.Batch, owner head.Incarnation, parts []head.Part, g *commit.Stage) error {
+func (st *Store) inherit(ctx context.Context, b *engine.Batch, owner heads.Incarnation, parts []head.Part, g *commit.Stage) error {
 	added := map[blob.ID]bool{} // parts of equal content are one blob
 	for i := range parts {
 		p := &parts[i]
-		if p.IsDelta() && !added[p.Blob] {
+		if heads.IsDelta(*p) && !added[p.Blob] {
 			added[p.Blob] = true
 			h, err := st.Open(ctx, owner)
 			if err != nil {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -25,7 +25,7 @@ const (
 
 // SaveMetadata empties fields and then merges those of m that are set. It moves no
 // revision.
-func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *head.About, empty []Field) error {
+func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *heads.About, empty []Field) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		timeKey := st.Space.OrderTime(s.Inc)
 		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, timeKey)
@@ -59,13 +59,13 @@ func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *head.Ab
 		var b engine.Batch
 		b.Guard(s.AboutKey, vs[1])
 		b.Set(s.AboutKey, about.Seal(s.AboutKey))
-		head.MoveInOrder(&b, st.Space, s.Inc, s.Hash, vs[2], about.Updated)
+		heads.MoveInOrder(&b, st.Space, s.Inc, s.Hash, vs[2], about.Updated)
 		return c.Apply(ctx, &b)
 	})
 }
 
 // unset empties fields of a.
-func unset(a *head.About, fields []Field) {
+func unset(a *heads.About, fields []Field) {
 	for _, f := range fields {
 		switch f {
 		case Name:

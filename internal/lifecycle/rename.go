@@ -6,9 +6,9 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // ErrExists: the name or the id is taken.
@@ -29,7 +29,7 @@ func (st *Store) Rename(ctx context.Context, s *commit.Session, to string) error
 
 // rename is one attempt of Rename.
 func (st *Store) rename(ctx context.Context, c *change.Change, s *commit.Session, to string) error {
-	return c.Alter(ctx, s.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		space := st.Space
 		hash := space.Session(to)
 		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.Inc)
@@ -55,12 +55,12 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *commit.Session
 		b.Delete(s.AboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
-		if at, ok := head.OpenOrderTime(timeKey, vs[2]); ok {
-			entry := head.OrderEntry{Time: at, Incarnation: s.Inc, Session: hash}
+		if at, ok := heads.OpenOrderTime(timeKey, vs[2]); ok {
+			entry := heads.OrderEntry{Time: at, Incarnation: s.Inc, Session: hash}
 			b.Set(entry.Seal(space))
 		}
 		key := space.Predecessor(s.Hash)
-		b.Set(key, head.SealPredecessor(key, s.Inc))
+		b.Set(key, heads.SealPredecessor(key, s.Inc))
 		return true, nil
 	})
 }

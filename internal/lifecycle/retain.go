@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -17,7 +18,7 @@ import (
 // whether it moved the floor.
 func (st *Store) Prune(ctx context.Context, s *commit.Session, keep uint64) (moved bool, err error) {
 	var before head.Revision // the floor that the first attempt met
-	err = st.changeLife(ctx, s, func(c *change.Change, h *head.Head, life *head.Life, _ *engine.Batch) (needed bool, err error) {
+	err = st.changeLife(ctx, s, func(c *change.Change, h *heads.Head, life *heads.Life, _ *engine.Batch) (needed bool, err error) {
 		if !c.Unknown {
 			before = life.Floor
 		}
@@ -71,7 +72,7 @@ func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err erro
 func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r head.Revision) error {
 	key := st.Space.Ref(s.Inc, name)
 	at := r // the same for all attempts: the first one may stand although its outcome is unknown
-	return st.changeLife(ctx, s, func(_ *change.Change, h *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
+	return st.changeLife(ctx, s, func(_ *change.Change, h *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if at == 0 {
 			at = h.Revision
 		}
@@ -80,7 +81,7 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 			return false, err
 		}
 		if vs[0] != nil {
-			ref, err := head.OpenRef(key, vs[0])
+			ref, err := heads.OpenKept(key, vs[0])
 			if err == nil && ref.Revision != at {
 				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.ID)
 				return false, err
@@ -99,8 +100,7 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 			return false, &change.Limit{Limit: "kept revisions", Where: "session " + s.ID, Have: int64(life.Refs) + 1, Max: int64(st.Limits.Kept)}
 		}
 		life.Refs++
-		ref := head.Ref{Name: name, Revision: at}
-		b.Set(key, ref.Seal(key))
+		b.Set(key, heads.SealKept(key, head.Kept{Name: name, Revision: at}))
 		return true, nil
 	})
 }
@@ -108,7 +108,7 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 // Release ends Keep. A name that keeps nothing is no error.
 func (st *Store) Release(ctx context.Context, s *commit.Session, name string) error {
 	key := st.Space.Ref(s.Inc, name)
-	return st.changeLife(ctx, s, func(_ *change.Change, _ *head.Head, life *head.Life, b *engine.Batch) (needed bool, err error) {
+	return st.changeLife(ctx, s, func(_ *change.Change, _ *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := st.Engine.Get(ctx, key)
 		if needed = err == nil && vs[0] != nil; needed {
 			life.Refs--
@@ -122,15 +122,15 @@ func (st *Store) Release(ctx context.Context, s *commit.Session, name string) er
 // was faster, unless edit reports that there is nothing to do. After an unknown
 // outcome a conflict may be with the call's own first attempt: what was asked for
 // stands then, and edit finds so.
-func (st *Store) changeLife(ctx context.Context, s *commit.Session, edit func(*change.Change, *head.Head, *head.Life, *engine.Batch) (needed bool, err error)) error {
+func (st *Store) changeLife(ctx context.Context, s *commit.Session, edit func(*change.Change, *heads.Head, *heads.Life, *engine.Batch) (needed bool, err error)) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		return c.Alter(ctx, s.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+		return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 			h, _, err := s.Head(ctx)
 			if err != nil {
 				return false, err
 			}
 			b.Reclaim = true
-			b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+			b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 			return edit(c, h, next, b)
 		})
 	})

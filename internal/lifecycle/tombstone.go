@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -20,7 +21,7 @@ func (st *Store) Tombstone(ctx context.Context, s *commit.Session, ids []graph.I
 
 // tombstone is one attempt of Tombstone.
 func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Session, ids []graph.ID) error {
-	return c.Alter(ctx, s.Session, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		h, _, err := s.Head(ctx)
 		if err != nil {
 			return false, err
@@ -40,7 +41,7 @@ func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Sess
 				}
 			}
 			key := st.Space.Tombstone(s.Inc, id)
-			tombstone := head.Tombstone{Epoch: next.Epoch}
+			tombstone := heads.Tombstone{Epoch: next.Epoch}
 			b.Set(key, tombstone.Seal(key))
 			hidden.Add(id)
 		}
@@ -49,7 +50,7 @@ func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Sess
 		}
 		next.Stones += uint64(b.Ops())
 		b.Reclaim = true
-		b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 		return true, nil
 	})
 }

@@ -1,6 +1,6 @@
 // Package list lists sessions, the most recently updated first.
 //
-// The order of sessions by last update is an index that lags: see head.OrderWindow. So a
+// The order of sessions by last update is an index that lags: see heads.OrderWindow. So a
 // list reads entries in the order of the index, sorts what it has read by the heads, and
 // is sure of a session's place once the index is a window further.
 package list
@@ -13,8 +13,8 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
@@ -27,9 +27,9 @@ type Query struct {
 	After string // Page.Next of the page before, or ""
 	Limit int    // sessions of the page
 	// Keep reports whether the list is to have a session.
-	Keep func(*head.About) bool
+	Keep func(*heads.About) bool
 	// Parent, if set, lists the children of this incarnation only.
-	Parent *head.Incarnation
+	Parent *heads.Incarnation
 }
 
 // A Page is a part of a list.
@@ -40,8 +40,8 @@ type Page struct {
 
 // An Item is a session of a list.
 type Item struct {
-	Head   *head.Head
-	About  *head.About
+	Head   *heads.Head
+	About  *heads.About
 	Parent string // the id of its parent now, if that lives
 
 	at uint64 // its place in the order: nanoseconds since 1970
@@ -65,7 +65,7 @@ func Sessions(ctx context.Context, s history.Store, q Query) (*Page, error) {
 		if err != nil || len(b) != 24 {
 			return nil, ErrCursor
 		}
-		l.cursor = &Item{at: binary.BigEndian.Uint64(b), Head: &head.Head{Incarnation: head.Incarnation(b[8:])}}
+		l.cursor = &Item{at: binary.BigEndian.Uint64(b), Head: &heads.Head{Incarnation: heads.Incarnation(b[8:])}}
 	}
 	if q.Parent != nil {
 		return l.children(ctx)
@@ -85,9 +85,9 @@ func (l *lister) all(ctx context.Context) (*Page, error) {
 	r := l.Space.All(keys.Order)
 	if l.cursor != nil {
 		// A session that was updated at the cursor's time or before stands there or later.
-		r.Start = l.Space.Order(l.cursor.at, head.Incarnation{})
+		r.Start = l.Space.Order(l.cursor.at, heads.Incarnation{})
 	}
-	var batch []head.OrderEntry
+	var batch []heads.OrderEntry
 	flush := func() error {
 		err := l.add(ctx, batch)
 		batch = batch[:0]
@@ -98,16 +98,16 @@ func (l *lister) all(ctx context.Context) (*Page, error) {
 		if err != nil {
 			return nil, err
 		}
-		e, err := head.OpenOrder(l.Space, p)
+		e, err := heads.OpenOrder(l.Space, p)
 		if err != nil {
 			return nil, err
 		}
-		// What stands from here on was updated before e.Time + head.OrderWindow.
+		// What stands from here on was updated before e.Time + heads.OrderWindow.
 		if len(batch) == size {
 			if err := flush(); err != nil {
 				return nil, err
 			}
-			if n := len(l.sorted); n > l.q.Limit && l.sorted[l.q.Limit].at >= e.Time+uint64(head.OrderWindow) {
+			if n := len(l.sorted); n > l.q.Limit && l.sorted[l.q.Limit].at >= e.Time+uint64(heads.OrderWindow) {
 				return l.page(ctx)
 			}
 		}
@@ -123,10 +123,10 @@ func (l *lister) all(ctx context.Context) (*Page, error) {
 func (l *lister) page(ctx context.Context) (*Page, error) {
 	n := min(l.q.Limit, len(l.sorted))
 	p := &Page{Items: l.sorted[:n]}
-	ids := map[head.Incarnation]string{}
+	ids := map[heads.Incarnation]string{}
 	for i := range p.Items {
 		parent := p.Items[i].About.Parent
-		if parent == (head.Incarnation{}) {
+		if parent == (heads.Incarnation{}) {
 			continue
 		}
 		id, known := ids[parent]
@@ -149,7 +149,7 @@ func (l *lister) page(ctx context.Context) (*Page, error) {
 }
 
 // add reads the sessions of entries and keeps those that the list is to have.
-func (l *lister) add(ctx context.Context, entries []head.OrderEntry) error {
+func (l *lister) add(ctx context.Context, entries []heads.OrderEntry) error {
 	ks := make([][]byte, 0, 2*len(entries))
 	for _, e := range entries {
 		ks = append(ks, l.Space.Head(e.Session), l.Space.About(e.Session))
@@ -158,7 +158,7 @@ func (l *lister) add(ctx context.Context, entries []head.OrderEntry) error {
 	if err != nil {
 		return err
 	}
-	var again []head.OrderEntry
+	var again []heads.OrderEntry
 	for i, e := range entries {
 		if values[2*i] == nil && values[2*i+1] == nil { // deleted meanwhile, or renamed
 			moved, err := l.moved(ctx, e)
@@ -170,11 +170,11 @@ func (l *lister) add(ctx context.Context, entries []head.OrderEntry) error {
 			}
 			continue
 		}
-		h, err := head.OpenHead(ks[2*i], values[2*i])
+		h, err := heads.OpenHead(ks[2*i], values[2*i])
 		if err != nil {
 			return codec.Corrupt(err, "head of incarnation %x", e.Incarnation)
 		}
-		about, err := head.OpenAbout(ks[2*i+1], values[2*i+1])
+		about, err := heads.OpenAbout(ks[2*i+1], values[2*i+1])
 		if err != nil {
 			return codec.Corrupt(err, "metadata of incarnation %x", e.Incarnation)
 		}
@@ -198,9 +198,9 @@ func (l *lister) add(ctx context.Context, entries []head.OrderEntry) error {
 
 // moved returns the entry of a session that is not under the id that its entry names: after
 // a rename its lifecycle record names another id. It returns nil if the session is gone.
-func (l *lister) moved(ctx context.Context, e head.OrderEntry) (*head.OrderEntry, error) {
+func (l *lister) moved(ctx context.Context, e heads.OrderEntry) (*heads.OrderEntry, error) {
 	life, err := l.Life(ctx, e.Incarnation)
-	if err != nil || life == nil || life.State != head.Live || life.Session == e.Session {
+	if err != nil || life == nil || life.State != heads.Live || life.Session == e.Session {
 		return nil, err
 	}
 	e.Session = life.Session
@@ -221,17 +221,17 @@ func (l *lister) children(ctx context.Context) (*Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries := make([]head.OrderEntry, 0, len(incs))
+	entries := make([]heads.OrderEntry, 0, len(incs))
 	for i, inc := range incs {
 		if values[i] == nil {
 			continue // deleted and removed meanwhile
 		}
-		life, err := head.OpenLife(ks[i], values[i])
+		life, err := heads.OpenLife(ks[i], values[i])
 		if err != nil {
 			return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 		}
-		if life.State == head.Live {
-			entries = append(entries, head.OrderEntry{Incarnation: inc, Session: life.Session})
+		if life.State == heads.Live {
+			entries = append(entries, heads.OrderEntry{Incarnation: inc, Session: life.Session})
 		}
 	}
 	if err := l.add(ctx, entries); err != nil {

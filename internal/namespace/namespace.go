@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 var (
@@ -33,7 +34,7 @@ const inlineBytes = 5 << 10
 // Open returns the store record of a namespace. In a namespace that has no records it
 // writes one, with random numbers from random, unless mustExist is set: then the error is
 // ErrStoreNotFound.
-func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, random func([]byte)) (record head.Store, err error) {
+func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, random func([]byte)) (rec heads.Store, err error) {
 	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
 		vs, err := e.Get(ctx, key, noteKey, runKey)
@@ -41,8 +42,8 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 			return err
 		}
 		if vs[0] == nil && vs[1] != nil {
-			note, err := head.OpenCopyNote(noteKey, vs[1])
-			if errors.Is(err, codec.ErrFormat) {
+			note, err := heads.OpenCopyNote(noteKey, vs[1])
+			if errors.Is(err, record.ErrFormat) {
 				return codec.Corrupt(err, "note of the last copy, namespace %q", name)
 			}
 			if err == nil && len(note.Store) > 0 {
@@ -50,9 +51,9 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 			}
 		}
 		if vs[0] != nil {
-			record, err = head.OpenStore(key, vs[0])
-			if err == nil && record.Namespace != name {
-				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", record.Namespace)
+			rec, err = heads.OpenStore(key, vs[0])
+			if err == nil && rec.Namespace != name {
+				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", rec.Namespace)
 			}
 			return codec.Corrupt(err, "store record of namespace %q", name)
 		}
@@ -62,7 +63,7 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 		if mustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
 		}
-		r := head.Store{Namespace: name, Inline: inlineBytes, Chunks: blob.DefaultChunking}
+		r := heads.Store{Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
 		random(r.ID[:])
 		random(r.Secret[:])
 		var b engine.Batch
@@ -70,11 +71,11 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 		b.Guard(noteKey, vs[1])
 		b.Set(key, r.Seal(key))
 		if err = c.Apply(ctx, &b); err == nil {
-			record = r
+			rec = r
 		}
 		return err
 	})
-	return record, err
+	return rec, err
 }
 
 // vacant fails if the namespace, which has no store record, has any other record:
@@ -98,11 +99,11 @@ func vacant(ctx context.Context, e engine.Engine, name string, run []byte) error
 	if found == nil {
 		return nil
 	}
-	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", codec.ErrMissing, found), "store record of namespace %q", name)
+	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", record.ErrMissing, found), "store record of namespace %q", name)
 }
 
 // Histories returns where the histories of a namespace of e are read from.
-func Histories(e engine.Engine, record *head.Store) history.Store {
-	space := keys.New(record.Namespace, record.Secret)
-	return history.Store{Engine: e, Space: space, Blobs: blob.New(e, space, record.Chunks)}
+func Histories(e engine.Engine, rec *heads.Store) history.Store {
+	space := keys.New(rec.Namespace, rec.Secret)
+	return history.Store{Engine: e, Space: space, Blobs: blobs.New(e, space, rec.Chunks)}
 }

@@ -21,16 +21,17 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/list"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/overlay"
+	"github.com/turnstonedb/turnstone/internal/reclaim"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
@@ -87,17 +88,17 @@ func (o *Copy) Run(ctx context.Context) (*Report, error) {
 		if changed {
 			continue
 		}
-		heads, err := c.heads(ctx, c.From)
+		commits, err := c.heads(ctx, c.From)
 		if err != nil {
 			return &c.report, err
 		}
-		same, err := c.prove(ctx, heads)
+		same, err := c.prove(ctx, commits)
 		if err != nil {
 			return &c.report, err
 		}
 		if same {
-			c.report.Sessions = len(heads)
-			return &c.report, c.finish(ctx, digest(heads))
+			c.report.Sessions = len(commits)
+			return &c.report, c.finish(ctx, digest(commits))
 		}
 	}
 	return &c.report, fmt.Errorf("%w: the source is being written to: copy again when it is quiet", change.ErrConflict)
@@ -111,7 +112,7 @@ type copier struct {
 	storeKey, noteKey []byte
 	record            []byte // the store record of the source
 	there             []byte // that of the copy, or nil
-	note              head.CopyNote
+	note              heads.CopyNote
 	sealed            []byte // the note, as it stands under noteKey, or nil
 	unfinished        bool   // the copy can't be opened
 	ours              bool   // and the note is of this run
@@ -119,11 +120,11 @@ type copier struct {
 }
 
 // digest sums up the commit ids of all heads.
-func digest(heads map[string]head.CommitID) [hash.Size]byte {
+func digest(commits map[string]head.CommitID) [hash.Size]byte {
 	var e codec.Encoder
-	for _, id := range slices.Sorted(maps.Keys(heads)) {
+	for _, id := range slices.Sorted(maps.Keys(commits)) {
 		e.Text(id)
-		e.ID(heads[id])
+		e.ID(commits[id])
 	}
 	return hash.Heads.Sum(e.B)
 }
@@ -145,7 +146,7 @@ func (c *copier) check(ctx context.Context) error {
 	c.there, c.sealed = vs[0], vs[1]
 	target := c.there
 	if c.sealed != nil {
-		if c.note, err = head.OpenCopyNote(c.noteKey, c.sealed); err != nil {
+		if c.note, err = heads.OpenCopyNote(c.noteKey, c.sealed); err != nil {
 			return codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
 		}
 		if len(c.note.Store) > 0 && c.there == nil {
@@ -156,11 +157,11 @@ func (c *copier) check(ctx context.Context) error {
 		return fmt.Errorf("%w (namespace %q)", ErrOtherStore, c.Namespace)
 	}
 	if target != nil && !c.unfinished && !c.Overwrite {
-		heads, err := c.heads(ctx, c.To)
+		commits, err := c.heads(ctx, c.To)
 		if err != nil {
 			return err
 		}
-		if c.note.Heads != digest(heads) {
+		if c.note.Heads != digest(commits) {
 			return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", change.ErrConflict)
 		}
 	}
@@ -277,7 +278,7 @@ func (c *copier) begin(ctx context.Context) error {
 	if c.ours {
 		return nil
 	}
-	next := head.CopyNote{Store: c.record}
+	next := heads.CopyNote{Store: c.record}
 	if _, err := rand.Read(next.Run[:]); err != nil {
 		return err
 	}
@@ -294,11 +295,11 @@ func (c *copier) begin(ctx context.Context) error {
 }
 
 // finish makes a proven copy a store.
-func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
-	if !c.unfinished && c.note.Heads == heads {
+func (c *copier) finish(ctx context.Context, sum [hash.Size]byte) error {
+	if !c.unfinished && c.note.Heads == sum {
 		return nil
 	}
-	next := head.CopyNote{Run: c.note.Run, Batch: c.note.Batch + 1, Heads: heads}
+	next := heads.CopyNote{Run: c.note.Run, Batch: c.note.Batch + 1, Heads: sum}
 	var b engine.Batch
 	if c.unfinished {
 		b.Guard(c.storeKey, nil)
@@ -315,7 +316,7 @@ func (c *copier) finish(ctx context.Context, heads [hash.Size]byte) error {
 }
 
 // apply applies b, which moves the note to next.
-func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote) error {
+func (c *copier) apply(ctx context.Context, b *engine.Batch, next heads.CopyNote) error {
 	sealed := next.Seal(c.noteKey)
 	b.Guard(c.noteKey, c.sealed)
 	b.Set(c.noteKey, sealed)
@@ -337,7 +338,7 @@ func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote)
 }
 
 // prove verifies the copy, as it will be, and reports whether its heads are those.
-func (c *copier) prove(ctx context.Context, heads map[string]head.CommitID) (same bool, err error) {
+func (c *copier) prove(ctx context.Context, commits map[string]head.CommitID) (same bool, err error) {
 	whole := overlay.New(c.To)
 	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
 		return false, err
@@ -346,7 +347,7 @@ func (c *copier) prove(ctx context.Context, heads map[string]head.CommitID) (sam
 		return false, err
 	}
 	got, err := c.heads(ctx, whole)
-	return maps.Equal(heads, got), err
+	return maps.Equal(commits, got), err
 }
 
 // open opens a store that must exist.
@@ -364,7 +365,7 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) erro
 	if err != nil {
 		return err
 	}
-	collector := gc.New(e, s.Space, s.Blobs, time.Now, 0) // which only checks its index
+	collector := reclaim.New(e, s.Space, s.Blobs, time.Now, 0) // which only checks its index
 	r, err := verify.Run(ctx, s, collector, func(done int) { c.Progress(phase, done) })
 	if err == nil && len(r.Problems) > 0 {
 		err = fmt.Errorf("%s: %w", phase, r.Problems[0])
@@ -378,17 +379,17 @@ func (c *copier) heads(ctx context.Context, e engine.Engine) (map[string]head.Co
 	if err != nil {
 		return nil, err
 	}
-	heads := map[string]head.CommitID{}
-	for q := (list.Query{Limit: 1000, Keep: func(*head.About) bool { return true }}); ; {
+	commits := map[string]head.CommitID{}
+	for q := (list.Query{Limit: 1000, Keep: func(*heads.About) bool { return true }}); ; {
 		page, err := list.Sessions(ctx, s, q)
 		if err != nil {
 			return nil, err
 		}
 		for _, item := range page.Items {
-			heads[item.About.ID] = item.Head.Commit
+			commits[item.About.ID] = item.Head.Commit
 		}
 		if q.After = page.Next; q.After == "" {
-			return heads, nil
+			return commits, nil
 		}
 	}
 }

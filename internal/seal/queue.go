@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // A Queue seals sessions in the background, one at a time.
@@ -14,18 +14,18 @@ type Queue struct {
 
 	mu     sync.Mutex // guards queue and queued
 	queue  []job
-	queued map[head.Incarnation]bool
+	queued map[heads.Incarnation]bool
 	wake   chan struct{} // holds one element when the queue may not be empty
 }
 
 type job struct {
-	inc  head.Incarnation
+	inc  heads.Incarnation
 	seal func(context.Context)
 }
 
 // NewQueue returns a queue that works until ctx ends.
 func NewQueue(ctx context.Context) *Queue {
-	q := &Queue{ctx: ctx, done: make(chan struct{}), queued: map[head.Incarnation]bool{}, wake: make(chan struct{}, 1)}
+	q := &Queue{ctx: ctx, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
 	go q.run()
 	return q
 }
@@ -34,7 +34,7 @@ func NewQueue(ctx context.Context) *Queue {
 func (q *Queue) Wait() { <-q.done }
 
 // Add makes the queue call seal for a session, unless the session is in the queue already.
-func (q *Queue) Add(inc head.Incarnation, seal func(context.Context)) {
+func (q *Queue) Add(inc heads.Incarnation, seal func(context.Context)) {
 	q.mu.Lock()
 	if !q.queued[inc] {
 		q.queued[inc] = true

@@ -22,7 +22,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // Sizes are what bounds a segment.
@@ -39,8 +41,8 @@ const mostKeys = 6000
 // be another one, and how many bytes of the session, before compression, are in full
 // segments then. If all is set, what does not fill a segment is sealed, too, and the next
 // call takes it up again. current reads the session's head.
-func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*head.Head, error), all bool) (sealed uint64, more bool, err error) {
-	err = c.Alter(ctx, s, func(next *head.Life, b *engine.Batch) (needed bool, err error) {
+func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*heads.Head, error), all bool) (sealed uint64, more bool, err error) {
+	err = c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		more = false
 		h, err := current(ctx)
 		if err != nil {
@@ -81,11 +83,11 @@ func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, c
 
 // replace makes b store the packs as one segment instead of as they are stored.
 func (p *plan) replace(b *engine.Batch, s *history.Session, level codec.Level) error {
-	keys, values, err := graph.EncodeSegment(s.Space, s.Inc, p.packs, p.before, level)
+	keys, values, err := pack.EncodeSegment(s.Space, s.Inc, p.packs, p.before, level)
 	if err != nil {
 		return err
 	}
-	indexKey, index := graph.SealIndex(s.Space, s.Inc, p.packs)
+	indexKey, index := pack.SealIndex(s.Space, s.Inc, p.packs)
 	keys, values = append(keys, indexKey), append(values, index)
 	set := map[string]bool{}
 	for i := range keys {
@@ -102,7 +104,7 @@ func (p *plan) replace(b *engine.Batch, s *history.Session, level codec.Level) e
 
 // A plan says which packs become one segment.
 type plan struct {
-	packs    []graph.Pack
+	packs    []pack.Pack
 	keys     [][]byte // that store them now
 	before   graph.ID // the last node before them
 	raw      uint64
@@ -121,7 +123,7 @@ func (z Sizes) gather(ctx context.Context, s *history.Session, after, sealed, la
 		return nil, err
 	}
 	p := &plan{before: before, level: codec.Best}
-	for seg, err := range graph.Segments(ctx, s.Engine, s.Space, s.Inc, uint64(after+1), uint64(last)) {
+	for seg, err := range pack.Segments(ctx, s.Engine, s.Space, s.Inc, uint64(after+1), uint64(last)) {
 		if err != nil {
 			return nil, err
 		}

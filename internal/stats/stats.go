@@ -6,11 +6,13 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Report says what a store holds and what that takes: see turnstone.Stats.
@@ -53,7 +55,7 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 		}
 		letter, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", codec.ErrMalformed), "record at key %x", p.Key)
+			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", record.ErrMalformed), "record at key %x", p.Key)
 		}
 		kind := kinds[letter]
 		r.ByKind[kind] = r.ByKind[kind].plus(p)
@@ -74,7 +76,7 @@ func (b Bytes) plus(p engine.Pair) Bytes {
 func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.Pair) error {
 	switch letter {
 	case keys.Head:
-		h, err := head.OpenHead(p.Key, p.Value)
+		h, err := heads.OpenHead(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "head at key %x", p.Key)
 		}
@@ -83,15 +85,15 @@ func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.P
 		r.Payload += h.Bytes
 		r.Usage = head.Sum(r.Usage, h.Usage)
 	case keys.Life:
-		l, err := head.OpenLife(p.Key, p.Value)
+		l, err := heads.OpenLife(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle at key %x", p.Key)
 		}
-		if l.State == head.Deleted {
+		if l.State == heads.Deleted {
 			r.Deleted++
 		}
 	case keys.Commit:
-		c, _, err := head.OpenCommit(p.Key, p.Value)
+		c, _, err := heads.OpenCommit(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "commit at key %x", p.Key)
 		}
@@ -107,7 +109,7 @@ func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.P
 		if fields[24] > 0 {
 			return nil // a later value of a segment
 		}
-		loose, err := graph.IsLoose(space, p)
+		loose, err := pack.IsLoose(space, p)
 		if err != nil {
 			return err
 		}

@@ -6,10 +6,11 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/reclaim"
 )
 
 // contents reads every blob that is referred to, directly or by a list,
@@ -57,9 +58,9 @@ func (v *verifier) index(ctx context.Context) error {
 	for i := range blobs {
 		blobs[i] = v.stored.marks[i].hash
 	}
-	problems, err := v.collector.Check(ctx, gc.Checklist{
+	problems, err := v.collector.Check(ctx, reclaim.Checklist{
 		Incarnations: slices.Collect(maps.Keys(v.lives)), Blobs: blobs, Name: v.name,
-		Uses: func(b keys.Hash, inc head.Incarnation) head.Revision { return v.uses[blobUse{b, inc}] },
+		Uses: func(b keys.Hash, inc heads.Incarnation) head.Revision { return v.uses[blobUse{b, inc}] },
 	})
 	for _, p := range problems {
 		v.problem(p, "collector's index")

@@ -8,8 +8,11 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Checkpoints follows a session's checkpoint through its commits. It refers to the
@@ -42,7 +45,7 @@ func (v *verifier) checkpoints(ctx context.Context, ses *session) (*checkpoints,
 			return struct{}{}, err
 		}
 		c.floor = life.Floor
-		refs, err := head.Refs(ctx, v.store.Engine, v.store.Space, ses.Inc, life)
+		refs, err := heads.Kept(ctx, v.store.Engine, v.store.Space, ses.Inc, life)
 		for _, r := range refs {
 			c.kept[r.Revision] = true
 		}
@@ -53,7 +56,7 @@ func (v *verifier) checkpoints(ctx context.Context, ses *session) (*checkpoints,
 }
 
 // at goes on with a commit.
-func (c *checkpoints) at(commit *head.Commit) {
+func (c *checkpoints) at(commit *heads.Commit) {
 	if commit.PartsAt == commit.Revision {
 		next := make(map[string]head.Part, len(commit.Parts))
 		for _, p := range commit.Parts {
@@ -62,7 +65,7 @@ func (c *checkpoints) at(commit *head.Commit) {
 				continue
 			}
 			next[p.Name] = p
-			if p.IsDelta() {
+			if heads.IsDelta(p) {
 				if c.versions[p.Name] == nil {
 					c.versions[p.Name], c.needed[p.Name] = map[head.Revision]head.Part{}, map[head.Revision]bool{}
 				}
@@ -82,7 +85,7 @@ func (c *checkpoints) retain(r head.Revision) {
 		return
 	}
 	for _, p := range c.now {
-		if p.IsDelta() {
+		if heads.IsDelta(p) {
 			c.needed[p.Name][p.Set] = true
 		} else {
 			c.v.blobs[p.Blob] = c.name
@@ -123,7 +126,7 @@ func (c *checkpoints) strangers(ctx context.Context, last head.Revision) error {
 			if _, _, err := c.ses.readHead(ctx); err != nil {
 				return err // deleted meanwhile
 			}
-			c.v.problem(fmt.Errorf("%w: no commit set it", codec.ErrHash), "version %d of a checkpoint part of %s", v.Revision, c.name)
+			c.v.problem(fmt.Errorf("%w: no commit set it", record.ErrHash), "version %d of a checkpoint part of %s", v.Revision, c.name)
 			break
 		}
 	}
@@ -137,7 +140,7 @@ func (c *checkpoints) part(ctx context.Context, name string, last head.Revision)
 	damaged := func(err error, r head.Revision) error {
 		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
 	}
-	chain := blob.Chain{Session: c.ses.Inc, Part: c.v.store.Space.PartHash(name)}
+	chain := blobs.Chain{Session: c.ses.Inc, Part: c.v.store.Space.PartHash(name)}
 	useful, err := c.useful(ctx, name, chain, last)
 	if err != nil {
 		return onlyDamage(err)
@@ -164,7 +167,7 @@ func (c *checkpoints) part(ctx context.Context, name string, last head.Revision)
 		}
 		content, err = v.Expand(content)
 		if err == nil && blob.Sum(content) != p.Blob {
-			err = codec.ErrHash
+			err = record.ErrHash
 		}
 		if err != nil {
 			return damaged(err, r), nil
@@ -172,18 +175,18 @@ func (c *checkpoints) part(ctx context.Context, name string, last head.Revision)
 		delete(useful, r)
 	}
 	for r := range useful { // removed since
-		return damaged(codec.ErrMissing, r), nil
+		return damaged(record.ErrMissing, r), nil
 	}
 	return nil, nil
 }
 
 // useful returns the versions that are needed, and those that they depend on. It fails
 // if one of them is missing, or one is there that no commit set.
-func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain, last head.Revision) (map[head.Revision]bool, error) {
+func (c *checkpoints) useful(ctx context.Context, name string, chain blobs.Chain, last head.Revision) (map[head.Revision]bool, error) {
 	damaged := func(err error, r head.Revision) error {
 		return codec.Corrupt(err, "version %d of checkpoint part %q of %s", r, name, c.name)
 	}
-	var versions []blob.Version
+	var versions []blobs.Version
 	found := map[head.Revision]bool{}
 	for v, err := range c.v.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if err != nil {
@@ -191,13 +194,13 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain,
 		}
 		r := head.Revision(v.Revision)
 		if _, known := c.versions[name][r]; !known {
-			return nil, damaged(fmt.Errorf("%w: no commit set it", codec.ErrHash), r)
+			return nil, damaged(fmt.Errorf("%w: no commit set it", record.ErrHash), r)
 		}
 		versions, found[r] = append(versions, v.Header()), true
 	}
 	for _, r := range slices.Sorted(maps.Keys(c.needed[name])) {
 		if !found[r] {
-			return nil, damaged(codec.ErrMissing, r)
+			return nil, damaged(record.ErrMissing, r)
 		}
 	}
 	out := map[head.Revision]bool{}
@@ -211,7 +214,7 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain,
 		out[r] = true
 		asked = v.IsDelta() && head.Revision(v.Base) != c.versions[name][r].Whole
 		if asked && (i == 0 || versions[i-1].Revision != v.Base) {
-			return nil, damaged(codec.ErrMissing, head.Revision(v.Base))
+			return nil, damaged(record.ErrMissing, head.Revision(v.Base))
 		}
 	}
 	return out, nil

@@ -9,8 +9,11 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // history checks the nodes that an incarnation itself added, which are layer l,
@@ -19,7 +22,7 @@ import (
 func (v *verifier) history(ctx context.Context, h *history.History, l history.Layer, shown func(n *history.Node) bool) error {
 	nodes, err := steady(ctx, h, func() ([]history.Node, error) {
 		if shown != nil { // a session that lives has checked its chain already
-			if err := h.Commits(ctx, 0, l.Last, func(*head.Commit, head.CommitID) error { return nil }); err != nil {
+			if err := h.Commits(ctx, 0, l.Last, func(*heads.Commit, head.CommitID) error { return nil }); err != nil {
 				return nil, err
 			}
 		}
@@ -36,7 +39,7 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 	if err != nil {
 		return err
 	}
-	known := map[graph.ID]graph.Position{}
+	known := map[graph.ID]pack.Position{}
 	if v.forks[h.Inc] > 0 {
 		v.places[h.Inc] = known
 	}
@@ -67,7 +70,7 @@ func (v *verifier) history(ctx context.Context, h *history.History, l history.La
 		if err := v.place(ctx, h, n, here, index); err != nil {
 			return err
 		}
-		if p := n.Parent; !p.IsZero() && known[p] == (graph.Position{}) && p != l.First && !v.inherits(layers, p) {
+		if p := n.Parent; !p.IsZero() && known[p] == (pack.Position{}) && p != l.First && !v.inherits(layers, p) {
 			_, err := steady(ctx, h, func() (history.Node, error) {
 				n, _, err := h.Node(ctx, l.Last, p)
 				return n, err
@@ -97,7 +100,7 @@ func (v *verifier) inherits(layers []history.Layer, id graph.ID) bool {
 func (v *verifier) orphaned(layers []history.Layer) bool {
 	return slices.ContainsFunc(layers, func(l history.Layer) bool {
 		life := v.lives[l.Inc]
-		return life == nil || life.State == head.Deleted && life.Floor <= l.Last
+		return life == nil || life.State == heads.Deleted && life.Floor <= l.Last
 	})
 }
 
@@ -109,9 +112,9 @@ func (v *verifier) refer(h *history.History, n *history.Node) {
 }
 
 // indexed returns where the index of a session says that its nodes are.
-func (v *verifier) indexed(ctx context.Context, h *history.History) (map[graph.Entry]bool, error) {
-	out := map[graph.Entry]bool{}
-	for e, err := range graph.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
+func (v *verifier) indexed(ctx context.Context, h *history.History) (map[pack.Entry]bool, error) {
+	out := map[pack.Entry]bool{}
+	for e, err := range pack.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
 		if stopped(err) {
 			return nil, err
 		}
@@ -125,16 +128,16 @@ func (v *verifier) indexed(ctx context.Context, h *history.History) (map[graph.E
 }
 
 // place checks the index entries of a node.
-func (v *verifier) place(ctx context.Context, h *history.History, n *history.Node, here graph.Position, index map[graph.Entry]bool) error {
-	entry := graph.Entry{Prefix: graph.PrefixOf(n.ID), Position: here}
+func (v *verifier) place(ctx context.Context, h *history.History, n *history.Node, here pack.Position, index map[pack.Entry]bool) error {
+	entry := pack.Entry{Prefix: pack.PrefixOf(n.ID), Position: here}
 	if !index[entry] { // sealing moves entries: look again
 		again, err := steady(ctx, h, func() (bool, error) {
-			for e, err := range graph.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
+			for e, err := range pack.Index(ctx, v.store.Engine, v.store.Space, h.Inc) {
 				if err != nil || e == entry {
 					return err == nil, err
 				}
 			}
-			return false, codec.Corrupt(codec.ErrMissing, "index entry of node %s of %s", n.ID, h.Name)
+			return false, codec.Corrupt(record.ErrMissing, "index entry of node %s of %s", n.ID, h.Name)
 		})
 		if stopped(err) || errors.Is(err, history.ErrSessionDeleted) {
 			return err
@@ -151,7 +154,7 @@ func (v *verifier) place(ctx context.Context, h *history.History, n *history.Nod
 	if err != nil {
 		return err
 	}
-	p, err := graph.OpenPosition(key, vs[0], keys.EventKey)
+	p, err := pack.OpenPosition(key, vs[0], keys.EventKey)
 	if err == nil && p != here {
 		err = fmt.Errorf("points to node %d of revision %d", p.Index, p.Revision)
 	}
@@ -170,13 +173,13 @@ func (v *verifier) cut(ctx context.Context, h *history.History, r head.Revision)
 	if err != nil {
 		return false
 	}
-	life, err := head.OpenLife(key, vs[0])
-	return vs[0] == nil || err == nil && life.State != head.Live && life.Floor <= r
+	life, err := heads.OpenLife(key, vs[0])
+	return vs[0] == nil || err == nil && life.State != heads.Live && life.Floor <= r
 }
 
 // An attachmentAt is the first node that has an attachment.
 type attachmentAt struct {
-	position graph.Position
+	position pack.Position
 	node     graph.ID
 }
 
@@ -184,7 +187,7 @@ type attachmentAt struct {
 // points to the first node that has it, or, while a vacuum is at work or was cut off,
 // to one before that is erased.
 func (v *verifier) attachments(ctx context.Context, h *history.History, firsts map[keys.Hash]attachmentAt, nodes []history.Node) error {
-	erased := map[graph.Position]bool{}
+	erased := map[pack.Position]bool{}
 	for i := range nodes {
 		if nodes[i].Erased {
 			erased[nodes[i].Position()] = true
@@ -196,7 +199,7 @@ func (v *verifier) attachments(ctx context.Context, h *history.History, firsts m
 		if err != nil {
 			return err
 		}
-		p, err := graph.OpenPosition(key, vs[0], keys.Attachment)
+		p, err := pack.OpenPosition(key, vs[0], keys.Attachment)
 		if err == nil && p != first.position && !erased[p] {
 			err = fmt.Errorf("points to node %d of revision %d", p.Index, p.Revision)
 		}

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // What problems call the records under each letter.
@@ -43,15 +44,15 @@ type storedBlob struct {
 }
 
 // owner returns the incarnation that a record belongs to, if its key says so.
-func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
+func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
 	switch letter {
 	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Version, keys.Ref,
 		keys.Tombstone, keys.OrderTime, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
-		return head.Incarnation(fields), true
+		return heads.Incarnation(fields), true
 	case keys.Child:
-		return head.Incarnation(fields[16:]), true
+		return heads.Incarnation(fields[16:]), true
 	case keys.Order:
-		return head.Incarnation(fields[8:]), true
+		return heads.Incarnation(fields[8:]), true
 	}
 	return inc, false
 }
@@ -66,7 +67,7 @@ func (v *verifier) records(ctx context.Context) error {
 		v.Records++
 		letter, fields, ok := v.store.Space.Fields(p.Key)
 		if !ok {
-			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", codec.ErrMalformed)})
+			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", record.ErrMalformed)})
 			continue
 		}
 		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
@@ -84,38 +85,38 @@ func (v *verifier) records(ctx context.Context) error {
 				*t = append(*t, storedBlob{keys.Hash(fields), 1})
 			}
 		case keys.Mark:
-			m, err := blob.OpenMark(p.Key, p.Value)
+			m, err := blobs.OpenMark(p.Key, p.Value)
 			if err == nil && m.Condemned {
 				v.Condemned++
 			}
 			v.stored.marks = append(v.stored.marks, storedBlob{keys.Hash(fields), m.Parts})
 		case keys.Life:
-			if life, err := head.OpenLife(p.Key, p.Value); err == nil {
+			if life, err := heads.OpenLife(p.Key, p.Value); err == nil {
 				v.lives[inc] = life
 			}
 		case keys.About:
-			if about, err := head.OpenAbout(p.Key, p.Value); err == nil {
+			if about, err := heads.OpenAbout(p.Key, p.Value); err == nil {
 				v.seen[about.Incarnation] = p.Key
 				v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
 			}
 		case keys.Head:
-			if h, err := head.OpenHead(p.Key, p.Value); err == nil {
+			if h, err := heads.OpenHead(p.Key, p.Value); err == nil {
 				v.seen[h.Incarnation] = p.Key
 			}
 		case keys.Tombstone:
 			v.stones[inc]++
 		case keys.Fork:
 			v.forks[inc]++
-			v.entries[forkEntry{inc, head.Incarnation(fields[16:])}] = true
+			v.entries[forkEntry{inc, heads.Incarnation(fields[16:])}] = true
 		case keys.Origin:
-			if o, err := head.OpenOrigin(p.Key, p.Value); err == nil {
+			if o, err := heads.OpenOrigin(p.Key, p.Value); err == nil {
 				v.origin(inc, o)
 			}
 		}
 	}
 	var other error
 	for _, r := range v.damaged {
-		if errors.Is(r.err, codec.ErrFormat) {
+		if errors.Is(r.err, record.ErrFormat) {
 			if other == nil {
 				other = codec.Corrupt(r.err, "%s", v.describe(&r))
 			}
@@ -131,7 +132,7 @@ func (v *verifier) records(ctx context.Context) error {
 
 // origin notes what a fork shares. Keys of lifecycles and fork entries come before
 // those of origins.
-func (v *verifier) origin(fork head.Incarnation, o *head.Origin) {
+func (v *verifier) origin(fork heads.Incarnation, o *heads.Origin) {
 	v.depth[fork] = len(o.Ancestors)
 	life := v.lives[fork]
 	for _, a := range o.Ancestors {
@@ -142,7 +143,7 @@ func (v *verifier) origin(fork head.Incarnation, o *head.Origin) {
 			v.entries[entry] = false // looked at again by owners
 		}
 		most, known := v.shared[a.Incarnation]
-		if life == nil || life.State != head.Live {
+		if life == nil || life.State != heads.Live {
 			continue
 		}
 		if !known || a.Revision > most.Last || a.Revision == most.Last && most.Nodes != 0 && (a.Nodes == 0 || a.Nodes > most.Nodes) {
@@ -161,9 +162,9 @@ func (v *verifier) describe(r *badRecord) string {
 		case owned:
 			what += " of " + v.name(inc)
 		case r.letter == keys.Edge && r.fields[16] == 's':
-			what += " of " + v.name(head.Incarnation(r.fields[17:])) + fmt.Sprintf(" to the blob at %x", r.fields[:16])
+			what += " of " + v.name(heads.Incarnation(r.fields[17:])) + fmt.Sprintf(" to the blob at %x", r.fields[:16])
 		case r.letter == keys.Upload:
-			if name := v.names[head.Incarnation(r.fields)]; name != "" {
+			if name := v.names[heads.Incarnation(r.fields)]; name != "" {
 				what += " of " + name
 			}
 		case r.letter == keys.About || r.letter == keys.Head || r.letter == keys.Predecessor:
@@ -231,9 +232,9 @@ func (v *verifier) pair(ctx context.Context, h keys.Hash) error {
 		}
 	}
 	if vs[0] == nil && n > 0 {
-		v.problem(fmt.Errorf("%w: its values are there without it", codec.ErrMissing), "mark of the blob at %x", h)
-	} else if m, err := blob.OpenMark(ks[0], vs[0]); vs[0] != nil && err == nil && m.Parts != n {
-		v.problem(fmt.Errorf("%w: %d of %d values are there", codec.ErrMissing, n, m.Parts), "blob at %x", h)
+		v.problem(fmt.Errorf("%w: its values are there without it", record.ErrMissing), "mark of the blob at %x", h)
+	} else if m, err := blobs.OpenMark(ks[0], vs[0]); vs[0] != nil && err == nil && m.Parts != n {
+		v.problem(fmt.Errorf("%w: %d of %d values are there", record.ErrMissing, n, m.Parts), "blob at %x", h)
 	}
 	return nil
 }
@@ -266,15 +267,15 @@ func (v *verifier) owners(ctx context.Context) error {
 
 // ownerless looks again at an incarnation that has the record of a key, and no
 // lifecycle record, which goes last.
-func (v *verifier) ownerless(ctx context.Context, inc head.Incarnation, key []byte) error {
+func (v *verifier) ownerless(ctx context.Context, inc heads.Incarnation, key []byte) error {
 	lifeKey := v.store.Space.Life(inc)
 	vs, err := v.store.Engine.Get(ctx, lifeKey, key)
 	if err != nil {
 		return err
 	}
 	if vs[0] == nil && vs[1] != nil {
-		v.problem(fmt.Errorf("%w, but there is its %s", codec.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
-	} else if life, err := head.OpenLife(lifeKey, vs[0]); err == nil {
+		v.problem(fmt.Errorf("%w, but there is its %s", record.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
+	} else if life, err := heads.OpenLife(lifeKey, vs[0]); err == nil {
 		v.lives[inc] = life // made meanwhile; records has named it if it is damaged
 	}
 	return nil
@@ -290,7 +291,7 @@ func (v *verifier) forkEntry(ctx context.Context, e forkEntry) error {
 		return err
 	}
 	entry, named := vs[0] != nil, false
-	if o, err := head.OpenOrigin(originKey, vs[1]); err == nil {
+	if o, err := heads.OpenOrigin(originKey, vs[1]); err == nil {
 		for _, a := range o.Ancestors {
 			named = named || a.Incarnation == e.ancestor
 		}
@@ -299,21 +300,21 @@ func (v *verifier) forkEntry(ctx context.Context, e forkEntry) error {
 	}
 	switch {
 	case entry && vs[1] == nil:
-		v.problem(codec.ErrMissing, "origin of %s, which %s lists as a fork", v.name(e.fork), v.name(e.ancestor))
+		v.problem(record.ErrMissing, "origin of %s, which %s lists as a fork", v.name(e.fork), v.name(e.ancestor))
 	case entry && !named:
-		v.problem(fmt.Errorf("%w: its origin does not name the ancestor", codec.ErrHash), "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+		v.problem(fmt.Errorf("%w: its origin does not name the ancestor", record.ErrHash), "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
 	case !entry && named && vs[3] != nil: // vacuum removes an ancestor that only deleted forks name
-		v.problem(codec.ErrMissing, "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+		v.problem(record.ErrMissing, "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
 	case named && vs[3] == nil:
-		if life, err := head.OpenLife(space.Life(e.fork), vs[2]); err == nil && life.State == head.Live {
-			v.problem(codec.ErrMissing, "lifecycle of %s, an ancestor of %s", v.name(e.ancestor), v.name(e.fork))
+		if life, err := heads.OpenLife(space.Life(e.fork), vs[2]); err == nil && life.State == heads.Live {
+			v.problem(record.ErrMissing, "lifecycle of %s, an ancestor of %s", v.name(e.ancestor), v.name(e.fork))
 		}
 	}
 	return nil
 }
 
 // counted looks again at the numbers of a lifecycle record.
-func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
+func (v *verifier) counted(ctx context.Context, inc heads.Incarnation) error {
 	key := v.store.Space.Life(inc)
 	for {
 		vs, err := v.store.Engine.Get(ctx, key)
@@ -335,21 +336,21 @@ func (v *verifier) counted(ctx context.Context, inc head.Incarnation) error {
 		if string(again[0]) != string(vs[0]) {
 			continue
 		}
-		life, err := head.OpenLife(key, vs[0])
+		life, err := heads.OpenLife(key, vs[0])
 		if err != nil {
 			return nil // records has named it
 		}
 		if life.Forks != forks {
-			v.problem(fmt.Errorf("%w: %d of %d", codec.ErrMissing, forks, life.Forks), "fork entries of %s", v.name(inc))
+			v.problem(fmt.Errorf("%w: %d of %d", record.ErrMissing, forks, life.Forks), "fork entries of %s", v.name(inc))
 		}
 		if life.Stones > stones {
-			v.problem(fmt.Errorf("%w: %d of %d", codec.ErrMissing, stones, life.Stones), "tombstones of %s", v.name(inc))
+			v.problem(fmt.Errorf("%w: %d of %d", record.ErrMissing, stones, life.Stones), "tombstones of %s", v.name(inc))
 		}
 		return nil
 	}
 }
 
-func (v *verifier) count(ctx context.Context, letter byte, inc head.Incarnation) (n uint64, err error) {
+func (v *verifier) count(ctx context.Context, letter byte, inc heads.Incarnation) (n uint64, err error) {
 	for _, err := range v.store.Engine.Scan(ctx, v.store.Space.Of(letter, inc)) {
 		if err != nil {
 			return 0, err

@@ -10,7 +10,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A session is one that lives, with the revision at which its head was seen last.
@@ -20,7 +22,7 @@ type session struct {
 }
 
 // readHead reads the head, and more records as they stood at the same moment.
-func (s *session) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
+func (s *session) readHead(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
 	h, _, values, err := s.ReadHead(ctx, s.seen, more...)
 	if err == nil {
 		s.seen = h.Revision
@@ -29,7 +31,7 @@ func (s *session) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][
 }
 
 // life reads the lifecycle record.
-func (s *session) life(ctx context.Context) (*head.Life, error) {
+func (s *session) life(ctx context.Context) (*heads.Life, error) {
 	values, err := s.Engine.Get(ctx, s.LifeKey)
 	if err != nil {
 		return nil, err
@@ -51,7 +53,7 @@ func (v *verifier) session(ctx context.Context, ses *session) error {
 		return err
 	}
 	usage, nodes := []head.Usage(nil), uint64(0)
-	err = ses.Commits(ctx, 0, h.Revision, func(c *head.Commit, _ head.CommitID) error {
+	err = ses.Commits(ctx, 0, h.Revision, func(c *heads.Commit, _ head.CommitID) error {
 		v.Commits++
 		usage, nodes = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes)
 		if err := v.turn(ctx, ses, c); err != nil {
@@ -90,7 +92,7 @@ func (v *verifier) session(ctx context.Context, ses *session) error {
 // deleted checks what is left of a session that was deleted: its predecessor record, and the
 // history that its lifecycle record says is there for forks. A vacuum lowers that
 // before it removes anything.
-func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
+func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *heads.Life) error {
 	space := v.store.Space
 	originKey := space.Origin(inc)
 	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session), originKey)
@@ -98,12 +100,12 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 		return err
 	}
 	if vs[1] == nil {
-		v.problem(codec.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
+		v.problem(record.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
 	}
-	var origin *head.Origin
+	var origin *heads.Origin
 	if vs[2] != nil {
-		origin, err = head.OpenOrigin(originKey, vs[2])
-		if errors.Is(err, codec.ErrFormat) {
+		origin, err = heads.OpenOrigin(originKey, vs[2])
+		if errors.Is(err, record.ErrFormat) {
 			return codec.Corrupt(err, "origin of %s", v.name(inc))
 		}
 		if err != nil {
@@ -115,8 +117,8 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 	}
 	if origin == nil {
 		c, _, err := v.store.CommitAt(ctx, inc, 1)
-		if err == nil && c.Previous != head.Genesis(inc, nil) {
-			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", codec.ErrMissing), "origin of %s", v.name(inc))
+		if err == nil && c.Previous != heads.Genesis(inc, nil) {
+			err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", record.ErrMissing), "origin of %s", v.name(inc))
 		}
 		if err != nil {
 			return err
@@ -142,7 +144,7 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		v.held[a] = true
 		_, id, err := v.store.CommitAt(ctx, a.Incarnation, a.Revision)
 		if err == nil && id != a.Commit {
-			err = codec.Corrupt(codec.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
+			err = codec.Corrupt(record.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
 		}
 		if err != nil {
 			return err
@@ -168,7 +170,7 @@ func steady[T any](ctx context.Context, h *history.History, read func() (T, erro
 			return out, err
 		}
 		out, err := read()
-		var damage *codec.CorruptError
+		var damage *record.CorruptError
 		if err == nil || !errors.As(err, &damage) && !errors.Is(err, history.ErrNodeNotFound) {
 			return out, err
 		}
@@ -183,7 +185,7 @@ func steady[T any](ctx context.Context, h *history.History, read func() (T, erro
 }
 
 // turn checks the index entry of a commit's turn id.
-func (v *verifier) turn(ctx context.Context, ses *session, c *head.Commit) error {
+func (v *verifier) turn(ctx context.Context, ses *session, c *heads.Commit) error {
 	if c.Turn == "" {
 		return nil
 	}
@@ -192,7 +194,7 @@ func (v *verifier) turn(ctx context.Context, ses *session, c *head.Commit) error
 	if err != nil {
 		return err
 	}
-	r, err := head.OpenTurn(key, vs[0])
+	r, err := heads.OpenTurn(key, vs[0])
 	if err == nil && r != c.Revision {
 		err = fmt.Errorf("points to revision %d", r)
 	}
@@ -208,7 +210,7 @@ func (v *verifier) child(ctx context.Context, ses *session) error {
 		return err
 	}
 	about, err := ses.OpenAbout(vs[0])
-	if err != nil || about.Parent == (head.Incarnation{}) {
+	if err != nil || about.Parent == (heads.Incarnation{}) {
 		return err
 	}
 	key := v.store.Space.Child(about.Parent, ses.Inc)
@@ -216,13 +218,13 @@ func (v *verifier) child(ctx context.Context, ses *session) error {
 	if err != nil {
 		return err
 	}
-	_, err = head.OpenChild(v.store.Space, engine.Pair{Key: key, Value: vs[0]})
+	_, err = heads.OpenChild(v.store.Space, engine.Pair{Key: key, Value: vs[0]})
 	if parent, perr := v.store.Life(ctx, about.Parent); perr != nil || parent == nil {
 		return perr // vacuum has removed the parent, and its entries
 	}
 	v.problem(err, "child entry of session %q with the parent %s", ses.ID, v.name(about.Parent))
 	if ses.Origin != nil && about.Parent != ses.Origin.Ancestors[len(ses.Origin.Ancestors)-1].Incarnation {
-		v.problem(fmt.Errorf("%w: it forked from another session than its parent", codec.ErrHash), "metadata of session %q", ses.ID)
+		v.problem(fmt.Errorf("%w: it forked from another session than its parent", record.ErrHash), "metadata of session %q", ses.ID)
 	}
 	return nil
 }
@@ -235,12 +237,12 @@ func (v *verifier) order(ctx context.Context, ses *session) error {
 		if err != nil {
 			return err
 		}
-		if at, ok := head.OpenOrderTime(timeKey, vs[0]); ok {
+		if at, ok := heads.OpenOrderTime(timeKey, vs[0]); ok {
 			key := v.store.Space.Order(at, ses.Inc)
 			if vs, err = v.store.Engine.Get(ctx, key); err != nil {
 				return err
 			}
-			if entry, err := head.OpenOrder(v.store.Space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.Hash {
+			if entry, err := heads.OpenOrder(v.store.Space, engine.Pair{Key: key, Value: vs[0]}); err == nil && entry.Session == ses.Hash {
 				return nil
 			}
 		}
@@ -248,6 +250,6 @@ func (v *verifier) order(ctx context.Context, ses *session) error {
 	if _, _, err := ses.readHead(ctx); err != nil {
 		return err // gone meanwhile
 	}
-	v.problem(codec.ErrMissing, "place in the order of sessions of session %q", ses.ID)
+	v.problem(record.ErrMissing, "place in the order of sessions of session %q", ses.ID)
 	return nil
 }

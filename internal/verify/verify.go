@@ -21,12 +21,15 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/reclaim"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Report is what Run found.
@@ -43,7 +46,7 @@ type Report struct {
 // Run checks a store. It calls progress, if that is not nil, with the number of sessions
 // and blobs done. The error says that Run could not go on, and then the report tells what
 // it found until then.
-func Run(ctx context.Context, s history.Store, collector *gc.Collector, progress func(done int)) (*Report, error) {
+func Run(ctx context.Context, s history.Store, collector *reclaim.Collector, progress func(done int)) (*Report, error) {
 	for attempt := 0; ; attempt++ {
 		v := newVerifier(s, collector, progress)
 		for _, step := range []func(context.Context) error{v.records, v.owners, v.histories, v.contents, v.index} {
@@ -52,7 +55,7 @@ func Run(ctx context.Context, s history.Store, collector *gc.Collector, progress
 			}
 		}
 		// What maintenance removed meanwhile looks like missing: look again.
-		if attempt == 2 || v.More > 0 || !slices.ContainsFunc(v.Problems, func(err error) bool { return errors.Is(err, codec.ErrMissing) }) {
+		if attempt == 2 || v.More > 0 || !slices.ContainsFunc(v.Problems, func(err error) bool { return errors.Is(err, record.ErrMissing) }) {
 			return &v.Report, nil
 		}
 	}
@@ -63,24 +66,24 @@ func Run(ctx context.Context, s history.Store, collector *gc.Collector, progress
 type verifier struct {
 	Report
 	store     history.Store
-	collector *gc.Collector
+	collector *reclaim.Collector
 	progress  func(int)
 	done      int
 
-	lives   map[head.Incarnation]*head.Life    // as the scan met them
-	seen    map[head.Incarnation][]byte        // who has records or is named by some, and the key of one
-	stones  map[head.Incarnation]uint64        // tombstones
-	forks   map[head.Incarnation]uint64        // entries of forks by ancestor
-	entries map[forkEntry]bool                 // the entries of forks that no origin has explained yet
-	depth   map[head.Incarnation]int           // how many ancestors a fork has
-	shared  map[head.Incarnation]history.Layer // how far living forks share a history
+	lives   map[heads.Incarnation]*heads.Life   // as the scan met them
+	seen    map[heads.Incarnation][]byte        // who has records or is named by some, and the key of one
+	stones  map[heads.Incarnation]uint64        // tombstones
+	forks   map[heads.Incarnation]uint64        // entries of forks by ancestor
+	entries map[forkEntry]bool                  // the entries of forks that no origin has explained yet
+	depth   map[heads.Incarnation]int           // how many ancestors a fork has
+	shared  map[heads.Incarnation]history.Layer // how far living forks share a history
 
 	damaged []badRecord
 	stored  blobTable
 
-	names  map[head.Incarnation]string                      // what problems call an incarnation
-	places map[head.Incarnation]map[graph.ID]graph.Position // of the nodes of those that have forks
-	held   map[head.Ancestor]bool                           // ends of shared histories that were checked
+	names  map[heads.Incarnation]string                     // what problems call an incarnation
+	places map[heads.Incarnation]map[graph.ID]pack.Position // of the nodes of those that have forks
+	held   map[heads.Ancestor]bool                          // ends of shared histories that were checked
 	blobs  map[blob.ID]string                               // referred to, and by which session
 	uses   map[blobUse]head.Revision                        // of blobs by nodes that were read: the first of them
 }
@@ -88,20 +91,20 @@ type verifier struct {
 // A blobUse is a blob and who refers to it.
 type blobUse struct {
 	blob keys.Hash
-	inc  head.Incarnation
+	inc  heads.Incarnation
 }
 
 // A forkEntry is the key of the record by which a fork holds an ancestor.
-type forkEntry struct{ ancestor, fork head.Incarnation }
+type forkEntry struct{ ancestor, fork heads.Incarnation }
 
-func newVerifier(s history.Store, collector *gc.Collector, progress func(int)) *verifier {
+func newVerifier(s history.Store, collector *reclaim.Collector, progress func(int)) *verifier {
 	return &verifier{
 		store: s, collector: collector, progress: progress,
-		lives: map[head.Incarnation]*head.Life{}, seen: map[head.Incarnation][]byte{},
-		stones: map[head.Incarnation]uint64{}, forks: map[head.Incarnation]uint64{}, entries: map[forkEntry]bool{},
-		depth: map[head.Incarnation]int{}, shared: map[head.Incarnation]history.Layer{},
-		names: map[head.Incarnation]string{}, places: map[head.Incarnation]map[graph.ID]graph.Position{},
-		held: map[head.Ancestor]bool{}, blobs: map[blob.ID]string{}, uses: map[blobUse]head.Revision{},
+		lives: map[heads.Incarnation]*heads.Life{}, seen: map[heads.Incarnation][]byte{},
+		stones: map[heads.Incarnation]uint64{}, forks: map[heads.Incarnation]uint64{}, entries: map[forkEntry]bool{},
+		depth: map[heads.Incarnation]int{}, shared: map[heads.Incarnation]history.Layer{},
+		names: map[heads.Incarnation]string{}, places: map[heads.Incarnation]map[graph.ID]pack.Position{},
+		held: map[heads.Ancestor]bool{}, blobs: map[blob.ID]string{}, uses: map[blobUse]head.Revision{},
 	}
 }
 
@@ -121,16 +124,16 @@ func (v *verifier) problem(err error, format string, args ...any) {
 // of adds err to the problems of a session. What err names is said to be of the
 // session if it does not say so itself.
 func (v *verifier) of(session string, err error) {
-	var damage *codec.CorruptError
+	var damage *record.CorruptError
 	if errors.As(err, &damage) && !strings.Contains(damage.Object, session) {
-		err = &codec.CorruptError{Object: damage.Object + " of " + session, Err: damage.Err}
+		err = &record.CorruptError{Object: damage.Object + " of " + session, Err: damage.Err}
 	}
 	v.problem(err, "%s", session)
 }
 
 // name is what problems call an incarnation: by the id of its session if it lives
 // and the id can be found.
-func (v *verifier) name(inc head.Incarnation) string {
+func (v *verifier) name(inc heads.Incarnation) string {
 	if name := v.names[inc]; name != "" {
 		return name
 	}
@@ -145,7 +148,7 @@ func (v *verifier) step() {
 
 // stopped reports errors that end Verify, as opposed to what it looks for.
 func stopped(err error) bool {
-	var damage *codec.CorruptError
+	var damage *record.CorruptError
 	return err != nil && !errors.As(err, &damage) &&
 		!errors.Is(err, history.ErrNodeNotFound) && !errors.Is(err, history.ErrSessionNotFound) && !errors.Is(err, history.ErrSessionDeleted)
 }
@@ -153,7 +156,7 @@ func stopped(err error) bool {
 // histories checks every incarnation that has a lifecycle record: ancestors before
 // their forks, so that what a fork shares was checked when the fork is.
 func (v *verifier) histories(ctx context.Context) error {
-	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b head.Incarnation) int {
+	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b heads.Incarnation) int {
 		return cmp.Or(cmp.Compare(v.depth[a], v.depth[b]), slices.Compare(a[:], b[:]))
 	})
 	for _, inc := range order {
@@ -171,7 +174,7 @@ func (v *verifier) histories(ctx context.Context) error {
 
 // incarnation checks one session, whether it lives or only its forks do. What looks
 // wrong beside a change of its lifecycle is looked at again.
-func (v *verifier) incarnation(ctx context.Context, inc head.Incarnation) error {
+func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error {
 	key := v.store.Space.Life(inc)
 	for attempt := 0; ; attempt++ {
 		before, err := v.store.Engine.Get(ctx, key)
@@ -180,7 +183,7 @@ func (v *verifier) incarnation(ctx context.Context, inc head.Incarnation) error 
 		}
 		counted := v.Report
 		err = v.once(ctx, inc)
-		var damage *codec.CorruptError
+		var damage *record.CorruptError
 		if attempt == 3 || !errors.As(err, &damage) {
 			return err
 		}
@@ -195,7 +198,7 @@ func (v *verifier) incarnation(ctx context.Context, inc head.Incarnation) error 
 	}
 }
 
-func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
+func (v *verifier) once(ctx context.Context, inc heads.Incarnation) error {
 	space := v.store.Space
 	key := space.Life(inc)
 	for {
@@ -203,11 +206,11 @@ func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
 		if err != nil || vs[0] == nil {
 			return err // removed meanwhile
 		}
-		life, err := head.OpenLife(key, vs[0])
+		life, err := heads.OpenLife(key, vs[0])
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle of %s", v.name(inc))
 		}
-		if life.State != head.Live {
+		if life.State != heads.Live {
 			return v.deleted(ctx, inc, life)
 		}
 		headKey, aboutKey := space.Head(life.Session), space.About(life.Session)
@@ -218,16 +221,16 @@ func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
 		if string(now[0]) != string(vs[0]) {
 			continue // renamed or deleted meanwhile
 		}
-		about, err := head.OpenAbout(aboutKey, now[2])
+		about, err := heads.OpenAbout(aboutKey, now[2])
 		if err == nil && space.Session(about.ID) != life.Session {
-			err = fmt.Errorf("%w: session %q is not found by its id", codec.ErrHash, about.ID)
+			err = fmt.Errorf("%w: session %q is not found by its id", record.ErrHash, about.ID)
 		}
 		if err != nil {
 			return codec.Corrupt(err, "metadata of %s", v.name(inc))
 		}
 		v.names[inc] = fmt.Sprintf("session %q", about.ID)
 		if now[1] == nil {
-			return codec.Corrupt(codec.ErrMissing, "head of %s", v.name(inc))
+			return codec.Corrupt(record.ErrMissing, "head of %s", v.name(inc))
 		}
 		ses, state, err := v.store.OpenSession(ctx, about.ID)
 		if errors.Is(err, history.ErrSessionNotFound) || err == nil && ses.Inc != inc {
@@ -238,7 +241,7 @@ func (v *verifier) once(ctx context.Context, inc head.Incarnation) error {
 			if string(again[0]) != string(vs[0]) {
 				continue
 			}
-			err = codec.Corrupt(fmt.Errorf("%w: it is of another incarnation than %x", codec.ErrHash, inc), "head of %s", v.name(inc))
+			err = codec.Corrupt(fmt.Errorf("%w: it is of another incarnation than %x", record.ErrHash, inc), "head of %s", v.name(inc))
 		}
 		if err != nil {
 			return err

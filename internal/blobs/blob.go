@@ -1,0 +1,74 @@
+// Package blobs stores immutable bytes: large payloads, attachments and checkpoint
+// parts.
+//
+// A blob is found by the hash of its content, and equal bytes are stored once per
+// namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
+// whose concatenation it is: content-defined chunks, or lists of those. A blob
+// becomes reachable when a commit refers to it. Until then an [Upload] holds it, and
+// after its last reference is gone it is garbage. The [Mark] of a blob says whether a
+// collector has condemned it, and is what a commit guards to rely on the blob.
+//
+// A checkpoint part that changes a little every turn would be a new blob every time.
+// So a session can store a version of a part as a delta of the version before, see
+// [Version]. A delta belongs to its session alone: no hash finds it, no other session
+// and no blob depends on it, and it goes with its session. What depends on what is
+// therefore decided inside one session, and the collector of blobs need not know.
+package blobs
+
+import (
+	"errors"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/codec"
+)
+
+// AppendAttachment encodes r.
+func AppendAttachment(e *codec.Encoder, r blob.Attachment) {
+	e.Array(4)
+	e.Bytes(r.ID[:])
+	e.Uint(uint64(r.Size))
+	e.Text(r.MediaType)
+	e.Text(r.Name)
+}
+
+// DecodeAttachment decodes what AppendAttachment encodes.
+func DecodeAttachment(d *codec.Decoder) (r blob.Attachment) {
+	d.Shape(4)
+	d.Fixed(r.ID[:])
+	r.Size = Size(d)
+	r.MediaType, r.Name = d.Text(), d.Text()
+	return r
+}
+
+// Size decodes a size in bytes.
+func Size(d *codec.Decoder) int64 {
+	n := d.Uint()
+	if n > blob.MaxBytes {
+		d.Fail("size of %d bytes", n)
+	}
+	return int64(n)
+}
+
+// Limits.
+const (
+	// maxList is the number of blobs in a list: 36 KB, one value.
+	maxList = 1000
+	// MaxDeltas bounds a chain of deltas: every version of a 170 KB map that
+	// changes a little costs 1.2 KB, and a read of the last version of a full chain
+	// takes some 120 times 0.07 ms.
+	MaxDeltas = 120
+	// wholeBytes is the largest content that is stored in one piece. Larger
+	// content is a list of chunks, or a delta if its base is at hand.
+	wholeBytes = 768 << 10
+	// deltaBytes is the largest content that is stored as a delta.
+	deltaBytes = 16 << 20
+	// valueBytes is how much of a representation goes into one value of the engine.
+	valueBytes = 480 << 10
+)
+
+// Errors of this package. Match with errors.Is.
+var (
+	ErrNotFound = errors.New("blob: not found")
+	ErrTooLarge = errors.New("blob: larger than 4 GiB")
+	ErrExpired  = errors.New("blob: upload expired")
+)

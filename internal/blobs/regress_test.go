@@ -1,0 +1,33 @@
+package blobs
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+func TestAListThatHoldsItselfIsDamage(t *testing.T) {
+	e := memory.New()
+	sp := keys.New("", [32]byte{1})
+	s := New(e, sp, DefaultChunking)
+	one, two := blob.ID{1}, blob.ID{2}
+	var b engine.Batch
+	for _, r := range []stored{{id: one, size: 2, items: []item{{two, 2}}}, {id: two, size: 2, items: []item{{one, 2}}}} {
+		ks, vs := r.values(sp, sp.BlobHash(r.id))
+		b.Set(ks[0], vs[0])
+	}
+	if err := e.Apply(context.Background(), &b); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Read(context.Background(), one)
+	var ce *record.CorruptError
+	if !errors.As(err, &ce) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,381 @@
+package blobs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"time"
+
+	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
+	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // registers "fastcdc"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/apply"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// An Upload holds blobs that are stored before something refers to them: each
+// is stored in one batch with an entry that says that the upload holds it, and
+// garbage collection keeps what an upload holds until the upload is finished or
+// expires. It is used by one goroutine at a time.
+type Upload struct {
+	store   *Store
+	id      [16]byte
+	owner   keys.Incarnation
+	key     []byte
+	record  []byte
+	begun   bool // record is stored
+	unknown bool // an attempt may stand whose outcome was not known
+	expires time.Time
+}
+
+// NewUpload returns an upload for the session owner, of an id that was never used
+// before. It may be collected after expires, or when the session is deleted. Nothing is
+// stored before the first Put.
+func (s *Store) NewUpload(id [16]byte, owner keys.Incarnation, expires time.Time) *Upload {
+	u := &Upload{store: s, id: id, owner: owner, expires: expires}
+	u.key = s.space.Upload(u.id, keys.Hash{})
+	u.record = newHold(u.key, Uploading, expires, owner[:])
+	return u
+}
+
+// A Hold is what a record under keys.Upload says.
+type Hold struct {
+	Kind    HoldKind
+	Expires time.Time        // zero for Held
+	Owner   keys.Incarnation // of Uploading: the session that it is for
+}
+
+// A HoldKind tells the records under keys.Upload apart.
+type HoldKind byte
+
+// Kinds.
+const (
+	Uploading HoldKind = 'u' // the upload itself, at the zero blob
+	Held      HoldKind = 'h' // a blob, held as long as its upload stands
+	Grant     HoldKind = 't' // a finished upload of a session: it may be committed
+)
+
+// newHold returns the record of a hold. Random bytes make every value unique,
+// so that a guard on one can never hold for a later one.
+func newHold(key []byte, kind HoldKind, expires time.Time, owner []byte) []byte {
+	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
+	return codec.Seal(key, keys.Upload, append(body, owner...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
+}
+
+// OpenHold decodes a record under keys.Upload.
+func OpenHold(key, value []byte) (h Hold, err error) {
+	body, err := codec.Open(key, value, keys.Upload)
+	if err != nil {
+		return h, err
+	}
+	if len(body) > 0 {
+		h.Kind = HoldKind(body[0])
+	}
+	switch {
+	case h.Kind == Held && len(body) == 1:
+	case h.Kind == Uploading && len(body) == 33, h.Kind == Grant && len(body) == 17:
+		copy(h.Owner[:], body[9:len(body)-8])
+		h.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
+	default:
+		return h, fmt.Errorf("%w: upload", record.ErrMalformed)
+	}
+	return h, nil
+}
+
+// Put stores d in a batch of its own, or finds that it is stored; the upload
+// holds it from then on.
+func (u *Upload) Put(ctx context.Context, d *Draft) error {
+	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) { return u.hold(b, d.ID), nil })
+}
+
+// hold makes b record that the upload holds a blob.
+func (u *Upload) hold(b *engine.Batch, id blob.ID) engine.Pair {
+	key := u.store.space.Upload(u.id, u.store.space.BlobHash(id))
+	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Held)}))
+	return b.Sets[len(b.Sets)-1]
+}
+
+// Grant is Put that ends the upload: its session holds d, until it expires or a commit
+// refers to it, and d holds what it is made of. alive is called before each attempt:
+// it makes the batch guard that the session lives, or returns the error that Grant
+// ends with.
+func (u *Upload) Grant(ctx context.Context, d *Draft, alive func(*engine.Batch) error) error {
+	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) {
+		u.Finish(b)
+		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
+		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
+		b.Set(key, newHold(key, Grant, u.expires, nil))
+		return b.Sets[len(b.Sets)-1], alive(b)
+	})
+}
+
+// begin stores the upload's record, in a batch without content. Every batch with
+// content guards that record, whose value never recurs. So an attempt with an unknown
+// outcome that arrives after the upload has ended does not bring content back.
+func (u *Upload) begin(ctx context.Context) error {
+	if u.begun {
+		return nil
+	}
+	var b engine.Batch
+	b.Guard(u.key, nil)
+	b.Set(u.key, u.record)
+	err := u.apply(ctx, &b)
+	if u.unknown && errors.Is(err, engine.ErrConflict) { // with the first attempt?
+		err = u.stands(ctx)
+	}
+	u.begun = err == nil
+	return err
+}
+
+// apply applies b, and again as long as the outcome is not known.
+func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
+	unknown, err := apply.Batch(ctx, u.store.engine, b)
+	u.unknown = u.unknown || unknown
+	return err
+}
+
+// put stores d in a batch with what hold adds to it, or finds that d is stored. hold
+// returns the pair by which an attempt that was applied is recognized.
+func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (engine.Pair, error)) (err error) {
+	defer func() {
+		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
+			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
+		}
+	}()
+	if err := u.begin(ctx); err != nil {
+		return err
+	}
+	s, marks := u.store, Marks{}
+	s.Hint(marks, d.ID)
+	if _, err := s.Known(ctx, marks, d.items()); err != nil {
+		return err
+	}
+	for {
+		var b engine.Batch
+		b.Guard(u.key, u.record)
+		mine, err := hold(&b)
+		if err != nil {
+			return err
+		}
+		if err := s.Add(&b, d, marks); err != nil {
+			return err
+		}
+		err = u.apply(ctx, &b)
+		var conflict *engine.ConflictError
+		switch {
+		case err == nil:
+			s.sizes.put(d.ID, d.Size)
+			s.Applied(&b, []blob.ID{d.ID})
+			return nil
+		case !errors.Is(err, engine.ErrConflict):
+			return err
+		case errors.As(err, &conflict) && string(conflict.Key) == string(u.key):
+			vs, err := s.engine.Get(ctx, mine.Key)
+			if err != nil {
+				return err
+			}
+			if u.unknown && string(vs[0]) == string(mine.Value) {
+				return nil // the first attempt was applied, and has ended the upload
+			}
+			return ErrExpired
+		}
+		if _, err := s.Refresh(ctx, marks, append(d.items(), d.ID)); err != nil {
+			return err
+		}
+	}
+}
+
+// stands fails with ErrExpired if the upload's record is not there.
+func (u *Upload) stands(ctx context.Context) error {
+	vs, err := u.store.engine.Get(ctx, u.key)
+	if err == nil && string(vs[0]) != string(u.record) {
+		err = ErrExpired
+	}
+	return err
+}
+
+// Finish makes b end the upload: what b refers to holds from then on what the
+// upload held. That the upload still stands needs no guard: b guards the mark of
+// what it refers to, and that is collected before what it is made of.
+func (u *Upload) Finish(b *engine.Batch) {
+	if u.begun {
+		b.Delete(u.key)
+	}
+}
+
+// Abandon lets the next collection have what the upload holds.
+func (u *Upload) Abandon(ctx context.Context) error {
+	if !u.begun {
+		return nil
+	}
+	b := engine.Batch{Reclaim: true}
+	u.Finish(&b)
+	return u.store.engine.Apply(ctx, &b)
+}
+
+// Write stores what r delivers, in content-defined chunks that are deduplicated
+// one by one, with memory for a few chunks; the upload holds them. It returns
+// what is to be put last, which stands for the whole. size is the length
+// announced, or negative; another length is blob.ErrSize, and more than blob.MaxBytes
+// ErrTooLarge.
+func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, error) {
+	c := u.store.chunks
+	cut, err := chunkers.NewChunker("fastcdc", r, &chunkers.ChunkerOpts{MinSize: c.Min, NormalSize: c.Normal, MaxSize: c.Max})
+	if err != nil {
+		return nil, err
+	}
+	w := treeWriter{up: u, whole: hash.Blob.New()}
+	for {
+		chunk, err := cut.Next()
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("blob: read stream: %w", err)
+		}
+		if len(chunk) > 0 {
+			if w.size += int64(len(chunk)); w.size > blob.MaxBytes {
+				return nil, ErrTooLarge
+			}
+			if cerr := w.chunk(ctx, chunk); cerr != nil {
+				return nil, cerr
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	if size >= 0 && w.size != size {
+		return nil, fmt.Errorf("%w: %d bytes, not %d", blob.ErrSize, w.size, size)
+	}
+	return w.end(ctx)
+}
+
+// A treeWriter gathers chunks into lists, and full lists into one list of lists.
+// The last chunk waits: alone, it is the whole.
+type treeWriter struct {
+	up    *Upload
+	whole *hash.Hasher // of everything
+	size  int64
+	lists []item // full lists
+	items []item // of the list that fills
+	span  *hash.Hasher
+	last  *Draft
+}
+
+func (w *treeWriter) chunk(ctx context.Context, c []byte) error {
+	d, err := Prepare(blob.Sum(c), c)
+	if err != nil {
+		return err
+	}
+	if err := w.putLast(ctx); err != nil {
+		return err
+	}
+	if len(w.items) == maxList {
+		if err := w.flush(ctx); err != nil {
+			return err
+		}
+	}
+	if w.span == nil {
+		w.span = hash.Blob.New()
+	}
+	w.span.Write(c)
+	w.whole.Write(c)
+	w.items, w.last = append(w.items, item{d.ID, d.Size}), d
+	return nil
+}
+
+func (w *treeWriter) putLast(ctx context.Context) error {
+	if w.last == nil {
+		return nil
+	}
+	err := w.up.Put(ctx, w.last)
+	w.last = nil
+	return err
+}
+
+// flush stores the list that fills as a blob of its own.
+func (w *treeWriter) flush(ctx context.Context) error {
+	d := newList(blob.ID(w.span.Sum()), w.items)
+	w.lists = append(w.lists, item{d.ID, d.Size})
+	w.span, w.items = nil, nil
+	return w.up.Put(ctx, d)
+}
+
+func (w *treeWriter) end(ctx context.Context) (*Draft, error) {
+	switch {
+	case w.size == 0:
+		return Prepare(blob.Sum(nil), nil)
+	case len(w.lists) == 0 && len(w.items) == 1:
+		return w.last, nil
+	}
+	if err := w.putLast(ctx); err != nil {
+		return nil, err
+	}
+	id := blob.ID(w.whole.Sum())
+	if len(w.lists) == 0 {
+		return newList(id, w.items), nil
+	}
+	if len(w.items) > 0 {
+		if err := w.flush(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return newList(id, w.lists), nil
+}
+
+func newList(id blob.ID, items []item) *Draft {
+	d := &Draft{ID: id, rec: stored{id: id, items: items}}
+	for _, it := range items {
+		d.Size += it.size
+	}
+	d.rec.size = d.Size
+	return d
+}
+
+// Uploaded returns the blobs that uploads keep, finished ones included, as keys name them.
+func (s *Store) Uploaded(ctx context.Context) (map[keys.Hash]bool, error) {
+	out := map[keys.Hash]bool{}
+	err := s.uploads(ctx, s.space.All(keys.Upload), func(h keys.Hash) error {
+		out[h] = true
+		return nil
+	})
+	return out, err
+}
+
+// Granted returns the blobs that a session has uploaded and not committed.
+func (s *Store) Granted(ctx context.Context, inc keys.Incarnation) (out []blob.ID, err error) {
+	err = s.uploads(ctx, s.space.Of(keys.Upload, inc), func(h keys.Hash) error {
+		id, err := s.IDOf(ctx, h)
+		if err == nil {
+			out = append(out, id)
+		}
+		if errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		return err
+	})
+	return out, err
+}
+
+// uploads calls f for the blobs of the upload records in a range.
+func (s *Store) uploads(ctx context.Context, r engine.Range, f func(keys.Hash) error) error {
+	for p, err := range s.engine.Scan(ctx, r) {
+		if err != nil {
+			return err
+		}
+		_, fields, ok := s.space.Fields(p.Key)
+		if !ok {
+			return codec.Corrupt(record.ErrMalformed, "upload at key %x", p.Key)
+		}
+		if err := f(keys.Hash(fields[16:])); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+package heads_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+var (
+	key   = []byte("key")
+	when  = time.Unix(1700000000, 42).UTC()
+	parts = []head.Part{{Name: "a", Blob: blob.ID{1}, Size: 5, Set: 3, Whole: 3}, {Name: "b", Blob: blob.ID{2}, Size: 1 << 30, Set: 7, Whole: 2}}
+	usage = []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}, {}}
+
+	aHead = heads.Head{
+		Incarnation: heads.Incarnation{9}, Revision: 7, Leaf: graph.ID{1}, Last: graph.ID{2}, Commit: head.CommitID{3},
+		PartsAt: 7, Parts: parts, Nodes: 10, Bytes: 11, Raw: 12, Usage: usage, Updated: when,
+	}
+	aCommit = heads.Commit{
+		Revision: 7, Previous: head.CommitID{1}, Leaf: graph.ID{2}, Last: graph.ID{3}, Nodes: 4, NodeDigest: [32]byte{5},
+		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Time: when,
+	}
+	anAbout = heads.About{
+		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},
+		Detached: true, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
+	}
+	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedRaw: 5}
+	anOrigin = heads.Origin{Ancestors: []heads.Ancestor{{Incarnation: heads.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Parts: []head.Part{parts[0]}}
+)
+
+// records are one of each type, and how to read it back.
+func records() map[string]struct {
+	record []byte
+	want   any
+	open   func(key, value []byte) (any, error)
+} {
+	type r = struct {
+		record []byte
+		want   any
+		open   func(key, value []byte) (any, error)
+	}
+	return map[string]r{
+		"head":   {aHead.Seal(key), &aHead, func(k, v []byte) (any, error) { return heads.OpenHead(k, v) }},
+		"commit": {codec.Seal(key, keys.Commit, aCommit.Body()), &aCommit, func(k, v []byte) (any, error) { c, _, err := heads.OpenCommit(k, v); return c, err }},
+		"about":  {anAbout.Seal(key), &anAbout, func(k, v []byte) (any, error) { return heads.OpenAbout(k, v) }},
+		"life":   {aLife.Seal(key), &aLife, func(k, v []byte) (any, error) { return heads.OpenLife(k, v) }},
+		"origin": {anOrigin.Seal(key), &anOrigin, func(k, v []byte) (any, error) { return heads.OpenOrigin(k, v) }},
+	}
+}
+
+func TestRecordsComeBack(t *testing.T) {
+	for name, r := range records() {
+		got, err := r.open(key, r.record)
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(r.want) {
+			t.Errorf("%s: %v\n got %+v\nwant %+v", name, err, got, r.want)
+		}
+		for i := range r.record {
+			broken := bytes.Clone(r.record)
+			broken[i] ^= 0x10
+			if _, err := r.open(key, broken); err == nil {
+				t.Errorf("%s: byte %d changed unnoticed", name, i)
+			}
+		}
+	}
+}
+
+func TestACommitIDVouchesForAllOfIt(t *testing.T) {
+	id := aCommit.ID()
+	for name, change := range map[string]func(*heads.Commit){
+		"revision": func(c *heads.Commit) { c.Revision++; c.PartsAt++ },
+		"previous": func(c *heads.Commit) { c.Previous[31]++ },
+		"leaf":     func(c *heads.Commit) { c.Leaf[0]++ },
+		"last":     func(c *heads.Commit) { c.Last[0]++ },
+		"digest":   func(c *heads.Commit) { c.NodeDigest[0]++ },
+		"parts":    func(c *heads.Commit) { c.Parts = c.Parts[:1] },
+		"usage":    func(c *heads.Commit) { c.Usage = nil },
+		"turn":     func(c *heads.Commit) { c.Turn = "other" },
+		"time":     func(c *heads.Commit) { c.Time = c.Time.Add(1) },
+	} {
+		c := aCommit
+		change(&c)
+		if c.ID() == id {
+			t.Errorf("another %s has the same id", name)
+		}
+	}
+}
+
+// Decoders accept only what encoders make, and never panic.
+func FuzzDecode(f *testing.F) {
+	for _, r := range records() {
+		f.Add(r.record[2 : len(r.record)-4])
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for name, typ := range map[string]byte{"head": keys.Head, "commit": keys.Commit, "about": keys.About, "life": keys.Life, "origin": keys.Origin} {
+			record := codec.Seal(key, typ, body)
+			got, err := records()[name].open(key, record)
+			if err != nil {
+				continue
+			}
+			var again []byte
+			switch v := got.(type) {
+			case *heads.Head:
+				again = v.Seal(key)
+			case *heads.Commit:
+				again = codec.Seal(key, typ, v.Body())
+			case *heads.About:
+				again = v.Seal(key)
+			case *heads.Life:
+				again = v.Seal(key)
+			case *heads.Origin:
+				again = v.Seal(key)
+			}
+			if !bytes.Equal(again, record) {
+				t.Errorf("%s: %x was accepted and is encoded as %x", name, record, again)
+			}
+		}
+	})
+}
+
+func TestSumAddsByModel(t *testing.T) {
+	got := head.Sum([]head.Usage{{Model: "a", Input: 1}}, []head.Usage{{Model: "b", Output: 2}, {Model: "a", Input: 3}})
+	if fmt.Sprint(got) != fmt.Sprint([]head.Usage{{Model: "a", Input: 4}, {Model: "b", Output: 2}}) {
+		t.Error(got)
+	}
+}
+
+func ExampleSum() {
+	total := head.Sum(nil, []head.Usage{{Model: "m", Input: 100, Output: 20}})
+	total = head.Sum(total, []head.Usage{{Model: "m", Input: 150, Output: 5, CachedInput: 100}})
+	fmt.Println(total[0].Input, total[0].Output, total[0].CachedInput)
+	// Output: 250 25 100
+}

@@ -1,0 +1,68 @@
+package heads
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// SealTurn returns the record that maps a turn id to the revision of its commit.
+func SealTurn(key []byte, r head.Revision) []byte {
+	return codec.Seal(key, keys.Turn, binary.AppendUvarint(nil, uint64(r)))
+}
+
+// OpenTurn decodes what SealTurn encodes.
+func OpenTurn(key, value []byte) (head.Revision, error) {
+	body, err := codec.Open(key, value, keys.Turn)
+	r, _ := codec.Uvarint(body)
+	return head.Revision(r), err
+}
+
+// SealFork returns the record of an ancestor that names an attached fork. It holds the
+// hash of the fork's id at the time of the fork.
+func SealFork(key []byte, fork keys.Hash) []byte { return codec.Seal(key, keys.Fork, fork[:]) }
+
+// SealChild returns the record that lists a session under its parent.
+func SealChild(key []byte) []byte { return codec.Seal(key, keys.Child, []byte{1}) }
+
+// OpenChild decodes the record of a child, and returns the child's incarnation.
+func OpenChild(space *keys.Space, p engine.Pair) (child Incarnation, err error) {
+	_, fields, ok := space.Fields(p.Key)
+	if _, err = codec.Open(p.Key, p.Value, keys.Child); err == nil && !ok {
+		err = fmt.Errorf("%w: child", record.ErrMalformed)
+	}
+	if err == nil {
+		child = Incarnation(fields[16:])
+	}
+	return child, err
+}
+
+// SealPredecessor returns the record of a session id that names the incarnation which had
+// the id last, and was deleted or renamed. A request for a new session of the id guards
+// the record. It has a new random value at each write, so a delayed attempt of an earlier
+// request can't bring the old session back.
+func SealPredecessor(key []byte, inc Incarnation) []byte {
+	return codec.Seal(key, keys.Predecessor, inc[:], random())
+}
+
+// OpenPredecessor decodes what SealPredecessor encodes.
+func OpenPredecessor(key, value []byte) (inc Incarnation, err error) {
+	body, err := codec.Open(key, value, keys.Predecessor)
+	if err == nil && len(body) != 24 {
+		err = fmt.Errorf("%w: predecessor", record.ErrMalformed)
+	}
+	copy(inc[:], body)
+	return inc, err
+}
+
+// SealDirty returns the record that says that a session changed since a collector looked.
+// It has a new random value at each write, so that no change hides behind an earlier one.
+func SealDirty(key []byte) []byte { return codec.Seal(key, keys.Dirty, random()) }
+
+func random() []byte { return binary.LittleEndian.AppendUint64(nil, rand.Uint64()) }

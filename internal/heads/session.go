@@ -1,0 +1,324 @@
+package heads
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// About is a session's metadata. Saving it moves no revision.
+type About struct {
+	ID          string
+	Incarnation Incarnation
+	Name        string
+	Model       string
+	Cwd         string
+	Parent      Incarnation // zero if it has none; the parent may be gone
+	ForkNode    graph.ID    // node of the parent
+	Detached    bool
+	Checkpoint  bool   // a summarisation session
+	Keep        uint64 // revisions that retention keeps: 0 as the store says, ^0 all
+	Labels      map[string]string
+	Created     time.Time
+	Updated     time.Time // by saving metadata; commits have their own time
+}
+
+// Seal returns a's record for key.
+func (a *About) Seal(key []byte) []byte {
+	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.About, codec.Version)}
+	e.Array(13)
+	e.Text(a.ID)
+	e.Bytes(a.Incarnation[:])
+	e.Text(a.Name)
+	e.Text(a.Model)
+	e.Text(a.Cwd)
+	if a.Parent == (Incarnation{}) {
+		e.Null()
+	} else {
+		e.Bytes(a.Parent[:])
+	}
+	e.ID(a.ForkNode)
+	e.Bool(a.Detached)
+	e.Bool(a.Checkpoint)
+	e.Uint(a.Keep)
+	names := make([]string, 0, len(a.Labels))
+	for k := range a.Labels {
+		names = append(names, k)
+	}
+	slices.Sort(names)
+	e.Array(2 * len(names))
+	for _, k := range names {
+		e.Text(k)
+		e.Text(a.Labels[k])
+	}
+	appendTime(&e, a.Created)
+	appendTime(&e, a.Updated)
+	return codec.SealTail(key, e.B, 0)
+}
+
+// MaxLabels bounds the labels of a session.
+const MaxLabels = 64
+
+// OpenAbout decodes the record of key.
+func OpenAbout(key, value []byte) (*About, error) {
+	body, err := codec.Open(key, value, keys.About)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	var a About
+	d.Shape(13)
+	a.ID = d.Text()
+	d.Fixed(a.Incarnation[:])
+	a.Name, a.Model, a.Cwd = d.Text(), d.Text(), d.Text()
+	if !d.Null() {
+		d.Fixed(a.Parent[:])
+	}
+	a.ForkNode = d.ID()
+	a.Detached, a.Checkpoint = d.Bool(), d.Bool()
+	a.Keep = d.Uint()
+	n := d.Array(2 * MaxLabels)
+	if n%2 != 0 {
+		d.Fail("%d items of labels", n)
+	}
+	last := ""
+	for i := range n / 2 {
+		k := d.Text()
+		if i > 0 && k <= last {
+			d.Fail("labels out of order")
+		}
+		if a.Labels == nil {
+			a.Labels = make(map[string]string, n/2)
+		}
+		a.Labels[k], last = d.Text(), k
+	}
+	a.Created, a.Updated = decodeTime(&d), decodeTime(&d)
+	return &a, d.Done()
+}
+
+// State says whether an incarnation lives.
+type State byte
+
+// States.
+const (
+	Live    State = 'l'
+	Deleted State = 'd'
+)
+
+// Life is the lifecycle record of an incarnation: what seals, forks, tombstones
+// or deletes guards it and sets it with the next epoch. Commits never set it.
+type Life struct {
+	Session   keys.Hash // of the session id
+	State     State
+	Floor     head.Revision // the oldest revision that can be read; behind the last one when deleted
+	Epoch     uint64        // +1 at every write
+	Sealed    head.Revision // up to here packs are in full segments
+	SealedRaw uint64        // Head.Raw at that revision
+	Packed    head.Revision // up to here segments are compressed as well as they can be; at most Sealed
+	Forks     uint64        // how many hold this history: a second witness of their entries
+	Refs      uint64        // how many revisions are kept by name: likewise
+	Stones    uint64        // how many tombstones there are: likewise
+}
+
+// Seal returns l's record for key.
+func (l *Life) Seal(key []byte) []byte {
+	b := append(make([]byte, 0, 64), l.Session[:]...)
+	b = append(b, byte(l.State))
+	for _, n := range l.numbers() {
+		b = binary.AppendUvarint(b, *n)
+	}
+	if l.Stones > 0 { // else nothing stands for it
+		b = binary.AppendUvarint(b, l.Stones)
+	}
+	return codec.Seal(key, keys.Life, b)
+}
+
+func (l *Life) numbers() []*uint64 {
+	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedRaw, (*uint64)(&l.Packed), &l.Forks, &l.Refs}
+}
+
+// OpenLife decodes the record of key.
+func OpenLife(key, value []byte) (*Life, error) {
+	b, err := codec.Open(key, value, keys.Life)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) < 17 || State(b[16]) != Live && State(b[16]) != Deleted {
+		return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
+	}
+	l := &Life{State: State(b[16])}
+	copy(l.Session[:], b)
+	b = b[17:]
+	for _, n := range l.numbers() {
+		v, size := codec.Uvarint(b)
+		if size <= 0 {
+			return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
+		}
+		*n, b = v, b[size:]
+	}
+	if len(b) > 0 {
+		v, size := codec.Uvarint(b)
+		if size != len(b) || v == 0 {
+			return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
+		}
+		l.Stones = v
+	}
+	return l, nil
+}
+
+// Next returns a copy of l with the next epoch.
+func (l *Life) Next() Life {
+	n := *l
+	n.Epoch++
+	return n
+}
+
+// An Ancestor is a session that a fork shares history with.
+type Ancestor struct {
+	Incarnation Incarnation
+	Revision    head.Revision // up to which its commits are shared
+	Commit      head.CommitID // at that revision
+	Node        graph.ID      // the fork node, or the node that the next ancestor forked at
+	Nodes       int           // how many nodes of that revision are shared; 0: all
+	Epoch       uint64        // of its lifecycle at the fork: its tombstones up to here count
+}
+
+// MaxAncestors bounds forks of forks.
+const MaxAncestors = 256
+
+// An Origin is what an attached fork begins with; it never changes.
+type Origin struct {
+	Ancestors []Ancestor  // the first one is no fork
+	Parts     []head.Part // the checkpoint at the fork, Set is 0
+}
+
+func (o *Origin) body() []byte {
+	e := codec.Encoder{B: make([]byte, 0, 160*len(o.Ancestors)+64)}
+	e.Array(2)
+	e.Array(len(o.Ancestors))
+	for _, a := range o.Ancestors {
+		e.Array(6)
+		e.Bytes(a.Incarnation[:])
+		e.Uint(uint64(a.Revision))
+		e.Bytes(a.Commit[:])
+		e.Bytes(a.Node[:])
+		e.Uint(uint64(a.Nodes))
+		e.Uint(a.Epoch)
+	}
+	appendParts(&e, o.Parts)
+	return e.B
+}
+
+// Seal returns o's record for key.
+func (o *Origin) Seal(key []byte) []byte { return codec.Seal(key, keys.Origin, o.body()) }
+
+// OpenOrigin decodes the record of key.
+func OpenOrigin(key, value []byte) (*Origin, error) {
+	body, err := codec.Open(key, value, keys.Origin)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	var o Origin
+	d.Shape(2)
+	o.Ancestors = make([]Ancestor, d.Array(MaxAncestors))
+	for i := range o.Ancestors {
+		a := &o.Ancestors[i]
+		d.Shape(6)
+		d.Fixed(a.Incarnation[:])
+		a.Revision = head.Revision(d.Uint())
+		d.Fixed(a.Commit[:])
+		d.Fixed(a.Node[:])
+		n := d.Uint()
+		if n > pack.MaxNodes {
+			d.Fail("%d nodes", n)
+		}
+		a.Nodes = int(n)
+		a.Epoch = d.Uint()
+	}
+	o.Parts = decodeParts(&d)
+	return &o, d.Done()
+}
+
+// SealKept returns the record of a kept revision for key.
+func SealKept(key []byte, r head.Kept) []byte {
+	var e codec.Encoder
+	e.Array(2)
+	e.Text(r.Name)
+	e.Uint(uint64(r.Revision))
+	return codec.Seal(key, keys.Ref, e.B)
+}
+
+// OpenKept decodes the record of key.
+func OpenKept(key, value []byte) (*head.Kept, error) {
+	body, err := codec.Open(key, value, keys.Ref)
+	if err != nil {
+		return nil, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(2)
+	r := &head.Kept{Name: d.Text(), Revision: head.Revision(d.Uint())}
+	return r, d.Done()
+}
+
+// Kept reads the revisions of inc that are kept by name, in the order of their
+// keys. life is its lifecycle record: a scan alone is no witness of what is not
+// there.
+func Kept(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnation, life *Life) ([]head.Kept, error) {
+	if life.Refs == 0 {
+		return nil, nil
+	}
+	var out []head.Kept
+	for p, err := range e.Scan(ctx, space.Of(keys.Ref, inc)) {
+		if err != nil {
+			return nil, err
+		}
+		r, err := OpenKept(p.Key, p.Value)
+		if err != nil {
+			return nil, codec.Corrupt(err, "kept revision at key %x", p.Key)
+		}
+		out = append(out, *r)
+	}
+	if uint64(len(out)) != life.Refs {
+		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", record.ErrMissing, len(out), life.Refs), "kept revisions of incarnation %x", inc)
+	}
+	return out, nil
+}
+
+// A Tombstone hides a node from reads of a session, and of forks made later.
+type Tombstone struct {
+	Epoch  uint64 // of the lifecycle record that its batch set
+	Pruned bool   // it was vacuum that hid it: no retained revision leads to it
+}
+
+// Seal returns t's record for key.
+func (t Tombstone) Seal(key []byte) []byte {
+	n := t.Epoch << 1
+	if t.Pruned {
+		n |= 1
+	}
+	return codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, n))
+}
+
+// OpenTombstone decodes the record of key.
+func OpenTombstone(key, value []byte) (t Tombstone, err error) {
+	body, err := codec.Open(key, value, keys.Tombstone)
+	if err != nil {
+		return t, err
+	}
+	v, n := codec.Uvarint(body)
+	if n <= 0 || n != len(body) {
+		return t, fmt.Errorf("%w: tombstone", record.ErrMalformed)
+	}
+	return Tombstone{Epoch: v >> 1, Pruned: v&1 != 0}, nil
+}

@@ -1,0 +1,97 @@
+package heads
+
+import (
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// format is the version of the layout as a whole.
+const format = 1
+
+// A Store is the store record: what is fixed when a namespace is created.
+type Store struct {
+	ID        [16]byte
+	Namespace string
+	Secret    [hash.Size]byte // the key of the hashes in keys
+	Inline    uint64          // payloads of more bytes are blobs
+	Chunks    blobs.Chunking
+}
+
+// Seal returns the record for key.
+func (s *Store) Seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(8)
+	e.Uint(format)
+	e.Bytes(s.ID[:])
+	e.Text(s.Namespace)
+	e.Bytes(s.Secret[:])
+	e.Uint(s.Inline)
+	e.Uint(uint64(s.Chunks.Min))
+	e.Uint(uint64(s.Chunks.Normal))
+	e.Uint(uint64(s.Chunks.Max))
+	return codec.Seal(key, keys.Store, e.B)
+}
+
+// OpenStore decodes what Seal encodes. The record of another version of the layout is a
+// record.FormatError.
+func OpenStore(key, value []byte) (s Store, err error) {
+	body, err := codec.Open(key, value, keys.Store)
+	if err != nil {
+		return s, err
+	}
+	d := codec.Decoder{B: body}
+	n := d.Array(1 << 10) // another format may have more fields, or fewer
+	v := d.Uint()
+	if v != format && d.Err() == nil {
+		return s, &record.FormatError{Have: v, Want: format}
+	}
+	if n != 8 {
+		d.Fail("store record of %d fields", n)
+	}
+	d.Fixed(s.ID[:])
+	s.Namespace = d.Text()
+	d.Fixed(s.Secret[:])
+	s.Inline = d.Uint()
+	s.Chunks = blobs.Chunking{Min: int(d.Uint()), Normal: int(d.Uint()), Max: int(d.Uint())}
+	return s, d.Done()
+}
+
+// A CopyNote is the note of the last copy into a store. Each batch of a copy guards the
+// note and sets the next one, so that an attempt which comes late has no effect.
+type CopyNote struct {
+	Run   [16]byte // random
+	Batch uint64   // number of the run's batch
+	// Store is the store record that the copy will have, as long as the copy is not
+	// whole. The record itself is missing until then, so that nobody opens the copy.
+	Store []byte
+	Heads [hash.Size]byte // of a whole copy: the digest of its heads
+}
+
+// Seal returns the record for key.
+func (n *CopyNote) Seal(key []byte) []byte {
+	var e codec.Encoder
+	e.Array(4)
+	e.Bytes(n.Run[:])
+	e.Uint(n.Batch)
+	e.Bytes(n.Store)
+	e.Bytes(n.Heads[:])
+	return codec.Seal(key, keys.Copying, e.B)
+}
+
+// OpenCopyNote decodes what Seal encodes.
+func OpenCopyNote(key, value []byte) (n CopyNote, err error) {
+	body, err := codec.Open(key, value, keys.Copying)
+	if err != nil {
+		return n, err
+	}
+	d := codec.Decoder{B: body}
+	d.Shape(4)
+	d.Fixed(n.Run[:])
+	n.Batch = d.Uint()
+	n.Store = d.Bytes()
+	d.Fixed(n.Heads[:])
+	return n, d.Done()
+}

@@ -1,0 +1,290 @@
+package importer
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// A stamp identifies the content of a conversation. The importer stores it as a label
+// of the session, so that the next import sees without reading the session whether the
+// file has changed.
+type stamp struct {
+	events int    // number of events
+	all    string // hash of the events, as digest makes it
+	about  string // hash of everything else in the conversation
+}
+
+func (s stamp) String() string { return fmt.Sprintf("%d:%s:%s", s.events, s.all, s.about) }
+
+// parseStamp is the inverse of String. It returns the zero stamp for a label that is
+// missing or malformed.
+func parseStamp(label string) (s stamp) {
+	fields := strings.Split(label, ":")
+	if len(fields) != 3 {
+		return stamp{}
+	}
+	if _, err := fmt.Sscan(fields[0], &s.events); err != nil {
+		return stamp{}
+	}
+	s.all, s.about = fields[1], fields[2]
+	return s
+}
+
+// sum returns the first 12 bytes of a hash as text: a label has little room.
+func sum(h hash.Hash) string { return fmt.Sprintf("%x", h.Sum(nil)[:12]) }
+
+// digest returns a hash of the first n events.
+func (c *Conversation) digest(n int) string {
+	h := sha256.New()
+	for i := range c.Events[:n] {
+		e := &c.Events[i]
+		fmt.Fprintf(h, "%q %q %q %v %d\n", e.Key, e.Kind, e.Parent, e.Root, len(e.Payload))
+		h.Write(e.Payload)
+	}
+	return sum(h)
+}
+
+// seal computes the stamp of the conversation.
+func (c *Conversation) seal() {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %q %v %v\n", c.Model, c.Cwd, c.Labels, c.gaps, c.Totals)
+	for i := range c.Events {
+		fmt.Fprintf(h, "%d ", c.Events[i].Line)
+	}
+	for _, part := range [][]byte{c.Outside, c.Shared} {
+		fmt.Fprintf(h, "%d\n", len(part))
+		h.Write(part)
+	}
+	c.stamp = stamp{events: len(c.Events), all: c.digest(len(c.Events)), about: sum(h)}
+}
+
+// present is the time that makes a Clock tell the present.
+var present time.Time
+
+// ended returns the time of the last event, or the time at which the conversation began
+// if it has no events.
+func (c *Conversation) ended() time.Time {
+	if n := len(c.Events); n > 0 {
+		return c.Events[n-1].Time
+	}
+	return c.began
+}
+
+// A held compares a session with a conversation: it says which events of the
+// conversation the session holds already. The function read makes it. If mark equals
+// the stamp of the conversation, the session holds all of it, and the fields after mark
+// are not set.
+type held struct {
+	session *turnstone.Session
+	info    turnstone.Info
+	state   *turnstone.State // the full graph of the session
+	mark    stamp            // stamp of the conversation that was imported last
+	own     []turnstone.Node // the nodes of state.Nodes that the session did not inherit from its parent
+
+	// These have an element for each event of the conversation.
+	before []int      // index of the event's parent among the events, or noEvent, or forkNode
+	ids    []graph.ID // node that holds the event; zero if the event is new; its parent's node if it is gone
+	gone   []bool     // the event was imported earlier, and its node was tombstoned since
+	moved  []bool     // the event is new here, but the session has it under another parent, where its usage was counted
+
+	fresh  int             // number of events that are new
+	keys   map[string]bool // event keys of the session's nodes; see taken
+	stored []byte          // content of the checkpoint part LayoutPart; nil if there is none
+}
+
+const (
+	noEvent  = -1 // the event is a root
+	forkNode = -2 // the parent is the node of the parent session where an attached fork begins
+)
+
+// A spot identifies the node of an event: a node holds an event if it has the same
+// parent, kind, key and payload.
+type spot struct {
+	parent    graph.ID
+	kind, key string
+	payload   [sha256.Size]byte
+}
+
+// version separates an event's key in the file from a suffix. Keys are unique in a
+// session, so a message that was edited in the file gets its key with a suffix.
+const version = "~"
+
+// base returns an event key without the suffix, as it stands in the file.
+func base(key string) string {
+	k, _, _ := strings.Cut(key, version)
+	return k
+}
+
+// versioned returns the key for an event that is committed as revision r, if another
+// node of the session has the event's own key.
+func (e *Event) versioned(r head.Revision) string {
+	return fmt.Sprintf("%s%s%d", base(e.Key), version, r)
+}
+
+// read compares a session with a conversation. The session holds an event if one of its
+// nodes has the event's kind, key and payload, and the node of the event's parent as its
+// parent.
+func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation) (*held, error) {
+	h := &held{session: s}
+	var err error
+	if h.info, err = s.Info(ctx); err != nil {
+		return nil, err
+	}
+	if h.mark = parseStamp(h.info.Labels[digestLabel]); h.mark == c.stamp && h.info.Revision > 0 {
+		return h, nil
+	}
+	if h.state, err = s.Load(ctx, turnstone.Scope{Full: true}); err != nil {
+		return nil, err
+	}
+	h.own = h.state.Nodes
+	for len(h.own) > 0 && h.own[0].Inherited {
+		h.own = h.own[1:]
+	}
+	if slices.ContainsFunc(h.state.Parts, func(p head.Part) bool { return p.Name == LayoutPart && p.Set > 0 }) {
+		parts, err := s.Checkpoint(ctx, h.state.Revision)
+		if err != nil {
+			return nil, err
+		}
+		h.stored = parts[LayoutPart]
+	}
+	h.link(c)
+	at := map[spot][]graph.ID{}
+	for i := range h.own {
+		n := &h.own[i]
+		k := spot{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
+		at[k] = append(at[k], n.ID)
+	}
+	// If the file begins with the events of the last import, all of these events were
+	// written to the session. One that the session does not have was tombstoned since.
+	written := 0
+	if n := h.mark.events; n <= len(c.Events) && h.mark.all == c.digest(n) && h.state.Revision > 0 {
+		written = n
+	}
+	h.ids = make([]graph.ID, len(c.Events))
+	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
+	for i := range c.Events {
+		e := &c.Events[i]
+		parent, ok := h.parent(i)
+		if !ok { // the parent is new, so the event is
+			h.fresh++
+			continue
+		}
+		k := spot{parent, e.Kind, base(e.Key), sha256.Sum256(e.Payload)}
+		switch same := at[k]; {
+		case len(same) > 0:
+			h.ids[i], at[k] = same[0], same[1:]
+		case i < written:
+			h.ids[i], h.gone[i] = parent, true // the children of a tombstoned node are linked to its parent
+		default:
+			h.fresh++
+		}
+	}
+	// The nodes that are left have another parent than the file gives their events now.
+	elsewhere := map[spot]int{}
+	for k, left := range at {
+		elsewhere[spot{kind: k.kind, key: k.key, payload: k.payload}] += len(left)
+	}
+	for i := range c.Events {
+		e := &c.Events[i]
+		k := spot{kind: e.Kind, key: base(e.Key), payload: sha256.Sum256(e.Payload)}
+		if h.ids[i].IsZero() && !h.gone[i] && elsewhere[k] > 0 {
+			h.moved[i] = true
+			elsewhere[k]--
+		}
+	}
+	return h, nil
+}
+
+// link sets before: it finds the parent of every event.
+func (h *held) link(c *Conversation) {
+	h.before = make([]int, len(c.Events))
+	at := map[string]int{}
+	for i := range c.Events {
+		e := &c.Events[i]
+		j, known := at[e.Parent]
+		switch {
+		case c.Attached && e.Root && e.Parent == c.ForkKey:
+			h.before[i] = forkNode
+		case e.Root:
+			h.before[i] = noEvent
+		case e.Parent == "" && i == 0 && c.Attached:
+			h.before[i] = forkNode
+		case e.Parent == "":
+			h.before[i] = i - 1 // noEvent for the first one
+		case known:
+			h.before[i] = j
+		default:
+			h.before[i] = noEvent
+		}
+		if e.Key != "" {
+			at[e.Key] = i
+		}
+	}
+}
+
+// parent returns the node that is the parent of event i. ok is false if the session does
+// not have that node yet.
+func (h *held) parent(i int) (id graph.ID, ok bool) {
+	switch j := h.before[i]; j {
+	case noEvent:
+		return graph.ID{}, true
+	case forkNode:
+		return h.info.ForkNode, true
+	default:
+		return h.ids[j], !h.ids[j].IsZero() || h.gone[j]
+	}
+}
+
+// kin reports whether the session, which has the identity of c, holds an earlier or later
+// state of c. The alternative is another conversation that was written to the same place.
+func (h *held) kin(c *Conversation) bool {
+	n := h.mark.events
+	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || n <= len(c.Events) && h.mark.all == c.digest(n) {
+		return true
+	}
+	if c.kin == kinStdin {
+		return false
+	}
+	has := map[[sha256.Size]byte]bool{}
+	for i := range h.own {
+		has[sha256.Sum256(h.own[i].Payload)] = true
+	}
+	// An agent may begin all its conversations with the same system message.
+	talks := func(e Event) bool { return e.Kind != "system" }
+	return !slices.ContainsFunc(c.Events, talks) ||
+		slices.ContainsFunc(c.Events, func(e Event) bool { return talks(e) && has[sha256.Sum256(e.Payload)] })
+}
+
+// passed reports whether others went on from the node end, where the file ends now: the
+// way from the session's leaf back to end has no node of the file that was imported last,
+// whose layout is was. An import then leaves the leaf of the session where it is.
+func (h *held) passed(end graph.ID, was *layout) bool {
+	if end.IsZero() {
+		return false
+	}
+	file := map[graph.ID]bool{}
+	for _, at := range was.Order {
+		if at >= 0 && at < len(h.own) {
+			file[h.own[at].ID] = true
+		}
+	}
+	parents := map[graph.ID]graph.ID{}
+	for i := range h.state.Nodes {
+		parents[h.state.Nodes[i].ID] = h.state.Nodes[i].Parent
+	}
+	for at := h.state.Leaf; at != end; at = parents[at] {
+		if at.IsZero() || file[at] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,212 @@
+package reclaim
+
+import (
+	"context"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// Versions of checkpoint parts that a session stores itself are deltas of each other,
+// and nothing outside the session depends on them. A version is needed if a retained
+// revision has it. A collection removes what no needed version depends on. Vacuum also
+// stores a needed version whole, if the version that it is a delta of is not needed, so
+// that this one can go, too:
+//
+//	            floor ──┐
+//	blob ◄─ 2 ◄─ 3 ◄─ 4 ◄─ 5 ◄─ 6        before: 4 needs 3, 2 and the blob
+//	                  4 ◄─ 5 ◄─ 6        after:  4 is stored whole
+
+// needed says which versions of a session below its floor retained revisions have.
+// Those that a revision from the floor on set are all needed.
+type needed struct {
+	floor head.Revision
+	below map[versionAt]bool
+	names map[keys.Hash]string // of the parts
+}
+
+func (n *needed) has(part keys.Hash, revision uint64) bool {
+	return head.Revision(revision) >= n.floor || n.below[versionAt{part, head.Revision(revision)}]
+}
+
+// needed reads which versions are needed by the floor and the kept revisions.
+func (r *run) needed(ctx context.Context, inc heads.Incarnation, floor head.Revision, kept []head.Revision) (*needed, error) {
+	n := &needed{floor: floor, below: map[versionAt]bool{}, names: map[keys.Hash]string{}}
+	for _, at := range append(slices.Clone(kept), floor) {
+		if at > floor {
+			continue
+		}
+		parts, err := r.checkpointAt(ctx, inc, at)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range parts {
+			h := r.space.PartHash(p.Name)
+			n.below[versionAt{h, p.Set}], n.names[h] = true, p.Name
+		}
+	}
+	return n, nil
+}
+
+// below returns the versions of a part up to the floor that the session stores itself,
+// in chains: each version of a chain but the first is a delta of the one before.
+func (r *run) below(ctx context.Context, c blobs.Chain, floor head.Revision) ([][]blobs.Version, error) {
+	var out [][]blobs.Version
+	last := uint64(0)
+	for v, err := range r.blobs.Versions(ctx, c, 0, uint64(floor)) {
+		if err != nil {
+			return nil, err
+		}
+		if n := len(out); n > 0 && v.IsDelta() && v.Base == last {
+			out[n-1] = append(out[n-1], v.Header())
+		} else {
+			out = append(out, []blobs.Version{v.Header()})
+		}
+		last = v.Revision
+	}
+	return out, nil
+}
+
+// dropVersions removes the versions below the floor that no needed version depends on.
+// apply applies a batch of deletions.
+func (r *run) dropVersions(ctx context.Context, c blobs.Chain, need *needed, apply func(*batch) error) error {
+	chains, err := r.below(ctx, c, need.floor)
+	if err != nil {
+		return err
+	}
+	b := &batch{}
+	for _, versions := range chains {
+		for i := len(versions) - 1; i >= 0 && !need.has(c.Part, versions[i].Revision); i-- {
+			b.Deletes = append(b.Deletes, r.blobs.Keys(c, &versions[i])...)
+			if b.Ops() < batchOps {
+				continue
+			}
+			if err := apply(b); err != nil {
+				return err
+			}
+			b = &batch{}
+		}
+	}
+	if b.Ops() == 0 {
+		return nil
+	}
+	return apply(b)
+}
+
+// dropBelow removes, of all parts of a session that lives, the versions below its floor
+// that no needed version depends on.
+func (r *run) dropBelow(ctx context.Context, v *view, kept []head.Revision) error {
+	if v.life.Floor == 0 {
+		return nil
+	}
+	need, err := r.needed(ctx, v.inc, v.life.Floor, kept)
+	if err != nil {
+		return err
+	}
+	for c, err := range r.blobs.Chains(ctx, v.inc) {
+		if err == nil {
+			err = r.dropVersions(ctx, c, need, func(b *batch) error {
+				b.Guards = v.guards
+				return r.apply(ctx, b)
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cutChains stores each needed version whole that is a delta of one that is not
+// needed, and removes what it depended on.
+func (c *cleaning) cutChains(ctx context.Context, kept []head.Revision) error {
+	if c.life.Floor == 0 {
+		return nil
+	}
+	if c.mark.floor != c.life.Floor || c.mark.revision < c.life.Floor {
+		if err := c.run.session(ctx, c.inc); err != nil { // the index does not know the floor yet
+			return err
+		}
+		return errMoved
+	}
+	need, err := c.needed(ctx, c.inc, c.life.Floor, kept)
+	if err != nil {
+		return err
+	}
+	for chain, err := range c.blobs.Chains(ctx, c.inc) {
+		if err == nil {
+			err = c.cutChain(ctx, need, chain)
+		}
+		if err == nil {
+			err = c.dropVersions(ctx, chain, need, func(b *batch) error { return c.apply(ctx, b, nil) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cleaning) cutChain(ctx context.Context, need *needed, chain blobs.Chain) error {
+	chains, err := c.below(ctx, chain, need.floor)
+	if err != nil {
+		return err
+	}
+	for _, versions := range chains {
+		for i := range versions {
+			v := &versions[i]
+			if !v.IsDelta() || !need.has(chain.Part, v.Revision) || need.has(chain.Part, v.Base) {
+				continue
+			}
+			if err := c.storeWhole(ctx, need, chain, v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// storeWhole stores a version whole. The session's edge to the blob that its chain
+// began with is derived anew.
+func (c *cleaning) storeWhole(ctx context.Context, need *needed, chain blobs.Chain, v *blobs.Version) error {
+	name := need.names[chain.Part]
+	p, err := c.partSet(ctx, c.inc, name, head.Revision(v.Revision))
+	if err != nil {
+		return err
+	}
+	root := func(ctx context.Context) (blob.ID, error) {
+		p, err := c.partSet(ctx, c.inc, name, p.Whole)
+		return p.Blob, err
+	}
+	content, _, err := c.blobs.ReadVersion(ctx, chain, uint64(p.Whole), v.Revision, p.Blob, root)
+	if err != nil {
+		return err
+	}
+	pairs := c.blobs.Whole(chain, v.Revision, content)
+	for len(pairs) > 1 { // these have no effect before the first one
+		b, last := &batch{}, pairs[len(pairs)-1]
+		b.Set(last.Key, last.Value)
+		if err := c.apply(ctx, b, nil); err != nil {
+			return err
+		}
+		pairs = pairs[:len(pairs)-1]
+	}
+	needs, err := c.partOf(ctx, c.inc, name, p.Set)
+	if err != nil {
+		return err
+	}
+	b := &batch{}
+	if needs.blob != (keys.Hash{}) {
+		c.detach(b, needs.blob)
+	}
+	b.Set(pairs[0].Key, pairs[0].Value)
+	if err := c.apply(ctx, b, nil); err != nil {
+		return err
+	}
+	c.out.Rewritten++
+	return nil
+}
