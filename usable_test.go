@@ -14,8 +14,13 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/transcript"
 )
 
 // returned calls f with args and returns the error that it gives, by itself or in a
@@ -239,3 +244,44 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// I1: the zero value of a driver's Engine is a closed one, and that of what works on a store
+// refuses every call.
+func TestI1_ZeroValuesAreClosed(t *testing.T) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // instead of for ever
+	defer cancel()
+	for name, e := range map[string]engine.Engine{
+		"badger": &badger.Engine{}, "pebble": &pebble.Engine{}, "postgres": &postgres.Engine{}, "memory": &memory.Engine{},
+	} {
+		_, get := e.Get(ctx, []byte("k"))
+		var scan error
+		for _, err := range e.Scan(ctx, engine.Range{}) {
+			scan = err
+		}
+		var b engine.Batch
+		b.Set([]byte("k"), []byte("v"))
+		_, open := turnstone.Open(ctx, e, nil)
+		for call, err := range map[string]error{"Get": get, "Scan": scan, "Apply": e.Apply(ctx, &b), "Vacuum": e.Vacuum(ctx), "Open": open} {
+			if !errors.Is(err, engine.ErrClosed) {
+				t.Errorf("%s of a zero %s engine: %v", call, name, err)
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Errorf("Close of a zero %s engine: %v", name, err)
+		}
+	}
+	for _, tr := range []*transcript.Transcripts{{}, nil, transcript.New(nil)} {
+		_, save := tr.Save(ctx, "s", transcript.Snapshot{})
+		_, _, load := tr.Load(ctx, "s")
+		for call, err := range map[string]error{"Save": save, "Load": load} {
+			if !errors.Is(err, turnstone.ErrInvalid) {
+				t.Errorf("%s without a store: %v", call, err)
+			}
+		}
+	}
+	var saver transcript.Saver
+	saver.Save(transcript.Snapshot{})
+	if err := saver.Flush(ctx); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("a zero Saver: %v", err)
+	}
+}

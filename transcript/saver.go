@@ -62,6 +62,9 @@ func (s *Saver) Save(snap Snapshot) {
 // Flush saves what is due, and returns when it is stored. Call it before the
 // program ends. A saver that is not used any more needs no closing.
 func (s *Saver) Flush(ctx context.Context) error {
+	if s.t == nil {
+		return &turnstone.InvalidError{Where: "saver", Reason: "it was not made by Transcripts.Saver"}
+	}
 	select {
 	case <-s.turn:
 	case <-ctx.Done():

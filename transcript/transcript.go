@@ -74,20 +74,29 @@ type Saved struct {
 
 // Transcripts are the histories in a store. They hold no state of their own, and
 // are safe for concurrent use, also by several processes where the store is.
-type Transcripts struct{ store turnstone.Factory }
+// The zero value has none: all calls return an error that matches turnstone.ErrInvalid.
+type Transcripts struct{ factory turnstone.Factory }
 
 // New returns the histories in the store behind f, for example Store.Factory.
-func New(f turnstone.Factory) *Transcripts { return &Transcripts{store: f} }
+func New(f turnstone.Factory) *Transcripts { return &Transcripts{factory: f} }
+
+// store returns where the histories are.
+func (t *Transcripts) store() turnstone.Factory {
+	if t == nil || t.factory == nil {
+		return (*turnstone.Store)(nil).Factory()
+	}
+	return t.factory
+}
 
 // List returns sessions, the most recently updated first.
 func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
-	return t.store.List(ctx, o)
+	return t.store().List(ctx, o)
 }
 
 // Create makes an empty session, so that its id stands for something stored from
 // the start. It reports whether it was made; one that exists stays as it is.
 func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created bool, err error) {
-	_, created, err = t.store.Create(ctx, r)
+	_, created, err = t.store().Create(ctx, r)
 	return created, err
 }
 
@@ -97,7 +106,7 @@ func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created 
 // end is among them; a detached one's history and State are empty, and it only
 // records where it comes from.
 func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
-	s, err := t.store.Session(ctx, parent)
+	s, err := t.store().Session(ctx, parent)
 	if err != nil {
 		return false, err
 	}
@@ -119,7 +128,7 @@ func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnston
 // ok is false then.
 func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok bool, err error) {
 	for {
-		s, err := t.store.Session(ctx, id)
+		s, err := t.store().Session(ctx, id)
 		if err == nil {
 			tr, err = t.load(ctx, s)
 		}
@@ -138,7 +147,7 @@ func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok b
 // Latest returns the history that was updated last, if there is any.
 func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err error) {
 	for {
-		page, err := t.store.List(ctx, turnstone.ListOptions{Limit: 1})
+		page, err := t.store().List(ctx, turnstone.ListOptions{Limit: 1})
 		if err != nil || len(page.Sessions) == 0 {
 			return nil, false, err
 		}
@@ -198,9 +207,9 @@ func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, e
 		return Saved{}, err
 	}
 	for {
-		session, err := t.store.Session(ctx, id)
+		session, err := t.store().Session(ctx, id)
 		if errors.Is(err, turnstone.ErrSessionNotFound) && s.Base == 0 {
-			session, _, err = t.store.Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+			session, _, err = t.store().Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
 		}
 		if err != nil {
 			return Saved{}, err
@@ -392,7 +401,7 @@ func differs[T comparable](s *Snapshot, f turnstone.Field, from, to T) bool {
 // session is deleted, or its nodes are tombstoned.
 func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err error) {
 	for {
-		session, err := t.store.Session(ctx, id)
+		session, err := t.store().Session(ctx, id)
 		if err == nil {
 			_, err = t.save(ctx, session, &Snapshot{State: map[string][]byte{}})
 		}
@@ -409,12 +418,12 @@ func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err e
 // Delete removes a session. Sessions that forked from it stay whole. It reports
 // whether there was one.
 func (t *Transcripts) Delete(ctx context.Context, id string) (existed bool, err error) {
-	if _, err := t.store.Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
+	if _, err := t.store().Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
 		return false, nil
 	} else if err != nil {
 		return false, err
 	}
-	return true, t.store.Delete(ctx, id, turnstone.KeepChildren)
+	return true, t.store().Delete(ctx, id, turnstone.KeepChildren)
 }
 
 // merge makes s what saving s and then newer would leave.

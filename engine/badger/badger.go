@@ -86,7 +86,7 @@ const (
 	slowWait  = time.Minute
 )
 
-// Engine is an open store.
+// Engine is an open store. The zero Engine is a closed one.
 type Engine struct {
 	opts  Options
 	dir   *localdir.Dir
@@ -221,6 +221,9 @@ func (e *Engine) usable() error {
 	if err := e.failed.Load(); err != nil {
 		return *err
 	}
+	if e.stop == nil { // the zero Engine
+		return engine.ErrClosed
+	}
 	return nil
 }
 
@@ -234,6 +237,9 @@ func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 // for a minute else; then it returns an error, the files stay open, and the
 // directory stays locked until the process ends.
 func (e *Engine) Close() error {
+	if e.stop == nil {
+		return nil
+	}
 	var err error
 	e.once.Do(func() {
 		e.cancel()

@@ -18,7 +18,8 @@ var _ engine.Engine = (*Engine)(nil)
 // pageSize bounds the pairs of a Scan that are read under one lock.
 const pageSize = 1000
 
-// Engine is an ordered map in memory. Nothing of it survives the process.
+// Engine is an ordered map in memory. Nothing of it survives the process. The zero
+// Engine is a closed one: see New.
 type Engine struct {
 	mu     sync.RWMutex // guards kv and closed
 	kv     *btree.Map[string, []byte]
@@ -35,7 +36,7 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	if e.closed {
+	if e.closed || e.kv == nil {
 		return nil, engine.ErrClosed
 	}
 	out := make([][]byte, len(keys))
@@ -60,7 +61,7 @@ func (e *Engine) page(ctx context.Context, r engine.Range) (page []engine.Pair, 
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	if e.closed {
+	if e.closed || e.kv == nil {
 		return nil, false, engine.ErrClosed
 	}
 	e.kv.Ascend(string(r.Start), func(k string, v []byte) bool {
@@ -86,7 +87,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed {
+	if e.closed || e.kv == nil {
 		return engine.ErrClosed
 	}
 	for _, g := range b.Guards {
@@ -105,7 +106,17 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 // Vacuum implements engine.Engine; removed pairs are gone already.
-func (e *Engine) Vacuum(ctx context.Context) error { return ctx.Err() }
+func (e *Engine) Vacuum(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if e.closed || e.kv == nil {
+		return engine.ErrClosed
+	}
+	return nil
+}
 
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }

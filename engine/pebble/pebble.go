@@ -69,7 +69,7 @@ const (
 // can be on their way to the log at once, and an edit of the MANIFEST for each.
 var reserve = localdir.Room{Bytes: 8 << 20, Inodes: 20, Files: 16}
 
-// Engine is an open Pebble database.
+// Engine is an open Pebble database. The zero Engine is a closed one.
 type Engine struct {
 	dir      *localdir.Dir
 	room     localdir.Room // what must be left for a write of new data

@@ -104,7 +104,7 @@ func (e *Engine) wait(ctx context.Context, ready func() (bool, error)) error {
 
 // enter begins a call that uses db; the caller holds mu.
 func (e *Engine) enter() error {
-	if e.closed {
+	if e.closed || e.db == nil { // the zero Engine has none
 		return engine.ErrClosed
 	}
 	e.users++
@@ -152,7 +152,7 @@ const (
 // stays locked until the process ends, so that nobody else writes to it.
 func (e *Engine) Close() error {
 	e.mu.Lock()
-	if e.closed {
+	if e.closed || e.db == nil {
 		e.mu.Unlock()
 		return nil
 	}

@@ -16,6 +16,9 @@ import (
 // free space as the store has tables. When its context ends, the compactions under
 // way go on, and Close waits for them.
 func (e *Engine) Vacuum(ctx context.Context) error {
+	if e.db == nil {
+		return engine.ErrClosed
+	}
 	select {
 	case e.vacuum <- struct{}{}:
 	case <-ctx.Done():

@@ -44,7 +44,7 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// Engine is a schema of one database. Several, in any number of processes, may
+// Engine is a schema of one database. The zero Engine is a closed one. Several, in any number of processes, may
 // be open at once.
 type Engine struct {
 	pool   *pgxpool.Pool
@@ -327,7 +327,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 func (e *Engine) Retries() uint64 { return e.retries.Load() }
 
 func (e *Engine) usable(ctx context.Context) error {
-	if e.closed.Load() {
+	if e.closed.Load() || e.pool == nil { // the zero Engine has none
 		return engine.ErrClosed
 	}
 	return ctx.Err()
@@ -335,7 +335,7 @@ func (e *Engine) usable(ctx context.Context) error {
 
 // Close implements engine.Engine. It waits for calls that have begun.
 func (e *Engine) Close() error {
-	if !e.closed.Swap(true) {
+	if !e.closed.Swap(true) && e.pool != nil {
 		e.pool.Close()
 	}
 	return nil
