@@ -17,12 +17,12 @@ import (
 // is accepted is what would have been written.
 func FuzzSmallRecords(f *testing.F) {
 	key := keys.StoreKey("")
-	r := heads.Store{Namespace: "n", Inline: 5 << 10, Chunks: blobs.DefaultChunking}
+	r := heads.Store{Format: 1, Namespace: "n", Inline: 5 << 10, Chunks: blobs.DefaultChunking}
 	sealed := r.Seal(key)
 	f.Add(sealed[2 : len(sealed)-4])
 	f.Add([]byte{0x80, 0x01})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if r, err := heads.OpenStore(key, codec.Seal(key, keys.Store, body)); err == nil {
+		if r, err := heads.OpenStore(key, codec.Seal(key, keys.Store, body), heads.Known); err == nil {
 			if again := r.Seal(key); !bytes.Equal(again, codec.Seal(key, keys.Store, body)) {
 				t.Errorf("store record %x was accepted", body)
 			}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // Options of Open. Nil and the zero value mean the defaults.
@@ -34,6 +35,12 @@ type Options struct {
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.
 	MustExist bool
+	// Upgrade makes Open raise the format of an existing store to the newest one that
+	// this version of Turnstone writes. Then older versions can't open the store any
+	// more, and there is no way back: docs/format.md has a table of versions. Without
+	// it a store keeps its format, so that older and newer versions of Turnstone can
+	// use it together. A new store has the newest format.
+	Upgrade bool
 	// UploadTTL is how long an attachment that no commit refers to yet is kept.
 	// Default 24 hours.
 	UploadTTL time.Duration
@@ -57,6 +64,8 @@ type Options struct {
 	// source that repeats itself makes the content of erased nodes guessable; it
 	// gives no two sessions one identity.
 	Random io.Reader
+
+	formats *heads.Formats // of a version of Turnstone that a test makes up; else heads.Known
 }
 
 // A Validator refuses commits that the host considers incomplete, for example a

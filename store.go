@@ -88,7 +88,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		return nil, c.err
 	}
 	var err error
-	if s.record, err = namespace.Open(ctx, s.engine, s.opts.Namespace, s.opts.MustExist, s.random); err != nil {
+	if s.record, err = namespace.Open(ctx, s.engine, s.request()); err != nil {
 		return nil, err
 	}
 	s.histories = namespace.Histories(s.engine, &s.record)
@@ -102,6 +102,15 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
+}
+
+// request returns what is to be opened.
+func (s *Store) request() namespace.Request {
+	known := heads.Known
+	if s.opts.formats != nil {
+		known = *s.opts.formats
+	}
+	return namespace.Request{Name: s.opts.Namespace, MustExist: s.opts.MustExist, Upgrade: s.opts.Upgrade, Known: known, Random: s.random}
 }
 
 // Close ends the store's background work and waits for it. The engine stays

@@ -48,6 +48,12 @@ func cutAfter(t *testing.T, e engine.Engine, o *turnstone.Options, letter byte, 
 // it has a note of that, too. Its records are the same every time, but for random values.
 func full(t *testing.T) *memory.Engine {
 	t.Helper()
+	return fullOf(t, random)
+}
+
+// fullOf is full with contents of a length that a function makes.
+func fullOf(t *testing.T, random func(n int, seed byte) []byte) *memory.Engine {
+	t.Helper()
 	source := memory.New()
 	clock := time.Unix(1_800_000_000, 0)
 	o := &turnstone.Options{

@@ -38,6 +38,8 @@ func notDamage(t *testing.T, what string, err error, have, want uint64) {
 		t.Errorf("%s: damage is reported: %v", what, err)
 	case !errors.As(err, &fe) || !errors.Is(err, record.ErrFormat):
 		t.Errorf("%s: %v", what, err)
+	case errors.Is(err, record.ErrOlder) != (have < want) || errors.Is(err, record.ErrNewer) != (have > want):
+		t.Errorf("%s: %v does not match what it is", what, err)
 	case fe.Have != have || fe.Want != want || fe.Object == "":
 		t.Errorf("%s: %+v, want versions %d and %d of something", what, fe, have, want)
 	}

@@ -28,16 +28,20 @@ func (e *CorruptError) Error() string { return fmt.Sprintf("corrupt: %s: %v", e.
 // Unwrap returns Err.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// ErrFormat reports a record of another version of the format. See FormatError.
-var ErrFormat = errors.New("turnstone: another version of the format")
+// Errors that a FormatError matches. Match them with errors.Is.
+var (
+	ErrFormat = errors.New("turnstone: another version of the format") // every FormatError
+	ErrOlder  = errors.New("turnstone: an older version of the format")
+	ErrNewer  = errors.New("turnstone: a newer version of the format")
+)
 
 // A FormatError names a stored object that is whole, and that this version of Turnstone
-// does not read because another one wrote it: an older one if Have is less than Want,
-// else a newer one. It is no CorruptError. It matches ErrFormat.
+// does not read because another one wrote it. It is no CorruptError. It matches
+// ErrFormat, and either ErrOlder or ErrNewer.
 type FormatError struct {
 	Object string // what it is, for example `commit 12 of session "chat-1"`
 	Have   uint64 // the version of the record
-	Want   uint64 // the version that is read
+	Want   uint64 // the version that is read; of several the one that is next to Have
 }
 
 func (e *FormatError) Error() string {
@@ -52,5 +56,13 @@ func (e *FormatError) Error() string {
 	return fmt.Sprintf("%v: %s has version %d, and this turnstone reads %d; %s", ErrFormat, object, e.Have, e.Want, who)
 }
 
-// Is reports whether target is ErrFormat.
-func (e *FormatError) Is(target error) bool { return target == ErrFormat }
+// Is reports whether target is ErrFormat, or says on which side of Want Have is.
+func (e *FormatError) Is(target error) bool {
+	switch target {
+	case ErrOlder:
+		return e.Have < e.Want
+	case ErrNewer:
+		return e.Have > e.Want
+	}
+	return target == ErrFormat
+}

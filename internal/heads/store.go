@@ -8,11 +8,17 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// format is the version of the layout as a whole.
-const format = 1
+// Formats are the versions of the layout as a whole that a version of Turnstone reads: all
+// from Oldest to Newest. A new store has the newest one.
+type Formats struct{ Oldest, Newest uint64 }
 
-// A Store is the store record: what is fixed when a namespace is created.
+// Known are the formats of this version of Turnstone.
+var Known = Formats{Oldest: 1, Newest: 1}
+
+// A Store is the store record: what is fixed when a namespace is created. Only its format
+// may be raised later.
 type Store struct {
+	Format    uint64 // the newest one that a record of the store may have
 	ID        [16]byte
 	Namespace string
 	Secret    [hash.Size]byte // the key of the hashes in keys
@@ -24,7 +30,7 @@ type Store struct {
 func (s *Store) Seal(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(8)
-	e.Uint(format)
+	e.Uint(s.Format)
 	e.Bytes(s.ID[:])
 	e.Text(s.Namespace)
 	e.Bytes(s.Secret[:])
@@ -35,18 +41,18 @@ func (s *Store) Seal(key []byte) []byte {
 	return codec.Seal(key, keys.Store, e.B)
 }
 
-// OpenStore decodes what Seal encodes. The record of another version of the layout is a
+// OpenStore decodes what Seal encodes. The record of a format that is not known is a
 // record.FormatError.
-func OpenStore(key, value []byte) (s Store, err error) {
+func OpenStore(key, value []byte, known Formats) (s Store, err error) {
 	body, err := codec.Open(key, value, keys.Store)
 	if err != nil {
 		return s, err
 	}
 	d := codec.Decoder{B: body}
 	n := d.Array(1 << 10) // another format may have more fields, or fewer
-	v := d.Uint()
-	if v != format && d.Err() == nil {
-		return s, &record.FormatError{Have: v, Want: format}
+	s.Format = d.Uint()
+	if want := min(max(s.Format, known.Oldest), known.Newest); s.Format != want && d.Err() == nil {
+		return s, &record.FormatError{Have: s.Format, Want: want}
 	}
 	if n != 8 {
 		d.Fail("store record of %d fields", n)

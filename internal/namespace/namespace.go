@@ -31,10 +31,20 @@ var (
 // makes the corpus of docs/design.md smallest.
 const inlineBytes = 5 << 10
 
+// A Request says what Open is to open.
+type Request struct {
+	Name      string // of the namespace
+	MustExist bool   // a namespace without records is ErrStoreNotFound
+	// Upgrade raises the format of the store to the newest known one.
+	Upgrade bool
+	Known   heads.Formats
+	Random  func([]byte) // for a new store
+}
+
 // Open returns the store record of a namespace. In a namespace that has no records it
-// writes one, with random numbers from random, unless mustExist is set: then the error is
-// ErrStoreNotFound.
-func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, random func([]byte)) (rec heads.Store, err error) {
+// writes one.
+func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err error) {
+	name := r.Name
 	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
 		vs, err := e.Get(ctx, key, noteKey, runKey)
@@ -51,31 +61,49 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 			}
 		}
 		if vs[0] != nil {
-			rec, err = heads.OpenStore(key, vs[0])
+			rec, err = heads.OpenStore(key, vs[0], r.Known)
 			if err == nil && rec.Namespace != name {
 				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", rec.Namespace)
 			}
-			return codec.Corrupt(err, "store record of namespace %q", name)
+			if err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
+				return codec.Corrupt(err, "store record of namespace %q", name)
+			}
+			return upgrade(ctx, c, key, vs[0], &rec, r.Known.Newest)
 		}
 		if err := vacant(ctx, e, name, vs[2]); err != nil {
 			return err
 		}
-		if mustExist {
+		if r.MustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
 		}
-		r := heads.Store{Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
-		random(r.ID[:])
-		random(r.Secret[:])
+		made := heads.Store{Format: r.Known.Newest, Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
+		r.Random(made.ID[:])
+		r.Random(made.Secret[:])
 		var b engine.Batch
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
-		b.Set(key, r.Seal(key))
+		b.Set(key, made.Seal(key))
 		if err = c.Apply(ctx, &b); err == nil {
-			rec = r
+			rec = made
 		}
 		return err
 	})
 	return rec, err
+}
+
+// upgrade raises the format of a store, in one batch. What the store has stays as it is: a
+// version of Turnstone reads the records of all formats that it knows.
+func upgrade(ctx context.Context, c *change.Change, key, old []byte, rec *heads.Store, format uint64) error {
+	raised := *rec
+	raised.Format = format
+	var b engine.Batch
+	b.Guard(key, old)
+	b.Set(key, raised.Seal(key))
+	err := c.Apply(ctx, &b)
+	if err == nil {
+		*rec = raised
+	}
+	return err
 }
 
 // vacant fails if the namespace, which has no store record, has any other record:

@@ -352,7 +352,7 @@ func (c *copier) prove(ctx context.Context, commits map[string]head.CommitID) (s
 
 // open opens a store that must exist.
 func (c *copier) open(ctx context.Context, e engine.Engine) (history.Store, error) {
-	record, err := namespace.Open(ctx, e, c.Namespace, true, nil)
+	record, err := namespace.Open(ctx, e, namespace.Request{Name: c.Namespace, MustExist: true, Known: heads.Known})
 	if err != nil {
 		return history.Store{}, err
 	}
