@@ -1,6 +1,7 @@
 package turnstone
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -170,12 +171,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if _, err := s.usable(context.Background()); err != nil {
 		return nil, err
 	}
-	if o.Every == 0 {
-		o.Every = time.Minute
-	}
-	if o.Pace == 0 {
-		o.Pace = 0.25
-	}
+	o.Every, o.Pace = cmp.Or(o.Every, time.Minute), cmp.Or(o.Pace, 0.25)
 	c := checker{of: "maintenance"}
 	c.positive("Every", int64(o.Every))
 	if o.VacuumEvery != 0 {

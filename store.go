@@ -1,6 +1,7 @@
 package turnstone
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -60,18 +61,11 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if s.opts.Observer != nil {
 		s.engine = observe(e, s.opts.Observer)
 	}
-	if s.opts.SealBytes == 0 {
-		s.opts.SealBytes = 192 << 10
-	}
-	if s.opts.CacheBytes == 0 {
-		s.opts.CacheBytes = 32 << 20
-	}
-	if s.opts.UploadTTL == 0 {
-		s.opts.UploadTTL = 24 * time.Hour
-	}
-	if s.opts.TakeOverAfter == 0 {
-		s.opts.TakeOverAfter = 5 * time.Second
-	}
+	s.opts.SealBytes = cmp.Or(s.opts.SealBytes, 192<<10)
+	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 32<<20)
+	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
+	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
+	s.opts.formats = cmp.Or(s.opts.formats, &heads.Known)
 	if s.opts.Random == nil {
 		s.opts.Random = rand.Reader
 	}
@@ -88,7 +82,10 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		return nil, c.err
 	}
 	var err error
-	if s.record, err = namespace.Open(ctx, s.engine, s.request()); err != nil {
+	s.record, err = namespace.Open(ctx, s.engine, namespace.Request{
+		Name: s.opts.Namespace, MustExist: s.opts.MustExist, Upgrade: s.opts.Upgrade, Known: *s.opts.formats, Random: s.random,
+	})
+	if err != nil {
 		return nil, err
 	}
 	s.histories = namespace.Histories(s.engine, &s.record)
@@ -102,15 +99,6 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil
-}
-
-// request returns what is to be opened.
-func (s *Store) request() namespace.Request {
-	known := heads.Known
-	if s.opts.formats != nil {
-		known = *s.opts.formats
-	}
-	return namespace.Request{Name: s.opts.Namespace, MustExist: s.opts.MustExist, Upgrade: s.opts.Upgrade, Known: known, Random: s.random}
 }
 
 // Close ends the store's background work and waits for it. The engine stays
@@ -238,9 +226,7 @@ func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 }
 
 func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
-	if o.Limit == 0 {
-		o.Limit = 50
-	}
+	o.Limit = cmp.Or(o.Limit, 50)
 	c := checker{of: "list"}
 	c.positive("Limit", int64(o.Limit))
 	c.limit("sessions of a page", o.Limit, MaxPage)
