@@ -20,12 +20,12 @@ import (
 type Info struct {
 	ID string
 	Metadata
-	Checkpoint bool   // a summarisation session
-	Parent     string // its id now; empty if the session has none, or it was deleted
-	ForkNode   graph.ID
-	Detached   bool
-	Created    time.Time
-	Updated    time.Time // by a commit or by saving metadata
+	Summary  bool   // as in Request
+	Parent   string // its id now; empty if the session has none, or it was deleted
+	ForkNode graph.ID
+	Detached bool
+	Created  time.Time
+	Updated  time.Time // by a commit or by saving metadata
 
 	Revision head.Revision
 	Leaf     graph.ID // zero before the first node
@@ -123,7 +123,7 @@ func info(a *heads.About, h *heads.Head) Info {
 	i := Info{
 		ID:       a.ID,
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels, Retention: Retention(a.Keep)},
-		ForkNode: a.ForkNode, Detached: a.Detached, Checkpoint: a.Checkpoint,
+		ForkNode: a.ForkNode, Detached: a.Detached, Summary: a.Summary,
 		Created: a.Created, Updated: a.Updated,
 		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
 	}

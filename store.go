@@ -138,8 +138,8 @@ type Metadata struct {
 type Request struct {
 	ID string // the caller's; unique in the namespace
 	Metadata
-	// Checkpoint says that this is a summarisation session.
-	Checkpoint bool
+	// Summary says that the session summarises others, for hosts that keep such sessions apart.
+	Summary bool
 	// Parent is the id of the session that this one belongs to or forks from.
 	// It must exist. When it is deleted and its children are kept, they have no
 	// parent any more.
@@ -185,7 +185,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	h, st, created, err := s.lifecycle.Create(ctx, &lifecycle.Request{
 		About: heads.About{
 			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: r.Labels,
-			Detached: r.Detached, Checkpoint: r.Checkpoint, Keep: uint64(r.Retention),
+			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
 		},
 		Parent: r.Parent, ForkNode: r.ForkNode,
 	})
@@ -206,8 +206,8 @@ type ListOptions struct {
 	Parent string
 	// Labels keeps sessions that have all of these.
 	Labels map[string]string
-	// Checkpoint, if set, keeps summarisation sessions only, or others only.
-	Checkpoint *bool
+	// Summary, if set, keeps only sessions that are summaries, or only those that are not.
+	Summary *bool
 }
 
 // A Page is a part of a list.
@@ -258,7 +258,7 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 
 // keeps reports whether the list is to have a session.
 func (o *ListOptions) keeps(a *heads.About) bool {
-	if o.Checkpoint != nil && *o.Checkpoint != a.Checkpoint {
+	if o.Summary != nil && *o.Summary != a.Summary {
 		return false
 	}
 	for k, v := range o.Labels {

@@ -308,9 +308,9 @@ func scopes(s *suite) {
 var metadata = []behaviour{
 	{name: "M1_CreateRecordsAndDoesNotOverwrite", test: func(s *suite) {
 		start := time.Now()
-		r := turnstone.Request{ID: "a/../b\x01", Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Checkpoint: true}
+		r := turnstone.Request{ID: "a/../b\x01", Metadata: turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v", "empty": ""}}, Summary: true}
 		s.create(r)
-		r.Name, r.Checkpoint = "other", false
+		r.Name, r.Summary = "other", false
 		p, created, err := s.Factory.Create(ctx, r)
 		s.must(err)
 		s.equal("created", created, false)
@@ -319,7 +319,7 @@ var metadata = []behaviour{
 			i, err := s.session(r.ID).Info(ctx)
 			s.must(err)
 			s.equal("metadata", i.Metadata, turnstone.Metadata{Name: "n", Model: "m", Cwd: "/tmp", Labels: map[string]string{"k": "v"}})
-			s.equal("rest", fmt.Sprint(i.ID, i.Checkpoint, i.Parent, i.Revision, i.Leaf.IsZero()), fmt.Sprint(r.ID, true, "", 0, true))
+			s.equal("rest", fmt.Sprint(i.ID, i.Summary, i.Parent, i.Revision, i.Leaf.IsZero()), fmt.Sprint(r.ID, true, "", 0, true))
 			if i.Created.Before(start.Add(-time.Second)) || i.Created.After(time.Now()) || !i.Updated.Equal(i.Created) {
 				s.Fatalf("created %v, updated %v", i.Created, i.Updated)
 			}
@@ -411,7 +411,7 @@ func lists(s *suite) {
 	s.equal("empty list", s.pages(turnstone.ListOptions{}), []string(nil))
 	const n = 90
 	for i := range n {
-		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Checkpoint: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
+		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
 		if i >= 80 {
 			r.Parent, r.Detached = "s05", true
 		}
@@ -451,7 +451,7 @@ func lists(s *suite) {
 		for _, limit := range []int{3, 100} {
 			s.equal("by label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
 			s.equal("by parent", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05"}), kids)
-			s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Checkpoint: &yes}), kind)
+			s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Summary: &yes}), kind)
 		}
 		s.equal("no such label", s.pages(turnstone.ListOptions{Labels: map[string]string{"mod": "7"}}), []string(nil))
 	})

@@ -174,12 +174,12 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	},
 	"simulacra-checkpoint": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
 		save(t, tr, "root", transcript.Snapshot{Messages: history("1", "2")})
-		if _, err := tr.Fork(ctx, "root", -1, turnstone.Request{ID: "summary", Detached: true, Checkpoint: true}); err != nil {
+		if _, err := tr.Fork(ctx, "root", -1, turnstone.Request{ID: "summary", Detached: true, Summary: true}); err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []bool{true, false} {
-			page, err := tr.List(ctx, turnstone.ListOptions{Checkpoint: &want})
-			if err != nil || len(page.Sessions) != 1 || page.Sessions[0].Checkpoint != want {
+			page, err := tr.List(ctx, turnstone.ListOptions{Summary: &want})
+			if err != nil || len(page.Sessions) != 1 || page.Sessions[0].Summary != want {
 				t.Errorf("%+v, %v", page, err)
 			}
 		}

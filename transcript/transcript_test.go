@@ -417,10 +417,10 @@ func TestForks(t *testing.T) {
 	if got := save(t, tr, "fork", transcript.Snapshot{Messages: history("1", "2", "other")}); got.Added != 1 {
 		t.Errorf("%+v", got)
 	}
-	if _, err := tr.Fork(ctx, "main", -1, turnstone.Request{ID: "agent", Detached: true, Checkpoint: true}); err != nil {
+	if _, err := tr.Fork(ctx, "main", -1, turnstone.Request{ID: "agent", Detached: true, Summary: true}); err != nil {
 		t.Fatal(err)
 	}
-	if got := load(t, tr, "agent"); len(got.Messages) != 0 || !got.Detached || !got.Checkpoint || got.Parent != "main" {
+	if got := load(t, tr, "agent"); len(got.Messages) != 0 || !got.Detached || !got.Summary || got.Parent != "main" {
 		t.Errorf("%+v", got)
 	}
 	if existed, err := tr.Delete(ctx, "main"); !existed || err != nil {

@@ -22,29 +22,29 @@ import (
 // out.
 
 type sessionLine struct {
-	ID         string            `json:"id"`
-	Name       string            `json:"name,omitempty"`
-	Model      string            `json:"model,omitempty"`
-	Cwd        string            `json:"cwd,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	Parent     string            `json:"parent,omitempty"`
-	ForkNode   string            `json:"forkNode,omitempty"`
-	Detached   bool              `json:"detached,omitempty"`
-	Checkpoint bool              `json:"checkpoint,omitempty"`
-	Created    time.Time         `json:"created"`
-	Updated    time.Time         `json:"updated"`
-	Revision   uint64            `json:"revision"`
-	Leaf       string            `json:"leaf,omitempty"`
-	Commit     string            `json:"commit"`
-	Nodes      uint64            `json:"nodes"`
-	Bytes      uint64            `json:"bytes"`
-	Usage      []usageLine       `json:"usage,omitempty"`
+	ID       string            `json:"id"`
+	Name     string            `json:"name,omitempty"`
+	Model    string            `json:"model,omitempty"`
+	Cwd      string            `json:"cwd,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Parent   string            `json:"parent,omitempty"`
+	ForkNode string            `json:"forkNode,omitempty"`
+	Detached bool              `json:"detached,omitempty"`
+	Summary  bool              `json:"summary,omitempty"`
+	Created  time.Time         `json:"created"`
+	Updated  time.Time         `json:"updated"`
+	Revision uint64            `json:"revision"`
+	Leaf     string            `json:"leaf,omitempty"`
+	Commit   string            `json:"commit"`
+	Nodes    uint64            `json:"nodes"`
+	Bytes    uint64            `json:"bytes"`
+	Usage    []usageLine       `json:"usage,omitempty"`
 }
 
 func lineOf(i *turnstone.Info) sessionLine {
 	return sessionLine{
 		ID: i.ID, Name: i.Name, Model: i.Model, Cwd: i.Cwd, Labels: i.Labels, Parent: i.Parent, ForkNode: hexID(i.ForkNode), Detached: i.Detached,
-		Checkpoint: i.Checkpoint, Created: i.Created.UTC(), Updated: i.Updated.UTC(), Revision: uint64(i.Revision), Leaf: hexID(i.Leaf),
+		Summary: i.Summary, Created: i.Created.UTC(), Updated: i.Updated.UTC(), Revision: uint64(i.Revision), Leaf: hexID(i.Leaf),
 		Commit: i.Commit.String(), Nodes: i.Nodes, Bytes: i.Bytes, Usage: usageLines(i.Usage),
 	}
 }

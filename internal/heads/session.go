@@ -26,7 +26,7 @@ type About struct {
 	Parent      Incarnation // zero if it has none; the parent may be gone
 	ForkNode    graph.ID    // node of the parent
 	Detached    bool
-	Checkpoint  bool   // a summarisation session
+	Summary     bool   // a summarisation session
 	Keep        uint64 // revisions that retention keeps: 0 as the store says, ^0 all
 	Labels      map[string]string
 	Created     time.Time
@@ -49,7 +49,7 @@ func (a *About) Seal(key []byte) []byte {
 	}
 	e.ID(a.ForkNode)
 	e.Bool(a.Detached)
-	e.Bool(a.Checkpoint)
+	e.Bool(a.Summary)
 	e.Uint(a.Keep)
 	names := make([]string, 0, len(a.Labels))
 	for k := range a.Labels {
@@ -85,7 +85,7 @@ func OpenAbout(key, value []byte) (*About, error) {
 		d.Fixed(a.Parent[:])
 	}
 	a.ForkNode = d.ID()
-	a.Detached, a.Checkpoint = d.Bool(), d.Bool()
+	a.Detached, a.Summary = d.Bool(), d.Bool()
 	a.Keep = d.Uint()
 	n := d.Array(2 * MaxLabels)
 	if n%2 != 0 {
