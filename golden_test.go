@@ -6,8 +6,10 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +48,7 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				want, err := os.ReadFile(filepath.Join(dir, "reads.sha256"))
+				want, err := os.ReadFile(filepath.Join(dir, "reads.txt"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -56,9 +58,8 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 				}
 				t.Cleanup(func() { e.Close() })
 				st := openStore(t, e, &turnstone.Options{MustExist: true})
-				got, err := everything(st)
-				if err != nil || digest(got) != string(want) {
-					t.Fatalf("reads are other ones than those of the release: %v, digest %s", err, digest(got))
+				if got := reads(t, st); got != string(want) {
+					t.Fatalf("reads are other ones than those of the release:\n%s", got)
 				}
 				if err := addTurns(st); err != nil {
 					t.Fatal(err)
@@ -78,7 +79,46 @@ func lines(n int, seed byte) []byte {
 	return b.Bytes()[:n]
 }
 
-func digest(reads string) string { return fmt.Sprintf("%x\n", sha256.Sum256([]byte(reads))) }
+// reads tells what a store has in a form that does not change with the API: every session
+// with its nodes, the contents of its checkpoint parts and its attachments.
+func reads(t *testing.T, st *turnstone.Store) string {
+	t.Helper()
+	var out strings.Builder
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := st.List(ctx, turnstone.ListOptions{})
+	must(err)
+	for _, i := range page.Sessions {
+		fmt.Fprintf(&out, "session %s: revision %d, commit %s, leaf %s, parent %q, name %q, labels %v, usage %v\n",
+			i.ID, i.Revision, i.Commit, i.Leaf, i.Parent, i.Name, i.Labels, i.Usage)
+		s, err := st.Session(ctx, i.ID)
+		must(err)
+		state, err := s.Load(ctx, turnstone.Scope{Full: true})
+		must(err)
+		for _, n := range state.Nodes {
+			fmt.Fprintf(&out, "  node %s: parent %s, kind %s, key %q, payload %x\n", n.ID, n.Parent, n.Kind, n.Key, sha256.Sum256(n.Payload))
+			for _, a := range n.Attachments {
+				content := sha256.New()
+				_, err := s.ReadAttachment(ctx, content, a.ID)
+				must(err)
+				fmt.Fprintf(&out, "    attachment %q of %s: %x\n", a.Name, a.MediaType, content.Sum(nil))
+			}
+		}
+		parts, err := s.Checkpoint(ctx, 0)
+		must(err)
+		for _, name := range slices.Sorted(maps.Keys(parts)) {
+			fmt.Fprintf(&out, "  part %s: %x\n", name, sha256.Sum256(parts[name]))
+		}
+		kept, err := s.Kept(ctx)
+		must(err)
+		fmt.Fprintf(&out, "  kept %v\n", kept)
+	}
+	return out.String()
+}
 
 // writeGolden writes the stores of the format of today.
 func writeGolden(t *testing.T) {
@@ -92,9 +132,7 @@ func writeGolden(t *testing.T) {
 	source := fullOf(t, lines) // which compress
 	dir := filepath.Join(golden, fmt.Sprintf("format-%d", formatOf(t, source)))
 	must(os.MkdirAll(dir, 0o755))
-	reads, err := everything(openStore(t, source, nil))
-	must(err)
-	must(os.WriteFile(filepath.Join(dir, "reads.sha256"), []byte(digest(reads)), 0o644))
+	must(os.WriteFile(filepath.Join(dir, "reads.txt"), []byte(reads(t, openStore(t, source, nil))), 0o644))
 	put := func(e engine.Engine, err error) {
 		t.Helper()
 		must(err)
