@@ -159,7 +159,7 @@ func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		return s.one(ctx, h.Revision, n)
+		return s.visible(ctx, h.Revision, n)
 	})
 }
 
@@ -174,7 +174,7 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		return s.one(ctx, h.Revision, n)
+		return s.visible(ctx, h.Revision, n)
 	})
 }
 
@@ -184,8 +184,8 @@ func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
-// one returns a node that was read, or ErrNodeNotFound if it is tombstoned.
-func (s *Session) one(ctx context.Context, last head.Revision, n history.Node) (Node, error) {
+// visible returns a node that was read, or ErrNodeNotFound if it is tombstoned.
+func (s *Session) visible(ctx context.Context, last head.Revision, n history.Node) (Node, error) {
 	hidden, err := s.session.Tombstones(ctx)
 	if err != nil {
 		return Node{}, err
@@ -244,7 +244,7 @@ func (s *Session) Log(ctx context.Context, after head.Revision) iter.Seq2[LogEnt
 			return
 		}
 		var ce *record.CorruptError
-		if errors.As(err, &ce) { // or is it that vacuum removed it meanwhile?
+		if errors.As(err, &ce) { // unless the session was deleted and vacuumed meanwhile
 			if _, _, gone := s.session.Head(ctx); errors.Is(gone, ErrSessionDeleted) {
 				err = gone
 			}

@@ -237,9 +237,9 @@ func (s *Store) Seal(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// sealNext is one attempt to seal the next segment of an incarnation, if it lives. It
-// reports whether there may be another one. engine.ErrConflict: the session changed
-// meanwhile.
+// sealNext tries once to seal the next segment of the session that lives with an
+// incarnation, and reports whether there may be another one. The error is
+// engine.ErrConflict if the session changed meanwhile.
 func (s *Store) sealNext(ctx context.Context, inc heads.Incarnation) (more bool, err error) {
 	ses, err := s.byIncarnation(ctx, inc)
 	if err != nil || ses == nil {
@@ -252,12 +252,13 @@ func (s *Store) sealNext(ctx context.Context, inc heads.Incarnation) (more bool,
 	return more, err
 }
 
-// seal makes segments of the packs after the last full one. The rest is sealed
-// too if all is set; the next run then takes that up again.
+// seal makes segments of the packs that are in no full segment yet. The last ones, which do
+// not fill a segment, are sealed only if all is set; a later call seals them again, together
+// with those that have come since.
 func (s *Session) seal(ctx context.Context, all bool) error {
 	_, err := observed(ctx, s, OpSeal, s.ID(), func(ctx context.Context) (struct{}, error) {
 		for more := true; more; {
-			// After a conflict somebody else has changed the session's lifecycle.
+			// A conflict says that somebody else has changed the session's lifecycle: seal it anew.
 			err := change.Settle(ctx, s.store.engine, func(c *change.Change) (err error) {
 				more, err = s.sealOne(ctx, c, all)
 				return err

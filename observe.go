@@ -94,8 +94,8 @@ func (s *Store) begin(ctx context.Context, name, session string) (_ context.Cont
 	return s.opts.Observer.Begin(ctx, Operation{Name: name, Session: session})
 }
 
-// observed is f, of which the observer is told; tell adds what is known of a
-// result, if there is something.
+// observed calls f and tells the observer of it. If tell is not nil, it adds to the outcome
+// what the result says.
 func observed[T any](ctx context.Context, on callee, name, session string, f func(context.Context) (T, error), tell func(T, *Outcome)) (T, error) {
 	s, err := on.usable(ctx)
 	if err != nil {
@@ -115,8 +115,8 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 	return out, err
 }
 
-// errPanicked is the outcome of an operation in which code of the caller's
-// panicked, such as a validator.
+// errPanicked is the outcome of an operation in which code of the caller, such as a
+// validator, panicked.
 var errPanicked = errors.New("turnstone: panic")
 
 // outcomeOf returns the outcome of a commit.

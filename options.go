@@ -115,11 +115,11 @@ const (
 	MaxCommitNodeBytes = 32 << 20
 )
 
-// A checker collects the first violation, and says of what.
+// A checker checks a request and keeps the first error that it finds.
 type checker struct {
 	err   error
-	of    string // what is checked, for example "node", and
-	index int    // which one, from 1; 0 for the only one
+	of    string // what is checked, for example "node"
+	index int    // the number of the node or entry that is checked, from 1; 0 if there is only one
 }
 
 // at says what is checked from now on.

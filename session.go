@@ -226,8 +226,8 @@ func parseID[T ~[hash.Size]byte](what, text string) (T, error) {
 	return T(sum), nil
 }
 
-// A callee is what exported methods are of. Each of them begins with usable, most by
-// way of observed; a test goes through all methods.
+// A callee is a Store or a Session. Each of their exported methods calls usable first, most
+// of them through observed. A test goes through all methods.
 type callee interface {
 	// usable returns the store that a call is on. It fails for a nil or zero
 	// receiver, and for a nil context.

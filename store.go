@@ -301,9 +301,9 @@ type Stats struct {
 	Stored  Bytes            // all records
 	ByKind  map[string]Bytes // the same, by what they hold
 	Blobs   int
-	Sealed  int // segments of more than one commit, and
-	Loose   int // packs of one
-	Deleted int // sessions that are gone and whose data is not reclaimed yet
+	Sealed  int // segments of more than one commit
+	Loose   int // packs that are in no segment yet
+	Deleted int // deleted sessions whose data is not reclaimed yet
 }
 
 // Bytes counts records.
