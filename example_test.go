@@ -273,3 +273,38 @@ func ExampleSession_Load_poll() {
 	// 1 hello
 	// 2 hi
 }
+
+// Several writers count in one session. Update loads and commits anew when another one was
+// faster, so that no step is lost.
+func ExampleUpdate() {
+	ctx := context.Background()
+	engine := memory.New()
+	defer engine.Close()
+	store, err := turnstone.Open(ctx, engine, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	counter, _, err := store.Create(ctx, turnstone.Request{ID: "counter"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		_, err := turnstone.Update(ctx, counter, turnstone.Scope{Last: 1}, func(st *turnstone.State) (turnstone.Commit, error) {
+			text := "x"
+			if len(st.Nodes) > 0 {
+				text += string(st.Nodes[0].Payload)
+			}
+			return turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "count", Payload: []byte(text)}}}, nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	state, err := counter.Load(ctx, turnstone.Scope{Last: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s at revision %d\n", state.Nodes[0].Payload, state.Revision)
+	// Output: xxx at revision 3
+}
