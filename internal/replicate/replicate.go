@@ -366,7 +366,7 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) erro
 		return err
 	}
 	collector := reclaim.New(e, s.Space, s.Blobs, time.Now, 0) // which only checks its index
-	r, err := verify.Run(ctx, s, collector, func(done int) { c.Progress(phase, done) })
+	r, err := verify.Check(ctx, s, collector, func(done int) { c.Progress(phase, done) })
 	if err == nil && len(r.Problems) > 0 {
 		err = fmt.Errorf("%s: %w", phase, r.Problems[0])
 	}
