@@ -100,18 +100,21 @@ func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, r
 	if err := vacuum(ctx); err != nil {
 		return nil, removed.Result(err)
 	}
-	r, err := s.receipt(ctx, owners, blobs, func(other *history.Session) (bool, error) {
-		for _, id := range ids {
-			if shown, err := other.Shows(ctx, id); shown || err != nil {
-				return shown, err
-			}
-		}
-		return false, nil
-	})
+	r, err := s.receipt(ctx, owners, blobs, func(other *history.Session) (bool, error) { return showsAny(ctx, other, ids) })
 	if err == nil && len(r.HeldBy) == 0 {
 		err = checkErased(ctx, of, ids)
 	}
 	return r, removed.Result(err)
+}
+
+// showsAny reports whether a session shows one of the nodes.
+func showsAny(ctx context.Context, s *history.Session, ids []graph.ID) (bool, error) {
+	for _, id := range ids {
+		if shown, err := s.Shows(ctx, id); shown || err != nil {
+			return shown, err
+		}
+	}
+	return false, nil
 }
 
 // blobsOfNodes returns the blobs that nodes of a session refer to, and the incarnations

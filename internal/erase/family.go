@@ -123,10 +123,16 @@ func (s Store) isUnneeded(ctx context.Context, inc heads.Incarnation) (bool, err
 	if err != nil {
 		return false, err
 	}
-	for _, fork := range forks {
-		if lives, err := s.lives(ctx, fork); lives || err != nil {
-			return false, err
+	needed, err := s.anyLives(ctx, forks)
+	return err == nil && !needed, err
+}
+
+// anyLives reports whether one of the incarnations lives.
+func (s Store) anyLives(ctx context.Context, incs []heads.Incarnation) (bool, error) {
+	for _, inc := range incs {
+		if lives, err := s.lives(ctx, inc); lives || err != nil {
+			return lives, err
 		}
 	}
-	return true, nil
+	return false, nil
 }
