@@ -5,6 +5,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
@@ -52,10 +53,10 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 	if c.text("namespace", o.Namespace, 0, MaxNamespace); c.err != nil {
 		return nil, c.err
 	}
-	run := replicate.Copy{From: from, To: to, Namespace: o.Namespace, Overwrite: o.Overwrite}
+	options := replicate.Options{From: from, To: to, Namespace: o.Namespace, Known: heads.Known, Overwrite: o.Overwrite}
 	if o.Progress != nil {
-		run.Progress = func(phase string, done int) { o.Progress(gc.Progress{Phase: phase, Done: done}) }
+		options.Progress = func(phase string, done int) { o.Progress(gc.Progress{Phase: phase, Done: done}) }
 	}
-	r, err := run.Run(ctx)
+	r, err := replicate.Copy(ctx, options)
 	return (*CopyReport)(r), err
 }

@@ -330,7 +330,7 @@ func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 // of another version of the format, which Verify can't judge.
 func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, error) {
 	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) {
-		r, err := verify.Run(ctx, s.histories, s.collector(), o.Progress)
+		r, err := verify.Check(ctx, s.histories, s.collector(), o.Progress)
 		return (*Verification)(r), err
 	}, func(v *Verification, out *Outcome) {
 		if out.Items = len(v.Problems) + v.More; !v.OK() {

@@ -1,0 +1,154 @@
+package erase
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// receipt says what is left after a vacuum: which sessions, of incs and their forks, hold
+// what was to go, and which of the blobs stay. holds reports whether a session does.
+func (s Store) receipt(ctx context.Context, incs []heads.Incarnation, ids []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
+	c := counter{Store: s, sharedBy: map[string]bool{}}
+	c.SharedBy = []string{}
+	var err error
+	if c.HeldBy, c.related, err = s.holders(ctx, incs, holds); err != nil {
+		return &c.Receipt, err
+	}
+	if c.uploads, err = s.Blobs.Uploaded(ctx); err != nil {
+		return &c.Receipt, err
+	}
+	slices.SortFunc(ids, func(a, b blob.ID) int { return slices.Compare(a[:], b[:]) })
+	for _, id := range slices.Compact(ids) {
+		if err := c.count(ctx, id); err != nil {
+			return &c.Receipt, err
+		}
+	}
+	c.SharedBy = append(c.SharedBy, slices.Sorted(maps.Keys(c.sharedBy))...)
+	return &c.Receipt, nil
+}
+
+// A counter counts what became of the blobs that were to go.
+type counter struct {
+	Store
+	Receipt
+	related  []heads.Incarnation // the erased incarnations and their forks
+	uploads  map[keys.Hash]bool  // the blobs that an upload keeps
+	sharedBy map[string]bool
+}
+
+// count adds one blob to the receipt.
+func (c *counter) count(ctx context.Context, id blob.ID) error {
+	hash := c.Space.BlobHash(id)
+	key := c.Space.Mark(hash)
+	vs, err := c.Engine.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if vs[0] == nil {
+		c.Gone++
+		return nil
+	}
+	mark, err := blobs.OpenMark(key, vs[0])
+	if err != nil {
+		return codec.Corrupt(err, "mark of blob %s", id)
+	}
+	if c.uploads[hash] {
+		c.Uploads++
+	}
+	others, err := c.otherUsers(ctx, hash)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		c.Shared++
+		c.SharedBytes += mark.Bytes
+	}
+	for _, other := range others {
+		c.sharedBy[other] = true
+	}
+	return nil
+}
+
+// otherUsers returns the sessions that refer to a blob. It leaves out the related ones:
+// what they refer to is held, rather than shared.
+func (c *counter) otherUsers(ctx context.Context, blob keys.Hash) (ids []string, err error) {
+	users, err := c.Collector.Users(ctx, blob)
+	if err != nil {
+		return nil, err
+	}
+	for _, inc := range users {
+		about, err := c.About(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		if about != nil && !slices.Contains(c.related, inc) {
+			ids = append(ids, about.ID)
+		}
+	}
+	return ids, nil
+}
+
+// holders returns the ids of the sessions among incs and their forks for which holds is
+// true, and all these incarnations. Somebody may fork one of the forks meanwhile, so
+// holders looks until it finds no new ones.
+func (s Store) holders(ctx context.Context, incs []heads.Incarnation, holds func(*history.Session) (bool, error)) (ids []string, related []heads.Incarnation, err error) {
+	ids = []string{}
+	seen := map[heads.Incarnation]bool{}
+	for found := true; found; {
+		found = false
+		if related, err = s.withForks(ctx, incs); err != nil {
+			return nil, nil, err
+		}
+		for _, inc := range related {
+			if seen[inc] {
+				continue
+			}
+			seen[inc], found = true, true
+			id, held, err := s.holder(ctx, inc, holds)
+			if err != nil {
+				return nil, nil, err
+			}
+			if held {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids, related, nil
+}
+
+// withForks returns incarnations and their forks.
+func (s Store) withForks(ctx context.Context, incs []heads.Incarnation) ([]heads.Incarnation, error) {
+	out := slices.Clone(incs)
+	for _, inc := range incs {
+		forks, err := s.Forks(ctx, inc)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, forks...)
+	}
+	return out, nil
+}
+
+// holder returns the id of the session that an incarnation lives as, and whether holds is
+// true for it. A session that does not live holds nothing.
+func (s Store) holder(ctx context.Context, inc heads.Incarnation, holds func(*history.Session) (bool, error)) (id string, held bool, err error) {
+	session, _, err := s.ByIncarnation(ctx, inc)
+	if err != nil || session == nil {
+		return "", false, err
+	}
+	held, err = holds(session)
+	if errors.Is(err, history.ErrSessionDeleted) {
+		return "", false, nil
+	}
+	return session.ID, held, err
+}

@@ -1,0 +1,58 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// deleted checks what is left of a deleted session: its predecessor record, and the commits
+// below the floor of its lifecycle record, which are left for forks. Vacuum lowers the
+// floor before it removes anything.
+func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *heads.Life) error {
+	space := v.store.Space
+	originKey := space.Origin(inc)
+	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session), originKey)
+	if err != nil || vs[0] == nil {
+		return err
+	}
+	if vs[1] == nil {
+		v.problem(record.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
+	}
+	var origin *heads.Origin
+	if vs[2] != nil {
+		if origin, err = heads.OpenOrigin(originKey, vs[2]); err != nil {
+			err = codec.Corrupt(err, "origin of %s", v.name(inc))
+			if endsCheck(err) {
+				return err
+			}
+			return nil // The scan has reported it.
+		}
+	}
+	if life.Floor <= 1 {
+		return nil
+	}
+	if origin == nil {
+		if err := v.isNoFork(ctx, inc); err != nil {
+			return err
+		}
+	}
+	// The ancestors may be gone. A fork that shares nodes of them names them itself.
+	h := &history.History{Store: v.store, Inc: inc, Origin: origin, Name: v.name(inc)}
+	shared := v.shared[inc]
+	return v.deletedNodes(ctx, h, life.Floor-1, func(n *history.Node) bool { return shared.Has(n.Position()) })
+}
+
+// isNoFork checks that the first commit of an incarnation that has no origin is not one of
+// a fork.
+func (v *verifier) isNoFork(ctx context.Context, inc heads.Incarnation) error {
+	c, _, err := v.store.CommitAt(ctx, inc, 1)
+	if err == nil && c.Previous != heads.Genesis(inc, nil) {
+		err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", record.ErrMissing), "origin of %s", v.name(inc))
+	}
+	return err
+}

@@ -1,0 +1,163 @@
+package verify
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// histories checks every incarnation that has a lifecycle record. It checks ancestors
+// before their forks, so that the check of a fork can rely on what the fork shares.
+func (v *verifier) histories(ctx context.Context) error {
+	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b heads.Incarnation) int {
+		return cmp.Or(cmp.Compare(v.depth[a], v.depth[b]), slices.Compare(a[:], b[:]))
+	})
+	for _, inc := range order {
+		err := v.incarnation(ctx, inc)
+		if endsCheck(err) {
+			return err
+		}
+		if !isGone(err) {
+			v.problemOf(v.name(inc), err)
+		}
+		v.step()
+	}
+	return nil
+}
+
+// incarnation checks one incarnation. If it finds damage and the lifecycle record has
+// changed meanwhile, it starts over.
+func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error {
+	const attempts = 4
+	key := v.store.Space.Life(inc)
+	for attempt := 1; ; attempt++ {
+		before, err := v.get(ctx, key)
+		if err != nil {
+			return err
+		}
+		counted := v.Report
+		err = v.liveOrDeleted(ctx, inc)
+		var damage *record.CorruptError
+		if attempt == attempts || !errors.As(err, &damage) {
+			return err
+		}
+		after, gerr := v.get(ctx, key)
+		if gerr != nil {
+			return gerr
+		}
+		if bytes.Equal(after, before) {
+			return err
+		}
+		v.Sessions, v.Commits, v.Nodes = counted.Sessions, counted.Commits, counted.Nodes
+	}
+}
+
+// liveOrDeleted checks an incarnation as a session that lives, or as a deleted one. It
+// checks nothing if vacuum has removed the incarnation.
+func (v *verifier) liveOrDeleted(ctx context.Context, inc heads.Incarnation) error {
+	key := v.store.Space.Life(inc)
+	for {
+		value, err := v.get(ctx, key)
+		if err != nil || value == nil {
+			return err
+		}
+		life, err := heads.OpenLife(key, value)
+		if err != nil {
+			return codec.Corrupt(err, "lifecycle of %s", v.name(inc))
+		}
+		if life.State != heads.Live {
+			return v.deleted(ctx, inc, life)
+		}
+		ses, err := v.open(ctx, inc, life, value)
+		if err == nil {
+			v.Sessions++
+			return v.session(ctx, ses)
+		}
+		now, gerr := v.get(ctx, key)
+		if gerr != nil {
+			return gerr
+		}
+		if bytes.Equal(now, value) {
+			return err
+		}
+		// The session was renamed or deleted meanwhile, so start over.
+	}
+}
+
+// open opens the session that an incarnation lives as, and checks that the records that
+// lead to it agree. life is the incarnation's lifecycle record, and lifeValue the value
+// that it was decoded from. If the record has changed, open fails, and what it finds wrong
+// may be due to the change.
+func (v *verifier) open(ctx context.Context, inc heads.Incarnation, life *heads.Life, lifeValue []byte) (*session, error) {
+	space := v.store.Space
+	headKey, aboutKey := space.Head(life.Session), space.About(life.Session)
+	vs, err := v.store.Engine.Get(ctx, headKey, aboutKey, space.Life(inc))
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(vs[2], lifeValue) {
+		return nil, fmt.Errorf("%w: %s", history.ErrSessionDeleted, v.name(inc))
+	}
+	about, err := heads.OpenAbout(aboutKey, vs[1])
+	if err == nil && space.Session(about.ID) != life.Session {
+		err = fmt.Errorf("%w: session %q is not found by its id", record.ErrHash, about.ID)
+	}
+	if err != nil {
+		return nil, codec.Corrupt(err, "metadata of %s", v.name(inc))
+	}
+	v.names[inc] = fmt.Sprintf("session %q", about.ID)
+	if vs[0] == nil {
+		return nil, codec.Corrupt(record.ErrMissing, "head of %s", v.name(inc))
+	}
+	ses, state, err := v.store.OpenSession(ctx, about.ID)
+	if errors.Is(err, history.ErrSessionNotFound) || err == nil && ses.Inc != inc {
+		err = fmt.Errorf("%w: it is of another incarnation than %x", record.ErrHash, inc)
+		return nil, codec.Corrupt(err, "head of %s", v.name(inc))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &session{ses, state.Head.Revision}, nil
+}
+
+// steady calls read. It calls read again as long as read fails because of something
+// missing or damaged and a lifecycle record has changed meanwhile: maintenance may have
+// moved what read looked for. The lifecycle records are those of h's incarnation and of
+// the ancestors that read looks at. If the incarnation is removed, the error is
+// history.ErrSessionDeleted.
+func steady(ctx context.Context, h *history.History, read func() error, ancestors ...history.Layer) error {
+	ks := [][]byte{h.Space.Life(h.Inc)}
+	for _, l := range ancestors {
+		ks = append(ks, h.Space.Life(l.Inc))
+	}
+	for {
+		before, err := h.Engine.Get(ctx, ks...)
+		if err != nil {
+			return err
+		}
+		if before[0] == nil {
+			return fmt.Errorf("%w: %s", history.ErrSessionDeleted, h.Name)
+		}
+		err = read()
+		var damage *record.CorruptError
+		if !errors.As(err, &damage) && !errors.Is(err, history.ErrNodeNotFound) {
+			return err
+		}
+		after, gerr := h.Engine.Get(ctx, ks...)
+		if gerr != nil {
+			return gerr
+		}
+		if slices.EqualFunc(before, after, bytes.Equal) {
+			return err
+		}
+	}
+}

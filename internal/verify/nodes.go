@@ -1,0 +1,291 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// A nodeCheck checks the nodes that one incarnation itself added, against its commits and
+// its indexes.
+type nodeCheck struct {
+	*verifier
+	h     *history.History
+	layer history.Layer // of the incarnation itself
+	live  bool          // whether the incarnation lives
+	// shown reports whether a session shows a node of a deleted incarnation. The blobs of
+	// other nodes may be gone.
+	shown  func(n *history.Node) bool
+	nodes  []history.Node
+	layers []history.Layer            // all of them, this one last
+	own    map[graph.ID]pack.Position // where the nodes are
+	index  map[pack.Entry]bool
+}
+
+// liveNodes checks the nodes of a session that lives, up to commit last. The caller has
+// checked the chain of commits.
+func (v *verifier) liveNodes(ctx context.Context, h *history.History, last head.Revision, commit head.CommitID) error {
+	c := nodeCheck{verifier: v, h: h, layer: h.Own(last), live: true}
+	c.layer.Commit = commit
+	return c.check(ctx)
+}
+
+// deletedNodes checks the nodes of a deleted session up to commit last.
+func (v *verifier) deletedNodes(ctx context.Context, h *history.History, last head.Revision, shown func(*history.Node) bool) error {
+	c := nodeCheck{verifier: v, h: h, layer: h.Own(last), shown: shown}
+	return c.check(ctx)
+}
+
+// check checks all nodes, and notes the blobs that they refer to.
+func (c *nodeCheck) check(ctx context.Context) error {
+	if err := steady(ctx, c.h, func() error { return c.read(ctx) }); err != nil {
+		return err
+	}
+	if err := c.readIndex(ctx); err != nil {
+		return err
+	}
+	c.own = make(map[graph.ID]pack.Position, len(c.nodes))
+	for i := range c.nodes {
+		c.own[c.nodes[i].ID] = c.nodes[i].Position()
+	}
+	if c.forks[c.h.Inc] > 0 {
+		c.verifier.positions[c.h.Inc] = c.own
+	}
+	c.layers = c.h.Layers(c.layer.Last)
+	for i := range c.nodes {
+		if err := c.node(ctx, &c.nodes[i]); err != nil {
+			return err
+		}
+	}
+	return c.attachments(ctx)
+}
+
+// read reads the nodes and verifies that they are those of the commits.
+func (c *nodeCheck) read(ctx context.Context) (err error) {
+	if !c.live {
+		err = c.h.Commits(ctx, 0, c.layer.Last, func(*heads.Commit, head.CommitID) error { return nil })
+		if err != nil {
+			return err
+		}
+	}
+	if c.nodes, err = c.h.AppendNodes(ctx, c.layer, 0, nil); err != nil {
+		return err
+	}
+	return c.h.VerifyLayer(ctx, c.layer, c.nodes)
+}
+
+// readIndex reads where the index says that the nodes are. After a damaged record it
+// reads no further.
+func (c *nodeCheck) readIndex(ctx context.Context) error {
+	c.index = map[pack.Entry]bool{}
+	for e, err := range pack.Index(ctx, c.store.Engine, c.store.Space, c.h.Inc) {
+		if endsCheck(err) {
+			return err
+		}
+		if err != nil {
+			c.problem(err, "index of %s", c.h.Name)
+			break
+		}
+		c.index[e] = true
+	}
+	return nil
+}
+
+// node checks one node.
+func (c *nodeCheck) node(ctx context.Context, n *history.Node) error {
+	if c.live {
+		c.Nodes++
+	}
+	c.refer(n)
+	if err := c.indexEntry(ctx, n); err != nil {
+		return err
+	}
+	if err := c.eventKey(ctx, n); err != nil {
+		return err
+	}
+	return c.parent(ctx, n)
+}
+
+// refer notes the blobs that a node refers to.
+func (c *nodeCheck) refer(n *history.Node) {
+	shown := c.live || c.shown(n)
+	for _, id := range n.Blobs() {
+		if shown {
+			c.referenced[id] = c.name(c.h.Inc)
+		}
+		use := blobUse{c.store.Space.BlobHash(id), c.h.Inc}
+		if _, seen := c.uses[use]; !seen {
+			c.uses[use] = n.Revision
+		}
+	}
+}
+
+// indexEntry checks that the index leads to a node.
+func (c *nodeCheck) indexEntry(ctx context.Context, n *history.Node) error {
+	entry := pack.Entry{Prefix: pack.PrefixOf(n.ID), Position: n.Position()}
+	if c.index[entry] {
+		return nil
+	}
+	// Sealing may have moved the entry while the index was read, so look again.
+	err := steady(ctx, c.h, func() error {
+		for e, err := range pack.Index(ctx, c.store.Engine, c.store.Space, c.h.Inc) {
+			if err != nil || e == entry {
+				return err
+			}
+		}
+		return codec.Corrupt(record.ErrMissing, "index entry of node %s of %s", n.ID, c.h.Name)
+	})
+	if endsSession(err) {
+		return err
+	}
+	c.problemOf(c.h.Name, err)
+	return nil
+}
+
+// eventKey checks that a node is found by its event key, if it has one.
+func (c *nodeCheck) eventKey(ctx context.Context, n *history.Node) error {
+	if n.Key == "" {
+		return nil
+	}
+	key := c.store.Space.EventKey(c.h.Inc, n.Key)
+	value, err := c.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	p, err := pack.OpenPosition(key, value, keys.EventKey)
+	if err == nil && p != n.Position() {
+		err = pointsElsewhere(p)
+	}
+	if err != nil && c.removed(ctx, n.Revision) {
+		return nil
+	}
+	c.problem(err, "event key of node %s of %s", n.ID, c.h.Name)
+	return nil
+}
+
+// pointsElsewhere is the error of an index entry that names the wrong node.
+func pointsElsewhere(p pack.Position) error {
+	return fmt.Errorf("points to node %d of revision %d", p.Index, p.Revision)
+}
+
+// removed reports whether vacuum has removed a revision of a deleted session since it was
+// read.
+func (c *nodeCheck) removed(ctx context.Context, r head.Revision) bool {
+	key := c.store.Space.Life(c.h.Inc)
+	value, err := c.get(ctx, key)
+	if err != nil {
+		return false
+	}
+	life, err := heads.OpenLife(key, value)
+	return value == nil || err == nil && life.State != heads.Live && life.Floor <= r
+}
+
+// parent checks that a node's parent is a node of the incarnation, or one that it shares
+// of its ancestors.
+func (c *nodeCheck) parent(ctx context.Context, n *history.Node) error {
+	p := n.Parent
+	if _, ok := c.own[p]; ok || p.IsZero() || p == c.layer.First || c.inherits(p) {
+		return nil
+	}
+	err := steady(ctx, c.h, func() error {
+		_, _, err := c.h.Node(ctx, c.layer.Last, p)
+		return err
+	}, c.layers[:len(c.layers)-1]...)
+	if endsSession(err) {
+		return err
+	}
+	if c.live || !c.orphaned() {
+		c.problem(err, "parent of node %s of %s", n.ID, c.h.Name)
+	}
+	return nil
+}
+
+// inherits reports whether a node is among the nodes that were read of the ancestors, and
+// the incarnation shares it.
+func (c *nodeCheck) inherits(id graph.ID) bool {
+	return slices.ContainsFunc(c.layers, func(l history.Layer) bool {
+		p, ok := c.verifier.positions[l.Inc][id]
+		return ok && l.Has(p)
+	})
+}
+
+// orphaned reports whether vacuum has removed an ancestor, or has begun to. It removes
+// deleted sessions that no fork needs in any order.
+func (c *nodeCheck) orphaned() bool {
+	return slices.ContainsFunc(c.layers, func(l history.Layer) bool {
+		life := c.verifier.lives[l.Inc]
+		return life == nil || life.State == heads.Deleted && life.Floor <= l.Last
+	})
+}
+
+// attachments checks the entries by which the incarnation's attachments are found. Each
+// points to the first node that has the attachment. While a vacuum runs, or after one was
+// interrupted, an entry may point to an earlier node that is erased.
+func (c *nodeCheck) attachments(ctx context.Context) error {
+	firsts := map[keys.Hash]*history.Node{}
+	erased := map[pack.Position]bool{}
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		if n.Erased {
+			erased[n.Position()] = true
+		}
+		for _, a := range n.Attachments {
+			if hash := c.store.Space.BlobHash(a.ID); firsts[hash] == nil {
+				firsts[hash] = n
+			}
+		}
+	}
+	for hash, first := range firsts {
+		if err := c.attachment(ctx, hash, first, erased); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attachment checks the entry of one attachment, whose first node is given.
+func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *history.Node, erased map[pack.Position]bool) error {
+	key := c.store.Space.Attachment(c.h.Inc, hash)
+	value, err := c.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	p, err := pack.OpenPosition(key, value, keys.Attachment)
+	if err == nil && p != first.Position() && !erased[p] {
+		err = pointsElsewhere(p)
+	}
+	if err == nil {
+		return nil
+	}
+	// A vacuum that erases the node moves the entry, or removes it.
+	if still, err := c.hasContent(ctx, first); !still || err != nil {
+		return err
+	}
+	c.problem(err, "attachment entry of node %s of %s", first.ID, c.h.Name)
+	return nil
+}
+
+// hasContent reports whether a node that was read still has its content.
+func (c *nodeCheck) hasContent(ctx context.Context, read *history.Node) (bool, error) {
+	if c.removed(ctx, read.Revision) {
+		return false, nil
+	}
+	var now history.Node
+	err := steady(ctx, c.h, func() (err error) {
+		now, err = c.h.NodeAt(ctx, history.Position{Layer: c.h.Own(read.Revision), Position: read.Position()})
+		return err
+	})
+	if endsCheck(err) {
+		return false, err
+	}
+	return err == nil && !now.Erased, nil
+}

@@ -1,0 +1,165 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// recordNames is what problems call the records of each letter.
+var recordNames = map[byte]string{
+	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Commit: "commit", keys.Copying: "note of the last copy",
+	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
+	keys.Candidate: "candidate", keys.Run: "run record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
+	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
+	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
+	keys.OrderTime: "time in the order of sessions", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+}
+
+// A badRecord is a record whose key or value the format does not allow.
+type badRecord struct {
+	key    []byte
+	letter byte
+	fields []byte // nil if the key is not of the format
+	err    error
+}
+
+// owner returns the incarnation that a record belongs to. ok is false if the key does not
+// name one.
+func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
+	switch letter {
+	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Version, keys.Ref,
+		keys.Tombstone, keys.OrderTime, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
+		return heads.Incarnation(fields), true
+	case keys.Child:
+		return heads.Incarnation(fields[16:]), true
+	case keys.Order:
+		return heads.Incarnation(fields[8:]), true
+	}
+	return inc, false
+}
+
+// scan verifies the checksum of every record, and that the record belongs to its key. It
+// gathers what the records say of each other.
+func (v *verifier) scan(ctx context.Context) error {
+	for p, err := range v.store.Engine.Scan(ctx, v.store.Space.Everything()) {
+		if err != nil {
+			return err
+		}
+		v.Records++
+		letter, fields, ok := v.store.Space.Fields(p.Key)
+		if !ok {
+			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", record.ErrMalformed)})
+			continue
+		}
+		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
+			v.damaged = append(v.damaged, badRecord{p.Key, letter, fields, err})
+		}
+		v.gather(p, letter, fields)
+	}
+	return v.reportDamaged()
+}
+
+// gather notes what one record says of others. Damaged records say nothing: the caller has
+// noted them.
+func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
+	inc, owned := owner(letter, fields)
+	if owned && letter != keys.Dirty { // A dirty record may outlive an incarnation that vacuum has removed.
+		v.mentioned[inc] = p.Key
+	}
+	switch letter {
+	case keys.Blob:
+		v.values.addValue(keys.Hash(fields))
+	case keys.Mark:
+		v.gatherMark(p, keys.Hash(fields))
+	case keys.Life:
+		if life, err := heads.OpenLife(p.Key, p.Value); err == nil {
+			v.lives[inc] = life
+		}
+	case keys.About:
+		if about, err := heads.OpenAbout(p.Key, p.Value); err == nil {
+			v.mentioned[about.Incarnation] = p.Key
+			v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
+		}
+	case keys.Head:
+		if h, err := heads.OpenHead(p.Key, p.Value); err == nil {
+			v.mentioned[h.Incarnation] = p.Key
+		}
+	case keys.Tombstone:
+		v.tombstones[inc]++
+	case keys.Fork:
+		v.forks[inc]++
+		v.unmatched[forkEntry{inc, heads.Incarnation(fields[16:])}] = true
+	case keys.Origin:
+		if o, err := heads.OpenOrigin(p.Key, p.Value); err == nil {
+			v.gatherOrigin(inc, o)
+		}
+	}
+}
+
+// gatherMark notes how many values the mark of a blob promises, or 0 if it is damaged.
+func (v *verifier) gatherMark(p engine.Pair, blob keys.Hash) {
+	m, err := blobs.OpenMark(p.Key, p.Value)
+	if err == nil && m.Condemned {
+		v.Condemned++
+	}
+	v.marks = append(v.marks, storedBlob{blob, m.Parts})
+}
+
+// reportDamaged reports the damaged records of the scan as problems. A record of another
+// format version is an error instead: the check can't tell what the record says.
+func (v *verifier) reportDamaged() error {
+	var otherVersion error
+	for i := range v.damaged {
+		r := &v.damaged[i]
+		switch {
+		case !errors.Is(r.err, record.ErrFormat):
+			v.problem(r.err, "%s", v.describe(r))
+		case otherVersion == nil:
+			otherVersion = codec.Corrupt(r.err, "%s", v.describe(r))
+		}
+	}
+	return otherVersion
+}
+
+// describe names a record by its kind, by what it belongs to, and by its key.
+func (v *verifier) describe(r *badRecord) string {
+	what := "record"
+	if r.fields != nil {
+		what = recordNames[r.letter] + v.describeOwner(r)
+	}
+	return fmt.Sprintf("%s at key %x", what, r.key)
+}
+
+// describeOwner returns what a record belongs to, as an addition to its name, or "".
+func (v *verifier) describeOwner(r *badRecord) string {
+	if inc, owned := owner(r.letter, r.fields); owned {
+		return " of " + v.name(inc)
+	}
+	switch r.letter {
+	case keys.Edge:
+		if r.fields[16] == 's' {
+			return fmt.Sprintf(" of %s to the blob at %x", v.name(heads.Incarnation(r.fields[17:])), r.fields[:16])
+		}
+	case keys.Upload:
+		if name := v.names[heads.Incarnation(r.fields)]; name != "" {
+			return " of " + name
+		}
+	case keys.About, keys.Head, keys.Predecessor:
+		of := fmt.Sprintf(" of the session at %x", r.fields)
+		for inc, life := range v.lives {
+			if life.Session == keys.Hash(r.fields) {
+				of += ", " + v.name(inc)
+			}
+		}
+		return of
+	}
+	return ""
+}
