@@ -73,13 +73,12 @@ type Erasure struct {
 	Uploads int `json:"uploads"`
 }
 
+// erasure returns the receipt of an erasure with the report of its vacuum, or nil.
 func erasure(v *gc.VacuumReport, r *erase.Receipt) *Erasure {
-	if r == nil {
-		return nil
+	if r != nil {
+		r.Vacuum = v
 	}
-	return &Erasure{
-		Vacuum: v, HeldBy: r.HeldBy, Gone: r.Gone, Shared: r.Shared, SharedBytes: r.SharedBytes, SharedBy: r.SharedBy, Uploads: r.Uploads,
-	}
+	return (*Erasure)(r)
 }
 
 // Erase deletes a session, and removes what it alone had from the store's files,

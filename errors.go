@@ -22,8 +22,7 @@ var (
 	// ErrSessionDeleted: the session of this handle was deleted; one that was
 	// created under the same id since is another session.
 	ErrSessionDeleted = history.ErrSessionDeleted
-	// ErrNodeNotFound: the session's graph has no such node, or a read asked for
-	// one that is tombstoned.
+	// ErrNodeNotFound: the session has no such node, or a read asked for a tombstoned one.
 	ErrNodeNotFound = history.ErrNodeNotFound
 	// ErrBlobNotFound: the session has no such attachment.
 	ErrBlobNotFound = history.ErrBlobNotFound
@@ -47,13 +46,11 @@ var (
 	ErrRejected = change.ErrRejected
 	// ErrHasChildren: Delete with RefuseChildren found children.
 	ErrHasChildren = lifecycle.ErrHasChildren
-	// ErrExists: Rename found a session under the new id, or Keep another revision
-	// under the name.
+	// ErrExists: Rename found a session under the new id, or Keep a revision under the name.
 	ErrExists = lifecycle.ErrExists
 	// ErrOtherStore: where a store was to be copied to is another one.
 	ErrOtherStore = replicate.ErrOtherStore
-	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it
-	// again.
+	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.
 	ErrUnfinishedCopy = namespace.ErrUnfinishedCopy
 	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
 	// the error matches. Open the store again if it matches engine.ErrClosed, and

@@ -23,6 +23,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/seal"
 	"github.com/turnstonedb/turnstone/internal/stats"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Store is many sessions in one namespace of one engine. It is safe for
@@ -216,10 +217,9 @@ type Page struct {
 	Next     string // ListOptions.After of the next page; "" on the last one
 }
 
-// List returns sessions, the most recently updated first. Pages are stable:
-// going through all of them shows no session twice and misses none that was
-// neither updated nor deleted meanwhile. Sessions updated in the same instant
-// are ordered by incarnation.
+// List returns sessions, the most recently updated first. Pages are stable: going through all
+// of them shows no session twice and misses none that was neither updated nor deleted
+// meanwhile. Sessions updated in the same instant are ordered by incarnation.
 func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
 		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })
@@ -291,6 +291,7 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 // of keys and values as the engine is given them; what it makes of them on disk
 // is up to the engine.
 type Stats struct {
+	Format      uint64 // of the layout: docs/format.md has a table
 	Sessions    int
 	Commits     int
 	Nodes       uint64
@@ -298,19 +299,13 @@ type Stats struct {
 	Checkpoints uint64 // logical: the sum of all versions of all checkpoint parts
 	Usage       []head.Usage
 
-	Stored  Bytes            // all records
-	ByKind  map[string]Bytes // the same, by what they hold
+	Stored  record.Bytes            // all records
+	ByKind  map[string]record.Bytes // the same, by what they hold
 	Blobs   int
 	Sealed  int // segments of more than one commit
 	Loose   int // packs that are in no segment yet
 	Deleted int // deleted sessions whose data is not reclaimed yet
 }
-
-// Bytes counts records.
-type Bytes struct{ Records, Keys, Values uint64 }
-
-// Total is the length of keys and values.
-func (b Bytes) Total() uint64 { return b.Keys + b.Values }
 
 // Stats reads the whole namespace once.
 func (s *Store) Stats(ctx context.Context) (*Stats, error) {
@@ -321,12 +316,6 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Stats{
-		Sessions: r.Sessions, Commits: r.Commits, Nodes: r.Nodes, Payload: r.Payload, Checkpoints: r.Checkpoints, Usage: r.Usage,
-		Stored: Bytes(r.Stored), ByKind: map[string]Bytes{}, Blobs: r.Blobs, Sealed: r.Sealed, Loose: r.Loose, Deleted: r.Deleted,
-	}
-	for kind, b := range r.ByKind {
-		out.ByKind[kind] = Bytes(b)
-	}
-	return out, nil
+	r.Format = s.record.Format
+	return (*Stats)(r), nil
 }

@@ -1,11 +1,22 @@
-// Package record has the errors that say what is wrong with a stored record: it is
-// damaged, or another version of Turnstone wrote it.
+// Package record is about the records that a store keeps in its engine, without their
+// content: how much space they take, and the errors of those that are damaged or that
+// another version of Turnstone wrote.
 package record
 
 import (
 	"errors"
 	"fmt"
 )
+
+// Bytes says how much space records take.
+type Bytes struct {
+	Records uint64 // number of records
+	Keys    uint64 // bytes of their keys
+	Values  uint64 // bytes of their values
+}
+
+// Total returns the bytes of keys and values.
+func (b Bytes) Total() uint64 { return b.Keys + b.Values }
 
 // Reasons of a CorruptError. Match them with errors.Is.
 var (

@@ -18,6 +18,7 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
@@ -28,12 +29,13 @@ import (
 
 // A Receipt says what is left after an erasure.
 type Receipt struct {
-	HeldBy      []string // The sessions that still show what was to go, in order.
-	Gone        int      // The blobs that are not stored any more.
-	Shared      int      // The blobs that are stored because other sessions refer to them.
-	SharedBytes int64    // The size of the shared blobs as they are stored.
-	SharedBy    []string // The sessions that refer to shared blobs, in order.
-	Uploads     int      // The blobs that an upload keeps.
+	Vacuum      *gc.VacuumReport // What the vacuum did. The caller sets it.
+	HeldBy      []string         // The sessions that still show what was to go, in order.
+	Gone        int              // The blobs that are not stored any more.
+	Shared      int              // The blobs that are stored because other sessions refer to them.
+	SharedBytes int64            // The size of the shared blobs as they are stored.
+	SharedBy    []string         // The sessions that refer to shared blobs, in order.
+	Uploads     int              // The blobs that an upload keeps.
 }
 
 // A Store is a store to erase from.

@@ -17,6 +17,7 @@ import (
 
 // A Report says what a store holds and what that takes: see turnstone.Stats.
 type Report struct {
+	Format      uint64 // The caller sets it.
 	Sessions    int
 	Commits     int
 	Nodes       uint64
@@ -24,16 +25,13 @@ type Report struct {
 	Checkpoints uint64
 	Usage       []head.Usage
 
-	Stored  Bytes
-	ByKind  map[string]Bytes
+	Stored  record.Bytes
+	ByKind  map[string]record.Bytes
 	Blobs   int
 	Sealed  int
 	Loose   int
 	Deleted int
 }
-
-// Bytes counts records, and the bytes of their keys and values.
-type Bytes struct{ Records, Keys, Values uint64 }
 
 // kinds names what the records under a letter hold.
 var kinds = map[byte]string{
@@ -48,7 +46,7 @@ var kinds = map[byte]string{
 
 // Gather reads all records of a store once.
 func Gather(ctx context.Context, s history.Store) (*Report, error) {
-	r := &Report{ByKind: map[string]Bytes{}}
+	r := &Report{ByKind: map[string]record.Bytes{}}
 	for p, err := range s.Engine.Scan(ctx, s.Space.Everything()) {
 		if err != nil {
 			return nil, err
@@ -58,8 +56,8 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", record.ErrMalformed), "record at key %x", p.Key)
 		}
 		kind := kinds[letter]
-		r.ByKind[kind] = r.ByKind[kind].plus(p)
-		r.Stored = r.Stored.plus(p)
+		r.ByKind[kind] = plus(r.ByKind[kind], p)
+		r.Stored = plus(r.Stored, p)
 		if err := r.count(s.Space, letter, fields, p); err != nil {
 			return nil, err
 		}
@@ -68,8 +66,8 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 }
 
 // plus returns b with one record more.
-func (b Bytes) plus(p engine.Pair) Bytes {
-	return Bytes{b.Records + 1, b.Keys + uint64(len(p.Key)), b.Values + uint64(len(p.Value))}
+func plus(b record.Bytes, p engine.Pair) record.Bytes {
+	return record.Bytes{Records: b.Records + 1, Keys: b.Keys + uint64(len(p.Key)), Values: b.Values + uint64(len(p.Value))}
 }
 
 // count adds what a record says of sessions, commits, nodes and blobs.
