@@ -89,6 +89,9 @@ var (
 	ErrLocked = errors.New("engine: in use")
 	// ErrCorrupt: the database noticed that its files are damaged.
 	ErrCorrupt = errors.New("engine: files damaged")
+	// ErrNewer: a newer version of the driver or its database wrote the files or tables.
+	// They are whole.
+	ErrNewer = errors.New("engine: written by a newer version")
 )
 
 // A ConflictError names the first guard that did not hold. It matches [ErrConflict].

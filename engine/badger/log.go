@@ -301,9 +301,14 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 	if _, err := f.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if size < logHeader || string(data[:16]) != logMagic || binary.LittleEndian.Uint64(data[16:]) != number ||
-		crc32.Checksum(data[:logHeader-4], castagnoli) != binary.LittleEndian.Uint32(data[logHeader-4:logHeader]) {
+	if size < logHeader || crc32.Checksum(data[:logHeader-4], castagnoli) != binary.LittleEndian.Uint32(data[logHeader-4:logHeader]) {
 		return nil, fmt.Errorf("%w: its header can't be read", engine.ErrCorrupt)
+	}
+	if err := checkMagic(data, logMagic); err != nil {
+		return nil, err
+	}
+	if binary.LittleEndian.Uint64(data[16:]) != number {
+		return nil, fmt.Errorf("%w: its header has the number of another log", engine.ErrCorrupt)
 	}
 	full := int64(binary.LittleEndian.Uint64(data[40:]))
 	c := &logContent{log: &log{f: f, number: number, size: full, seed: logSeed(data)}}

@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -61,16 +62,38 @@ func (m *manifest) encode() []byte {
 		}
 	}
 	s := b.String()
-	return fmt.Appendf(nil, "%ssum %08x\n", s, crc32.Checksum([]byte(s), castagnoli))
+	return []byte(s + sumLine([]byte(s)))
+}
+
+// sumLine returns the last line of a manifest, which has the checksum of those before it.
+func sumLine(lines []byte) string {
+	return fmt.Sprintf("sum %08x\n", crc32.Checksum(lines, castagnoli))
+}
+
+// checkMagic checks how a file of this driver begins: with what it is and the version of its
+// format. The file's checksum is right, so another version is no damage.
+func checkMagic(data []byte, magic string) error {
+	what := strings.TrimRight(magic, "0123456789\n")
+	rest, ok := bytes.CutPrefix(data, []byte(what))
+	if bytes.HasPrefix(data, []byte(magic)) {
+		return nil
+	}
+	if version, _, _ := bytes.Cut(rest, []byte("\n")); ok {
+		return fmt.Errorf("%w: it begins with %q", engine.ErrNewer, what+string(version))
+	}
+	return fmt.Errorf("%w: it begins in another way", engine.ErrCorrupt)
 }
 
 // decodeManifest accepts what encode makes and nothing else.
 func decodeManifest(data []byte) (*manifest, error) {
 	m := new(manifest)
-	rest, ok := strings.CutPrefix(string(data), manifestMagic)
-	if !ok {
-		return nil, errors.New("it does not begin as one")
+	if sum := bytes.LastIndex(data, []byte("sum ")); sum < 0 || string(data[sum:]) != sumLine(data[:sum]) {
+		return nil, fmt.Errorf("%w: its checksum is wrong", engine.ErrCorrupt)
 	}
+	if err := checkMagic(data, manifestMagic); err != nil {
+		return nil, err
+	}
+	rest := string(data[len(manifestMagic):])
 	for line := range strings.Lines(rest) {
 		var t tableInfo
 		switch word, fields, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " "); word {
@@ -80,16 +103,15 @@ func decodeManifest(data []byte) (*manifest, error) {
 			m.runs = append(m.runs, nil)
 		case "table":
 			if len(m.runs) == 0 {
-				return nil, errors.New("a table without a run")
+				return nil, fmt.Errorf("%w: a table without a run", engine.ErrCorrupt)
 			}
 			fmt.Sscanf(fields, "%d %d %d %x", &t.number, &t.size, &t.tail, &t.tailSum)
 			last := &m.runs[len(m.runs)-1]
 			*last = append(*last, t)
 		}
 	}
-	// One bit more or less, and it is not what would have been written.
 	if string(m.encode()) != string(data) {
-		return nil, errors.New("its checksum is wrong")
+		return nil, fmt.Errorf("%w: it is not what would have been written", engine.ErrCorrupt)
 	}
 	return m, nil
 }
@@ -111,7 +133,7 @@ func readManifest(d files) (*manifest, error) {
 	}
 	m, err := decodeManifest(data)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", engine.ErrCorrupt, manifestName, err)
+		return nil, fmt.Errorf("%s: %w", manifestName, err)
 	}
 	return m, nil
 }

@@ -12,8 +12,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/record"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/turnstonedb/turnstone/engine"
 )
 
 // An inspection is what is known of the files of a store before Pebble opens it.
@@ -35,7 +37,7 @@ func (n *noted) inspect() (*inspection, error) {
 	}
 	slices.Sort(names)
 	in := &inspection{}
-	in.manifest = markedManifest(names)
+	in.manifest = marked(names, "manifest")
 	if in.manifest == "" {
 		return in, unfinished(names)
 	}
@@ -44,6 +46,9 @@ func (n *noted) inspect() (*inspection, error) {
 		slices.ContainsFunc(names, func(s string) bool { return strings.HasPrefix(s, "OPTIONS-") }) {
 		return nil, &damage{file: "marker.format-version", what: "the file is missing"}
 	}
+	if v, err := strconv.ParseUint(marked(names, "format-version"), 10, 64); err == nil && v > uint64(pebble.FormatNewest) {
+		return nil, fmt.Errorf("%w: Pebble's format %d, and this program reads up to %d", engine.ErrNewer, v, uint64(pebble.FormatNewest))
+	}
 	first, err := n.inspectManifest(in, names)
 	if err != nil {
 		return nil, err
@@ -51,20 +56,21 @@ func (n *noted) inspect() (*inspection, error) {
 	return in, n.inspectLogs(in, names, first)
 }
 
-// markedManifest returns the MANIFEST that the newest marker names, or "".
-func markedManifest(names []string) (manifest string) {
+// marked returns what the newest marker of a kind says, or "": the name of the MANIFEST that
+// counts, or the version of Pebble's format.
+func marked(names []string, kind string) (value string) {
 	newest := uint64(0)
 	for _, name := range names {
-		rest, ok := strings.CutPrefix(name, "marker.manifest.")
+		rest, ok := strings.CutPrefix(name, "marker."+kind+".")
 		if !ok {
 			continue
 		}
-		digits, value, _ := strings.Cut(rest, ".")
+		digits, v, _ := strings.Cut(rest, ".")
 		if num, err := strconv.ParseUint(digits, 10, 64); err == nil && num >= newest {
-			newest, manifest = num, value
+			newest, value = num, v
 		}
 	}
-	return manifest
+	return value
 }
 
 // unfinished returns nil if a directory without a marker for the MANIFEST holds

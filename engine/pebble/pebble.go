@@ -186,6 +186,11 @@ func (e *Engine) openFiles(o *Options) error {
 	return nil
 }
 
+// storeFormat is the version of Pebble's own format that a new store gets. An older store is
+// raised to it, which can't be undone; a newer one keeps what it has. It is fixed here, and
+// not pebble.FormatNewest, so that a newer version of the library alone changes no store.
+const storeFormat = pebble.FormatValueSeparation
+
 // openPebble opens Pebble in a goroutine of its own, which is given up if a change
 // of a file fails.
 func (e *Engine) openPebble(o *Options, in *inspection) error {
@@ -197,7 +202,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		MemTableSize:                uint64(e.files.logBytes * 2 / 3),
 		MemTableStopWritesThreshold: maxMemTables,
 		MaxOpenFiles:                500,
-		FormatMajorVersion:          pebble.FormatNewest,
+		FormatMajorVersion:          storeFormat,
 		ReadOnly:                    e.readOnly,
 		FS:                          e.files,
 		Logger:                      e.log,

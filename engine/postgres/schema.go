@@ -9,13 +9,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/turnstonedb/turnstone/engine"
 )
 
 // version is that of the schema.
 const version = 1
-
-// ErrNewer: a newer version of this driver made the schema.
-var ErrNewer = errors.New("postgres: the schema was made by a newer version")
 
 // check refuses a schema that a newer version made, and reports whether there is
 // one. A look at a database leaves nothing, and what is there needs no right to
@@ -36,7 +34,7 @@ func (e *Engine) check(ctx context.Context) (there bool, err error) {
 		return false, fmt.Errorf("postgres: schema %s has version %q", e.schema, made)
 	}
 	if n > version {
-		return false, fmt.Errorf("%w (schema %s has version %d, this one knows %d)", ErrNewer, e.schema, n, version)
+		return false, fmt.Errorf("%w: the schema %s has version %d, and this program knows %d", engine.ErrNewer, e.schema, n, version)
 	}
 	return true, nil
 }

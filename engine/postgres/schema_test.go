@@ -37,7 +37,7 @@ func TestANewerSchemaIsRefused(t *testing.T) {
 	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: strings.Repeat("x", 64)}); err == nil {
 		t.Error("a name that PostgreSQL would cut")
 	}
-	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: schema}); !errors.Is(err, postgres.ErrNewer) {
+	if _, err := postgres.Open(ctx, pgtest.URL(t), &postgres.Options{Schema: schema}); !errors.Is(err, engine.ErrNewer) {
 		t.Errorf("%v", err)
 	}
 }
@@ -123,7 +123,7 @@ func TestANewerSchemaThatComesLater(t *testing.T) {
 	if _, err := c.Exec(ctx, "UPDATE "+pgx.Identifier{schema, "meta"}.Sanitize()+" SET version = version + 1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Apply(ctx, set("1")); !errors.Is(err, postgres.ErrNewer) {
+	if err := e.Apply(ctx, set("1")); !errors.Is(err, engine.ErrNewer) {
 		t.Error(err)
 	}
 	if v := value(t, e); v != "" {

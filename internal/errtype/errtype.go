@@ -50,7 +50,7 @@ var errorTypes = []struct {
 	{"limit", []error{change.ErrLimit, engine.ErrTooLarge}},
 	{"invalid", []error{change.ErrInvalid, engine.ErrInvalid}},
 	{"rejected", []error{change.ErrRejected}},
-	{"format", []error{record.ErrFormat}},
+	{"format", []error{record.ErrFormat, engine.ErrNewer}},
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
 	{"closed", []error{engine.ErrClosed}},
