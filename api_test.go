@@ -3,6 +3,7 @@ package turnstone_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/printer"
@@ -64,10 +65,13 @@ func TestTheExportedAPIUsesNoInternalPackage(t *testing.T) {
 			if spec, ok := d.node.(*ast.TypeSpec); ok && spec.Assign.IsValid() {
 				t.Errorf("%s: %s is an alias", path, spec.Name)
 			}
-			if d.tok == token.VAR || d.tok == token.CONST {
-				continue
+			node := d.node
+			if v, ok := node.(*ast.ValueSpec); ok { // its value may be made by anything
+				if node = v.Type; v.Type == nil {
+					continue
+				}
 			}
-			ast.Inspect(d.node, func(n ast.Node) bool {
+			ast.Inspect(node, func(n ast.Node) bool {
 				sel, ok := n.(*ast.SelectorExpr)
 				if !ok {
 					return true
@@ -87,6 +91,7 @@ type declaration struct {
 	tok      token.Token
 	node     ast.Node
 	internal map[string]bool // the internal packages that its file imports, by name
+	index    int             // number of a constant whose value is made of iota, from 1
 }
 
 // public goes through the public packages, by path, and their exported declarations.
@@ -132,7 +137,21 @@ func exported(t *testing.T, name string) (decls []declaration) {
 	for _, i := range f.Imports {
 		path := strings.Trim(i.Path.Value, `"`)
 		if strings.Contains(path, "/internal/") {
-			internal[path[strings.LastIndex(path, "/")+1:]] = true
+			name := path[strings.LastIndex(path, "/")+1:]
+			if i.Name != nil {
+				name = i.Name.Name
+			}
+			internal[name] = true
+		}
+	}
+	index := map[ast.Spec]int{} // of a constant in its list, from 1: what iota makes of it
+	for _, d := range f.Decls {
+		if d, ok := d.(*ast.GenDecl); ok && d.Tok == token.CONST && len(d.Specs) > 1 {
+			for i, s := range d.Specs {
+				if v := s.(*ast.ValueSpec); len(v.Values) == 0 || strings.Contains(line(set, v), "iota") {
+					index[s] = i + 1
+				}
+			}
 		}
 	}
 	ast.FileExports(f)
@@ -140,12 +159,12 @@ func exported(t *testing.T, name string) (decls []declaration) {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
 			if d.Body = nil; d.Recv == nil || ast.IsExported(strings.TrimLeft(line(set, d.Recv.List[0].Type), "*")) {
-				decls = append(decls, declaration{set, token.FUNC, d, internal})
+				decls = append(decls, declaration{set: set, tok: token.FUNC, node: d, internal: internal})
 			}
 		case *ast.GenDecl:
 			for _, s := range d.Specs {
 				if d.Tok != token.IMPORT {
-					decls = append(decls, declaration{set, d.Tok, s, internal})
+					decls = append(decls, declaration{set: set, tok: d.Tok, node: s, internal: internal, index: index[s]})
 				}
 			}
 		}
@@ -157,7 +176,11 @@ func (d declaration) String() string {
 	if d.tok == token.FUNC {
 		return line(d.set, d.node)
 	}
-	return d.tok.String() + " " + line(d.set, d.node)
+	text := d.tok.String() + " " + line(d.set, d.node)
+	if d.index > 0 {
+		text += fmt.Sprintf(" // number %d", d.index)
+	}
+	return text
 }
 
 // line prints a declaration on one line.

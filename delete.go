@@ -51,6 +51,8 @@ type EraseOptions struct {
 	// Progress, if set, is told how far the vacuum is, from the calling goroutine. It
 	// must not collect, vacuum or erase: that would wait for its own end.
 	Progress func(gc.Progress)
+	// Pace is that of the vacuum, as in gc.VacuumOptions.
+	Pace float64
 }
 
 // An Erasure is the receipt of Erase.
@@ -109,7 +111,7 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 			return s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy))
 		},
 		func(ctx context.Context) (unfinished []heads.Incarnation, err error) {
-			v, unfinished, err = vacuum(ctx, s, nil, gc.VacuumOptions{Progress: o.Progress})
+			v, unfinished, err = vacuum(ctx, s, nil, gc.VacuumOptions{Progress: o.Progress, Pace: o.Pace})
 			return unfinished, err
 		})
 	return erasure(v, r), err
@@ -128,7 +130,7 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 	r, err := run.Nodes(ctx, s.session.Session, ids,
 		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
 		func(ctx context.Context) (err error) {
-			v, err = s.store.Vacuum(ctx, gc.VacuumOptions{Progress: o.Progress})
+			v, err = s.store.Vacuum(ctx, gc.VacuumOptions{Progress: o.Progress, Pace: o.Pace})
 			return err
 		})
 	return erasure(v, r), err

@@ -8,7 +8,7 @@
 // each one immutable event (user input, assistant message, tool call, …) that
 // names the one before it. A [Commit] is one turn: the nodes that it appends,
 // where the leaf moves, checkpoint parts, usage; all of it or nothing. The head
-// is where the session stands: a [Revision] that every commit increases by one,
+// is where the session stands: a [head.Revision] that every commit increases by one,
 // and the leaf, the node from which the next turn goes on. A checkpoint is named
 // parts of state that the host wants back with the history, such as tools or a
 // prompt. An attachment is bytes of any size that a node refers to.
@@ -18,10 +18,10 @@
 // What [Session.Commit] acknowledged is there after a loss of power (with the
 // Badger engine's default durability); what it refused left no trace.
 //
-// A commit names the revision that its author loaded. If the head has moved, it
-// fails with [*ConflictError], which says where the head is now. Nothing is
-// retried, rebased or merged behind the caller's back. A commit with a turn id
-// that was committed before returns that commit's result, however late.
+// A commit names the revision that its author loaded. If the head has moved, it fails with
+// [*ConflictError], which says where the head is now. Nothing is retried, rebased or merged
+// behind the caller's back; [Update] is a loop that does it for those who ask. A commit with
+// a turn id that was committed before returns that commit's result, however late.
 //
 // A read verifies every hash on its way and returns all that was asked for, or
 // an error: a [*record.CorruptError] names what is missing or damaged. Missing, empty

@@ -31,7 +31,8 @@ func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 }
 
 // GC collects as Store.GC does, but looks only at what changed in this session, and
-// deletes only blobs that this freed.
+// deletes only blobs that this freed. If the session was deleted or renamed since the handle
+// was made, the error is ErrSessionDeleted.
 func (s *Session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, s, o)
 }
@@ -108,7 +109,7 @@ func (s *Store) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumRepor
 }
 
 // Vacuum vacuums as Store.Vacuum does, but removes content and records of this session
-// only. The engine gives space back all the same.
+// only. The engine gives space back all the same. The errors are those of Session.GC.
 func (s *Session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
 	r, _, err := vacuum(ctx, s, s, o)
 	return r, err

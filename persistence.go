@@ -108,24 +108,23 @@ func (f factory) Session(ctx context.Context, id string) (Persistence, error) {
 }
 
 // Update loads what scope says, calls build with it, and commits what build returns at the
-// revision that was loaded; it sets Commit.Expected itself. If somebody else commits first,
+// revision that was loaded; it sets Commit.Expected itself. If another commit comes first,
 // Update waits for a few milliseconds at random and does all of it again, until the commit
-// succeeds or ctx is done: the error then matches that of ctx. It returns every other error
-// as it is, that of build included. build may be called several times,
-// and should have no effect of its own.
+// succeeds or ctx is done, and then the error matches that of ctx. All other errors are
+// returned at once: those of build, and a commit that was refused or whose outcome is
+// unknown. build may be called several times, and should have no effect of its own.
 //
-// A scope of an earlier revision (Scope.At) is an *InvalidError: nothing could be
-// committed at it.
-func Update(ctx context.Context, s interface {
-	Reader
-	Committer
-}, scope Scope, build func(*State) (Commit, error),
-) (Result, error) {
+// Set Commit.Turn if the outcome of an earlier call may be unknown. If that call has
+// committed, the result is a *TurnConflictError, which names the commit, because build has
+// seen the state after it; an equal commit returns the first result.
+//
+// The scope must be of the head's path: At and Leaf are refused with an *InvalidError.
+func Update(ctx context.Context, s Persistence, scope Scope, build func(*State) (Commit, error)) (Result, error) {
 	switch {
 	case s == nil || build == nil:
 		return Result{}, invalid("update", "the session or the function is nil")
-	case scope.At != 0:
-		return Result{}, invalid("update", "At is %d: a commit goes on from the head", scope.At)
+	case scope.At != 0 || !scope.Leaf.IsZero():
+		return Result{}, invalid("update", "the scope has At or Leaf: a commit goes on from the head")
 	}
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		st, err := s.Load(ctx, scope)
@@ -138,7 +137,7 @@ func Update(ctx context.Context, s interface {
 		}
 		c.Expected = st.Revision
 		r, err := s.Commit(ctx, c)
-		if !errors.Is(err, ErrConflict) {
+		if !errors.Is(err, ErrConflict) || errors.Is(err, ErrRejected) || errors.Is(err, ErrOutcomeUnknown) {
 			return r, err
 		}
 		select {

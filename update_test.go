@@ -3,14 +3,16 @@ package turnstone_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
@@ -88,11 +90,26 @@ func TestC13_UpdateReturnsAllOtherErrors(t *testing.T) {
 	if _, err := turnstone.Update(ctx, s, turnstone.Scope{At: 1}, empty); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Errorf("a scope of an earlier revision: %v", err)
 	}
+	if _, err := turnstone.Update(ctx, s, turnstone.Scope{Leaf: graph.ID{1}}, empty); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("a scope of another leaf: %v", err)
+	}
 	if _, err := turnstone.Update(ctx, s, turnstone.Scope{}, nil); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Errorf("no function: %v", err)
 	}
 	if _, err := turnstone.Update(ctx, nil, turnstone.Scope{}, empty); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Errorf("no session: %v", err)
+	}
+
+	refusing := openStore(t, memory.New(), &turnstone.Options{Validator: func(context.Context, string, *turnstone.Commit) error {
+		return fmt.Errorf("of another session: %w", turnstone.ErrConflict)
+	}})
+	calls = 0
+	_, err = turnstone.Update(ctx, create(t, refusing, turnstone.Request{ID: "s"}), turnstone.Scope{}, func(*turnstone.State) (turnstone.Commit, error) {
+		calls++
+		return turnstone.Commit{}, nil
+	})
+	if !errors.Is(err, turnstone.ErrRejected) || calls != 1 {
+		t.Errorf("a validator that refuses because of a conflict elsewhere: %v, %d calls", err, calls)
 	}
 
 	stop, cancel := context.WithCancel(ctx)
@@ -118,7 +135,7 @@ func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
 	for name, l := range map[string][2]int{
 		"nodes":       {turnstone.MaxNodes, pack.MaxNodes},
 		"attachments": {turnstone.MaxAttachments, pack.MaxAttachments},
-		"blob":        {turnstone.MaxBlob, blob.MaxBytes},
+		"blob":        {turnstone.MaxBlob, blobs.MaxBytes},
 		"parts":       {turnstone.MaxParts, heads.MaxParts},
 		"models":      {turnstone.MaxSessionModels, heads.MaxModels},
 		"labels":      {turnstone.MaxLabels, heads.MaxLabels},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -330,8 +331,8 @@ func TestFV6_AnUpgradeCanBeCutOffAnywhere(t *testing.T) {
 	}
 }
 
-// FV6: while a store is used by both versions and then upgraded, hosts that commit all the
-// time lose nothing.
+// FV6: hosts of both versions commit all the time while the store is upgraded. What they were
+// told is committed is there.
 func TestFV6_HostsCommitWhileAStoreIsUpgraded(t *testing.T) {
 	turns := testscale.Pick(300, 60, 20)
 	e := memory.New()
@@ -341,43 +342,67 @@ func TestFV6_HostsCommitWhileAStoreIsUpgraded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer next.Close()
-	create(t, today, turnstone.Request{ID: "s"})
-	acknowledged := 0
-	add := func(st *turnstone.Store) error {
-		s, err := st.Session(ctx, "s")
-		if err == nil {
-			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying(fmt.Append(nil, acknowledged))})
-		}
-		if err == nil {
-			acknowledged++
-		}
-		return err
-	}
-	for i := range turns {
-		if i == turns/2 {
-			upgraded, err := openNext(e, true)
-			if err != nil {
-				t.Fatal(err)
+	acknowledged := make([]int, 4)
+	var hosts sync.WaitGroup
+	begun := make(chan struct{}, len(acknowledged))
+	for host := range acknowledged {
+		hosts.Go(func() {
+			signal := sync.OnceFunc(func() { begun <- struct{}{} })
+			defer signal()
+			st := today
+			if host%2 == 1 {
+				st = next
 			}
-			next.Close()
-			next = upgraded
-		}
-		if err := add(next); err != nil {
-			t.Fatalf("turn %d of the next version: %v", i, err)
-		}
-		if err := add(today); err != nil && (i < turns/2 || !errors.Is(err, record.ErrNewer)) {
-			t.Fatalf("turn %d of this version: %v", i, err)
-		}
+			s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(host)})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range turns {
+				if i == turns/4 {
+					signal()
+				}
+				_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying(fmt.Append(nil, i))})
+				if errors.Is(err, record.ErrNewer) && st == today {
+					return // it is too old for the store
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				acknowledged[host]++
+			}
+		})
 	}
-	s, err := next.Session(ctx, "s")
+	for range acknowledged {
+		<-begun
+	}
+	upgraded, err := openNext(e, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, err := s.Load(ctx, turnstone.Scope{})
-	if err != nil || len(state.Nodes) != acknowledged {
-		t.Errorf("%d of %d nodes, %v", len(state.Nodes), acknowledged, err)
+	defer upgraded.Close()
+	for host := range acknowledged { // and the upgraded one beside them
+		s, err := upgraded.Session(ctx, fmt.Sprint(host))
+		if err == nil {
+			_, err = s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("upgraded"))})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	maintain(t, "at the end", next)
+	hosts.Wait()
+	for host, n := range acknowledged {
+		s, err := upgraded.Session(ctx, fmt.Sprint(host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		state, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil || len(state.Nodes) != n+1 {
+			t.Errorf("host %d: %d of %d nodes, %v", host, len(state.Nodes), n+1, err)
+		}
+	}
+	maintain(t, "at the end", upgraded)
 }
 
 // copyOf returns an engine with the same records.

@@ -98,7 +98,7 @@ func TestI1_NothingNilPanics(t *testing.T) {
 			}
 		}
 	}
-	for name, f := range map[string]any{"Open": turnstone.Open, "Copy": turnstone.Copy} {
+	for name, f := range map[string]any{"Open": turnstone.Open, "Copy": turnstone.Copy, "Update": turnstone.Update} {
 		check(name, reflect.ValueOf(f), true, true)
 		check(name, reflect.ValueOf(f), false, true)
 	}

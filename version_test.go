@@ -121,7 +121,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 
 // FV2: a store of another format is refused when it is opened, and left as it is,
 // whatever the rest of its store record looks like.
-func TestFV2_AStoreOfAnotherFormatIsRefused(t *testing.T) {
+func TestFV2_AStoreOfAnUnknownFormatIsRefused(t *testing.T) {
 	e := memory.New()
 	openStore(t, e, nil)
 	key := keys.StoreKey("")

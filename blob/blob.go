@@ -9,9 +9,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/hash"
 )
 
-// MaxBytes is the size of the largest blob.
-const MaxBytes = 4 << 30
-
 // ErrSize reports a stream that is longer or shorter than was announced. Match it with
 // errors.Is.
 var ErrSize = errors.New("blob: stream has another length than announced")

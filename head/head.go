@@ -65,9 +65,9 @@ func (u *Usage) Add(v Usage) {
 	u.Reasoning += v.Reasoning
 }
 
-// Sum adds more to total, model by model, in the order in which models first appear. It
-// changes total and returns it.
-func Sum(total, more []Usage) []Usage {
+// AddUsage adds more to total, model by model, and returns it; models that total lacks come
+// after those that it has. Like append, it may change total's array.
+func AddUsage(total, more []Usage) []Usage {
 next:
 	for _, u := range more {
 		for i := range total {

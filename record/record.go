@@ -51,8 +51,8 @@ var (
 // ErrFormat, and either ErrOlder or ErrNewer.
 type FormatError struct {
 	Object string // what it is, for example `commit 12 of session "chat-1"`
-	Have   uint64 // the version of the record
-	Want   uint64 // the version that is read; of several the one that is next to Have
+	Have   uint64 // the version of the record, or the format of the store
+	Want   uint64 // the version or format that is read; of several the one that is next to Have
 }
 
 func (e *FormatError) Error() string {

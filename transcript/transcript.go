@@ -460,6 +460,6 @@ func (s *Snapshot) merge(newer Snapshot) {
 		}
 	}
 	newer.Unset = unset
-	newer.Usage = head.Sum(s.Usage, newer.Usage)
+	newer.Usage = head.AddUsage(s.Usage, newer.Usage)
 	*s = newer
 }

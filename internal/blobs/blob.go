@@ -43,7 +43,7 @@ func DecodeAttachment(d *codec.Decoder) (r blob.Attachment) {
 // Size decodes a size in bytes.
 func Size(d *codec.Decoder) int64 {
 	n := d.Uint()
-	if n > blob.MaxBytes {
+	if n > MaxBytes {
 		d.Fail("size of %d bytes", n)
 	}
 	return int64(n)
@@ -51,6 +51,8 @@ func Size(d *codec.Decoder) int64 {
 
 // Limits.
 const (
+	// MaxBytes is the size of the largest blob.
+	MaxBytes = 4 << 30
 	// maxList is the number of blobs in a list: 36 KB, one value.
 	maxList = 1000
 	// MaxDeltas bounds a chain of deltas: every version of a 170 KB map that

@@ -224,7 +224,7 @@ func (u *Upload) Abandon(ctx context.Context) error {
 // Write stores what r delivers, in content-defined chunks that are deduplicated
 // one by one, with memory for a few chunks; the upload holds them. It returns
 // what is to be put last, which stands for the whole. size is the length
-// announced, or negative; another length is blob.ErrSize, and more than blob.MaxBytes
+// announced, or negative; another length is blob.ErrSize, and more than MaxBytes
 // ErrTooLarge.
 func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, error) {
 	c := u.store.chunks
@@ -239,7 +239,7 @@ func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, er
 			return nil, fmt.Errorf("blob: read stream: %w", err)
 		}
 		if len(chunk) > 0 {
-			if w.size += int64(len(chunk)); w.size > blob.MaxBytes {
+			if w.size += int64(len(chunk)); w.size > MaxBytes {
 				return nil, ErrTooLarge
 			}
 			if cerr := w.chunk(ctx, chunk); cerr != nil {

@@ -1,5 +1,5 @@
 // Package change runs calls that alter a store, and decides what their errors say about
-// effects. Uploads, which are many batches, have package blob decide what became of each.
+// effects. Uploads, which are many batches, have package blobs decide what became of each.
 package change
 
 import (

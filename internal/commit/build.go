@@ -42,7 +42,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err erro
 		Incarnation: s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
 		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
-		Usage: head.Sum(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
+		Usage: head.AddUsage(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
 	if len(next.Usage) > w.store.Limits.Models {
 		return &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}

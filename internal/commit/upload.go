@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
@@ -29,7 +28,7 @@ func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64
 		})
 	}
 	if errors.Is(err, blobs.ErrTooLarge) {
-		err = &change.Limit{Limit: "bytes", Where: "attachment", Have: blob.MaxBytes + 1, Max: blob.MaxBytes}
+		err = &change.Limit{Limit: "bytes", Where: "attachment", Have: blobs.MaxBytes + 1, Max: blobs.MaxBytes}
 	}
 	if err != nil {
 		// What was stored is garbage. If Abandon fails, the upload expires.

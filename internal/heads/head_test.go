@@ -126,15 +126,15 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestSumAddsByModel(t *testing.T) {
-	got := head.Sum([]head.Usage{{Model: "a", Input: 1}}, []head.Usage{{Model: "b", Output: 2}, {Model: "a", Input: 3}})
+	got := head.AddUsage([]head.Usage{{Model: "a", Input: 1}}, []head.Usage{{Model: "b", Output: 2}, {Model: "a", Input: 3}})
 	if fmt.Sprint(got) != fmt.Sprint([]head.Usage{{Model: "a", Input: 4}, {Model: "b", Output: 2}}) {
 		t.Error(got)
 	}
 }
 
 func ExampleSum() {
-	total := head.Sum(nil, []head.Usage{{Model: "m", Input: 100, Output: 20}})
-	total = head.Sum(total, []head.Usage{{Model: "m", Input: 150, Output: 5, CachedInput: 100}})
+	total := head.AddUsage(nil, []head.Usage{{Model: "m", Input: 100, Output: 20}})
+	total = head.AddUsage(total, []head.Usage{{Model: "m", Input: 150, Output: 5, CachedInput: 100}})
 	fmt.Println(total[0].Input, total[0].Output, total[0].CachedInput)
 	// Output: 250 25 100
 }

@@ -100,7 +100,7 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*Past
 	}
 	p := &Past{}
 	err = s.Commits(ctx, 0, r, func(c *heads.Commit, id head.CommitID) error {
-		p.Usage = head.Sum(p.Usage, c.Usage)
+		p.Usage = head.AddUsage(p.Usage, c.Usage)
 		if c.Revision != r {
 			return nil
 		}

@@ -9,7 +9,7 @@
 // every node on the path to it, and yet a content can be erased: without the
 // salt, which lies beside it in the pack, the digest that remains tells nothing
 // of even a short text. Ids are derived while reading and never stored, except
-// where a reader enters in the middle (see head.Commit).
+// where a reader enters in the middle (see heads.Commit).
 package pack
 
 import (

@@ -260,7 +260,7 @@ const (
 )
 
 // ErrPackTooLarge reports packs that do not fit a segment.
-var ErrPackTooLarge = errors.New("graph: pack too large")
+var ErrPackTooLarge = errors.New("pack: too large")
 
 // buffers are what a segment is encoded in; its records are copies.
 type buffers struct{ raw, data []byte }

@@ -142,7 +142,7 @@ func openHead(body []byte) (h segmentHead, rest []byte, err error) {
 
 // ErrNoSegment reports that no segment holds a revision: the commit has no
 // nodes, or something is missing.
-var ErrNoSegment = errors.New("graph: no segment holds the revision")
+var ErrNoSegment = errors.New("pack: no segment holds the revision")
 
 // SegmentAt returns the segment that holds revision.
 func SegmentAt(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation, revision uint64) (Segment, error) {
@@ -162,7 +162,7 @@ func SegmentAt(ctx context.Context, e engine.Engine, space *keys.Space, inc keys
 // A partsError reports a segment of more values than were asked for.
 type partsError struct{ want int }
 
-func (e *partsError) Error() string { return fmt.Sprintf("graph: segment of %d values", e.want) }
+func (e *partsError) Error() string { return fmt.Sprintf("pack: segment of %d values", e.want) }
 
 // A Position says where a node is: in which commit, and which of its nodes it is.
 type Position struct {

@@ -118,6 +118,9 @@ func (c *copier) pass(ctx context.Context) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if err := c.checkSource(ctx); err != nil {
+		return false, err
+	}
 	if same, err := c.prove(ctx, commits); err != nil || !same {
 		return false, err
 	}
@@ -163,6 +166,16 @@ func (c *copier) readSource(ctx context.Context) error {
 	s, err := heads.OpenStore(c.storeKey, c.record, c.Known)
 	c.format = s.Format
 	return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
+}
+
+// checkSource fails if the source was upgraded since this copy began: what was copied may be
+// of the new format, and the store record that the copy would get has the old one.
+func (c *copier) checkSource(ctx context.Context) error {
+	vs, err := c.From.Get(ctx, c.storeKey)
+	if err == nil && !bytes.Equal(vs[0], c.record) {
+		err = fmt.Errorf("%w: the source was upgraded meanwhile: copy again", change.ErrConflict)
+	}
+	return err
 }
 
 // readTarget reads the store record and the note of the target. It returns the store record

@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/replicate"
@@ -56,6 +57,29 @@ func TestACopyHasTheFormatOfItsSource(t *testing.T) {
 	format(from, true)
 	replicated("the source was upgraded", 2)
 	replicated("again", 2)
+
+	// An upgrade while the store is copied: what is copied then can't be opened.
+	from, to = memory.New(), memory.New()
+	st, err = turnstone.Open(ctx, from, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if s, _, err = st.Create(ctx, turnstone.Request{ID: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = replicate.Copy(ctx, replicate.Options{From: from, To: to, Known: known, Progress: func(phase string, _ int) {
+		if phase == "source" {
+			format(from, true)
+		}
+	}})
+	if !errors.Is(err, change.ErrConflict) {
+		t.Errorf("an upgrade of the source: %v", err)
+	}
+	if _, err := turnstone.Open(ctx, to, nil); !errors.Is(err, turnstone.ErrUnfinishedCopy) {
+		t.Errorf("the copy can be opened: %v", err)
+	}
+	replicated("after the upgrade", 2)
 
 	alien := memory.New()
 	other, err := turnstone.Open(ctx, alien, nil)

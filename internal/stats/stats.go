@@ -81,7 +81,7 @@ func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.P
 		r.Sessions++
 		r.Nodes += h.Nodes
 		r.Payload += h.Bytes
-		r.Usage = head.Sum(r.Usage, h.Usage)
+		r.Usage = head.AddUsage(r.Usage, h.Usage)
 	case keys.Life:
 		l, err := heads.OpenLife(p.Key, p.Value)
 		if err != nil {

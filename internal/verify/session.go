@@ -70,7 +70,7 @@ func (v *verifier) commits(ctx context.Context, ses *session, h *heads.Head) err
 	nodes, last := uint64(0), &heads.Commit{}
 	err = ses.Commits(ctx, 0, h.Revision, func(c *heads.Commit, _ head.CommitID) error {
 		v.Commits++
-		usage, nodes, last = head.Sum(usage, c.Usage), nodes+uint64(c.Nodes), c
+		usage, nodes, last = head.AddUsage(usage, c.Usage), nodes+uint64(c.Nodes), c
 		if err := v.turn(ctx, ses, c); err != nil {
 			return err
 		}
