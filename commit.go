@@ -182,9 +182,8 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	}, func(a blob.Attachment, o *Outcome) { o.Bytes = a.Size })
 }
 
-// newUpload returns an upload for a session, which may be collected after
-// Options.UploadTTL. Its id does not come from Options.Random, which may repeat itself:
-// two uploads with the same id would end each other.
+// newUpload returns an upload for a session, which may be collected after Options.UploadTTL. Its
+// id does not come from Options.Random: two uploads with the same id would end each other.
 func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
 	var id [16]byte
 	rand.Read(id[:])

@@ -115,8 +115,7 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 	return out, err
 }
 
-// errPanicked is the outcome of an operation in which code of the caller, such as a
-// validator, panicked.
+// errPanicked is the outcome of an operation in which the caller's own code panicked.
 var errPanicked = errors.New("turnstone: panic")
 
 // outcomeOf returns the outcome of a commit.
