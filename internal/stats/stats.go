@@ -15,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A Report says what a store holds and what that takes: see turnstone.Stats.
+// A Report says what a store holds and how much space that takes: see turnstone.Stats.
 type Report struct {
 	Sessions    int
 	Commits     int
@@ -32,10 +32,10 @@ type Report struct {
 	Deleted int
 }
 
-// Bytes counts records, and the bytes of their keys and values.
+// Bytes has the number of some records, and the size of their keys and values.
 type Bytes struct{ Records, Keys, Values uint64 }
 
-// kinds names what the records under a letter hold.
+// kinds says under which name Report.ByKind counts the records of a letter.
 var kinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.OrderTime: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
@@ -46,7 +46,7 @@ var kinds = map[byte]string{
 	keys.Run: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
 }
 
-// Gather reads all records of a store once.
+// Gather counts what a store holds. It reads all records of the store once.
 func Gather(ctx context.Context, s history.Store) (*Report, error) {
 	r := &Report{ByKind: map[string]Bytes{}}
 	for p, err := range s.Engine.Scan(ctx, s.Space.Everything()) {
@@ -67,7 +67,7 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 	return r, nil
 }
 
-// plus returns b with one record more.
+// plus returns b with record p added.
 func (b Bytes) plus(p engine.Pair) Bytes {
 	return Bytes{b.Records + 1, b.Keys + uint64(len(p.Key)), b.Values + uint64(len(p.Value))}
 }
@@ -76,48 +76,67 @@ func (b Bytes) plus(p engine.Pair) Bytes {
 func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.Pair) error {
 	switch letter {
 	case keys.Head:
-		h, err := heads.OpenHead(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "head at key %x", p.Key)
-		}
-		r.Sessions++
-		r.Nodes += h.Nodes
-		r.Payload += h.Bytes
-		r.Usage = head.Sum(r.Usage, h.Usage)
+		return r.countHead(p)
 	case keys.Life:
-		l, err := heads.OpenLife(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "lifecycle at key %x", p.Key)
-		}
-		if l.State == heads.Deleted {
-			r.Deleted++
-		}
+		return r.countLife(p)
 	case keys.Commit:
-		c, _, err := heads.OpenCommit(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "commit at key %x", p.Key)
-		}
-		r.Commits++
-		for _, part := range c.Parts {
-			if part.Set == c.Revision {
-				r.Checkpoints += uint64(part.Size)
-			}
-		}
+		return r.countCommit(p)
 	case keys.Mark:
 		r.Blobs++
 	case keys.Pack:
-		if fields[24] > 0 {
-			return nil // a later value of a segment
+		if part := fields[24]; part == 0 { // The other parts are further values of the same segment.
+			return r.countPack(space, p)
 		}
-		loose, err := pack.IsLoose(space, p)
-		if err != nil {
-			return err
+	}
+	return nil
+}
+
+func (r *Report) countHead(p engine.Pair) error {
+	h, err := heads.OpenHead(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "head at key %x", p.Key)
+	}
+	r.Sessions++
+	r.Nodes += h.Nodes
+	r.Payload += h.Bytes
+	r.Usage = head.Sum(r.Usage, h.Usage)
+	return nil
+}
+
+func (r *Report) countLife(p engine.Pair) error {
+	l, err := heads.OpenLife(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "lifecycle at key %x", p.Key)
+	}
+	if l.State == heads.Deleted {
+		r.Deleted++
+	}
+	return nil
+}
+
+func (r *Report) countCommit(p engine.Pair) error {
+	c, _, err := heads.OpenCommit(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "commit at key %x", p.Key)
+	}
+	r.Commits++
+	for _, part := range c.Parts {
+		if part.Set == c.Revision {
+			r.Checkpoints += uint64(part.Size)
 		}
-		if loose {
-			r.Loose++
-		} else {
-			r.Sealed++
-		}
+	}
+	return nil
+}
+
+func (r *Report) countPack(space *keys.Space, p engine.Pair) error {
+	loose, err := pack.IsLoose(space, p)
+	if err != nil {
+		return err
+	}
+	if loose {
+		r.Loose++
+	} else {
+		r.Sealed++
 	}
 	return nil
 }
