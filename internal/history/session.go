@@ -113,7 +113,7 @@ func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
 // incarnation does not live any more. value is nil if there is no record.
 func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, error) {
 	l, err := heads.OpenLife(s.LifeKey, value)
-	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // Vacuum removes the record at last.
+	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // Vacuum removes the record of a deleted session.
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	return l, codec.Corrupt(err, "lifecycle of %s", s.Name)

@@ -23,7 +23,7 @@ type Request struct {
 // Create makes the session that r describes, and created is true. The state of a new
 // session is nil. If a session has the id already, Create returns that one and its state.
 func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Session, state *history.State, created bool, err error) {
-	n := creation{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
+	n := creator{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
 	err = change.Settle(ctx, st.Engine, func(c *change.Change) error { return n.attempt(ctx, c) })
 	if mayStand := n.created || errors.Is(err, change.ErrOutcomeUnknown); !mayStand {
 		n.stage.Abandon(ctx)
@@ -34,8 +34,8 @@ func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Sessio
 	return n.session, n.state, n.created, nil
 }
 
-// A creation is one call of Create, with the result of its last attempt.
-type creation struct {
+// A creator is one call of Create, with the result of its last attempt.
+type creator struct {
 	*Store
 	request *Request
 	stage   commit.Stage // the blobs of a fork's checkpoint
@@ -46,7 +46,7 @@ type creation struct {
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
 // session of that id meanwhile, or changes the parent.
-func (n *creation) attempt(ctx context.Context, c *change.Change) error {
+func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 	if c.Unknown {
 		if stands, err := n.stands(ctx); stands || err != nil {
 			return err
@@ -76,7 +76,7 @@ func (n *creation) attempt(ctx context.Context, c *change.Change) error {
 // stands reports whether an earlier attempt, whose outcome was unknown, has created the
 // session. Its incarnation has a lifecycle record then, whatever has become of the session
 // since.
-func (n *creation) stands(ctx context.Context) (bool, error) {
+func (n *creator) stands(ctx context.Context) (bool, error) {
 	vs, err := n.Engine.Get(ctx, n.session.LifeKey)
 	if err != nil {
 		return false, err
@@ -87,7 +87,7 @@ func (n *creation) stands(ctx context.Context) (bool, error) {
 
 // batch returns the batch that creates the session. It sets n.session to the session as it
 // is when the batch was applied.
-func (n *creation) batch(ctx context.Context) (*engine.Batch, error) {
+func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about := n.request.About
 	about.Labels = mergedLabels(nil, about.Labels)
 	about.Created = n.Now()

@@ -15,11 +15,11 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A forking makes a new session a child of another one. An attached fork copies no history:
+// A forker makes a new session a child of another one. An attached fork copies no history:
 // its origin says how much it shares of the parent and of each of the parent's ancestors.
-// The batch guards and sets the lifecycle records of all of them, so that nothing is removed
-// or rewritten of what the fork shares before the batch is applied.
-type forking struct {
+// The batch guards and sets the lifecycle records of all of them. So it fails if somebody
+// removes or rewrites a part of these histories before it is applied.
+type forker struct {
 	*Store
 	parent *history.Session
 	seen   head.Revision // the revision at which the parent was seen last
@@ -36,7 +36,7 @@ func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *h
 		return nil, fmt.Errorf("parent: %w", err)
 	}
 	about.Parent, stage.Owner = parent.Inc, parent.Inc
-	f := forking{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage}
+	f := forker{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage}
 	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*heads.Origin, error) {
 		f.batch = engine.Batch{}
 		return f.attempt(ctx, l, r.ForkNode)
@@ -54,7 +54,7 @@ func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *h
 }
 
 // attempt is one attempt to fork at a node, or at the parent's leaf if node is zero.
-func (f *forking) attempt(ctx context.Context, l *history.Lifecycles, node graph.ID) (*heads.Origin, error) {
+func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.ID) (*heads.Origin, error) {
 	h, _, _, err := f.parent.ReadHead(ctx, f.seen)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (f *forking) attempt(ctx context.Context, l *history.Lifecycles, node graph
 
 // attach makes the new session share the history of the parent, whose head is h, up to the
 // fork node.
-func (f *forking) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head) (*heads.Origin, error) {
+func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head) (*heads.Origin, error) {
 	if err := f.checkLimit(); err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func (f *forking) attach(ctx context.Context, l *history.Lifecycles, h *heads.He
 }
 
 // checkLimit fails if the fork would have too many ancestors.
-func (f *forking) checkLimit() error {
+func (f *forker) checkLimit() error {
 	if o := f.parent.Origin; o != nil && len(o.Ancestors) >= f.Limits.Ancestors {
 		have := int64(len(o.Ancestors) + 1)
 		return &change.Limit{Limit: "ancestors", Where: "session " + f.parent.ID, Have: have, Max: int64(f.Limits.Ancestors)}
@@ -113,7 +113,7 @@ func (f *forking) checkLimit() error {
 
 // holdAncestor adds the entry that makes an ancestor keep what the fork shares of it, and
 // counts the fork in the ancestor's lifecycle record.
-func (f *forking) holdAncestor(ctx context.Context, l *history.Lifecycles, fork *history.Fork, a *heads.Ancestor) error {
+func (f *forker) holdAncestor(ctx context.Context, l *history.Lifecycles, fork *history.Fork, a *heads.Ancestor) error {
 	life, key, value, err := l.Of(a.Incarnation)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (f *forking) holdAncestor(ctx context.Context, l *history.Lifecycles, fork 
 // inherit gives the new session the checkpoint parts of a fork. A delta belongs to one
 // session alone. So inherit stores the content of each delta as a blob, unless the store
 // has that blob already.
-func (f *forking) inherit(ctx context.Context, fork *history.Fork) error {
+func (f *forker) inherit(ctx context.Context, fork *history.Fork) error {
 	added := map[blob.ID]bool{} // Parts of equal content are one blob.
 	for i := range fork.Parts {
 		p := &fork.Parts[i]
@@ -160,7 +160,7 @@ func (f *forking) inherit(ctx context.Context, fork *history.Fork) error {
 
 // storeWhole makes the batch store or rely on the content of a delta as a blob. owner is
 // the incarnation that the delta belongs to.
-func (f *forking) storeWhole(ctx context.Context, owner heads.Incarnation, delta head.Part) error {
+func (f *forker) storeWhole(ctx context.Context, owner heads.Incarnation, delta head.Part) error {
 	h, err := f.Open(ctx, owner)
 	if err != nil {
 		return err

@@ -3,7 +3,7 @@
 // A check has three parts. It reads all records in one scan and gathers what they say of
 // each other: which incarnations have a lifecycle record, which session is a fork of which,
 // which blobs are stored. Then it reads each incarnation, ancestors before their forks,
-// from the head down to the nodes, and gathers which blobs they refer to. At last it reads
+// from the head down to the nodes, and gathers which blobs they refer to. Finally it reads
 // these blobs, and has the collector check its index.
 //
 // A check runs beside commits and maintenance. A record that looks missing or wrong may
