@@ -7,9 +7,10 @@
 // these blobs, and has the collector check its index.
 //
 // A check runs beside commits and maintenance. A record that looks missing or wrong may
-// have been moved, changed or removed while the check read. So the check looks at each
-// finding again before it reports a problem: it reads all records that the finding is about
-// in one call, or makes sure that the lifecycle record has not changed meanwhile.
+// have been moved, changed or removed while the check read. So the check looks at a finding
+// again before it reports a problem: it reads all records that the finding is about in one
+// call, or makes sure that the lifecycle record has not changed meanwhile. If something is
+// missing in the end, the whole check starts over, up to two times.
 package verify
 
 import (
