@@ -86,3 +86,13 @@ func Open(key, value []byte, typ byte) ([]byte, error) {
 	}
 	return value[2:end], nil
 }
+
+// Unknown returns what is wrong with a record whose key is of no known kind: it is a
+// FormatError if a newer version of Turnstone wrote the record, else damage.
+func Unknown(key, value []byte) error {
+	if len(value) >= overhead && value[1] > Version {
+		_, err := Open(key, value, value[0])
+		return err
+	}
+	return fmt.Errorf("%w: no key of the format", record.ErrMalformed)
+}

@@ -15,8 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// base is what a commit builds on: the head, or for a comparison with what was
-// committed, the state before that commit.
+// A base is the state that a commit is built on. For a new commit it is the head. For a turn
+// that is repeated it is the state before the first commit of the turn.
 type base struct {
 	revision   head.Revision
 	commit     head.CommitID
@@ -29,7 +29,7 @@ func baseOf(h *heads.Head) base {
 	return base{revision: h.Revision, commit: h.Commit, leaf: h.Leaf, last: h.Last, partsAt: h.PartsAt, parts: h.Parts}
 }
 
-// built is a commit in all its parts.
+// A built is a commit that was assembled.
 type built struct {
 	pack   pack.Pack
 	commit heads.Commit
@@ -37,12 +37,12 @@ type built struct {
 	id     head.CommitID
 	ids    []graph.ID
 	parts  []head.Part
-	bytes  uint64 // of payloads
-	older  []graph.ID
+	bytes  uint64     // the size of all payloads
+	older  []graph.ID // the nodes that the commit names, except new ones and the leaf of the base
 }
 
-// assemble is the commit that in makes on top of b: a pure function, so that a
-// turn that is committed again can be compared with what is stored.
+// assemble returns the commit that a request makes on top of b. It is a pure function: the same
+// request on top of the same base has the same commit id.
 func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b base, salt pack.Salt, now time.Time) (*built, error) {
 	revision := b.revision + 1
 	out := &built{
@@ -112,8 +112,9 @@ func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b
 	return out, nil
 }
 
-// mergeParts returns the checkpoint after a commit, by name, and whether it
-// differs from the one before. A part set to what it was is no change.
+// mergeParts returns the checkpoint after a commit, in the order of the names of its parts, and
+// whether it differs from the checkpoint before. It is no change if a part is set to the
+// content that it has.
 func mergeParts(old []head.Part, set map[string]*version, drop []string, revision head.Revision) (parts []head.Part, changed bool) {
 	if len(set) == 0 && len(drop) == 0 {
 		return old, false
@@ -144,16 +145,19 @@ func mergeParts(old []head.Part, set map[string]*version, drop []string, revisio
 type version struct {
 	id    blob.ID
 	size  int64
-	delta bool // it is stored as a delta of the part's version before
-	// How it is stored; neither is there in a comparison with what was committed.
-	draft *blobs.Draft // whole, or
-	data  []byte       // the delta, of
+	delta bool // whether it is stored as a delta
+
+	// A version that is stored whole has a draft, and a delta has data and a base. A version
+	// that is only compared with a stored commit has neither.
+
+	draft *blobs.Draft
+	data  []byte
 	base  *blobs.Base
 }
 
-// part returns the checkpoint part that the commit of revision sets to v. If v is stored
-// as a delta, the part's chain of deltas goes on: it began with the version that the
-// revision whole set. Otherwise a chain begins with v.
+// part returns the checkpoint part that the commit of a revision sets to v. If v is a delta, it
+// continues the chain that began with the version of revision whole. Otherwise v begins a new
+// chain.
 func (v *version) part(name string, revision, whole head.Revision) head.Part {
 	if !v.delta {
 		whole = revision

@@ -9,14 +9,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// Bases keeps the last version of checkpoint parts, so that the next version can be
-// stored as a delta: the commit path never reads one. Least recently used parts
-// go first.
+// Bases is a cache of the current versions of checkpoint parts. The next version of a part can
+// only be stored as a delta if the cache has the current one: the commit path never reads it
+// from the engine. The cache drops the least recently used parts first.
 type Bases struct {
-	mu    sync.Mutex // guards all
+	mu    sync.Mutex // guards the fields below
 	max   int
 	size  int
-	order *list.List // of *baseEntry, latest first
+	order *list.List // of *baseEntry, the most recently used one first
 	by    map[partKey]*list.Element
 }
 
@@ -30,11 +30,13 @@ type baseEntry struct {
 	base blobs.Base
 }
 
-// NewBases returns an empty cache of at most so many bytes of content.
+// NewBases returns an empty cache that holds at most a number of bytes.
 func NewBases(maximum int) *Bases {
 	return &Bases{max: maximum, order: list.New(), by: map[partKey]*list.Element{}}
 }
 
+// Get returns the version of a part that the cache has, or nil. The caller must not change its
+// content.
 func (c *Bases) Get(inc heads.Incarnation, name string) *blobs.Base {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +49,8 @@ func (c *Bases) Get(inc heads.Incarnation, name string) *blobs.Base {
 	return &base
 }
 
-// Put keeps a copy of b's content.
+// Put sets the version of a part, with a copy of its content. The cache does not take a version
+// that is larger than half of its size.
 func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,7 +74,7 @@ func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	}
 }
 
-// Drop drops what is kept of a part.
+// Drop removes a part from the cache.
 func (c *Bases) Drop(inc heads.Incarnation, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// build makes the batch for a commit on top of h, whose record is raw.
-func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err error) {
+// build makes the batch for a commit on top of head h, which record encodes.
+func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err error) {
 	s, space := w.s, w.store.Space
 	if w.built, err = assemble(w.in, w.payloads, w.parts, baseOf(h), w.salt, w.now); err != nil {
 		return err
@@ -31,7 +31,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err erro
 	}
 	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
 	w.batch = b
-	b.Guard(s.HeadKey, raw)
+	b.Guard(s.HeadKey, record)
 	if err := w.checkOlder(ctx, h); err != nil {
 		return err
 	}
@@ -81,9 +81,9 @@ func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err erro
 	orderTime := s.orderTime
 	s.mu.Unlock()
 	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, orderTime, w.now)
-	w.head, w.raw = next, next.Seal(s.HeadKey)
-	b.Set(s.HeadKey, w.raw)
-	// The same on every engine, so that what one of them holds another one takes.
+	w.head, w.record = next, next.Seal(s.HeadKey)
+	b.Set(s.HeadKey, w.record)
+	// The limits are the same for all engines, so that a store can be copied to any of them.
 	switch {
 	case b.Ops() > w.store.Limits.Writes:
 		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(w.store.Limits.Writes)}
@@ -93,10 +93,11 @@ func (w *writer) build(ctx context.Context, h *heads.Head, raw []byte) (err erro
 	return nil
 }
 
-// maxGrants is how many grants of uploads a commit uses up; the others expire.
+// maxGrants is how many grants of uploads a commit deletes. The others expire.
 const maxGrants = 1000
 
-// index adds the index entries of the new nodes' keys and of the turn.
+// index adds the entries by which the new nodes are found by their event keys, and the commit
+// by its turn id. Guards make sure that none of them is taken.
 func (w *writer) index(b *engine.Batch) {
 	s, space := w.s, w.store.Space
 	revision := w.built.pack.Revision
@@ -115,7 +116,8 @@ func (w *writer) index(b *engine.Batch) {
 	}
 }
 
-// addBlobs adds what the commit refers to and, where it is new, its bytes.
+// addBlobs makes the batch store the new blobs and deltas, and guard the marks of the blobs
+// that are stored already. It adds an entry for each attachment that the session did not have.
 func (w *writer) addBlobs(b *engine.Batch) error {
 	s, store := w.s, w.store.Blobs
 	seen := map[blob.ID]bool{}
@@ -132,7 +134,8 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 		}
 	}
 	for _, p := range w.built.parts {
-		// A part that carries over needs no guard: the head that is guarded holds it.
+		// A part that the commit does not change needs no guard of its own: the head, which
+		// the batch guards, keeps its blob.
 		v := w.parts[p.Name]
 		if v == nil || p.Set != w.built.commit.Revision {
 			continue
@@ -148,12 +151,13 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 			if !seen[a.ID] && !store.Rely(b, a.ID, w.stage.Marks) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
-			// The first place stays: forks see up to a revision.
+			// The entry of an attachment points to the first node that has it. A later node
+			// must not replace it: a fork may share the first node and not the later one.
 			key := w.store.Space.Attachment(s.Inc, w.store.Space.BlobHash(a.ID))
 			if own, seen := w.attached[string(key)]; own != nil {
 				b.Guard(key, own)
 			} else if seen {
-				delete(w.attached, string(key)) // once
+				delete(w.attached, string(key)) // A later node of this commit adds no second entry.
 				place := pack.Position{Revision: w.built.pack.Revision, Index: i}
 				b.Set(key, place.SealAttachment(key))
 			}
@@ -162,15 +166,15 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 	return nil
 }
 
-// checkOlder verifies that the nodes that the commit goes on from, and that are
-// neither new nor the head's leaf, are of this session's graph. It guards and sets the
-// lifecycle record: so none of them is removed meanwhile, and vacuum, which reads where
-// the head stands, does not take a node for unreachable that the commit goes on from.
+// checkOlder checks the nodes that the commit names as parents or as its leaf, except new nodes
+// and the leaf of the head: they must be in the session's graph. It guards and sets the lifecycle
+// record. So nobody removes such a node meanwhile, and a vacuum that has read the head before
+// the commit can't remove it as unreachable afterwards.
 func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
-	var id graph.ID // that is looked at
+	var id graph.ID // the node that is checked
 	_, err := history.WithLifecycles(ctx, w.s.Session, func(l *history.Lifecycles) (struct{}, error) {
 		for _, id = range w.built.older {
 			if err := w.s.NotPruned(ctx, h.Revision, id); err != nil {
@@ -188,10 +192,10 @@ func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 	return err
 }
 
-// checkKeys verifies that no ancestor of a fork gave an event key of the new nodes to
-// a node that the fork shares. What a fork shares does not change, so that nothing
-// has to be guarded, and one look is enough. A key that the session has itself is
-// found by the guard on its entry.
+// checkKeys checks that no node which a fork shares of its ancestors has the event key of a
+// new node. The shared nodes never change, so checkKeys looks only once for each call of Commit,
+// and adds no guards. The session's own event keys are not checked here: the batch guards their
+// entries.
 func (w *writer) checkKeys(ctx context.Context) error {
 	if w.s.Origin == nil || w.keysFree {
 		return nil
@@ -232,7 +236,7 @@ func (w *writer) checkKeys(ctx context.Context) error {
 	return nil
 }
 
-// keyTaken says that the event key of a new node belongs to the one at a place.
+// keyTaken returns the error for a new node whose event key belongs to the node at a position.
 func (w *writer) keyTaken(node int, place pack.Position, whose string) error {
 	return change.NewInvalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }

@@ -7,8 +7,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 )
 
-// Checkpoint returns the contents of the checkpoint parts at a revision; 0 is the head's. It
-// keeps the versions of the head's as bases of the next ones.
+// Checkpoint returns the contents of the checkpoint parts at a revision. 0 stands for the
+// revision of the head. The parts of the head go into st.Bases, so that the next versions can be
+// stored as deltas.
 func (st *Store) Checkpoint(ctx context.Context, s *Session, at head.Revision) (map[string][]byte, error) {
 	h, _, err := s.Head(ctx)
 	if err != nil {

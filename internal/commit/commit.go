@@ -3,18 +3,19 @@
 // A commit goes through these steps, one file each:
 //
 //	prepare    hashes and compresses contents, and stores those that are too large for
-//	           the batch before it
+//	           the batch ahead of it
 //	assemble   makes the commit and its nodes on top of the head; it is a pure function
 //	build      makes the batch, with a guard on everything that the commit relies on
 //	Apply      asks the engine to apply the batch
 //	resolve    finds out which guard was false; the commit ends, or is built anew
 //
-// What is prepared does not depend on the head, but for checkpoint parts, which are
-// stored as deltas of the version that stands. So a commit that lost against another one
-// and may be appended to it is assembled and built again, and not prepared again.
+// Preparing does not depend on the head, except that a checkpoint part may be stored as a
+// delta of its current version. So a commit that another one has overtaken, and that may
+// follow the other one, is assembled and built again, but not prepared again.
 //
-// assemble is pure so that a turn that comes again can be compared with what was stored
-// under its turn id: assembled on top of the same state it has the same commit id.
+// A host may commit a turn again because it does not know whether the first call succeeded.
+// The repeated turn is assembled on top of the state that the first one was built on. If
+// both have the same commit id, they are the same. This is why assemble is a pure function.
 package commit
 
 import (
@@ -31,15 +32,15 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// Commit stores a request: all of it or nothing.
+// Commit stores all of a request or nothing.
 //
-// The fast path is one Apply. It guards the head that the session saw last, rather than
-// reading it again, the absence of the turn id, and the marks of the blobs that the commit
-// relies on. When a guard is false, Commit reads what stands there. Then it ends with a
+// In the common case it is one Apply and reads nothing: it guards the head that the session
+// saw last, the absence of the turn id, and the marks of the blobs that the commit relies on.
+// When a guard is false, Commit reads the record that the guard is about. Then it returns a
 // typed error, or builds the batch anew.
 //
-// An error that matches change.ErrOutcomeUnknown leaves open whether the commit stands.
-// After any other error nothing of it is visible.
+// After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
+// other error nothing of it is visible.
 func (st *Store) Commit(ctx context.Context, s *Session, r *Request) (Result, Stats, error) {
 	w := writer{s: s, in: r, store: st, now: st.Now(), Change: change.Change{Engine: st.Engine}}
 	st.Random(w.salt[:])
@@ -54,7 +55,7 @@ func (st *Store) Commit(ctx context.Context, s *Session, r *Request) (Result, St
 	return result, stats, err
 }
 
-// A writer is one commit on its way.
+// A writer is one call of Commit.
 type writer struct {
 	store *Store
 	s     *Session
@@ -62,27 +63,27 @@ type writer struct {
 	salt  pack.Salt
 	now   time.Time
 
-	payloads []*blobs.Draft      // of in.Nodes; nil where the payload stays inline
-	parts    map[string]*version // of in.Checkpoint; nil until prepared
-	stage    Stage               // what the commit refers to as blobs
-	attached map[string][]byte   // entries of attachments by key: nil where the session has none yet
-	grants   [][]byte            // keys of the grants that uploads gave it
-	keysFree bool                // no ancestor has an event key of in.Nodes
+	payloads []*blobs.Draft      // for each of in.Nodes, nil if the payload is stored in the pack
+	parts    map[string]*version // for each of in.Checkpoint; the map is nil until prepare
+	stage    Stage               // the blobs that the commit refers to
+	attached map[string][]byte   // the session's entries of the attachments by key, nil if there is none
+	grants   [][]byte            // the keys of the grants that the commit uses up
+	keysFree bool                // whether checkKeys found that no ancestor has an event key of in.Nodes
 
-	built *built
-	batch *engine.Batch
-	head  *heads.Head // that the batch sets, and
-	raw   []byte      // its record
+	built  *built
+	batch  *engine.Batch
+	head   *heads.Head // the head that the batch sets
+	record []byte      // the record of head
 
 	change.Change // whether an attempt may stand
 
-	hits, misses int // parts whose last version was at hand, and not
+	hits, misses int // see Stats
 }
 
-// attempt tries until the commit stands or ends with an error.
+// attempt tries until the commit stands or fails.
 func (w *writer) attempt(ctx context.Context) (Result, error) {
 	s := w.s
-	h, raw, fresh, err := s.current(ctx)
+	h, record, fresh, err := s.current(ctx)
 	if err != nil {
 		return Result{}, err
 	}
@@ -91,7 +92,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			if fresh {
 				return w.orReplay(ctx, s.conflict(w.in.Expected, h))
 			}
-			if h, raw, err = s.readRecord(ctx); err != nil {
+			if h, record, err = s.readRecord(ctx); err != nil {
 				return Result{}, err
 			}
 			fresh = true
@@ -103,15 +104,15 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			}
 		}
 		if !w.basesHold(h) {
-			w.parts = nil // somebody else has committed another version
+			w.parts = nil // Somebody else has committed another version of a part.
 			continue
 		}
-		if err := w.build(ctx, h, raw); errors.Is(err, ErrBlobGone) {
+		if err := w.build(ctx, h, record); errors.Is(err, ErrBlobGone) {
 			w.parts = nil
 			continue
 		} else if err != nil {
-			if !fresh { // it may be the stale head that made it fail
-				if h, raw, err = s.readRecord(ctx); err != nil {
+			if !fresh { // The reason may be that the head is out of date.
+				if h, record, err = s.readRecord(ctx); err != nil {
 					return Result{}, err
 				}
 				fresh = true
@@ -126,7 +127,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 		s.forget()
-		if h, raw, err = w.resolve(ctx, err); err != nil {
+		if h, record, err = w.resolve(ctx, err); err != nil {
 			if errors.Is(err, errStands) {
 				return w.done(), nil
 			}
@@ -143,10 +144,10 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 	}
 }
 
-// done records what was committed and returns it.
+// done notes the new head and the new versions of checkpoint parts, and returns the result.
 func (w *writer) done() Result {
 	s, c := w.s, &w.built.commit
-	s.See(w.head, w.raw)
+	s.See(w.head, w.record)
 	w.stage.applied(w.batch)
 	for _, p := range w.built.parts {
 		if v := w.parts[p.Name]; v != nil {
@@ -165,13 +166,13 @@ func (w *writer) done() Result {
 	return Result{Revision: c.Revision, Commit: w.built.id, Leaf: c.Leaf, Nodes: w.built.ids}
 }
 
-// asBase returns the version, which stands as p, as the base of the next one.
+// asBase returns the version as a base for the next one. p is the part in the new head.
 func (v *version) asBase(p *head.Part, content []byte) blobs.Base {
 	b := blobs.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
 	switch {
 	case v.delta:
 		b.Deltas = v.base.Deltas + 1
-	case heads.IsDelta(*p): // the commit left it as it was: a delta a revision, at most
+	case heads.IsDelta(*p): // The commit did not change the part. Its chain has at most one delta for each revision.
 		b.Deltas = int(min(p.Set-p.Whole, blobs.MaxDeltas))
 	}
 	return b

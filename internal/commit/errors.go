@@ -10,8 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// The typed errors of a commit. The root package gives them their public names: each is
-// converted to the public type with the same fields.
+// These are the typed errors of a commit. The root package converts each to a public type with
+// the same fields.
 
 // A Conflict says that the head is not at the revision that the request expects.
 type Conflict struct {
@@ -44,8 +44,9 @@ func (e *TurnConflict) Error() string {
 // Is reports whether target is ErrTurnConflict.
 func (e *TurnConflict) Is(target error) bool { return target == ErrTurnConflict }
 
-// ErrTurnConflict: the turn id stands for another content.
+// ErrTurnConflict says that the turn id was committed before with other content.
 var ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
 
-// ErrUploadExpired: the commit refers to an attachment that the session does not have.
+// ErrUploadExpired says that the commit refers to an attachment that the session does not have
+// and that no upload keeps.
 var ErrUploadExpired = fmt.Errorf("%w: no upload of it stands", history.ErrBlobNotFound)

@@ -15,11 +15,11 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// prepare hashes and compresses what the commit stores, and stores ahead what is too
-// large for the commit's batch. The only thing that depends on the head is which
-// versions parts can be stored relative to.
+// prepare hashes and compresses the contents that the commit stores. It stores those that are
+// too large for the batch ahead of it. The head decides only which checkpoint parts can be stored
+// as deltas.
 func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
-	w.stage.Abandon(ctx) // what an earlier attempt stored ahead
+	w.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
 	w.stage = w.store.NewStage(w.s.Inc)
 	w.payloads = make([]*blobs.Draft, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
@@ -40,8 +40,8 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 	return nil
 }
 
-// version prepares a version of a checkpoint part: as a delta, if the version that
-// stands is at hand and the batch has room, else whole.
+// version prepares a version of a checkpoint part. It prepares a delta if the cache has the
+// current version and the batch has room. Otherwise it prepares the whole content.
 func (w *writer) version(ctx context.Context, h *heads.Head, name string, content []byte) (*version, error) {
 	v := &version{id: blob.Sum(content), size: int64(len(content))}
 	v.base = w.store.Bases.Get(w.s.Inc, name)
@@ -50,7 +50,7 @@ func (w *writer) version(ctx context.Context, h *heads.Head, name string, conten
 	} else {
 		w.hits++
 		if v.id == v.base.ID {
-			return v, nil // the part stays as it is
+			return v, nil // The part has this content already.
 		}
 		var err error
 		if v.data, err = blobs.Delta(content, v.base); err != nil {
@@ -67,15 +67,14 @@ func (w *writer) version(ctx context.Context, h *heads.Head, name string, conten
 	return v, err
 }
 
-// isBase reports whether base is the version of a part that stands.
+// isBase reports whether base is the version of a part in head h.
 func isBase(base *blobs.Base, h *heads.Head, name string) bool {
 	return slices.ContainsFunc(h.Parts, func(p head.Part) bool {
 		return p.Name == name && p.Blob == base.ID && uint64(p.Set) == base.Revision
 	})
 }
 
-// basesHold reports whether the versions that the commit's parts are stored relative
-// to are those that stand.
+// basesHold reports whether the commit's deltas are relative to the versions in head h.
 func (w *writer) basesHold(h *heads.Head) bool {
 	for name, v := range w.parts {
 		if v.base != nil && !isBase(v.base, h, name) {
@@ -85,8 +84,8 @@ func (w *writer) basesHold(h *heads.Head) bool {
 	return true
 }
 
-// readAttachments finds out which attachments the session has, by an earlier
-// commit or from its ancestors, and which it was granted by an upload.
+// readAttachments checks that the session may refer to each attachment: an earlier commit or an
+// ancestor has it, or an upload grants it. It sets w.attached and w.grants.
 func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 	blobs, space := w.store.Blobs, w.store.Space
 	var ids []blob.ID
@@ -136,7 +135,7 @@ func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
 			if size := sizes[slices.Index(ids, a.ID)]; a.Size != size {
-				if size < 0 { // removed since
+				if size < 0 { // It was removed meanwhile.
 					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 				}
 				return change.NewInvalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
@@ -146,8 +145,8 @@ func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 	return nil
 }
 
-// Expired gives the error of an upload that took longer than Options.UploadTTL
-// its public name.
+// Expired makes an error of an upload that took longer than Options.UploadTTL match
+// ErrUploadExpired.
 func Expired(err error) error {
 	if errors.Is(err, blobs.ErrExpired) {
 		return fmt.Errorf("%w: %w", ErrUploadExpired, err)

@@ -11,33 +11,33 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A Store is what commits are written to.
+// A Store is a store that commits are written to.
 type Store struct {
 	history.Store
-	Inline uint64 // payloads of more bytes are blobs
+	Inline uint64 // Payloads of more bytes are stored as blobs.
 	Bases  *Bases
 	Limits Limits
-	Now    func() time.Time // whole nanoseconds, UTC
-	Random func([]byte)
-	// NewUpload returns the upload for what is stored ahead of a batch. The session
-	// that commits owns it.
+	Now    func() time.Time // The time in UTC, to the nanosecond.
+	Random func([]byte)     // Fills a slice with random bytes.
+	// NewUpload returns an upload, which owner owns. It keeps the blobs that are stored
+	// ahead of a batch.
 	NewUpload func(owner heads.Incarnation) *blobs.Upload
 }
 
-// Limits are those that a commit can only check when it knows the session.
+// Limits are the limits that depend on the session or on the batch.
 type Limits struct {
-	Parts     int // checkpoint parts of a session
-	Models    int // models of a session's usage
-	NodeBytes int // of a commit's nodes, payloads that are blobs left out
-	Writes    int // of a commit's batch
-	Bytes     int // of a commit's batch
+	Parts     int // How many checkpoint parts a session may have.
+	Models    int // How many models the usage of a session may name.
+	NodeBytes int // The size of a commit's nodes, without payloads that are blobs.
+	Writes    int // How many operations a commit's batch may have.
+	Bytes     int // The size of a commit's batch.
 }
 
-// Any as Request.Expected appends to whatever the head is.
+// Any is the Request.Expected of a commit that may follow any head.
 const Any = ^head.Revision(0)
 
-// A Request is a turn that is to be committed. The root package has checked it, and
-// describes the fields: see turnstone.Commit.
+// A Request is a turn to commit. The root package has checked it: see turnstone.Commit for what
+// the fields mean.
 type Request struct {
 	Expected   head.Revision
 	Turn       string
@@ -48,7 +48,7 @@ type Request struct {
 	Usage      []head.Usage
 }
 
-// A Node is one that is to be appended.
+// A Node is a node to append.
 type Node struct {
 	Parent      Ref
 	Kind        string
@@ -61,7 +61,7 @@ type Node struct {
 type Ref struct {
 	Kind  RefKind
 	ID    graph.ID // of RefExisting
-	Index int      // of RefNew, among Request.Nodes
+	Index int      // of RefNew: the index in Request.Nodes
 }
 
 // A RefKind says what a Ref names.
@@ -69,13 +69,13 @@ type RefKind byte
 
 // The kinds of a Ref.
 const (
-	RefDefault  RefKind = iota // what the request means if it says nothing
-	RefNone                    // no node
-	RefExisting                // a node that was committed before
-	RefNew                     // a node of the request
+	RefDefault  RefKind = iota // The node before, and for the leaf the last node.
+	RefNone                    // No node.
+	RefExisting                // A node that was committed before.
+	RefNew                     // A node of the request.
 )
 
-// A Result says where a commit stands.
+// A Result says what a commit has made of its request.
 type Result struct {
 	Revision head.Revision
 	Commit   head.CommitID
@@ -84,10 +84,11 @@ type Result struct {
 	Replayed bool
 }
 
-// Stats are figures of one commit, whether it succeeded or not.
+// Stats are numbers about one commit, whether it succeeded or not.
 type Stats struct {
-	// Hits and Misses count the parts whose last version was at hand, and not.
+	// Hits counts the checkpoint parts whose current version was in Store.Bases. Misses
+	// counts the others.
 	Hits, Misses int
-	// Raw is how many bytes of nodes, before compression, the session has then.
+	// Raw is the size of all nodes of the session after the commit, before compression.
 	Raw uint64
 }

@@ -19,21 +19,23 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// decided reports whether err ends a commit that is known not to stand.
+// decided reports whether err says that no attempt of the commit stands.
 func decided(err error) bool {
 	return errors.Is(err, change.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, change.ErrInvalid)
 }
 
-// errStands: after an unknown outcome, the commit turned out to stand.
+// errStands says that the commit stands: an earlier attempt, whose outcome was unknown, has
+// succeeded.
 var errStands = errors.New("the commit stands")
 
-// replayed carries the result of a turn that was committed before.
+// A replayed is the error for a turn that was committed before with the same content. It has
+// the result of that commit.
 type replayed struct{ result Result }
 
 func (*replayed) Error() string { return "turn replayed" }
 
-// resolve finds out why a guard was false, and returns the head to go on from,
-// or the error that the commit ends with.
+// resolve finds out why a guard was false. It returns the head, with its record, for another
+// attempt, or the error that the commit ends with.
 func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []byte, error) {
 	s, space := w.s, w.store.Space
 	turnKey := space.Turn(s.Inc, w.in.Turn)
@@ -61,7 +63,7 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []by
 	var ce *engine.ConflictError
 	if errors.As(conflict, &ce) {
 		switch space.Letter(ce.Key) {
-		case keys.Mark: // marks changed under us, or were not known
+		case keys.Mark: // A mark has changed, or the cache of marks was wrong.
 			ids := w.stage.IDs()
 			for i := range w.in.Nodes {
 				for _, a := range w.in.Nodes[i].Attachments {
@@ -80,7 +82,8 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []by
 	return h, vs[0], nil
 }
 
-// duplicateKey names the node whose event key is taken.
+// duplicateKey returns the error for the new node whose event key is taken. key is the key of
+// its entry. If the entry has gone meanwhile, duplicateKey returns nil.
 func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	vs, err := w.store.Engine.Get(ctx, key)
 	if err != nil || vs[0] == nil {
@@ -98,12 +101,13 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	return nil
 }
 
+// conflict returns the error for a head that is not at the expected revision.
 func (s *Session) conflict(expected head.Revision, h *heads.Head) error {
 	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
-// orReplay ends a commit with err. If its turn was committed before, it ends with
-// the result of that, or with a turn conflict.
+// orReplay returns err, unless the turn was committed before. Then it returns the result of that
+// commit or, if the content differs, a turn conflict.
 func (w *writer) orReplay(ctx context.Context, err error) (Result, error) {
 	if w.in.Turn == "" {
 		return Result{}, err
@@ -123,8 +127,8 @@ func (w *writer) orReplay(ctx context.Context, err error) (Result, error) {
 	return Result{}, err
 }
 
-// replay compares the commit with the one that is stored under its turn id. It
-// returns *replayed when they are the same.
+// replay compares the commit with the one that is stored under its turn id. key and value are
+// those of the turn's record. The error is a *replayed if the commits are the same.
 func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	s := w.s
 	revision, err := heads.OpenTurn(key, value)
@@ -148,7 +152,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 			return err
 		}
 	}
-	if p.Erased() { // the content can't be compared any more: the turn id decides
+	if p.Erased() { // The content can't be compared any more, so the turn id decides.
 		ids, err := resolved(&p, before.last)
 		if err != nil {
 			return codec.Corrupt(err, "pack of revision %d of session %q", revision, s.ID)
@@ -163,6 +167,7 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	return &replayed{Result{Revision: revision, Commit: id, Leaf: stored.Leaf, Nodes: again.ids, Replayed: true}}
 }
 
+// resolved returns the ids of the nodes of a pack. before is the node before them.
 func resolved(p *pack.Pack, before graph.ID) ([]graph.ID, error) {
 	_, err := p.Resolve(before)
 	ids := make([]graph.ID, len(p.Nodes))
@@ -172,8 +177,9 @@ func resolved(p *pack.Pack, before graph.ID) ([]graph.ID, error) {
 	return ids, err
 }
 
-// digests returns payloads and parts that have ids and sizes only, for assemble. That
-// a part is stored as a delta is as in the commit that they are compared with.
+// digests returns the payloads and parts of the request as assemble takes them, but only with
+// their ids and sizes. Whether a part is a delta is taken from the commit to compare with, since
+// it depends on what the cache had at that time.
 func (w *writer) digests(with *heads.Commit) (payloads []*blobs.Draft, parts map[string]*version) {
 	payloads, parts = make([]*blobs.Draft, len(w.in.Nodes)), map[string]*version{}
 	for i := range w.in.Nodes {
@@ -192,7 +198,7 @@ func (w *writer) digests(with *heads.Commit) (payloads []*blobs.Draft, parts map
 	return payloads, parts
 }
 
-// baseBefore returns what the commit of revision r was built on.
+// baseBefore returns the state that the commit of revision r was built on.
 func (s *Session) baseBefore(ctx context.Context, r head.Revision) (base, error) {
 	b := base{revision: r - 1}
 	if r == 1 {

@@ -9,23 +9,22 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A Session is a session that is committed to. It keeps the state that was seen last, so
-// that a commit reads nothing as long as nobody else commits. It is safe for concurrent
-// use.
+// A Session is a session that commits can be written to. It remembers the head that it saw last,
+// so that a commit reads nothing as long as nobody else commits. It is safe for concurrent use.
 type Session struct {
 	*history.Session
 
-	mu        sync.Mutex  // guards what follows
-	head      *heads.Head // replaced, never changed
-	record    []byte      // of head; nil: the next commit reads it
+	mu        sync.Mutex  // guards the fields below
+	head      *heads.Head // never changed, only replaced
+	record    []byte      // the record of head, or nil if the next commit has to read the head
 	orderTime []byte      // the record of the session's time in the order of sessions
 }
 
-// NewSession returns a session of which nothing was seen.
+// NewSession returns a session that has not seen its head yet.
 func NewSession(s *history.Session) *Session { return &Session{Session: s} }
 
-// See keeps a head that was read or written, if it is the newest one. The record may be
-// nil when it is not at hand; the next commit then reads it.
+// See tells the session of a head that was read or written. The session ignores the head if it
+// has seen a newer one. If record is nil, the next commit reads the head.
 func (s *Session) See(h *heads.Head, record []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +33,7 @@ func (s *Session) See(h *heads.Head, record []byte) {
 	}
 }
 
-// SeeOrderTime keeps the record of the session's time in the order of sessions.
+// SeeOrderTime tells the session of the record of its time in the order of sessions.
 func (s *Session) SeeOrderTime(record []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +57,7 @@ func (s *Session) Revision() head.Revision {
 	return s.head.Revision
 }
 
-// Head reads the head, and more records as they stood at the same moment: see
+// Head reads the head, and the values of more keys as they stood at the same moment: see
 // history.Session.ReadHead.
 func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
 	h, record, values, err := s.ReadHead(ctx, s.Revision(), more...)
@@ -69,7 +68,8 @@ func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]by
 	return h, values, nil
 }
 
-// current returns the head that was seen last, or reads it. It reports whether it read.
+// current returns the head that was seen last, with its record. If there is none, it reads the
+// head, and fresh is true.
 func (s *Session) current(ctx context.Context) (h *heads.Head, record []byte, fresh bool, err error) {
 	s.mu.Lock()
 	h, record = s.head, s.record

@@ -14,24 +14,24 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// A Stage gathers the contents that one batch is going to refer to as blobs. The
-// batch carries them as far as there is room. The rest is stored ahead of the batch,
-// held by an upload that the batch ends.
+// A Stage collects the blobs that one batch refers to. The batch stores them itself as far as it
+// has room. The others are stored ahead of the batch, and an upload keeps them. The batch ends
+// the upload.
 type Stage struct {
 	store  *Store
-	Owner  heads.Incarnation // the session that commits or, for a fork, its parent
-	Marks  blobs.Marks       // of the blobs that the batch may rely on
+	Owner  heads.Incarnation // The session that commits or, for a fork, its parent.
+	Marks  blobs.Marks       // The marks of the blobs that the batch may rely on.
 	drafts map[blob.ID]*blobs.Draft
-	bytes  int           // that the batch carries
+	bytes  int           // the size of the blobs and deltas that the batch stores itself
 	upload *blobs.Upload // nil if nothing was stored ahead
 }
 
-// stageBytes is how much of blobs and deltas a batch carries; the rest of what an
-// engine accepts at least (2 MiB) is for nodes and index.
+// stageBytes bounds the blobs and deltas that a batch stores itself. Every engine accepts a
+// batch of 2 MiB at least; the rest is for nodes and index entries.
 const stageBytes = 1 << 20
 
-// ErrBlobGone: a blob that was stored ahead of the batch has been removed since. It
-// has to be staged again.
+// ErrBlobGone says that a blob which was stored ahead of the batch has been removed. The caller
+// has to start over with a new stage.
 var ErrBlobGone = errors.New("blob removed")
 
 // NewStage returns an empty stage. owner may be zero until something is stored ahead.
@@ -48,8 +48,8 @@ func (g *Stage) room(n int) bool {
 	return true
 }
 
-// Draft returns content, whose id the caller knows, as a blob that the batch can refer
-// to. Equal contents are one blob.
+// Draft returns the blob with this content, so that the batch can refer to it. id is the id of
+// the content. Draft stores the blob ahead of the batch if the batch has no room for it.
 func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.Draft, error) {
 	if d := g.drafts[id]; d != nil {
 		return d, nil
@@ -72,7 +72,7 @@ func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.D
 	return d, nil
 }
 
-// ahead returns the upload of what is stored ahead of the batch.
+// ahead returns the upload that keeps the blobs which are stored ahead of the batch.
 func (g *Stage) ahead() *blobs.Upload {
 	if g.upload == nil {
 		g.upload = g.store.NewUpload(g.Owner)
@@ -80,8 +80,8 @@ func (g *Stage) ahead() *blobs.Upload {
 	return g.upload
 }
 
-// read makes the marks known that the batch relies on: for most batches they are in
-// memory, or there are none.
+// read fills in the marks of the blobs that the batch relies on. Most batches rely on no blobs,
+// or on blobs whose marks are cached. The error is ErrBlobGone if one was removed.
 func (g *Stage) read(ctx context.Context) error {
 	var stored []blob.ID
 	for id, d := range g.drafts {
@@ -98,7 +98,7 @@ func (g *Stage) read(ctx context.Context) error {
 	return err
 }
 
-// Add makes b store or rely on d.
+// Add makes b store blob d or, if the blob is stored already, guard its mark.
 func (g *Stage) Add(b *engine.Batch, d *blobs.Draft) error {
 	err := g.store.Blobs.Add(b, d, g.Marks)
 	if errors.Is(err, blobs.ErrNotFound) {
@@ -107,21 +107,21 @@ func (g *Stage) Add(b *engine.Batch, d *blobs.Draft) error {
 	return err
 }
 
-// IDs returns the ids of all drafts.
+// IDs returns the ids of all blobs of the stage.
 func (g *Stage) IDs() []blob.ID { return slices.Collect(maps.Keys(g.drafts)) }
 
-// Finish makes b end the upload.
+// Finish makes b end the upload, if there is one.
 func (g *Stage) Finish(b *engine.Batch) {
 	if g.upload != nil {
 		g.upload.Finish(b)
 	}
 }
 
-// applied tells the stage that b was applied.
+// applied tells the cache of marks that b was applied.
 func (g *Stage) applied(b *engine.Batch) { g.store.Blobs.Applied(b, g.IDs()) }
 
-// Abandon gives up what was stored ahead: it is garbage. If abandon fails, the upload
-// expires.
+// Abandon ends the upload. What was stored ahead is garbage then. It ignores an error, because
+// the upload expires by itself.
 func (g *Stage) Abandon(ctx context.Context) {
 	if g.upload != nil {
 		_ = g.upload.Abandon(context.WithoutCancel(ctx))

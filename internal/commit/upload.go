@@ -10,8 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/change"
 )
 
-// Upload stores what r delivers for a later commit of the session: see
-// turnstone.Session.PutAttachment.
+// Upload stores the content of r as a blob, and grants it to a later commit of the session: see
+// turnstone.Session.PutAttachment. If size is not negative, it is the size of the content.
 func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64) (*blobs.Draft, error) {
 	if _, err := s.Lifecycles(ctx); err != nil {
 		return nil, err

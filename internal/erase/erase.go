@@ -1,15 +1,15 @@
-// Package erase removes a session, or nodes of one, from the store's files, and says what
-// is left.
+// Package erase removes a session, or some of its nodes, from the store's files, and reports
+// which content is still stored.
 //
-// An erasure has three steps. It reads which incarnations and blobs are to go. Then its
-// caller deletes the session, or tombstones the nodes, and vacuums. At last the erasure
-// reads what is left, and why:
+// An erasure has three steps. First it reads which incarnations and blobs to remove. Then its
+// caller deletes the session, or tombstones the nodes, and vacuums. Finally the erasure looks
+// for content that is still stored. There are two good reasons for that:
 //
-//   - Sessions may still show what was to go: forks, or the session that was forked.
-//   - Other sessions, or uploads, may have equal bytes.
+//   - A fork, or the session that was forked, still shows the content.
+//   - Another session, or an upload, has equal bytes.
 //
-// If something is left for none of these reasons, the erasure is incomplete, and the error
-// says what is left.
+// If there is no such reason, the erasure is incomplete, and the error says which session or
+// node has records or content left.
 package erase
 
 import (
@@ -27,14 +27,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/reclaim"
 )
 
-// A Receipt says what is left after an erasure.
+// A Receipt says which content is still stored after an erasure.
 type Receipt struct {
 	Vacuum      *gc.VacuumReport // What the vacuum did. The caller sets it.
-	HeldBy      []string         // The sessions that still show what was to go, in order.
+	HeldBy      []string         // The ids of the sessions that still show erased content, in order.
 	Gone        int              // The blobs that are not stored any more.
 	Shared      int              // The blobs that are stored because other sessions refer to them.
 	SharedBytes int64            // The size of the shared blobs as they are stored.
-	SharedBy    []string         // The sessions that refer to shared blobs, in order.
+	SharedBy    []string         // The ids of the sessions that refer to shared blobs, in order.
 	Uploads     int              // The blobs that an upload keeps.
 }
 
@@ -45,8 +45,8 @@ type Store struct {
 }
 
 // Session erases a session and, if cascade is set, its children and theirs. remove deletes
-// the incarnation. vacuum returns the sessions that it could not finish. Once remove has
-// succeeded, an error matches change.ErrIncomplete.
+// the incarnation, and cascades likewise. vacuum returns the sessions that it could not finish.
+// After remove has succeeded, every error matches change.ErrIncomplete.
 func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, heads.Incarnation) error, vacuum func(context.Context) ([]heads.Incarnation, error)) (*Receipt, error) {
 	incs, err := s.family(ctx, id, cascade)
 	if err != nil {
@@ -74,7 +74,8 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 	return r, removed.Result(err)
 }
 
-// checkRemoved fails if records are left of incarnations that nothing holds.
+// checkRemoved fails if one of the incarnations still has commits or nodes, or if vacuum could
+// not finish it. No session shows their content.
 func (s Store) checkRemoved(ctx context.Context, id string, incs, unfinished []heads.Incarnation) error {
 	for _, inc := range incs {
 		life, err := s.Life(ctx, inc)
@@ -88,7 +89,7 @@ func (s Store) checkRemoved(ctx context.Context, id string, incs, unfinished []h
 	return nil
 }
 
-// Nodes erases nodes of a session. remove tombstones them. Once remove has succeeded, an
+// Nodes erases nodes of a session. remove tombstones them. After remove has succeeded, every
 // error matches change.ErrIncomplete.
 func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, remove, vacuum func(context.Context) error) (*Receipt, error) {
 	blobs, owners, err := blobsOfNodes(ctx, of, ids)

@@ -14,8 +14,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// receipt says what is left after a vacuum: which sessions, of incs and their forks, hold
-// what was to go, and which of the blobs stay. holds reports whether a session does.
+// receipt reports which sessions still show erased content, and which of the erased blobs are
+// still stored. Only incs and their forks can show the content. holds reports whether a session
+// does.
 func (s Store) receipt(ctx context.Context, incs []heads.Incarnation, ids []blob.ID, holds func(*history.Session) (bool, error)) (*Receipt, error) {
 	c := counter{Store: s, sharedBy: map[string]bool{}}
 	c.SharedBy = []string{}
@@ -36,7 +37,7 @@ func (s Store) receipt(ctx context.Context, incs []heads.Incarnation, ids []blob
 	return &c.Receipt, nil
 }
 
-// A counter counts what became of the blobs that were to go.
+// A counter counts the erased blobs by the reason for which they are still stored.
 type counter struct {
 	Store
 	Receipt
@@ -78,8 +79,8 @@ func (c *counter) count(ctx context.Context, id blob.ID) error {
 	return nil
 }
 
-// otherUsers returns the sessions that refer to a blob. It leaves out the related ones:
-// what they refer to is held, rather than shared.
+// otherUsers returns the ids of the sessions that refer to a blob. It leaves out the related
+// ones: Receipt.HeldBy names them.
 func (c *counter) otherUsers(ctx context.Context, blob keys.Hash) (ids []string, err error) {
 	users, err := c.Collector.Users(ctx, blob)
 	if err != nil {

@@ -78,7 +78,7 @@ func nodeBlobs(ctx context.Context, h *history.History, last head.Revision) (out
 
 // lastRevision returns the last revision of an incarnation of which records are left.
 func (s Store) lastRevision(ctx context.Context, inc heads.Incarnation, life *heads.Life) (head.Revision, error) {
-	if life.State != heads.Live { // The floor of a deleted session is above what is left.
+	if life.State != heads.Live { // A deleted session has the revisions below its floor.
 		return max(life.Floor, 1) - 1, nil
 	}
 	key := s.Space.Head(life.Session)

@@ -4,6 +4,7 @@ package errtype
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
@@ -15,16 +16,14 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Of names the kind of an error: see turnstone.ErrorType.
+// Of returns the name of the kind of an error, or "" if err is nil: see turnstone.ErrorType.
 func Of(err error) string {
 	if err == nil {
 		return ""
 	}
 	for _, k := range errorTypes {
-		for _, target := range k.targets {
-			if errors.Is(err, target) {
-				return k.name
-			}
+		if slices.ContainsFunc(k.targets, func(target error) bool { return errors.Is(err, target) }) {
+			return k.name
 		}
 	}
 	var corrupt *record.CorruptError
@@ -34,6 +33,7 @@ func Of(err error) string {
 	return "other"
 }
 
+// errorTypes has the kinds of errors. An error that matches several of them is of the first.
 var errorTypes = []struct {
 	name    string
 	targets []error

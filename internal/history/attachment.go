@@ -20,7 +20,7 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, last head.Re
 	}
 	n, err := s.Blobs.WriteTo(ctx, w, id)
 	var damage *record.CorruptError
-	if errors.As(err, &damage) { // vacuum may have removed it meanwhile
+	if errors.As(err, &damage) { // Vacuum may have removed the blob meanwhile.
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
 			err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, s.Name)
 		}
@@ -28,7 +28,7 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, last head.Re
 	return n, err
 }
 
-// erasedAttachment reports whether the node that had an attachment first is erased, or the
+// erasedAttachment reports whether the first node that had an attachment is erased by now, or the
 // session does not have the attachment any more.
 func (s *Session) erasedAttachment(ctx context.Context, id blob.ID) (bool, error) {
 	return Retry(ctx, s, func() (bool, error) {

@@ -12,8 +12,8 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Parts returns the checkpoint parts at revision r of the session itself. Those at
-// revision 0 are what a fork began with.
+// Parts returns the checkpoint parts at revision r of the session itself. Revision 0 stands for
+// the parts that a fork began with.
 func (h *History) Parts(ctx context.Context, r head.Revision) ([]head.Part, error) {
 	if r == 0 {
 		return h.originParts(), nil
@@ -25,6 +25,7 @@ func (h *History) Parts(ctx context.Context, r head.Revision) ([]head.Part, erro
 	return h.PartsAt(ctx, c)
 }
 
+// originParts returns the checkpoint parts that a fork began with.
 func (h *History) originParts() []head.Part {
 	if h.Origin == nil {
 		return nil
@@ -33,8 +34,8 @@ func (h *History) originParts() []head.Part {
 }
 
 // PartsAt returns the checkpoint parts at a commit of the session itself. A commit records
-// only the parts that it set, and the revision that set each of the others: PartsAt reads
-// the commits that set those.
+// the parts that it set, and for each of the others the revision that set it. PartsAt reads the
+// commits of these revisions.
 func (h *History) PartsAt(ctx context.Context, c *heads.Commit) ([]head.Part, error) {
 	if c.PartsAt == 0 {
 		return h.originParts(), nil
@@ -58,8 +59,8 @@ func (h *History) PartsAt(ctx context.Context, c *heads.Commit) ([]head.Part, er
 	return parts, nil
 }
 
-// Part returns a checkpoint part as the commit of a revision set it, or for revision 0 as
-// the session began with it.
+// Part returns a checkpoint part as the commit of a revision set it. Revision 0 stands for the
+// parts that a fork began with.
 func (h *History) Part(ctx context.Context, name string, set head.Revision) (head.Part, error) {
 	var parts []head.Part
 	if set == 0 && h.Origin != nil {
@@ -83,8 +84,8 @@ func (h *History) Chain(name string) blobs.Chain {
 	return blobs.Chain{Session: h.Inc, Part: h.Space.PartHash(name)}
 }
 
-// ReadPart returns the content of a version of a checkpoint part, and how many deltas the
-// version is away from one that is stored whole.
+// ReadPart returns the content of a version of a checkpoint part, and the number of deltas
+// between this version and one that is stored whole.
 func (h *History) ReadPart(ctx context.Context, p head.Part) (content []byte, deltas int, err error) {
 	if !heads.IsDelta(p) {
 		content, err = h.Blobs.Read(ctx, p.Blob)

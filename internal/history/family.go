@@ -20,8 +20,8 @@ func (s Store) Children(ctx context.Context, parent heads.Incarnation) ([]heads.
 	})
 }
 
-// Forks returns the incarnations that were attached to a session, or to a fork of it, and
-// that vacuum has not removed.
+// Forks returns the attached forks of a session, the forks of these, and so on. It includes
+// deleted ones until vacuum has removed them.
 func (s Store) Forks(ctx context.Context, ancestor heads.Incarnation) ([]heads.Incarnation, error) {
 	return s.related(ctx, keys.Fork, ancestor, func(p engine.Pair) (fork heads.Incarnation, err error) {
 		_, fields, ok := s.Space.Fields(p.Key)
@@ -32,6 +32,8 @@ func (s Store) Forks(ctx context.Context, ancestor heads.Incarnation) ([]heads.I
 	})
 }
 
+// related returns the incarnations that the records of one letter and one incarnation name. open
+// decodes a record.
 func (s Store) related(ctx context.Context, letter byte, to heads.Incarnation, open func(engine.Pair) (heads.Incarnation, error)) ([]heads.Incarnation, error) {
 	var out []heads.Incarnation
 	for p, err := range s.Engine.Scan(ctx, s.Space.Of(letter, to)) {
@@ -66,7 +68,7 @@ func (s Store) ByIncarnation(ctx context.Context, inc heads.Incarnation) (*Sessi
 	}
 }
 
-// Abouts yields the metadata of all sessions that live, in no order that means anything.
+// Abouts yields the metadata of all sessions that live, in no particular order.
 func (s Store) Abouts(ctx context.Context) iter.Seq2[*heads.About, error] {
 	return func(yield func(*heads.About, error) bool) {
 		for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.About)) {

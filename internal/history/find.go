@@ -22,8 +22,9 @@ type Position struct {
 	pack.Position
 }
 
-// Find looks a node up in the index, and returns ErrNodeNotFound if the session's graph
-// does not have it. The position is not verified: see Node.
+// Find returns the position of a node according to the index. The error is ErrNodeNotFound if
+// the session's graph does not have the node. Find reads the node only if several nodes have
+// similar ids, so the position may be wrong if the index is damaged: see Node.
 func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Position, error) {
 	missing := fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 	layers := h.Layers(last)
@@ -45,7 +46,7 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Po
 	case 1:
 		return found[0], nil
 	}
-	for _, at := range found { // the ids of several nodes begin alike
+	for _, at := range found { // The index has only the beginning of each id.
 		if n, err := h.NodeAt(ctx, at); err != nil || n.ID == id {
 			return at, err
 		}
@@ -53,16 +54,18 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Po
 	return Position{}, missing
 }
 
-// findKey looks up the node that was committed with an event key, in the session and then
-// in its ancestors, nearest first. The error is ErrNodeNotFound if no node has the key.
+// findKey returns the position of the node that was committed with an event key. It looks in the
+// session first, and in the oldest ancestor last. The error is ErrNodeNotFound if no node has the
+// key.
 func (h *History) findKey(ctx context.Context, last head.Revision, key string) (Position, error) {
 	return h.find(ctx, last, keys.EventKey, fmt.Sprintf("event key %q", key), func(inc heads.Incarnation) []byte {
 		return h.Space.EventKey(inc, key)
 	})
 }
 
-// FindAttachment looks up the first node that has an attachment, in the session and then
-// in its ancestors, nearest first. The error is ErrBlobNotFound if no node has it.
+// FindAttachment returns the position of the first node that has an attachment. It looks in the
+// session first, and in the oldest ancestor last. The error is ErrBlobNotFound if no node has the
+// attachment.
 func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blob.ID) (Position, error) {
 	hash := h.Space.BlobHash(id)
 	at, err := h.find(ctx, last, keys.Attachment, "attachment "+id.String(), func(inc heads.Incarnation) []byte {
@@ -74,7 +77,9 @@ func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blo
 	return at, err
 }
 
-// find reads an index record of the session and of its ancestors. letter is its kind.
+// find returns the position in an index record of the session or of an ancestor. letter is that
+// of the record, key returns the record's key in an incarnation, and errors say what the record
+// is about.
 func (h *History) find(ctx context.Context, last head.Revision, letter byte, what string, key func(heads.Incarnation) []byte) (Position, error) {
 	layers := h.Layers(last)
 	slices.Reverse(layers)
@@ -101,8 +106,8 @@ func (h *History) find(ctx context.Context, last head.Revision, letter byte, wha
 	return Position{}, fmt.Errorf("%w: %s of %s", ErrNodeNotFound, what, h.Name)
 }
 
-// Node returns node id of the session's graph, verified, and its position. The error is
-// ErrNodeNotFound if the graph does not have it.
+// Node returns the node with an id, verified, and its position. The error is ErrNodeNotFound if
+// the session's graph does not have it.
 func (h *History) Node(ctx context.Context, last head.Revision, id graph.ID) (Node, Position, error) {
 	at, err := h.Find(ctx, last, id)
 	if err != nil {
@@ -113,7 +118,7 @@ func (h *History) Node(ctx context.Context, last head.Revision, id graph.ID) (No
 	case err != nil:
 	case pack.PrefixOf(n.ID) != pack.PrefixOf(id):
 		err = codec.Corrupt(record.ErrHash, "node %s of %s", id, h.Name)
-	case n.ID != id: // their ids only begin alike
+	case n.ID != id: // It is another node whose id has the same beginning.
 		err = fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 	}
 	return n, at, err
@@ -130,14 +135,14 @@ func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string)
 	if err == nil && n.Key != key {
 		err = codec.Corrupt(record.ErrHash, "event key %q of %s", key, h.Name)
 	}
-	if err == nil { // the caller gave no id that would vouch for the node
+	if err == nil { // There is no id to compare the node with.
 		err = h.verifyCommit(ctx, at)
 	}
 	return n, err
 }
 
-// NodeAt returns the node at a position. Its id is computed from its content, and it is
-// for the caller to compare it with the one that it expects.
+// NodeAt returns the node at a position. Its id is computed from its content. The caller has to
+// compare it with the id that it expects.
 func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
 	nodes, _, err := h.commitNodes(ctx, at.Layer, head.Revision(at.Revision))
 	if err != nil {
@@ -149,7 +154,7 @@ func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
 	return nodes[at.Index], nil
 }
 
-// verifyCommit checks the nodes of the commit at a position against the commit.
+// verifyCommit compares the nodes of the commit at a position with the commit.
 func (h *History) verifyCommit(ctx context.Context, at Position) error {
 	r := head.Revision(at.Revision)
 	c, _, err := h.Store.CommitAt(ctx, at.Layer.Inc, r)
@@ -163,8 +168,8 @@ func (h *History) verifyCommit(ctx context.Context, at Position) error {
 	return codec.Corrupt(vouch(c, nodes, before), "pack of revision %d of %s", r, h.Name)
 }
 
-// NodeNow is Node of the session as it is now: it reads the head, and reads again when
-// maintenance moved something meanwhile. The node may be tombstoned.
+// NodeNow returns the node with an id, and its position, as the session is now. It reads the head
+// first, and starts over if maintenance moves something meanwhile. The node may be tombstoned.
 func (s *Session) NodeNow(ctx context.Context, id graph.ID) (n Node, at Position, err error) {
 	_, err = Retry(ctx, s, func() (_ struct{}, err error) {
 		h, _, _, err := s.ReadHead(ctx, 0)

@@ -13,30 +13,31 @@ import (
 )
 
 var (
-	// ErrRevisionNotFound: the session has not got that far.
+	// ErrRevisionNotFound says that the session has not reached the revision.
 	ErrRevisionNotFound = errors.New("turnstone: revision not found")
-	// ErrRevisionPruned: retention has moved past the revision.
+	// ErrRevisionPruned says that the session does not retain the revision any more.
 	ErrRevisionPruned = errors.New("turnstone: revision pruned")
 )
 
-// A Fork is what a session begins with that forks from another one.
+// A Fork is the state that a new fork begins with.
 type Fork struct {
 	heads.Origin
 	// Of and At are the incarnation and the revision whose checkpoint the fork takes
-	// over. Origin.Parts are as they are there. The revision must be retained.
+	// over. Origin.Parts is that checkpoint, as it is there. The caller has to make sure
+	// that the revision is still retained when the fork is created.
 	Of heads.Incarnation
 	At head.Revision
 }
 
-// ForkAt returns what a fork of the session at node begins with. now is the session's
-// head. The caller has checked that the session may have another descendant.
+// ForkAt returns the state that a fork of the session at node begins with. now is the session's
+// head. The caller has checked that the fork would not have too many ancestors.
 //
-// The fork takes over the checkpoint of the newest retained revision that ended at the
-// node. If no revision ended there, it takes over the one before the commit that added
-// the node. Revisions of the session come before those of its ancestors. If the
-// checkpoint is not empty and none of these revisions is retained, the error is
-// ErrRevisionPruned. ForkAt reads the commits since the node was added, unless the node is
-// the session's leaf.
+// The fork takes over the checkpoint of the newest retained revision whose leaf was the node.
+// If the node was the leaf of no revision, the fork takes over the checkpoint before the commit
+// that added the node. Revisions of the session come before those of its ancestors. The error
+// is ErrRevisionPruned if none of these revisions is retained and the checkpoint has parts.
+//
+// ForkAt reads the commits since the node was added, unless the node is the session's leaf.
 func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*Fork, error) {
 	f := &Fork{}
 	if h.Origin != nil {
@@ -50,7 +51,7 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 		f.Ancestors = append(f.Ancestors, own)
 		return f, nil
 	case h.Origin != nil && node == f.Ancestors[len(f.Ancestors)-1].Node:
-		own.Commit = head.CommitID{} // nothing of the session but its tombstones
+		own.Commit = head.CommitID{} // The fork shares only the tombstones of the session.
 		f.Ancestors = append(f.Ancestors, own)
 		return f, h.takeCheckpoint(ctx, f, now, node, Position{})
 	}
@@ -73,16 +74,16 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 			if a.Nodes = 0; at.Index+1 < c.Nodes {
 				a.Nodes = at.Index + 1
 			}
-		case shared: // nothing of it but its tombstones
+		case shared: // The fork shares only the tombstones of this ancestor.
 			a.Revision, a.Commit, a.Node, a.Nodes = 0, head.CommitID{}, node, 0
 		}
 	}
 	return f, h.takeCheckpoint(ctx, f, now, node, at)
 }
 
-// takeCheckpoint sets the checkpoint of a fork at node. added says where the node is. It
-// is zero for the node that the session forked from, at which revision 0 of the session
-// ended.
+// takeCheckpoint sets the checkpoint of a fork at node. added is the position of the node. If
+// node is the one that the session itself forked from, added is zero: this node was the leaf of
+// the session at revision 0.
 func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, node graph.ID, added Position) error {
 	turn, err := h.turnOf(ctx, now, node, added)
 	if err != nil {
@@ -146,14 +147,15 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 	return best, err
 }
 
-// endedAt returns the revisions of layer l, which is of h's incarnation, that come after
-// a revision and whose leaf was node. Revision 0 is the one that a fork began with.
+// endedAt returns the revisions of layer l whose leaf was node. It leaves out the revisions up to
+// after, unless that is 0: then revision 0, which a fork began with, counts too. The layer is
+// of h's incarnation.
 func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, node graph.ID) (ended []head.Revision, err error) {
 	if after == 0 && h.Origin != nil && l.First == node {
 		ended = append(ended, 0)
 	}
 	last := l.Last
-	if l.Nodes > 0 { // the leaf of a commit that is shared in part is not shared
+	if l.Nodes > 0 { // The session shares only a part of the last commit, without its leaf.
 		last--
 	}
 	err = h.Commits(ctx, after, last, func(c *heads.Commit, _ head.CommitID) error {
@@ -165,8 +167,8 @@ func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, nod
 	return ended, err
 }
 
-// newestRetained returns the newest of some revisions of an incarnation that is retained.
-// If none is, it returns the newest one and false.
+// newestRetained returns the newest retained revision among some revisions of an incarnation. If
+// none is retained, it returns the newest one and false.
 func (s Store) newestRetained(ctx context.Context, inc heads.Incarnation, of []head.Revision) (r head.Revision, retained bool, err error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
@@ -206,8 +208,8 @@ func (s Store) Retained(ctx context.Context, inc heads.Incarnation, life *heads.
 	return slices.ContainsFunc(refs, func(ref head.Kept) bool { return ref.Revision == r }), err
 }
 
-// RetainedNow returns a function that reports whether a revision of the session, which
-// lives, can be read as it was.
+// RetainedNow returns a function that reports whether the state at a revision of the session can
+// be read. The function answers from what RetainedNow has read.
 func (s *Session) RetainedNow(ctx context.Context) (func(head.Revision) bool, error) {
 	return WithLifecycles(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
 		refs, err := heads.Kept(ctx, s.Engine, s.Space, s.Inc, l.Own)

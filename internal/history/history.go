@@ -1,6 +1,6 @@
 // Package history reads what was committed: the commits and nodes of an incarnation and,
-// for a fork, what it shares of its ancestors. Sessions, verification, sealing, erasure and
-// collection read histories through it. It writes nothing.
+// for a fork, those that it shares of its ancestors. Commits, loads, verification, sealing,
+// erasure and collection read histories through it. It writes nothing.
 //
 //	ancestor   o──o──o──o──o          commits 1 to 3 are shared: layer 1
 //	                 └─ fork node
@@ -15,17 +15,21 @@
 //
 // # Verification
 //
-// Commits form a chain of hashes, and a commit's id covers all before it. A node's id is the
-// hash of its content and of its parent's id. What returns commits or nodes with ids has
-// verified them. Lookups by id, by event key and by attachment (Find and its like) go through
-// indexes, which are not hashed: the node that is read there decides whether the index was
-// right. A pack that is returned as it is stored is not verified before Resolve.
+// A commit's id is a hash that covers the id of the commit before it, and a node's id is a hash
+// that covers the id of its parent. Readers compute the ids from what is stored. So whoever
+// reads the commits up to the head's, or the path to a leaf, and finds the ids that it expects
+// has verified all of them. A reader that starts elsewhere compares the id itself: see
+// [Store.CommitAt] and [History.NodeAt].
+//
+// No hash covers the indexes by which nodes are found by id, event key and attachment. The node
+// at a position decides whether an index is right. The nodes of a pack have no ids before
+// pack.Pack.Resolve computes them.
 //
 // # Changes meanwhile
 //
-// Sealing and vacuum move records, and vacuum removes them. A reader may therefore miss a
-// record that was moved while it read, and report it as missing. Callers compare the
-// lifecycle record before and after, and read again if it changed.
+// Sealing moves records, and vacuum moves and removes them. So a reader may miss a record that
+// was moved while it read, and report it as missing. Callers compare the lifecycle records
+// before and after, and read again if they have changed: see [Lifecycles].
 package history
 
 import (
@@ -44,14 +48,14 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// ErrNodeNotFound: the graph has no such node.
+// ErrNodeNotFound says that the session's graph has no such node.
 var ErrNodeNotFound = errors.New("turnstone: node not found")
 
-// A Store is where histories are read from.
+// A Store is a store that histories are read from.
 type Store struct {
 	Engine engine.Engine
 	Space  *keys.Space
-	Blobs  *blobs.Store // for checkpoint parts only
+	Blobs  *blobs.Store // payloads, attachments and checkpoint parts
 }
 
 // A History is the history of one incarnation, which may be deleted. It holds no state
@@ -75,9 +79,10 @@ func (s Store) Open(ctx context.Context, inc heads.Incarnation) (*History, error
 	return &History{Store: s, Inc: inc, Origin: origin, Name: nameOf(inc)}, nil
 }
 
+// nameOf is what errors call an incarnation.
 func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
 
-// Origin returns the origin of an incarnation, or nil if it is no attached fork.
+// Origin returns the origin of an incarnation, or nil if it is not an attached fork.
 func (s Store) Origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
 	key := s.Space.Origin(inc)
 	values, err := s.Engine.Get(ctx, key)
@@ -90,26 +95,27 @@ func (s Store) Origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin
 
 // A Layer is the part of one incarnation's history that a session reads.
 type Layer struct {
-	Inc  heads.Incarnation
-	Last head.Revision // the last commit that is shared; 0: only tombstones count
+	Inc heads.Incarnation
+	// Last is the last commit that is shared. If it is 0, only tombstones are.
+	Last head.Revision
 	// Nodes is how many nodes of the last commit are shared. 0 stands for all.
 	Nodes int
-	// First is the node before the first one of the layer: the fork node, if the
-	// incarnation is a fork itself.
+	// First is the node before the first node of the layer. It is zero unless the
+	// incarnation is a fork; then it is the fork node.
 	First graph.ID
-	// Epoch is that of the last tombstones that count.
+	// Epoch is the epoch of the lifecycle record up to which tombstones are shared.
 	Epoch uint64
-	// Commit is the id of the last commit, or zero if it is not known.
+	// Commit is the id of the last commit, or zero if it is unknown.
 	Commit head.CommitID
 }
 
-// Has reports whether the session shares the node at p of the layer's incarnation.
+// Has reports whether the session shares the node at position p of the layer's incarnation.
 func (l *Layer) Has(p pack.Position) bool {
 	r := head.Revision(p.Revision)
 	return r < l.Last || r == l.Last && (l.Nodes == 0 || p.Index < l.Nodes)
 }
 
-// Layers returns the layers of a session that is at revision last, oldest ancestor first.
+// Layers returns the layers of the session up to revision last, the oldest ancestor first.
 func (h *History) Layers(last head.Revision) []Layer {
 	var out []Layer
 	var first graph.ID
@@ -122,13 +128,14 @@ func (h *History) Layers(last head.Revision) []Layer {
 	return append(out, Layer{Inc: h.Inc, Last: last, First: first, Epoch: ^uint64(0)})
 }
 
-// Own returns the last of Layers, which is that of the session itself.
+// Own returns the last of the session's layers, which is its own history.
 func (h *History) Own(last head.Revision) Layer {
 	layers := h.Layers(last)
 	return layers[len(layers)-1]
 }
 
-// CommitAt returns the commit of revision r of an incarnation, and its id.
+// CommitAt returns the commit of revision r of an incarnation, and its id. The id is computed from
+// the commit. The caller has to compare it with the id that it expects.
 func (s Store) CommitAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*heads.Commit, head.CommitID, error) {
 	key := s.Space.Commit(inc, uint64(r))
 	values, err := s.Engine.Get(ctx, key)
@@ -147,9 +154,8 @@ func (h *History) CommitAt(ctx context.Context, r head.Revision) (*heads.Commit,
 	return h.Store.CommitAt(ctx, h.Inc, r)
 }
 
-// Commits calls f for the session's own commits after one revision up to another, in
-// their order. It verifies that each commit follows the one before it, from the session's
-// beginning or from the commit of revision after.
+// Commits calls f for the session's own commits after revision after up to revision last, in
+// order. It verifies that each commit follows the one before it.
 func (h *History) Commits(ctx context.Context, after, last head.Revision, f func(*heads.Commit, head.CommitID) error) error {
 	if last <= after {
 		return nil
@@ -168,18 +174,18 @@ func (h *History) Commits(ctx context.Context, after, last head.Revision, f func
 type Range struct {
 	Inc   heads.Incarnation
 	Name  string        // what errors call the history
-	After head.Revision // the commits after this one,
-	Last  head.Revision // up to this one
+	After head.Revision // the range begins after this commit
+	Last  head.Revision // the range ends with this commit
 	// Previous is the id of the commit of revision After, which the first commit of the
 	// range has to follow. If Previous is zero, the first commit may follow any commit.
 	Previous head.CommitID
 }
 
-// Commits calls f for the commits of a range in their order. It verifies that none is
-// missing and that each follows the one before it.
+// Commits calls f for the commits of a range in order. It verifies that none is missing and that
+// each follows the one before it.
 func (s Store) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
 	if of.Last <= of.After {
-		return nil // a Limit of 0 would be no limit
+		return nil // A scan with a limit of 0 has no limit.
 	}
 	next, previous := of.After+1, of.Previous
 	scan := s.Space.Of(keys.Commit, of.Inc)
@@ -213,9 +219,8 @@ func (s Store) Commits(ctx context.Context, of Range, f func(*heads.Commit, head
 	return nil
 }
 
-// Packs calls f for the packs of an incarnation after one revision up to another, in
-// their order. A commit without nodes has no pack. The nodes have no ids yet: see
-// pack.Pack.Resolve.
+// Packs calls f for the packs of an incarnation after revision after up to revision last, in
+// order. A commit without nodes has no pack. The nodes have no ids yet: see pack.Pack.Resolve.
 func (s Store) Packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
 	done := uint64(after)
 	for segment, err := range pack.Segments(ctx, s.Engine, s.Space, inc, uint64(after+1), uint64(last)) {
@@ -224,8 +229,8 @@ func (s Store) Packs(ctx context.Context, inc heads.Incarnation, after, last hea
 		}
 		for i := range segment.Packs {
 			p := &segment.Packs[i]
-			// A segment can begin before the range or, when it was sealed meanwhile,
-			// with packs that f has had already.
+			// A segment can begin before the range. If it was sealed meanwhile, it can
+			// begin with packs that f was called for already.
 			if p.Revision <= done || p.Revision > uint64(last) {
 				continue
 			}

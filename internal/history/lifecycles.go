@@ -15,25 +15,25 @@ import (
 // Lifecycles are the lifecycle records of a session and of its ancestors, as they stood
 // before anything else was read.
 //
-// Whatever moves, rewrites or removes records of a session sets its lifecycle record in
-// the same batch, to a value that never recurs. So what was read after these records is
-// of one state as long as they stand:
+// A batch that moves, rewrites or removes records of a session also sets the session's
+// lifecycle record, to a value that never recurs. So everything that was read after the
+// lifecycle records belongs together, as long as they have not changed:
 //
-//   - A read that fails on something absent has found damage only if the records stand as
-//     they stood. Otherwise the read starts over.
-//   - A batch that depends on what was read guards the records. If one of them has
+//   - If a read finds something missing or damaged, and a lifecycle record has changed, the
+//     read starts over. Otherwise it has found damage.
+//   - A batch that depends on what was read guards the lifecycle records. If one of them has
 //     changed, the batch has no effect, and the call starts over.
 //
-// A call that is no plain append reads in this order only, by WithLifecycles.
+// All calls except plain commits read in this order, by WithLifecycles.
 type Lifecycles struct {
 	Session *Session
-	Keys    [][]byte // of the session's own record, then of its ancestors', oldest first
+	Keys    [][]byte // The key of the session's own record, then those of its ancestors, oldest first.
 	Values  [][]byte
-	Own     *heads.Life // the session's own; it lives
+	Own     *heads.Life // The session's own record. It says that the session lives.
 }
 
-// WithLifecycles calls f with the lifecycle records of a session and its ancestors. When
-// f fails on something that may have changed under it, and the records have changed, it
+// WithLifecycles calls f with the lifecycle records of a session and its ancestors. If f finds
+// something missing or damaged, and the lifecycle records have changed meanwhile, WithLifecycles
 // reads them again and calls f again.
 func WithLifecycles[T any](ctx context.Context, s *Session, f func(*Lifecycles) (T, error)) (T, error) {
 	var none T
@@ -56,13 +56,13 @@ func WithLifecycles[T any](ctx context.Context, s *Session, f func(*Lifecycles) 
 	}
 }
 
-// transient reports whether err may be due to records that moved while they were read.
+// transient reports whether the reason for err may be that records moved while they were read.
 func transient(err error) bool {
 	var damage *record.CorruptError
 	return errors.As(err, &damage) || errors.Is(err, ErrNodeNotFound) || errors.Is(err, ErrBlobNotFound)
 }
 
-// Retry is WithLifecycles for what only reads.
+// Retry is WithLifecycles for a function that does not need the lifecycle records.
 func Retry[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {
 	return WithLifecycles(ctx, s, func(*Lifecycles) (T, error) { return read() })
 }
@@ -80,7 +80,7 @@ func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
 	if l.Values, err = s.Engine.Get(ctx, l.Keys...); err != nil {
 		return nil, err
 	}
-	if l.Own, err = s.OpenLife(ctx, l.Values[0]); err == nil && l.Own.Session != s.Hash { // renamed
+	if l.Own, err = s.OpenLife(ctx, l.Values[0]); err == nil && l.Own.Session != s.Hash { // It was renamed.
 		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	return l, err

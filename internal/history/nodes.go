@@ -18,16 +18,16 @@ import (
 type Node struct {
 	pack.Node
 	Revision  head.Revision
-	Index     int  // among the nodes of its commit
-	Inherited bool // an ancestor added it
+	Index     int  // The index among the nodes of its commit.
+	Inherited bool // Whether an ancestor added it.
 }
 
-// Position returns where the node is in its incarnation.
+// Position returns the position of the node in its incarnation.
 func (n *Node) Position() pack.Position {
 	return pack.Position{Revision: uint64(n.Revision), Index: n.Index}
 }
 
-// AppendNodes appends the nodes of a layer after a revision to all.
+// AppendNodes appends to all the nodes of a layer that were committed after a revision.
 func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision, all []Node) ([]Node, error) {
 	if l.Last == 0 {
 		return all, nil
@@ -51,7 +51,8 @@ func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision,
 	return all, err
 }
 
-// resolve gives the nodes of a pack their ids, and returns the last one.
+// resolve computes the ids of the nodes of a pack, and returns the last id. before is the id of
+// the node before them.
 func (h *History) resolve(p *pack.Pack, before graph.ID) (last graph.ID, err error) {
 	if last, err = p.Resolve(before); err != nil {
 		err = codec.Corrupt(err, "pack of revision %d of %s", p.Revision, h.Name)
@@ -59,6 +60,7 @@ func (h *History) resolve(p *pack.Pack, before graph.ID) (last graph.ID, err err
 	return last, err
 }
 
+// appendNodes appends to all the nodes of one commit of a layer.
 func (h *History) appendNodes(all []Node, l Layer, revision uint64, nodes []pack.Node) []Node {
 	for i := range nodes {
 		all = append(all, Node{Node: nodes[i], Revision: head.Revision(revision), Index: i, Inherited: l.Inc != h.Inc})
@@ -78,8 +80,8 @@ func (h *History) LastBefore(ctx context.Context, l Layer, r head.Revision) (gra
 	return c.Last, nil
 }
 
-// Path returns the nodes on the path to leaf that were committed after a revision and up
-// to revision last, root first. If after is 0 the path begins with the ancestors' nodes.
+// Path returns the nodes on the path to leaf that were committed after revision after up to
+// revision last, root first. If after is 0, the path begins with the ancestors' nodes.
 func (h *History) Path(ctx context.Context, last, after head.Revision, leaf graph.ID) ([]Node, error) {
 	if leaf.IsZero() {
 		return nil, nil
@@ -104,7 +106,7 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 			out, want = append(out, all[i]), all[i].Parent
 		}
 	}
-	if !want.IsZero() { // then the index must say that it is before what was read
+	if !want.IsZero() { // The index must have the node, at a position before the nodes that were read.
 		at, err := h.Find(ctx, last, want)
 		if errors.Is(err, ErrNodeNotFound) || err == nil && (after == 0 || at.Layer.Inc == h.Inc && head.Revision(at.Revision) > after) {
 			err = codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
@@ -117,11 +119,11 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	return out, nil
 }
 
-// Tail returns the end of the path to leaf, root first, so that n of its nodes are not
-// hidden. It reads from the end, one segment at a time.
+// Tail returns the end of the path to leaf, root first, with n nodes that are not hidden. It
+// reads backwards from the leaf, one segment at a time.
 //
-// Most often the leaf is in the last commit, and each segment goes on with the one before
-// it. Tail looks there first, and asks the index only if the node is elsewhere.
+// In most cases the leaf is in the last commit, and the path goes on in the segment before. Tail
+// looks there first, and reads the index only if the node is elsewhere.
 func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n int, hidden Tombstones) ([]Node, error) {
 	var out []Node
 	l, next := h.Own(last), last
@@ -152,7 +154,7 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 	return out, nil
 }
 
-// linked reports the absence of a node that something refers to as damage.
+// linked turns ErrNodeNotFound into damage: something refers to the node, so it must exist.
 func linked(err error, id graph.ID) error {
 	if errors.Is(err, ErrNodeNotFound) {
 		return codec.Corrupt(record.ErrMissing, "index entry of node %s", id)
@@ -160,8 +162,8 @@ func linked(err error, id graph.ID) error {
 	return err
 }
 
-// All returns every node of the session up to revision last, whose commit has this id. It
-// checks the nodes against the commits: no leaf vouches for a side branch.
+// All returns every node of the session up to revision last, whose commit has this id. It compares
+// the nodes with the commits, because the id of a leaf covers only its own path.
 func (h *History) All(ctx context.Context, last head.Revision, commit head.CommitID) ([]Node, error) {
 	var all []Node
 	layers := h.Layers(last)
@@ -179,8 +181,8 @@ func (h *History) All(ctx context.Context, last head.Revision, commit head.Commi
 	return all, nil
 }
 
-// VerifyLayer checks that nodes are exactly those that the commits of a layer added, and
-// that these commits are a chain that ends with the layer's commit.
+// VerifyLayer checks that nodes are exactly those that the commits of a layer added, and that
+// these commits are a chain that ends with l.Commit, if that is set.
 func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error {
 	before := l.First
 	err := h.Store.Commits(ctx, Range{Inc: l.Inc, Name: h.Name, Last: l.Last}, func(c *heads.Commit, id head.CommitID) error {
@@ -191,7 +193,9 @@ func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error 
 		for n < len(nodes) && nodes[n].Revision == c.Revision {
 			n++
 		}
-		if shared := c.Revision == l.Last && l.Nodes > 0; !shared { // of a part the fork node vouches, which is its end
+		// If only a part of the last commit is shared, the commit can't be compared with it. The
+		// part ends with the fork node, whose id covers it.
+		if shared := c.Revision == l.Last && l.Nodes > 0; !shared {
 			if err := vouch(c, nodes[:n], before); err != nil {
 				return codec.Corrupt(err, "pack of revision %d of %s", c.Revision, h.Name)
 			}
@@ -205,7 +209,7 @@ func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error 
 	return err
 }
 
-// vouch checks the nodes of one commit against it. before is the last node before them.
+// vouch compares the nodes of one commit with the commit. before is the last node before them.
 func vouch(c *heads.Commit, nodes []Node, before graph.ID) error {
 	if len(nodes) != c.Nodes {
 		return fmt.Errorf("%w: %d of %d nodes", record.ErrMissing, len(nodes), c.Nodes)
@@ -222,7 +226,7 @@ func vouch(c *heads.Commit, nodes []Node, before graph.ID) error {
 	return nil
 }
 
-// SegmentOf returns the layer that has node id, and the nodes of the segment that holds it.
+// SegmentOf returns the layer that has node id, and the nodes of the segment that the node is in.
 func (h *History) SegmentOf(ctx context.Context, last head.Revision, id graph.ID) (Layer, []Node, error) {
 	at, err := h.Find(ctx, last, id)
 	if err != nil {
@@ -232,7 +236,7 @@ func (h *History) SegmentOf(ctx context.Context, last head.Revision, id graph.ID
 	return at.Layer, nodes, err
 }
 
-// segmentAt returns the nodes of the segment of a layer that holds revision r.
+// segmentAt returns the nodes of the segment that has revision r of a layer.
 func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) ([]Node, error) {
 	segment, err := pack.SegmentAt(ctx, h.Engine, h.Space, l.Inc, uint64(r))
 	if errors.Is(err, pack.ErrNoSegment) {

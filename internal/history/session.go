@@ -13,11 +13,11 @@ import (
 )
 
 var (
-	// ErrSessionNotFound: no session has that id.
+	// ErrSessionNotFound says that no session has the id.
 	ErrSessionNotFound = errors.New("turnstone: session not found")
-	// ErrSessionDeleted: the incarnation does not live any more under this id.
+	// ErrSessionDeleted says that the incarnation does not live any more under its id.
 	ErrSessionDeleted = errors.New("turnstone: session deleted")
-	// ErrBlobNotFound: no node of the graph has such an attachment.
+	// ErrBlobNotFound says that no node of the session's graph has the attachment.
 	ErrBlobNotFound = errors.New("turnstone: attachment not found")
 )
 
@@ -26,8 +26,9 @@ var (
 type Session struct {
 	History
 	ID   string
-	Hash keys.Hash // of ID, as keys hold it
-	// The keys of the session's head, metadata, lifecycle and dirty record.
+	Hash keys.Hash // The hash of ID in keys.
+	// HeadKey and the others are the keys of the session's head, metadata, lifecycle
+	// record and dirty record.
 	HeadKey, AboutKey, LifeKey, DirtyKey []byte
 }
 
@@ -41,14 +42,15 @@ func (s Store) Session(id string, inc heads.Incarnation) *Session {
 	}
 }
 
-// A State is what stood of a session when it was opened.
+// A State is the state of a session when it was opened.
 type State struct {
 	Head      *heads.Head
 	Life      *heads.Life
-	OrderTime []byte // the record of its time in the order of sessions
+	OrderTime []byte // The record of the session's time in the order of sessions.
 }
 
-// OpenSession returns the session that has an id, or ErrSessionNotFound.
+// OpenSession returns the session that has an id, and its state. The error is ErrSessionNotFound
+// if there is none.
 func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, error) {
 	out := s.Session(id, heads.Incarnation{})
 	missing := fmt.Errorf("%w: %q", ErrSessionNotFound, id)
@@ -98,7 +100,7 @@ func (s *Session) gone(ctx context.Context) bool {
 	return errors.Is(err, ErrSessionDeleted)
 }
 
-// OpenAbout decodes the session's metadata.
+// OpenAbout decodes the session's metadata, and checks that they are of its id.
 func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
 	about, err := heads.OpenAbout(s.AboutKey, value)
 	if err == nil && about.ID != s.ID {
@@ -108,24 +110,26 @@ func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
 }
 
 // OpenLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
-// incarnation does not live any more.
+// incarnation does not live any more. value is nil if there is no record.
 func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, error) {
 	l, err := heads.OpenLife(s.LifeKey, value)
-	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // vacuum leaves nothing
+	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // Vacuum removes the record of a deleted session.
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	return l, codec.Corrupt(err, "lifecycle of %s", s.Name)
 }
 
 // ReadHead returns the session's head and its record, and the values of more keys as they
-// stood at the same moment. The error is ErrSessionDeleted if the incarnation does not
-// live under the id any more. guess is the revision that the caller expects: if the head
-// is elsewhere, ReadHead takes one call of the engine more. It takes no third one, however
-// fast others commit.
+// stood at the same moment. The error is ErrSessionDeleted if the incarnation does not live
+// under the id any more.
 //
-// ReadHead also reads the commit that the head names, and the one after it, which must
-// not exist. So it notices a head that was rolled back beneath the store.
-func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *heads.Head, raw []byte, values [][]byte, err error) {
+// guess is the revision at which the caller expects the head. ReadHead calls the engine once if
+// the guess is right, and twice otherwise, however fast others commit.
+//
+// ReadHead also reads the commit that the head names, and the commit after that, which must not
+// exist. So it notices a head that is older than the last commit, which an intact engine never
+// returns.
+func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *heads.Head, value []byte, values [][]byte, err error) {
 	h, values, err = s.headAt(ctx, guess, more)
 	if err != nil {
 		return nil, nil, nil, err
@@ -140,7 +144,7 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 	if now.Revision == h.Revision {
 		return now, again[0], again[3:], nil
 	}
-	// The head is elsewhere by now. If it has moved on, the next commit is there.
+	// The head has moved again. If it has moved on, the commit after h exists.
 	if now.Revision < h.Revision || again[2] == nil {
 		return nil, nil, nil, codec.Corrupt(errors.New("the head was rolled back"), "head of %s", s.Name)
 	}
@@ -150,8 +154,8 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 	return h, values[0], values[3:], nil
 }
 
-// headAt reads the head, the commit of revision r, the one after it, and more records, at
-// one moment. If the head is at r, it is verified.
+// headAt reads the head, the commit of revision r, the commit after it, and more keys in one call.
+// If the head is at r, headAt verifies it. The values are those of all these keys.
 func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*heads.Head, [][]byte, error) {
 	ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
 	values, err := s.Engine.Get(ctx, ks...)
@@ -178,7 +182,7 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 	return h, values, s.verifyHead(h, values[1])
 }
 
-// verifyHead checks a head against the record of its commit.
+// verifyHead compares a head with the record of its commit.
 func (s *Session) verifyHead(h *heads.Head, value []byte) error {
 	if h.Revision == 0 {
 		if h.Commit != heads.Genesis(s.Inc, s.Origin) {

@@ -13,16 +13,16 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Show returns nodes as the session shows them: without those that are hidden, whose children
-// have the nearest visible node before them as their parent, and with all payloads in Inline.
-// It changes nodes.
+// Show returns nodes as the session shows them. It leaves out hidden nodes. If the parent of a node
+// is hidden, the nearest node before it that is not becomes the parent. All payloads are in
+// Inline. Show changes the slice nodes.
 func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden Tombstones) ([]Node, error) {
-	before := map[graph.ID]graph.ID{} // of each hidden node: the nearest visible node before it
+	before := map[graph.ID]graph.ID{} // the nearest visible node before each hidden node
 	out := nodes[:0]
 	for _, n := range nodes {
 		if p, ok := before[n.Parent]; ok {
 			n.Parent = p
-		} else if hidden.Has(n.Parent) { // it comes before nodes
+		} else if hidden.Has(n.Parent) { // The parent is not among nodes.
 			var err error
 			if n.Parent, err = h.visible(ctx, last, n.Parent, hidden); err != nil {
 				return nil, err
@@ -44,7 +44,7 @@ func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hi
 func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	const atOnce = 64
 	var ids []blob.ID
-	var at []int // in nodes
+	var at []int // the indexes of their nodes
 	flush := func() error {
 		contents, err := h.Blobs.ReadAll(ctx, ids)
 		if err != nil {
@@ -72,19 +72,19 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	return nil
 }
 
-// A Past is what a session was at an earlier revision.
+// A Past is the state of a session at an earlier revision.
 type Past struct {
 	Revision head.Revision
 	Commit   head.CommitID
 	Leaf     graph.ID
 	Time     time.Time
 	Parts    []head.Part
-	Usage    []head.Usage // the sum of all commits until then
+	Usage    []head.Usage // The sum of all commits up to the revision.
 }
 
 // At returns the state at revision r of the session, whose head is h. The error is
-// ErrRevisionNotFound if the session has not got that far, and ErrRevisionPruned if the
-// revision is not retained. At reads all commits up to the revision.
+// ErrRevisionNotFound if the session has not reached the revision, and ErrRevisionPruned if the
+// session does not retain it. At reads all commits up to the revision.
 func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*Past, error) {
 	if r > h.Revision {
 		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)

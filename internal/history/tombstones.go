@@ -13,8 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Tombstones are the nodes that a session does not show, by the first 8 bytes of their
-// ids, which is what the keys of the records hold.
+// Tombstones are the nodes that a session does not show. The keys of the records have only the
+// first 8 bytes of the nodes' ids.
 type Tombstones map[[8]byte]struct{}
 
 // Has reports whether the session does not show node id.
@@ -51,8 +51,8 @@ func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
 	return out, nil
 }
 
-// visible returns a node that the session shows: id itself or, if id is tombstoned, the nearest
-// node before it that is not.
+// visible returns id if the session shows that node. Otherwise it returns the nearest node before
+// it that the session shows, or the zero id.
 func (h *History) visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
 	for hidden.Has(id) {
 		n, _, err := h.Node(ctx, last, id)
@@ -64,10 +64,10 @@ func (h *History) visible(ctx context.Context, last head.Revision, id graph.ID, 
 	return id, nil
 }
 
-// pruned returns id, or the nearest node before it, if a commit can't go on from id
-// because vacuum pruned that node; else the zero id. Vacuum prunes the nodes of side
-// branches that no retained revision leads to. A commit can go on from a node that a host
-// has tombstoned, unless the node before it is pruned.
+// pruned returns the node that keeps a commit from going on from node id, because vacuum pruned
+// it, or the zero id if there is none. It is id itself or, if id is erased, a node before it:
+// a commit can go on from a node that a host has tombstoned, but not from one whose parent is
+// pruned. Vacuum prunes nodes of side branches that no retained revision leads to.
 func (h *History) pruned(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
 	for at := id; !at.IsZero(); {
 		pruned, err := h.hasPruned(ctx, at)

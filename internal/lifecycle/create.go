@@ -12,86 +12,104 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A Request asks for a new session. The root package has checked it.
+// A Request describes a new session. The root package has checked it.
 type Request struct {
 	// About has the metadata. Create sets the incarnation, the parent and the times.
 	About    heads.About
-	Parent   string   // the id of the parent, or ""
-	ForkNode graph.ID // zero: the parent's leaf
+	Parent   string   // The id of the parent, or "".
+	ForkNode graph.ID // The node to fork at. The zero id stands for the parent's leaf.
 }
 
-// Create makes the session that r describes. If one of that id exists, Create returns it,
-// and its state, with created = false. The state of a new session is nil.
+// Create makes the session that r describes, and created is true. The state of a new
+// session is nil. If a session has the id already, Create returns that one and its state.
 func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Session, state *history.State, created bool, err error) {
-	g := st.NewStage(heads.Incarnation{})
-	err = change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		// A conflict is with another creator, with a change of the parent, or after
-		// an unknown outcome with the call's own first attempt, which is recognized
-		// by its incarnation whatever has become of the session since.
-		if c.Unknown {
-			vs, err := st.Engine.Get(ctx, session.LifeKey)
-			if err != nil {
-				return err
-			}
-			if created = vs[0] != nil; created {
-				return nil
-			}
-		}
-		existing, found, err := st.OpenSession(ctx, r.About.ID)
-		if err == nil {
-			session, state = commit.NewSession(existing), found
-		}
-		if !errors.Is(err, history.ErrSessionNotFound) {
-			return err
-		}
-		g.Abandon(ctx) // what an earlier attempt stored ahead
-		g = st.NewStage(heads.Incarnation{})
-		b, made, err := st.create(ctx, r, &g)
-		if errors.Is(err, commit.ErrBlobGone) {
-			err = engine.ErrConflict
-		}
-		if err != nil {
-			return err
-		}
-		session, state = made, nil
-		err = c.Apply(ctx, b)
-		created = err == nil
-		return err
-	})
-	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || err == nil && !created {
-		g.Abandon(ctx)
+	n := creator{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
+	err = change.Settle(ctx, st.Engine, func(c *change.Change) error { return n.attempt(ctx, c) })
+	if mayStand := n.created || errors.Is(err, change.ErrOutcomeUnknown); !mayStand {
+		n.stage.Abandon(ctx)
 	}
 	if err != nil {
 		return nil, nil, false, err
 	}
-	return session, state, created, nil
+	return n.session, n.state, n.created, nil
 }
 
-// create returns the batch that creates the session, and the session as it is when the
-// batch was applied.
-func (st *Store) create(ctx context.Context, r *Request, g *commit.Stage) (*engine.Batch, *commit.Session, error) {
-	about := r.About
-	about.Labels = merged(nil, about.Labels)
-	about.Created = st.Now()
-	about.Updated = about.Created
-	hash := st.Space.Session(about.ID)
-	var b engine.Batch
-	inc, err := st.incarnation(ctx, &b, st.Space.Predecessor(hash))
+// A creator is one call of Create, with the result of its last attempt.
+type creator struct {
+	*Store
+	request *Request
+	stage   commit.Stage // the blobs of a fork's checkpoint
+	session *commit.Session
+	state   *history.State
+	created bool
+}
+
+// attempt is one attempt of Create. It fails with a conflict if somebody else creates a
+// session of that id meanwhile, or changes the parent.
+func (n *creator) attempt(ctx context.Context, c *change.Change) error {
+	if c.Unknown {
+		if stands, err := n.stands(ctx); stands || err != nil {
+			return err
+		}
+	}
+	existing, state, err := n.OpenSession(ctx, n.request.About.ID)
+	if err == nil {
+		n.session, n.state = commit.NewSession(existing), state
+	}
+	if !errors.Is(err, history.ErrSessionNotFound) {
+		return err
+	}
+	n.stage.Abandon(ctx) // what an earlier attempt stored ahead of its batch
+	n.stage = n.NewStage(heads.Incarnation{})
+	b, err := n.batch(ctx)
+	if errors.Is(err, commit.ErrBlobGone) {
+		err = engine.ErrConflict
+	}
 	if err != nil {
-		return nil, nil, err
+		return err
+	}
+	err = c.Apply(ctx, b)
+	n.created = err == nil
+	return err
+}
+
+// stands reports whether an earlier attempt, whose outcome was unknown, has created the
+// session. Its incarnation has a lifecycle record then, whatever has become of the session
+// since.
+func (n *creator) stands(ctx context.Context) (bool, error) {
+	vs, err := n.Engine.Get(ctx, n.session.LifeKey)
+	if err != nil {
+		return false, err
+	}
+	n.created = vs[0] != nil
+	return n.created, nil
+}
+
+// batch returns the batch that creates the session. It sets n.session to the session as it
+// is when the batch was applied.
+func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
+	about := n.request.About
+	about.Labels = mergedLabels(nil, about.Labels)
+	about.Created = n.Now()
+	about.Updated = about.Created
+	hash := n.Space.Session(about.ID)
+	var b engine.Batch
+	inc, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash))
+	if err != nil {
+		return nil, err
 	}
 	about.Incarnation = inc
 	h := heads.Head{Incarnation: inc, Updated: about.Updated}
-	s := commit.NewSession(st.Session(about.ID, inc))
-	if r.Parent != "" {
-		if s.Origin, err = st.fork(ctx, &b, r, &about, g); err != nil {
-			return nil, nil, err
+	s := commit.NewSession(n.Session(about.ID, inc))
+	if n.request.Parent != "" {
+		if s.Origin, err = n.fork(ctx, &b, n.request, &about, &n.stage); err != nil {
+			return nil, err
 		}
-		if o := s.Origin; o != nil {
-			h.Leaf, h.Last, h.Parts = about.ForkNode, about.ForkNode, o.Parts
-			key := st.Space.Origin(inc)
-			b.Set(key, o.Seal(key))
-		}
+	}
+	if o := s.Origin; o != nil {
+		h.Leaf, h.Last, h.Parts = about.ForkNode, about.ForkNode, o.Parts
+		key := n.Space.Origin(inc)
+		b.Set(key, o.Seal(key))
 	}
 	h.Commit = heads.Genesis(inc, s.Origin)
 	record := h.Seal(s.HeadKey)
@@ -100,15 +118,17 @@ func (st *Store) create(ctx context.Context, r *Request, g *commit.Stage) (*engi
 	b.Set(s.AboutKey, about.Seal(s.AboutKey))
 	life := heads.Life{Session: hash, State: heads.Live}
 	b.Set(s.LifeKey, life.Seal(s.LifeKey))
-	s.SeeOrderTime(heads.AddToOrder(&b, st.Space, inc, hash, about.Updated))
+	s.SeeOrderTime(heads.AddToOrder(&b, n.Space, inc, hash, about.Updated))
 	s.See(&h, record)
-	return &b, s, nil
+	n.session, n.state = s, nil
+	return &b, nil
 }
 
-// incarnation draws one that no session has or had, as far as it is not removed, and
-// makes b guard that, and the predecessor record of the session id. A source that repeats itself
-// would give two sessions one history.
-func (st *Store) incarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc heads.Incarnation, err error) {
+// newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted
+// session, unless vacuum has removed that one. b guards this, and the predecessor record of
+// the session id. If the source of random bytes repeated itself and nothing checked that,
+// two sessions would share one history.
+func (st *Store) newIncarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc heads.Incarnation, err error) {
 	const draws = 8
 	for range draws {
 		st.Random(inc[:])

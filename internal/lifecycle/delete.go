@@ -22,11 +22,11 @@ const (
 	CascadeChildren
 )
 
-// ErrHasChildren: Delete with RefuseChildren found children.
+// ErrHasChildren says that Delete with RefuseChildren found children.
 var ErrHasChildren = errors.New("turnstone: session has children")
 
-// Delete deletes an incarnation, under whatever id it lives, and no other session that may
-// have its id by then.
+// Delete deletes an incarnation, whatever its session id is by now. It does nothing if the
+// incarnation does not live any more.
 func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Policy) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
@@ -35,32 +35,22 @@ func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Polic
 		}
 		err = st.delete(ctx, c, s, state.Head.Revision, policy)
 		if errors.Is(err, history.ErrSessionDeleted) {
-			err = engine.ErrConflict // deleted or renamed meanwhile: look again
+			err = engine.ErrConflict // It was deleted or renamed meanwhile, so look again.
 		}
 		return err
 	})
 }
 
-// delete is one attempt of Delete. guess is the revision at which the head was seen last.
-func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, guess head.Revision, policy Policy) error {
+// delete is one attempt of Delete. seen is the revision at which the head was seen last.
+func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy) error {
 	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
-			kids, err := st.Children(ctx, s.Inc)
-			if err != nil {
+			if err := st.deleteChildren(ctx, c, s, policy); err != nil {
 				return false, err
-			}
-			for _, kid := range kids {
-				if policy == RefuseChildren {
-					return false, fmt.Errorf("%w: %q", ErrHasChildren, s.ID)
-				}
-				if err := st.Delete(ctx, kid, policy); err != nil {
-					return false, err
-				}
-				c.Partly = true
 			}
 		}
 		timeKey := st.Space.OrderTime(s.Inc)
-		h, _, vs, err := s.ReadHead(ctx, guess, s.HeadKey, s.AboutKey, timeKey)
+		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, s.AboutKey, timeKey)
 		if err != nil {
 			return false, err
 		}
@@ -83,4 +73,23 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 		}
 		return true, nil
 	})
+}
+
+// deleteChildren deletes the children of a session, and theirs. If the policy is
+// RefuseChildren and there is a child, it fails with ErrHasChildren instead.
+func (st *Store) deleteChildren(ctx context.Context, c *change.Change, s *history.Session, policy Policy) error {
+	children, err := st.Children(ctx, s.Inc)
+	if err != nil {
+		return err
+	}
+	if len(children) > 0 && policy == RefuseChildren {
+		return fmt.Errorf("%w: %q", ErrHasChildren, s.ID)
+	}
+	for _, child := range children {
+		if err := st.Delete(ctx, child, policy); err != nil {
+			return err
+		}
+		c.Partly = true
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
@@ -14,130 +15,166 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// fork adds to b what makes the new session about a child of r.Parent, and returns
-// the origin of an attached fork, or nil. It copies no history: the origin names, for
-// the parent and each of its own ancestors, how far their history is shared. The
-// lifecycle record of each is guarded and set, so that nothing that removes or
-// rewrites can pass unnoticed.
-func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *heads.About, g *commit.Stage) (*heads.Origin, error) {
+// A forker makes a new session a child of another one. An attached fork copies no history:
+// its origin says how much it shares of the parent and of each of the parent's ancestors.
+// The batch guards and sets the lifecycle records of all of them. So it fails if somebody
+// removes or rewrites a part of these histories before it is applied.
+type forker struct {
+	*Store
+	parent *history.Session
+	seen   head.Revision // the revision at which the parent was seen last
+	about  *heads.About  // the metadata of the new session
+	stage  *commit.Stage
+	batch  engine.Batch // what one attempt adds
+}
+
+// fork adds to b what makes the new session a child of the session r.Parent, and completes
+// its metadata. It returns the origin of the new session, or nil for a detached fork.
+func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *heads.About, stage *commit.Stage) (*heads.Origin, error) {
 	parent, state, err := st.OpenSession(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
-	about.Parent, g.Owner = parent.Inc, parent.Inc
+	about.Parent, stage.Owner = parent.Inc, parent.Inc
+	f := forker{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage}
 	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*heads.Origin, error) {
-		return st.forkOf(ctx, parent, state.Head.Revision, b, l, r, about, g)
+		f.batch = engine.Batch{}
+		return f.attempt(ctx, l, r.ForkNode)
 	})
 	if errors.Is(err, history.ErrSessionDeleted) {
 		err = fmt.Errorf("parent: %w: %q", history.ErrSessionNotFound, r.Parent)
 	}
-	return origin, err
-}
-
-// forkOf is one attempt of fork. guess is the revision at which the parent was seen last.
-func (st *Store) forkOf(ctx context.Context, s *history.Session, guess head.Revision, out *engine.Batch, l *history.Lifecycles, r *Request, about *heads.About, g *commit.Stage) (*heads.Origin, error) {
-	h, _, _, err := s.ReadHead(ctx, guess)
 	if err != nil {
 		return nil, err
 	}
-	if about.ForkNode = r.ForkNode; about.ForkNode.IsZero() {
-		about.ForkNode = h.Leaf
+	b.Guards = append(b.Guards, f.batch.Guards...)
+	b.Sets = append(b.Sets, f.batch.Sets...)
+	b.Deletes = append(b.Deletes, f.batch.Deletes...)
+	return origin, nil
+}
+
+// attempt is one attempt to fork at a node, or at the parent's leaf if node is zero.
+func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.ID) (*heads.Origin, error) {
+	h, _, _, err := f.parent.ReadHead(ctx, f.seen)
+	if err != nil {
+		return nil, err
 	}
-	if !about.ForkNode.IsZero() && about.ForkNode != h.Leaf {
-		if err := s.NotPruned(ctx, h.Revision, about.ForkNode); err != nil {
+	if node.IsZero() {
+		node = h.Leaf
+	}
+	if node != h.Leaf {
+		if err := f.parent.NotPruned(ctx, h.Revision, node); err != nil {
 			return nil, err
 		}
 	}
-	var b engine.Batch // of this attempt
-	key := st.Space.Child(s.Inc, about.Incarnation)
-	b.Set(key, heads.SealChild(key))
-	if about.Detached {
+	f.about.ForkNode = node
+	key := f.Space.Child(f.parent.Inc, f.about.Incarnation)
+	f.batch.Set(key, heads.SealChild(key))
+	if f.about.Detached {
 		next := l.Own.Next()
-		b.Guard(l.Keys[0], l.Values[0])
-		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
-		merge(out, &b)
+		f.batch.Guard(l.Keys[0], l.Values[0])
+		f.batch.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		return nil, nil
 	}
-	if s.Origin != nil && len(s.Origin.Ancestors) >= st.Limits.Ancestors {
-		have := int64(len(s.Origin.Ancestors) + 1)
-		return nil, &change.Limit{Limit: "ancestors", Where: "session " + s.ID, Have: have, Max: int64(st.Limits.Ancestors)}
+	return f.attach(ctx, l, h)
+}
+
+// attach makes the new session share the history of the parent, whose head is h, up to the
+// fork node.
+func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head) (*heads.Origin, error) {
+	if err := f.checkLimit(); err != nil {
+		return nil, err
 	}
-	f, err := s.ForkAt(ctx, h, about.ForkNode)
+	fork, err := f.parent.ForkAt(ctx, h, f.about.ForkNode)
 	if err != nil {
 		return nil, err
 	}
-	child := st.Space.Session(about.ID)
-	for i := range f.Ancestors {
-		a := &f.Ancestors[i]
-		life, key, raw, err := l.Of(a.Incarnation)
-		if err != nil {
+	for i := range fork.Ancestors {
+		if err := f.holdAncestor(ctx, l, fork, &fork.Ancestors[i]); err != nil {
 			return nil, err
 		}
-		next := life.Next()
-		next.Forks++
-		b.Guard(key, raw)
-		b.Set(key, next.Seal(key))
-		if a.Incarnation == s.Inc {
-			a.Epoch = next.Epoch
-		}
-		if a.Incarnation == f.Of && len(f.Parts) > 0 {
-			if kept, err := st.Retained(ctx, f.Of, life, f.At); err != nil {
-				return nil, err
-			} else if !kept { // pruned since it was found to be retained: look again
-				return nil, engine.ErrConflict
-			}
-		}
-		key = st.Space.Fork(a.Incarnation, about.Incarnation)
-		b.Set(key, heads.SealFork(key, child))
 	}
-	if len(f.Parts) > 0 {
-		if err := st.inherit(ctx, &b, f.Of, f.Parts, g); err != nil {
+	if len(fork.Parts) > 0 {
+		if err := f.inherit(ctx, fork); err != nil {
 			return nil, err
 		}
-		key := st.Space.Dirty(about.Incarnation)
-		b.Set(key, heads.SealDirty(key))
 	}
-	merge(out, &b)
-	return &f.Origin, nil
+	return &fork.Origin, nil
 }
 
-// merge adds the writes and guards of more to b.
-func merge(b, more *engine.Batch) {
-	b.Guards = append(b.Guards, more.Guards...)
-	b.Sets = append(b.Sets, more.Sets...)
-	b.Deletes = append(b.Deletes, more.Deletes...)
+// checkLimit fails if the fork would have too many ancestors.
+func (f *forker) checkLimit() error {
+	if o := f.parent.Origin; o != nil && len(o.Ancestors) >= f.Limits.Ancestors {
+		have := int64(len(o.Ancestors) + 1)
+		return &change.Limit{Limit: "ancestors", Where: "session " + f.parent.ID, Have: have, Max: int64(f.Limits.Ancestors)}
+	}
+	return nil
 }
 
-// inherit makes parts, which are as owner has them, those that a fork begins with. A
-// delta belongs to its session alone, so b stores the fork's version whole, as a blob,
-// unless another fork has done so.
-func (st *Store) inherit(ctx context.Context, b *engine.Batch, owner heads.Incarnation, parts []head.Part, g *commit.Stage) error {
-	added := map[blob.ID]bool{} // parts of equal content are one blob
-	for i := range parts {
-		p := &parts[i]
+// holdAncestor adds the entry that makes an ancestor keep what the fork shares of it, and
+// counts the fork in the ancestor's lifecycle record.
+func (f *forker) holdAncestor(ctx context.Context, l *history.Lifecycles, fork *history.Fork, a *heads.Ancestor) error {
+	life, key, value, err := l.Of(a.Incarnation)
+	if err != nil {
+		return err
+	}
+	next := life.Next()
+	next.Forks++
+	f.batch.Guard(key, value)
+	f.batch.Set(key, next.Seal(key))
+	if a.Incarnation == f.parent.Inc {
+		a.Epoch = next.Epoch
+	}
+	key = f.Space.Fork(a.Incarnation, f.about.Incarnation)
+	f.batch.Set(key, heads.SealFork(key, f.Space.Session(f.about.ID)))
+	if a.Incarnation != fork.Of || len(fork.Parts) == 0 {
+		return nil
+	}
+	retained, err := f.Retained(ctx, fork.Of, life, fork.At)
+	if err == nil && !retained {
+		err = engine.ErrConflict // The revision was pruned since ForkAt chose it, so start over.
+	}
+	return err
+}
+
+// inherit gives the new session the checkpoint parts of a fork. A delta belongs to one
+// session alone. So inherit stores the content of each delta as a blob, unless the store
+// has that blob already.
+func (f *forker) inherit(ctx context.Context, fork *history.Fork) error {
+	added := map[blob.ID]bool{} // Parts of equal content are one blob.
+	for i := range fork.Parts {
+		p := &fork.Parts[i]
 		if heads.IsDelta(*p) && !added[p.Blob] {
 			added[p.Blob] = true
-			h, err := st.Open(ctx, owner)
-			if err != nil {
-				return err
-			}
-			content, _, err := h.ReadPart(ctx, *p)
-			if err != nil {
-				return err
-			}
-			d, err := g.Draft(ctx, p.Blob, content)
-			if err != nil {
-				return err
-			}
-			if _, err := st.Blobs.Refresh(ctx, g.Marks, g.IDs()); err != nil {
-				return err
-			}
-			if err := g.Add(b, d); err != nil {
+			if err := f.storeWhole(ctx, fork.Of, *p); err != nil {
 				return err
 			}
 		}
 		p.Set, p.Whole = 0, 0
 	}
-	g.Finish(b)
+	f.stage.Finish(&f.batch)
+	key := f.Space.Dirty(f.about.Incarnation)
+	f.batch.Set(key, heads.SealDirty(key))
 	return nil
+}
+
+// storeWhole makes the batch store or rely on the content of a delta as a blob. owner is
+// the incarnation that the delta belongs to.
+func (f *forker) storeWhole(ctx context.Context, owner heads.Incarnation, delta head.Part) error {
+	h, err := f.Open(ctx, owner)
+	if err != nil {
+		return err
+	}
+	content, _, err := h.ReadPart(ctx, delta)
+	if err != nil {
+		return err
+	}
+	d, err := f.stage.Draft(ctx, delta.Blob, content)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Blobs.Refresh(ctx, f.stage.Marks, f.stage.IDs()); err != nil {
+		return err
+	}
+	return f.stage.Add(&f.batch, d)
 }

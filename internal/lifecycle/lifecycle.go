@@ -1,23 +1,23 @@
-// Package lifecycle is everything that happens to a session but commits: it is created and
-// forked, renamed and deleted, its metadata are saved, nodes are tombstoned, revisions are
-// kept and pruned.
+// Package lifecycle has the calls that change a session otherwise than by a commit. They
+// create, fork, rename and delete sessions, save their metadata, tombstone nodes, and keep
+// and prune revisions.
 //
-// All of these but creation and metadata set the session's lifecycle record: see
-// change.Alter. So they exclude each other, and sealing and vacuum, without ever delaying a
-// commit.
+// Most calls guard the session's lifecycle record and set it: see change.Alter. So they
+// exclude each other, and sealing and vacuum, without ever delaying a commit. The exceptions
+// are Create, for which there is no record yet, and SaveMetadata, which guards the metadata.
 package lifecycle
 
 import "github.com/turnstonedb/turnstone/internal/commit"
 
-// A Store is what sessions live in.
+// A Store is a store whose sessions can be changed.
 type Store struct {
 	*commit.Store
 	Limits Limits
 }
 
-// Limits are those that a call can only check when it knows the session.
+// Limits are the limits that depend on what a session has already.
 type Limits struct {
-	Ancestors int // that a fork has
-	Kept      int // revisions that a session keeps by name
-	Labels    int // of a session
+	Ancestors int // How many ancestors a fork may have.
+	Kept      int // How many revisions a session may keep by name.
+	Labels    int // How many labels a session may have.
 }

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -11,10 +12,10 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// Field names one field of the metadata.
+// A Field is a field of the metadata that SaveMetadata can empty.
 type Field int
 
-// The fields that SaveMetadata can empty.
+// The fields of the metadata.
 const (
 	Name Field = iota
 	Model
@@ -23,8 +24,8 @@ const (
 	Labels
 )
 
-// SaveMetadata empties fields and then merges those of m that are set. It moves no
-// revision.
+// SaveMetadata empties fields of a session's metadata, and then sets those fields that are
+// set in m. Labels are merged. The revision of the session stays the same.
 func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *heads.About, empty []Field) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		timeKey := st.Space.OrderTime(s.Inc)
@@ -43,15 +44,7 @@ func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *heads.A
 			return fmt.Errorf("%w: %q", history.ErrSessionDeleted, s.ID)
 		}
 		unset(about, empty)
-		for dst, v := range map[*string]string{&about.Name: m.Name, &about.Model: m.Model, &about.Cwd: m.Cwd} {
-			if v != "" {
-				*dst = v
-			}
-		}
-		if m.Keep != 0 {
-			about.Keep = m.Keep
-		}
-		about.Labels = merged(about.Labels, m.Labels)
+		set(about, m)
 		if len(about.Labels) > st.Limits.Labels {
 			return &change.Limit{Limit: "labels", Where: "session " + s.ID, Have: int64(len(about.Labels)), Max: int64(st.Limits.Labels)}
 		}
@@ -82,8 +75,18 @@ func unset(a *heads.About, fields []Field) {
 	}
 }
 
-// merged returns labels with changes applied; it shares no memory with them.
-func merged(labels, changes map[string]string) map[string]string {
+// set sets the fields of a that are set in m.
+func set(a, m *heads.About) {
+	a.Name = cmp.Or(m.Name, a.Name)
+	a.Model = cmp.Or(m.Model, a.Model)
+	a.Cwd = cmp.Or(m.Cwd, a.Cwd)
+	a.Keep = cmp.Or(m.Keep, a.Keep)
+	a.Labels = mergedLabels(a.Labels, m.Labels)
+}
+
+// mergedLabels returns labels with changes applied. A change to the empty string removes a
+// label. The result shares no memory with its arguments, and is nil if it has no labels.
+func mergedLabels(labels, changes map[string]string) map[string]string {
 	out := make(map[string]string, len(labels)+len(changes))
 	for _, m := range []map[string]string{labels, changes} {
 		for k, v := range m {

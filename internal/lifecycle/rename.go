@@ -11,13 +11,13 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// ErrExists: the name or the id is taken.
+// ErrExists says that the name or the id is taken.
 var ErrExists = errors.New("turnstone: exists already")
 
-// Rename gives a session another id. If a session has that id, the error is ErrExists.
+// Rename gives a session another id. The error is ErrExists if a session has that id.
 func (st *Store) Rename(ctx context.Context, s *commit.Session, to string) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		if c.Unknown { // the conflict may be with the call's own first attempt
+		if c.Unknown { // An earlier attempt may have renamed the session.
 			life, err := st.Life(ctx, s.Inc)
 			if err != nil || life != nil && life.Session == st.Space.Session(to) {
 				return err

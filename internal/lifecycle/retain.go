@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,10 +15,10 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// Prune retains the last keep revisions of a session, and those kept by name. It reports
-// whether it moved the floor.
+// Prune moves the floor of a session up, so that the session retains its last keep revisions
+// and those that are kept by name. It reports whether it moved the floor.
 func (st *Store) Prune(ctx context.Context, s *commit.Session, keep uint64) (moved bool, err error) {
-	var before head.Revision // the floor that the first attempt met
+	var before head.Revision // the floor before the first attempt that may stand
 	err = st.changeLife(ctx, s, func(c *change.Change, h *heads.Head, life *heads.Life, _ *engine.Batch) (needed bool, err error) {
 		if !c.Unknown {
 			before = life.Floor
@@ -37,41 +38,49 @@ func (st *Store) Prune(ctx context.Context, s *commit.Session, keep uint64) (mov
 // KeepAll retains every revision.
 const KeepAll = ^uint64(0)
 
-// PruneAll prunes all sessions: each by its own retention or, if it has none, by keep. 0 is
-// no retention. PruneAll returns how many floors it moved.
+// PruneAll prunes all sessions, each to the number of revisions in its metadata or, if that
+// is 0, to keep. If both are 0, or the number is KeepAll, the session is not pruned.
+// PruneAll returns how many floors it moved.
 func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err error) {
 	for about, err := range st.Abouts(ctx) {
 		if err != nil {
 			return moved, err
 		}
-		own := about.Keep
-		if own == 0 {
-			own = keep
-		}
+		own := cmp.Or(about.Keep, keep)
 		if own == 0 || own == KeepAll {
 			continue
 		}
-		s, state, err := st.ByIncarnation(ctx, about.Incarnation)
-		if err == nil && s != nil {
-			session := commit.NewSession(s)
-			session.See(state.Head, nil)
-			var did bool
-			if did, err = st.Prune(ctx, session, own); did {
-				moved++
-			}
-		}
-		if err != nil && !errors.Is(err, history.ErrSessionNotFound) && !errors.Is(err, history.ErrSessionDeleted) {
+		did, err := st.pruneIncarnation(ctx, about.Incarnation, own)
+		if err != nil {
 			return moved, err
+		}
+		if did {
+			moved++
 		}
 	}
 	return moved, nil
 }
 
-// Keep keeps revision r, or the head's as Keep finds it if r is 0, under a name. If the name
-// keeps another revision, the error is ErrExists.
+// pruneIncarnation is Prune for an incarnation. It does nothing if the session is deleted
+// meanwhile.
+func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, keep uint64) (moved bool, err error) {
+	s, state, err := st.ByIncarnation(ctx, inc)
+	if err == nil && s != nil {
+		session := commit.NewSession(s)
+		session.See(state.Head, nil)
+		moved, err = st.Prune(ctx, session, keep)
+	}
+	if errors.Is(err, history.ErrSessionNotFound) || errors.Is(err, history.ErrSessionDeleted) {
+		err = nil
+	}
+	return moved, err
+}
+
+// Keep keeps revision r under a name. If r is 0, it keeps the revision of the head. The error
+// is ErrExists if the name keeps another revision.
 func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r head.Revision) error {
 	key := st.Space.Ref(s.Inc, name)
-	at := r // the same for all attempts: the first one may stand although its outcome is unknown
+	at := r // It stays the same for all attempts: one of them may stand although its outcome is unknown.
 	return st.changeLife(ctx, s, func(_ *change.Change, h *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if at == 0 {
 			at = h.Revision
@@ -81,20 +90,10 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 			return false, err
 		}
 		if vs[0] != nil {
-			ref, err := heads.OpenKept(key, vs[0])
-			if err == nil && ref.Revision != at {
-				err = fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, ref.Revision, s.ID)
-				return false, err
-			}
-			return false, codec.Corrupt(err, "kept revision %q of session %q", name, s.ID)
+			return false, checkKept(s, name, at, key, vs[0])
 		}
-		if at > h.Revision || at == 0 {
-			return false, fmt.Errorf("%w: %d of session %q, which is at %d", history.ErrRevisionNotFound, at, s.ID, h.Revision)
-		}
-		if kept, err := st.Retained(ctx, s.Inc, life, at); err != nil {
+		if err := st.checkRetained(ctx, s, h, life, at); err != nil {
 			return false, err
-		} else if !kept {
-			return false, fmt.Errorf("%w: %d of session %q, whose floor is %d", history.ErrRevisionPruned, at, s.ID, life.Floor)
 		}
 		if int(life.Refs) >= st.Limits.Kept {
 			return false, &change.Limit{Limit: "kept revisions", Where: "session " + s.ID, Have: int64(life.Refs) + 1, Max: int64(st.Limits.Kept)}
@@ -105,7 +104,33 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 	})
 }
 
-// Release ends Keep. A name that keeps nothing is no error.
+// checkKept fails with ErrExists if a name keeps another revision than r. key and value are
+// those of the name's record.
+func checkKept(s *commit.Session, name string, r head.Revision, key, value []byte) error {
+	kept, err := heads.OpenKept(key, value)
+	if err != nil {
+		return codec.Corrupt(err, "kept revision %q of session %q", name, s.ID)
+	}
+	if kept.Revision != r {
+		return fmt.Errorf("%w: %q keeps revision %d of session %q", ErrExists, name, kept.Revision, s.ID)
+	}
+	return nil
+}
+
+// checkRetained fails with ErrRevisionNotFound if the session has no revision r, and with
+// ErrRevisionPruned if the session does not retain it.
+func (st *Store) checkRetained(ctx context.Context, s *commit.Session, h *heads.Head, life *heads.Life, r head.Revision) error {
+	if r > h.Revision || r == 0 {
+		return fmt.Errorf("%w: %d of session %q, which is at %d", history.ErrRevisionNotFound, r, s.ID, h.Revision)
+	}
+	retained, err := st.Retained(ctx, s.Inc, life, r)
+	if err == nil && !retained {
+		err = fmt.Errorf("%w: %d of session %q, whose floor is %d", history.ErrRevisionPruned, r, s.ID, life.Floor)
+	}
+	return err
+}
+
+// Release ends Keep. It is no error if the name keeps nothing.
 func (st *Store) Release(ctx context.Context, s *commit.Session, name string) error {
 	key := st.Space.Ref(s.Inc, name)
 	return st.changeLife(ctx, s, func(_ *change.Change, _ *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
@@ -118,10 +143,10 @@ func (st *Store) Release(ctx context.Context, s *commit.Session, name string) er
 	})
 }
 
-// changeLife applies a change of the lifecycle record, again when somebody else
-// was faster, unless edit reports that there is nothing to do. After an unknown
-// outcome a conflict may be with the call's own first attempt: what was asked for
-// stands then, and edit finds so.
+// changeLife applies what edit adds to the batch and to the lifecycle record, unless edit
+// reports that there is nothing to do. It calls edit again after a conflict. The conflict may
+// be with an earlier attempt whose outcome was unknown. Then edit finds that attempt's
+// result, and has nothing to do.
 func (st *Store) changeLife(ctx context.Context, s *commit.Session, edit func(*change.Change, *heads.Head, *heads.Life, *engine.Batch) (needed bool, err error)) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {

@@ -13,8 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// Tombstone soft-deletes nodes in a session. If the session's graph does not have one of
-// them, the error is history.ErrNodeNotFound, and nothing is changed.
+// Tombstone hides nodes from a session. The error is history.ErrNodeNotFound if the
+// session's graph does not have one of them, and then Tombstone changes nothing.
 func (st *Store) Tombstone(ctx context.Context, s *commit.Session, ids []graph.ID) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error { return st.tombstone(ctx, c, s, ids) })
 }
@@ -30,15 +30,13 @@ func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Sess
 		if err != nil {
 			return false, err
 		}
-		shared := map[graph.ID]bool{} // nodes of the graph, of the segments that were read
+		found := map[graph.ID]bool{} // the nodes of the graph in the segments that were read
 		for _, id := range ids {
 			if hidden.Has(id) {
 				continue
 			}
-			if !shared[id] {
-				if err := shares(ctx, s, h.Revision, id, shared); err != nil {
-					return false, err
-				}
+			if err := findNode(ctx, s, h.Revision, id, found); err != nil {
+				return false, err
 			}
 			key := st.Space.Tombstone(s.Inc, id)
 			tombstone := heads.Tombstone{Epoch: next.Epoch}
@@ -55,19 +53,23 @@ func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Sess
 	})
 }
 
-// shares adds to shared the nodes of the session's graph that are in one segment with
-// id, and fails if id is not among them.
-func shares(ctx context.Context, s *commit.Session, last head.Revision, id graph.ID, shared map[graph.ID]bool) error {
+// findNode fails with history.ErrNodeNotFound if the session's graph does not have node id.
+// It adds the nodes of the graph that are in the same segment to found, and reads nothing if
+// found has the node already.
+func findNode(ctx context.Context, s *commit.Session, last head.Revision, id graph.ID, found map[graph.ID]bool) error {
+	if found[id] {
+		return nil
+	}
 	l, nodes, err := s.SegmentOf(ctx, last, id)
 	if err != nil {
 		return err
 	}
 	for i := range nodes {
 		if l.Has(nodes[i].Position()) {
-			shared[nodes[i].ID] = true
+			found[nodes[i].ID] = true
 		}
 	}
-	if !shared[id] {
+	if !found[id] {
 		return fmt.Errorf("%w: node %s of session %q", history.ErrNodeNotFound, id, s.ID)
 	}
 	return nil

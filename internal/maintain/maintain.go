@@ -1,4 +1,4 @@
-// Package maintain says when maintenance runs.
+// Package maintain decides when maintenance runs.
 package maintain
 
 import (
@@ -6,29 +6,36 @@ import (
 	"time"
 )
 
-// Loop calls run until ctx ends: for a collection this long after the last call ended, and
-// for a vacuum at intervals of vacuumEvery, if that is positive. Calls follow each other.
-func Loop(ctx context.Context, every, vacuumEvery time.Duration, run func(vacuum bool)) {
+// Loop calls maintain until ctx ends, one call at a time. It asks for a collection when the
+// time every has passed since the last call ended, and for a vacuum at intervals of
+// vacuumEvery, if that is positive.
+func Loop(ctx context.Context, every, vacuumEvery time.Duration, maintain func(vacuum bool)) {
 	collect := time.NewTimer(every)
 	defer collect.Stop()
-	var vacuum <-chan time.Time
-	if vacuumEvery > 0 {
-		t := time.NewTicker(vacuumEvery)
-		defer t.Stop()
-		vacuum = t.C
-	}
+	vacuum, stop := ticks(vacuumEvery)
+	defer stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-collect.C:
-			run(false)
+			maintain(false)
 		case <-vacuum:
-			run(true)
+			maintain(true)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		collect.Reset(every) // from now on: the maintenance of others has its turn meanwhile
+		collect.Reset(every) // Other processes have time for their own maintenance until then.
 	}
+}
+
+// ticks returns a channel that delivers a tick at intervals of d, or never if d is not
+// positive.
+func ticks(d time.Duration) (c <-chan time.Time, stop func()) {
+	if d <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTicker(d)
+	return t.C, t.Stop
 }

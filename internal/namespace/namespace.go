@@ -1,5 +1,4 @@
-// Package namespace opens a namespace of an engine: it reads the store record, or creates
-// it.
+// Package namespace opens a namespace of an engine. It reads the store record, or creates it.
 package namespace
 
 import (
@@ -18,9 +17,10 @@ import (
 )
 
 var (
-	// ErrStoreNotFound: the namespace has no store.
+	// ErrStoreNotFound says that the namespace has no store.
 	ErrStoreNotFound = errors.New("turnstone: no store")
-	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted.
+	// ErrUnfinishedCopy says that a copy into the namespace is not finished: it goes on,
+	// or it was interrupted.
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
 )
 
@@ -31,18 +31,17 @@ var (
 // makes the corpus of docs/design.md smallest.
 const inlineBytes = 5 << 10
 
-// A Request says what Open is to open.
+// A Request says what to open.
 type Request struct {
-	Name      string // of the namespace
-	MustExist bool   // a namespace without records is ErrStoreNotFound
-	// Upgrade raises the format of the store to the newest known one.
-	Upgrade bool
-	Known   heads.Formats
-	Random  func([]byte) // for a new store
+	Name      string        // of the namespace
+	MustExist bool          // an empty namespace is ErrStoreNotFound
+	Upgrade   bool          // raise the format of the store to the newest known one
+	Known     heads.Formats // formats of stores that can be opened
+	Random    func([]byte)  // makes the identity and the secret of a new store
 }
 
-// Open returns the store record of a namespace. In a namespace that has no records it
-// writes one.
+// Open returns the store record of a namespace. If the namespace is empty, Open creates the
+// store record.
 func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err error) {
 	name := r.Name
 	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
@@ -51,86 +50,93 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 		if err != nil {
 			return err
 		}
-		if vs[0] == nil && vs[1] != nil {
-			note, err := heads.OpenCopyNote(noteKey, vs[1])
-			if errors.Is(err, record.ErrFormat) {
-				return codec.Corrupt(err, "note of the last copy, namespace %q", name)
-			}
-			if err == nil && len(note.Store) > 0 {
-				return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, name)
-			}
-		}
 		if vs[0] != nil {
-			rec, err = heads.OpenStore(key, vs[0], r.Known)
-			if err == nil && rec.Namespace != name {
-				err = fmt.Errorf("prefix is taken by namespace %q: choose another name", rec.Namespace)
+			if rec, err = openRecord(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
+				return err
 			}
-			if err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
-				return codec.Corrupt(err, "store record of namespace %q", name)
-			}
-			return upgrade(ctx, c, key, vs[0], &rec, r.Known.Newest)
+			rec.Format = r.Known.Newest
+			return c.Apply(ctx, &engine.Batch{
+				Guards: []engine.Pair{{Key: key, Value: vs[0]}},
+				Sets:   []engine.Pair{{Key: key, Value: rec.Seal(key)}},
+			})
 		}
-		if err := vacant(ctx, e, name, vs[2]); err != nil {
+		if err := checkNote(name, noteKey, vs[1]); err != nil {
+			return err
+		}
+		if err := checkEmpty(ctx, e, name, vs[2]); err != nil {
 			return err
 		}
 		if r.MustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
 		}
-		made := heads.Store{Format: r.Known.Newest, Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
-		r.Random(made.ID[:])
-		r.Random(made.Secret[:])
+		rec = heads.Store{Format: r.Known.Newest, Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
+		r.Random(rec.ID[:])
+		r.Random(rec.Secret[:])
 		var b engine.Batch
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
-		b.Set(key, made.Seal(key))
-		if err = c.Apply(ctx, &b); err == nil {
-			rec = made
-		}
-		return err
+		b.Set(key, rec.Seal(key))
+		return c.Apply(ctx, &b)
 	})
-	return rec, err
+	if err != nil {
+		return heads.Store{}, err
+	}
+	return rec, nil
 }
 
-// upgrade raises the format of a store, in one batch. What the store has stays as it is: a
-// version of Turnstone reads the records of all formats that it knows.
-func upgrade(ctx context.Context, c *change.Change, key, old []byte, rec *heads.Store, format uint64) error {
-	raised := *rec
-	raised.Format = format
-	var b engine.Batch
-	b.Guard(key, old)
-	b.Set(key, raised.Seal(key))
-	err := c.Apply(ctx, &b)
-	if err == nil {
-		*rec = raised
+// openRecord decodes a store record. The keys of a namespace begin with a short hash of its
+// name, so the record may be that of another namespace.
+func openRecord(name string, key, value []byte, known heads.Formats) (heads.Store, error) {
+	rec, err := heads.OpenStore(key, value, known)
+	if err == nil && rec.Namespace != name {
+		err = fmt.Errorf("prefix is taken by namespace %q: choose another name", rec.Namespace)
 	}
-	return err
+	return rec, codec.Corrupt(err, "store record of namespace %q", name)
 }
 
-// vacant fails if the namespace, which has no store record, has any other record:
-// without the store record the keys of a namespace can't be found, so a new one
-// would hide for good all that is there. run is the run record, which has the one other key
-// that is known without the store record: it is looked up by itself, because
-// damage beneath can make a scan come back empty.
-func vacant(ctx context.Context, e engine.Engine, name string, run []byte) error {
-	found := keys.RunKey(name)
-	if run == nil {
-		found = nil
-		first := engine.PrefixRange(keys.Prefix(name))
-		first.Limit = 1
-		for p, err := range e.Scan(ctx, first) {
-			if err != nil {
-				return err
-			}
-			found = p.Key
-		}
-	}
-	if found == nil {
+// checkNote fails with ErrUnfinishedCopy if value is the note of a copy that is not finished.
+// It ignores a note that is damaged.
+func checkNote(name string, key, value []byte) error {
+	if value == nil {
 		return nil
+	}
+	note, err := heads.OpenCopyNote(key, value)
+	if errors.Is(err, record.ErrFormat) {
+		return codec.Corrupt(err, "note of the last copy, namespace %q", name)
+	}
+	if err == nil && len(note.Store) > 0 {
+		return fmt.Errorf("%w (namespace %q)", ErrUnfinishedCopy, name)
+	}
+	return nil
+}
+
+// checkEmpty fails if a namespace without a store record has any other record. The store
+// record has the secret that other keys are made with, so a new one would hide the other
+// records for good. value is that of the run record of the collector, whose key needs no
+// secret. The caller looks it up by its key, because a scan of a damaged engine may come back
+// empty.
+func checkEmpty(ctx context.Context, e engine.Engine, name string, value []byte) error {
+	found := keys.RunKey(name)
+	if value == nil {
+		var err error
+		if found, err = firstKey(ctx, e, name); err != nil || found == nil {
+			return err
+		}
 	}
 	return codec.Corrupt(fmt.Errorf("%w, but the namespace has a record at key %x", record.ErrMissing, found), "store record of namespace %q", name)
 }
 
-// Histories returns where the histories of a namespace of e are read from.
+// firstKey returns the first key of a namespace, or nil if it has no record.
+func firstKey(ctx context.Context, e engine.Engine, name string) ([]byte, error) {
+	first := engine.PrefixRange(keys.Prefix(name))
+	first.Limit = 1
+	for p, err := range e.Scan(ctx, first) {
+		return p.Key, err
+	}
+	return nil, nil
+}
+
+// Histories returns the histories of the namespace with this store record.
 func Histories(e engine.Engine, rec *heads.Store) history.Store {
 	space := keys.New(rec.Namespace, rec.Secret)
 	return history.Store{Engine: e, Space: space, Blobs: blobs.New(e, space, rec.Chunks)}

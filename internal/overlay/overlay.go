@@ -1,5 +1,6 @@
-// Package overlay lets a store be tried as it would be: with writes that the engine
-// beneath never gets.
+// Package overlay is an engine that keeps its writes in memory, on top of another engine
+// that it only reads. A dry run of a collection writes to one, and a copy is verified on one
+// before it can be opened.
 package overlay
 
 import (
@@ -13,15 +14,15 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// An Engine is an engine whose writes stay in memory, over another one that it
-// only reads.
+// An Engine shows another engine as it would be after writes that it keeps in memory. It
+// checks the guards of a batch before it locks, so only one goroutine may apply batches.
 type Engine struct {
-	engine.Engine
-	mu     sync.RWMutex               // guards writes
-	writes *btree.Map[string, []byte] // nil: deleted
+	engine.Engine                            // the engine below
+	mu            sync.RWMutex               // guards writes
+	writes        *btree.Map[string, []byte] // nil stands for a deleted record
 }
 
-// New returns one over e without any writes.
+// New returns an engine on top of e, without any writes.
 func New(e engine.Engine) *Engine {
 	return &Engine{Engine: e, writes: btree.NewMap[string, []byte](0)}
 }
@@ -32,72 +33,90 @@ func (o *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.mu.RLock()
-	defer o.mu.RUnlock()
 	for i, k := range keys {
-		if v, ok := o.writes.Get(string(k)); ok {
-			vs[i] = bytes.Clone(v)
+		if v, ok := o.written(k); ok {
+			vs[i] = v
 		}
 	}
 	return vs, nil
 }
 
-// Scan implements engine.Engine: what was read and what was written, merged.
+// written returns the value that was written to a key, nil if the record was deleted. ok is
+// false if nothing was written to the key.
+func (o *Engine) written(key []byte) (value []byte, ok bool) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	v, ok := o.writes.Get(string(key))
+	return bytes.Clone(v), ok
+}
+
+// Scan implements engine.Engine.
 func (o *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
-		left := r.Limit
-		emit := func(p engine.Pair) bool {
-			if p.Value == nil {
-				return true
+		n := 0
+		for p, err := range o.merged(ctx, r) {
+			if err == nil && p.Value == nil {
+				continue
 			}
-			if !yield(p, nil) {
-				return false
-			}
-			left--
-			return r.Limit == 0 || left > 0
-		}
-		at := r.Start
-		written := func() (p engine.Pair, ok bool) { // the next one from at on
-			o.mu.RLock()
-			defer o.mu.RUnlock()
-			o.writes.Ascend(string(at), func(k string, v []byte) bool {
-				p, ok = engine.Pair{Key: []byte(k), Value: bytes.Clone(v)}, r.End == nil || k < string(r.End)
-				return false
-			})
-			return p, ok
-		}
-		base := engine.Range{Start: r.Start, End: r.End}
-		for p, err := range o.Engine.Scan(ctx, base) {
-			if err != nil {
-				yield(p, err)
+			if !yield(p, err) {
 				return
 			}
-			for {
-				w, ok := written()
-				if !ok || bytes.Compare(w.Key, p.Key) > 0 {
-					break
-				}
-				at = engine.Successor(w.Key)
-				if bytes.Equal(w.Key, p.Key) {
-					p.Value = w.Value
-					break
-				}
-				if !emit(w) {
-					return
-				}
-			}
-			at = engine.Successor(p.Key)
-			if !emit(p) {
-				return
-			}
-		}
-		for w, ok := written(); ok; w, ok = written() {
-			at = engine.Successor(w.Key)
-			if !emit(w) {
+			if n++; n == r.Limit {
 				return
 			}
 		}
 	}
+}
+
+// merged yields the records of a range in order, whatever its limit, as the writes have
+// left them. A deleted record has no value.
+func (o *Engine) merged(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+	return func(yield func(engine.Pair, error) bool) {
+		at := r.Start
+		for p, err := range o.Engine.Scan(ctx, engine.Range{Start: r.Start, End: r.End}) {
+			if err != nil {
+				yield(p, err)
+				return
+			}
+			if !o.yieldWrites(at, p.Key, yield) {
+				return
+			}
+			if v, ok := o.written(p.Key); ok {
+				p.Value = v
+			}
+			at = engine.Successor(p.Key)
+			if !yield(p, nil) {
+				return
+			}
+		}
+		o.yieldWrites(at, r.End, yield)
+	}
+}
+
+// yieldWrites yields what was written to the keys from start up to end, or to all from
+// start on if end is nil. It reports whether the caller wants more.
+func (o *Engine) yieldWrites(start, end []byte, yield func(engine.Pair, error) bool) bool {
+	for {
+		p, ok := o.firstWrite(start)
+		if !ok || end != nil && bytes.Compare(p.Key, end) >= 0 {
+			return true
+		}
+		if !yield(p, nil) {
+			return false
+		}
+		start = engine.Successor(p.Key)
+	}
+}
+
+// firstWrite returns what was written to the first key that is start or comes after it.
+func (o *Engine) firstWrite(start []byte) (p engine.Pair, ok bool) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	o.writes.Ascend(string(start), func(k string, v []byte) bool {
+		p, ok = engine.Pair{Key: []byte(k), Value: bytes.Clone(v)}, true
+		return false
+	})
+	return p, ok
 }
 
 // Apply implements engine.Engine.
@@ -105,14 +124,8 @@ func (o *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := b.Check(o.Limits()); err != nil {
 		return err
 	}
-	for _, g := range b.Guards {
-		vs, err := o.Get(ctx, g.Key)
-		if err != nil {
-			return err
-		}
-		if (vs[0] == nil) != (g.Value == nil) || !bytes.Equal(vs[0], g.Value) {
-			return &engine.ConflictError{Key: g.Key}
-		}
+	if err := o.checkGuards(ctx, b.Guards); err != nil {
+		return err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -121,6 +134,20 @@ func (o *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	}
 	for _, k := range b.Deletes {
 		o.writes.Set(string(k), nil)
+	}
+	return nil
+}
+
+// checkGuards fails with an engine.ConflictError if a guard is false.
+func (o *Engine) checkGuards(ctx context.Context, guards []engine.Pair) error {
+	for _, g := range guards {
+		vs, err := o.Get(ctx, g.Key)
+		if err != nil {
+			return err
+		}
+		if (vs[0] == nil) != (g.Value == nil) || !bytes.Equal(vs[0], g.Value) {
+			return &engine.ConflictError{Key: g.Key}
+		}
 	}
 	return nil
 }

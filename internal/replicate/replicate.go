@@ -81,7 +81,7 @@ type copier struct {
 	noteValue         []byte         // the value that stands under noteKey, or nil
 	unfinished        bool           // the target has a note in place of its store record
 	ours              bool           // and this copier has written the note
-	batch             engine.Batch   // what was compared and is not written yet
+	batch             engine.Batch   // the differences that are not written yet
 	changed           bool           // something differed in this pass
 }
 
@@ -108,8 +108,8 @@ func (c *copier) copy(ctx context.Context) error {
 	return fmt.Errorf("%w: the source is being written to: copy again when it is quiet", change.ErrConflict)
 }
 
-// pass compares all records and writes what differs. If nothing differs, it proves the copy
-// and makes it a store, and done is true.
+// pass compares all records and writes those that differ. If none differs, it verifies the copy
+// and gives it its store record, and done is true.
 func (c *copier) pass(ctx context.Context) (done bool, err error) {
 	if err := c.writeDifferences(ctx); err != nil || c.changed {
 		return false, err

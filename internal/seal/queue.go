@@ -15,9 +15,10 @@ type Queue struct {
 	mu     sync.Mutex // guards queue and queued
 	queue  []job
 	queued map[heads.Incarnation]bool
-	wake   chan struct{} // holds one element when the queue may not be empty
+	wake   chan struct{} // has an element if there may be a job
 }
 
+// A job seals one session.
 type job struct {
 	inc  heads.Incarnation
 	seal func(context.Context)
@@ -26,14 +27,15 @@ type job struct {
 // NewQueue returns a queue that works until ctx ends.
 func NewQueue(ctx context.Context) *Queue {
 	q := &Queue{ctx: ctx, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
-	go q.run()
+	go q.work()
 	return q
 }
 
-// Wait waits until the queue, whose context has ended, works no more.
+// Wait waits until the last job has ended. The context must have ended before.
 func (q *Queue) Wait() { <-q.done }
 
-// Add makes the queue call seal for a session, unless the session is in the queue already.
+// Add makes the queue call seal for a session, unless the session is in the queue already or
+// is being sealed.
 func (q *Queue) Add(inc heads.Incarnation, seal func(context.Context)) {
 	q.mu.Lock()
 	if !q.queued[inc] {
@@ -47,7 +49,8 @@ func (q *Queue) Add(inc heads.Incarnation, seal func(context.Context)) {
 	}
 }
 
-func (q *Queue) run() {
+// work does the jobs until the context ends.
+func (q *Queue) work() {
 	defer close(q.done)
 	for {
 		select {

@@ -3,7 +3,6 @@ package stats
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -15,7 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A Report says what a store holds and what that takes: see turnstone.Stats.
+// A Report says what a store holds and how much space that takes: see turnstone.Stats.
 type Report struct {
 	Format      uint64 // The caller sets it.
 	Sessions    int
@@ -33,7 +32,7 @@ type Report struct {
 	Deleted int
 }
 
-// kinds names what the records under a letter hold.
+// kinds says under which name Report.ByKind counts the records of a letter.
 var kinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.OrderTime: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
@@ -44,7 +43,7 @@ var kinds = map[byte]string{
 	keys.Run: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
 }
 
-// Gather reads all records of a store once.
+// Gather counts what a store holds. It reads all records of the store once.
 func Gather(ctx context.Context, s history.Store) (*Report, error) {
 	r := &Report{ByKind: map[string]record.Bytes{}}
 	for p, err := range s.Engine.Scan(ctx, s.Space.Everything()) {
@@ -53,7 +52,7 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 		}
 		letter, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return nil, codec.Corrupt(fmt.Errorf("%w: no key of the format", record.ErrMalformed), "record at key %x", p.Key)
+			return nil, codec.Corrupt(codec.Unknown(p.Key, p.Value), "record at key %x", p.Key)
 		}
 		kind := kinds[letter]
 		r.ByKind[kind] = plus(r.ByKind[kind], p)
@@ -65,7 +64,7 @@ func Gather(ctx context.Context, s history.Store) (*Report, error) {
 	return r, nil
 }
 
-// plus returns b with one record more.
+// plus returns b with record p added.
 func plus(b record.Bytes, p engine.Pair) record.Bytes {
 	return record.Bytes{Records: b.Records + 1, Keys: b.Keys + uint64(len(p.Key)), Values: b.Values + uint64(len(p.Value))}
 }
@@ -74,48 +73,67 @@ func plus(b record.Bytes, p engine.Pair) record.Bytes {
 func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.Pair) error {
 	switch letter {
 	case keys.Head:
-		h, err := heads.OpenHead(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "head at key %x", p.Key)
-		}
-		r.Sessions++
-		r.Nodes += h.Nodes
-		r.Payload += h.Bytes
-		r.Usage = head.AddUsage(r.Usage, h.Usage)
+		return r.countHead(p)
 	case keys.Life:
-		l, err := heads.OpenLife(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "lifecycle at key %x", p.Key)
-		}
-		if l.State == heads.Deleted {
-			r.Deleted++
-		}
+		return r.countLife(p)
 	case keys.Commit:
-		c, _, err := heads.OpenCommit(p.Key, p.Value)
-		if err != nil {
-			return codec.Corrupt(err, "commit at key %x", p.Key)
-		}
-		r.Commits++
-		for _, part := range c.Parts {
-			if part.Set == c.Revision {
-				r.Checkpoints += uint64(part.Size)
-			}
-		}
+		return r.countCommit(p)
 	case keys.Mark:
 		r.Blobs++
 	case keys.Pack:
-		if fields[24] > 0 {
-			return nil // a later value of a segment
+		if part := fields[24]; part == 0 { // The other parts are further values of the same segment.
+			return r.countPack(space, p)
 		}
-		loose, err := pack.IsLoose(space, p)
-		if err != nil {
-			return err
+	}
+	return nil
+}
+
+func (r *Report) countHead(p engine.Pair) error {
+	h, err := heads.OpenHead(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "head at key %x", p.Key)
+	}
+	r.Sessions++
+	r.Nodes += h.Nodes
+	r.Payload += h.Bytes
+	r.Usage = head.AddUsage(r.Usage, h.Usage)
+	return nil
+}
+
+func (r *Report) countLife(p engine.Pair) error {
+	l, err := heads.OpenLife(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "lifecycle at key %x", p.Key)
+	}
+	if l.State == heads.Deleted {
+		r.Deleted++
+	}
+	return nil
+}
+
+func (r *Report) countCommit(p engine.Pair) error {
+	c, _, err := heads.OpenCommit(p.Key, p.Value)
+	if err != nil {
+		return codec.Corrupt(err, "commit at key %x", p.Key)
+	}
+	r.Commits++
+	for _, part := range c.Parts {
+		if part.Set == c.Revision {
+			r.Checkpoints += uint64(part.Size)
 		}
-		if loose {
-			r.Loose++
-		} else {
-			r.Sealed++
-		}
+	}
+	return nil
+}
+
+func (r *Report) countPack(space *keys.Space, p engine.Pair) error {
+	loose, err := pack.IsLoose(space, p)
+	if err != nil {
+		return err
+	}
+	if loose {
+		r.Loose++
+	} else {
+		r.Sealed++
 	}
 	return nil
 }

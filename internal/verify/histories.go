@@ -44,7 +44,7 @@ func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error
 		if err != nil {
 			return err
 		}
-		counted := v.Report
+		report := v.Report
 		err = v.liveOrDeleted(ctx, inc)
 		var damage *record.CorruptError
 		if attempt == attempts || !errors.As(err, &damage) {
@@ -57,7 +57,7 @@ func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error
 		if bytes.Equal(after, before) {
 			return err
 		}
-		v.Sessions, v.Commits, v.Nodes = counted.Sessions, counted.Commits, counted.Nodes
+		v.Report = report // The next attempt counts and reports the same again.
 	}
 }
 

@@ -56,7 +56,7 @@ func (v *verifier) scan(ctx context.Context) error {
 		v.Records++
 		letter, fields, ok := v.store.Space.Fields(p.Key)
 		if !ok {
-			v.damaged = append(v.damaged, badRecord{key: p.Key, err: fmt.Errorf("%w: no key of the format", record.ErrMalformed)})
+			v.damaged = append(v.damaged, badRecord{key: p.Key, err: codec.Unknown(p.Key, p.Value)})
 			continue
 		}
 		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {

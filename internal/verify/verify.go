@@ -3,13 +3,14 @@
 // A check has three parts. It reads all records in one scan and gathers what they say of
 // each other: which incarnations have a lifecycle record, which session is a fork of which,
 // which blobs are stored. Then it reads each incarnation, ancestors before their forks,
-// from the head down to the nodes, and gathers which blobs they refer to. At last it reads
+// from the head down to the nodes, and gathers which blobs they refer to. Finally it reads
 // these blobs, and has the collector check its index.
 //
 // A check runs beside commits and maintenance. A record that looks missing or wrong may
-// have been moved, changed or removed while the check read. So the check looks at each
-// finding again before it reports a problem: it reads all records that the finding is about
-// in one call, or makes sure that the lifecycle record has not changed meanwhile.
+// have been moved, changed or removed while the check read. So the check looks at a finding
+// again before it reports a problem: it reads all records that the finding is about in one
+// call, or makes sure that the lifecycle record has not changed meanwhile. If something is
+// missing in the end, the whole check starts over, up to two times.
 package verify
 
 import (
