@@ -127,7 +127,7 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 	}
 	var v *gc.VacuumReport
 	run := erase.Store{Store: s.store.histories, Collector: s.store.collector()}
-	r, err := run.Nodes(ctx, s.session.Session, ids,
+	r, err := run.Nodes(ctx, s.session, ids,
 		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
 		func(ctx context.Context) (err error) {
 			v, err = s.store.Vacuum(ctx, gc.VacuumOptions{Progress: o.Progress, Pace: o.Pace})

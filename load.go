@@ -73,7 +73,7 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return history.Retry(ctx, s.session.Session, func() (*State, error) { return s.load(ctx, scope) })
+		return history.Retry(ctx, s.session, func() (*State, error) { return s.load(ctx, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
@@ -127,7 +127,7 @@ func (s *Session) Checkpoint(ctx context.Context, at head.Revision) (map[string]
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return history.Retry(ctx, s.session.Session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, at) })
+		return history.Retry(ctx, s.session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, at) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))
@@ -180,7 +180,7 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 
 func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return history.Retry(ctx, s.session.Session, func() (Node, error) { return read(ctx) })
+		return history.Retry(ctx, s.session, func() (Node, error) { return read(ctx) })
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 

@@ -280,7 +280,7 @@ func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more
 		h, _, err := s.session.Head(ctx)
 		return h, err
 	}
-	sealed, more, err := sizes.Next(ctx, c, s.session.Session, current, all)
+	sealed, more, err := sizes.Next(ctx, c, s.session, current, all)
 	if err == nil {
 		s.sealedRaw.Store(sealed)
 	}
@@ -403,7 +403,7 @@ func (s *Session) Kept(ctx context.Context) ([]head.Kept, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return history.WithLifecycles(ctx, s.session.Session, func(l *history.Lifecycles) ([]head.Kept, error) {
+	return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) ([]head.Kept, error) {
 		refs, err := heads.Kept(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
 		slices.SortFunc(refs, func(a, b head.Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err

@@ -9,7 +9,6 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
@@ -40,7 +39,7 @@ type Info struct {
 // in many, may be used at once: commits are checked against the store.
 type Session struct {
 	store   *Store
-	session *commit.Session
+	session *history.Session
 
 	// sealedRaw is heads.Life.SealedRaw as it was seen last.
 	sealedRaw atomic.Uint64
@@ -58,12 +57,12 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.handle(commit.NewSession(h), st), nil
+	return s.handle(h, st), nil
 }
 
 // handle returns a handle on a session. st is the state in which it was opened, or nil if
 // it was created just now.
-func (s *Store) handle(h *commit.Session, st *history.State) *Session {
+func (s *Store) handle(h *history.Session, st *history.State) *Session {
 	out := &Session{store: s, session: h}
 	if st == nil {
 		return out
@@ -82,7 +81,7 @@ func (s *Store) byIncarnation(ctx context.Context, inc heads.Incarnation) (*Sess
 	if err != nil || h == nil {
 		return nil, err
 	}
-	return s.handle(commit.NewSession(h), st), nil
+	return s.handle(h, st), nil
 }
 
 // ID returns the session's id.

@@ -77,10 +77,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 		b.Delete(t)
 	}
 	b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
-	s.mu.Lock()
-	orderTime := s.orderTime
-	s.mu.Unlock()
-	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, orderTime, w.now)
+	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, s.OrderTime(), w.now)
 	w.head, w.record = next, next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.record)
 	// The limits are the same for all engines, so that a store can be copied to any of them.
@@ -175,7 +172,7 @@ func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 		return nil
 	}
 	var id graph.ID // the node that is checked
-	_, err := history.WithLifecycles(ctx, w.s.Session, func(l *history.Lifecycles) (struct{}, error) {
+	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (struct{}, error) {
 		for _, id = range w.built.older {
 			if err := w.s.NotPruned(ctx, h.Revision, id); err != nil {
 				return struct{}{}, err

@@ -5,12 +5,13 @@ import (
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Checkpoint returns the contents of the checkpoint parts at a revision. 0 stands for the
 // revision of the head. The parts of the head go into st.Bases, so that the next versions can be
 // stored as deltas.
-func (st *Store) Checkpoint(ctx context.Context, s *Session, at head.Revision) (map[string][]byte, error) {
+func (st *Store) Checkpoint(ctx context.Context, s *history.Session, at head.Revision) (map[string][]byte, error) {
 	h, _, err := s.Head(ctx)
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
@@ -41,7 +42,7 @@ import (
 //
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
-func (st *Store) Commit(ctx context.Context, s *Session, r *Request) (Result, Stats, error) {
+func (st *Store) Commit(ctx context.Context, s *history.Session, r *Request) (Result, Stats, error) {
 	w := writer{s: s, in: r, store: st, now: st.Now(), Change: change.Change{Engine: st.Engine}}
 	st.Random(w.salt[:])
 	result, err := w.attempt(ctx)
@@ -58,7 +59,7 @@ func (st *Store) Commit(ctx context.Context, s *Session, r *Request) (Result, St
 // A writer is one call of Commit.
 type writer struct {
 	store *Store
-	s     *Session
+	s     *history.Session
 	in    *Request
 	salt  pack.Salt
 	now   time.Time
@@ -83,16 +84,16 @@ type writer struct {
 // attempt tries until the commit stands or fails.
 func (w *writer) attempt(ctx context.Context) (Result, error) {
 	s := w.s
-	h, record, fresh, err := s.current(ctx)
+	h, record, fresh, err := current(ctx, s)
 	if err != nil {
 		return Result{}, err
 	}
 	for {
 		if w.in.Expected != Any && h.Revision != w.in.Expected {
 			if fresh {
-				return w.orReplay(ctx, s.conflict(w.in.Expected, h))
+				return w.orReplay(ctx, conflictOf(s, w.in.Expected, h))
 			}
-			if h, record, err = s.readRecord(ctx); err != nil {
+			if h, record, err = readRecord(ctx, s); err != nil {
 				return Result{}, err
 			}
 			fresh = true
@@ -112,7 +113,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 			continue
 		} else if err != nil {
 			if !fresh { // The reason may be that the head is out of date.
-				if h, record, err = s.readRecord(ctx); err != nil {
+				if h, record, err = readRecord(ctx, s); err != nil {
 					return Result{}, err
 				}
 				fresh = true
@@ -126,7 +127,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 		if !errors.Is(err, engine.ErrConflict) {
 			return Result{}, err
 		}
-		s.forget()
+		s.Forget()
 		if h, record, err = w.resolve(ctx, err); err != nil {
 			if errors.Is(err, errStands) {
 				return w.done(), nil
@@ -176,4 +177,23 @@ func (v *version) asBase(p *head.Part, content []byte) blobs.Base {
 		b.Deltas = int(min(p.Set-p.Whole, blobs.MaxDeltas))
 	}
 	return b
+}
+
+// current returns the head that was seen last, with its record. If there is none, it reads the
+// head, and fresh is true.
+func current(ctx context.Context, s *history.Session) (h *heads.Head, record []byte, fresh bool, err error) {
+	if h, record = s.Seen(); record != nil {
+		return h, record, false, nil
+	}
+	h, record, err = readRecord(ctx, s)
+	return h, record, true, err
+}
+
+// readRecord reads the head and its record.
+func readRecord(ctx context.Context, s *history.Session) (*heads.Head, []byte, error) {
+	h, values, err := s.Head(ctx, s.HeadKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	return h, values[0], nil
 }

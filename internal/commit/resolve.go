@@ -58,7 +58,7 @@ func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []by
 		return nil, nil, w.replay(ctx, turnKey, vs[2])
 	}
 	if w.in.Expected != Any && h.Revision != w.in.Expected {
-		return nil, nil, s.conflict(w.in.Expected, h)
+		return nil, nil, conflictOf(s, w.in.Expected, h)
 	}
 	var ce *engine.ConflictError
 	if errors.As(conflict, &ce) {
@@ -101,8 +101,8 @@ func (w *writer) duplicateKey(ctx context.Context, key []byte) error {
 	return nil
 }
 
-// conflict returns the error for a head that is not at the expected revision.
-func (s *Session) conflict(expected head.Revision, h *heads.Head) error {
+// conflictOf returns the error for a head that is not at the expected revision.
+func conflictOf(s *history.Session, expected head.Revision, h *heads.Head) error {
 	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
 }
 
@@ -142,13 +142,13 @@ func (w *writer) replay(ctx context.Context, key, value []byte) error {
 	if stored.Turn != w.in.Turn {
 		return codec.Corrupt(record.ErrHash, "turn %q of session %q", w.in.Turn, s.ID)
 	}
-	before, err := s.baseBefore(ctx, revision)
+	before, err := baseBefore(ctx, s, revision)
 	if err != nil {
 		return err
 	}
 	var p pack.Pack
 	if stored.Nodes > 0 {
-		if p, err = history.Retry(ctx, s.Session, func() (pack.Pack, error) { return s.Pack(ctx, s.Inc, revision) }); err != nil {
+		if p, err = history.Retry(ctx, s, func() (pack.Pack, error) { return s.Pack(ctx, s.Inc, revision) }); err != nil {
 			return err
 		}
 	}
@@ -199,7 +199,7 @@ func (w *writer) digests(with *heads.Commit) (payloads []*blobs.Draft, parts map
 }
 
 // baseBefore returns the state that the commit of revision r was built on.
-func (s *Session) baseBefore(ctx context.Context, r head.Revision) (base, error) {
+func baseBefore(ctx context.Context, s *history.Session, r head.Revision) (base, error) {
 	b := base{revision: r - 1}
 	if r == 1 {
 		b.commit = heads.Genesis(s.Inc, s.Origin)

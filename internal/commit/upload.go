@@ -8,11 +8,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Upload stores the content of r as a blob, and grants it to a later commit of the session: see
 // turnstone.Session.PutAttachment. If size is not negative, it is the size of the content.
-func (st *Store) Upload(ctx context.Context, s *Session, r io.Reader, size int64) (*blobs.Draft, error) {
+func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, size int64) (*blobs.Draft, error) {
 	if _, err := s.Lifecycles(ctx); err != nil {
 		return nil, err
 	}

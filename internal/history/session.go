@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -21,8 +22,9 @@ var (
 	ErrBlobNotFound = errors.New("turnstone: attachment not found")
 )
 
-// A Session is the history of an incarnation that lives under a session id. It holds no
-// state of its own and is safe for concurrent use.
+// A Session is the history of an incarnation that lives under a session id. It remembers the
+// head that it saw last, so that a commit reads nothing as long as nobody else commits. It is
+// safe for concurrent use.
 type Session struct {
 	History
 	ID   string
@@ -30,6 +32,11 @@ type Session struct {
 	// HeadKey and the others are the keys of the session's head, metadata, lifecycle
 	// record and dirty record.
 	HeadKey, AboutKey, LifeKey, DirtyKey []byte
+
+	mu        sync.Mutex  // guards the fields below
+	head      *heads.Head // never changed, only replaced
+	headValue []byte      // the record of head, or nil if the next commit has to read the head
+	orderTime []byte      // the record of the session's time in the order of sessions
 }
 
 // Session returns the session with an id and an incarnation. It reads nothing.
@@ -152,6 +159,60 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 		return nil, nil, nil, err
 	}
 	return h, values[0], values[3:], nil
+}
+
+// Head reads the head, and the values of more keys as they stood at the same moment: see
+// ReadHead. It expects the head that was seen last, and sees the one that it reads.
+func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
+	guess := head.Revision(0)
+	if seen, _ := s.Seen(); seen != nil {
+		guess = seen.Revision
+	}
+	h, value, values, err := s.ReadHead(ctx, guess, more...)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.See(h, value)
+	return h, values, nil
+}
+
+// See tells the session of a head that was read or written. The session ignores the head if it
+// has seen a newer one. If value, the record of the head, is nil, the next commit reads the head.
+func (s *Session) See(h *heads.Head, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == nil || h.Revision >= s.head.Revision {
+		s.head, s.headValue = h, value
+	}
+}
+
+// Seen returns the head that was seen last and its record. The head is nil if none was seen, and
+// the record is nil if it is not known, or may not stand any more.
+func (s *Session) Seen() (h *heads.Head, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.head, s.headValue
+}
+
+// Forget makes the next commit read the head.
+func (s *Session) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.headValue = nil
+}
+
+// SeeOrderTime tells the session of the record of its time in the order of sessions.
+func (s *Session) SeeOrderTime(value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.orderTime = value
+}
+
+// OrderTime returns the record of the session's time in the order of sessions, as it was seen last.
+func (s *Session) OrderTime() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.orderTime
 }
 
 // headAt reads the head, the commit of revision r, the commit after it, and more keys in one call.

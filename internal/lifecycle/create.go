@@ -22,7 +22,7 @@ type Request struct {
 
 // Create makes the session that r describes, and created is true. The state of a new
 // session is nil. If a session has the id already, Create returns that one and its state.
-func (st *Store) Create(ctx context.Context, r *Request) (session *commit.Session, state *history.State, created bool, err error) {
+func (st *Store) Create(ctx context.Context, r *Request) (session *history.Session, state *history.State, created bool, err error) {
 	n := creator{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
 	err = change.Settle(ctx, st.Engine, func(c *change.Change) error { return n.attempt(ctx, c) })
 	if mayStand := n.created || errors.Is(err, change.ErrOutcomeUnknown); !mayStand {
@@ -39,7 +39,7 @@ type creator struct {
 	*Store
 	request *Request
 	stage   commit.Stage // the blobs of a fork's checkpoint
-	session *commit.Session
+	session *history.Session
 	state   *history.State
 	created bool
 }
@@ -54,7 +54,7 @@ func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 	}
 	existing, state, err := n.OpenSession(ctx, n.request.About.ID)
 	if err == nil {
-		n.session, n.state = commit.NewSession(existing), state
+		n.session, n.state = existing, state
 	}
 	if !errors.Is(err, history.ErrSessionNotFound) {
 		return err
@@ -100,7 +100,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	}
 	about.Incarnation = inc
 	h := heads.Head{Incarnation: inc, Updated: about.Updated}
-	s := commit.NewSession(n.Session(about.ID, inc))
+	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
 		if s.Origin, err = n.fork(ctx, &b, n.request, &about, &n.stage); err != nil {
 			return nil, err

@@ -7,7 +7,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -26,7 +25,7 @@ const (
 
 // SaveMetadata empties fields of a session's metadata, and then sets those fields that are
 // set in m. Labels are merged. The revision of the session stays the same.
-func (st *Store) SaveMetadata(ctx context.Context, s *commit.Session, m *heads.About, empty []Field) error {
+func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.About, empty []Field) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		timeKey := st.Space.OrderTime(s.Inc)
 		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, timeKey)

@@ -7,15 +7,15 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // ErrExists says that the name or the id is taken.
 var ErrExists = errors.New("turnstone: exists already")
 
 // Rename gives a session another id. The error is ErrExists if a session has that id.
-func (st *Store) Rename(ctx context.Context, s *commit.Session, to string) error {
+func (st *Store) Rename(ctx context.Context, s *history.Session, to string) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		if c.Unknown { // An earlier attempt may have renamed the session.
 			life, err := st.Life(ctx, s.Inc)
@@ -28,8 +28,8 @@ func (st *Store) Rename(ctx context.Context, s *commit.Session, to string) error
 }
 
 // rename is one attempt of Rename.
-func (st *Store) rename(ctx context.Context, c *change.Change, s *commit.Session, to string) error {
-	return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Session, to string) error {
+	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		space := st.Space
 		hash := space.Session(to)
 		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.Inc)

@@ -10,14 +10,13 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Prune moves the floor of a session up, so that the session retains its last keep revisions
 // and those that are kept by name. It reports whether it moved the floor.
-func (st *Store) Prune(ctx context.Context, s *commit.Session, keep uint64) (moved bool, err error) {
+func (st *Store) Prune(ctx context.Context, s *history.Session, keep uint64) (moved bool, err error) {
 	var before head.Revision // the floor before the first attempt that may stand
 	err = st.changeLife(ctx, s, func(c *change.Change, h *heads.Head, life *heads.Life, _ *engine.Batch) (needed bool, err error) {
 		if !c.Unknown {
@@ -66,7 +65,7 @@ func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err erro
 func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, keep uint64) (moved bool, err error) {
 	s, state, err := st.ByIncarnation(ctx, inc)
 	if err == nil && s != nil {
-		session := commit.NewSession(s)
+		session := s
 		session.See(state.Head, nil)
 		moved, err = st.Prune(ctx, session, keep)
 	}
@@ -78,7 +77,7 @@ func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, ke
 
 // Keep keeps revision r under a name. If r is 0, it keeps the revision of the head. The error
 // is ErrExists if the name keeps another revision.
-func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r head.Revision) error {
+func (st *Store) Keep(ctx context.Context, s *history.Session, name string, r head.Revision) error {
 	key := st.Space.Ref(s.Inc, name)
 	at := r // It stays the same for all attempts: one of them may stand although its outcome is unknown.
 	return st.changeLife(ctx, s, func(_ *change.Change, h *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
@@ -106,7 +105,7 @@ func (st *Store) Keep(ctx context.Context, s *commit.Session, name string, r hea
 
 // checkKept fails with ErrExists if a name keeps another revision than r. key and value are
 // those of the name's record.
-func checkKept(s *commit.Session, name string, r head.Revision, key, value []byte) error {
+func checkKept(s *history.Session, name string, r head.Revision, key, value []byte) error {
 	kept, err := heads.OpenKept(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "kept revision %q of session %q", name, s.ID)
@@ -119,7 +118,7 @@ func checkKept(s *commit.Session, name string, r head.Revision, key, value []byt
 
 // checkRetained fails with ErrRevisionNotFound if the session has no revision r, and with
 // ErrRevisionPruned if the session does not retain it.
-func (st *Store) checkRetained(ctx context.Context, s *commit.Session, h *heads.Head, life *heads.Life, r head.Revision) error {
+func (st *Store) checkRetained(ctx context.Context, s *history.Session, h *heads.Head, life *heads.Life, r head.Revision) error {
 	if r > h.Revision || r == 0 {
 		return fmt.Errorf("%w: %d of session %q, which is at %d", history.ErrRevisionNotFound, r, s.ID, h.Revision)
 	}
@@ -131,7 +130,7 @@ func (st *Store) checkRetained(ctx context.Context, s *commit.Session, h *heads.
 }
 
 // Release ends Keep. It is no error if the name keeps nothing.
-func (st *Store) Release(ctx context.Context, s *commit.Session, name string) error {
+func (st *Store) Release(ctx context.Context, s *history.Session, name string) error {
 	key := st.Space.Ref(s.Inc, name)
 	return st.changeLife(ctx, s, func(_ *change.Change, _ *heads.Head, life *heads.Life, b *engine.Batch) (needed bool, err error) {
 		vs, err := st.Engine.Get(ctx, key)
@@ -147,9 +146,9 @@ func (st *Store) Release(ctx context.Context, s *commit.Session, name string) er
 // reports that there is nothing to do. It calls edit again after a conflict. The conflict may
 // be with an earlier attempt whose outcome was unknown. Then edit finds that attempt's
 // result, and has nothing to do.
-func (st *Store) changeLife(ctx context.Context, s *commit.Session, edit func(*change.Change, *heads.Head, *heads.Life, *engine.Batch) (needed bool, err error)) error {
+func (st *Store) changeLife(ctx context.Context, s *history.Session, edit func(*change.Change, *heads.Head, *heads.Life, *engine.Batch) (needed bool, err error)) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+		return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 			h, _, err := s.Head(ctx)
 			if err != nil {
 				return false, err

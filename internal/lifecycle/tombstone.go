@@ -8,20 +8,19 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Tombstone hides nodes from a session. The error is history.ErrNodeNotFound if the
 // session's graph does not have one of them, and then Tombstone changes nothing.
-func (st *Store) Tombstone(ctx context.Context, s *commit.Session, ids []graph.ID) error {
+func (st *Store) Tombstone(ctx context.Context, s *history.Session, ids []graph.ID) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error { return st.tombstone(ctx, c, s, ids) })
 }
 
 // tombstone is one attempt of Tombstone.
-func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Session, ids []graph.ID) error {
-	return c.Alter(ctx, s.Session, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+func (st *Store) tombstone(ctx context.Context, c *change.Change, s *history.Session, ids []graph.ID) error {
+	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		h, _, err := s.Head(ctx)
 		if err != nil {
 			return false, err
@@ -56,7 +55,7 @@ func (st *Store) tombstone(ctx context.Context, c *change.Change, s *commit.Sess
 // findNode fails with history.ErrNodeNotFound if the session's graph does not have node id.
 // It adds the nodes of the graph that are in the same segment to found, and reads nothing if
 // found has the node already.
-func findNode(ctx context.Context, s *commit.Session, last head.Revision, id graph.ID, found map[graph.ID]bool) error {
+func findNode(ctx context.Context, s *history.Session, last head.Revision, id graph.ID, found map[graph.ID]bool) error {
 	if found[id] {
 		return nil
 	}
