@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 func (a *app) copy() *cobra.Command {
@@ -23,29 +23,17 @@ func (a *app) copy() *cobra.Command {
 			"What is written to FROM meanwhile is copied as well, if FROM comes to rest.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			from, to := &app{url: args[0], wait: a.wait, minFree: a.minFree}, &app{url: args[1], wait: a.wait, minFree: a.minFree}
-			if dir, ok := directory(from.url); ok {
-				if held, err := open.Holds(dir); err != nil {
-					return err
-				} else if !held {
-					return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
-				}
-			}
-			r, err := copyStore(cmd.Context(), from, to, overwrite)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, to := *a, *a
+			from.url, to.url = args[0], args[1]
+			r, err := copyStore(cmd.Context(), &from, &to, overwrite)
 			if err != nil {
 				return err
 			}
 			if asLines {
 				return asJSON(cmd.OutOrStdout(), r)
 			}
-			p := printer{w: cmd.OutOrStdout()}
-			p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
-			if r.Deleted > 0 {
-				p.printf("deleted  %s that the source has no more\n", plural(r.Deleted, "record"))
-			}
-			p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
-			return p.err
+			return printCopy(cmd.OutOrStdout(), r)
 		},
 	}
 	c.Flags().BoolVar(&overwrite, "overwrite", false, "also if TO was written to since it was copied: what was written there is lost")
@@ -53,13 +41,30 @@ func (a *app) copy() *cobra.Command {
 	return c
 }
 
+func printCopy(w io.Writer, r *turnstone.CopyReport) error {
+	p := printer{w: w}
+	p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
+	if r.Deleted > 0 {
+		p.printf("deleted  %s that the source has no more\n", plural(r.Deleted, "record"))
+	}
+	p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
+	return p.err
+}
+
+// copyStore copies the store of from to the engine of to. It checks that the source is
+// a store before it creates anything at the destination.
 func copyStore(ctx context.Context, from, to *app, overwrite bool) (r *turnstone.CopyReport, err error) {
+	if found, err := from.mayExist(); err != nil {
+		return nil, err
+	} else if !found {
+		return nil, fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
+	}
 	src, err := from.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	st, err := turnstone.Open(ctx, src, &turnstone.Options{MustExist: true, NoAutoSeal: true}) // or there is nothing to make TO for
+	st, err := turnstone.Open(ctx, src, &turnstone.Options{MustExist: true, NoAutoSeal: true})
 	if err == nil {
 		err = st.Close()
 	}
