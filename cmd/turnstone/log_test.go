@@ -31,7 +31,7 @@ func TestGraphOfBranches(t *testing.T) {
 	at(8)
 	var out bytes.Buffer
 	r := reader{printer: printer{w: &out}, columns: 60}
-	r.graph(newestFirst(all), 0, false)
+	r.graph(newestFirst(all), false)
 	var got []string
 	for _, l := range strings.Split(strings.TrimRight(out.String(), "\n"), "\n") {
 		mark, _, _ := strings.Cut(l, "  2026")

@@ -40,8 +40,8 @@ func main() {
 	}
 }
 
-// message is an error for people. What went wrong once may be in the error more than
-// once, such as a full disk that each layer of the output came upon: it is said once.
+// message returns an error for people. An error may say the same more than once, for
+// example when several layers met a full disk. Each line is printed once.
 func message(err error) string {
 	var out []string
 	for _, l := range strings.Split(strings.TrimPrefix(err.Error(), "turnstone: "), "\n") {
