@@ -260,7 +260,11 @@ func reason(err error) string {
 
 // load imports conversations, prints a report, and compacts the store.
 func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []importer.Conversation, o importer.Options) error {
-	progress := bar(payloadBytes(convs), "importing", true)
+	total := 0
+	for i := range convs {
+		total += convs[i].PayloadBytes()
+	}
+	progress := bar(int64(total), "importing", true)
 	o.Progress = func(n int) { progress.Add(n) }
 	results := importer.Load(cmd.Context(), st, convs, o)
 	progress.Finish()
@@ -287,16 +291,6 @@ func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []impo
 	return nil
 }
 
-func payloadBytes(convs []importer.Conversation) int64 {
-	total := int64(0)
-	for i := range convs {
-		for j := range convs[i].Events {
-			total += int64(len(convs[i].Events[j].Payload))
-		}
-	}
-	return total
-}
-
 // compact makes few large segments of the many small commits of an import.
 func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	if err := st.Seal(ctx); err != nil {
@@ -310,11 +304,7 @@ func wouldImport(convs []importer.Conversation) []importer.Result {
 	var results []importer.Result
 	for i := range convs {
 		c := &convs[i]
-		r := importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events)}
-		for j := range c.Events {
-			r.Bytes += len(c.Events[j].Payload)
-		}
-		results = append(results, r)
+		results = append(results, importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events), Bytes: c.PayloadBytes()})
 	}
 	return results
 }

@@ -286,8 +286,7 @@ func (c *Conversation) finish() {
 	c.setSteps()
 	c.setTimes()
 	for i := range c.Events {
-		e := &c.Events[i]
-		clipModels(e.Usage)
+		clipModels(c.Events[i].Usage)
 	}
 	clipModels(c.Totals)
 }
@@ -302,7 +301,9 @@ func (c *Conversation) setSteps() {
 		if e.Turn && c.Name == "" {
 			c.Name = clip(strings.Join(strings.Fields(Text(e.Payload)), " "), 80)
 		}
-		e.Turn, afterUser = e.Turn && afterUser, afterUser || e.Turn
+		fromUser := e.Turn
+		e.Turn = fromUser && afterUser
+		afterUser = afterUser || fromUser
 		e.Step = e.Turn || e.Kind == "assistant" && afterTool
 		afterTool = e.Kind == "tool"
 	}
