@@ -127,7 +127,7 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 			used := len(strings.TrimRight(string(n.data), "\x00"))
 			for range flips {
 				bit := r.IntN(used * 8)
-				if r.IntN(8) == 0 { // there is least room for mistakes at both ends
+				if r.IntN(8) == 0 { // more often at both ends of a file
 					bit = r.IntN(min(used, 64)*8) + r.IntN(2)*(used-min(used, 64))*8
 				}
 				try(name, fmt.Sprintf("bit %d of byte %d of %d", bit%8, bit/8, used), func(d *disk) { d.names[name].data[bit/8] ^= 1 << (bit % 8) })
@@ -222,7 +222,7 @@ func TestATornFirstGroupIsNotDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := func(ts, durable uint64) {
-		if err := l.append(frameGroup, ts, durable, appendSet(make([]byte, frameRoom), []byte("k"), []byte("v"))); err != nil {
+		if err := l.append(frameGroup, ts, durable, appendSet(make([]byte, frameHeader), []byte("k"), []byte("v"))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -281,11 +281,11 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 }
 
 // A full disk is ErrNoSpace. Opening, reading and batches that reclaim go on, and
-// when there is room again everything does.
+// when there is space again everything does.
 func TestAFullDiskIsAnError(t *testing.T) {
 	testscale.Slow(t)
-	for _, room := range []int64{0, 20 << 10, 200 << 10, 700 << 10, 1500 << 10, 4 << 20} {
-		what := fmt.Sprintf("%d bytes of room", room)
+	for _, free := range []int64{0, 20 << 10, 200 << 10, 700 << 10, 1500 << 10, 4 << 20} {
+		what := fmt.Sprintf("%d bytes free", free)
 		d, l := newDisk("posix"), new(workload)
 		e, err := openDisk(d)
 		if err != nil {
@@ -297,7 +297,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			}
 		}
 		d.mu.Lock()
-		d.capacity = d.used() + room // another process takes all but this
+		d.capacity = d.used() + free // another process takes all but this
 		d.mu.Unlock()
 		for i := 0; err == nil; i++ {
 			err = l.count(e, i%3)
@@ -351,7 +351,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			if err != nil {
-				t.Fatalf("%s: with room again: %v", what, err)
+				t.Fatalf("%s: with space again: %v", what, err)
 			}
 		}
 		for tries := 0; e.waiting() && tries < 300; tries++ {

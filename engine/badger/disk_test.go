@@ -219,7 +219,7 @@ func (f *openFile) ReadAt(b []byte, at int64) (int, error) {
 	return n, nil
 }
 
-// allocate takes the blocks of a piece, as many as there is room for.
+// allocate takes the blocks of a piece, as many as there is space for.
 func (f *openFile) allocate(at, n int64) (got int64, err error) {
 	for b := at / blockSize; b*blockSize < at+n; b++ {
 		if !f.n.blocks[b] {

@@ -60,11 +60,11 @@ func TestAMemtableCountsMoreThanItTakes(t *testing.T) {
 			for i := range key {
 				key[i] = byte(r >> (i % 8 * 8))
 			}
-			if !m.room(cost(key, value)) {
+			if !m.fits(cost(key, value)) {
 				break
 			}
 			m.put(n, key, value)
-			frame := make([]byte, frameRoom)
+			frame := make([]byte, frameHeader)
 			if v == 0 {
 				frame = appendDelete(frame, key)
 			} else {

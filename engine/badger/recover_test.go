@@ -177,8 +177,8 @@ func TestATornEndNeverComesBack(t *testing.T) {
 	}
 	name, at := logName(l.number), l.pos
 	closed := bytes.Clone(d.names[name].data[at : at+frameHeader])
-	group := func(ts uint64, key, value string) { // of two that are in flight together
-		if err := l.append(frameGroup, ts, 1, appendSet(make([]byte, frameRoom), []byte(key), []byte(value))); err != nil {
+	group := func(ts uint64, key, value string) { // both are written before one sync
+		if err := l.append(frameGroup, ts, 1, appendSet(make([]byte, frameHeader), []byte(key), []byte(value))); err != nil {
 			t.Fatal(err)
 		}
 	}
