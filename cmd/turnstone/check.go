@@ -63,7 +63,7 @@ func (a *app) stats() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "stats",
-		Short:   "Say what the store holds and what that takes",
+		Short:   "Print how much the store holds and how much space that takes",
 		Example: "turnstone stats",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {

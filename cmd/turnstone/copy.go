@@ -16,11 +16,12 @@ func (a *app) copy() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "copy FROM TO",
 		Short: "Copy a store to another engine or place, or bring a copy up to date",
-		Long: "Copy the store FROM to TO, whatever engines they are. FROM is verified, every record that differs is written,\n" +
-			"what FROM has no more is removed, TO is verified, the commit ids of all heads are compared. Once more, it copies\n" +
-			"what is new; after an interruption, it goes on. TO must be empty, or a copy of FROM; it can't be opened before it\n" +
-			"is proven, and nobody should have it open. A copy that was written to since is refused without --overwrite.\n" +
-			"What is written to FROM meanwhile is copied as well, if FROM comes to rest.",
+		Long: "Copy the store FROM to TO. They may be on different engines. The command verifies FROM, writes all records\n" +
+			"that differ, deletes records that FROM does not have, verifies TO, and compares the commit ids of all heads. Run\n" +
+			"it again to copy what is new, or to go on after an interruption. TO must be empty or a copy of FROM, and no\n" +
+			"process should have it open. It can be opened when the copy is complete. If TO was written to since the last\n" +
+			"copy, the command refuses without --overwrite. Commits to FROM during the copy are copied as well, if FROM\n" +
+			"comes to rest.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -36,7 +37,7 @@ func (a *app) copy() *cobra.Command {
 			return printCopy(cmd.OutOrStdout(), r)
 		},
 	}
-	c.Flags().BoolVar(&overwrite, "overwrite", false, "also if TO was written to since it was copied: what was written there is lost")
+	c.Flags().BoolVar(&overwrite, "overwrite", false, "copy also if TO was written to since the last copy; what was written there is lost")
 	jsonFlag(c, &asLines)
 	return c
 }
@@ -45,7 +46,7 @@ func printCopy(w io.Writer, r *turnstone.CopyReport) error {
 	p := printer{w: w}
 	p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
 	if r.Deleted > 0 {
-		p.printf("deleted  %s that the source has no more\n", plural(r.Deleted, "record"))
+		p.printf("deleted  %s that the source does not have any more\n", plural(r.Deleted, "record"))
 	}
 	p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
 	return p.err

@@ -23,10 +23,10 @@ import (
 func (a *app) demo() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show what the store does, on a fresh one",
-		Long: "Run a scripted agent on a fresh embedded store: turns with tools, a lost compare-and-swap, a fork,\n" +
+		Short: "Show what a store does, in a new store",
+		Long: "Run a scripted agent on a new embedded store: turns with tools, a lost compare-and-swap, a fork,\n" +
 			"a rewind, a process killed in the middle of its commits, a tombstone, a verification.\n" +
-			"The store is made in a new temporary directory unless --store is given, which must be empty then.",
+			"The store is in a new temporary directory. If --store is given, that store is used and must be empty.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			url := a.url

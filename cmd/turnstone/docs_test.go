@@ -109,17 +109,17 @@ func TestDocs(t *testing.T) {
 	root := (&app{}).command()
 	fmt.Fprintf(&doc, `# The command
 
-This page is written by `+"`go test ./cmd/turnstone -run Docs -update`"+` from the commands themselves; the examples are run one after the
-other on the store of `+"`turnstone demo`"+`, by the test of the same name, which fails if a word of this page is not so.
+This page is written by `+"`go test ./cmd/turnstone -run Docs -update`"+` from the commands themselves; the test of the
+same name runs the examples one after the other on the store of `+"`turnstone demo`"+`, and fails if this page differs.
 
 %s
 
-`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is, or else it is in `+"`%s`"+`. A command waits for `+"`--wait`"+` (2 s) for a
-store that another process has open. With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB) new data is refused; what reads or
-removes goes on. Session ids may be shortened to a beginning that no other session has, but for those that
-`+"`rm`, `erase`, `tombstone` and `rename`"+` change, and for `+"`sessions --parent`"+`; node ids to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
-powershell) says how to have your shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
-in what a store holds are made visible, never sent to a terminal.
+`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open, a command
+waits up to `+"`--wait`"+` (2 s). With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB), new data is refused; commands that read or
+remove data still work. A session id may be shortened to a beginning that no other session has, except in
+`+"`rm`, `erase`, `tombstone`, `rename`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
+powershell) says how to make your shell complete session ids. Output is coloured only on a terminal, and not if `+"`NO_COLOR`"+` is set. Control characters and
+escape sequences in stored data are made visible before they reach a terminal.
 
 `, strings.ReplaceAll(exitCodes, "\n", " "), regexp.MustCompile("store: (.*); or set .*").FindStringSubmatch(root.PersistentFlags().Lookup("store").Usage)[1], storeVariable, defaultStore)
 	doc.WriteString(jsonDoc())

@@ -19,9 +19,9 @@ func (a *app) fork() *cobra.Command {
 	var r turnstone.Request
 	c := &cobra.Command{
 		Use:   "fork PLACE NEW",
-		Short: "Make a session that goes on from a place of another one",
-		Long: "Make the session NEW, which goes on from a place of another one and shares what is before it.\n" +
-			"Its checkpoint is that of the revision, or of the last whole turn up to the node.\n" +
+		Short: "Make a session that goes on from a place in another one",
+		Long: "Make the session NEW, which goes on from a place in another session and shares the history before it.\n" +
+			"Its checkpoint is that of the revision, or of the last complete turn up to the node.\n" +
 			placeForms,
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
@@ -30,7 +30,7 @@ func (a *app) fork() *cobra.Command {
 		}),
 	}
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
-	c.Flags().BoolVar(&r.Detached, "detached", false, "record where it comes from, but begin empty")
+	c.Flags().BoolVar(&r.Detached, "detached", false, "record the parent, but begin with an empty history")
 	a.complete(c)
 	return c
 }
@@ -77,7 +77,7 @@ func (a *app) rewind() *cobra.Command {
 		Use:   "rewind PLACE",
 		Short: "Move a session's leaf back, so that the next turn goes on from there",
 		Long: "Move a session's leaf back to a revision or a node, so that the next turn goes on from there. Nothing is\n" +
-			"lost: what came after stays as a branch.\n" + placeForms,
+			"lost: the nodes after it stay as a branch.\n" + placeForms,
 		Example: "turnstone rewind trip@2 --parts\nturnstone rewind trip/ship --empty",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -87,17 +87,17 @@ func (a *app) rewind() *cobra.Command {
 			}
 			switch {
 			case !p.bare && empty:
-				return usageError{errors.New("--empty goes with a SESSION alone")}
+				return usageError{errors.New("--empty needs SESSION without a revision or node")}
 			case p.bare && !empty:
-				return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
+				return usageError{errors.New("no target: give SESSION@REVISION, SESSION:NODE, or --empty")}
 			case parts && p.scope.At == 0:
 				return usageError{errors.New("--parts needs SESSION@REVISION")}
 			}
 			return runRewind(cmd, p, parts)
 		}),
 	}
-	c.Flags().BoolVar(&empty, "empty", false, "to before the first node")
-	c.Flags().BoolVar(&parts, "parts", false, "give the checkpoint parts back the contents that they had at that revision, too")
+	c.Flags().BoolVar(&empty, "empty", false, "move it to before the first node")
+	c.Flags().BoolVar(&parts, "parts", false, "also restore the checkpoint parts of that revision")
 	a.complete(c)
 	return c
 }
@@ -180,7 +180,7 @@ func (a *app) rename() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rename SESSION NEW",
 		Short:   "Give a session another id",
-		Long:    "Give a session another id, atomically. Its children have it as their parent under the new id.\nFor the name that people read, see `turnstone label --name`.",
+		Long:    "Give a session another id, atomically. Its children get the new id as their parent. To set the name that people\nread, use `turnstone label --name`.",
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -200,8 +200,8 @@ func (a *app) label() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
-		Short:   "Say what a session is: labels, name, model, directory",
-		Long:    "Set labels of a session; KEY= removes one. Without any, list them. What --unset names is emptied, before the\nrest is set.",
+		Short:   "Set or list the labels of a session, or set its name, model or directory",
+		Long:    "Set labels of a session; KEY= removes a label. Without labels and flags, list the labels. Fields that --unset\nnames are emptied before the others are set.",
 		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip\nturnstone label trip --unset name",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -231,7 +231,7 @@ func (a *app) label() *cobra.Command {
 	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
-	c.Flags().StringSliceVar(&fields, "unset", nil, "empty what it names: name, model, cwd, retention, labels, or several of them")
+	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: name, model, cwd, retention, labels, or several of them")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
@@ -243,7 +243,7 @@ func parseLabels(args []string) (map[string]string, error) {
 	for _, l := range args {
 		key, value, ok := strings.Cut(l, "=")
 		if !ok || key == "" {
-			return nil, usageError{fmt.Errorf("a label is KEY=VALUE, not %q", l)}
+			return nil, usageError{fmt.Errorf("%q is not a label: want KEY=VALUE", l)}
 		}
 		labels[key] = value
 	}
@@ -254,7 +254,7 @@ func parseLabels(args []string) (map[string]string, error) {
 func refuseEmptyFlags(cmd *cobra.Command, names ...string) error {
 	for _, name := range names {
 		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
-			return usageError{fmt.Errorf("--%s is empty: to empty it is --unset %s", name, name)}
+			return usageError{fmt.Errorf("--%s is empty: use --unset %s to empty it", name, name)}
 		}
 	}
 	return nil
@@ -266,7 +266,7 @@ func parseFields(names []string) ([]turnstone.Field, error) {
 	for i, name := range names {
 		fields[i] = turnstone.Field(name)
 		if err := fields[i].Check(); err != nil {
-			return nil, usageError{fmt.Errorf("--unset is name, model, cwd, retention or labels, not %q", name)}
+			return nil, usageError{fmt.Errorf("--unset must be name, model, cwd, retention or labels, not %q", name)}
 		}
 	}
 	return fields, nil
@@ -340,7 +340,7 @@ var policies = map[string]turnstone.ChildPolicy{
 func policy(children string) (turnstone.ChildPolicy, error) {
 	p, ok := policies[children]
 	if !ok {
-		return p, usageError{fmt.Errorf("--children is keep, refuse or cascade, not %q", children)}
+		return p, usageError{fmt.Errorf("--children must be keep, refuse or cascade, not %q", children)}
 	}
 	return p, nil
 }
@@ -350,8 +350,8 @@ func (a *app) rm() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rm SESSION…",
 		Short: "Delete sessions",
-		Long: "Delete sessions: no read or list shows them any more. `turnstone gc` and `vacuum` reclaim what they took,\n" +
-			"as far as no fork shares it. The ids must be whole.",
+		Long: "Delete sessions: no read or list shows them any more. `turnstone gc` and `vacuum` reclaim their space,\n" +
+			"except for what forks share. Ids can't be shortened.",
 		Example: "turnstone rm trip/train",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -364,7 +364,7 @@ func (a *app) rm() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&children, "children", "keep", "what becomes of sessions that come from it: keep, refuse (to delete) or cascade")
+	c.Flags().StringVar(&children, "children", "keep", "what happens to sessions that come from it: keep them, refuse to delete, or cascade")
 	a.complete(c)
 	return c
 }

@@ -35,9 +35,9 @@ func (a *app) export() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export SESSION",
 		Short: "Write a session's payloads as lines, byte for byte",
-		Long: "Write a session's payloads, byte for byte. Of a session that was imported from JSON lines this is its file as\n" +
-			"it was imported last, and behind it what was committed since. Of any other it is all nodes in the order of\n" +
-			"commits, each on a line.",
+		Long: "Write a session's payloads, byte for byte. For a session that was imported from JSON lines, write the file as\n" +
+			"it was imported last, and then the payloads that were committed since. For any other session, write the\n" +
+			"payloads of all nodes in the order of commits, each on a line.",
 		Example: "turnstone export trip/train --path",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -52,7 +52,7 @@ func (a *app) export() *cobra.Command {
 			return to(cmd, output, func(w io.Writer) error { return importer.Write(w, state, part) })
 		}),
 	}
-	c.Flags().BoolVar(&path, "path", false, "the active path only")
+	c.Flags().BoolVar(&path, "path", false, "write the active path only")
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
 	a.complete(c)
 	return c
@@ -78,9 +78,9 @@ func (a *app) cat() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cat [SESSION] ID",
 		Short: "Write an attachment, a checkpoint part or a payload, byte for byte",
-		Long: "Write an attachment, a checkpoint part or a payload, byte for byte. ID is the id of an attachment or part,\n" +
-			"and with SESSION also the beginning of one, the name of a part, or a node. Without SESSION all sessions are\n" +
-			"searched for the id.",
+		Long: "Write an attachment, a checkpoint part or a payload, byte for byte. ID is the id of an attachment or part.\n" +
+			"With SESSION it may also be the beginning of an id, the name of a part, or a node. Without SESSION, the command\n" +
+			"searches all sessions for the id.",
 		Example: "turnstone cat trip plan\nturnstone cat trip plan --at 1\nturnstone cat trip msg_1",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -92,7 +92,7 @@ func (a *app) cat() *cobra.Command {
 		}),
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
-	c.Flags().Uint64Var(&at, "at", 0, "checkpoint parts as they were at this revision")
+	c.Flags().Uint64Var(&at, "at", 0, "take checkpoint parts from this revision")
 	a.complete(c)
 	return c
 }
@@ -112,7 +112,7 @@ func catContent(ctx context.Context, st *turnstone.Store, args []string, at head
 // findContent looks in all sessions for the content with the given id.
 func findContent(ctx context.Context, st *turnstone.Store, id string, at head.Revision) (content, error) {
 	if len(id) != 64 || !hexadecimal(id) {
-		return nil, usageError{fmt.Errorf("%q is no whole id: name the session, too", id)}
+		return nil, usageError{fmt.Errorf("%q is not a whole id: give the session as well", id)}
 	}
 	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
 		if err != nil {
@@ -165,7 +165,7 @@ func sessionContent(ctx context.Context, s *turnstone.Session, name string, at h
 	}
 	found := contentsByID(ctx, s, state, name)
 	if len(found) > 1 {
-		return nil, fmt.Errorf("%w: %d ids in session %q begin with %q: give more of it", turnstone.ErrBlobNotFound, len(found), s.ID(), name)
+		return nil, fmt.Errorf("%w: %d ids in session %q begin with %q: give a longer beginning", turnstone.ErrBlobNotFound, len(found), s.ID(), name)
 	}
 	for _, c := range found {
 		return c, nil

@@ -20,8 +20,8 @@ import (
 )
 
 // importHelp is the help of import.
-const importHelp = `Import transcripts of agents; the format of each file (.gz too; - is standard
-input) is found out:
+const importHelp = `Import transcripts of agents. The command finds out the format of each file, which
+may be compressed (.gz). The file - is standard input. It reads these formats:
 
   OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
   mini-swe-agent            trajectories, which are such chats
@@ -33,25 +33,25 @@ input) is found out:
   Claude Code               session JSONL, with rewinds, forks and sub-agents
   JSONL                     lines of role and content
 
-A transcript that has grown is imported again: what is new is added to its
-session, what was edited becomes a branch, and labels, names, kept revisions and
-forks stay. A file that has less than the session changes nothing, and of several
-snapshots of a conversation the fullest decides where the session goes on.
---replace deletes the session and imports anew instead.
+Import a transcript again when it has grown: new messages are added to its session,
+edited messages become a branch, and labels, names, kept revisions and forks stay. A
+file that has fewer messages than the session changes nothing. Of several snapshots
+of a conversation, the one with the most messages decides where the session goes on.
+With --replace the session is deleted and imported anew instead.
 
-A file belongs to the session of the same conversation: by the conversation's own
-id for Claude Code, pi and tau2, and for chats whose id is a UUID, else by the
-path of the file and the place in it. Two files that are called the same become
-two sessions. --as gives standard input a path, or a file that was moved its old
-one.
+A file belongs to the session of the same conversation. Conversations of Claude Code,
+pi and tau2, and chats whose id is a UUID, are identified by their own ids. Others
+are identified by the path of the file and their place in it, so two files with the
+same name become two sessions. --as gives a path to standard input, or the old path
+to a file that was moved.
 
-What a file says outside its messages becomes the checkpoint parts import-outside
-and import-shared, and short fields of it labels that begin with "file.". Commits
-have the times of the file, where it has any.
+Fields of a file outside its messages become the checkpoint parts import-outside and
+import-shared. Short fields among them also become labels that begin with "file.".
+Commits have the times of the file, if it has any.
 
-A new conversation is imported whole or not at all. Input that can't be read is
-named with file, line and reason, and nothing of any file is imported, unless
---skip-bad is given: then what can be read is.`
+A new conversation is imported as a whole or not at all. If input can't be read, the
+command prints file, line and reason, and imports nothing of any file. With
+--skip-bad it imports what it can read.`
 
 // importFlags has the flags of import.
 type importFlags struct {
@@ -63,7 +63,7 @@ func (a *app) importFiles() *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
 		Use:     "import FILE…",
-		Short:   "Import transcripts of agents, and what is new in them",
+		Short:   "Import transcripts of agents, or what is new in them",
 		Long:    importHelp,
 		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl",
 		Args:    cobra.MinimumNArgs(1),
@@ -90,12 +90,12 @@ func (a *app) importFiles() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&f.by, "by", "turn", "what becomes a commit: turn (a user message up to the next) or step (an assistant's burst with its tool results); a version of a checkpoint part has one in any case")
-	c.Flags().StringVar(&f.as, "as", "", "take the file for the one at this path")
-	c.Flags().BoolVar(&f.skipBad, "skip-bad", false, "import what can be read of files with broken input")
-	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import them anew")
-	c.Flags().BoolVar(&f.yes, "yes", false, "with --replace: do not ask")
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be imported and write nothing")
+	c.Flags().StringVar(&f.by, "by", "turn", "what becomes a commit: turn (a user message and all up to the next one) or step (messages of the assistant and the results of its tools); each version of a checkpoint part gets a commit in any case")
+	c.Flags().StringVar(&f.as, "as", "", "import the file as if it were at this path")
+	c.Flags().BoolVar(&f.skipBad, "skip-bad", false, "import what can be read, although parts of files can't be")
+	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import the files anew")
+	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask before --replace deletes sessions")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be imported, and write nothing")
 	return c
 }
 
@@ -103,11 +103,11 @@ func (a *app) importFiles() *cobra.Command {
 func (f *importFlags) check(files []string) error {
 	switch {
 	case f.by != "turn" && f.by != "step":
-		return usageError{fmt.Errorf("--by is turn or step, not %q", f.by)}
+		return usageError{fmt.Errorf("--by must be turn or step, not %q", f.by)}
 	case f.as != "" && len(files) != 1:
-		return usageError{errors.New("--as goes with one file")}
+		return usageError{errors.New("--as needs exactly one file")}
 	case f.yes && !f.replace:
-		return usageError{errors.New("--yes goes with --replace")}
+		return usageError{errors.New("--yes needs --replace")}
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (f *importFlags) parse(cmd *cobra.Command, files []string) ([]importer.Conv
 	}
 	complain(cmd, bad)
 	if len(bad) > 0 && !f.skipBad {
-		return nil, inputError{fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))}
+		return nil, inputError{fmt.Errorf("%s can't be read, so nothing was imported (--skip-bad imports the rest)", plural(len(bad), "place"))}
 	}
 	if len(convs) == 0 {
 		return nil, inputError{errors.New("there is nothing to import")}
@@ -141,7 +141,7 @@ func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversat
 	}
 	in, ok := cmd.InOrStdin().(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(files, "-") {
-		return usageError{fmt.Errorf("--replace deletes %s: say --yes; without --replace, what is new is added", plural(len(losses), "session"))}
+		return usageError{fmt.Errorf("--replace deletes %s: confirm with --yes; without --replace, what is new is added", plural(len(losses), "session"))}
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "delete %s and import anew? [y/N] ", plural(len(losses), "session"))
 	yes, err := readYes(in)

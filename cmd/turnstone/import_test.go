@@ -69,7 +69,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 	if code != exitUsage || out != "" {
 		t.Errorf("%d %s", code, out)
 	}
-	for _, want := range []string{"deletes chat: 2 revisions of 3 nodes", "rating=good", "1 kept revision", "1 session", "say --yes"} {
+	for _, want := range []string{"deletes chat: 2 revisions of 3 nodes", "rating=good", "1 kept revision", "1 session", "confirm with --yes"} {
 		if !strings.Contains(errs, want) {
 			t.Errorf("no %q in %s", want, errs)
 		}
@@ -141,7 +141,7 @@ func TestABinaryFileGivesOneMessage(t *testing.T) {
 	}
 	for _, file := range []string{program, write(t, "noise.jsonl", string(noise)), write(t, "utf16.json", "[\x00{\x00}\x00]\x00")} {
 		code, _, errs := status(t, nil, "import", file, "--store", t.TempDir()+"/store")
-		if code != exitFailed || strings.Count(errs, "\n") != 2 || !strings.Contains(errs, filepath.Base(file)+": is binary data, no transcript\n") || !strings.Contains(errs, "1 place can't be imported") {
+		if code != exitFailed || strings.Count(errs, "\n") != 2 || !strings.Contains(errs, filepath.Base(file)+": is binary data, not a transcript\n") || !strings.Contains(errs, "1 place can't be read") {
 			t.Errorf("%d: %s", code, errs)
 		}
 	}

@@ -241,5 +241,5 @@ func active(r rune) bool {
 
 // jsonFlag adds the flag --json to a command.
 func jsonFlag(c *cobra.Command, on *bool) {
-	c.Flags().BoolVar(on, "json", false, "print JSON, a line each")
+	c.Flags().BoolVar(on, "json", false, "print JSON, one object a line")
 }

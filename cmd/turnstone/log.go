@@ -28,9 +28,9 @@ func (a *app) log() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "log SESSION",
 		Short: "List a session's commits, the last one first",
-		Long: "List a session's commits, the last one first: revision, time, nodes added, how they begin, the turn id;\n" +
-			"below it the leaf if it moved back, the checkpoint parts that were set, the tokens. --graph draws which\n" +
-			"commit goes on from which, branches and attached forks included.",
+		Long: "List a session's commits, the last one first: the revision, the time, the number of nodes added, the beginning\n" +
+			"of the first one, and the turn id. The lines below a commit have the checkpoint parts that it set and the tokens\n" +
+			"that it used. --graph draws which commit goes on from which, with branches and attached forks.",
 		Example: "turnstone log trip\nturnstone log trip --graph\nturnstone log trip/train --json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -40,7 +40,7 @@ func (a *app) log() *cobra.Command {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st, args[0]) })
 		},
 	}
-	c.Flags().IntVarP(&f.limit, "limit", "n", 0, "show at most so many; 0 shows all")
+	c.Flags().IntVarP(&f.limit, "limit", "n", 0, "greatest number of commits to show; 0 shows all")
 	c.Flags().BoolVar(&f.drawn, "graph", false, "draw branches and forks")
 	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("graph", "json")

@@ -57,15 +57,15 @@ const (
 	exitFailed      = 1   // any other error
 	exitUsage       = 2   // the command line is wrong; nothing was done
 	exitNotFound    = 3   // no such store, session, node, revision or attachment
-	exitDamaged     = 4   // something stored is missing or damaged
-	exitConflict    = 5   // somebody else was first, or it exists already
+	exitDamaged     = 4   // data in the store is missing or damaged
+	exitConflict    = 5   // another writer was first, or the name exists already
 	exitUnavailable = 6   // another process has the store open, its database can't be reached, or a copy into it is not finished
 	exitInterrupted = 130 // a signal ended the command
 )
 
-const exitCodes = `Exit codes: 0 done; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
-attachment; 4 something stored is damaged; 5 somebody else was first, or it exists already; 6 another process has
-the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 anything else.`
+const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
+attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
+the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 any other error.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }
@@ -127,7 +127,7 @@ func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "turnstone",
 		Short: "Persist, inspect and check the sessions of AI agents",
-		Long: "Turnstone keeps the sessions of AI agents: every turn a commit, every commit checked.\n" +
+		Long: "Turnstone stores the sessions of AI agents. Every turn is a commit, and every commit is checked.\n" +
 			"Start with `turnstone demo`, then `turnstone import FILE…` and `turnstone sessions`.\n\n" + exitCodes,
 		Version:                    version(),
 		SilenceUsage:               true,
@@ -224,7 +224,7 @@ func (a *app) mistakes(c *cobra.Command) {
 			return nil
 		}
 		if err := check(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w; it is used as `%s`", err, cmd.UseLine())}
+			return usageError{fmt.Errorf("%w; usage: `%s`", err, cmd.UseLine())}
 		}
 		return nil
 	}

@@ -151,9 +151,9 @@ func TestMistakesAreNamed(t *testing.T) {
 	check("bad.jsonl:4:", "import", good, bad)
 	check("no store at", "verify") // nothing was imported
 	check("no such file", "import", "missing.json")
-	check("--by is turn or step", "import", "--by", "day", good)
-	check("--as goes with one file", "import", "--as", "x", good, good)
-	check("--yes goes with --replace", "import", "--yes", good)
+	check("--by must be turn or step", "import", "--by", "day", good)
+	check("--as needs exactly one file", "import", "--as", "x", good, good)
+	check("--yes needs --replace", "import", "--yes", good)
 	if out := must(t, "import", "--skip-bad", good, bad, "--store", store); !strings.Contains(out, "total") {
 		t.Error(out)
 	}

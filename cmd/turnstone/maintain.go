@@ -33,8 +33,8 @@ func (a *app) gc() *cobra.Command {
 		Use:   "gc",
 		Short: "Delete blobs that nothing refers to any more",
 		Long: "Delete blobs that nothing refers to any more: no session, no fork, no kept revision,\n" +
-			"no upload that has not expired. Reads what changed since the last run.\n" +
-			"The files shrink with `turnstone vacuum`.",
+			"and no upload that has not expired. The command reads only what changed since the last run.\n" +
+			"Run `turnstone vacuum` to shrink the files.",
 		Example: "turnstone gc --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
@@ -55,9 +55,9 @@ func (a *app) gc() *cobra.Command {
 			return printGC(cmd.OutOrStdout(), r, o)
 		}),
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
-	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
-	c.Flags().StringVar(&only, "session", "", "look only at what changed in this session")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, print what would be deleted")
+	c.Flags().BoolVar(&o.Full, "full", false, "first rebuild the collector's index from all commits")
+	c.Flags().StringVar(&only, "session", "", "read only what changed in this session")
 	jsonFlag(c, &asLines)
 	a.complete(c, "session")
 	return c
@@ -105,10 +105,10 @@ func (a *app) vacuum() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
 		Use:   "vacuum",
-		Short: "Remove what is detached from the store's files, and shrink them",
-		Long: "Remove what is detached from the store's files, and shrink them: the content of tombstoned\n" +
-			"and pruned nodes, deleted sessions that no fork holds, blobs that nothing refers to.\n" +
-			"Needs as much free space as the store takes.",
+		Short: "Remove deleted content from the store's files, and shrink them",
+		Long: "Remove from the store's files the content of tombstoned and pruned nodes, deleted sessions\n" +
+			"that no fork holds, and blobs that nothing refers to, and shrink the files. This needs as\n" +
+			"much free space as the store takes.",
 		Example: "turnstone vacuum",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
@@ -145,7 +145,7 @@ func (a *app) printVacuum(p *printer, r *gc.VacuumReport, before uint64) {
 	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
 	p.printf("rewritten  %s\n", plural(r.Rewritten+r.Packed, "blob"))
 	if len(r.Unfinished) > 0 {
-		p.printf("unfinished %s: changed all the time, run it again\n", line(strings.Join(r.Unfinished, ", "), 400))
+		p.printf("unfinished %s: changed meanwhile; run vacuum again\n", line(strings.Join(r.Unfinished, ", "), 400))
 	}
 	if after := a.onDisk(); after > 0 {
 		p.printf("on disk    %s, before %s\n", size(after), size(before))
@@ -177,11 +177,11 @@ func (a *app) prune() *cobra.Command {
 	var f pruneFlags
 	c := &cobra.Command{
 		Use:   "prune --last N",
-		Short: "Retain the last revisions of sessions only",
-		Long: "Retain the last revisions of sessions only. Older ones can't be read any more, unless they\n" +
+		Short: "Retain only the last revisions of sessions",
+		Long: "Retain only the last revisions of sessions. Older ones can't be read any more, unless they\n" +
 			"are kept by name (`turnstone keep`); conversations stay whole. With --set, the session\n" +
-			"remembers the number, and every later prune applies it. `turnstone vacuum` reclaims what\n" +
-			"this frees.",
+			"remembers the number, and every later prune applies it. Run `turnstone vacuum` to reclaim\n" +
+			"the space.",
 		Example: "turnstone prune --last 2",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -189,16 +189,16 @@ func (a *app) prune() *cobra.Command {
 				return usageError{errors.New("--set needs --session")}
 			}
 			if !cmd.Flags().Changed("last") {
-				return usageError{errors.New("say how many revisions to retain: --last N; 0 applies what sessions have of their own")}
+				return usageError{errors.New("give the number of revisions to retain with --last N; 0 prunes only sessions that have a number of their own")}
 			}
 			a.options.Retention = f.retention()
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st) })
 		},
 	}
-	c.Flags().Uint64Var(&f.last, "last", 0, "how many revisions to retain; 0 leaves sessions without a number of their own alone")
-	c.Flags().StringVar(&f.session, "session", "", "this session only")
+	c.Flags().Uint64Var(&f.last, "last", 0, "number of revisions to retain; 0 prunes only sessions that have a number of their own")
+	c.Flags().StringVar(&f.session, "session", "", "prune this session only")
 	a.complete(c, "session")
-	c.Flags().BoolVar(&f.set, "set", false, "make it the session's own retention; with --last 0 it retains all")
+	c.Flags().BoolVar(&f.set, "set", false, "store the number in the session; --last 0 makes it retain all revisions")
 	return c
 }
 
@@ -243,8 +243,8 @@ func (a *app) keep() *cobra.Command {
 	var release, asLines bool
 	c := &cobra.Command{
 		Use:     "keep SESSION [NAME]",
-		Short:   "Keep a revision by name, whatever is pruned",
-		Long:    "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
+		Short:   "Keep a revision under a name, so that prune does not remove it",
+		Long:    "Keep a revision under a name, so that prune does not remove it. Without NAME, list the revisions that are kept.",
 		Example: "turnstone keep trip paid --revision 2\nturnstone keep trip",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -260,8 +260,8 @@ func (a *app) keep() *cobra.Command {
 			return s.Keep(cmd.Context(), args[1], head.Revision(revision))
 		}),
 	}
-	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
-	c.Flags().BoolVar(&release, "release", false, "keep it no longer")
+	c.Flags().Uint64Var(&revision, "revision", 0, "the revision to keep; the default is the last one")
+	c.Flags().BoolVar(&release, "release", false, "don't keep the revision any more")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
@@ -288,9 +288,10 @@ func (a *app) erase() *cobra.Command {
 		Use:   "erase SESSION [NODE…]",
 		Short: "Remove a session, or nodes of it, from the store's files",
 		Long: "Remove a session, or nodes of it, from the store's files: delete or tombstone, collect and\n" +
-			"vacuum. Ends with a receipt that says what was removed and what still holds or shares it.\n" +
-			"Text that a host put into other sessions, checkpoints or later messages as well is there still.\n" +
-			"A server keeps the bytes in its files until it overwrites them, and in its log and backups.",
+			"vacuum. The command prints a receipt that says what was removed and what still holds or\n" +
+			"shares the content. Text that a host also put into other sessions, checkpoints or later\n" +
+			"messages stays there. A database server keeps the bytes in its files until it overwrites\n" +
+			"them, and in its log and backups.",
 		Example: "turnstone erase trip msg_2 --yes\nturnstone erase trip/boat --yes",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -299,7 +300,7 @@ func (a *app) erase() *cobra.Command {
 				return err
 			}
 			if !yes {
-				return usageError{errors.New("erasing can't be undone: say --yes")}
+				return usageError{errors.New("erasing can't be undone: confirm with --yes")}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				before := a.onDisk()
@@ -314,9 +315,9 @@ func (a *app) erase() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&children, "children", "keep", "of a session: keep, refuse or cascade")
+	c.Flags().StringVar(&children, "children", "keep", "what happens to sessions that come from it: keep them, refuse to erase, or cascade")
 	jsonFlag(c, &asLines)
-	c.Flags().BoolVar(&yes, "yes", false, "do it")
+	c.Flags().BoolVar(&yes, "yes", false, "confirm that the content is to be removed for good")
 	return c
 }
 

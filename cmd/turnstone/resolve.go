@@ -79,7 +79,7 @@ func idsBeginning(ctx context.Context, st *turnstone.Store, prefix string, limit
 func explainPlace(ctx context.Context, st *turnstone.Store, name string, err error) error {
 	if i := strings.LastIndexAny(name, "@:"); i > 0 {
 		if _, serr := st.Session(ctx, name[:i]); serr == nil {
-			return fmt.Errorf("%w (a SESSION is wanted here, not a place in it)", err)
+			return fmt.Errorf("%w (this command takes a SESSION, not a place in it)", err)
 		}
 	}
 	return err
@@ -121,7 +121,7 @@ func node(ctx context.Context, s *turnstone.Session, name string) (graph.ID, err
 	case len(found) == 1:
 		return found[0], nil
 	}
-	return graph.ID{}, fmt.Errorf("%w: %d nodes of session %q begin with %q: give more of it", turnstone.ErrNodeNotFound, len(found), s.ID(), name)
+	return graph.ID{}, fmt.Errorf("%w: %d nodes of session %q begin with %q: give a longer beginning", turnstone.ErrNodeNotFound, len(found), s.ID(), name)
 }
 
 // nodesBeginning returns the nodes of s whose ids begin with prefix.
@@ -152,7 +152,7 @@ type place struct {
 }
 
 const placeForms = "PLACE is SESSION, SESSION@REVISION, or SESSION:NODE. NODE is the beginning of a node's id, or its key;\n" +
-	"SESSION is a session's id, or a beginning that no other has."
+	"SESSION is a session's id, or a beginning of it that no other id has."
 
 // find finds the place that name stands for. It takes name for the id of a session
 // first, then for a place in a session, and last for the beginning of an id.
@@ -210,7 +210,7 @@ func within(ctx context.Context, s *turnstone.Session, name string, sign byte, w
 	}
 	r, err := strconv.ParseUint(what, 10, 64)
 	if err != nil || r == 0 {
-		return place{}, usageError{fmt.Errorf("%q: revisions are numbers from 1 on", name)}
+		return place{}, usageError{fmt.Errorf("%q: a revision is a number from 1 on", name)}
 	}
 	return place{Session: s, scope: turnstone.Scope{At: head.Revision(r)}}, nil
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // errLimit is the error for a negative --limit.
-var errLimit = usageError{errors.New("--limit is not negative")}
+var errLimit = usageError{errors.New("--limit must not be negative")}
 
 // sessionsFlags has the flags of sessions.
 type sessionsFlags struct {
@@ -40,11 +40,11 @@ func (a *app) sessions() *cobra.Command {
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st) })
 		},
 	}
-	c.Flags().IntVar(&f.limit, "limit", 50, "show at most so many; 0 shows all")
-	c.Flags().StringVar(&f.Parent, "parent", "", "children of this session only")
-	c.Flags().StringToStringVar(&f.Labels, "label", nil, "sessions with this label only, as KEY=VALUE; all of them, if given more than once")
-	c.Flags().StringVar(&f.model, "model", "", "sessions of this model only")
-	c.Flags().StringVar(&f.name, "name", "", "sessions with this text in their name only")
+	c.Flags().IntVar(&f.limit, "limit", 50, "greatest number of sessions to show; 0 shows all")
+	c.Flags().StringVar(&f.Parent, "parent", "", "list only children of this session")
+	c.Flags().StringToStringVar(&f.Labels, "label", nil, "list only sessions with this label, KEY=VALUE; if repeated, only those with all labels")
+	c.Flags().StringVar(&f.model, "model", "", "list only sessions of this model")
+	c.Flags().StringVar(&f.name, "name", "", "list only sessions with this text in their name")
 	jsonFlag(c, &f.asLines)
 	a.complete(c, "parent")
 	return c
@@ -137,7 +137,7 @@ func (a *app) tree() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "tree [SESSION]",
 		Short:   "Show sessions with their forks and sub-agents",
-		Long:    "Show sessions with their forks and sub-agents, those that began first first. With SESSION, only what comes from it.",
+		Long:    "Show sessions with their forks and sub-agents, the oldest first. With SESSION, show only that session and what comes\nfrom it.",
 		Example: "turnstone tree",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {

@@ -29,16 +29,16 @@ func (a *app) show() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show SESSION",
 		Short: "Print a session's conversation",
-		Long: "Print a session's conversation: the active path, wrapped, each result of a tool with the call that it\n" +
-			"answers, long payloads folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
+		Long: "Print a session's conversation: the nodes of the active path. The result of a tool names the call that it\n" +
+			"answers, and long payloads are folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
 		RunE:    a.in(f.run),
 	}
-	c.Flags().Uint64Var(&f.at, "at", 0, "as it was at this revision")
-	c.Flags().StringVar(&f.leaf, "leaf", "", "the path to this node: its key, or the beginning of its id")
-	c.Flags().IntVar(&f.last, "last", 0, "the last so many nodes only")
-	c.Flags().BoolVar(&f.full, "full", false, "all nodes, side branches included, in the order of commits")
+	c.Flags().Uint64Var(&f.at, "at", 0, "show the conversation at this revision")
+	c.Flags().StringVar(&f.leaf, "leaf", "", "show the path to this node, given by its key or the beginning of its id")
+	c.Flags().IntVar(&f.last, "last", 0, "show only this number of nodes, the last ones")
+	c.Flags().BoolVar(&f.full, "full", false, "show all nodes in the order of commits, those on other branches as well")
 	c.Flags().BoolVar(&f.whole, "whole", false, "do not fold long payloads")
 	jsonFlag(c, &f.asLines)
 	a.complete(c)
@@ -240,8 +240,8 @@ func (a *app) diff() *cobra.Command {
 	var whole, asLines bool
 	c := &cobra.Command{
 		Use:     "diff PLACE PLACE",
-		Short:   "Compare two branches, revisions or sessions: what they share, and what each has beyond",
-		Long:    "Compare the paths to two places: the node up to which they are the same, then what each has beyond.\n" + placeForms,
+		Short:   "Compare two branches, revisions or sessions",
+		Long:    "Compare the paths to two places. Print the last node that they have in common, and then the nodes that only one\nof them has.\n" + placeForms,
 		Example: "turnstone diff trip trip/train\nturnstone diff trip@2 trip --json",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {

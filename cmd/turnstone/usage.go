@@ -27,14 +27,14 @@ func (a *app) usage() *cobra.Command {
 	var f usageFlags
 	c := &cobra.Command{
 		Use:   "usage [SESSION…]",
-		Short: "Sum up the tokens that were used, by session, model and day",
-		Long: "Sum up the tokens that were used, of all sessions or of those named, by session, model and day. A fork\n" +
-			"counts its own turns only. Days are those of the local time zone.",
+		Short: "Sum up the tokens that were used by session, model and day",
+		Long: "Sum up the tokens that all sessions, or the named ones, used, by session, model and day. A fork counts only\n" +
+			"its own turns. Days are in the local time zone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for i, b := range f.by {
 				if !slices.Contains([]string{"session", "model", "day"}, b) || slices.Contains(f.by[:i], b) {
-					return usageError{fmt.Errorf("--by is a list of session, model and day, not %q", strings.Join(f.by, ","))}
+					return usageError{fmt.Errorf("--by must be a list of session, model and day, not %q", strings.Join(f.by, ","))}
 				}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
@@ -46,7 +46,7 @@ func (a *app) usage() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what has a line of its own: session, model, day, or several of them")
+	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, or several of them")
 	c.Flags().BoolVar(&f.asCSV, "csv", false, "print comma-separated values (RFC 4180)")
 	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("csv", "json")

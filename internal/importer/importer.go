@@ -111,7 +111,7 @@ const maxFile = 2 << 30
 
 var (
 	errTooLarge = fmt.Errorf("is larger than %d bytes", int64(maxFile))
-	errBinary   = errors.New("is binary data, no transcript")
+	errBinary   = errors.New("is binary data, not a transcript")
 )
 
 // Read returns the content of r. It expands gzip. It refuses binary data after it has
@@ -236,7 +236,7 @@ const mark = "\ufeff"
 func (p *parser) storable(c *Conversation) bool {
 	for _, part := range [][]byte{c.Outside, c.Shared} {
 		if len(part) > turnstone.MaxPart {
-			p.fail(0, "%s: what stands outside the messages has %d bytes, more than the limit of %d", c.ID, len(part), turnstone.MaxPart)
+			p.fail(0, "%s: the fields outside the messages have %d bytes, more than the limit of %d", c.ID, len(part), turnstone.MaxPart)
 			return false
 		}
 	}
@@ -369,7 +369,7 @@ func (p *parser) array(data []byte) {
 	}
 	var first element
 	if err := json.Unmarshal(items[0], &first); err != nil {
-		p.fail(0, "array of something that is no message and no conversation")
+		p.fail(0, "array whose elements are not messages or conversations")
 		return
 	}
 	switch first.format() {
@@ -436,7 +436,7 @@ func decode(raw []byte, v any) error {
 	err := json.Unmarshal(raw, v)
 	var te *json.UnmarshalTypeError
 	if errors.As(err, &te) {
-		return fmt.Errorf("field %q is a JSON %s where something else belongs", te.Field, te.Value)
+		return fmt.Errorf("field %q has the wrong type: JSON %s", te.Field, te.Value)
 	}
 	return err
 }

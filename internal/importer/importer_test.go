@@ -120,9 +120,9 @@ func TestBrokenInputIsNamedWithItsPlace(t *testing.T) {
 		"bad.jsonl":    {`{"role":"user","content":"x"}` + "\n" + `{"role":"user"` + "\n" + `7`, "bad.jsonl:2: unexpected end of JSON input|bad.jsonl:3: is not a JSON object"},
 		"norole.jsonl": {`{"role":"user","content":"x"}` + "\n" + `{"content":"x"}`, "norole.jsonl:2: message has no role"},
 		"unknown.json": {`{"a":1}`, "unknown.json:1: unknown format"},
-		"types.json":   {`[{"role":7}]`, "types.json: array of something that is no message and no conversation"},
+		"types.json":   {`[{"role":7}]`, "types.json: array whose elements are not messages or conversations"},
 		"dup.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s"}` + "\n" + `{"type":"user","uuid":"a","sessionId":"s"}`, "dup.jsonl:2: has the uuid of line 1: a"},
-		"msg.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s","message":"text"}`, `msg.jsonl:1: field "message" is a JSON string where something else belongs`},
+		"msg.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s","message":"text"}`, `msg.jsonl:1: field "message" has the wrong type: JSON string`},
 	} {
 		_, bad := importer.Parse(file, []byte(c.data))
 		var got []string

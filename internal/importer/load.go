@@ -314,7 +314,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 		return nil
 	}
 	if len(ids) == 0 {
-		return fmt.Errorf("it goes on from %q, which was not imported", c.Parent)
+		return fmt.Errorf("the conversation goes on from %q, which was not imported", c.Parent)
 	}
 	parent, err := l.st.Session(ctx, ids[0])
 	if err != nil {
@@ -335,7 +335,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 		}
 	}
 	if req.ForkNode.IsZero() {
-		return fmt.Errorf("it goes on from line %q of %q, which has no such line", c.ForkKey, c.Parent)
+		return fmt.Errorf("the conversation goes on from line %q of %q, which has no such line", c.ForkKey, c.Parent)
 	}
 	return nil
 }
