@@ -104,7 +104,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// build makes a store with sessions for the tests below.
+// build makes a store, calls f to fill it, and returns its URL.
 func build(t *testing.T, f func(st *turnstone.Store)) (url string) {
 	t.Helper()
 	a := &app{url: t.TempDir() + "/store"}
@@ -170,7 +170,7 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 	}
 }
 
-// A tree shows forks of forks, sub-agents, and what has lost its parent.
+// A tree shows forks of forks, sub-agents, and sessions whose parent was deleted.
 func TestTree(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		create(t, st, turnstone.Request{ID: "root"})
@@ -200,7 +200,7 @@ orphan  (revision 0, 0 nodes)
 	}
 }
 
-// Reads of a store that the command changed: fork, rewind with parts, cat.
+// The command reads a store that it has changed with fork and rewind.
 func TestChanges(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
@@ -260,7 +260,7 @@ func TestImportOfStandardInput(t *testing.T) {
 	if out := must(t, "export", "stdin", "--store", store); out != lines {
 		t.Errorf("%q", out)
 	}
-	// What is no transcript at all is said so in a few lines.
+	// A file that is not a transcript gives a few lines of errors, not one for each line.
 	out, err := run(strings.Repeat("this is no transcript\n", 1000))
 	if err == nil || strings.Count(out, "\n") > 7 || !strings.Contains(out, "stdin: and 995 more like these") {
 		t.Errorf("%v: %s", err, out)

@@ -78,7 +78,7 @@ func split(line string) ([]string, error) {
 	return out, nil
 }
 
-// varying is what differs between machines: durations, and what files take.
+// varying replaces output that differs between machines: durations and sizes of files.
 var varying = []struct {
 	re *regexp.Regexp
 	to string
@@ -89,9 +89,9 @@ var varying = []struct {
 	{regexp.MustCompile(`( allocated).*`), "${1}"},
 }
 
-// The examples of every command are run on the demo's store, one after the other,
-// and docs/cli.md has what they print. `go test ./cmd/turnstone -run Docs -update`
-// writes it.
+// TestDocs runs the examples of every command on the demo's store, one after the other,
+// and checks that docs/cli.md has their output. `go test ./cmd/turnstone -run Docs -update`
+// writes the file.
 func TestDocs(t *testing.T) {
 	docFile, err := filepath.Abs("../../docs/cli.md")
 	if err != nil {
@@ -187,7 +187,8 @@ func (a *app) document(t *testing.T, doc *strings.Builder, c *cobra.Command) {
 	fmt.Fprintf(doc, "```\n")
 }
 
-// jsonDoc says what --json prints, from the types that it prints.
+// jsonDoc describes the output of --json. It derives the description from the types of
+// the lines.
 func jsonDoc() string {
 	var b strings.Builder
 	b.WriteString(`## --json
@@ -226,7 +227,8 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 	return b.String()
 }
 
-// fields are the names of a type in JSON, those of the objects in it in parentheses.
+// fields returns the names of a type's fields in JSON. Fields of nested objects are in
+// parentheses.
 func fields(t reflect.Type) (out []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)

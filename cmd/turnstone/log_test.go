@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// Random graphs are drawn so that every commit stands below all that go on from
-// it, in a column that runs from them to it.
+// In a drawn graph every commit is below the commits that go on from it, and a column
+// leads from these to it.
 func TestGraphOfBranches(t *testing.T) {
 	var all []*vertex
 	at := func(revision int, parents ...*vertex) *vertex {
@@ -52,7 +52,7 @@ func TestGraphOfBranches(t *testing.T) {
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("\n%s", out.String())
 	}
-	// A clock that went back does not put a commit above what goes on from it.
+	// A commit is below the commits that go on from it even if the clock went back.
 	two.Time = one.Time.Add(-time.Hour)
 	order := newestFirst(all)
 	place := map[*vertex]int{}

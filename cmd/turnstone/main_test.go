@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // of the processes that the tests start
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // for the processes that the tests start
 	os.Exit(pgtest.Main(m))
 }
 
@@ -183,7 +183,7 @@ func TestVerifyFailsOnDamage(t *testing.T) {
 	if err := errors.Join(e.Vacuum(context.Background()), st.Close(), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// One flipped bit somewhere in the middle of a table.
+	// Flip one bit in the middle of a table.
 	tables, err := filepath.Glob(store + "/*.sst")
 	if err != nil || len(tables) == 0 {
 		t.Fatal(tables, err)

@@ -45,7 +45,7 @@ func stores(t *testing.T) map[string]struct {
 		}
 	}
 	counts(150)
-	// From now on making a table takes for ever: the next full log stays.
+	// From now on no table can be created, so the next full log stays.
 	if err := e.awaitFlush(ctx, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func (s *slowTables) create(name string) (file, error) {
 	return s.files.create(name)
 }
 
-// Whatever bit of whatever file flips, wherever a file is cut, and whichever is
-// missing: it does no harm, or an error names the file.
+// If a bit of any file flips, or a file is cut or missing, an error names the file, or
+// no data is affected.
 func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 	testscale.Slow(t)
 	flips, cuts := testscale.Pick(320, 60, 8), testscale.Pick(60, 12, 6)
@@ -109,7 +109,7 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 				harmless++
 				return
 			}
-			// A log or table that is missing is named by who refers to it.
+			// The error for a missing log or table may name the file that refers to it.
 			if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), name) && how != "removed" {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -153,8 +153,8 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 	}
 }
 
-// A log that a kill has left is read up to where nothing was acknowledged; damage
-// before that is not taken for a torn tail, although the rest looks like one.
+// After a kill, a log is read up to its torn tail. Damage before the tail is not taken for
+// a torn tail, although the rest of the log looks like one.
 func TestATornTailIsToldFromDamage(t *testing.T) {
 	d, l := newDisk("posix"), new(workload)
 	e, err := openDisk(d)
@@ -179,7 +179,7 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	if err := errors.Join(m.check(t, e, "torn"), m.count(e, 0), m.check(t, e, "after"), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// An Open that ends anywhere while it mends the log leaves it as good.
+	// If Open ends anywhere while it repairs the log, the next Open can repair it.
 	for n := 1; ; n++ {
 		half := torn.copied()
 		half.set(func(call int, op, name string) error {
@@ -213,8 +213,8 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	}
 }
 
-// What the first group of a log says of earlier logs does not make its torn
-// neighbour damage.
+// The durable timestamp in the first group of a log concerns earlier logs. It does not
+// make a torn tail look like damage.
 func TestATornFirstGroupIsNotDamage(t *testing.T) {
 	d := newDisk("posix")
 	l, err := createLog(d, 7, smallLog)
@@ -241,7 +241,7 @@ func TestATornFirstGroupIsNotDamage(t *testing.T) {
 	}
 }
 
-// A store whose files are there but its manifest is not is never made anew.
+// If the manifest of a store is missing, Open does not create a new store.
 func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 	for state, s := range stores(t) {
 		d := s.disk.copied()
@@ -256,7 +256,7 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 			}
 		}
 	}
-	// What an Open that was killed while it made a store leaves is one.
+	// If an Open was killed while it created a store, the next Open creates it.
 	for n := 1; ; n++ {
 		d := newDisk("posix")
 		d.set(func(call int, op, name string) error {
@@ -328,7 +328,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			t.Fatal(what, err)
 		}
 		d.mu.Lock()
-		d.capacity = d.used() // and the rest
+		d.capacity = d.used() // the other process takes the rest as well
 		d.mu.Unlock()
 		if e, err = openDisk(d); err != nil {
 			t.Fatalf("%s: opening a store on a full disk: %v", what, err)
