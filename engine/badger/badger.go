@@ -99,7 +99,7 @@ type Engine struct {
 
 	logSize int64 // of new logs: the size of a memtable and logExtra
 
-	mu      sync.RWMutex // guards content; a writer to the last memtable holds it for reading
+	mu      sync.RWMutex // guards content; the committer adds to the last memtable without it, as skip lists allow
 	content content
 
 	// Each group has a timestamp. Timestamps ascend by one.
