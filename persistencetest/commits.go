@@ -77,7 +77,7 @@ var commits = []behaviour{
 		const sessions, turns = 12, 10
 		var wg sync.WaitGroup
 		errs := make([]error, sessions)
-		shared := string(pattern(9000, 3)) // one blob that all rely on
+		shared := string(pattern(9000, 3)) // one blob that all commits refer to
 		for i := range sessions {
 			p := s.create(turnstone.Request{ID: fmt.Sprint("s", i)})
 			wg.Go(func() {
@@ -116,7 +116,7 @@ var commits = []behaviour{
 		}
 		s.twice(check)
 		p = s.session("a")
-		for i := range 30 { // however far the head has moved since
+		for i := range 30 { // a retry is recognized however far the head has moved
 			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: fmt.Sprint("later", i), Nodes: texts("x"), Checkpoint: map[string][]byte{"p": pattern(3000, byte(i))}})
 		}
 		if sealer, ok := p.(interface{ Seal(context.Context) error }); ok {
@@ -198,9 +198,9 @@ var commits = []behaviour{
 		r := s.commit(p, turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once", Parent: turnstone.RefTo(mine[0])}}})
 		_, err := p.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}})
 		s.refused(err, turnstone.ErrInvalid, "once")
-		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // keys are a session's own
+		s.commit(other, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "once"}}}) // another session may use the same key
 		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, r.Leaf)
-		// A fork's graph has the keys of what it inherited, and of nothing else.
+		// A fork finds the keys of the nodes that it inherited, and no other keys of its parent.
 		named := func(key string) turnstone.Commit {
 			return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k"}, {Kind: "k", Key: key}}}
 		}
@@ -223,7 +223,7 @@ var commits = []behaviour{
 		s.commit(g, named("later in the parent"))
 		turn := named("once")
 		turn.Turn = "again"
-		r = s.commit(early, turn) // it shares neither
+		r = s.commit(early, turn) // this fork shares neither
 		s.commit(early, named("of f"))
 		r.Replayed = true
 		s.equal("replay", s.commit(early, turn), r)
@@ -271,7 +271,7 @@ var commits = []behaviour{
 		_, err := p.Commit(cancelled, turn)
 		s.is(err, context.Canceled)
 		s.reads(p, turnstone.Scope{})
-		// Cancelled at any moment: it stands or it does not, and a retry tells.
+		// A commit that is cancelled at any moment stands or does not. A retry tells which.
 		for i := range 40 {
 			c, cancel := context.WithCancel(ctx)
 			turn := turnstone.Commit{Expected: turnstone.AnyRevision, Turn: fmt.Sprint("t", i), Nodes: texts(fmt.Sprint(i))}
@@ -356,7 +356,7 @@ var commits = []behaviour{
 	},
 }
 
-// spoil changes everything that a validator is given.
+// spoil changes everything that a validator is given. The commit must not see it.
 func spoil(c *turnstone.Commit) {
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
@@ -385,6 +385,8 @@ func spoil(c *turnstone.Commit) {
 
 var errHalf = errors.New("a tool call has no result")
 
+// limits checks that what exceeds a limit is refused with an error that names the
+// limit, and that the largest values are stored.
 func limits(s *suite) {
 	_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID+1)})
 	s.refused(err, turnstone.ErrLimit, "session id")
@@ -392,41 +394,46 @@ func limits(s *suite) {
 	s.refused(err, turnstone.ErrInvalid, "session id")
 	_, _, err = s.Factory.Create(ctx, turnstone.Request{ID: "\xff"})
 	s.refused(err, turnstone.ErrInvalid, "UTF-8")
+
 	p := s.create(turnstone.Request{ID: strings.Repeat("x", turnstone.MaxSessionID)})
-	node := func(n turnstone.NewNode) turnstone.Commit { return turnstone.Commit{Nodes: []turnstone.NewNode{n}} }
-	repeat := strings.Repeat
-	for _, c := range []struct {
-		what string
-		in   turnstone.Commit
-		ok   bool
-	}{
-		{"kind", node(turnstone.NewNode{Kind: repeat("k", turnstone.MaxKind+1)}), false},
-		{"event key", node(turnstone.NewNode{Kind: "k", Key: repeat("k", turnstone.MaxEventKey+1)}), false},
-		{"payload", node(turnstone.NewNode{Kind: "k", Payload: make([]byte, turnstone.MaxPayload+1)}), false},
-		{"turn id", turnstone.Commit{Turn: repeat("t", turnstone.MaxTurnID+1)}, false},
-		{"nodes", turnstone.Commit{Nodes: make([]turnstone.NewNode, turnstone.MaxNodes+1)}, false},
-		{"part name", turnstone.Commit{Checkpoint: map[string][]byte{repeat("p", turnstone.MaxPartName+1): nil}}, false},
-		{"checkpoint part", turnstone.Commit{Checkpoint: map[string][]byte{"p": make([]byte, turnstone.MaxPart+1)}}, false},
-		{"checkpoint parts", turnstone.Commit{Checkpoint: many(turnstone.MaxParts + 1)}, false},
-		{"usage", turnstone.Commit{Usage: make([]head.Usage, turnstone.MaxModels+1)}, false},
-		{"tokens", turnstone.Commit{Usage: []head.Usage{{Input: turnstone.MaxTokens + 1}}}, false},
-		{"attachments", node(turnstone.NewNode{Kind: "k", Attachments: make([]blob.Attachment, turnstone.MaxAttachments+1)}), false},
-		{"at the limit", turnstone.Commit{
-			Turn:       repeat("t", turnstone.MaxTurnID),
-			Nodes:      []turnstone.NewNode{{Kind: repeat("k", turnstone.MaxKind), Key: repeat("k", turnstone.MaxEventKey), Payload: make([]byte, 9<<20)}},
-			Checkpoint: many(turnstone.MaxParts),
-			Usage:      []head.Usage{{Model: repeat("m", turnstone.MaxModel), Input: turnstone.MaxTokens}},
-		}, true},
-	} {
-		_, err := p.Commit(ctx, c.in)
-		if c.ok {
-			s.must(err)
-			continue
-		}
-		s.refused(err, turnstone.ErrLimit, c.what)
+	for what, c := range tooLarge() {
+		_, err := p.Commit(ctx, c)
+		s.refused(err, turnstone.ErrLimit, what)
 		s.reads(p, turnstone.Scope{})
 	}
-	_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Checkpoint: map[string][]byte{"one more": nil}})
+	s.commitLargest(p)
+	s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: strings.Repeat("n", turnstone.MaxText)}))
+	s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: strings.Repeat("n", turnstone.MaxText+1)}), turnstone.ErrLimit)
+}
+
+// tooLarge returns commits that exceed one limit each, by the name of the limit.
+func tooLarge() map[string]turnstone.Commit {
+	node := func(n turnstone.NewNode) turnstone.Commit { return turnstone.Commit{Nodes: []turnstone.NewNode{n}} }
+	return map[string]turnstone.Commit{
+		"kind":             node(turnstone.NewNode{Kind: strings.Repeat("k", turnstone.MaxKind+1)}),
+		"event key":        node(turnstone.NewNode{Kind: "k", Key: strings.Repeat("k", turnstone.MaxEventKey+1)}),
+		"payload":          node(turnstone.NewNode{Kind: "k", Payload: make([]byte, turnstone.MaxPayload+1)}),
+		"turn id":          {Turn: strings.Repeat("t", turnstone.MaxTurnID+1)},
+		"nodes":            {Nodes: make([]turnstone.NewNode, turnstone.MaxNodes+1)},
+		"part name":        {Checkpoint: map[string][]byte{strings.Repeat("p", turnstone.MaxPartName+1): nil}},
+		"checkpoint part":  {Checkpoint: map[string][]byte{"p": make([]byte, turnstone.MaxPart+1)}},
+		"checkpoint parts": {Checkpoint: many(turnstone.MaxParts + 1)},
+		"usage":            {Usage: make([]head.Usage, turnstone.MaxModels+1)},
+		"tokens":           {Usage: []head.Usage{{Input: turnstone.MaxTokens + 1}}},
+		"attachments":      node(turnstone.NewNode{Kind: "k", Attachments: make([]blob.Attachment, turnstone.MaxAttachments+1)}),
+	}
+}
+
+// commitLargest commits turns to the empty session p that just meet the limits.
+func (s *suite) commitLargest(p turnstone.Persistence) {
+	s.Helper()
+	s.commit(p, turnstone.Commit{
+		Turn:       strings.Repeat("t", turnstone.MaxTurnID),
+		Nodes:      []turnstone.NewNode{{Kind: strings.Repeat("k", turnstone.MaxKind), Key: strings.Repeat("k", turnstone.MaxEventKey), Payload: make([]byte, 9<<20)}},
+		Checkpoint: many(turnstone.MaxParts),
+		Usage:      []head.Usage{{Model: strings.Repeat("m", turnstone.MaxModel), Input: turnstone.MaxTokens}},
+	})
+	_, err := p.Commit(ctx, turnstone.Commit{Expected: 1, Checkpoint: map[string][]byte{"one more": nil}})
 	s.refused(err, turnstone.ErrLimit, "checkpoint parts")
 	most := turnstone.Commit{Expected: 1, Nodes: make([]turnstone.NewNode, turnstone.MaxNodes)}
 	for i := range most.Nodes {
@@ -434,10 +441,9 @@ func limits(s *suite) {
 	}
 	s.commit(p, most)
 	s.equal("nodes", len(s.load(p, turnstone.Scope{}).Nodes), turnstone.MaxNodes+1)
-	s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: repeat("n", turnstone.MaxText)}))
-	s.is(p.SaveMetadata(ctx, turnstone.Metadata{Name: repeat("n", turnstone.MaxText+1)}), turnstone.ErrLimit)
 }
 
+// many returns n checkpoint parts of a byte each.
 func many(n int) map[string][]byte {
 	parts := map[string][]byte{}
 	for i := range n {

@@ -23,7 +23,7 @@ var forks = []behaviour{
 		st := s.load(p, turnstone.Scope{})
 		tip := s.create(turnstone.Request{ID: "tip", Parent: "p"})
 		mid := s.create(turnstone.Request{ID: "mid", Parent: "p", ForkNode: ids[1]})
-		s.create(turnstone.Request{ID: "inner", Parent: "p", ForkNode: st.Nodes[2].ID}) // "3": in the middle of a turn
+		s.create(turnstone.Request{ID: "inner", Parent: "p", ForkNode: st.Nodes[2].ID}) // node "3" is in the middle of a turn
 		s.grow(p, 4, "parent goes on")
 		s.grow(tip, 0, "tip 1", "tip 2")
 		s.commit(mid, turnstone.Commit{Nodes: texts("mid 1"), Checkpoint: map[string][]byte{"z": []byte("mid")}})
@@ -52,7 +52,7 @@ var forks = []behaviour{
 			_, err := mid.Node(ctx, st.Nodes[4].ID)
 			s.is(err, turnstone.ErrNodeNotFound)
 		})
-		// A fork rewinds into what it shares, and branches there.
+		// A fork can rewind into the shared history and branch there.
 		tip = s.session("tip")
 		s.commit(tip, turnstone.Commit{Expected: 2, Leaf: turnstone.RefTo(ids[0]), Nodes: []turnstone.NewNode{{Kind: "k", Payload: []byte("b"), Parent: turnstone.RefTo(ids[0])}}})
 		s.reads(tip, turnstone.Scope{}, "1")
@@ -98,7 +98,7 @@ var forks = []behaviour{
 			want = append(want, fmt.Sprint(i, "a"), fmt.Sprint(i, "b"))
 		}
 		path := s.load(s.session("12"), turnstone.Scope{}).Nodes
-		s.create(turnstone.Request{ID: "deep", Parent: "12", ForkNode: path[7].ID}) // in the history of session 3
+		s.create(turnstone.Request{ID: "deep", Parent: "12", ForkNode: path[7].ID}) // a node of the history of session 3
 		s.grow(s.session("deep"), 0, "x")
 		s.twice(func() {
 			s.reads(s.session("12"), turnstone.Scope{}, want...)
@@ -130,7 +130,7 @@ var forks = []behaviour{
 		s.grow(g, 0, "own")
 		s.create(turnstone.Request{ID: "h", Parent: "g"})
 		s.reads(s.session("h"), turnstone.Scope{}, "1", string(pattern(9000, 1)), "own")
-		s.create(turnstone.Request{ID: "p"}) // a new session of the old name is another one
+		s.create(turnstone.Request{ID: "p"}) // a new session under the old id is another incarnation
 		s.reads(s.session("p"), turnstone.Scope{})
 	}},
 	{name: "F6_DeleteTakesAPolicyForChildren", test: func(s *suite) {
@@ -152,7 +152,7 @@ var forks = []behaviour{
 			s.equal("sessions", s.pages(turnstone.ListOptions{}), []string{"p"})
 		}
 		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
-		// Children of an earlier session of the same name are not this one's.
+		// Children of an earlier session under the same id are not children of the new one.
 		s.create(turnstone.Request{ID: "p"})
 		s.create(turnstone.Request{ID: "c", Parent: "p"})
 		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
@@ -178,12 +178,12 @@ var forks = []behaviour{
 		}
 		p := s.create(turnstone.Request{ID: "p"})
 		first := save(p, "1", turnstone.Ref{}, "a", "b").Nodes
-		begins("p", first[0], "") // no turn ended there, and none was before
+		begins("p", first[0], "") // no turn ended at this node or before it
 		save(p, "2", turnstone.Ref{})
 		begins("p", first[1], "2") // the leaf
 		third := save(p, "3", turnstone.Ref{}, "c", "d").Nodes
 		begins("p", first[1], "2")
-		begins("p", third[0], "2") // no turn ended there: that of the turn before
+		begins("p", third[0], "2") // no turn ended at this node: the checkpoint is that of the turn before
 		save(p, "4", turnstone.RefTo(first[1]))
 		save(p, "5", turnstone.RefTo(third[0]))
 		end := save(p, "6", turnstone.RefNone()).Revision
@@ -193,13 +193,13 @@ var forks = []behaviour{
 		begins("p", first[0], "")
 		s.equal("revision", end, 6)
 
-		// In a fork its own turns count before those that it shares, and those of the
-		// parent after the fork don't.
+		// In a fork, its own turns count before the turns that it shares. Turns of the
+		// parent after the fork don't count.
 		f := s.create(turnstone.Request{ID: "f", Parent: "p", ForkNode: first[1]})
 		save(p, "7", turnstone.RefTo(first[1]))
 		begins("f", first[1], "4") // the leaf
 		own := save(f, "8", turnstone.Ref{}, "own").Nodes
-		begins("f", first[1], "4") // what f began with
+		begins("f", first[1], "4") // the checkpoint that f began with
 		begins("f", first[0], "")
 		save(f, "9", turnstone.RefTo(first[1]))
 		save(f, "10", turnstone.RefTo(first[0]))
@@ -210,7 +210,7 @@ var forks = []behaviour{
 		g := s.create(turnstone.Request{ID: "g", Parent: "f", ForkNode: own[0]})
 		save(g, "12", turnstone.Ref{}, "more")
 		begins("g", own[0], "8")
-		begins("g", first[1], "4") // f had it at its node when it began; its later turns are not shared
+		begins("g", first[1], "4") // f had this checkpoint at its fork node; the later turns of f are not shared
 		s.twice(func() {
 			begins("f", first[0], "10")
 			begins("p", first[1], "7")
@@ -225,7 +225,7 @@ var removals = []behaviour{
 			{Kind: "k", Payload: []byte("1")}, {Kind: "k", Payload: []byte("2"), Key: "two"}, {Kind: "k", Payload: []byte("3")}, {Kind: "k", Payload: []byte("4")},
 		}})
 		s.is(p.Tombstone(ctx, r.Nodes[2], graph.ID{7}), turnstone.ErrNodeNotFound)
-		s.reads(p, turnstone.Scope{}, "1", "2", "3", "4") // not the known one either
+		s.reads(p, turnstone.Scope{}, "1", "2", "3", "4") // the node that was found before is refused as well
 		s.must(p.Tombstone(ctx, r.Nodes[1], r.Nodes[2], r.Nodes[1]))
 		s.must(p.Tombstone(ctx, r.Nodes[1]))
 		s.must(p.Tombstone(ctx))
@@ -288,7 +288,7 @@ var removals = []behaviour{
 			"part":      func() error { _, err := p.Checkpoint(ctx, 0); return err },
 		} {
 			if s.Reopen != nil {
-				break // p is of the closed factory
+				break // p belongs to the factory that was closed
 			}
 			if err := op(); !errors.Is(err, turnstone.ErrSessionDeleted) {
 				s.Fatalf("%s on a deleted session: %v", name, err)
@@ -364,7 +364,7 @@ var attachments = []behaviour{
 		ref, err := p.PutAttachment(ctx, bytes.NewReader(pattern(9000, 1)), -1, "", "")
 		s.must(err)
 		_, err = p.ReadAttachment(ctx, io.Discard, ref.ID)
-		s.is(err, turnstone.ErrBlobNotFound) // not committed yet
+		s.is(err, turnstone.ErrBlobNotFound) // the attachment is not committed yet
 		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{ref}}}})
 		_, err = q.ReadAttachment(ctx, io.Discard, ref.ID)
 		s.is(err, turnstone.ErrBlobNotFound)
@@ -414,10 +414,10 @@ var attachments = []behaviour{
 		s.create(turnstone.Request{ID: "f", Parent: "a"})
 		s.twice(func() {
 			wrong(s.session("a"))
-			wrong(s.session("f")) // what it inherited
+			wrong(s.session("f")) // the fork inherited the attachment
 			s.commit(s.session("f"), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs}}})
 		})
-		// Who does not have it does not learn its size.
+		// A session that lacks the attachment does not learn its size.
 		other = s.session(other.ID())
 		bad := refs[1]
 		bad.Size++
@@ -427,7 +427,7 @@ var attachments = []behaviour{
 	{name: "A5_AnUploadToADeletedSessionLeavesNothing", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
-		s.create(turnstone.Request{ID: "a"}) // another one
+		s.create(turnstone.Request{ID: "a"}) // another incarnation
 		read := errors.New("it was read")
 		_, err := p.PutAttachment(ctx, iotest.ErrReader(read), -1, "", "")
 		s.is(err, turnstone.ErrSessionDeleted)

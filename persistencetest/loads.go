@@ -2,7 +2,6 @@ package persistencetest
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -67,7 +66,7 @@ var loads = []behaviour{
 				next.parts[k] = v
 			}
 			c := turnstone.Commit{Expected: head.Revision(i), Nodes: texts(fmt.Sprint(i)), Usage: []head.Usage{{Model: "m", Output: uint64(i)}}, Checkpoint: map[string][]byte{}}
-			big[i*1000]++ // a little changes every turn
+			big[i*1000]++ // a small change every turn
 			if i%3 != 2 {
 				c.Checkpoint["big"], next.parts["big"] = bytes.Clone(big), string(big)
 			}
@@ -79,7 +78,7 @@ var loads = []behaviour{
 				c.Drop = []string{"small", "absent"}
 				delete(c.Checkpoint, "small")
 				delete(next.parts, "small")
-			case i%11 == 3: // equal to what it was: costs nothing
+			case i%11 == 3: // an unchanged part costs nothing
 				if v, ok := last.parts["small"]; ok {
 					c.Checkpoint["small"] = []byte(v)
 				}
@@ -188,123 +187,6 @@ var loads = []behaviour{
 	}},
 }
 
-// scopes drives a session through random turns, rewinds, branches and
-// tombstones beside a plain model, and compares every scope.
-func scopes(s *suite) {
-	type modelNode struct {
-		id, parent graph.ID
-		payload    string
-		rev        head.Revision
-		dead       bool
-	}
-	rng := rand.New(rand.NewPCG(11, 12))
-	p := s.create(turnstone.Request{ID: "a"})
-	var nodes []*modelNode
-	byID := map[graph.ID]*modelNode{}
-	leaves := []graph.ID{{}}
-	path := func(leaf graph.ID) (out []string) {
-		for !leaf.IsZero() {
-			n := byID[leaf]
-			if !n.dead {
-				out = append(out, n.payload)
-			}
-			leaf = n.parent
-		}
-		slices.Reverse(out)
-		return out
-	}
-	check := func() {
-		s.Helper()
-		p := s.session("a")
-		leaf := leaves[len(leaves)-1]
-		s.reads(p, turnstone.Scope{}, path(leaf)...)
-		var all []string
-		for _, n := range nodes {
-			if !n.dead {
-				all = append(all, n.payload)
-			}
-		}
-		s.reads(p, turnstone.Scope{Full: true}, all...)
-		n := nodes[rng.IntN(len(nodes))]
-		if n.dead {
-			_, err := p.Node(ctx, n.id)
-			s.is(err, turnstone.ErrNodeNotFound)
-			_, err = p.Load(ctx, turnstone.Scope{Leaf: n.id})
-			s.is(err, turnstone.ErrNodeNotFound)
-		} else {
-			want := path(n.id)
-			s.reads(p, turnstone.Scope{Leaf: n.id}, want...)
-			k := 1 + rng.IntN(6)
-			s.reads(p, turnstone.Scope{Leaf: n.id, Last: k}, want[max(0, len(want)-k):]...)
-		}
-		at := 1 + rng.IntN(len(leaves)-1)
-		s.reads(p, turnstone.Scope{At: head.Revision(at)}, path(leaves[at])...)
-	}
-	for turn := range 120 {
-		rev := head.Revision(turn)
-		leaf := leaves[len(leaves)-1]
-		c := turnstone.Commit{Expected: rev}
-		parents := []graph.ID{}
-		for range rng.IntN(4) {
-			n := turnstone.NewNode{Kind: "k", Payload: []byte(fmt.Sprintf("%d.%d", turn, len(c.Nodes)))}
-			if rng.IntN(20) == 0 {
-				n.Payload = append(n.Payload, pattern(7000, byte(turn))...)
-			}
-			var parent graph.ID
-			switch i := len(c.Nodes); {
-			case rng.IntN(6) == 0 && len(nodes) > 0:
-				parent = nodes[rng.IntN(len(nodes))].id
-				n.Parent = turnstone.RefTo(parent)
-			case rng.IntN(20) == 0:
-				n.Parent = turnstone.RefNone()
-			case i > 1 && rng.IntN(4) == 0:
-				n.Parent = turnstone.RefNew(i - 2)
-				parent = graph.ID{0: 255, 1: byte(i - 2)} // resolved below
-			case i == 0:
-				parent = leaf
-			default:
-				parent = graph.ID{0: 255, 1: byte(i - 1)}
-			}
-			c.Nodes, parents = append(c.Nodes, n), append(parents, parent)
-		}
-		next := graph.ID{}
-		if rng.IntN(8) == 0 && len(nodes) > 0 {
-			next = nodes[rng.IntN(len(nodes))].id
-			c.Leaf = turnstone.RefTo(next)
-		}
-		r := s.commit(p, c)
-		for i, id := range r.Nodes {
-			parent := parents[i]
-			if parent[0] == 255 && (parent == graph.ID{0: 255, 1: parent[1]}) && int(parent[1]) < i {
-				parent = r.Nodes[parent[1]]
-			}
-			n := &modelNode{id: id, parent: parent, payload: string(c.Nodes[i].Payload), rev: rev + 1}
-			nodes, byID[id] = append(nodes, n), n
-		}
-		if next.IsZero() {
-			if next = leaf; len(r.Nodes) > 0 {
-				next = r.Nodes[len(r.Nodes)-1]
-			}
-		}
-		s.equal("leaf", r.Leaf, next)
-		leaves = append(leaves, next)
-		if rng.IntN(12) == 0 && len(nodes) > 0 {
-			n := nodes[rng.IntN(len(nodes))]
-			s.must(p.Tombstone(ctx, n.id))
-			n.dead = true
-		}
-		if turn%10 == 9 {
-			if len(nodes) > 0 {
-				check()
-			}
-			if sealer, ok := p.(interface{ Seal(context.Context) error }); ok && turn%20 == 19 {
-				s.must(sealer.Seal(ctx))
-			}
-		}
-	}
-	s.twice(check)
-}
-
 var metadata = []behaviour{
 	{name: "M1_CreateRecordsAndDoesNotOverwrite", test: func(s *suite) {
 		start := time.Now()
@@ -330,7 +212,7 @@ var metadata = []behaviour{
 		before, err := p.Info(ctx)
 		s.must(err)
 		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Cwd: "/x", Labels: map[string]string{"gone": "", "new": "1"}}))
-		s.commit(p, turnstone.Commit{Expected: 0, Nodes: texts("x")}) // the handle's head still stands
+		s.commit(p, turnstone.Commit{Expected: 0, Nodes: texts("x")}) // the head that the handle remembers is still valid
 		s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "n2"}))
 		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts("y")})
 		s.twice(func() {
@@ -358,7 +240,7 @@ var metadata = []behaviour{
 			{empty: []turnstone.Field{turnstone.FieldLabels}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
 			{m: turnstone.Metadata{Labels: map[string]string{"a": ""}}, want: func(m *turnstone.Metadata) { delete(m.Labels, "a") }},
 			{m: turnstone.Metadata{Labels: map[string]string{"a": "", "b": ""}}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
-			{ // first unset, then merged
+			{ // fields are unset before the others are merged
 				m:     turnstone.Metadata{Name: "other", Labels: map[string]string{"c": "3"}},
 				empty: []turnstone.Field{turnstone.FieldLabels, turnstone.FieldName, turnstone.FieldCwd, turnstone.FieldCwd},
 				want: func(m *turnstone.Metadata) {
@@ -407,8 +289,29 @@ func (s *suite) pages(o turnstone.ListOptions) (ids []string) {
 	}
 }
 
+// lists checks the order, the filters and the pages of a list of 90 sessions.
 func lists(s *suite) {
 	s.equal("empty list", s.pages(turnstone.ListOptions{}), []string(nil))
+	want := s.updatedSessions()
+	s.twice(func() {
+		for _, limit := range []int{0, 1, 7, 89, 90, 1000} {
+			s.equal(fmt.Sprint("list by ", limit), s.pages(turnstone.ListOptions{Limit: limit}), want)
+		}
+		s.checkFilters(want)
+	})
+	s.checkPagesWhileUpdated(want)
+	for _, bad := range []string{"x", "zz", "00"} {
+		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
+		s.is(err, turnstone.ErrInvalid)
+	}
+	_, err := s.Factory.List(ctx, turnstone.ListOptions{Limit: turnstone.MaxPage + 1})
+	s.is(err, turnstone.ErrLimit)
+}
+
+// updatedSessions creates 90 sessions, updates each of them in a random order, and
+// returns their ids as they are to be listed: the last updated one first.
+func (s *suite) updatedSessions() []string {
+	s.Helper()
 	const n = 90
 	for i := range n {
 		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
@@ -417,45 +320,51 @@ func lists(s *suite) {
 		}
 		s.create(r)
 	}
-	var want []string
-	rng := rand.New(rand.NewPCG(5, 6))
-	order := rng.Perm(n)
-	for _, i := range order { // every one is updated, in another order
-		p := s.session(fmt.Sprintf("s%02d", i))
+	var ids []string
+	for _, i := range rand.New(rand.NewPCG(5, 6)).Perm(n) {
+		id := fmt.Sprintf("s%02d", i)
+		p := s.session(id)
 		if i%2 == 0 {
 			s.commit(p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("x")})
 		} else {
 			s.must(p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}))
 		}
-		want = append([]string{fmt.Sprintf("s%02d", i)}, want...)
+		ids = append(ids, id)
 	}
-	s.twice(func() {
-		for _, limit := range []int{0, 1, 7, 89, 90, 1000} {
-			s.equal(fmt.Sprint("list by ", limit), s.pages(turnstone.ListOptions{Limit: limit}), want)
+	slices.Reverse(ids)
+	return ids
+}
+
+// checkFilters lists the sessions of updatedSessions by label, parent and kind.
+func (s *suite) checkFilters(ids []string) {
+	s.Helper()
+	var mod, kids, kind []string
+	for _, id := range ids {
+		var i int
+		fmt.Sscanf(id, "s%d", &i)
+		if i%3 == 1 {
+			mod = append(mod, id)
 		}
-		var mod, kids, kind []string
-		for _, id := range want {
-			var i int
-			fmt.Sscanf(id, "s%d", &i)
-			if i%3 == 1 {
-				mod = append(mod, id)
-			}
-			if i >= 80 {
-				kids = append(kids, id)
-			}
-			if i%10 == 0 {
-				kind = append(kind, id)
-			}
+		if i >= 80 {
+			kids = append(kids, id)
 		}
-		yes := true
-		for _, limit := range []int{3, 100} {
-			s.equal("by label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
-			s.equal("by parent", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05"}), kids)
-			s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Summary: &yes}), kind)
+		if i%10 == 0 {
+			kind = append(kind, id)
 		}
-		s.equal("no such label", s.pages(turnstone.ListOptions{Labels: map[string]string{"mod": "7"}}), []string(nil))
-	})
-	// Updates between two pages: nothing twice, nothing that stood still is missed.
+	}
+	yes := true
+	for _, limit := range []int{3, 100} {
+		s.equal("by label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
+		s.equal("by parent", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05"}), kids)
+		s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Summary: &yes}), kind)
+	}
+	s.equal("no such label", s.pages(turnstone.ListOptions{Labels: map[string]string{"mod": "7"}}), []string(nil))
+}
+
+// checkPagesWhileUpdated updates sessions between two pages of a list. No session
+// may be listed twice, and none that was not updated may be missed.
+func (s *suite) checkPagesWhileUpdated(ids []string) {
+	s.Helper()
 	page, err := s.Factory.List(ctx, turnstone.ListOptions{Limit: 40})
 	s.must(err)
 	seen := map[string]int{}
@@ -464,7 +373,7 @@ func lists(s *suite) {
 	}
 	moved := map[string]bool{}
 	for _, i := range []int{3, 20, 41, 55, 89} {
-		id := want[i]
+		id := ids[i]
 		moved[id] = true
 		s.commit(s.session(id), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("moved")})
 	}
@@ -472,15 +381,9 @@ func lists(s *suite) {
 	for _, id := range s.pages(turnstone.ListOptions{Limit: 11, After: page.Next}) {
 		seen[id]++
 	}
-	for _, id := range want {
+	for _, id := range ids {
 		if seen[id] > 1 || seen[id] == 0 && !moved[id] {
 			s.Fatalf("%s was listed %d times", id, seen[id])
 		}
 	}
-	for _, bad := range []string{"x", "zz", "00"} {
-		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
-		s.is(err, turnstone.ErrInvalid)
-	}
-	_, err = s.Factory.List(ctx, turnstone.ListOptions{Limit: turnstone.MaxPage + 1})
-	s.is(err, turnstone.ErrLimit)
 }

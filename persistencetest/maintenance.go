@@ -28,7 +28,7 @@ var maintenance = []behaviour{
 			s.is(err, turnstone.ErrNodeNotFound)
 		})
 		p = s.session("p")
-		s.grow(p, 3, "4") // onto a leaf whose content is gone
+		s.grow(p, 3, "4") // the content of the leaf was removed
 		s.reads(p, turnstone.Scope{}, "2", "4")
 	}},
 	{name: "C5_ARetryIsSafeAfterGCAndVacuum", test: func(s *suite) {
@@ -45,7 +45,7 @@ var maintenance = []behaviour{
 			want.Replayed = true
 			s.equal("the retry's result", again, want)
 		})
-		// Nor does erasing a node of the turn make a retry commit it twice.
+		// A retry of a turn whose node was erased does not commit the turn twice.
 		p = s.session("p")
 		s.must(p.Tombstone(ctx, want.Nodes[0]))
 		_, err = p.Vacuum(ctx, gc.VacuumOptions{})

@@ -1,6 +1,6 @@
-// Package persistencetest is the contract of turnstone.Persistence and
-// turnstone.Factory in executable form, for Turnstone on any engine and for
-// implementations of a host's own:
+// Package persistencetest tests implementations of turnstone.Persistence and
+// turnstone.Factory against their contract. It serves Turnstone on any engine, and
+// hosts that implement the interfaces themselves:
 //
 //	func TestPersistence(t *testing.T) {
 //		persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend { … }})
@@ -25,15 +25,15 @@ import (
 // A Backend is an empty factory under test.
 type Backend struct {
 	Factory turnstone.Factory
-	// Reopen closes the factory and opens it on the same data again. Nil where
-	// nothing outlives the process.
+	// Reopen closes the factory and opens it on the same data again. It is nil if
+	// the data does not outlive the process.
 	Reopen func() turnstone.Factory
 }
 
 // Config says how to make backends.
 type Config struct {
-	// New returns an empty backend that asks v, if not nil, before each commit,
-	// and is torn down with t.
+	// New returns an empty backend and removes it when t ends. The backend calls v,
+	// if not nil, before each commit.
 	New func(t *testing.T, v turnstone.Validator) Backend
 }
 
@@ -56,14 +56,14 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// A behaviour is one line of the contract.
+// A behaviour is one rule of the contract and the test of it.
 type behaviour struct {
 	name      string
 	test      func(*suite)
 	validator turnstone.Validator
 }
 
-// A suite is one test on one backend.
+// A suite runs one test on one backend.
 type suite struct {
 	*testing.T
 	Backend
@@ -72,7 +72,7 @@ type suite struct {
 
 var ctx = context.Background()
 
-// twice runs check, and once more on the reopened backend where it is durable.
+// twice runs check. If the backend is durable, twice reopens it and runs check again.
 func (s *suite) twice(check func()) {
 	s.Helper()
 	check()
@@ -121,7 +121,7 @@ func (s *suite) session(id string) turnstone.Persistence {
 	return p
 }
 
-// texts are nodes with these payloads, each after the one before.
+// texts returns nodes with these payloads, each the child of the one before.
 func texts(payloads ...string) []turnstone.NewNode {
 	out := make([]turnstone.NewNode, len(payloads))
 	for i, p := range payloads {
@@ -137,7 +137,8 @@ func (s *suite) commit(p turnstone.Persistence, c turnstone.Commit) turnstone.Re
 	return r
 }
 
-// grow commits one turn per payload, from revision from on.
+// grow commits one turn for each payload, beginning at revision from, and returns
+// the ids of the nodes.
 func (s *suite) grow(p turnstone.Persistence, from head.Revision, payloads ...string) []graph.ID {
 	s.Helper()
 	var ids []graph.ID
@@ -155,8 +156,8 @@ func (s *suite) load(p turnstone.Persistence, sc turnstone.Scope) *turnstone.Sta
 	return st
 }
 
-// reads checks the payloads that a scope gives, and that each node's parent is
-// the one before it (except with Full).
+// reads checks the payloads that a scope selects. Unless the scope is Full, each
+// node's parent must be the node before it.
 func (s *suite) reads(p turnstone.Persistence, sc turnstone.Scope, want ...string) {
 	s.Helper()
 	st := s.load(p, sc)
@@ -172,7 +173,7 @@ func (s *suite) reads(p turnstone.Persistence, sc turnstone.Scope, want ...strin
 	}
 }
 
-// pattern returns n bytes that differ by seed and are not too compressible.
+// pattern returns n bytes that depend on seed and compress badly.
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
 	x := uint32(seed) + 1
@@ -183,7 +184,7 @@ func pattern(n int, seed byte) []byte {
 	return b
 }
 
-// limitError checks that err is a LimitError or InvalidError about what.
+// refused checks that err matches want and names what was refused.
 func (s *suite) refused(err, want error, what string) {
 	s.Helper()
 	s.is(err, want)

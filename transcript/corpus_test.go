@@ -14,8 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
-// Saving each growing history of the corpus turn by turn takes within 5 % of the
-// bytes of commits that name what is new, and saving it once more takes none.
+// Saving the growing histories of the corpus turn by turn takes at most 5 % more bytes
+// than commits of the new messages. Saving them once more takes none.
 func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it saves the whole corpus")
@@ -92,10 +92,10 @@ func stored(t *testing.T, st *turnstone.Store) uint64 {
 	return s.Stored.Total()
 }
 
-// conversations are those of all transcripts.
+// conversations returns the conversations of all transcripts.
 func conversations(t *testing.T, dir string) (out []importer.Conversation) {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(dir) // WalkDir follows none
+	dir, err := filepath.EvalSymlinks(dir) // WalkDir does not follow symbolic links
 	if err != nil {
 		t.Fatal(err)
 	}

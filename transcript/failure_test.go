@@ -34,7 +34,7 @@ func TestAFailedSaveLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// One that was loaded and is gone does not come back.
+	// Saving a history that was loaded does not create its session again.
 	if _, err := tr.Save(ctx, "a", transcript.Snapshot{Messages: history("1"), Base: 7}); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
@@ -43,7 +43,7 @@ func TestAFailedSaveLeavesNothing(t *testing.T) {
 	}
 }
 
-// A flaky engine fails as its plan says.
+// A flaky engine fails as planned.
 type flaky struct {
 	engine.Engine
 	mu   sync.Mutex
@@ -75,7 +75,7 @@ func openFlaky(t *testing.T) (*transcript.Transcripts, *flaky) {
 	return transcript.New(st.Factory()), f
 }
 
-// unknown makes the outcome of the next Apply unknown; it stands or not.
+// unknown makes the outcome of the next Apply unknown. The batch may be applied or not.
 func (f *flaky) unknown(stands bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,7 +91,7 @@ func (f *flaky) unknown(stands bool) {
 	}
 }
 
-// A long save that fails between its commits can be gone on with.
+// After a long save has failed between its commits, the next save completes it.
 func TestALongSaveThatFailedHalfway(t *testing.T) {
 	tr, f := openFlaky(t)
 	var all []string

@@ -74,7 +74,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		load(t, tr, "bot") // nothing goes by itself
+		load(t, tr, "bot") // nothing is deleted by itself
 		if _, err := tr.Delete(ctx, "bot"); err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	},
 	"json-resume": func(t *testing.T, _ *transcript.Transcripts, _ *turnstone.Store) {
 		dir := t.TempDir() + "/store"
-		for run := range 3 { // each as a process would
+		for run := range 3 { // each run is like a new process
 			e, err := badger.Open(dir, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -237,7 +237,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		}
 	},
 	"json-readable": func(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
-		// The command's own tests show and export; here: payloads are the host's bytes.
+		// Payloads are the bytes of the host. The tests of the command cover show and export.
 		want := []byte(`{"role": "user",  "content": "kept as it was written"}`)
 		save(t, tr, "s", transcript.Snapshot{Messages: []transcript.Message{{Kind: "user", Payload: want}}})
 		if got := load(t, tr, "s").Messages[0].Payload; !bytes.Equal(got, want) {
@@ -314,7 +314,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 		if got := load(t, tr, "s"); texts(got.Messages) != "1 3" {
 			t.Errorf("%q", texts(got.Messages))
 		}
-		// The host's list has it no more, and goes on.
+		// The host's list does not have the message any more and goes on without it.
 		if got := save(t, tr, "s", transcript.Snapshot{Messages: history("1", "2", "3")[:1]}); got.Added != 0 {
 			t.Errorf("%+v", got)
 		}

@@ -12,40 +12,40 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A Saver saves the history of one session some time after it changed, for hosts
-// that save on every message. What is saved while a save is due takes the place
-// of what was to be saved. A crash loses what is due.
+// A Saver saves the history of one session some time after it changed. It is for
+// hosts that save on every message: snapshots that come while a save is due are
+// merged into one. A crash loses the snapshot that is due.
 type Saver struct {
 	t      *Transcripts
 	id     string
 	delay  time.Duration
 	report func(Saved, error)
-	turn   chan struct{} // of one element: the right to save
+	turn   chan struct{} // holds one element; who takes it may save
 
-	mu      sync.Mutex
-	pending *Snapshot
-	// retry was saved with an unknown outcome, and comes before pending: under
-	// the same turn id, its usage is counted once.
+	mu      sync.Mutex // guards the fields below
+	pending *Snapshot  // the next snapshot to save
+	// retry is a snapshot whose save had an unknown outcome. It is saved again before
+	// pending, with the same turn id, so that its usage counts once.
 	retry *Snapshot
-	timer *time.Timer // nil when no save is due
-	base  head.Revision
+	timer *time.Timer   // nil when no save is due
+	base  head.Revision // the revision that the last save reached
 }
 
-// Saver returns a saver for a session. A change is stored within delay, however
-// fast others follow it. Report, if set, is told of every save; one that failed
-// is tried again with the next change, and on Flush. It must not call Flush.
+// Saver returns a saver for a session. A snapshot is saved within delay, however many
+// others follow. If report is not nil, the saver calls it after every save. A save that
+// failed is repeated with the next snapshot and on Flush. Report must not call Flush.
 //
-// If the first snapshot has a Base, the saver goes on from its own saves: one of
-// somebody else in between is a *turnstone.ConflictError. After that, load, and
-// save with the new Base.
+// If the first snapshot has a Base, each later save builds on the one before. If
+// another writer commits in between, the save fails with a *turnstone.ConflictError.
+// Load the history then and save with the new Base.
 func (t *Transcripts) Saver(id string, delay time.Duration, report func(Saved, error)) *Saver {
 	s := &Saver{t: t, id: id, delay: delay, report: report, turn: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
 	return s
 }
 
-// Save has s saved soon, and returns at once. The list of messages is copied;
-// payloads, state and labels must not be changed any more.
+// Save schedules a save of snap and returns at once. It copies the list of messages.
+// The caller must not change payloads, state and labels any more.
 func (s *Saver) Save(snap Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,12 +55,12 @@ func (s *Saver) Save(snap Snapshot) {
 	}
 	s.pending.merge(snap)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(s.delay, func() { _ = s.Flush(context.Background()) }) // it is reported
+		s.timer = time.AfterFunc(s.delay, func() { _ = s.Flush(context.Background()) }) // s.report gets the error
 	}
 }
 
-// Flush saves what is due, and returns when it is stored. Call it before the
-// program ends. A saver that is not used any more needs no closing.
+// Flush saves what is due and returns when it is stored. Call it before the program
+// ends. A Saver need not be closed.
 func (s *Saver) Flush(ctx context.Context) error {
 	if s.t == nil {
 		return &turnstone.InvalidError{Where: "saver", Reason: "it was not made by Transcripts.Saver"}
@@ -87,7 +87,7 @@ func (s *Saver) Flush(ctx context.Context) error {
 	}
 }
 
-// done takes note of how the save of snap went.
+// done keeps snap for another try if its save failed.
 func (s *Saver) done(snap *Snapshot, saved Saved, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,14 +99,14 @@ func (s *Saver) done(snap *Snapshot, saved Saved, err error) {
 	case errors.Is(err, turnstone.ErrOutcomeUnknown):
 		s.retry = snap
 	default:
-		if s.pending != nil { // what came meanwhile is newer
+		if s.pending != nil { // Save was called meanwhile
 			snap.merge(*s.pending)
 		}
 		s.pending = snap
 	}
 }
 
-// take returns what is to be saved next, and sets the timer back.
+// take returns the snapshot to save next, or nil, and stops the timer.
 func (s *Saver) take() *Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -58,7 +58,7 @@ func TestSaverGoesOnFromItsOwnSaves(t *testing.T) {
 	}
 	save(t, tr, "a", transcript.Snapshot{Messages: history("somebody", "else")})
 	s.Save(transcript.Snapshot{Messages: history("1", "2", "3", "4", "5"), Base: base})
-	for range 2 { // it stays due
+	for range 2 { // the snapshot stays due
 		if err := s.Flush(ctx); !errors.Is(err, turnstone.ErrConflict) {
 			t.Errorf("%v", err)
 		}
@@ -68,8 +68,8 @@ func TestSaverGoesOnFromItsOwnSaves(t *testing.T) {
 	}
 }
 
-// Whatever became of a save whose outcome was not known, the next flush makes the
-// history that of the host, and counts what was used once.
+// After a save with an unknown outcome, the next flush makes the history that of the host
+// and counts the usage once.
 func TestSaverAfterAnUnknownOutcome(t *testing.T) {
 	for _, stands := range []bool{true, false} {
 		for _, based := range []bool{true, false} {
@@ -106,7 +106,7 @@ func TestSaverAfterAnUnknownOutcome(t *testing.T) {
 	}
 }
 
-// After a conflict the host loads, and goes on with the new base.
+// After a conflict the host loads the history and goes on with the new base.
 func TestSaverAfterAConflict(t *testing.T) {
 	tr, _ := open(t)
 	base := save(t, tr, "a", transcript.Snapshot{Messages: history("1")}).Revision
@@ -126,7 +126,7 @@ func TestSaverAfterAConflict(t *testing.T) {
 	}
 }
 
-// Metadata that can't be saved keeps the rest from being saved, again and again.
+// If metadata can't be saved, the rest of the snapshot is not saved either.
 func TestMetadataThatDoesNotFit(t *testing.T) {
 	tr, _ := open(t)
 	labels := func(from, n int) map[string]string {

@@ -1,13 +1,13 @@
-// Package transcript keeps whole message histories in a session store, for hosts
-// that save the full list of messages: after each turn, on every added message,
+// Package transcript keeps whole message histories in a session store. It is for
+// hosts that save the full list of messages: after each turn, on every added message,
 // or as one snapshot of history and settings that is restored at the start.
 //
-// What is stored is the difference. A save that adds messages writes those; one
-// that changes nothing writes nothing; one that edits or shortens the history
-// makes a branch, and what was there before stays in the session's graph. So a
-// host that knows nothing but "save this list" gets the log, the forks, the
-// checks and the deduplication of the sessions beneath, which stay ordinary
-// ones: the command and every call of package turnstone work on them.
+// A save stores only what changed. A save that adds messages writes the new messages.
+// A save that changes nothing writes nothing. A save that edits or shortens the
+// history makes a branch, and the earlier messages stay in the session's graph. So a
+// host that only knows how to save a list gets the log, the forks, the checks and the
+// deduplication of the store. The sessions are ordinary ones: the command and every
+// call of package turnstone work on them.
 package transcript
 
 import (
@@ -26,61 +26,62 @@ import (
 
 // A Message is one entry of a history.
 type Message struct {
-	// ID is the node that holds the message. Load sets it, Save does not look
-	// at it.
+	// ID is the node that holds the message. Load sets it and Save ignores it.
 	ID          graph.ID
 	Kind        string // for example the role; 1 to turnstone.MaxKind bytes
 	Payload     []byte // opaque, returned byte for byte
 	Attachments []blob.Attachment
 }
 
-// A Snapshot is what a host saves. Nothing of it is kept after the call.
+// A Snapshot is what a host saves. Save keeps no reference to it.
 type Snapshot struct {
-	// Messages is the whole history, for an attached fork with what it inherited.
+	// Messages is the whole history. For an attached fork it begins with the messages
+	// that the fork inherited.
 	Messages []Message
-	// State is the host's settings by name, such as a system prompt: all of
-	// them. Nil leaves what is stored.
+	// State has all of the host's settings by name, for example a system prompt. Nil
+	// leaves the stored settings as they are.
 	State map[string][]byte
-	// Metadata is merged, as by Session.SaveMetadata, after the fields of Unset were
-	// emptied.
+	// Metadata is merged with the stored metadata, like Session.SaveMetadata does,
+	// after the fields in Unset were emptied.
 	turnstone.Metadata
 	Unset []turnstone.Field
-	// Usage is what was used since the last save.
+	// Usage is the number of tokens that were used since the last save.
 	Usage []head.Usage
-	// Turn, if set, makes the Usage count once, however often this is saved
-	// under the same id; see Commit.Turn.
+	// Turn, if set, makes the Usage count once, however often it is saved with the
+	// same Turn. See Commit.Turn.
 	Turn string
-	// Base, if set, is the revision that this history was loaded at or saved
-	// as. If the session has moved on since, Save fails with
-	// *turnstone.ConflictError, and if it is gone with
-	// turnstone.ErrSessionNotFound. Without it the last save wins; what another
-	// one wrote is a branch then.
+	// Base, if set, is the revision at which this history was loaded or saved last.
+	// If the session has another revision, Save fails with *turnstone.ConflictError.
+	// If the session does not exist any more, Save fails with
+	// turnstone.ErrSessionNotFound. Without a Base the last save wins, and the
+	// messages of other saves become a branch.
 	Base head.Revision
 }
 
-// A Transcript is a session as Load returns it. It is the caller's.
+// A Transcript is a session as Load returns it. The caller owns it.
 type Transcript struct {
 	turnstone.Info
 	Messages []Message
 	State    map[string][]byte
 }
 
-// Saved says what a save did.
+// Saved describes what a save did.
 type Saved struct {
 	Revision head.Revision // the Base of the next save
-	Kept     int           // messages at the beginning that were stored already
+	Kept     int           // messages at the beginning that were already stored
 	Added    int           // messages written
 }
 
-// Transcripts are the histories in a store. They hold no state of their own, and
-// are safe for concurrent use, also by several processes where the store is.
-// The zero value has none: all calls return an error that matches turnstone.ErrInvalid.
+// Transcripts reads and saves the histories in a store. It holds no state of its own
+// and is safe for concurrent use. Several processes can use it if the engine allows
+// several processes. All calls of the zero value return an error that matches
+// turnstone.ErrInvalid.
 type Transcripts struct{ factory turnstone.Factory }
 
-// New returns the histories in the store behind f, for example Store.Factory.
+// New returns the histories of the store behind f. For a Store, pass Store.Factory().
 func New(f turnstone.Factory) *Transcripts { return &Transcripts{factory: f} }
 
-// store returns where the histories are.
+// store returns the factory, or one that refuses every call.
 func (t *Transcripts) store() turnstone.Factory {
 	if t == nil || t.factory == nil {
 		return (*turnstone.Store)(nil).Factory()
@@ -88,23 +89,23 @@ func (t *Transcripts) store() turnstone.Factory {
 	return t.factory
 }
 
-// List returns sessions, the most recently updated first.
+// List returns a page of sessions, the most recently updated one first.
 func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
 	return t.store().List(ctx, o)
 }
 
-// Create makes an empty session, so that its id stands for something stored from
-// the start. It reports whether it was made; one that exists stays as it is.
+// Create creates an empty session and reports whether it did. A session that exists
+// stays as it is.
 func (t *Transcripts) Create(ctx context.Context, r turnstone.Request) (created bool, err error) {
 	_, created, err = t.store().Create(ctx, r)
 	return created, err
 }
 
-// Fork makes the session that r describes, with parent, from the first n messages
-// of the parent's history, at least one; a negative n means all. An attached
-// fork's history begins with those, and its State is that of the last save whose
-// end is among them; a detached one's history and State are empty, and it only
-// records where it comes from.
+// Fork creates the session that r describes as a fork of parent after the first n
+// messages. n is at least 1; a negative n means all messages. The history of an
+// attached fork begins with these messages, and its State is that of the last save
+// that ended at one of them. A detached fork begins with an empty history and State,
+// and only records where it comes from.
 func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnstone.Request) (created bool, err error) {
 	s, err := t.store().Session(ctx, parent)
 	if err != nil {
@@ -124,8 +125,8 @@ func (t *Transcripts) Fork(ctx context.Context, parent string, n int, r turnston
 	return t.Create(ctx, r)
 }
 
-// Load returns the history of a session. One that does not exist is no error:
-// ok is false then.
+// Load returns the history of a session. If there is no such session, ok is false
+// and err is nil.
 func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok bool, err error) {
 	for {
 		s, err := t.store().Session(ctx, id)
@@ -144,7 +145,8 @@ func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok b
 	}
 }
 
-// Latest returns the history that was updated last, if there is any.
+// Latest returns the history that was updated last. If the store has no session, ok
+// is false and err is nil.
 func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err error) {
 	for {
 		page, err := t.store().List(ctx, turnstone.ListOptions{Limit: 1})
@@ -153,13 +155,15 @@ func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err 
 		}
 		if tr, ok, err = t.Load(ctx, page.Sessions[0].ID); ok || err != nil {
 			return tr, ok, err
-		} // else it was deleted meanwhile
+		} // otherwise the session was deleted after it was listed
 	}
 }
 
-// errMoved: somebody committed between two reads.
+// errMoved means that another writer committed between two reads.
 var errMoved = errors.New("the session moved")
 
+// load reads the history, the state and the metadata at one revision. It fails with
+// errMoved if the revision changes meanwhile.
 func (t *Transcripts) load(ctx context.Context, s turnstone.Persistence) (*Transcript, error) {
 	state, err := s.Load(ctx, turnstone.Scope{})
 	if err != nil {
@@ -187,44 +191,52 @@ func messageOf(n *turnstone.Node) Message {
 	return Message{ID: n.ID, Kind: n.Kind, Payload: n.Payload, Attachments: n.Attachments}
 }
 
-// equal reports whether a and b are the same but for the node that holds them.
+// equal reports whether a and b are the same message. It ignores their nodes.
 func equal(a, b Message) bool {
 	return a.Kind == b.Kind && bytes.Equal(a.Payload, b.Payload) && slices.Equal(a.Attachments, b.Attachments)
 }
 
-// Save makes the session's history that of the snapshot, and creates the session
-// if there is none. A reader sees the history before or after. What was
-// tombstoned is not in the stored history: a host that has it still adds it again.
+// Save makes the snapshot's history that of the session. It creates the session if
+// there is none. A reader sees the history from before or after the save. A
+// tombstoned message is not in the stored history: a host that still has it adds it
+// again.
 //
-// After an error the history is as it was for readers, unless the error matches
-// turnstone.ErrOutcomeUnknown; metadata may have been saved, and if
-// Saved.Revision is not 0, the save had got so far: that is the Base to go on
-// from. Saving again is always safe, and with a Turn counts no usage twice.
+// After an error readers see the history as it was, unless the error matches
+// turnstone.ErrOutcomeUnknown. Metadata may have been saved. If Saved.Revision is not
+// 0, part of the snapshot was committed, and Saved.Revision is the Base to go on
+// from. Saving again is always safe, and with a Turn it counts no usage twice.
 //
-// What is stored is read to find out: a save takes as long as a load.
+// Save compares with the stored history, and so takes as long as a Load.
 func (t *Transcripts) Save(ctx context.Context, id string, s Snapshot) (Saved, error) {
 	if err := s.check(); err != nil {
 		return Saved{}, err
 	}
 	for {
-		session, err := t.store().Session(ctx, id)
-		if errors.Is(err, turnstone.ErrSessionNotFound) && s.Base == 0 {
-			session, _, err = t.store().Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
-		}
+		session, err := t.openOrCreate(ctx, id, &s)
 		if err != nil {
 			return Saved{}, err
 		}
 		saved, err := t.save(ctx, session, &s)
 		switch {
 		case ctx.Err() != nil:
-		case errors.Is(err, turnstone.ErrTurnConflict): // its usage was counted, with less of the history
+		case errors.Is(err, turnstone.ErrTurnConflict): // an earlier save of the turn counted its usage, with less of the history
 			s.Usage, s.Turn = nil, ""
 			continue
 		case errors.Is(err, turnstone.ErrConflict) && s.Base == 0, errors.Is(err, turnstone.ErrSessionDeleted):
-			continue // somebody else committed, or deleted it
+			continue // another writer committed to the session or deleted it
 		}
 		return saved, err
 	}
+}
+
+// openOrCreate opens the session. It creates the session if there is none, unless s
+// builds on a revision of it.
+func (t *Transcripts) openOrCreate(ctx context.Context, id string, s *Snapshot) (turnstone.Persistence, error) {
+	session, err := t.store().Session(ctx, id)
+	if errors.Is(err, turnstone.ErrSessionNotFound) && s.Base == 0 {
+		session, _, err = t.store().Create(ctx, turnstone.Request{ID: id, Metadata: s.Metadata})
+	}
+	return session, err
 }
 
 func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s *Snapshot) (Saved, error) {
@@ -239,13 +251,8 @@ func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s
 	if err != nil {
 		return Saved{}, err
 	}
-	same := 0
-	for same < min(len(s.Messages), len(state.Nodes)) && equal(s.Messages[same], messageOf(&state.Nodes[same])) {
-		same++
-	}
-	// What is stored already, as by a save whose outcome was not known, is no conflict.
-	stands := same == len(s.Messages) && same == len(state.Nodes) && (s.State == nil || s.stateIs(state.Parts))
-	if s.Base != 0 && s.Base != state.Revision && !stands {
+	same := s.common(state.Nodes)
+	if s.Base != 0 && s.Base != state.Revision && !s.isStored(state, same) {
 		return Saved{}, &turnstone.ConflictError{Session: session.ID(), Expected: s.Base, Revision: state.Revision, Leaf: state.Leaf, Commit: state.Commit}
 	}
 	reached, err := commit(ctx, session, state, same, s)
@@ -258,7 +265,23 @@ func (t *Transcripts) save(ctx context.Context, session turnstone.Persistence, s
 	return Saved{Revision: reached, Kept: same, Added: len(s.Messages) - same}, nil
 }
 
-// stateIs reports whether parts have what s would set.
+// common returns how many messages at the beginning of s are equal to nodes.
+func (s *Snapshot) common(nodes []turnstone.Node) int {
+	n := 0
+	for n < min(len(s.Messages), len(nodes)) && equal(s.Messages[n], messageOf(&nodes[n])) {
+		n++
+	}
+	return n
+}
+
+// isStored reports whether a session has the history and the state of s already, for
+// example because of an earlier save whose outcome was unknown. The first same
+// messages are equal.
+func (s *Snapshot) isStored(state *turnstone.State, same int) bool {
+	return same == len(s.Messages) && same == len(state.Nodes) && (s.State == nil || s.stateIs(state.Parts))
+}
+
+// stateIs reports whether parts have the contents of s.State and no others.
 func (s *Snapshot) stateIs(parts []head.Part) bool {
 	for _, p := range parts {
 		if content, ok := s.State[p.Name]; !ok || blob.Sum(content) != p.Blob {
@@ -268,53 +291,68 @@ func (s *Snapshot) stateIs(parts []head.Part) bool {
 	return len(parts) == len(s.State)
 }
 
-// commit makes the history and the state of a session, whose first same messages
-// stay, those of s, and returns the revision that it reached.
-func commit(ctx context.Context, session turnstone.Persistence, state *turnstone.State, same int, s *Snapshot) (head.Revision, error) {
-	in := turnstone.Commit{Expected: state.Revision, Usage: s.Usage}
-	if s.State != nil {
-		in.Checkpoint = maps.Clone(s.State)
-		for _, p := range state.Parts {
-			if content, stays := s.State[p.Name]; !stays {
-				in.Drop = append(in.Drop, p.Name)
-			} else if blob.Sum(content) == p.Blob {
-				delete(in.Checkpoint, p.Name)
-			}
+// checkpoint returns the parts that a commit has to set and to drop so that parts
+// become s.State.
+func (s *Snapshot) checkpoint(parts []head.Part) (set map[string][]byte, drop []string) {
+	if s.State == nil {
+		return nil, nil
+	}
+	set = maps.Clone(s.State)
+	for _, p := range parts {
+		if content, stays := s.State[p.Name]; !stays {
+			drop = append(drop, p.Name)
+		} else if blob.Sum(content) == p.Blob {
+			delete(set, p.Name)
 		}
 	}
-	rest := s.Messages[same:]
-	if len(rest) == 0 && same == len(state.Nodes) && len(in.Checkpoint) == 0 && len(in.Drop) == 0 && len(s.Usage) == 0 {
-		return state.Revision, nil
-	}
-	before, end := turnstone.RefNone(), turnstone.RefNone() // of the history as it is to be, so far, and as it was
-	if same > 0 {
-		before = turnstone.RefTo(state.Nodes[same-1].ID)
-	}
-	if !state.Leaf.IsZero() {
-		end = turnstone.RefTo(state.Leaf)
-	}
-	for {
-		n := fits(rest)
-		now := turnstone.Commit{Expected: in.Expected, Nodes: nodes(rest[:n]), Leaf: end} // the leaf moves when all are there
-		if n > 0 {
-			now.Nodes[0].Parent = before
-			before = turnstone.RefNew(n - 1)
-		}
-		if n == len(rest) {
-			now.Leaf, now.Checkpoint, now.Drop, now.Usage, now.Turn = before, in.Checkpoint, in.Drop, in.Usage, s.Turn
-		}
-		r, err := session.Commit(ctx, now)
-		if err != nil {
-			return in.Expected, err
-		}
-		if n == len(rest) {
-			return r.Revision, nil
-		}
-		rest, before, in.Expected = rest[n:], turnstone.RefTo(r.Nodes[n-1]), r.Revision
-	}
+	return set, drop
 }
 
-// check reports what of s could not be committed, whatever is stored.
+// commit gives a session the history and the state of s and returns the revision that
+// it reached. The first same messages of the session stay. A long history takes
+// several commits, of which the last one moves the leaf.
+func commit(ctx context.Context, session turnstone.Persistence, state *turnstone.State, same int, s *Snapshot) (head.Revision, error) {
+	set, drop := s.checkpoint(state.Parts)
+	rest := s.Messages[same:]
+	if len(rest) == 0 && same == len(state.Nodes) && len(set) == 0 && len(drop) == 0 && len(s.Usage) == 0 {
+		return state.Revision, nil
+	}
+	parent := turnstone.RefNone()
+	if same > 0 {
+		parent = turnstone.RefTo(state.Nodes[same-1].ID)
+	}
+	expected, oldLeaf := state.Revision, refTo(state.Leaf)
+	for n := fits(rest); n < len(rest); n = fits(rest) {
+		part := turnstone.Commit{Expected: expected, Nodes: nodes(rest[:n]), Leaf: oldLeaf}
+		part.Nodes[0].Parent = parent
+		r, err := session.Commit(ctx, part)
+		if err != nil {
+			return expected, err
+		}
+		rest, parent, expected = rest[n:], turnstone.RefTo(r.Nodes[n-1]), r.Revision
+	}
+	last := turnstone.Commit{Expected: expected, Nodes: nodes(rest), Leaf: parent, Checkpoint: set, Drop: drop, Usage: s.Usage, Turn: s.Turn}
+	if len(rest) > 0 {
+		last.Nodes[0].Parent = parent
+		last.Leaf = turnstone.RefNew(len(rest) - 1)
+	}
+	r, err := session.Commit(ctx, last)
+	if err != nil {
+		return expected, err
+	}
+	return r.Revision, nil
+}
+
+// refTo returns a reference to a node, or to none if id is zero.
+func refTo(id graph.ID) turnstone.Ref {
+	if id.IsZero() {
+		return turnstone.RefNone()
+	}
+	return turnstone.RefTo(id)
+}
+
+// check returns an error if s can't be committed, whatever the store has. It checks
+// the same commits that commit would make for a new session.
 func (s *Snapshot) check() error {
 	for _, f := range s.Unset {
 		if err := f.Check(); err != nil {
@@ -347,9 +385,9 @@ func nodes(messages []Message) []turnstone.NewNode {
 	return out
 }
 
-// fits returns how many messages go into one commit, at least one if there is
-// any: a large payload is stored apart and counts for little, an attachment has
-// index entries.
+// fits returns how many of the messages one commit takes: at least one, if there is
+// any. A large payload becomes a blob of its own, so at most maxCounts bytes of it
+// count. An attachment counts because it has index entries.
 func fits(messages []Message) int {
 	const maxNodes, maxBytes, maxCounts, attachment = 2000, 1 << 20, 8 << 10, 400
 	size := 0
@@ -367,38 +405,41 @@ func fits(messages []Message) int {
 
 // changes reports whether saving the metadata of s changes have.
 func (s *Snapshot) changes(have *turnstone.Metadata) bool {
-	if differs(s, turnstone.FieldName, have.Name, s.Name) || differs(s, turnstone.FieldModel, have.Model, s.Model) ||
-		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldRetention, have.Retention, s.Retention) {
-		return true
-	}
+	return differs(s, turnstone.FieldName, have.Name, s.Name) || differs(s, turnstone.FieldModel, have.Model, s.Model) ||
+		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldRetention, have.Retention, s.Retention) ||
+		s.changesLabels(have.Labels)
+}
+
+// changesLabels reports whether saving the labels of s changes have.
+func (s *Snapshot) changesLabels(have map[string]string) bool {
 	if slices.Contains(s.Unset, turnstone.FieldLabels) {
-		for key := range have.Labels {
+		for key := range have {
 			if s.Labels[key] == "" {
 				return true
 			}
 		}
 	}
 	for key, value := range s.Labels {
-		if have.Labels[key] != value {
+		if have[key] != value {
 			return true
 		}
 	}
 	return false
 }
 
-// differs reports whether saving s changes a field from what it is; to is its value
-// in s.
+// differs reports whether saving s changes the field f. Its stored value is from, and
+// its value in s is to.
 func differs[T comparable](s *Snapshot, f turnstone.Field, from, to T) bool {
 	var empty T
 	if to == empty && !slices.Contains(s.Unset, f) {
-		return false // it stays
+		return false // an empty value that is not unset leaves the field as it is
 	}
 	return from != to
 }
 
 // Clear empties the history and the state of a session and keeps the session. It
-// reports whether there is one. What was there stays in the graph until the
-// session is deleted, or its nodes are tombstoned.
+// reports whether there is such a session. The messages stay in the graph until the
+// session is deleted or its nodes are tombstoned.
 func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err error) {
 	for {
 		session, err := t.store().Session(ctx, id)
@@ -415,8 +456,8 @@ func (t *Transcripts) Clear(ctx context.Context, id string) (existed bool, err e
 	}
 }
 
-// Delete removes a session. Sessions that forked from it stay whole. It reports
-// whether there was one.
+// Delete deletes a session and reports whether there was one. Sessions that forked
+// from it keep their whole history.
 func (t *Transcripts) Delete(ctx context.Context, id string) (existed bool, err error) {
 	if _, err := t.store().Session(ctx, id); errors.Is(err, turnstone.ErrSessionNotFound) {
 		return false, nil
@@ -426,40 +467,45 @@ func (t *Transcripts) Delete(ctx context.Context, id string) (existed bool, err 
 	return true, t.store().Delete(ctx, id, turnstone.KeepChildren)
 }
 
-// merge makes s what saving s and then newer would leave.
+// merge makes s the snapshot that has the same effect as saving s and then newer.
 func (s *Snapshot) merge(newer Snapshot) {
 	if newer.State == nil {
 		newer.State = s.State
-	}
-	stays := func(f turnstone.Field) bool { return !slices.Contains(newer.Unset, f) }
-	if newer.Name == "" && stays(turnstone.FieldName) {
-		newer.Name = s.Name
-	}
-	if newer.Model == "" && stays(turnstone.FieldModel) {
-		newer.Model = s.Model
-	}
-	if newer.Cwd == "" && stays(turnstone.FieldCwd) {
-		newer.Cwd = s.Cwd
-	}
-	if newer.Retention == 0 && stays(turnstone.FieldRetention) {
-		newer.Retention = s.Retention
 	}
 	newer.Base = max(newer.Base, s.Base)
 	if newer.Turn == "" {
 		newer.Turn = s.Turn
 	}
-	if s.Labels != nil && stays(turnstone.FieldLabels) {
-		all := maps.Clone(s.Labels)
-		maps.Copy(all, newer.Labels)
-		newer.Labels = all
+	newer.mergeMetadata(s)
+	newer.Usage = head.AddUsage(s.Usage, newer.Usage)
+	*s = newer
+}
+
+// mergeMetadata gives s the metadata of older that saving s leaves as it is.
+func (s *Snapshot) mergeMetadata(older *Snapshot) {
+	stays := func(f turnstone.Field) bool { return !slices.Contains(s.Unset, f) }
+	if s.Name == "" && stays(turnstone.FieldName) {
+		s.Name = older.Name
 	}
-	unset := slices.Clone(newer.Unset)
-	for _, f := range s.Unset {
+	if s.Model == "" && stays(turnstone.FieldModel) {
+		s.Model = older.Model
+	}
+	if s.Cwd == "" && stays(turnstone.FieldCwd) {
+		s.Cwd = older.Cwd
+	}
+	if s.Retention == 0 && stays(turnstone.FieldRetention) {
+		s.Retention = older.Retention
+	}
+	if older.Labels != nil && stays(turnstone.FieldLabels) {
+		all := maps.Clone(older.Labels)
+		maps.Copy(all, s.Labels)
+		s.Labels = all
+	}
+	unset := slices.Clone(s.Unset)
+	for _, f := range older.Unset {
 		if stays(f) {
 			unset = append(unset, f)
 		}
 	}
-	newer.Unset = unset
-	newer.Usage = head.AddUsage(s.Usage, newer.Usage)
-	*s = newer
+	s.Unset = unset
 }

@@ -40,7 +40,7 @@ func open(t *testing.T) (*transcript.Transcripts, *turnstone.Store) {
 	return transcript.New(st.Factory()), st
 }
 
-// history makes a message of each text.
+// history returns a message for each text.
 func history(texts ...string) []transcript.Message {
 	var out []transcript.Message
 	for i, text := range texts {
@@ -79,7 +79,7 @@ func load(t *testing.T, tr *transcript.Transcripts, id string) *transcript.Trans
 	return out
 }
 
-// nodes is the number of nodes in the graph of a session.
+// nodes returns the number of nodes in the graph of a session.
 func nodes(t *testing.T, st *turnstone.Store, id string) int {
 	t.Helper()
 	s, err := st.Session(ctx, id)
@@ -163,7 +163,7 @@ func TestW4EditedMakesABranch(t *testing.T) {
 	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "2", "3", "4")})
 	for _, c := range []struct {
 		to    []string
-		nodes int // in the graph then
+		nodes int // number of nodes in the graph after the save
 	}{
 		{[]string{"1", "2", "x"}, 5},
 		{[]string{"1", "2"}, 5}, // shorter: only the leaf moves
@@ -178,7 +178,7 @@ func TestW4EditedMakesABranch(t *testing.T) {
 			t.Errorf("after %v the graph has %d nodes, not %d", c.to, n, c.nodes)
 		}
 	}
-	// What a message is made of counts, not its text alone.
+	// Messages with the same text differ if their kinds or attachments do.
 	changed := history("other")
 	changed[0].Kind = "system"
 	if got := save(t, tr, "a", transcript.Snapshot{Messages: changed}); got.Added != 1 || load(t, tr, "a").Messages[0].Kind != "system" {
@@ -186,7 +186,7 @@ func TestW4EditedMakesABranch(t *testing.T) {
 	}
 }
 
-// Each field can be unset, with and without a Saver; unsetting what is not set writes
+// Each field can be unset, with and without a Saver. Unsetting an empty field writes
 // nothing.
 func TestW5MetadataIsUnset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -338,15 +338,15 @@ func TestBaseRefusesALostUpdate(t *testing.T) {
 	if got := texts(load(t, tr, "a").Messages); got != "1 mine" {
 		t.Errorf("%q", got)
 	}
-	// Without a base the last one wins, and the other one's turn is a branch.
+	// Without a base the last save wins, and the other save's turn is a branch.
 	save(t, tr, "a", transcript.Snapshot{Messages: history("1", "yours")})
 	if got := texts(load(t, tr, "a").Messages); got != "1 yours" {
 		t.Errorf("%q", got)
 	}
 }
 
-// Concurrent savers of one session: each save succeeds, the history is that of
-// one of them, nothing is lost from the graph.
+// If several savers save one session at the same time, each save succeeds, the history is
+// that of one of them, and the graph has all messages.
 func TestConcurrentSaves(t *testing.T) {
 	tr, st := open(t)
 	const n = 8
@@ -370,7 +370,7 @@ func TestConcurrentSaves(t *testing.T) {
 	}
 }
 
-// A history that is too long for one commit becomes visible whole.
+// A history that is too long for one commit becomes visible as a whole.
 func TestLongHistory(t *testing.T) {
 	tr, st := open(t)
 	var all []string

@@ -44,20 +44,20 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "no command \"sesions\"; did you mean sessions?", "help sesions"},
 		{exitUsage, "unknown flag: --nothing", "sessions --nothing"},
 		{exitUnavailable, "unavailable", "sessions --store postgres://127.0.0.1:1/db?sslmode=disable"},
-		{exitUsage, "it is used as `turnstone show SESSION", "show"},
+		{exitUsage, "usage: `turnstone show SESSION", "show"},
 		{exitUsage, "invalid argument", "show chat --last x"},
-		{exitUsage, "say --yes", "erase chat"},
-		{exitUsage, "say where to", "rewind chat"},
-		{exitUsage, "a label is KEY=VALUE", "label chat nothing"},
+		{exitUsage, "confirm with --yes", "erase chat"},
+		{exitUsage, "no target", "rewind chat"},
+		{exitUsage, "want KEY=VALUE", "label chat nothing"},
 		{exitUsage, "not \"colour\"", "label chat --unset name,colour"},
 		{exitUsage, "--unset name", "label chat --name="},
 		{exitUsage, "session, model and day", "usage --by week"},
 		{exitUsage, "can't", "fork chat chat"},
-		{exitUsage, "goes with a SESSION alone", "rewind chat@1 --empty"},
-		{exitUsage, "--by is turn or step", "import --by foo x"},
+		{exitUsage, "without a revision or node", "rewind chat@1 --empty"},
+		{exitUsage, "--by must be turn or step", "import --by foo x"},
 		{exitFailed, "no such file", "export chat -o /no/such/file"},
-		{exitUsage, "name the session", "cat 1234"},
-		{exitUsage, "revisions are numbers from 1 on", "show chat@0"},
+		{exitUsage, "give the session as well", "cat 1234"},
+		{exitUsage, "a revision is a number from 1 on", "show chat@0"},
 		{exitNotFound, "session not found: \"none\"", "show none"},
 		{exitNotFound, "node not found", "show chat --leaf beef"},
 		{exitNotFound, "node not found", "tombstone chat beef"},
@@ -68,12 +68,12 @@ func TestExitCodes(t *testing.T) {
 		{exitNotFound, "not found", "rm chat none"},
 		{exitNotFound, "give the whole id: chat", "rm cha"},
 		{exitNotFound, "not a place in it", "log chat@1"},
-		{exitUsage, "revisions are numbers", "show chat@x"},
+		{exitUsage, "a revision is a number", "show chat@x"},
 		{exitUsage, "none of the others can be", "usage --csv --json"},
 		{exitUsage, "none of the others can be", "log chat --graph --json"},
 		{exitUsage, "unknown store URL", "sessions --store foo:/tmp/x"},
-		{exitUsage, "not negative", "log chat -n -1"},
-		{exitUsage, "not negative", "sessions --limit -1"},
+		{exitUsage, "must not be negative", "log chat -n -1"},
+		{exitUsage, "must not be negative", "sessions --limit -1"},
 		{exitUsage, "--last", "prune"},
 		{exitNotFound, "no store at", "sessions --store " + t.TempDir()},
 		{exitConflict, "exists already", "fork chat@1 twin"},
@@ -104,7 +104,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// build makes a store with sessions for the tests below.
+// build makes a store, calls f to fill it, and returns its URL.
 func build(t *testing.T, f func(st *turnstone.Store)) (url string) {
 	t.Helper()
 	a := &app{url: t.TempDir() + "/store"}
@@ -170,7 +170,7 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 	}
 }
 
-// A tree shows forks of forks, sub-agents, and what has lost its parent.
+// A tree shows forks of forks, sub-agents, and sessions whose parent was deleted.
 func TestTree(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		create(t, st, turnstone.Request{ID: "root"})
@@ -200,7 +200,7 @@ orphan  (revision 0, 0 nodes)
 	}
 }
 
-// Reads of a store that the command changed: fork, rewind with parts, cat.
+// The command reads a store that it has changed with fork and rewind.
 func TestChanges(t *testing.T) {
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
@@ -260,7 +260,7 @@ func TestImportOfStandardInput(t *testing.T) {
 	if out := must(t, "export", "stdin", "--store", store); out != lines {
 		t.Errorf("%q", out)
 	}
-	// What is no transcript at all is said so in a few lines.
+	// A file that is not a transcript gives a few lines of errors, not one for each line.
 	out, err := run(strings.Repeat("this is no transcript\n", 1000))
 	if err == nil || strings.Count(out, "\n") > 7 || !strings.Contains(out, "stdin: and 995 more like these") {
 		t.Errorf("%v: %s", err, out)

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 func (a *app) copy() *cobra.Command {
@@ -16,50 +16,56 @@ func (a *app) copy() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "copy FROM TO",
 		Short: "Copy a store to another engine or place, or bring a copy up to date",
-		Long: "Copy the store FROM to TO, whatever engines they are. FROM is verified, every record that differs is written,\n" +
-			"what FROM has no more is removed, TO is verified, the commit ids of all heads are compared. Once more, it copies\n" +
-			"what is new; after an interruption, it goes on. TO must be empty, or a copy of FROM; it can't be opened before it\n" +
-			"is proven, and nobody should have it open. A copy that was written to since is refused without --overwrite.\n" +
-			"What is written to FROM meanwhile is copied as well, if FROM comes to rest.",
+		Long: "Copy the store FROM to TO. They may be on different engines. The command verifies FROM, writes all records\n" +
+			"that differ, deletes records that FROM does not have, verifies TO, and compares the commit ids of all heads. Run\n" +
+			"it again to copy what is new, or to go on after an interruption. TO must be empty or a copy of FROM, and no\n" +
+			"process should have it open. It can be opened when the copy is complete. If TO was written to since the last\n" +
+			"copy, the command refuses without --overwrite. Commits to FROM during the copy are copied as well, if FROM\n" +
+			"comes to rest.",
 		Example: "turnstone copy store.badger pebble:copy.pebble",
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			from, to := &app{url: args[0], wait: a.wait, minFree: a.minFree}, &app{url: args[1], wait: a.wait, minFree: a.minFree}
-			if dir, ok := directory(from.url); ok {
-				if held, err := open.Holds(dir); err != nil {
-					return err
-				} else if !held {
-					return fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
-				}
-			}
-			r, err := copyStore(cmd.Context(), from, to, overwrite)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, to := *a, *a
+			from.url, to.url = args[0], args[1]
+			r, err := copyStore(cmd.Context(), &from, &to, overwrite)
 			if err != nil {
 				return err
 			}
 			if asLines {
 				return asJSON(cmd.OutOrStdout(), r)
 			}
-			p := printer{w: cmd.OutOrStdout()}
-			p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
-			if r.Deleted > 0 {
-				p.printf("deleted  %s that the source has no more\n", plural(r.Deleted, "record"))
-			}
-			p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
-			return p.err
+			return printCopy(cmd.OutOrStdout(), r)
 		},
 	}
-	c.Flags().BoolVar(&overwrite, "overwrite", false, "also if TO was written to since it was copied: what was written there is lost")
+	c.Flags().BoolVar(&overwrite, "overwrite", false, "copy also if TO was written to since the last copy; what was written there is lost")
 	jsonFlag(c, &asLines)
 	return c
 }
 
+func printCopy(w io.Writer, r *turnstone.CopyReport) error {
+	p := printer{w: w}
+	p.printf("copied   %s of %d, %s\n", plural(r.Written, "record"), r.Records, size(uint64(r.Bytes)))
+	if r.Deleted > 0 {
+		p.printf("deleted  %s that the source does not have any more\n", plural(r.Deleted, "record"))
+	}
+	p.printf("equal    the heads of %s; every hash, link, checksum and reference of the copy is right\n", plural(r.Sessions, "session"))
+	return p.err
+}
+
+// copyStore copies the store of from to the engine of to. It checks that the source is
+// a store before it creates anything at the destination.
 func copyStore(ctx context.Context, from, to *app, overwrite bool) (r *turnstone.CopyReport, err error) {
+	if found, err := from.mayExist(); err != nil {
+		return nil, err
+	} else if !found {
+		return nil, fmt.Errorf("%w at %s", turnstone.ErrStoreNotFound, from.shown())
+	}
 	src, err := from.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	st, err := turnstone.Open(ctx, src, &turnstone.Options{MustExist: true, NoAutoSeal: true}) // or there is nothing to make TO for
+	st, err := turnstone.Open(ctx, src, &turnstone.Options{MustExist: true, NoAutoSeal: true})
 	if err == nil {
 		err = st.Close()
 	}

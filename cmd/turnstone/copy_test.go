@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// From Badger to PostgreSQL and back with the command.
+// The command copies a store from Badger to PostgreSQL and back.
 func TestCopy(t *testing.T) {
 	testscale.Slow(t)
 	from := build(t, func(st *turnstone.Store) {
@@ -46,7 +46,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// The corpus from Badger to PostgreSQL and back: equal heads, clean at both ends.
+// A store with the corpus is copied from Badger to PostgreSQL and back. The heads are
+// equal, and both copies verify.
 func TestCopyOfTheCorpus(t *testing.T) {
 	testscale.Slow(t)
 	dir := os.Getenv("TURNSTONE_CORPUS")

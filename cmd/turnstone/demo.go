@@ -16,16 +16,17 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
 
 func (a *app) demo() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show what the store does, on a fresh one",
-		Long: "Run a scripted agent on a fresh embedded store: turns with tools, a lost compare-and-swap, a fork,\n" +
+		Short: "Show what a store does, in a new store",
+		Long: "Run a scripted agent on a new embedded store: turns with tools, a lost compare-and-swap, a fork,\n" +
 			"a rewind, a process killed in the middle of its commits, a tombstone, a verification.\n" +
-			"The store is made in a new temporary directory unless --store is given, which must be empty then.",
+			"The store is in a new temporary directory. If --store is given, that store is used and must be empty.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			url := a.url
@@ -37,13 +38,7 @@ func (a *app) demo() *cobra.Command {
 				url = filepath.Join(dir, "store")
 			}
 			d := &demonstration{app: &app{url: url}, p: printer{w: cmd.OutOrStdout()}}
-			if dir, ok := directory(url); ok {
-				if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-					return fmt.Errorf("%s is not empty: the demo wants a fresh store", dir)
-				}
-			} else if !open.Server(url) {
-				return usageError{fmt.Errorf("the demo wants a store that lasts, not %s: it kills a process and opens it again", url)}
-			} else if err := d.fresh(cmd.Context()); err != nil {
+			if err := d.fresh(cmd.Context()); err != nil {
 				return err
 			}
 			return d.run(cmd.Context())
@@ -51,14 +46,29 @@ func (a *app) demo() *cobra.Command {
 	}
 }
 
+// A demonstration runs the steps of the demo on one store and says what it does.
 type demonstration struct {
 	app  *app
 	p    printer
 	step int
 }
 
-// fresh checks that a store on a server has no session.
+// fresh checks that the store lasts and is empty.
 func (d *demonstration) fresh(ctx context.Context) error {
+	if dir, ok := directory(d.app.url); ok {
+		if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+			return fmt.Errorf("%s is not empty: the demo wants a fresh store", dir)
+		}
+		return nil
+	}
+	if !open.Server(d.app.url) {
+		return usageError{fmt.Errorf("the demo wants a store that lasts, not %s: it kills a process and opens it again", d.app.url)}
+	}
+	return d.freshServer(ctx)
+}
+
+// freshServer checks that a store on a server has no session.
+func (d *demonstration) freshServer(ctx context.Context) error {
 	return d.app.with(ctx, false, func(st *turnstone.Store) error {
 		page, err := st.List(ctx, turnstone.ListOptions{Limit: 1})
 		if err == nil && len(page.Sessions) > 0 {
@@ -68,12 +78,13 @@ func (d *demonstration) fresh(ctx context.Context) error {
 	})
 }
 
-// say prints a step: what is done, and what is to be seen in it.
+// say prints the next step with its number.
 func (d *demonstration) say(format string, args ...any) {
 	d.step++
 	d.p.printf("%2d  %s\n", d.step, fmt.Sprintf(format, args...))
 }
 
+// also prints another line of the same step.
 func (d *demonstration) also(format string, args ...any) {
 	d.p.printf("    %s\n", fmt.Sprintf(format, args...))
 }
@@ -85,13 +96,7 @@ func (d *demonstration) run(ctx context.Context) error {
 			return err
 		}
 	}
-	self := "turnstone"
-	if exe, err := os.Executable(); err == nil {
-		self = exe
-		if strings.Contains(exe, string(filepath.Separator)+"go-build") {
-			self = "go run ./cmd/turnstone"
-		}
-	}
+	self := commandName()
 	d.p.printf("\nThe store stays where it is. What is left to explore:\n")
 	for _, c := range []string{"sessions", "show trip", "show trip --full", "show trip/train", "export trip", "verify", "stats", "gc", "vacuum"} {
 		d.p.printf("  %s --store %s %s\n", self, d.app.shown(), c)
@@ -99,7 +104,19 @@ func (d *demonstration) run(ctx context.Context) error {
 	return d.p.err
 }
 
-// say makes the payload of a message.
+// commandName returns how to run this command again.
+func commandName() string {
+	exe, err := os.Executable()
+	switch {
+	case err != nil:
+		return "turnstone"
+	case strings.Contains(exe, string(filepath.Separator)+"go-build"):
+		return "go run ./cmd/turnstone"
+	}
+	return exe
+}
+
+// payload returns a message as JSON.
 func payload(role, text string, extra map[string]any) []byte {
 	m := map[string]any{"role": role, "content": text}
 	for k, v := range extra {
@@ -112,8 +129,8 @@ func payload(role, text string, extra map[string]any) []byte {
 	return b
 }
 
-// A scripted turn: what the user asks, the tool that is called, its result, and
-// the answer.
+// A scripted turn has the question of the user, the call of a tool, its result, and the
+// answer.
 type scripted struct{ ask, tool, args, result, answer string }
 
 var script = []scripted{
@@ -122,7 +139,7 @@ var script = []scripted{
 	{"How is the weather then?", "climate", `{"city":"Kyoto","month":4}`, `{"high":20,"low":9,"rain_days":10}`, "Mild: 9 to 20 degrees, with ten days of rain. The cherries bloom early in the month."},
 }
 
-// turn is the commit of a scripted turn.
+// turn returns the commit of the scripted turn with index i.
 func turn(expected head.Revision, i int, s scripted) turnstone.Commit {
 	call := fmt.Sprintf("call_%d", i+1)
 	return turnstone.Commit{
@@ -141,6 +158,8 @@ func turn(expected head.Revision, i int, s scripted) turnstone.Commit {
 	}
 }
 
+// talk runs the scripted turns in the session "trip", then a lost race, a repeated turn,
+// a fork and a rewind.
 func (d *demonstration) talk(ctx context.Context) error {
 	return d.app.with(ctx, false, func(st *turnstone.Store) error {
 		s, _, err := st.Create(ctx, turnstone.Request{ID: "trip", Metadata: turnstone.Metadata{Name: "A trip to Kyoto", Model: "scripted-1", Labels: map[string]string{"demo": "yes"}}})
@@ -148,88 +167,127 @@ func (d *demonstration) talk(ctx context.Context) error {
 			return err
 		}
 		d.say("Created session %q. It is at revision 0.", s.ID())
-		var results []turnstone.Result
-		for i, t := range script {
-			r, err := s.Commit(ctx, turn(head.Revision(i), i, t))
-			if err != nil {
-				return err
-			}
-			results = append(results, r)
-			d.say("Committed turn %d: question, tool call, result and answer in one step. Revision %d, leaf %.12s.", i+1, r.Revision, r.Leaf)
-		}
-
-		late := turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload("user", "Is there a museum?", nil)}}}
-		var conflict *turnstone.ConflictError
-		if _, err := s.Commit(ctx, late); !errors.As(err, &conflict) {
-			return fmt.Errorf("a commit on a stale revision was not refused: %v", err)
-		}
-		d.say("A second writer, who had loaded revision %d, lost the compare-and-swap; nothing of its turn was stored:", conflict.Expected)
-		d.also("%v", conflict)
-		state, err := s.Load(ctx, turnstone.Scope{After: conflict.Expected})
+		results, err := d.turns(ctx, s)
 		if err != nil {
 			return err
 		}
-		late.Expected = conflict.Revision
-		r, err := s.Commit(ctx, late)
+		last, err := d.race(ctx, s)
 		if err != nil {
 			return err
 		}
-		d.say("It read the %d nodes that it had missed, and committed on revision %d: now at %d.", len(state.Nodes), conflict.Revision, r.Revision)
-		again, err := s.Commit(ctx, turn(1, 1, script[1]))
-		if err != nil {
+		if err := d.repeat(ctx, s, results[1]); err != nil {
 			return err
 		}
-		if !again.Replayed || again.Commit != results[1].Commit {
-			return errors.New("a turn was committed twice")
-		}
-		d.say("Turn 2 was sent again, as after a lost reply: its turn id gave the first result back (revision %d), nothing was added.", again.Revision)
-
-		f, _, err := st.Create(ctx, turnstone.Request{ID: "trip/train", Parent: "trip", ForkNode: results[0].Leaf, Metadata: turnstone.Metadata{Name: "The same, by train"}})
-		if err != nil {
+		if err := d.fork(ctx, st, results[0].Leaf); err != nil {
 			return err
 		}
-		if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
-			{Kind: "user", Payload: payload("user", "What if I went by train instead?", nil)},
-			{Kind: "assistant", Payload: payload("assistant", "Via Moscow and Vladivostok, about two weeks.", nil)},
-		}}); err != nil {
-			return err
-		}
-		forked, err := f.Load(ctx, turnstone.Scope{})
-		if err != nil {
-			return err
-		}
-		d.say("Forked %q after turn 1: it shows %d nodes, of which it stores 2. The others stay where they are.", f.ID(), len(forked.Nodes))
-
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision, Leaf: turnstone.RefTo(results[1].Leaf)}); err != nil {
-			return err
-		}
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: r.Revision + 1, Nodes: []turnstone.NewNode{
-			{Kind: "user", Key: "msg_card", Payload: payload("user", "Book it. My card is 4000 0000 0000 0002.", nil)},
-			{Kind: "assistant", Payload: payload("assistant", "Booked.", nil)},
-		}}); err != nil {
-			return err
-		}
-		path, err := s.Load(ctx, turnstone.Scope{})
-		if err != nil {
-			return err
-		}
-		full, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil {
-			return err
-		}
-		d.say("Rewound to the end of turn 2 and went on: the active path has %d nodes, the full graph %d.", len(path.Nodes), len(full.Nodes))
-		return nil
+		return d.rewind(ctx, s, last, results[1].Leaf)
 	})
+}
+
+// turns commits the script.
+func (d *demonstration) turns(ctx context.Context, s *turnstone.Session) ([]turnstone.Result, error) {
+	var results []turnstone.Result
+	for i, t := range script {
+		r, err := s.Commit(ctx, turn(head.Revision(i), i, t))
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r)
+		d.say("Committed turn %d: question, tool call, result and answer in one step. Revision %d, leaf %.12s.", i+1, r.Revision, r.Leaf)
+	}
+	return results, nil
+}
+
+// race commits on a stale revision, which is refused, and then on the current one. It
+// returns the revision of that commit.
+func (d *demonstration) race(ctx context.Context, s *turnstone.Session) (head.Revision, error) {
+	late := turnstone.Commit{Expected: 2, Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload("user", "Is there a museum?", nil)}}}
+	var conflict *turnstone.ConflictError
+	if _, err := s.Commit(ctx, late); !errors.As(err, &conflict) {
+		return 0, fmt.Errorf("a commit on a stale revision was not refused: %v", err)
+	}
+	d.say("A second writer, who had loaded revision %d, lost the compare-and-swap; nothing of its turn was stored:", conflict.Expected)
+	d.also("%v", conflict)
+	state, err := s.Load(ctx, turnstone.Scope{After: conflict.Expected})
+	if err != nil {
+		return 0, err
+	}
+	late.Expected = conflict.Revision
+	r, err := s.Commit(ctx, late)
+	if err != nil {
+		return 0, err
+	}
+	d.say("It read the %d nodes that it had missed, and committed on revision %d: now at %d.", len(state.Nodes), conflict.Revision, r.Revision)
+	return r.Revision, nil
+}
+
+// repeat commits turn 2 again. The result must be the first one.
+func (d *demonstration) repeat(ctx context.Context, s *turnstone.Session, first turnstone.Result) error {
+	again, err := s.Commit(ctx, turn(1, 1, script[1]))
+	if err != nil {
+		return err
+	}
+	if !again.Replayed || again.Commit != first.Commit {
+		return errors.New("a turn was committed twice")
+	}
+	d.say("Turn 2 was sent again, as after a lost reply: its turn id gave the first result back (revision %d), nothing was added.", again.Revision)
+	return nil
+}
+
+// fork forks the session at a node and commits a turn to the fork.
+func (d *demonstration) fork(ctx context.Context, st *turnstone.Store, at graph.ID) error {
+	f, _, err := st.Create(ctx, turnstone.Request{ID: "trip/train", Parent: "trip", ForkNode: at, Metadata: turnstone.Metadata{Name: "The same, by train"}})
+	if err != nil {
+		return err
+	}
+	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{
+		{Kind: "user", Payload: payload("user", "What if I went by train instead?", nil)},
+		{Kind: "assistant", Payload: payload("assistant", "Via Moscow and Vladivostok, about two weeks.", nil)},
+	}}); err != nil {
+		return err
+	}
+	forked, err := f.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return err
+	}
+	d.say("Forked %q after turn 1: it shows %d nodes, of which it stores 2. The others stay where they are.", f.ID(), len(forked.Nodes))
+	return nil
+}
+
+// rewind moves the leaf of a session, which is at revision last, back to a node and
+// goes on from there.
+func (d *demonstration) rewind(ctx context.Context, s *turnstone.Session, last head.Revision, leaf graph.ID) error {
+	if _, err := s.Commit(ctx, turnstone.Commit{Expected: last, Leaf: turnstone.RefTo(leaf)}); err != nil {
+		return err
+	}
+	if _, err := s.Commit(ctx, turnstone.Commit{Expected: last + 1, Nodes: []turnstone.NewNode{
+		{Kind: "user", Key: "msg_card", Payload: payload("user", "Book it. My card is 4000 0000 0000 0002.", nil)},
+		{Kind: "assistant", Payload: payload("assistant", "Booked.", nil)},
+	}}); err != nil {
+		return err
+	}
+	path, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return err
+	}
+	full, err := s.Load(ctx, turnstone.Scope{Full: true})
+	if err != nil {
+		return err
+	}
+	d.say("Rewound to the end of turn 2 and went on: the active path has %d nodes, the full graph %d.", len(path.Nodes), len(full.Nodes))
+	return nil
 }
 
 const (
 	childName = "demo-child"
-	// crashAfter acknowledgements the child is killed: it is then in the next commit.
+	// The child is killed after crashAfter commits were acknowledged. It is in the
+	// middle of the next commit then.
 	crashAfter = 40
 )
 
-// demoChild commits turns as fast as it can and writes a line for each that was
-// acknowledged, until it is killed.
+// demoChild commits turns as fast as it can until it is killed. It writes a line for
+// each commit that was acknowledged.
 func (a *app) demoChild() *cobra.Command {
 	return &cobra.Command{
 		Use: childName, Hidden: true, Args: cobra.NoArgs,
@@ -253,39 +311,14 @@ func (a *app) demoChild() *cobra.Command {
 	}
 }
 
-// crash has a child process commit, kills it hard, and looks at what is left.
+// crash has a child process commit, kills it, and checks that its session has all
+// commits that were acknowledged.
 func (d *demonstration) crash(ctx context.Context) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	child := exec.CommandContext(ctx, exe, childName)
-	child.Env = append(os.Environ(), storeVariable+"="+d.app.url) // an argument is for all to see
-	child.Stderr = os.Stderr
-	out, err := child.StdoutPipe()
+	revision, commit, err := d.killedChild(ctx)
 	if err != nil {
 		return err
-	}
-	if err := child.Start(); err != nil {
-		return err
-	}
-	var revision head.Revision
-	var commit string
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		if _, err := fmt.Sscan(lines.Text(), &revision, &commit); err != nil {
-			break // the last line may be cut
-		}
-		if revision == crashAfter {
-			if err := child.Process.Kill(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := child.Wait(); err == nil || revision < crashAfter {
-		return fmt.Errorf("the child process ended by itself at revision %d: %v", revision, err)
 	}
 	return d.app.with(ctx, true, func(st *turnstone.Store) error {
 		d.say("Another process committed without a pause and was killed (SIGKILL) after revision %d was acknowledged.", revision)
@@ -309,7 +342,41 @@ func (d *demonstration) crash(ctx context.Context) error {
 	})
 }
 
-// tidy tombstones a node, erases, and verifies everything.
+// killedChild runs demoChild in another process and kills it after crashAfter commits.
+// It returns the revision and the id of the last commit that was acknowledged.
+func (d *demonstration) killedChild(ctx context.Context) (revision head.Revision, commit string, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return 0, "", err
+	}
+	child := exec.CommandContext(ctx, exe, childName)
+	child.Env = append(os.Environ(), storeVariable+"="+d.app.url) // unlike arguments, the environment is private
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	if err != nil {
+		return 0, "", err
+	}
+	if err := child.Start(); err != nil {
+		return 0, "", err
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if _, err := fmt.Sscan(lines.Text(), &revision, &commit); err != nil {
+			break // the last line may be cut
+		}
+		if revision == crashAfter {
+			if err := child.Process.Kill(); err != nil {
+				return 0, "", err
+			}
+		}
+	}
+	if err := child.Wait(); err == nil || revision < crashAfter {
+		return 0, "", fmt.Errorf("the child process ended by itself at revision %d: %v", revision, err)
+	}
+	return revision, commit, nil
+}
+
+// tidy tombstones a node, erases it and a session, and verifies the store.
 func (d *demonstration) tidy(ctx context.Context) error {
 	return d.app.with(ctx, true, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "trip")
@@ -320,30 +387,14 @@ func (d *demonstration) tidy(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := s.Tombstone(ctx, card.ID); err != nil {
+		if err := d.tombstone(ctx, s, card.ID); err != nil {
 			return err
 		}
-		if _, err := s.Node(ctx, card.ID); !errors.Is(err, turnstone.ErrNodeNotFound) {
-			return fmt.Errorf("a tombstoned node is still read: %v", err)
+		if err := d.erase(ctx, s, card.ID); err != nil {
+			return err
 		}
-		path, err := s.Load(ctx, turnstone.Scope{})
+		r, err := st.Erase(ctx, "crash", turnstone.KeepChildren, turnstone.EraseOptions{})
 		if err != nil {
-			return err
-		}
-		d.say("Tombstoned the message with the card number: no read shows it, the answer is linked past it, the path has %d nodes.", len(path.Nodes))
-		r, err := s.Erase(ctx, turnstone.EraseOptions{}, card.ID)
-		if err != nil {
-			return err
-		}
-		if r.Vacuum.Nodes != 1 || len(r.HeldBy) > 0 {
-			return fmt.Errorf("the node was not erased: %+v", r)
-		}
-		gone := "in no file any more"
-		if open.Server(d.app.url) {
-			gone = "in no row any more (the server's files, log and backups keep them for a while: docs/engines.md)"
-		}
-		d.say("Erased it: its content and salt are %s, no other session holds it; its hash stays, and every hash above it verifies.", gone)
-		if r, err = st.Erase(ctx, "crash", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
 			return err
 		}
 		d.say("Erased the session of the other process: %d records, %d nodes. Collection and vacuum ran beside what was open.", r.Vacuum.Records, r.Vacuum.Nodes)
@@ -357,4 +408,37 @@ func (d *demonstration) tidy(ctx context.Context) error {
 		d.say("Verified %d records of %d sessions: every hash, link, checksum and reference is right.", v.Records, v.Sessions)
 		return nil
 	})
+}
+
+// tombstone hides a node and checks that it can't be read any more.
+func (d *demonstration) tombstone(ctx context.Context, s *turnstone.Session, id graph.ID) error {
+	if err := s.Tombstone(ctx, id); err != nil {
+		return err
+	}
+	if _, err := s.Node(ctx, id); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		return fmt.Errorf("a tombstoned node is still read: %v", err)
+	}
+	path, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return err
+	}
+	d.say("Tombstoned the message with the card number: no read shows it, the answer is linked past it, the path has %d nodes.", len(path.Nodes))
+	return nil
+}
+
+// erase removes the content of a node from the store's files.
+func (d *demonstration) erase(ctx context.Context, s *turnstone.Session, id graph.ID) error {
+	r, err := s.Erase(ctx, turnstone.EraseOptions{}, id)
+	if err != nil {
+		return err
+	}
+	if r.Vacuum.Nodes != 1 || len(r.HeldBy) > 0 {
+		return fmt.Errorf("the node was not erased: %+v", r)
+	}
+	gone := "in no file any more"
+	if open.Server(d.app.url) {
+		gone = "in no row any more (the server's files, log and backups keep them for a while: docs/engines.md)"
+	}
+	d.say("Erased it: its content and salt are %s, no other session holds it; its hash stays, and every hash above it verifies.", gone)
+	return nil
 }

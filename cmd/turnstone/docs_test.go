@@ -78,7 +78,7 @@ func split(line string) ([]string, error) {
 	return out, nil
 }
 
-// varying is what differs between machines: durations, and what files take.
+// varying replaces output that differs between machines: durations and sizes of files.
 var varying = []struct {
 	re *regexp.Regexp
 	to string
@@ -89,9 +89,9 @@ var varying = []struct {
 	{regexp.MustCompile(`( allocated).*`), "${1}"},
 }
 
-// The examples of every command are run on the demo's store, one after the other,
-// and docs/cli.md has what they print. `go test ./cmd/turnstone -run Docs -update`
-// writes it.
+// TestDocs runs the examples of every command on the demo's store, one after the other,
+// and checks that docs/cli.md has their output. `go test ./cmd/turnstone -run Docs -update`
+// writes the file.
 func TestDocs(t *testing.T) {
 	docFile, err := filepath.Abs("../../docs/cli.md")
 	if err != nil {
@@ -109,17 +109,17 @@ func TestDocs(t *testing.T) {
 	root := (&app{}).command()
 	fmt.Fprintf(&doc, `# The command
 
-This page is written by `+"`go test ./cmd/turnstone -run Docs -update`"+` from the commands themselves; the examples are run one after the
-other on the store of `+"`turnstone demo`"+`, by the test of the same name, which fails if a word of this page is not so.
+This page is written by `+"`go test ./cmd/turnstone -run Docs -update`"+` from the commands themselves; the test of the
+same name runs the examples one after the other on the store of `+"`turnstone demo`"+`, and fails if this page differs.
 
 %s
 
-`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is, or else it is in `+"`%s`"+`. A command waits for `+"`--wait`"+` (2 s) for a
-store that another process has open. With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB) new data is refused; what reads or
-removes goes on. Session ids may be shortened to a beginning that no other session has, but for those that
-`+"`rm`, `erase`, `tombstone` and `rename`"+` change, and for `+"`sessions --parent`"+`; node ids to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
-powershell) says how to have your shell complete session ids. Colours are used on a terminal only, and not if `+"`NO_COLOR`"+` is set. Control characters and escape sequences
-in what a store holds are made visible, never sent to a terminal.
+`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open, a command
+waits up to `+"`--wait`"+` (2 s). With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB), new data is refused; commands that read or
+remove data still work. A session id may be shortened to a beginning that no other session has, except in
+`+"`rm`, `erase`, `tombstone`, `rename`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,
+powershell) says how to make your shell complete session ids. Output is coloured only on a terminal, and not if `+"`NO_COLOR`"+` is set. Control characters and
+escape sequences in stored data are made visible before they reach a terminal.
 
 `, strings.ReplaceAll(exitCodes, "\n", " "), regexp.MustCompile("store: (.*); or set .*").FindStringSubmatch(root.PersistentFlags().Lookup("store").Usage)[1], storeVariable, defaultStore)
 	doc.WriteString(jsonDoc())
@@ -187,7 +187,8 @@ func (a *app) document(t *testing.T, doc *strings.Builder, c *cobra.Command) {
 	fmt.Fprintf(doc, "```\n")
 }
 
-// jsonDoc says what --json prints, from the types that it prints.
+// jsonDoc describes the output of --json. It derives the description from the types of
+// the lines.
 func jsonDoc() string {
 	var b strings.Builder
 	b.WriteString(`## --json
@@ -226,7 +227,8 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 	return b.String()
 }
 
-// fields are the names of a type in JSON, those of the objects in it in parentheses.
+// fields returns the names of a type's fields in JSON. Fields of nested objects are in
+// parentheses.
 func fields(t reflect.Type) (out []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)

@@ -19,55 +19,56 @@ func (a *app) fork() *cobra.Command {
 	var r turnstone.Request
 	c := &cobra.Command{
 		Use:   "fork PLACE NEW",
-		Short: "Make a session that goes on from a place of another one",
-		Long: "Make the session NEW, which goes on from a place of another one and shares what is before it.\n" +
-			"Its checkpoint is that of the revision, or of the last whole turn up to the node.\n" +
+		Short: "Make a session that goes on from a place in another one",
+		Long: "Make the session NEW, which goes on from a place in another session and shares the history before it.\n" +
+			"Its checkpoint is that of the revision, or of the last complete turn up to the node.\n" +
 			placeForms,
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			p, err := find(cmd.Context(), st, args[0])
-			if err != nil {
-				return err
-			}
-			r.ID, r.Parent = args[1], p.ID()
-			if r.ForkNode, err = p.leaf(cmd.Context()); err != nil {
-				return err
-			}
-			if r.ForkNode.IsZero() && !r.Detached && !p.bare {
-				return fmt.Errorf("%q has no node to go on from", args[0])
-			}
-			s, created, err := st.Create(cmd.Context(), r)
-			if err != nil {
-				return err
-			}
-			if !created {
-				return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
-			}
-			if p.scope.At > 0 && !r.Detached { // a node does not say all that a revision does
-				in := turnstone.Commit{}
-				if err := restore(cmd.Context(), &in, p, s); err != nil {
-					return err
-				}
-				if len(in.Checkpoint)+len(in.Drop) > 0 {
-					if _, err := s.Commit(cmd.Context(), in); err != nil {
-						return err
-					}
-				}
-			}
-			state, err := s.Load(cmd.Context(), turnstone.Scope{})
-			if err != nil {
-				return err
-			}
-			out := printer{w: cmd.OutOrStdout()}
-			out.printf("%s goes on from %s, with %s\n", line(s.ID(), 60), line(args[0], 60), plural(len(state.Nodes), "node"))
-			return out.err
+			return runFork(cmd, st, args[0], args[1], r)
 		}),
 	}
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
-	c.Flags().BoolVar(&r.Detached, "detached", false, "record where it comes from, but begin empty")
+	c.Flags().BoolVar(&r.Detached, "detached", false, "record the parent, but begin with an empty history")
 	a.complete(c)
 	return c
+}
+
+// runFork creates the session id, which goes on from the place that name stands for. r
+// has the name and the kind of the fork.
+func runFork(cmd *cobra.Command, st *turnstone.Store, name, id string, r turnstone.Request) error {
+	ctx := cmd.Context()
+	p, err := find(ctx, st, name)
+	if err != nil {
+		return err
+	}
+	r.ID, r.Parent = id, p.ID()
+	if r.ForkNode, err = p.leaf(ctx); err != nil {
+		return err
+	}
+	if r.ForkNode.IsZero() && !r.Detached && !p.bare {
+		return fmt.Errorf("%q has no node to go on from", name)
+	}
+	s, created, err := st.Create(ctx, r)
+	if err != nil {
+		return err
+	}
+	if !created {
+		return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
+	}
+	if p.scope.At > 0 && !r.Detached { // the fork node alone does not say which revision's checkpoint the fork gets
+		if err := commitRestored(ctx, p, s); err != nil {
+			return err
+		}
+	}
+	state, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return err
+	}
+	out := printer{w: cmd.OutOrStdout()}
+	out.printf("%s goes on from %s, with %s\n", line(s.ID(), 60), line(name, 60), plural(len(state.Nodes), "node"))
+	return out.err
 }
 
 func (a *app) rewind() *cobra.Command {
@@ -76,63 +77,82 @@ func (a *app) rewind() *cobra.Command {
 		Use:   "rewind PLACE",
 		Short: "Move a session's leaf back, so that the next turn goes on from there",
 		Long: "Move a session's leaf back to a revision or a node, so that the next turn goes on from there. Nothing is\n" +
-			"lost: what came after stays as a branch.\n" + placeForms,
+			"lost: the nodes after it stay as a branch.\n" + placeForms,
 		Example: "turnstone rewind trip@2 --parts\nturnstone rewind trip/ship --empty",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			ctx := cmd.Context()
-			p, err := find(ctx, st, args[0])
+			p, err := find(cmd.Context(), st, args[0])
 			if err != nil {
 				return err
 			}
-			if !p.bare && empty {
-				return usageError{errors.New("--empty goes with a SESSION alone")}
-			}
-			if p.bare && !empty {
-				return usageError{errors.New("say where to: SESSION@REVISION, SESSION:NODE, or --empty")}
-			}
-			if parts && p.scope.At == 0 {
+			switch {
+			case !p.bare && empty:
+				return usageError{errors.New("--empty needs SESSION without a revision or node")}
+			case p.bare && !empty:
+				return usageError{errors.New("no target: give SESSION@REVISION, SESSION:NODE, or --empty")}
+			case parts && p.scope.At == 0:
 				return usageError{errors.New("--parts needs SESSION@REVISION")}
 			}
-			i, err := p.Info(ctx)
-			if err != nil {
-				return err
-			}
-			in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.RefNone()}
-			if !empty {
-				leaf, err := p.leaf(ctx)
-				if err != nil {
-					return err
-				}
-				if !leaf.IsZero() {
-					in.Leaf = turnstone.RefTo(leaf)
-				}
-			}
-			if parts {
-				if err := restore(ctx, &in, p, p.Session); err != nil {
-					return err
-				}
-			}
-			r, err := p.Commit(ctx, in)
-			if err != nil {
-				return err
-			}
-			out := printer{w: cmd.OutOrStdout()}
-			leaf := "empty"
-			if !r.Leaf.IsZero() {
-				leaf = "at " + short(r.Leaf)
-			}
-			out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
-			return out.err
+			return runRewind(cmd, p, parts)
 		}),
 	}
-	c.Flags().BoolVar(&empty, "empty", false, "to before the first node")
-	c.Flags().BoolVar(&parts, "parts", false, "give the checkpoint parts back the contents that they had at that revision, too")
+	c.Flags().BoolVar(&empty, "empty", false, "move it to before the first node")
+	c.Flags().BoolVar(&parts, "parts", false, "also restore the checkpoint parts of that revision")
 	a.complete(c)
 	return c
 }
 
-// restore has in give s the checkpoint parts of the revision that p names.
+// runRewind moves the leaf of a session to p, or to before the first node if p is bare.
+func runRewind(cmd *cobra.Command, p place, parts bool) error {
+	ctx := cmd.Context()
+	i, err := p.Info(ctx)
+	if err != nil {
+		return err
+	}
+	in := turnstone.Commit{Expected: i.Revision, Leaf: turnstone.RefNone()}
+	if !p.bare {
+		leaf, err := p.leaf(ctx)
+		if err != nil {
+			return err
+		}
+		if !leaf.IsZero() {
+			in.Leaf = turnstone.RefTo(leaf)
+		}
+	}
+	if parts {
+		if err := restore(ctx, &in, p, p.Session); err != nil {
+			return err
+		}
+	}
+	r, err := p.Commit(ctx, in)
+	if err != nil {
+		return err
+	}
+	leaf := "empty"
+	if !r.Leaf.IsZero() {
+		leaf = "at " + short(r.Leaf)
+	}
+	out := printer{w: cmd.OutOrStdout()}
+	out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
+	return out.err
+}
+
+// commitRestored gives s the checkpoint parts of the revision that p names. It commits
+// only if they differ.
+func commitRestored(ctx context.Context, p place, s *turnstone.Session) error {
+	var in turnstone.Commit
+	if err := restore(ctx, &in, p, s); err != nil {
+		return err
+	}
+	if len(in.Checkpoint)+len(in.Drop) == 0 {
+		return nil
+	}
+	_, err := s.Commit(ctx, in)
+	return err
+}
+
+// restore makes in a commit that gives s the checkpoint parts of the revision that p
+// names.
 func restore(ctx context.Context, in *turnstone.Commit, p place, s *turnstone.Session) error {
 	want, err := p.Checkpoint(ctx, p.scope.At)
 	if err != nil {
@@ -160,7 +180,7 @@ func (a *app) rename() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rename SESSION NEW",
 		Short:   "Give a session another id",
-		Long:    "Give a session another id, atomically. Its children have it as their parent under the new id.\nFor the name that people read, see `turnstone label --name`.",
+		Long:    "Give a session another id, atomically. Its children get the new id as their parent. To set the name that people\nread, use `turnstone label --name`.",
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -180,30 +200,21 @@ func (a *app) label() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
-		Short:   "Say what a session is: labels, name, model, directory",
-		Long:    "Set labels of a session; KEY= removes one. Without any, list them. What --unset names is emptied, before the\nrest is set.",
+		Short:   "Set or list the labels of a session, or set its name, model or directory",
+		Long:    "Set labels of a session; KEY= removes a label. Without labels and flags, list the labels. Fields that --unset\nnames are emptied before the others are set.",
 		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip\nturnstone label trip --unset name",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m.Labels = map[string]string{}
-			for _, l := range args[1:] {
-				key, value, ok := strings.Cut(l, "=")
-				if !ok || key == "" {
-					return usageError{fmt.Errorf("a label is KEY=VALUE, not %q", l)}
-				}
-				m.Labels[key] = value
+			var err error
+			if m.Labels, err = parseLabels(args[1:]); err != nil {
+				return err
 			}
-			for _, name := range []string{"name", "model", "cwd"} {
-				if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
-					return usageError{fmt.Errorf("--%s is empty: to empty it is --unset %s", name, name)}
-				}
+			if err := refuseEmptyFlags(cmd, "name", "model", "cwd"); err != nil {
+				return err
 			}
-			empty := make([]turnstone.Field, len(fields))
-			for i, f := range fields {
-				empty[i] = turnstone.Field(f)
-				if err := empty[i].Check(); err != nil {
-					return usageError{fmt.Errorf("--unset is name, model, cwd, retention or labels, not %q", f)}
-				}
+			empty, err := parseFields(fields)
+			if err != nil {
+				return err
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				s, err := session(cmd.Context(), st, args[0])
@@ -213,28 +224,71 @@ func (a *app) label() *cobra.Command {
 				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" || len(empty) > 0 {
 					return s.SaveMetadata(cmd.Context(), m, empty...)
 				}
-				i, err := s.Info(cmd.Context())
-				if asLines && err == nil {
-					return asJSON(cmd.OutOrStdout(), lineOf(&i))
-				}
-				out := printer{w: cmd.OutOrStdout()}
-				for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
-					out.printf("%s=%s\n", line(key, 256), line(i.Labels[key], 256))
-				}
-				return errors.Join(err, out.err)
+				return listLabels(cmd, s, asLines)
 			})
 		},
 	}
 	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
-	c.Flags().StringSliceVar(&fields, "unset", nil, "empty what it names: name, model, cwd, retention, labels, or several of them")
+	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: name, model, cwd, retention, labels, or several of them")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
 }
 
-// labels writes them on a line.
+// parseLabels parses arguments of the form KEY=VALUE.
+func parseLabels(args []string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, l := range args {
+		key, value, ok := strings.Cut(l, "=")
+		if !ok || key == "" {
+			return nil, usageError{fmt.Errorf("%q is not a label: want KEY=VALUE", l)}
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
+// refuseEmptyFlags returns an error if one of the flags was given an empty value.
+func refuseEmptyFlags(cmd *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return usageError{fmt.Errorf("--%s is empty: use --unset %s to empty it", name, name)}
+		}
+	}
+	return nil
+}
+
+// parseFields parses the values of --unset.
+func parseFields(names []string) ([]turnstone.Field, error) {
+	fields := make([]turnstone.Field, len(names))
+	for i, name := range names {
+		fields[i] = turnstone.Field(name)
+		if err := fields[i].Check(); err != nil {
+			return nil, usageError{fmt.Errorf("--unset must be name, model, cwd, retention or labels, not %q", name)}
+		}
+	}
+	return fields, nil
+}
+
+// listLabels prints the labels of a session, or all about it as JSON.
+func listLabels(cmd *cobra.Command, s *turnstone.Session, asLines bool) error {
+	i, err := s.Info(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if asLines {
+		return asJSON(cmd.OutOrStdout(), lineOf(&i))
+	}
+	out := printer{w: cmd.OutOrStdout()}
+	for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
+		out.printf("%s=%s\n", line(key, 256), line(i.Labels[key], 256))
+	}
+	return out.err
+}
+
+// labels returns all labels on one line.
 func labels(all map[string]string) string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(all)) {
@@ -262,7 +316,7 @@ func (a *app) tombstone() *cobra.Command {
 	return c
 }
 
-// nodes finds the session and the nodes that args name.
+// nodes finds the session and the nodes that args name: SESSION NODE…
 func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.Session, []graph.ID, error) {
 	s, err := exact(cmd.Context(), st, args[0])
 	if err != nil {
@@ -277,15 +331,16 @@ func nodes(cmd *cobra.Command, st *turnstone.Store, args []string) (*turnstone.S
 	return s, ids, nil
 }
 
-// policies are what --children may be.
+// policies has the values of --children.
 var policies = map[string]turnstone.ChildPolicy{
 	"keep": turnstone.KeepChildren, "refuse": turnstone.RefuseChildren, "cascade": turnstone.CascadeChildren,
 }
 
+// policy parses the value of --children.
 func policy(children string) (turnstone.ChildPolicy, error) {
 	p, ok := policies[children]
 	if !ok {
-		return p, usageError{fmt.Errorf("--children is keep, refuse or cascade, not %q", children)}
+		return p, usageError{fmt.Errorf("--children must be keep, refuse or cascade, not %q", children)}
 	}
 	return p, nil
 }
@@ -295,8 +350,8 @@ func (a *app) rm() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rm SESSION…",
 		Short: "Delete sessions",
-		Long: "Delete sessions: no read or list shows them any more. `turnstone gc` and `vacuum` reclaim what they took,\n" +
-			"as far as no fork shares it. The ids must be whole.",
+		Long: "Delete sessions: no read or list shows them any more. `turnstone gc` and `vacuum` reclaim their space,\n" +
+			"except for what forks share. Ids can't be shortened.",
 		Example: "turnstone rm trip/train",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -305,21 +360,26 @@ func (a *app) rm() *cobra.Command {
 				return err
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				for _, id := range args { // all are looked for before one is deleted
-					if _, err := exact(cmd.Context(), st, id); err != nil {
-						return err
-					}
-				}
-				for _, id := range args {
-					if err := st.Delete(cmd.Context(), id, p); err != nil {
-						return err
-					}
-				}
-				return nil
+				return deleteSessions(cmd.Context(), st, args, p)
 			})
 		},
 	}
-	c.Flags().StringVar(&children, "children", "keep", "what becomes of sessions that come from it: keep, refuse (to delete) or cascade")
+	c.Flags().StringVar(&children, "children", "keep", "what happens to sessions that come from it: keep them, refuse to delete, or cascade")
 	a.complete(c)
 	return c
+}
+
+// deleteSessions deletes sessions. It deletes none if one of them does not exist.
+func deleteSessions(ctx context.Context, st *turnstone.Store, ids []string, p turnstone.ChildPolicy) error {
+	for _, id := range ids {
+		if _, err := exact(ctx, st, id); err != nil {
+			return err
+		}
+	}
+	for _, id := range ids {
+		if err := st.Delete(ctx, id, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }

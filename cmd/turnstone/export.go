@@ -16,16 +16,17 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
-// to calls f with a writer of the file called output, or of the command's output.
-func to(cmd *cobra.Command, output string, f func(w io.Writer) error) (err error) {
+// to calls write with a writer of the file called output, or of the command's output if
+// output is empty.
+func to(cmd *cobra.Command, output string, write content) (err error) {
 	var w io.WriteCloser
 	if output == "" {
-		w = content(cmd.OutOrStdout())
+		w = contentWriter(cmd.OutOrStdout())
 	} else if w, err = os.Create(output); err != nil {
-		return errors.New(err.Error()) // not that something in the store is not there
+		return errors.New(err.Error()) // hide fs.ErrNotExist: nothing is missing in the store
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	return f(w)
+	return write(w)
 }
 
 func (a *app) export() *cobra.Command {
@@ -34,9 +35,9 @@ func (a *app) export() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export SESSION",
 		Short: "Write a session's payloads as lines, byte for byte",
-		Long: "Write a session's payloads, byte for byte. Of a session that was imported from JSON lines this is its file as\n" +
-			"it was imported last, and behind it what was committed since. Of any other it is all nodes in the order of\n" +
-			"commits, each on a line.",
+		Long: "Write a session's payloads, byte for byte. For a session that was imported from JSON lines, write the file as\n" +
+			"it was imported last, and then the payloads that were committed since. For any other session, write the\n" +
+			"payloads of all nodes in the order of commits, each on a line.",
 		Example: "turnstone export trip/train --path",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
@@ -51,13 +52,14 @@ func (a *app) export() *cobra.Command {
 			return to(cmd, output, func(w io.Writer) error { return importer.Write(w, state, part) })
 		}),
 	}
-	c.Flags().BoolVar(&path, "path", false, "the active path only")
+	c.Flags().BoolVar(&path, "path", false, "write the active path only")
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
 	a.complete(c)
 	return c
 }
 
-// exported returns the nodes to export, and the part that says how they make up a file.
+// exported returns the nodes to export, and the checkpoint part that says how they make
+// up a file, if the session was imported from one.
 func exported(ctx context.Context, s *turnstone.Session, path bool) (*turnstone.State, []byte, error) {
 	state, err := s.Load(ctx, turnstone.Scope{Full: !path})
 	if err != nil || path {
@@ -76,107 +78,134 @@ func (a *app) cat() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cat [SESSION] ID",
 		Short: "Write an attachment, a checkpoint part or a payload, byte for byte",
-		Long: "Write an attachment, a checkpoint part or a payload, byte for byte. ID is the id of an attachment or part,\n" +
-			"and with SESSION also the beginning of one, the name of a part, or a node. Without SESSION all sessions are\n" +
-			"searched for the id.",
+		Long: "Write an attachment, a checkpoint part or a payload, byte for byte. ID is the id of an attachment or part.\n" +
+			"With SESSION it may also be the beginning of an id, the name of a part, or a node. Without SESSION, the command\n" +
+			"searches all sessions for the id.",
 		Example: "turnstone cat trip plan\nturnstone cat trip plan --at 1\nturnstone cat trip msg_1",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			ctx, name := cmd.Context(), args[len(args)-1]
-			if len(args) == 2 {
-				s, err := session(ctx, st, args[0])
-				if err != nil {
-					return err
-				}
-				f, err := thing(ctx, s, name, head.Revision(at))
-				if err != nil {
-					return err
-				}
-				return to(cmd, output, f)
+			write, err := catContent(cmd.Context(), st, args, head.Revision(at))
+			if err != nil {
+				return err
 			}
-			if len(name) != 64 || !hexadecimal(name) {
-				return usageError{fmt.Errorf("%q is no whole id: name the session, too", name)}
-			}
-			for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
-				if err != nil {
-					return err
-				}
-				s, err := st.Session(ctx, i.ID)
-				if errors.Is(err, turnstone.ErrSessionNotFound) {
-					continue // deleted meanwhile
-				}
-				if err != nil {
-					return err
-				}
-				f, err := thing(ctx, s, name, head.Revision(at))
-				if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
-					continue
-				}
-				if err != nil {
-					return err
-				}
-				return to(cmd, output, f)
-			}
-			return fmt.Errorf("%w: no session has %q", turnstone.ErrBlobNotFound, name)
+			return to(cmd, output, write)
 		}),
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "write to this file")
-	c.Flags().Uint64Var(&at, "at", 0, "checkpoint parts as they were at this revision")
+	c.Flags().Uint64Var(&at, "at", 0, "take checkpoint parts from this revision")
 	a.complete(c)
 	return c
 }
 
-// thing finds what name stands for in a session: the name of a checkpoint part,
-// the key of a node, or the id of a part, an attachment or a node, or its
-// beginning.
-func thing(ctx context.Context, s *turnstone.Session, name string, at head.Revision) (func(io.Writer) error, error) {
+// catContent finds what args name: [SESSION] ID.
+func catContent(ctx context.Context, st *turnstone.Store, args []string, at head.Revision) (content, error) {
+	if len(args) == 1 {
+		return findContent(ctx, st, args[0], at)
+	}
+	s, err := session(ctx, st, args[0])
+	if err != nil {
+		return nil, err
+	}
+	return sessionContent(ctx, s, args[1], at)
+}
+
+// findContent looks in all sessions for the content with the given id.
+func findContent(ctx context.Context, st *turnstone.Store, id string, at head.Revision) (content, error) {
+	if len(id) != 64 || !hexadecimal(id) {
+		return nil, usageError{fmt.Errorf("%q is not a whole id: give the session as well", id)}
+	}
+	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+		if err != nil {
+			return nil, err
+		}
+		s, err := st.Session(ctx, i.ID)
+		if errors.Is(err, turnstone.ErrSessionNotFound) {
+			continue // the session was deleted after it was listed
+		}
+		if err != nil {
+			return nil, err
+		}
+		found, err := sessionContent(ctx, s, id, at)
+		if slices.Contains([]string{"not_found", "pruned"}, turnstone.ErrorType(err)) {
+			continue
+		}
+		return found, err
+	}
+	return nil, fmt.Errorf("%w: no session has %q", turnstone.ErrBlobNotFound, id)
+}
+
+// content writes an attachment, a checkpoint part or a payload.
+type content func(io.Writer) error
+
+// bytesContent returns content that is in memory.
+func bytesContent(b []byte) content {
+	return func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	}
+}
+
+// sessionContent finds the content that name stands for in a session. The name of a
+// checkpoint part and the key of a node come first. Otherwise name is the id of a
+// part, a node or an attachment, or the beginning of one.
+func sessionContent(ctx context.Context, s *turnstone.Session, name string, at head.Revision) (content, error) {
 	state, err := s.Load(ctx, turnstone.Scope{At: at, Full: true})
 	if err != nil {
 		return nil, err
 	}
-	found := map[string]func(io.Writer) error{} // by id
-	prefix := hexadecimal(name)
-	is := func(id fmt.Stringer) bool { return prefix && strings.HasPrefix(id.String(), strings.ToLower(name)) }
 	for _, p := range state.Parts {
-		write := func(w io.Writer) error {
-			parts, err := s.Checkpoint(ctx, state.Revision)
-			if err == nil {
-				_, err = w.Write(parts[p.Name])
-			}
-			return err
-		}
 		if p.Name == name {
-			return write, nil
-		}
-		if is(p.Blob) {
-			found[p.Blob.String()] = write
+			return partContent(ctx, s, state.Revision, name), nil
 		}
 	}
 	for _, n := range state.Nodes {
-		write := func(w io.Writer) error {
-			_, err := w.Write(n.Payload)
-			return err
-		}
 		if n.Key != "" && n.Key == name {
-			return write, nil
-		}
-		if is(n.ID) {
-			found[n.ID.String()] = write
-		}
-		for _, at := range n.Attachments {
-			if is(at.ID) {
-				found[at.ID.String()] = func(w io.Writer) error {
-					_, err := s.ReadAttachment(ctx, w, at.ID)
-					return err
-				}
-			}
+			return bytesContent(n.Payload), nil
 		}
 	}
+	found := contentsByID(ctx, s, state, name)
 	if len(found) > 1 {
-		return nil, fmt.Errorf("%w: %d ids in session %q begin with %q: give more of it", turnstone.ErrBlobNotFound, len(found), s.ID(), name)
+		return nil, fmt.Errorf("%w: %d ids in session %q begin with %q: give a longer beginning", turnstone.ErrBlobNotFound, len(found), s.ID(), name)
 	}
-	for _, write := range found {
-		return write, nil
+	for _, c := range found {
+		return c, nil
 	}
 	return nil, fmt.Errorf("%w: session %q has no attachment, checkpoint part or node %q", turnstone.ErrBlobNotFound, s.ID(), name)
+}
+
+// contentsByID returns the contents of a session whose ids begin with prefix.
+func contentsByID(ctx context.Context, s *turnstone.Session, state *turnstone.State, prefix string) map[string]content {
+	found := map[string]content{}
+	if !hexadecimal(prefix) {
+		return found
+	}
+	add := func(id fmt.Stringer, c content) {
+		if strings.HasPrefix(id.String(), strings.ToLower(prefix)) {
+			found[id.String()] = c
+		}
+	}
+	for _, p := range state.Parts {
+		add(p.Blob, partContent(ctx, s, state.Revision, p.Name))
+	}
+	for _, n := range state.Nodes {
+		add(n.ID, bytesContent(n.Payload))
+		for _, at := range n.Attachments {
+			add(at.ID, func(w io.Writer) error {
+				_, err := s.ReadAttachment(ctx, w, at.ID)
+				return err
+			})
+		}
+	}
+	return found
+}
+
+// partContent returns the content of a checkpoint part at a revision.
+func partContent(ctx context.Context, s *turnstone.Session, at head.Revision, name string) content {
+	return func(w io.Writer) error {
+		parts, err := s.Checkpoint(ctx, at)
+		if err == nil {
+			_, err = w.Write(parts[name])
+		}
+		return err
+	}
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// helpColumns is how wide help is where it is not for a terminal, as in a manual.
+// helpColumns is the width of help that is not printed on a terminal.
 const helpColumns = 80
 
-// readable makes the help of c and of its commands fit the terminal: no line is
-// broken within a word.
+// readable makes the help of c and of its commands fit the terminal. Lines are broken
+// between words.
 func readable(c *cobra.Command) {
 	c.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		n := width(cmd.OutOrStdout())
@@ -28,7 +28,8 @@ func readable(c *cobra.Command) {
 	cobra.AddTemplateFunc("hang", func(n int, label, text string) string { return hang(label, text, n) })
 }
 
-// template is cobra's own, with flags and the names of commands wrapped at n columns.
+// template changes cobra's usage template t so that flags and commands are wrapped at
+// n columns.
 func template(t string, n int) string {
 	return strings.NewReplacer(
 		".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", n),

@@ -19,14 +19,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
-func (a *app) importFiles() *cobra.Command {
-	var by, as string
-	var skipBad, dryRun, replace, yes bool
-	c := &cobra.Command{
-		Use:   "import FILE…",
-		Short: "Import transcripts of agents, and what is new in them",
-		Long: `Import transcripts of agents; the format of each file (.gz too; - is standard
-input) is found out:
+// importHelp is the help of import.
+const importHelp = `Import transcripts of agents. The command finds out the format of each file, which
+may be compressed (.gz). The file - is standard input. It reads these formats:
 
   OpenAI-style chat JSON    {"messages": […]}, an array of messages, or one such object a line
   mini-swe-agent            trajectories, which are such chats
@@ -38,72 +33,104 @@ input) is found out:
   Claude Code               session JSONL, with rewinds, forks and sub-agents
   JSONL                     lines of role and content
 
-A transcript that has grown is imported again: what is new is added to its
-session, what was edited becomes a branch, and labels, names, kept revisions and
-forks stay. A file that has less than the session changes nothing, and of several
-snapshots of a conversation the fullest decides where the session goes on.
---replace deletes the session and imports anew instead.
+Import a transcript again when it has grown: new messages are added to its session,
+edited messages become a branch, and labels, names, kept revisions and forks stay. A
+file that has fewer messages than the session changes nothing. Of several snapshots
+of a conversation, the one with the most messages decides where the session goes on.
+With --replace the session is deleted and imported anew instead.
 
-A file belongs to the session of the same conversation: by the conversation's own
-id for Claude Code, pi and tau2, and for chats whose id is a UUID, else by the
-path of the file and the place in it. Two files that are called the same become
-two sessions. --as gives standard input a path, or a file that was moved its old
-one.
+A file belongs to the session of the same conversation. Conversations of Claude Code,
+pi and tau2, and chats whose id is a UUID, are identified by their own ids. Others
+are identified by the path of the file and their place in it, so two files with the
+same name become two sessions. --as gives a path to standard input, or the old path
+to a file that was moved.
 
-What a file says outside its messages becomes the checkpoint parts import-outside
-and import-shared, and short fields of it labels that begin with "file.". Commits
-have the times of the file, where it has any.
+Fields of a file outside its messages become the checkpoint parts import-outside and
+import-shared. Short fields among them also become labels that begin with "file.".
+Commits have the times of the file, if it has any.
 
-A new conversation is imported whole or not at all. Input that can't be read is
-named with file, line and reason, and nothing of any file is imported, unless
---skip-bad is given: then what can be read is.`,
+A new conversation is imported as a whole or not at all. If input can't be read, the
+command prints file, line and reason, and imports nothing of any file. With
+--skip-bad it imports what it can read.`
+
+// importFlags has the flags of import.
+type importFlags struct {
+	by, as                        string
+	skipBad, dryRun, replace, yes bool
+}
+
+func (a *app) importFiles() *cobra.Command {
+	var f importFlags
+	c := &cobra.Command{
+		Use:     "import FILE…",
+		Short:   "Import transcripts of agents, or what is new in them",
+		Long:    importHelp,
 		Example: "turnstone import --dry-run chat.jsonl\nturnstone import chat.jsonl\nturnstone import chat.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
-			switch {
-			case by != "turn" && by != "step":
-				return usageError{fmt.Errorf("--by is turn or step, not %q", by)}
-			case as != "" && len(files) != 1:
-				return usageError{errors.New("--as goes with one file")}
-			case yes && !replace:
-				return usageError{errors.New("--yes goes with --replace")}
+			if err := f.check(files); err != nil {
+				return err
 			}
-			convs, bad := parse(cmd, files, as)
-			if err := cmd.Context().Err(); err != nil {
-				return fmt.Errorf("%w while the files were read: nothing was imported", err)
+			convs, err := f.parse(cmd, files)
+			if err != nil {
+				return err
 			}
-			complain(cmd, bad)
-			if len(bad) > 0 && !skipBad {
-				return inputError{fmt.Errorf("%s can't be imported, and so nothing was (--skip-bad imports the rest)", plural(len(bad), "place"))}
-			}
-			if len(convs) == 0 {
-				return inputError{errors.New("there is nothing to import")}
-			}
-			if dryRun {
-				return report(cmd, nil, convs)
+			if f.dryRun {
+				return report(cmd, wouldImport(convs), true)
 			}
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
-				if replace && !yes {
+				if f.replace && !f.yes {
 					if err := confirm(cmd, st, convs, files); err != nil {
 						return err
 					}
 				}
-				return load(cmd, st, e, convs, importer.Options{BySteps: by == "step", Replace: replace, Clock: clock})
+				return load(cmd, st, e, convs, importer.Options{BySteps: f.by == "step", Replace: f.replace, Clock: clock})
 			})
 		},
 	}
-	c.Flags().StringVar(&by, "by", "turn", "what becomes a commit: turn (a user message up to the next) or step (an assistant's burst with its tool results); a version of a checkpoint part has one in any case")
-	c.Flags().StringVar(&as, "as", "", "take the file for the one at this path")
-	c.Flags().BoolVar(&skipBad, "skip-bad", false, "import what can be read of files with broken input")
-	c.Flags().BoolVar(&replace, "replace", false, "delete the sessions of files that have changed, and import them anew")
-	c.Flags().BoolVar(&yes, "yes", false, "with --replace: do not ask")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be imported and write nothing")
+	c.Flags().StringVar(&f.by, "by", "turn", "what becomes a commit: turn (a user message and all up to the next one) or step (messages of the assistant and the results of its tools); each version of a checkpoint part gets a commit in any case")
+	c.Flags().StringVar(&f.as, "as", "", "import the file as if it were at this path")
+	c.Flags().BoolVar(&f.skipBad, "skip-bad", false, "import what can be read, although parts of files can't be")
+	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import the files anew")
+	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask before --replace deletes sessions")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be imported, and write nothing")
 	return c
 }
 
-// confirm says what --replace deletes, and asks whether to.
+// check refuses flags that don't go together.
+func (f *importFlags) check(files []string) error {
+	switch {
+	case f.by != "turn" && f.by != "step":
+		return usageError{fmt.Errorf("--by must be turn or step, not %q", f.by)}
+	case f.as != "" && len(files) != 1:
+		return usageError{errors.New("--as needs exactly one file")}
+	case f.yes && !f.replace:
+		return usageError{errors.New("--yes needs --replace")}
+	}
+	return nil
+}
+
+// parse reads the files. It prints what can't be read and fails then, unless --skip-bad
+// is given.
+func (f *importFlags) parse(cmd *cobra.Command, files []string) ([]importer.Conversation, error) {
+	convs, bad := parse(cmd, files, f.as)
+	if err := cmd.Context().Err(); err != nil {
+		return nil, fmt.Errorf("%w while the files were read: nothing was imported", err)
+	}
+	complain(cmd, bad)
+	if len(bad) > 0 && !f.skipBad {
+		return nil, inputError{fmt.Errorf("%s can't be read, so nothing was imported (--skip-bad imports the rest)", plural(len(bad), "place"))}
+	}
+	if len(convs) == 0 {
+		return nil, inputError{errors.New("there is nothing to import")}
+	}
+	return convs, nil
+}
+
+// confirm lists what --replace deletes, and asks whether to go on. It returns an error
+// if the answer is no, or if there is no terminal to ask on.
 func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) error {
 	losses, err := importer.Losses(cmd.Context(), st, convs)
 	if err != nil || len(losses) == 0 {
@@ -114,32 +141,33 @@ func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversat
 	}
 	in, ok := cmd.InOrStdin().(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(files, "-") {
-		return usageError{fmt.Errorf("--replace deletes %s: say --yes; without --replace, what is new is added", plural(len(losses), "session"))}
+		return usageError{fmt.Errorf("--replace deletes %s: confirm with --yes; without --replace, what is new is added", plural(len(losses), "session"))}
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "delete %s and import anew? [y/N] ", plural(len(losses), "session"))
-	answer, err := bufio.NewReader(in).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+	yes, err := readYes(in)
+	if err == nil && !yes {
+		err = errors.New("nothing was imported")
 	}
-	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-		return errors.New("nothing was imported")
-	}
-	return nil
+	return err
 }
 
-// lost says what goes with a session that is deleted.
+// readYes reads an answer and reports whether it is yes.
+func readYes(in io.Reader) (bool, error) {
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes", nil
+}
+
+// lost describes a session that --replace deletes.
 func lost(l *importer.Loss) string {
 	text := fmt.Sprintf("%s: %s of %s", line(l.ID, 60), plural(uint64(l.Revision), "revision"), plural(l.Nodes, "node"))
-	own := map[string]string{} // labels that somebody gave it
-	for key, value := range l.Labels {
-		if !strings.HasPrefix(key, "import.") && !strings.HasPrefix(key, "file.") {
-			own[key] = value
-		}
-	}
 	if l.Name != "" {
 		text += ", the name " + line(l.Name, 60)
 	}
-	if len(own) > 0 {
+	if own := ownLabels(l.Labels); len(own) > 0 {
 		text += ", the labels " + line(labels(own), 200)
 	}
 	if l.Kept > 0 {
@@ -151,7 +179,19 @@ func lost(l *importer.Loss) string {
 	return text
 }
 
-// parse reads all files, or the one as if it were called as.
+// ownLabels returns the labels that did not come from an import.
+func ownLabels(all map[string]string) map[string]string {
+	own := map[string]string{}
+	for key, value := range all {
+		if !strings.HasPrefix(key, "import.") && !strings.HasPrefix(key, "file.") {
+			own[key] = value
+		}
+	}
+	return own
+}
+
+// parse reads all files. If as is set, there is one file, which is taken for the one at
+// the path as.
 func parse(cmd *cobra.Command, files []string, as string) (convs []importer.Conversation, bad []*importer.BadInput) {
 	progress := bar(int64(len(files)), "reading", false)
 	defer progress.Finish()
@@ -177,6 +217,7 @@ func parse(cmd *cobra.Command, files []string, as string) (convs []importer.Conv
 	return convs, bad
 }
 
+// read reads a file, or stdin if name is "-".
 func read(name string, stdin io.Reader) ([]byte, error) {
 	if name == "-" {
 		return importer.Read(stdin)
@@ -189,7 +230,8 @@ func read(name string, stdin io.Reader) ([]byte, error) {
 	return importer.Read(f)
 }
 
-// complain names the places that can't be read, of each file the first few.
+// complain prints the places that can't be read. It lists the first few of each file
+// and counts the others.
 func complain(cmd *cobra.Command, bad []*importer.BadInput) {
 	const few = 5
 	of := map[string]int{}
@@ -207,7 +249,7 @@ func complain(cmd *cobra.Command, bad []*importer.BadInput) {
 	}
 }
 
-// reason is what is wrong with a file, without its name.
+// reason returns why a file can't be read, without the name of the file.
 func reason(err error) string {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -216,34 +258,31 @@ func reason(err error) string {
 	return err.Error()
 }
 
+// load imports conversations, prints a report, and compacts the store.
 func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []importer.Conversation, o importer.Options) error {
-	total := int64(0)
+	total := 0
 	for i := range convs {
-		for j := range convs[i].Events {
-			total += int64(len(convs[i].Events[j].Payload))
-		}
+		total += convs[i].PayloadBytes()
 	}
-	progress := bar(total, "importing", true)
+	progress := bar(int64(total), "importing", true)
 	o.Progress = func(n int) { progress.Add(n) }
 	results := importer.Load(cmd.Context(), st, convs, o)
 	progress.Finish()
-	if err := report(cmd, results, convs); err != nil {
+	if err := report(cmd, results, false); err != nil {
 		return err
 	}
 	if err := cmd.Context().Err(); err != nil {
 		return fmt.Errorf("%w: %d of %s are done; importing again does the rest", err, len(results), plural(len(convs), "conversation"))
 	}
-	var failed []error
-	wrote := false
-	for _, r := range results {
-		wrote = wrote || r.Commits > 0
-		if r.Err != nil {
-			failed = append(failed, r.Err)
-		}
-	}
-	if wrote { // many small commits become few large segments
+	if slices.ContainsFunc(results, func(r importer.Result) bool { return r.Commits > 0 }) {
 		if err := compact(cmd.Context(), st, e); err != nil {
 			return err
+		}
+	}
+	var failed []error
+	for _, r := range results {
+		if r.Err != nil {
+			failed = append(failed, r.Err)
 		}
 	}
 	if len(failed) > 0 {
@@ -252,6 +291,7 @@ func load(cmd *cobra.Command, st *turnstone.Store, e engine.Engine, convs []impo
 	return nil
 }
 
+// compact makes few large segments of the many small commits of an import.
 func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	if err := st.Seal(ctx); err != nil {
 		return err
@@ -259,53 +299,66 @@ func compact(ctx context.Context, st *turnstone.Store, e engine.Engine) error {
 	return e.Vacuum(ctx)
 }
 
-// report prints a line per file and outcome; nil results are of a dry run.
-func report(cmd *cobra.Command, results []importer.Result, convs []importer.Conversation) error {
-	dry := results == nil
-	if dry {
-		for i := range convs {
-			c := &convs[i]
-			r := importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events)}
-			for j := range c.Events {
-				r.Bytes += len(c.Events[j].Payload)
-			}
-			results = append(results, r)
-		}
+// wouldImport returns the results of a dry run.
+func wouldImport(convs []importer.Conversation) []importer.Result {
+	var results []importer.Result
+	for i := range convs {
+		c := &convs[i]
+		results = append(results, importer.Result{Conversation: c, Session: c.ID, Outcome: "would import", Nodes: len(c.Events), Bytes: c.PayloadBytes()})
 	}
-	type row struct {
-		file, format, outcome, session                string
-		sessions, empty, commits, nodes, added, bytes int
+	return results
+}
+
+// A reportRow sums up the conversations of one file that had the same outcome.
+type reportRow struct {
+	file, format, outcome, session                string
+	sessions, empty, commits, nodes, added, bytes int
+}
+
+func (w *reportRow) add(r *importer.Result) {
+	if r.Nodes == 0 {
+		w.empty++
 	}
-	var rows []*row
-	at := map[string]*row{}
-	sum := &row{file: "total"}
-	for _, r := range results {
-		key := r.Conversation.File + "\x00" + string(r.Outcome)
-		w := at[key]
-		if w == nil {
-			w = &row{file: r.Conversation.File, format: r.Conversation.Format, outcome: string(r.Outcome), session: r.Session}
-			rows, at[key] = append(rows, w), w
-		} else {
-			w.session = "" // there are several
-		}
-		for _, w := range []*row{w, sum} {
-			if r.Nodes == 0 {
-				w.empty++
-			}
-			w.sessions, w.commits, w.nodes, w.added, w.bytes = w.sessions+1, w.commits+r.Commits, w.nodes+r.Nodes, w.added+r.Added, w.bytes+r.Bytes
-		}
-	}
-	if len(rows) > 1 {
-		rows = append(rows, sum)
-	}
+	w.sessions++
+	w.commits += r.Commits
+	w.nodes += r.Nodes
+	w.added += r.Added
+	w.bytes += r.Bytes
+}
+
+// report prints a row for each file and outcome, and a total if there are several rows.
+func report(cmd *cobra.Command, results []importer.Result, dryRun bool) error {
 	var t table
 	t.row("FILE", "FORMAT", "OUTCOME", "SESSIONS", "EMPTY", "COMMITS", "NODES", "NEW", "PAYLOAD", "SESSION")
-	for _, w := range rows {
+	for _, w := range reportRows(results) {
 		commits, added := fmt.Sprint(w.commits), fmt.Sprint(w.added)
-		if dry {
+		if dryRun {
 			commits, added = "-", "-"
 		}
 		t.row(line(w.file, 60), w.format, w.outcome, fmt.Sprint(w.sessions), fmt.Sprint(w.empty), commits, fmt.Sprint(w.nodes), added, size(uint64(w.bytes)), line(w.session, 60))
 	}
 	return t.write(cmd.OutOrStdout(), width(cmd.OutOrStdout()))
+}
+
+func reportRows(results []importer.Result) []*reportRow {
+	var rows []*reportRow
+	byKey := map[string]*reportRow{}
+	total := &reportRow{file: "total"}
+	for i := range results {
+		r := &results[i]
+		key := r.Conversation.File + "\x00" + string(r.Outcome)
+		w := byKey[key]
+		if w == nil {
+			w = &reportRow{file: r.Conversation.File, format: r.Conversation.Format, outcome: string(r.Outcome), session: r.Session}
+			rows, byKey[key] = append(rows, w), w
+		} else {
+			w.session = "" // the row has several sessions
+		}
+		w.add(r)
+		total.add(r)
+	}
+	if len(rows) > 1 {
+		rows = append(rows, total)
+	}
+	return rows
 }

@@ -60,7 +60,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 	must(t, "label", "chat", "rating=good", "--store", store)
 	must(t, "keep", "chat", "v1", "--revision", "1", "--store", store)
 	must(t, "fork", "chat@1", "fork", "--store", store)
-	// There is nothing to ask for as long as nothing is lost.
+	// The command does not ask if --replace deletes nothing.
 	must(t, "import", "--replace", file, "--store", store)
 	if err := os.WriteFile(file, []byte(lines+lines), 0o600); err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 	if code != exitUsage || out != "" {
 		t.Errorf("%d %s", code, out)
 	}
-	for _, want := range []string{"deletes chat: 2 revisions of 3 nodes", "rating=good", "1 kept revision", "1 session", "say --yes"} {
+	for _, want := range []string{"deletes chat: 2 revisions of 3 nodes", "rating=good", "1 kept revision", "1 session", "confirm with --yes"} {
 		if !strings.Contains(errs, want) {
 			t.Errorf("no %q in %s", want, errs)
 		}
@@ -79,7 +79,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 			cmd := exec.Command("script", "-qec", os.Args[0]+" import --replace "+file+" --store "+store, "/dev/null")
 			cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", "NO_COLOR=1", storeVariable+"=")
 			cmd.Stdin = strings.NewReader(answer)
-			out, _ := cmd.CombinedOutput() // the exit code is script's
+			out, _ := cmd.CombinedOutput() // the exit code is that of script
 			done := strings.Contains(string(out), "replaced")
 			if !strings.Contains(string(out), "[y/N]") || done != (answer == "y\n") {
 				t.Errorf("%q: %s", answer, out)
@@ -97,8 +97,8 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 	}
 }
 
-// What is larger than a session takes is refused while the file is read: soon, with
-// little memory, and not as a mistake on the command line.
+// A message that exceeds a limit is refused while the file is read, with little memory,
+// and is not a mistake on the command line.
 func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
 	testscale.Slow(t)
 	store := t.TempDir() + "/store"
@@ -141,13 +141,13 @@ func TestABinaryFileGivesOneMessage(t *testing.T) {
 	}
 	for _, file := range []string{program, write(t, "noise.jsonl", string(noise)), write(t, "utf16.json", "[\x00{\x00}\x00]\x00")} {
 		code, _, errs := status(t, nil, "import", file, "--store", t.TempDir()+"/store")
-		if code != exitFailed || strings.Count(errs, "\n") != 2 || !strings.Contains(errs, filepath.Base(file)+": is binary data, no transcript\n") || !strings.Contains(errs, "1 place can't be imported") {
+		if code != exitFailed || strings.Count(errs, "\n") != 2 || !strings.Contains(errs, filepath.Base(file)+": is binary data, not a transcript\n") || !strings.Contains(errs, "1 place can't be read") {
 			t.Errorf("%d: %s", code, errs)
 		}
 	}
 }
 
-// A signal ends an import with what was done until then: what was not tried did not fail.
+// A signal ends an import. Conversations that were not tried are not reported as failed.
 func TestAnInterruptedImportCountsNothingAsFailed(t *testing.T) {
 	a := &app{url: t.TempDir() + "/store"}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,9 +17,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// The lines of --json, whose names and meanings stay as they are; new ones may
-// join. Times are RFC 3339, sizes bytes, ids hexadecimal. What is empty is left
-// out.
+// The types below are the lines that --json prints. The names and meanings of their
+// fields don't change; fields may be added. Times are in RFC 3339, sizes in bytes, ids
+// in hexadecimal. Empty optional fields are left out.
 
 type sessionLine struct {
 	ID       string            `json:"id"`
@@ -41,6 +41,7 @@ type sessionLine struct {
 	Usage    []usageLine       `json:"usage,omitempty"`
 }
 
+// lineOf returns the line of a session.
 func lineOf(i *turnstone.Info) sessionLine {
 	return sessionLine{
 		ID: i.ID, Name: i.Name, Model: i.Model, Cwd: i.Cwd, Labels: i.Labels, Parent: i.Parent, ForkNode: hexID(i.ForkNode), Detached: i.Detached,
@@ -49,6 +50,7 @@ func lineOf(i *turnstone.Info) sessionLine {
 	}
 }
 
+// hexID returns the id in hexadecimal, or "" if it is zero.
 func hexID(id graph.ID) string {
 	if id.IsZero() {
 		return ""
@@ -79,10 +81,10 @@ func usageLineOf(u head.Usage) usageLine {
 	return usageLine{Model: u.Model, Input: u.Input, Output: u.Output, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Reasoning: u.Reasoning}
 }
 
-// A nodeLine has the payload in one of three fields: as it is if it is JSON, as
-// text if it is UTF-8, else in base64.
+// A nodeLine has the payload in one of three fields: Payload if it is JSON, Text if it
+// is other UTF-8, and Base64 otherwise.
 type nodeLine struct {
-	Side        string           `json:"side,omitempty"` // of diff: common, a or b
+	Side        string           `json:"side,omitempty"` // in the output of diff: common, a or b
 	ID          string           `json:"id"`
 	Parent      string           `json:"parent,omitempty"`
 	Kind        string           `json:"kind"`
@@ -158,7 +160,18 @@ type verifyLine struct {
 	Condemned    int      `json:"condemned"`
 	Records      int      `json:"records"`
 	Problems     []string `json:"problems"`
-	More         int      `json:"more,omitempty"` // problems that are not listed
+	More         int      `json:"more,omitempty"` // number of problems that are not listed
+}
+
+func verifyLineOf(v *turnstone.Verification) verifyLine {
+	l := verifyLine{
+		Sessions: v.Sessions, Commits: v.Commits, Nodes: v.Nodes, Blobs: v.Blobs, Unreferenced: v.Unreferenced, Condemned: v.Condemned, Records: v.Records,
+		Problems: []string{}, More: v.More,
+	}
+	for _, problem := range v.Problems {
+		l.Problems = append(l.Problems, problem.Error())
+	}
+	return l
 }
 
 type statsLine struct {
@@ -174,7 +187,7 @@ type statsLine struct {
 	Records     uint64              `json:"records"`
 	Stored      uint64              `json:"stored"`
 	ByKind      map[string]kindLine `json:"byKind"`
-	Allocated   uint64              `json:"allocated,omitempty"` // of an embedded store's files
+	Allocated   uint64              `json:"allocated,omitempty"` // what the files of an embedded store take on disk
 	Usage       []usageLine         `json:"usage,omitempty"`
 }
 
@@ -183,13 +196,25 @@ type kindLine struct {
 	Stored  uint64 `json:"stored"`
 }
 
+func statsLineOf(s *turnstone.Stats, allocated uint64) statsLine {
+	l := statsLine{
+		Sessions: s.Sessions, Commits: s.Commits, Nodes: s.Nodes, Blobs: s.Blobs, Sealed: s.Sealed, Loose: s.Loose, Deleted: s.Deleted,
+		Payload: s.Payload, Checkpoints: s.Checkpoints, Records: s.Stored.Records, Stored: s.Stored.Total(), ByKind: map[string]kindLine{},
+		Allocated: allocated, Usage: usageLines(s.Usage),
+	}
+	for kind, b := range s.ByKind {
+		l.ByKind[kind] = kindLine{Records: b.Records, Stored: b.Total()}
+	}
+	return l
+}
+
 type keptLine struct {
 	Name     string `json:"name"`
 	Revision uint64 `json:"revision"`
 }
 
-// asJSON writes v as a line of JSON. Characters that a terminal would act on
-// are escaped, which means the same to a reader of JSON.
+// asJSON writes v as one line of JSON. It escapes characters that a terminal would act
+// on. A reader of JSON sees no difference.
 func asJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -209,12 +234,12 @@ func asJSON(w io.Writer, v any) error {
 	return err
 }
 
-// active reports whether a terminal may do something else with r than show it.
+// active reports whether a terminal may act on r instead of showing it.
 func active(r rune) bool {
 	return r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
 }
 
-// jsonFlag gives a reading command its --json.
+// jsonFlag adds the flag --json to a command.
 func jsonFlag(c *cobra.Command, on *bool) {
-	c.Flags().BoolVar(on, "json", false, "print JSON, a line each")
+	c.Flags().BoolVar(on, "json", false, "print JSON, one object a line")
 }

@@ -2,9 +2,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -15,101 +17,118 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
+// logFlags has the flags of log.
+type logFlags struct {
+	limit          int
+	drawn, asLines bool
+}
+
 func (a *app) log() *cobra.Command {
-	var limit int
-	var drawn, asLines bool
+	var f logFlags
 	c := &cobra.Command{
 		Use:   "log SESSION",
 		Short: "List a session's commits, the last one first",
-		Long: "List a session's commits, the last one first: revision, time, nodes added, how they begin, the turn id;\n" +
-			"below it the leaf if it moved back, the checkpoint parts that were set, the tokens. --graph draws which\n" +
-			"commit goes on from which, branches and attached forks included.",
+		Long: "List a session's commits, the last one first: the revision, the time, the number of nodes added, the beginning\n" +
+			"of the first one, and the turn id. The lines below a commit have the checkpoint parts that it set and the tokens\n" +
+			"that it used. --graph draws which commit goes on from which, with branches and attached forks.",
 		Example: "turnstone log trip\nturnstone log trip --graph\nturnstone log trip/train --json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if limit < 0 {
+			if f.limit < 0 {
 				return errLimit
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				s, err := session(cmd.Context(), st, args[0])
-				if err != nil {
-					return err
-				}
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				if asLines {
-					var all []turnstone.LogEntry
-					for e, err := range s.Log(cmd.Context(), 0) {
-						if err != nil {
-							return err
-						}
-						all = append(all, e)
-					}
-					for i := range all {
-						if limit > 0 && i == limit {
-							break
-						}
-						if err := asJSON(out, commitLineOf(s.ID(), &all[len(all)-1-i])); err != nil {
-							return err
-						}
-					}
-					return out.Flush()
-				}
-				h := histories{of: map[graph.ID]*vertex{}}
-				if err := h.add(cmd.Context(), s); err != nil {
-					return err
-				}
-				if drawn {
-					if err := h.forks(cmd.Context(), st, s.ID()); err != nil {
-						return err
-					}
-				}
-				r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout())}
-				if drawn {
-					r.graph(newestFirst(h.all), limit, len(h.sessions) > 1)
-				} else {
-					for i := range h.all {
-						if limit > 0 && i == limit {
-							break
-						}
-						v := h.all[len(h.all)-1-i]
-						r.printf("%s\n", v.title(r.columns, false))
-						for _, d := range v.details(r.columns, 6) {
-							r.printf("      %s\n", d)
-						}
-					}
-				}
-				return errors.Join(r.err, out.Flush())
-			})
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st, args[0]) })
 		},
 	}
-	c.Flags().IntVarP(&limit, "limit", "n", 0, "show at most so many; 0 shows all")
-	c.Flags().BoolVar(&drawn, "graph", false, "draw branches and forks")
-	jsonFlag(c, &asLines)
+	c.Flags().IntVarP(&f.limit, "limit", "n", 0, "greatest number of commits to show; 0 shows all")
+	c.Flags().BoolVar(&f.drawn, "graph", false, "draw branches and forks")
+	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("graph", "json")
 	a.complete(c)
 	return c
 }
 
-// A vertex is a commit in the graph of its session and the forks of that.
+func (f *logFlags) run(cmd *cobra.Command, st *turnstone.Store, name string) error {
+	s, err := session(cmd.Context(), st, name)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	if f.asLines {
+		return errors.Join(f.printJSON(cmd.Context(), out, s), out.Flush())
+	}
+	h := histories{byNode: map[graph.ID]*vertex{}}
+	if err := h.add(cmd.Context(), s); err != nil {
+		return err
+	}
+	r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout())}
+	if f.drawn {
+		if err := h.addForks(cmd.Context(), st, s.ID()); err != nil {
+			return err
+		}
+		r.graph(limited(newestFirst(h.all), f.limit), len(h.sessions) > 1)
+	} else {
+		slices.Reverse(h.all)
+		r.list(limited(h.all, f.limit))
+	}
+	return errors.Join(r.err, out.Flush())
+}
+
+// limited returns the first limit elements of all; 0 means all of them.
+func limited[T any](all []T, limit int) []T {
+	if limit > 0 {
+		return all[:min(limit, len(all))]
+	}
+	return all
+}
+
+func (f *logFlags) printJSON(ctx context.Context, w io.Writer, s *turnstone.Session) error {
+	var all []turnstone.LogEntry
+	for e, err := range s.Log(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		all = append(all, e)
+	}
+	slices.Reverse(all)
+	for _, e := range limited(all, f.limit) {
+		if err := asJSON(w, commitLineOf(s.ID(), &e)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list prints commits one below the other.
+func (r *reader) list(all []*vertex) {
+	for _, v := range all {
+		r.printf("%s\n", v.title(r.columns, false))
+		for _, d := range v.details(r.columns, 6) {
+			r.printf("      %s\n", d)
+		}
+	}
+}
+
+// A vertex is a commit in the graph of a session and its forks.
 type vertex struct {
 	turnstone.LogEntry
 	session string
-	order   int       // older ones first
-	parents []*vertex // the commits that it goes on from
-	from    string    // where it goes on from, if that is no vertex
+	order   int       // the place in histories.all
+	parents []*vertex // the commits that the commit goes on from
+	from    string    // the node that the commit goes on from, if no vertex added it
 	subject string
-	back    bool // it moved the leaf and added nothing
+	back    bool // the commit moved the leaf and added nothing
 }
 
-// histories are the commits of sessions, older ones before those that go on
-// from them.
+// histories are the commits of sessions. A commit comes after those that it goes on
+// from.
 type histories struct {
 	all      []*vertex
 	sessions []string
-	of       map[graph.ID]*vertex // that added the node
+	byNode   map[graph.ID]*vertex // the commit that added each node
 }
 
-// add reads the commits of s, and from its nodes which goes on from which.
+// add adds the commits of s. The nodes of s tell which commit goes on from which.
 func (h *histories) add(ctx context.Context, s *turnstone.Session) error {
 	state, err := s.Load(ctx, turnstone.Scope{Full: true})
 	if err != nil {
@@ -120,71 +139,89 @@ func (h *histories) add(ctx context.Context, s *turnstone.Session) error {
 	for len(nodes) > 0 && nodes[0].Inherited {
 		nodes = nodes[1:]
 	}
-	last := map[graph.ID]*vertex{} // where the leaf rested on a node last
-	var previous *vertex
+	l := linker{histories: h, byLeaf: map[graph.ID]*vertex{}}
 	for e, err := range s.Log(ctx, 0) {
 		if err != nil {
 			return err
 		}
 		if e.Revision > state.Revision {
-			break // committed since
+			break // committed after the nodes were read
 		}
-		v := &vertex{LogEntry: e, session: s.ID(), order: len(h.all)}
-		h.all = append(h.all, v)
-		goesOn := func(id graph.ID) {
-			p := last[id]
-			if p == nil {
-				p = h.of[id]
-			}
-			switch {
-			case p == nil && !id.IsZero():
-				v.from = short(id)
-			case p != nil && p != v && !slices.Contains(v.parents, p):
-				v.parents = append(v.parents, p)
-			}
+		n := 0
+		for n < len(nodes) && nodes[n].Revision == e.Revision {
+			n++
 		}
-		for len(nodes) > 0 && nodes[0].Revision == e.Revision {
-			n := &nodes[0]
-			nodes = nodes[1:]
-			if h.of[n.ID] == nil {
-				h.of[n.ID] = v
-			}
-			goesOn(n.Parent)
-			if v.subject == "" {
-				v.subject = line(n.Kind, 20) + ": " + line(importer.Text(n.Payload), 200)
-			}
-		}
-		if len(v.parents) == 0 && v.subject == "" { // it added nothing that is still there
-			goesOn(e.Leaf)
-			if len(v.parents) == 0 && v.from == "" && previous != nil && !e.Leaf.IsZero() {
-				v.parents = []*vertex{previous}
-			}
-		}
-		v.back = e.Nodes == 0 && previous != nil && previous.Leaf != e.Leaf
-		last[e.Leaf] = v
-		previous = v
+		l.add(s.ID(), e, nodes[:n])
+		nodes = nodes[n:]
 	}
 	return nil
 }
 
-// forks adds the attached forks of a session, and theirs.
-func (h *histories) forks(ctx context.Context, st *turnstone.Store, parent string) error {
+// A linker adds the commits of one session to histories, in the order of revisions.
+type linker struct {
+	*histories
+	byLeaf   map[graph.ID]*vertex // the last commit whose leaf was the node
+	previous *vertex
+}
+
+// add adds a commit, which added the given nodes.
+func (l *linker) add(session string, e turnstone.LogEntry, nodes []turnstone.Node) {
+	v := &vertex{LogEntry: e, session: session, order: len(l.all)}
+	l.all = append(l.all, v)
+	for i := range nodes {
+		n := &nodes[i]
+		if l.byNode[n.ID] == nil {
+			l.byNode[n.ID] = v
+		}
+		l.link(v, n.Parent)
+		if v.subject == "" {
+			v.subject = line(n.Kind, 20) + ": " + line(importer.Text(n.Payload), 200)
+		}
+	}
+	if len(v.parents) == 0 && v.subject == "" { // no node of the commit is left
+		l.link(v, e.Leaf)
+		if len(v.parents) == 0 && v.from == "" && l.previous != nil && !e.Leaf.IsZero() {
+			v.parents = []*vertex{l.previous}
+		}
+	}
+	v.back = e.Nodes == 0 && l.previous != nil && l.previous.Leaf != e.Leaf
+	l.byLeaf[e.Leaf] = v
+	l.previous = v
+}
+
+// link notes that v goes on from a node: from the commit that left the leaf there, or
+// else the commit that added the node.
+func (l *linker) link(v *vertex, id graph.ID) {
+	p := l.byLeaf[id]
+	if p == nil {
+		p = l.byNode[id]
+	}
+	switch {
+	case p == nil && !id.IsZero():
+		v.from = short(id)
+	case p != nil && p != v && !slices.Contains(v.parents, p):
+		v.parents = append(v.parents, p)
+	}
+}
+
+// addForks adds the attached forks of a session, and their forks.
+func (h *histories) addForks(ctx context.Context, st *turnstone.Store, parent string) error {
 	for i, err := range infos(ctx, st, turnstone.ListOptions{Parent: parent}) {
 		if err != nil {
 			return err
 		}
-		if i.Detached || slices.Contains(h.sessions, i.ID) { // a parent is a name, and names can be given again
+		if i.Detached || slices.Contains(h.sessions, i.ID) { // ids are used again, so that parents can form a cycle
 			continue
 		}
 		s, err := st.Session(ctx, i.ID)
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
-			continue // deleted meanwhile
+			continue // the session was deleted after it was listed
 		}
 		if err == nil {
 			err = h.add(ctx, s)
 		}
 		if err == nil {
-			err = h.forks(ctx, st, i.ID)
+			err = h.addForks(ctx, st, i.ID)
 		}
 		if err != nil {
 			return err
@@ -193,24 +230,13 @@ func (h *histories) forks(ctx context.Context, st *turnstone.Store, parent strin
 	return nil
 }
 
-// title is a commit on one line of a terminal of so many columns; 0 is no terminal.
+// title returns the commit as one line for a terminal with the given number of columns;
+// 0 means that the output is no terminal. If named is set, the line names the session.
 func (v *vertex) title(terminal int, named bool) string {
 	where := fmt.Sprintf("%4d", v.Revision)
 	if named {
 		where = fmt.Sprintf("%s@%d", line(v.session, 40), v.Revision)
 	}
-	text := v.subject
-	switch {
-	case v.back && v.Leaf.IsZero():
-		text = "emptied the conversation"
-	case v.back:
-		text = "moved the leaf to " + short(v.Leaf)
-	case v.Nodes == 0:
-		text = "added no node"
-	case text == "":
-		text = "tombstoned since"
-	}
-	begin := fmt.Sprintf("%s  %s  ", where, moment(v.Time))
 	turn := ""
 	if v.Turn != "" {
 		turn = "  turn " + line(v.Turn, 24)
@@ -221,12 +247,29 @@ func (v *vertex) title(terminal int, named bool) string {
 	nodes := fmt.Sprintf("%-9s ", plural(v.Nodes, "node"))
 	room := 72
 	if terminal > 0 {
+		begin := fmt.Sprintf("%s  %s  ", where, moment(v.Time))
 		room = max(terminal-columns(begin+nodes+turn), 20)
 	}
-	return bold(where) + "  " + moment(v.Time) + "  " + nodes + line(text, room) + faint(turn)
+	return bold(where) + "  " + moment(v.Time) + "  " + nodes + line(v.text(), room) + faint(turn)
 }
 
-// details are the lines below it, after a margin of so many columns.
+// text says what the commit did.
+func (v *vertex) text() string {
+	switch {
+	case v.back && v.Leaf.IsZero():
+		return "emptied the conversation"
+	case v.back:
+		return "moved the leaf to " + short(v.Leaf)
+	case v.Nodes == 0:
+		return "added no node"
+	case v.subject == "":
+		return "tombstoned since"
+	}
+	return v.subject
+}
+
+// details returns the lines below the title. They are printed after a margin of the
+// given number of columns.
 func (v *vertex) details(terminal, margin int) []string {
 	var out, lines []string
 	if v.from != "" {
@@ -250,10 +293,10 @@ func (v *vertex) details(terminal, margin int) []string {
 	return lines
 }
 
-// newestFirst orders commits by time, the last one first, but each after all
-// that go on from it, whatever the clocks said.
+// newestFirst orders commits by time, the last one first. A commit comes after all
+// commits that go on from it, whatever the clocks said.
 func newestFirst(all []*vertex) []*vertex {
-	children := map[*vertex]int{}
+	children := map[*vertex]int{} // number of children that are not in out
 	for _, v := range all {
 		for _, p := range v.parents {
 			children[p]++
@@ -266,14 +309,11 @@ func newestFirst(all []*vertex) []*vertex {
 		}
 	}
 	for len(ready) > 0 {
-		next := 0
-		for i, v := range ready {
-			if c := v.Time.Compare(ready[next].Time); c > 0 || c == 0 && v.order > ready[next].order {
-				next = i
-			}
-		}
-		v := ready[next]
-		ready = slices.Delete(ready, next, next+1)
+		v := slices.MaxFunc(ready, func(a, b *vertex) int {
+			return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.order, b.order))
+		})
+		i := slices.Index(ready, v)
+		ready = slices.Delete(ready, i, i+1)
 		out = append(out, v)
 		for _, p := range v.parents {
 			if children[p]--; children[p] == 0 {
@@ -284,42 +324,58 @@ func newestFirst(all []*vertex) []*vertex {
 	return out
 }
 
-// graph draws commits, each in a column that goes down to what it goes on from.
-func (r *reader) graph(all []*vertex, limit int, named bool) {
-	var columns []*vertex // what each column goes down to; nil: free
-	rails := func(mark int, v string) string {
-		var b strings.Builder
-		for i, c := range columns {
-			switch {
-			case i == mark:
-				b.WriteString(v)
-			case c != nil:
-				b.WriteString("│")
-			default:
-				b.WriteString(" ")
-			}
+// rails are the columns of a drawn graph. Each has the commit that it goes down to, or
+// nil if the column is free.
+type rails []*vertex
+
+// draw draws the columns on one line, with sign in the column at.
+func (c rails) draw(at int, sign string) string {
+	var b strings.Builder
+	for i, v := range c {
+		switch {
+		case i == at:
+			b.WriteString(sign)
+		case v != nil:
+			b.WriteString("│")
+		default:
 			b.WriteString(" ")
 		}
-		return b.String()
+		b.WriteString(" ")
 	}
-	for i, v := range all {
-		if limit > 0 && i == limit {
-			break
-		}
+	return b.String()
+}
+
+// take returns the first free column, which it gives to v. It adds one if none is free.
+func (c *rails) take(v *vertex) int {
+	at := slices.Index(*c, nil)
+	if at < 0 {
+		at = len(*c)
+		*c = append(*c, nil)
+	}
+	(*c)[at] = v
+	return at
+}
+
+// trim removes free columns at the right.
+func (c *rails) trim() {
+	for n := len(*c); n > 0 && (*c)[n-1] == nil; n-- {
+		*c = (*c)[:n-1]
+	}
+}
+
+// graph draws commits. Each is in a column that goes down to a commit that it goes on
+// from.
+func (r *reader) graph(all []*vertex, named bool) {
+	var columns rails
+	for _, v := range all {
 		at := slices.Index(columns, v)
 		if at < 0 {
-			if at = slices.Index(columns, nil); at < 0 {
-				at = len(columns)
-				columns = append(columns, nil)
-			}
-			columns[at] = v
+			at = columns.take(v)
 		} else {
 			r.join(columns, at, v)
 		}
-		for len(columns) > 0 && columns[len(columns)-1] == nil {
-			columns = columns[:len(columns)-1]
-		}
-		margin, room := rails(at, "*"), 0
+		columns.trim()
+		margin, room := columns.draw(at, "*"), 0
 		if r.columns > 0 {
 			room = max(r.columns-2*len(columns), 1)
 		}
@@ -331,18 +387,18 @@ func (r *reader) graph(all []*vertex, limit int, named bool) {
 		for _, p := range v.parents[min(1, len(v.parents)):] { // of a commit with several branches
 			if !slices.Contains(columns, p) {
 				columns = append(columns, p)
-				r.printf("%s\n", across(columns, at, len(columns)-1, "╮"))
+				r.printf("%s\n", columns.across(at, len(columns)-1, "╮"))
 			}
 		}
 		for _, d := range v.details(r.columns, 2*len(columns)+1) {
-			r.printf("%s %s\n", rails(-1, ""), d)
+			r.printf("%s %s\n", columns.draw(-1, ""), d)
 		}
 	}
 }
 
-// join draws how the columns that go down to v come together in the first of
-// them, which is at, and frees the others.
-func (r *reader) join(columns []*vertex, at int, v *vertex) {
+// join draws how the columns that go down to v come together in the first of them,
+// which is at, and frees the others.
+func (r *reader) join(columns rails, at int, v *vertex) {
 	last := at
 	for i := at + 1; i < len(columns); i++ {
 		if columns[i] == v {
@@ -352,7 +408,7 @@ func (r *reader) join(columns []*vertex, at int, v *vertex) {
 	if last == at {
 		return
 	}
-	r.printf("%s\n", across(columns, at, last, "╯"))
+	r.printf("%s\n", columns.across(at, last, "╯"))
 	for i := at + 1; i <= last; i++ {
 		if columns[i] == v {
 			columns[i] = nil
@@ -360,24 +416,19 @@ func (r *reader) join(columns []*vertex, at int, v *vertex) {
 	}
 }
 
-// across draws a line from the column at to the column last, which ends there.
-// Columns between that go down to the same commit end in it.
-func across(columns []*vertex, at, last int, end string) string {
+// across draws a horizontal line from the column at to the column last, where it ends
+// with the sign end. Columns between them that go down to the same commit join it.
+func (c rails) across(at, last int, end string) string {
 	var b strings.Builder
-	for i, c := range columns {
-		within := i > at && i < last
+	for i, v := range c {
 		switch {
 		case i == at:
 			b.WriteString("├")
 		case i == last:
 			b.WriteString(end)
-		case within && c != nil && c == columns[at]:
-			b.WriteString("┴")
-		case within && c != nil:
-			b.WriteString("┼")
-		case within:
-			b.WriteString("─")
-		case c != nil:
+		case i > at && i < last:
+			b.WriteString(crossing(v, c[at]))
+		case v != nil:
 			b.WriteString("│")
 		default:
 			b.WriteString(" ")
@@ -389,4 +440,16 @@ func across(columns []*vertex, at, last int, end string) string {
 		}
 	}
 	return strings.TrimRight(b.String(), " ")
+}
+
+// crossing returns the sign for a column to v where a line from a column to joined
+// crosses it.
+func crossing(v, joined *vertex) string {
+	switch v {
+	case nil:
+		return "─"
+	case joined:
+		return "┴"
+	}
+	return "┼"
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// Random graphs are drawn so that every commit stands below all that go on from
-// it, in a column that runs from them to it.
+// In a drawn graph every commit is below the commits that go on from it, and a column
+// leads from these to it.
 func TestGraphOfBranches(t *testing.T) {
 	var all []*vertex
 	at := func(revision int, parents ...*vertex) *vertex {
@@ -31,7 +31,7 @@ func TestGraphOfBranches(t *testing.T) {
 	at(8)
 	var out bytes.Buffer
 	r := reader{printer: printer{w: &out}, columns: 60}
-	r.graph(newestFirst(all), 0, false)
+	r.graph(newestFirst(all), false)
 	var got []string
 	for _, l := range strings.Split(strings.TrimRight(out.String(), "\n"), "\n") {
 		mark, _, _ := strings.Cut(l, "  2026")
@@ -52,7 +52,7 @@ func TestGraphOfBranches(t *testing.T) {
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("\n%s", out.String())
 	}
-	// A clock that went back does not put a commit above what goes on from it.
+	// A commit is below the commits that go on from it even if the clock went back.
 	two.Time = one.Time.Add(-time.Hour)
 	order := newestFirst(all)
 	place := map[*vertex]int{}

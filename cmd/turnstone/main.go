@@ -40,8 +40,8 @@ func main() {
 	}
 }
 
-// message is an error for people. What went wrong once may be in the error more than
-// once, such as a full disk that each layer of the output came upon: it is said once.
+// message returns an error for people. An error may say the same more than once, for
+// example when several layers met a full disk. Each line is printed once.
 func message(err error) string {
 	var out []string
 	for _, l := range strings.Split(strings.TrimPrefix(err.Error(), "turnstone: "), "\n") {
@@ -52,34 +52,35 @@ func message(err error) string {
 	return strings.Join(out, "\n")
 }
 
-// What a script can tell from the exit code.
+// Exit codes of the command.
 const (
-	exitFailed      = 1   // anything else
+	exitFailed      = 1   // any other error
 	exitUsage       = 2   // the command line is wrong; nothing was done
 	exitNotFound    = 3   // no such store, session, node, revision or attachment
-	exitDamaged     = 4   // something stored is missing or damaged
-	exitConflict    = 5   // somebody else was first, or it exists already
+	exitDamaged     = 4   // data in the store is missing or damaged
+	exitConflict    = 5   // another writer was first, or the name exists already
 	exitUnavailable = 6   // another process has the store open, its database can't be reached, or a copy into it is not finished
-	exitInterrupted = 130 // by a signal
+	exitInterrupted = 130 // a signal ended the command
 )
 
-const exitCodes = `Exit codes: 0 done; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
-attachment; 4 something stored is damaged; 5 somebody else was first, or it exists already; 6 another process has
-the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 anything else.`
+const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
+attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
+the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 any other error.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// An inputError is a mistake in what a command read, not on its command line.
+// An inputError is a mistake in a file that a command read, not on its command line.
 type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// errDamaged: what verify found.
+// errDamaged means that verify found problems.
 var errDamaged = errors.New("the store is damaged")
 
+// exitCode returns the exit code for err.
 func exitCode(err error) int {
 	var usage usageError
 	var input inputError
@@ -106,41 +107,59 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// environment variable and default of --store.
+// Environment variable and default for --store.
 const (
 	storeVariable = "TURNSTONE_STORE"
 	defaultStore  = "./turnstone-data"
 )
 
-// An app is what the commands share.
+// An app has the global flags and the state that commands share.
 type app struct {
 	url     string
-	began   bool              // the command line is right
-	wait    time.Duration     // for a store that another process has open
-	minFree byteSize          // below which new data is refused; 0 is the engine's default
-	options turnstone.Options // of the store
+	began   bool              // the command line is valid and a command runs
+	wait    time.Duration     // how long to wait for a store that another process has open
+	minFree byteSize          // free disk space below which new data is refused; 0 means the engine's default
+	options turnstone.Options // options to open the store with
 }
 
+// command returns the command turnstone with all its commands.
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "turnstone",
 		Short: "Persist, inspect and check the sessions of AI agents",
-		Long: "Turnstone keeps the sessions of AI agents: every turn a commit, every commit checked.\n" +
+		Long: "Turnstone stores the sessions of AI agents. Every turn is a commit, and every commit is checked.\n" +
 			"Start with `turnstone demo`, then `turnstone import FILE…` and `turnstone sessions`.\n\n" + exitCodes,
 		Version:                    version(),
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
+		Args:                       noSuchCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cobra.EnableCommandSorting = false
+	a.globalFlags(root)
+	a.addCommands(root)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	readable(root)
+	checkHelpArguments(root)
+	return root
+}
+
+// globalFlags adds the flags that all commands have.
+func (a *app) globalFlags(root *cobra.Command) {
 	url := os.Getenv(storeVariable)
 	if url == "" {
 		url = defaultStore
 	}
-	root.PersistentFlags().StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
-	root.PersistentFlags().Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
-	root.PersistentFlags().DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open")
-	groups := []struct {
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
+	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
+	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open")
+}
+
+// addCommands adds the commands in the groups and the order in which help lists them.
+func (a *app) addCommands(root *cobra.Command) {
+	cobra.EnableCommandSorting = false
+	for _, g := range []struct {
 		title    string
 		commands []*cobra.Command
 	}{
@@ -148,8 +167,7 @@ func (a *app) command() *cobra.Command {
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.gc(), a.vacuum(), a.erase(), a.copy()}},
-	}
-	for _, g := range groups {
+	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {
 			c.GroupID = g.title
@@ -158,34 +176,37 @@ func (a *app) command() *cobra.Command {
 		}
 	}
 	root.AddCommand(a.demoChild())
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
-		}
-		hint := ""
-		if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-			hint = "; did you mean " + strings.Join(like, " or ") + "?"
-		}
-		return usageError{fmt.Errorf("there is no command %q%s", args[0], hint)}
-	}
-	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	readable(root)
-	root.InitDefaultHelpCmd()
-	for _, c := range root.Commands() {
-		if c.Name() == "help" {
-			c.PreRunE = func(_ *cobra.Command, args []string) error {
-				if found, _, _ := root.Find(args); found == root && len(args) > 0 {
-					return root.Args(root, args)
-				}
-				return nil
-			}
-		}
-	}
-	return root
 }
 
-// version is that of the module, or the commit that it was built from.
+// noSuchCommand refuses arguments of the root command: they name no command.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := ""
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		hint = "; did you mean " + strings.Join(like, " or ") + "?"
+	}
+	return usageError{fmt.Errorf("there is no command %q%s", args[0], hint)}
+}
+
+// checkHelpArguments makes `turnstone help NAME` fail if there is no such command.
+func checkHelpArguments(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "help" {
+			continue
+		}
+		c.PreRunE = func(_ *cobra.Command, args []string) error {
+			if found, _, _ := root.Find(args); found == root {
+				return noSuchCommand(root, args)
+			}
+			return nil
+		}
+	}
+}
+
+// version returns the version of the module that the command was built from.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -194,7 +215,8 @@ func version() string {
 	return info.Main.Version
 }
 
-// mistakes makes what is wrong before c runs an error of its usage.
+// mistakes turns errors about the arguments of c into usage errors, and notes when c
+// begins to run.
 func (a *app) mistakes(c *cobra.Command) {
 	check := c.Args
 	c.Args = func(cmd *cobra.Command, args []string) error {
@@ -202,7 +224,7 @@ func (a *app) mistakes(c *cobra.Command) {
 			return nil
 		}
 		if err := check(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w; it is used as `%s`", err, cmd.UseLine())}
+			return usageError{fmt.Errorf("%w; usage: `%s`", err, cmd.UseLine())}
 		}
 		return nil
 	}
@@ -215,69 +237,65 @@ func (a *app) mistakes(c *cobra.Command) {
 
 // complete makes the shell complete session ids, as arguments and for flags.
 func (a *app) complete(c *cobra.Command, flags ...string) {
-	ids := func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
-		var out []string
-		// What can't be completed is not, without a word.
-		_ = a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
-				if err != nil || len(out) == 100 {
-					return err
-				}
-				// A shell would send the id to the terminal as it is.
-				if strings.HasPrefix(i.ID, begin) && !strings.ContainsFunc(i.ID, func(r rune) bool { return active(r) || r == '\t' || r == '\n' }) && utf8.ValidString(i.ID) {
-					out = append(out, i.ID+"\t"+line(i.Name, 40))
-				}
-			}
-			return nil
-		})
-		return out, cobra.ShellCompDirectiveNoFileComp
-	}
-	c.ValidArgsFunction = ids
+	c.ValidArgsFunction = a.completeIDs
 	for _, f := range flags {
-		if err := c.RegisterFlagCompletionFunc(f, ids); err != nil {
+		if err := c.RegisterFlagCompletionFunc(f, a.completeIDs); err != nil {
 			panic(err) // no such flag
 		}
 	}
 }
 
-// with opens the store, runs f and closes it. A store that must exist is not
-// created by looking at it.
+// completeIDs returns up to 100 session ids that begin with begin, with the names of the
+// sessions. It returns none if the store can't be read.
+func (a *app) completeIDs(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+	var out []string
+	_ = a.with(cmd.Context(), true, func(st *turnstone.Store) error {
+		for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
+			if err != nil || len(out) == 100 {
+				return err
+			}
+			if strings.HasPrefix(i.ID, begin) && completable(i.ID) {
+				out = append(out, i.ID+"\t"+line(i.Name, 40))
+			}
+		}
+		return nil
+	})
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completable reports whether a shell can write the id to the terminal as it is.
+func completable(id string) bool {
+	return utf8.ValidString(id) && !strings.ContainsFunc(id, func(r rune) bool { return active(r) || r == '\t' || r == '\n' })
+}
+
+// with opens the store, calls f and closes the store. If mustExist is set, it fails
+// rather than create a store.
 func (a *app) with(ctx context.Context, mustExist bool, f func(*turnstone.Store) error) error {
 	return a.withEngine(ctx, mustExist, func(st *turnstone.Store, _ engine.Engine) error { return f(st) })
 }
 
-// in is what a command does that does f in the store and nothing before.
+// in returns a RunE that calls f with the store, which must exist.
 func (a *app) in(f func(*cobra.Command, []string, *turnstone.Store) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f(cmd, args, st) })
 	}
 }
 
+// withEngine is like with, but passes f the engine as well.
 func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.Store, engine.Engine) error) (err error) {
 	missing := fmt.Errorf("%w at %s: choose one with --store or %s, or fill one with `turnstone import`", turnstone.ErrStoreNotFound, a.shown(), storeVariable)
-	if dir, ok := directory(a.url); ok && mustExist {
-		if held, err := open.Holds(dir); err != nil {
+	if mustExist {
+		if found, err := a.mayExist(); err != nil {
 			return err
-		} else if !held {
+		} else if !found {
 			return missing
 		}
 	}
 	e, err := a.open(ctx)
 	if err != nil {
-		var held *engine.LockedError
-		if errors.As(err, &held) {
-			return fmt.Errorf("%w; an embedded store is open in one process at a time: stop that one, or let it do the work (in Go: Store.GC, Store.Vacuum, Store.Maintain)", err)
-		}
-		return err
+		return explainLocked(err)
 	}
-	defer func() {
-		cerr := e.Close()
-		if err == nil && errors.Is(cerr, engine.ErrNoSpace) { // what was asked for is done
-			fmt.Fprintf(os.Stderr, "turnstone: warning: %v\n", cerr)
-			return
-		}
-		err = errors.Join(err, cerr)
-	}()
+	defer func() { err = closeEngine(e, err) }()
 	o := a.options
 	o.MustExist = mustExist
 	st, err := turnstone.Open(ctx, e, &o)
@@ -291,7 +309,38 @@ func (a *app) withEngine(ctx context.Context, mustExist bool, f func(*turnstone.
 	return f(st, e)
 }
 
-// open opens the engine. Commands are short: one that has the store is waited for.
+// mayExist reports whether the store may exist. It knows for embedded stores; a server
+// has to be asked.
+func (a *app) mayExist() (bool, error) {
+	dir, ok := directory(a.url)
+	if !ok {
+		return true, nil
+	}
+	return open.Holds(dir)
+}
+
+// explainLocked adds advice to an error because another process has the store open.
+func explainLocked(err error) error {
+	var held *engine.LockedError
+	if errors.As(err, &held) {
+		return fmt.Errorf("%w; an embedded store is open in one process at a time: stop that one, or let it do the work (in Go: Store.GC, Store.Vacuum, Store.Maintain)", err)
+	}
+	return err
+}
+
+// closeEngine closes the engine and adds its error to err. A full disk is only a warning
+// if the command itself succeeded.
+func closeEngine(e engine.Engine, err error) error {
+	cerr := e.Close()
+	if err == nil && errors.Is(cerr, engine.ErrNoSpace) {
+		fmt.Fprintf(os.Stderr, "turnstone: warning: %v\n", cerr)
+		return nil
+	}
+	return errors.Join(err, cerr)
+}
+
+// open opens the engine. If another process has it open, open waits, because most
+// commands are short.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
 		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree)})
@@ -307,32 +356,32 @@ func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	}
 }
 
-// shown is the URL of the store for people: without a password.
+// shown returns the URL of the store without a password.
 func (a *app) shown() string {
-	if open.Server(a.url) {
-		u, err := neturl.Parse(a.url)
-		if err != nil {
-			return "the server"
-		}
-		query := u.Query()
-		for _, secret := range []string{"password", "sslpassword"} {
-			if query.Has(secret) {
-				query.Set(secret, "xxxxx")
-			}
-		}
-		u.RawQuery = query.Encode()
-		return u.Redacted()
+	if !open.Server(a.url) {
+		return a.url
 	}
-	return a.url
+	u, err := neturl.Parse(a.url)
+	if err != nil {
+		return "the server"
+	}
+	query := u.Query()
+	for _, secret := range []string{"password", "sslpassword"} {
+		if query.Has(secret) {
+			query.Set(secret, "xxxxx")
+		}
+	}
+	u.RawQuery = query.Encode()
+	return u.Redacted()
 }
 
-// directory returns where an embedded store keeps its files.
+// directory returns the directory of an embedded store.
 func directory(url string) (string, bool) {
 	_, dir, ok := open.Directory(url)
 	return dir, ok
 }
 
-// printer writes to a command's output and keeps the first error.
+// A printer writes to a command's output and keeps the first error.
 type printer struct {
 	w   io.Writer
 	err error

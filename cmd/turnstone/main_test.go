@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // of the processes that the tests start
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // for the processes that the tests start
 	os.Exit(pgtest.Main(m))
 }
 
@@ -151,9 +151,9 @@ func TestMistakesAreNamed(t *testing.T) {
 	check("bad.jsonl:4:", "import", good, bad)
 	check("no store at", "verify") // nothing was imported
 	check("no such file", "import", "missing.json")
-	check("--by is turn or step", "import", "--by", "day", good)
-	check("--as goes with one file", "import", "--as", "x", good, good)
-	check("--yes goes with --replace", "import", "--yes", good)
+	check("--by must be turn or step", "import", "--by", "day", good)
+	check("--as needs exactly one file", "import", "--as", "x", good, good)
+	check("--yes needs --replace", "import", "--yes", good)
 	if out := must(t, "import", "--skip-bad", good, bad, "--store", store); !strings.Contains(out, "total") {
 		t.Error(out)
 	}
@@ -183,7 +183,7 @@ func TestVerifyFailsOnDamage(t *testing.T) {
 	if err := errors.Join(e.Vacuum(context.Background()), st.Close(), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// One flipped bit somewhere in the middle of a table.
+	// Flip one bit in the middle of a table.
 	tables, err := filepath.Glob(store + "/*.sst")
 	if err != nil || len(tables) == 0 {
 		t.Fatal(tables, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"time"
 
@@ -10,12 +11,12 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
-// steps draws the progress of maintenance.
+// steps returns a function that draws the progress of maintenance, and one that ends
+// the drawing.
 func steps() (progress func(gc.Progress), finish func()) {
 	b := bar(-1, "", false)
 	return func(p gc.Progress) {
@@ -27,13 +28,13 @@ func steps() (progress func(gc.Progress), finish func()) {
 func (a *app) gc() *cobra.Command {
 	var o gc.Options
 	var only string
-	var lines bool
+	var asLines bool
 	c := &cobra.Command{
 		Use:   "gc",
 		Short: "Delete blobs that nothing refers to any more",
 		Long: "Delete blobs that nothing refers to any more: no session, no fork, no kept revision,\n" +
-			"no upload that has not expired. Reads what changed since the last run.\n" +
-			"The files shrink with `turnstone vacuum`.",
+			"and no upload that has not expired. The command reads only what changed since the last run.\n" +
+			"Run `turnstone vacuum` to shrink the files.",
 		Example: "turnstone gc --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
@@ -48,35 +49,27 @@ func (a *app) gc() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if lines {
+			if asLines {
 				return asJSON(cmd.OutOrStdout(), r)
 			}
-			p := printer{w: cmd.OutOrStdout()}
-			deleted := "deleted"
-			if o.DryRun {
-				deleted = "to delete"
-			}
-			collected(&p, r, deleted)
-			if o.Full {
-				state := "was right"
-				if r.Repaired {
-					state = "was wrong, and is right now"
-				}
-				p.printf("index      %s\n", state)
-			}
-			p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
-			return p.err
+			return printGC(cmd.OutOrStdout(), r, o)
 		}),
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, say what would be deleted")
-	c.Flags().BoolVar(&o.Full, "full", false, "derive the collector's index anew from all commits first")
-	c.Flags().StringVar(&only, "session", "", "look only at what changed in this session")
-	jsonFlag(c, &lines)
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, print what would be deleted")
+	c.Flags().BoolVar(&o.Full, "full", false, "first rebuild the collector's index from all commits")
+	c.Flags().StringVar(&only, "session", "", "read only what changed in this session")
+	jsonFlag(c, &asLines)
 	a.complete(c, "session")
 	return c
 }
 
-func collected(p *printer, r *gc.Report, deleted string) {
+// printGC prints the report of a collection with the options o.
+func printGC(w io.Writer, r *gc.Report, o gc.Options) error {
+	deleted := "deleted"
+	if o.DryRun {
+		deleted = "to delete"
+	}
+	p := printer{w: w}
 	p.printf("read       %s of %s that changed\n", plural(r.Commits, "commit"), plural(r.Sessions, "session"))
 	p.printf("roots      %d sessions and uploads\n", r.Roots)
 	p.printf("retained   %s\n", plural(r.Retained, "blob"))
@@ -87,9 +80,19 @@ func collected(p *printer, r *gc.Report, deleted string) {
 	if r.Expired > 0 {
 		p.printf("expired    %s\n", plural(r.Expired, "upload"))
 	}
+	if o.Full {
+		state := "was right"
+		if r.Repaired {
+			state = "was wrong, and is right now"
+		}
+		p.printf("index      %s\n", state)
+	}
+	p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
+	return p.err
 }
 
-// maintained returns the session whose id is id or begins with it, or the store if id is empty.
+// maintained returns the session that id or its beginning names, or the store if id is
+// empty.
 func maintained(ctx context.Context, st *turnstone.Store, id string) (turnstone.Maintainer, error) {
 	if id == "" {
 		return st, nil
@@ -98,58 +101,59 @@ func maintained(ctx context.Context, st *turnstone.Store, id string) (turnstone.
 }
 
 func (a *app) vacuum() *cobra.Command {
-	var o gc.VacuumOptions
 	var only string
-	var lines bool
+	var asLines bool
 	c := &cobra.Command{
 		Use:   "vacuum",
-		Short: "Remove what is detached from the store's files, and shrink them",
-		Long: "Remove what is detached from the store's files, and shrink them: the content of tombstoned\n" +
-			"and pruned nodes, deleted sessions that no fork holds, blobs that nothing refers to.\n" +
-			"Needs as much free space as the store takes.",
+		Short: "Remove deleted content from the store's files, and shrink them",
+		Long: "Remove from the store's files the content of tombstoned and pruned nodes, deleted sessions\n" +
+			"that no fork holds, and blobs that nothing refers to, and shrink the files. This needs as\n" +
+			"much free space as the store takes.",
 		Example: "turnstone vacuum",
 		Args:    cobra.NoArgs,
 		RunE: a.in(func(cmd *cobra.Command, _ []string, st *turnstone.Store) error {
 			before := a.onDisk()
-			var finish func()
-			o.Progress, finish = steps()
+			progress, finish := steps()
 			on, err := maintained(cmd.Context(), st, only)
 			if err != nil {
 				return err
 			}
-			r, err := on.Vacuum(cmd.Context(), o)
+			r, err := on.Vacuum(cmd.Context(), gc.VacuumOptions{Progress: progress})
 			finish()
 			if err != nil {
 				return err
 			}
-			if lines {
+			if asLines {
 				return asJSON(cmd.OutOrStdout(), r)
 			}
 			p := printer{w: cmd.OutOrStdout()}
-			vacuumed(&p, r)
-			if after := a.onDisk(); after > 0 {
-				p.printf("on disk    %s, before %s\n", size(after), size(before))
-			}
+			a.printVacuum(&p, r, before)
 			p.printf("took       %v\n", r.Duration.Round(time.Millisecond))
 			return p.err
 		}),
 	}
 	c.Flags().StringVar(&only, "session", "", "remove content and records of this session only")
-	jsonFlag(c, &lines)
+	jsonFlag(c, &asLines)
 	a.complete(c, "session")
 	return c
 }
 
-func vacuumed(p *printer, r *gc.VacuumReport) {
+// printVacuum prints the report of a vacuum. before is what the store took on disk
+// before.
+func (a *app) printVacuum(p *printer, r *gc.VacuumReport, before uint64) {
 	p.printf("removed    content of %s, %s of %s\n", plural(r.Nodes, "node"), plural(r.Records, "record"), plural(r.Removed, "deleted session"))
 	p.printf("deleted    %s, %s\n", plural(r.Deleted, "blob"), size(uint64(r.Bytes)))
 	p.printf("rewritten  %s\n", plural(r.Rewritten+r.Packed, "blob"))
 	if len(r.Unfinished) > 0 {
-		p.printf("unfinished %s: changed all the time, run it again\n", line(strings.Join(r.Unfinished, ", "), 400))
+		p.printf("unfinished %s: changed meanwhile; run vacuum again\n", line(strings.Join(r.Unfinished, ", "), 400))
+	}
+	if after := a.onDisk(); after > 0 {
+		p.printf("on disk    %s, before %s\n", size(after), size(before))
 	}
 }
 
-// onDisk is what an embedded store takes on disk, or 0.
+// onDisk returns how many bytes an embedded store takes on disk, or 0 if that is
+// unknown.
 func (a *app) onDisk() uint64 {
 	dir, ok := directory(a.url)
 	if !ok {
@@ -162,66 +166,76 @@ func (a *app) onDisk() uint64 {
 	return uint64(n)
 }
 
+// pruneFlags has the flags of prune.
+type pruneFlags struct {
+	last    uint64
+	session string
+	set     bool
+}
+
 func (a *app) prune() *cobra.Command {
-	var last uint64
-	var name string
-	var set bool
+	var f pruneFlags
 	c := &cobra.Command{
 		Use:   "prune --last N",
-		Short: "Retain the last revisions of sessions only",
-		Long: "Retain the last revisions of sessions only. Older ones can't be read any more, unless they\n" +
+		Short: "Retain only the last revisions of sessions",
+		Long: "Retain only the last revisions of sessions. Older ones can't be read any more, unless they\n" +
 			"are kept by name (`turnstone keep`); conversations stay whole. With --set, the session\n" +
-			"remembers the number, and every later prune applies it. `turnstone vacuum` reclaims what\n" +
-			"this frees.",
+			"remembers the number, and every later prune applies it. Run `turnstone vacuum` to reclaim\n" +
+			"the space.",
 		Example: "turnstone prune --last 2",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			keep := turnstone.Retention(last)
-			if last == 0 && set {
-				keep = turnstone.KeepAll
-			}
-			if set && name == "" {
+			if f.set && f.session == "" {
 				return usageError{errors.New("--set needs --session")}
 			}
 			if !cmd.Flags().Changed("last") {
-				return usageError{errors.New("say how many revisions to retain: --last N; 0 applies what sessions have of their own")}
+				return usageError{errors.New("give the number of revisions to retain with --last N; 0 prunes only sessions that have a number of their own")}
 			}
-			a.options.Retention = keep
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				p := printer{w: cmd.OutOrStdout()}
-				if name == "" {
-					moved, err := st.Prune(cmd.Context())
-					if err != nil {
-						return err
-					}
-					p.printf("pruned %s\n", plural(moved, "session"))
-					return p.err
-				}
-				s, err := session(cmd.Context(), st, name)
-				if err != nil {
-					return err
-				}
-				if set {
-					if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: keep}); err != nil {
-						return err
-					}
-				}
-				if keep == turnstone.KeepAll {
-					return nil
-				}
-				moved, err := s.Prune(cmd.Context(), keep)
-				if err == nil && !moved {
-					p.printf("nothing to prune\n")
-				}
-				return errors.Join(err, p.err)
-			})
+			a.options.Retention = f.retention()
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st) })
 		},
 	}
-	c.Flags().Uint64Var(&last, "last", 0, "how many revisions to retain; 0 leaves sessions without a number of their own alone")
-	c.Flags().StringVar(&name, "session", "", "this session only")
+	c.Flags().Uint64Var(&f.last, "last", 0, "number of revisions to retain; 0 prunes only sessions that have a number of their own")
+	c.Flags().StringVar(&f.session, "session", "", "prune this session only")
 	a.complete(c, "session")
-	c.Flags().BoolVar(&set, "set", false, "make it the session's own retention; with --last 0 it retains all")
+	c.Flags().BoolVar(&f.set, "set", false, "store the number in the session; --last 0 makes it retain all revisions")
 	return c
+}
+
+func (f *pruneFlags) retention() turnstone.Retention {
+	if f.last == 0 && f.set {
+		return turnstone.KeepAll
+	}
+	return turnstone.Retention(f.last)
+}
+
+func (f *pruneFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
+	p := printer{w: cmd.OutOrStdout()}
+	if f.session == "" {
+		moved, err := st.Prune(cmd.Context())
+		if err != nil {
+			return err
+		}
+		p.printf("pruned %s\n", plural(moved, "session"))
+		return p.err
+	}
+	s, err := session(cmd.Context(), st, f.session)
+	if err != nil {
+		return err
+	}
+	if f.set {
+		if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: f.retention()}); err != nil {
+			return err
+		}
+	}
+	if f.retention() == turnstone.KeepAll {
+		return nil
+	}
+	moved, err := s.Prune(cmd.Context(), f.retention())
+	if err == nil && !moved {
+		p.printf("nothing to prune\n")
+	}
+	return errors.Join(err, p.err)
 }
 
 func (a *app) keep() *cobra.Command {
@@ -229,50 +243,55 @@ func (a *app) keep() *cobra.Command {
 	var release, asLines bool
 	c := &cobra.Command{
 		Use:     "keep SESSION [NAME]",
-		Short:   "Keep a revision by name, whatever is pruned",
-		Long:    "Keep a revision by name, whatever is pruned. Without NAME, list the revisions that are kept.",
+		Short:   "Keep a revision under a name, so that prune does not remove it",
+		Long:    "Keep a revision under a name, so that prune does not remove it. Without NAME, list the revisions that are kept.",
 		Example: "turnstone keep trip paid --revision 2\nturnstone keep trip",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
 			s, err := session(cmd.Context(), st, args[0])
-			if err != nil {
-				return err
-			}
 			switch {
+			case err != nil:
+				return err
 			case len(args) == 1:
-				kept, err := s.Kept(cmd.Context())
-				p := printer{w: cmd.OutOrStdout()}
-				for _, k := range kept {
-					if asLines {
-						err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
-						continue
-					}
-					p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
-				}
-				return errors.Join(err, p.err)
+				return listKept(cmd, s, asLines)
 			case release:
 				return s.Release(cmd.Context(), args[1])
 			}
 			return s.Keep(cmd.Context(), args[1], head.Revision(revision))
 		}),
 	}
-	c.Flags().Uint64Var(&revision, "revision", 0, "which revision; default the last one")
-	c.Flags().BoolVar(&release, "release", false, "keep it no longer")
+	c.Flags().Uint64Var(&revision, "revision", 0, "the revision to keep; the default is the last one")
+	c.Flags().BoolVar(&release, "release", false, "don't keep the revision any more")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
 }
 
+// listKept prints the revisions that a session keeps by name.
+func listKept(cmd *cobra.Command, s *turnstone.Session, asLines bool) error {
+	kept, err := s.Kept(cmd.Context())
+	p := printer{w: cmd.OutOrStdout()}
+	for _, k := range kept {
+		if asLines {
+			err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
+			continue
+		}
+		p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))
+	}
+	return errors.Join(err, p.err)
+}
+
 func (a *app) erase() *cobra.Command {
 	var children string
-	var lines, yes bool
+	var asLines, yes bool
 	c := &cobra.Command{
 		Use:   "erase SESSION [NODE…]",
 		Short: "Remove a session, or nodes of it, from the store's files",
 		Long: "Remove a session, or nodes of it, from the store's files: delete or tombstone, collect and\n" +
-			"vacuum. Ends with a receipt that says what was removed and what still holds or shares it.\n" +
-			"Text that a host put into other sessions, checkpoints or later messages as well is there still.\n" +
-			"A server keeps the bytes in its files until it overwrites them, and in its log and backups.",
+			"vacuum. The command prints a receipt that says what was removed and what still holds or\n" +
+			"shares the content. Text that a host also put into other sessions, checkpoints or later\n" +
+			"messages stays there. A database server keeps the bytes in its files until it overwrites\n" +
+			"them, and in its log and backups.",
 		Example: "turnstone erase trip msg_2 --yes\nturnstone erase trip/boat --yes",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -281,53 +300,59 @@ func (a *app) erase() *cobra.Command {
 				return err
 			}
 			if !yes {
-				return usageError{errors.New("erasing can't be undone: say --yes")}
+				return usageError{errors.New("erasing can't be undone: confirm with --yes")}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
 				before := a.onDisk()
-				progress, finish := steps()
-				o := turnstone.EraseOptions{Progress: progress}
-				var r *turnstone.Erasure
-				if len(args) == 1 {
-					r, err = st.Erase(cmd.Context(), args[0], p, o)
-				} else {
-					var s *turnstone.Session
-					var ids []graph.ID
-					if s, ids, err = nodes(cmd, st, args); err == nil {
-						r, err = s.Erase(cmd.Context(), o, ids...)
-					}
-				}
-				finish()
+				r, err := runErase(cmd, st, args, p)
 				if err != nil {
 					return err
 				}
-				if lines {
+				if asLines {
 					return asJSON(cmd.OutOrStdout(), r)
 				}
-				out := printer{w: cmd.OutOrStdout()}
-				vacuumed(&out, r.Vacuum)
-				if after := a.onDisk(); after > 0 {
-					out.printf("on disk    %s, before %s\n", size(after), size(before))
-				}
-				if len(r.HeldBy) > 0 {
-					out.printf("held by    %s\n", line(strings.Join(r.HeldBy, ", "), 400))
-				}
-				if r.Shared > 0 {
-					out.printf("shared     %s (%s) of equal content", plural(r.Shared, "blob"), size(uint64(r.SharedBytes)))
-					if len(r.SharedBy) > 0 {
-						out.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
-					}
-					out.printf("\n")
-				}
-				if r.Uploads > 0 {
-					out.printf("uploads    %s of equal content, not committed yet\n", plural(r.Uploads, "blob"))
-				}
-				return out.err
+				return a.printErasure(cmd.OutOrStdout(), r, before)
 			})
 		},
 	}
-	c.Flags().StringVar(&children, "children", "keep", "of a session: keep, refuse or cascade")
-	jsonFlag(c, &lines)
-	c.Flags().BoolVar(&yes, "yes", false, "do it")
+	c.Flags().StringVar(&children, "children", "keep", "what happens to sessions that come from it: keep them, refuse to erase, or cascade")
+	jsonFlag(c, &asLines)
+	c.Flags().BoolVar(&yes, "yes", false, "confirm that the content is to be removed for good")
 	return c
+}
+
+// runErase erases the session or the nodes that args name.
+func runErase(cmd *cobra.Command, st *turnstone.Store, args []string, p turnstone.ChildPolicy) (*turnstone.Erasure, error) {
+	progress, finish := steps()
+	defer finish()
+	o := turnstone.EraseOptions{Progress: progress}
+	if len(args) == 1 {
+		return st.Erase(cmd.Context(), args[0], p, o)
+	}
+	s, ids, err := nodes(cmd, st, args)
+	if err != nil {
+		return nil, err
+	}
+	return s.Erase(cmd.Context(), o, ids...)
+}
+
+// printErasure prints the receipt of an erasure. before is what the store took on disk
+// before.
+func (a *app) printErasure(w io.Writer, r *turnstone.Erasure, before uint64) error {
+	p := printer{w: w}
+	a.printVacuum(&p, r.Vacuum, before)
+	if len(r.HeldBy) > 0 {
+		p.printf("held by    %s\n", line(strings.Join(r.HeldBy, ", "), 400))
+	}
+	if r.Shared > 0 {
+		p.printf("shared     %s (%s) of equal content", plural(r.Shared, "blob"), size(uint64(r.SharedBytes)))
+		if len(r.SharedBy) > 0 {
+			p.printf(", with %s", line(strings.Join(r.SharedBy, ", "), 400))
+		}
+		p.printf("\n")
+	}
+	if r.Uploads > 0 {
+		p.printf("uploads    %s of equal content, not committed yet\n", plural(r.Uploads, "blob"))
+	}
+	return p.err
 }

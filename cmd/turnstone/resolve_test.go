@@ -47,7 +47,7 @@ func TestShortenedIDs(t *testing.T) {
 	}
 }
 
-// An id is enough, wherever it is.
+// cat finds content by its id in any session.
 func TestCatByID(t *testing.T) {
 	var attachment, part string
 	url := build(t, func(st *turnstone.Store) {
@@ -89,7 +89,7 @@ func TestCatByID(t *testing.T) {
 	}
 }
 
-// What is named is never taken for something that only begins so.
+// A whole name is never taken for the beginning of another one.
 func TestNamesBeforeBeginnings(t *testing.T) {
 	keys := map[string]string{}
 	url := build(t, func(st *turnstone.Store) {
@@ -97,7 +97,7 @@ func TestNamesBeforeBeginnings(t *testing.T) {
 			s := create(t, st, turnstone.Request{ID: id})
 			commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Key: "msg_1", Payload: []byte("msg_1 of " + id)}, {Kind: "user", Key: "k", Payload: []byte("k of " + id)}}})
 		}
-		// Keys that look like the beginnings of ids.
+		// The keys look like beginnings of ids.
 		s := create(t, st, turnstone.Request{ID: "keys"})
 		c := turnstone.Commit{}
 		for i := range 2000 {

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -13,81 +15,111 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-var errLimit = usageError{errors.New("--limit is not negative")}
+// errLimit is the error for a negative --limit.
+var errLimit = usageError{errors.New("--limit must not be negative")}
+
+// sessionsFlags has the flags of sessions.
+type sessionsFlags struct {
+	turnstone.ListOptions
+	limit       int
+	name, model string
+	asLines     bool
+}
 
 func (a *app) sessions() *cobra.Command {
-	var limit int
-	var name, model string
-	var asLines bool
-	var o turnstone.ListOptions
+	var f sessionsFlags
 	c := &cobra.Command{
 		Use:     "sessions",
 		Short:   "List sessions, the most recently updated first",
 		Example: "turnstone sessions\nturnstone sessions --label demo=yes\nturnstone sessions --name train --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if limit < 0 {
+			if f.limit < 0 {
 				return errLimit
 			}
-			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				p := printer{w: out}
-				var t table
-				room := width(cmd.OutOrStdout())
-				narrow := room > 0 && room < 120
-				if !asLines && !narrow {
-					t.row("SESSION", "REVISION", "NODES", "PAYLOAD", "UPDATED", "NAME")
-				}
-				shown, more := 0, false
-				for i, err := range infos(cmd.Context(), st, o) {
-					if err != nil {
-						return err
-					}
-					if model != "" && i.Model != model || !strings.Contains(strings.ToLower(i.Name), strings.ToLower(name)) {
-						continue
-					}
-					if more = limit > 0 && shown == limit; more {
-						break
-					}
-					shown++
-					if asLines {
-						if err := asJSON(out, lineOf(i)); err != nil {
-							return err
-						}
-						continue
-					}
-					if narrow { // ids alone can take a line
-						p.printf("%s\n", line(i.ID, room))
-						for _, l := range []string{fmt.Sprintf("revision %d, %s, %s, %s", i.Revision, plural(i.Nodes, "node"), size(i.Bytes), moment(i.Updated)), called(i)} {
-							if l != "" {
-								p.printf("%s\n", hang("    ", l, room))
-							}
-						}
-						continue
-					}
-					t.row(line(i.ID, 60), fmt.Sprint(i.Revision), fmt.Sprint(i.Nodes), size(i.Bytes), moment(i.Updated), called(i))
-				}
-				if err := errors.Join(p.err, t.write(out, room), out.Flush()); err != nil {
-					return err
-				}
-				if more {
-					fmt.Fprintf(cmd.ErrOrStderr(), "the %d most recent; --limit 0 shows all\n", limit)
-				}
-				return nil
-			})
+			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st) })
 		},
 	}
-	c.Flags().IntVar(&limit, "limit", 50, "show at most so many; 0 shows all")
-	c.Flags().StringVar(&o.Parent, "parent", "", "children of this session only")
-	c.Flags().StringToStringVar(&o.Labels, "label", nil, "sessions with this label only, as KEY=VALUE; all of them, if given more than once")
-	c.Flags().StringVar(&model, "model", "", "sessions of this model only")
-	c.Flags().StringVar(&name, "name", "", "sessions with this text in their name only")
-	jsonFlag(c, &asLines)
+	c.Flags().IntVar(&f.limit, "limit", 50, "greatest number of sessions to show; 0 shows all")
+	c.Flags().StringVar(&f.Parent, "parent", "", "list only children of this session")
+	c.Flags().StringToStringVar(&f.Labels, "label", nil, "list only sessions with this label, KEY=VALUE; if repeated, only those with all labels")
+	c.Flags().StringVar(&f.model, "model", "", "list only sessions of this model")
+	c.Flags().StringVar(&f.name, "name", "", "list only sessions with this text in their name")
+	jsonFlag(c, &f.asLines)
 	a.complete(c, "parent")
 	return c
 }
 
-// called is the name of a session, and what it comes from.
+func (f *sessionsFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	l := f.lister(out, width(cmd.OutOrStdout()))
+	shown, more := 0, false
+	for i, err := range infos(cmd.Context(), st, f.ListOptions) {
+		if err != nil {
+			return err
+		}
+		if !f.selects(i) {
+			continue
+		}
+		if more = f.limit > 0 && shown == f.limit; more {
+			break
+		}
+		shown++
+		if err := l.print(i); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(l.end(), out.Flush()); err != nil {
+		return err
+	}
+	if more {
+		fmt.Fprintf(cmd.ErrOrStderr(), "the %d most recent; --limit 0 shows all\n", f.limit)
+	}
+	return nil
+}
+
+// selects reports whether the flags that List does not know select a session.
+func (f *sessionsFlags) selects(i *turnstone.Info) bool {
+	return (f.model == "" || i.Model == f.model) && strings.Contains(strings.ToLower(i.Name), strings.ToLower(f.name))
+}
+
+// A lister prints sessions one by one.
+type lister struct {
+	print func(*turnstone.Info) error
+	end   func() error // prints what is left
+}
+
+// lister returns the lister for JSON, for a narrow terminal, or for a table.
+func (f *sessionsFlags) lister(w io.Writer, columns int) lister {
+	none := func() error { return nil }
+	switch {
+	case f.asLines:
+		return lister{func(i *turnstone.Info) error { return asJSON(w, lineOf(i)) }, none}
+	case columns > 0 && columns < 120:
+		return lister{func(i *turnstone.Info) error { return printNarrow(w, i, columns) }, none}
+	}
+	var t table
+	t.row("SESSION", "REVISION", "NODES", "PAYLOAD", "UPDATED", "NAME")
+	return lister{func(i *turnstone.Info) error {
+		t.row(line(i.ID, 60), fmt.Sprint(i.Revision), fmt.Sprint(i.Nodes), size(i.Bytes), moment(i.Updated), called(i))
+		return nil
+	}, func() error { return t.write(w, columns) }}
+}
+
+// printNarrow prints a session on several lines, because its id alone may take a line.
+func printNarrow(w io.Writer, i *turnstone.Info, columns int) error {
+	p := printer{w: w}
+	p.printf("%s\n", line(i.ID, columns))
+	what := fmt.Sprintf("revision %d, %s, %s, %s", i.Revision, plural(i.Nodes, "node"), size(i.Bytes), moment(i.Updated))
+	for _, l := range []string{what, called(i)} {
+		if l != "" {
+			p.printf("%s\n", hang("    ", l, columns))
+		}
+	}
+	return p.err
+}
+
+// called returns the name of a session and its parent.
 func called(i *turnstone.Info) string {
 	name := line(i.Name, 50)
 	if i.Parent != "" {
@@ -105,46 +137,11 @@ func (a *app) tree() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "tree [SESSION]",
 		Short:   "Show sessions with their forks and sub-agents",
-		Long:    "Show sessions with their forks and sub-agents, those that began first first. With SESSION, only what comes from it.",
+		Long:    "Show sessions with their forks and sub-agents, the oldest first. With SESSION, show only that session and what comes\nfrom it.",
 		Example: "turnstone tree",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			f := family{children: map[string][]*turnstone.Info{}, json: asLines}
-			known := map[string]bool{}
-			for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
-				if err != nil {
-					return err
-				}
-				known[i.ID] = true
-				f.children[i.Parent] = append(f.children[i.Parent], i)
-			}
-			roots := f.children[""]
-			for parent, all := range f.children {
-				if parent != "" && !known[parent] { // it came or went while the list was read
-					roots = append(roots, all...)
-				}
-			}
-			if len(args) == 1 {
-				s, err := session(cmd.Context(), st, args[0])
-				if err != nil {
-					return err
-				}
-				i, err := s.Info(cmd.Context())
-				if err != nil {
-					return err
-				}
-				roots = []*turnstone.Info{&i}
-			}
-			for _, all := range f.children {
-				older(all)
-			}
-			older(roots)
-			out := bufio.NewWriter(cmd.OutOrStdout())
-			f.p = printer{w: out}
-			for _, r := range roots {
-				f.draw(r, 0, "", "")
-			}
-			return errors.Join(f.p.err, out.Flush())
+			return runTree(cmd, st, args, asLines)
 		}),
 	}
 	jsonFlag(c, &asLines)
@@ -152,52 +149,74 @@ func (a *app) tree() *cobra.Command {
 	return c
 }
 
-func older(all []*turnstone.Info) {
+// runTree draws the session that args name, or all, with what comes from them.
+func runTree(cmd *cobra.Command, st *turnstone.Store, args []string, asLines bool) error {
+	f, err := readFamily(cmd.Context(), st)
+	if err != nil {
+		return err
+	}
+	if len(args) == 1 {
+		s, err := session(cmd.Context(), st, args[0])
+		if err != nil {
+			return err
+		}
+		i, err := s.Info(cmd.Context())
+		if err != nil {
+			return err
+		}
+		f.roots = []*turnstone.Info{&i}
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	f.p, f.json = printer{w: out}, asLines
+	for _, r := range f.roots {
+		f.draw(r, 0, "", "")
+	}
+	return errors.Join(f.p.err, out.Flush())
+}
+
+// readFamily reads all sessions. Those whose parent is not in the list are roots.
+func readFamily(ctx context.Context, st *turnstone.Store) (*family, error) {
+	f := &family{children: map[string][]*turnstone.Info{}}
+	known := map[string]bool{}
+	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+		if err != nil {
+			return nil, err
+		}
+		known[i.ID] = true
+		f.children[i.Parent] = append(f.children[i.Parent], i)
+	}
+	for parent, all := range f.children {
+		sortByAge(all)
+		if !known[parent] {
+			f.roots = append(f.roots, all...)
+		}
+	}
+	sortByAge(f.roots)
+	return f, nil
+}
+
+// sortByAge sorts sessions by their creation, the oldest first.
+func sortByAge(all []*turnstone.Info) {
 	slices.SortFunc(all, func(a, b *turnstone.Info) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 }
 
-// A family of sessions is drawn.
+// A family is sessions and what comes from them.
 type family struct {
 	p        printer
 	children map[string][]*turnstone.Info // by parent
+	roots    []*turnstone.Info
 	json     bool
 }
 
-// draw prints i, whose line begins with first, and all that comes from it, whose
-// lines begin with rest.
+// draw prints i, whose line begins with first, and all sessions that come from it,
+// whose lines begin with rest.
 func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
 	if f.json {
-		if f.p.err == nil {
-			f.p.err = asJSON(f.p.w, struct {
-				Depth int `json:"depth"`
-				sessionLine
-			}{depth, lineOf(i)})
-		}
+		f.printJSON(i, depth)
 	} else {
-		what := ""
-		switch {
-		case i.Parent == "":
-		case i.Detached:
-			what = "child"
-		default:
-			what = "fork"
-		}
-		if what != "" && !i.ForkNode.IsZero() {
-			what += " at " + short(i.ForkNode)
-		}
-		if what != "" && depth == 0 {
-			what += " of " + line(i.Parent, 40)
-		}
-		if what != "" {
-			what = ", " + what
-		}
-		name := ""
-		if i.Name != "" {
-			name = "  " + line(i.Name, 50)
-		}
-		f.p.printf("%s%s%s  %s\n", first, bold(line(i.ID, 60)), name, faint(fmt.Sprintf("(revision %d, %s%s)", i.Revision, plural(i.Nodes, "node"), what)))
+		f.printLine(i, depth, first)
 	}
 	all := f.children[i.ID]
 	for k, c := range all {
@@ -207,4 +226,41 @@ func (f *family) draw(i *turnstone.Info, depth int, first, rest string) {
 			f.draw(c, depth+1, rest+"├─ ", rest+"│  ")
 		}
 	}
+}
+
+func (f *family) printJSON(i *turnstone.Info, depth int) {
+	if f.p.err != nil {
+		return
+	}
+	f.p.err = asJSON(f.p.w, struct {
+		Depth int `json:"depth"`
+		sessionLine
+	}{depth, lineOf(i)})
+}
+
+func (f *family) printLine(i *turnstone.Info, depth int, begin string) {
+	name := ""
+	if i.Name != "" {
+		name = "  " + line(i.Name, 50)
+	}
+	f.p.printf("%s%s%s  %s\n", begin, bold(line(i.ID, 60)), name, faint(fmt.Sprintf("(revision %d, %s%s)", i.Revision, plural(i.Nodes, "node"), origin(i, depth))))
+}
+
+// origin says how a session comes from its parent, if it has one. It names the parent
+// only at depth 0, because the tree shows it otherwise.
+func origin(i *turnstone.Info, depth int) string {
+	if i.Parent == "" {
+		return ""
+	}
+	what := ", fork"
+	if i.Detached {
+		what = ", child"
+	}
+	if !i.ForkNode.IsZero() {
+		what += " at " + short(i.ForkNode)
+	}
+	if depth == 0 {
+		what += " of " + line(i.Parent, 40)
+	}
+	return what
 }

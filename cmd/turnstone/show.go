@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,70 +16,94 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
+// showFlags has the flags of show.
+type showFlags struct {
+	at                   uint64
+	last                 int
+	leaf                 string
+	full, whole, asLines bool
+}
+
 func (a *app) show() *cobra.Command {
-	var at uint64
-	var last int
-	var leaf string
-	var full, whole, asLines bool
+	var f showFlags
 	c := &cobra.Command{
 		Use:   "show SESSION",
 		Short: "Print a session's conversation",
-		Long: "Print a session's conversation: the active path, wrapped, each result of a tool with the call that it\n" +
-			"answers, long payloads folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
+		Long: "Print a session's conversation: the nodes of the active path. The result of a tool names the call that it\n" +
+			"answers, and long payloads are folded. SESSION@REVISION and SESSION:NODE are short for --at and --leaf.",
 		Example: "turnstone show trip\nturnstone show trip@1\nturnstone show trip --last 2 --json\nturnstone show trip/train --last 1",
 		Args:    cobra.ExactArgs(1),
-		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			p, err := find(cmd.Context(), st, args[0])
-			if err != nil {
-				return err
-			}
-			scope := p.scope
-			scope.Last, scope.Full = last, full
-			if at > 0 {
-				scope.At = head.Revision(at)
-			}
-			if leaf != "" {
-				if scope.Leaf, err = node(cmd.Context(), p.Session, leaf); err != nil {
-					return err
-				}
-			}
-			state, err := p.Load(cmd.Context(), scope)
-			if err != nil {
-				return err
-			}
-			info, err := p.Info(cmd.Context())
-			if err != nil {
-				return err
-			}
-			out := bufio.NewWriter(cmd.OutOrStdout())
-			if asLines {
-				for i := range state.Nodes {
-					if err := asJSON(out, nodeLineOf(&state.Nodes[i])); err != nil {
-						return err
-					}
-				}
-				return out.Flush()
-			}
-			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
-			r.head(&info, state)
-			if int(info.Nodes) > len(state.Nodes) && !full && last == 0 && scope.At == 0 && scope.Leaf.IsZero() {
-				r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
-			}
-			r.conversation("", state.Nodes)
-			return errors.Join(r.err, out.Flush())
-		}),
+		RunE:    a.in(f.run),
 	}
-	c.Flags().Uint64Var(&at, "at", 0, "as it was at this revision")
-	c.Flags().StringVar(&leaf, "leaf", "", "the path to this node: its key, or the beginning of its id")
-	c.Flags().IntVar(&last, "last", 0, "the last so many nodes only")
-	c.Flags().BoolVar(&full, "full", false, "all nodes, side branches included, in the order of commits")
-	c.Flags().BoolVar(&whole, "whole", false, "do not fold long payloads")
-	jsonFlag(c, &asLines)
+	c.Flags().Uint64Var(&f.at, "at", 0, "show the conversation at this revision")
+	c.Flags().StringVar(&f.leaf, "leaf", "", "show the path to this node, given by its key or the beginning of its id")
+	c.Flags().IntVar(&f.last, "last", 0, "show only this number of nodes, the last ones")
+	c.Flags().BoolVar(&f.full, "full", false, "show all nodes in the order of commits, those on other branches as well")
+	c.Flags().BoolVar(&f.whole, "whole", false, "do not fold long payloads")
+	jsonFlag(c, &f.asLines)
 	a.complete(c)
 	return c
 }
 
-// head prints what a session is.
+func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+	ctx := cmd.Context()
+	p, err := find(ctx, st, args[0])
+	if err != nil {
+		return err
+	}
+	scope, err := f.scope(ctx, p)
+	if err != nil {
+		return err
+	}
+	state, err := p.Load(ctx, scope)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	if f.asLines {
+		return errors.Join(printNodes(out, state.Nodes, ""), out.Flush())
+	}
+	info, err := p.Info(ctx)
+	if err != nil {
+		return err
+	}
+	r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: f.whole}
+	r.head(&info, state)
+	if int(info.Nodes) > len(state.Nodes) && scope == (turnstone.Scope{}) {
+		r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
+	}
+	r.conversation("", state.Nodes)
+	return errors.Join(r.err, out.Flush())
+}
+
+// scope returns what to load: the place p, changed by the flags.
+func (f *showFlags) scope(ctx context.Context, p place) (turnstone.Scope, error) {
+	scope := p.scope
+	scope.Last, scope.Full = f.last, f.full
+	if f.at > 0 {
+		scope.At = head.Revision(f.at)
+	}
+	if f.leaf == "" {
+		return scope, nil
+	}
+	var err error
+	scope.Leaf, err = node(ctx, p.Session, f.leaf)
+	return scope, err
+}
+
+// printNodes prints nodes as JSON. side is empty except in the output of diff.
+func printNodes(w io.Writer, nodes []turnstone.Node, side string) error {
+	for i := range nodes {
+		l := nodeLineOf(&nodes[i])
+		l.Side = side
+		if err := asJSON(w, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// head prints what a session is and where it stands.
 func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 	field := func(name, text string) { r.printf("%s\n", hang(fmt.Sprintf("%-9s ", name), text, r.columns)) }
 	r.printf("session   %s\n", bold(line(i.ID, 200)))
@@ -86,15 +112,7 @@ func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 			field(f[0], line(f[1], 2000))
 		}
 	}
-	leaf := "-"
-	if !st.Leaf.IsZero() {
-		leaf = short(st.Leaf)
-	}
-	now := ""
-	if st.Revision != i.Revision {
-		now = fmt.Sprintf(" by revision %d", i.Revision)
-	}
-	field("revision", fmt.Sprintf("%d, leaf %s, %s of %s%s", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes), now))
+	field("revision", standing(i, st))
 	for _, part := range st.Parts {
 		set := fmt.Sprintf("set by revision %d", part.Set)
 		if part.Set == 0 {
@@ -107,7 +125,20 @@ func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 	}
 }
 
-// tokens writes what was used of a model.
+// standing returns the revision and the leaf of a state, and how much the session has.
+func standing(i *turnstone.Info, st *turnstone.State) string {
+	leaf := "-"
+	if !st.Leaf.IsZero() {
+		leaf = short(st.Leaf)
+	}
+	now := ""
+	if st.Revision != i.Revision {
+		now = fmt.Sprintf(" by revision %d", i.Revision)
+	}
+	return fmt.Sprintf("%d, leaf %s, %s of %s%s", st.Revision, leaf, plural(i.Nodes, "node"), size(i.Bytes), now)
+}
+
+// tokens returns the tokens that were used of a model.
 func tokens(u head.Usage) string {
 	out := fmt.Sprintf("%s: %d in, %d out", line(u.Model, 60), u.Input, u.Output)
 	for _, more := range []struct {
@@ -121,18 +152,19 @@ func tokens(u head.Usage) string {
 	return out
 }
 
+// foldLines is how many lines of a payload are printed before the rest is folded.
 const foldLines = 12
 
 // A reader prints nodes for people.
 type reader struct {
 	printer
 	columns int
-	whole   bool // nothing is folded
+	whole   bool // don't fold payloads
 }
 
 // conversation prints nodes, each line after a margin.
 func (r *reader) conversation(margin string, nodes []turnstone.Node) {
-	names := map[string]string{} // of the tool calls
+	names := map[string]string{} // names of the tools by the ids of their calls
 	answered := map[string]bool{}
 	for i := range nodes {
 		for _, c := range importer.Calls(nodes[i].Payload) {
@@ -143,45 +175,36 @@ func (r *reader) conversation(margin string, nodes []turnstone.Node) {
 		}
 	}
 	for i := range nodes {
-		n := &nodes[i]
-		var notes []string
-		for _, id := range importer.Answers(n.Payload) {
-			if name := names[id]; name != "" {
-				notes = append(notes, fmt.Sprintf("result of %s (%s)", line(name, 40), line(id, 24)))
-			} else {
-				notes = append(notes, fmt.Sprintf("result of %s, which is not here", line(id, 24)))
-			}
-		}
-		for _, c := range importer.Calls(n.Payload) {
-			if c.ID != "" && !answered[c.ID] {
-				notes = append(notes, fmt.Sprintf("%s (%s) has no result here", line(c.Name, 40), line(c.ID, 24)))
-			}
-		}
-		r.message(margin, n, notes)
+		r.message(margin, &nodes[i], toolNotes(nodes[i].Payload, names, answered))
 	}
 }
 
-// message prints a node: a line of what it is, and its text, wrapped.
-func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
-	where := fmt.Sprintf("revision %d", n.Revision)
-	if n.Inherited {
-		where += " of what it forked from"
+// toolNotes says which calls of tools a message answers, and which of its calls have no
+// answer.
+func toolNotes(payload []byte, names map[string]string, answered map[string]bool) []string {
+	var notes []string
+	for _, id := range importer.Answers(payload) {
+		if name := names[id]; name != "" {
+			notes = append(notes, fmt.Sprintf("result of %s (%s)", line(name, 40), line(id, 24)))
+		} else {
+			notes = append(notes, fmt.Sprintf("result of %s, which is not here", line(id, 24)))
+		}
 	}
+	for _, c := range importer.Calls(payload) {
+		if c.ID != "" && !answered[c.ID] {
+			notes = append(notes, fmt.Sprintf("%s (%s) has no result here", line(c.Name, 40), line(c.ID, 24)))
+		}
+	}
+	return notes
+}
+
+// message prints a node: its title and its text, wrapped.
+func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
 	room := 0
 	if r.columns > 0 {
 		room = max(r.columns-2-columns(margin), 10)
 	}
-	title := []string{faint(short(n.ID)), bold(line(n.Kind, 40))}
-	below := ""
-	if all := strings.Join(append([]string{where}, notes...), "  "); room == 0 || columns(short(n.ID)+line(n.Kind, 40)+all)+4 <= room+2 {
-		title = append(title, faint(all))
-	} else { // where a terminal would break the title, the notes are on lines of their own
-		title = append(title, faint(where))
-		for _, l := range wrap(strings.Join(notes, "  "), room) {
-			below += margin + "  " + faint(l) + "\n"
-		}
-	}
-	r.printf("%s\n%s%s\n%s", strings.TrimRight(margin, " "), margin, strings.Join(title, "  "), below)
+	r.title(margin, room, n, notes)
 	lines := wrap(clean(importer.Text(n.Payload)), room)
 	if hidden := len(lines) - foldLines; hidden > 1 && !r.whole {
 		lines = append(lines[:foldLines], faint(fmt.Sprintf("… %d more lines, %s in all (--whole shows them)", hidden, size(uint64(len(n.Payload))))))
@@ -194,70 +217,44 @@ func (r *reader) message(margin string, n *turnstone.Node, notes []string) {
 	}
 }
 
+// title prints the title of a node after an empty line. If the notes don't fit on the
+// same line of a terminal, they follow on lines of their own.
+func (r *reader) title(margin string, room int, n *turnstone.Node, notes []string) {
+	where := fmt.Sprintf("revision %d", n.Revision)
+	if n.Inherited {
+		where += " of what it forked from"
+	}
+	r.printf("%s\n%s%s  %s  ", strings.TrimRight(margin, " "), margin, faint(short(n.ID)), bold(line(n.Kind, 40)))
+	all := strings.Join(append([]string{where}, notes...), "  ")
+	if room == 0 || columns(short(n.ID)+line(n.Kind, 40)+all)+4 <= room+2 {
+		r.printf("%s\n", faint(all))
+		return
+	}
+	r.printf("%s\n", faint(where))
+	for _, l := range wrap(strings.Join(notes, "  "), room) {
+		r.printf("%s  %s\n", margin, faint(l))
+	}
+}
+
 func (a *app) diff() *cobra.Command {
 	var whole, asLines bool
 	c := &cobra.Command{
 		Use:     "diff PLACE PLACE",
-		Short:   "Compare two branches, revisions or sessions: what they share, and what each has beyond",
-		Long:    "Compare the paths to two places: the node up to which they are the same, then what each has beyond.\n" + placeForms,
+		Short:   "Compare two branches, revisions or sessions",
+		Long:    "Compare the paths to two places. Print the last node that they have in common, and then the nodes that only one\nof them has.\n" + placeForms,
 		Example: "turnstone diff trip trip/train\nturnstone diff trip@2 trip --json",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			var paths [2][]turnstone.Node
-			for i, name := range args {
-				p, err := find(cmd.Context(), st, name)
-				if err != nil {
-					return err
-				}
-				state, err := p.Load(cmd.Context(), p.scope)
-				if err != nil {
-					return err
-				}
-				paths[i] = state.Nodes
+			d, err := compare(cmd.Context(), st, args)
+			if err != nil {
+				return err
 			}
-			// Paths that part never meet again: each node has one parent. But a
-			// session may have tombstoned what the other still shows.
-			at := map[graph.ID]int{}
-			for i, n := range paths[0] {
-				at[n.ID] = i
-			}
-			common, ca, cb := graph.ID{}, 0, 0
-			for i, n := range paths[1] {
-				if j, ok := at[n.ID]; ok {
-					common, ca, cb = n.ID, j+1, i+1
-				}
-			}
-			sides := [2][]turnstone.Node{paths[0][ca:], paths[1][cb:]}
 			out := bufio.NewWriter(cmd.OutOrStdout())
 			if asLines {
-				var last []turnstone.Node
-				if cb > 0 {
-					last = paths[1][cb-1 : cb]
-				}
-				for i, nodes := range [][]turnstone.Node{last, sides[0], sides[1]} {
-					for j := range nodes {
-						l := nodeLineOf(&nodes[j])
-						l.Side = []string{"common", "a", "b"}[i]
-						if err := asJSON(out, l); err != nil {
-							return err
-						}
-					}
-				}
-				return out.Flush()
+				return errors.Join(d.printJSON(out), out.Flush())
 			}
 			r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: whole}
-			if cb == 0 {
-				r.printf("nothing in common\n")
-			} else {
-				r.printf("common  %s up to %s\n", plural(cb, "node"), short(common))
-			}
-			for i, sign := range []string{"- ", "+ "} {
-				colour := []func(string) string{red, green}[i]
-				r.printf("%s\n", colour(fmt.Sprintf("%s%s  %s", strings.Repeat(sign[:1], 3)+" ", line(args[i], 100), plural(len(sides[i]), "node"))))
-			}
-			for i, sign := range []string{"- ", "+ "} {
-				r.conversation(sign, sides[i])
-			}
+			r.difference(d)
 			return errors.Join(r.err, out.Flush())
 		}),
 	}
@@ -265,4 +262,65 @@ func (a *app) diff() *cobra.Command {
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
+}
+
+// A difference compares the paths to two places.
+type difference struct {
+	names  []string            // the places
+	common []turnstone.Node    // the beginning of the second path, up to the last node of both
+	only   [2][]turnstone.Node // the rest of each path
+}
+
+// compare loads the paths to two places and finds where they part. Paths that have
+// parted never meet again, because a node has one parent. But either session may have
+// tombstoned nodes that the other one shows.
+func compare(ctx context.Context, st *turnstone.Store, names []string) (*difference, error) {
+	var paths [2][]turnstone.Node
+	for i, name := range names {
+		p, err := find(ctx, st, name)
+		if err != nil {
+			return nil, err
+		}
+		state, err := p.Load(ctx, p.scope)
+		if err != nil {
+			return nil, err
+		}
+		paths[i] = state.Nodes
+	}
+	at := map[graph.ID]int{}
+	for i, n := range paths[0] {
+		at[n.ID] = i
+	}
+	first, second := 0, 0 // lengths of what the paths have in common
+	for i, n := range paths[1] {
+		if j, ok := at[n.ID]; ok {
+			first, second = j+1, i+1
+		}
+	}
+	return &difference{
+		names: names, common: paths[1][:second],
+		only: [2][]turnstone.Node{paths[0][first:], paths[1][second:]},
+	}, nil
+}
+
+// printJSON prints the last common node, and then the nodes of each side.
+func (d *difference) printJSON(w io.Writer) error {
+	last := d.common[max(len(d.common)-1, 0):]
+	return errors.Join(printNodes(w, last, "common"), printNodes(w, d.only[0], "a"), printNodes(w, d.only[1], "b"))
+}
+
+// difference prints what two paths have in common and what each has beyond that.
+func (r *reader) difference(d *difference) {
+	if n := len(d.common); n == 0 {
+		r.printf("nothing in common\n")
+	} else {
+		r.printf("common  %s up to %s\n", plural(n, "node"), short(d.common[n-1].ID))
+	}
+	title := func(sign string, i int) string {
+		return fmt.Sprintf("%s %s  %s", sign, line(d.names[i], 100), plural(len(d.only[i]), "node"))
+	}
+	r.printf("%s\n", red(title("---", 0)))
+	r.printf("%s\n", green(title("+++", 1)))
+	r.conversation("- ", d.only[0])
+	r.conversation("+ ", d.only[1])
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A byteSize is a flag's number of bytes, such as 64MiB.
+// A byteSize is the value of a flag that takes a number of bytes, such as 64MiB.
 type byteSize uint64
 
 func (s *byteSize) String() string {

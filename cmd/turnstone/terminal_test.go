@@ -15,7 +15,7 @@ import (
 
 const evil = "red \x1b[31m bell \a c1 \u009b31m del \x7f bidi \u202e end"
 
-// Whatever a store holds, no command sends a control or escape sequence.
+// No command prints control or escape sequences, whatever the store holds.
 func TestNothingActiveReachesTheTerminal(t *testing.T) {
 	testscale.Slow(t)
 	var node string
@@ -49,7 +49,7 @@ func TestNothingActiveReachesTheTerminal(t *testing.T) {
 			}
 		}
 	}
-	// The contents themselves: as they are to a file or pipe, visible on a terminal.
+	// Contents are unchanged in a file or pipe, and visible on a terminal.
 	if _, out, _ := status(t, nil, "cat", "a", node, "--store", url); !strings.Contains(out, "\u202e") {
 		t.Errorf("cat to a pipe changed the bytes: %q", out)
 	}
@@ -59,7 +59,7 @@ func TestNothingActiveReachesTheTerminal(t *testing.T) {
 	for _, args := range []string{"cat a " + node, "export a", "show a", "cat a:x"} {
 		cmd := exec.Command("script", "-qec", os.Args[0]+" "+args+" --store "+url, "/dev/null")
 		cmd.Env = append(os.Environ(), "TURNSTONE_TEST_COMMAND=1", "NO_COLOR=1", storeVariable+"=")
-		out, _ := cmd.CombinedOutput() // the exit code is script's
+		out, _ := cmd.CombinedOutput() // the exit code is that of script
 		if len(out) < 20 {
 			t.Errorf("%s: %q", args, out)
 		}

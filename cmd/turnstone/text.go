@@ -15,9 +15,9 @@ import (
 	"golang.org/x/text/transform"
 )
 
-// clean makes text from a store fit for a terminal: control characters, among
-// them those that begin escape sequences (C0, DEL and C1), and characters that
-// reorder the line become visible instead of effective.
+// clean returns text from a store in a form that is safe to print on a terminal. It
+// replaces control characters (C0, DEL and C1), which begin escape sequences, and
+// characters that reorder the line by visible ones.
 func clean(s string) string {
 	return strings.Map(visible, strings.ToValidUTF8(s, "\ufffd"))
 }
@@ -27,23 +27,24 @@ func visible(r rune) rune {
 	case !active(r):
 		return r
 	case r < 0x20:
-		return '\u2400' + r // the symbol for it
+		return '\u2400' + r // the symbol of the control character
 	case r == 0x7f:
 		return '\u2421'
 	}
 	return '\ufffd'
 }
 
-// content returns a writer for bytes from a store: as they are, but made visible
-// where a terminal would show them. Close it when all is written.
-func content(w io.Writer) io.WriteCloser {
+// contentWriter returns a writer to w for bytes from a store. If w is a terminal,
+// control characters become visible; otherwise the bytes stay as they are. The caller
+// must close it.
+func contentWriter(w io.Writer) io.WriteCloser {
 	if terminal(w) {
 		return transform.NewWriter(w, transform.Chain(runes.ReplaceIllFormed(), runes.Map(visible)))
 	}
 	return transform.NewWriter(w, transform.Nop)
 }
 
-// columns is how many columns of a terminal a text takes: East Asian characters and
+// columns returns how many columns of a terminal a text takes. East Asian characters and
 // emoji take two each, combining characters none.
 func columns(s string) int { return uniseg.StringWidth(s) }
 
@@ -61,7 +62,7 @@ func begin(s string, n int) string {
 	return s[:len(s)-len(rest)]
 }
 
-// cut returns s in at most n columns.
+// cut shortens s to at most n columns.
 func cut(s string, n int) string {
 	if n > 1 && columns(s) > n {
 		return begin(s, n-1) + "…"
@@ -69,20 +70,20 @@ func cut(s string, n int) string {
 	return s
 }
 
-// line is clean text on one line of at most n columns.
+// line returns s as clean text on one line of at most n columns.
 func line(s string, n int) string {
 	return cut(strings.Join(strings.Fields(clean(s)), " "), n)
 }
 
-// wrap breaks text into lines of at most n columns, at spaces where it can; if n is
-// 0, only where the text does.
+// wrap breaks text into lines of at most n columns, at spaces if possible. If n is 0, it
+// breaks text only at its newlines.
 func wrap(text string, n int) []string {
 	var out []string
 	for _, l := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		l = strings.ReplaceAll(l, "\t", "    ")
 		for n > 0 && columns(l) > n {
 			head := begin(l, n)
-			if head == "" { // one character is wider than that
+			if head == "" { // one character is wider than n columns
 				head, _, _, _ = uniseg.FirstGraphemeClusterInString(l, -1)
 			}
 			rest := l[len(head):]
@@ -99,8 +100,8 @@ func wrap(text string, n int) []string {
 	return out
 }
 
-// hang writes label and text, wrapped at n columns, all of its lines as far to the
-// right as the first.
+// hang returns label and text wrapped at n columns. All lines of text begin in the same
+// column, after the label.
 func hang(label, text string, n int) string {
 	indent := columns(label)
 	if n > 0 {
@@ -109,8 +110,8 @@ func hang(label, text string, n int) string {
 	return label + strings.Join(wrap(text, n), "\n"+strings.Repeat(" ", indent))
 }
 
-// reflow wraps paragraphs at n columns. Lines that begin with a space, tables among
-// them, are wrapped one by one.
+// reflow wraps paragraphs at n columns. Lines that begin with a space, for example those
+// of tables, are wrapped one by one.
 func reflow(text string, n int) string {
 	var out, paragraph []string
 	flush := func() {
@@ -126,7 +127,7 @@ func reflow(text string, n int) string {
 			out = append(out, "")
 		case l[0] == ' ':
 			flush()
-			// What continues the line stands below its last column.
+			// Continuation lines begin in the last column of the table.
 			at := strings.LastIndex(l, "  ") + 2
 			out = append(out, strings.Split(hang(l[:at], l[at:], n), "\n")...)
 		default:
@@ -137,8 +138,8 @@ func reflow(text string, n int) string {
 	return strings.Join(out, "\n")
 }
 
-// width returns how many columns w has: 0, which is any number, unless it is a
-// terminal.
+// width returns how many columns the terminal w has, or 0 if w is not a terminal and
+// lines may be of any length.
 func width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok && terminal(w) {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 20 {
@@ -149,17 +150,18 @@ func width(w io.Writer) int {
 	return 0
 }
 
+// terminal reports whether w is a terminal.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// A table is rows of cells, each column as wide as its widest cell.
+// A table prints rows of cells. Each column is as wide as its widest cell.
 type table struct{ rows [][]string }
 
 func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
-// write writes the table; a line ends where a terminal would wrap it.
+// write writes the table. It cuts lines at the given number of columns; 0 cuts none.
 func (t *table) write(w io.Writer, terminal int) error {
 	var widths []int
 	for _, row := range t.rows {
@@ -183,7 +185,7 @@ func (t *table) write(w io.Writer, terminal int) error {
 	return p.err
 }
 
-// bar draws progress on standard error when that is a terminal.
+// bar returns a progress bar. It is drawn on standard error if that is a terminal.
 func bar(total int64, what string, bytes bool) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(total,
 		progressbar.OptionSetDescription(what),
@@ -195,7 +197,7 @@ func bar(total int64, what string, bytes bool) *progressbar.ProgressBar {
 	)
 }
 
-// size writes a number of bytes for people.
+// size formats a number of bytes for people.
 func size(n uint64) string {
 	const units = "kMGT"
 	if n < 1000 {
@@ -209,7 +211,7 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.3g %cB", f, units[i])
 }
 
-// plural writes a count of things.
+// plural formats a count of things, such as "1 node" or "3 nodes".
 func plural[N int | uint64](n N, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -217,13 +219,14 @@ func plural[N int | uint64](n N, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// moment writes a time for people.
+// moment formats a time for people.
 func moment(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
 
-// short is the beginning of an id that is enough to name it.
+// short returns the beginning of an id, which is enough to name a node.
 func short(id fmt.Stringer) string { return id.String()[:12] }
 
-// Colours are for terminals, and not wanted if NO_COLOR is set (https://no-color.org).
+// These functions color text. Package color does so only on a terminal, and if NO_COLOR
+// is not set (https://no-color.org).
 func bold(s string) string  { return color.New(color.Bold).Sprint(s) }
 func faint(s string) string { return color.New(color.Faint).Sprint(s) }
 func red(s string) string   { return color.RedString("%s", s) }

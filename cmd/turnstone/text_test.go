@@ -90,7 +90,7 @@ func TestHelpFitsEightyColumns(t *testing.T) {
 			t.Errorf("help of %s: %s", c.Name(), out.String())
 		}
 		for l := range strings.Lines(out.String()) {
-			if n := columns(strings.TrimSuffix(l, "\n")); n > 80 && !strings.HasPrefix(l, "turnstone ") { // examples are to be copied
+			if n := columns(strings.TrimSuffix(l, "\n")); n > 80 && !strings.HasPrefix(l, "turnstone ") { // examples are not wrapped, so that they can be copied
 				t.Errorf("help of %s has a line of %d columns: %s", c.Name(), n, l)
 			}
 		}
@@ -142,7 +142,8 @@ func TestHeadersFitTheTerminal(t *testing.T) {
 	}
 }
 
-// An output that can't be written is said once, whatever came upon it.
+// If the output can't be written, the command says so once, although several layers met
+// the error.
 func TestAFullOutputIsReportedOnce(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -16,81 +17,110 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
+// usageFlags has the flags of usage.
+type usageFlags struct {
+	by             []string
+	asCSV, asLines bool
+}
+
 func (a *app) usage() *cobra.Command {
-	var by []string
-	var asCSV, asLines bool
+	var f usageFlags
 	c := &cobra.Command{
 		Use:   "usage [SESSION…]",
-		Short: "Sum up the tokens that were used, by session, model and day",
-		Long: "Sum up the tokens that were used, of all sessions or of those named, by session, model and day. A fork\n" +
-			"counts its own turns only. Days are those of the local time zone.",
+		Short: "Sum up the tokens that were used by session, model and day",
+		Long: "Sum up the tokens that all sessions, or the named ones, used, by session, model and day. A fork counts only\n" +
+			"its own turns. Days are in the local time zone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for i, b := range by {
-				if !slices.Contains([]string{"session", "model", "day"}, b) || slices.Contains(by[:i], b) {
-					return usageError{fmt.Errorf("--by is a list of session, model and day, not %q", strings.Join(by, ","))}
+			for i, b := range f.by {
+				if !slices.Contains([]string{"session", "model", "day"}, b) || slices.Contains(f.by[:i], b) {
+					return usageError{fmt.Errorf("--by must be a list of session, model and day, not %q", strings.Join(f.by, ","))}
 				}
 			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				l := ledger{by: by, sums: map[account]*head.Usage{}}
+				l := ledger{by: f.by, sums: map[account]*head.Usage{}}
 				if err := l.read(cmd.Context(), st, args); err != nil {
 					return err
 				}
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				var err error
-				switch {
-				case asLines:
-					for _, k := range l.accounts() {
-						u := usageLineOf(*l.sums[k])
-						u.Session, u.Day, u.Model = k.session, k.day, k.model
-						err = errors.Join(err, asJSON(out, u))
-					}
-				case asCSV:
-					w := csv.NewWriter(out)
-					for _, row := range l.table(false) {
-						for i := range row {
-							row[i] = clean(row[i])
-						}
-						err = errors.Join(err, w.Write(row))
-					}
-					w.Flush()
-					err = errors.Join(err, w.Error())
-				default:
-					var t table
-					for i, row := range l.table(true) {
-						if i == 0 {
-							row = strings.Split(strings.ToUpper(strings.Join(row, "\t")), "\t")
-						}
-						for j := range row {
-							row[j] = line(row[j], 60)
-						}
-						// Names can be long: they come last, where they may be cut.
-						t.row(append(row[len(by):], row[:len(by)]...)...)
-					}
-					err = t.write(out, width(cmd.OutOrStdout()))
-				}
-				return errors.Join(err, out.Flush())
+				return f.print(cmd.OutOrStdout(), &l)
 			})
 		},
 	}
-	c.Flags().StringSliceVar(&by, "by", []string{"model"}, "what has a line of its own: session, model, day, or several of them")
-	c.Flags().BoolVar(&asCSV, "csv", false, "print comma-separated values (RFC 4180)")
-	jsonFlag(c, &asLines)
+	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, or several of them")
+	c.Flags().BoolVar(&f.asCSV, "csv", false, "print comma-separated values (RFC 4180)")
+	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("csv", "json")
 	a.complete(c)
 	return c
 }
 
-// An account is what is summed up on one line.
+func (f *usageFlags) print(w io.Writer, l *ledger) error {
+	out := bufio.NewWriter(w)
+	var err error
+	switch {
+	case f.asLines:
+		err = l.printJSON(out)
+	case f.asCSV:
+		err = l.printCSV(out)
+	default:
+		err = l.printTable(out, width(w))
+	}
+	return errors.Join(err, out.Flush())
+}
+
+func (l *ledger) printJSON(w io.Writer) error {
+	for _, k := range l.accounts() {
+		u := usageLineOf(*l.sums[k])
+		u.Session, u.Day, u.Model = k.session, k.day, k.model
+		if err := asJSON(w, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *ledger) printCSV(out io.Writer) error {
+	w := csv.NewWriter(out)
+	for _, row := range l.rows() {
+		for i := range row {
+			row[i] = clean(row[i])
+		}
+		if err := w.Write(row); err != nil {
+			return err
+		}
+	}
+	w.Flush()
+	return w.Error()
+}
+
+// printTable prints the sums and their total. Names can be long, so they come last,
+// where a terminal may cut them.
+func (l *ledger) printTable(w io.Writer, columns int) error {
+	var t table
+	for i, row := range append(l.rows(), l.total()...) {
+		for j := range row {
+			if i == 0 {
+				row[j] = strings.ToUpper(row[j])
+			}
+			row[j] = line(row[j], 60)
+		}
+		t.row(append(row[len(l.by):], row[:len(l.by)]...)...)
+	}
+	return t.write(w, columns)
+}
+
+// An account is the key of a sum. Fields by which the ledger does not sum are empty.
 type account struct{ session, day, model string }
 
+// A ledger sums up usage.
 type ledger struct {
-	by   []string
+	by   []string // the columns by which it sums: session, day, model
 	sums map[account]*head.Usage
 }
 
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
 
+// add adds the usage of a session on a day.
 func (l *ledger) add(session, day string, usage []head.Usage) {
 	for _, u := range usage {
 		k := account{}
@@ -110,20 +140,10 @@ func (l *ledger) add(session, day string, usage []head.Usage) {
 	}
 }
 
-// read adds up the sessions named, or all.
+// read adds up the sessions named, or all sessions if there are no names.
 func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) error {
-	one := func(s *turnstone.Session, i *turnstone.Info) error {
-		if !l.has("day") {
-			l.add(i.ID, "", i.Usage)
-			return nil
-		}
-		for e, err := range s.Log(ctx, 0) {
-			if err != nil {
-				return err
-			}
-			l.add(i.ID, e.Time.Local().Format("2006-01-02"), e.Usage)
-		}
-		return nil
+	if len(names) == 0 {
+		return l.readAll(ctx, st)
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
@@ -136,36 +156,53 @@ func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) 
 		}
 		seen[s.ID()] = true
 		i, err := s.Info(ctx)
-		if err == nil {
-			err = one(s, &i)
-		}
 		if err != nil {
 			return err
 		}
-	}
-	if len(names) > 0 {
-		return nil
-	}
-	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
-		if err != nil {
-			return err
-		}
-		var s *turnstone.Session
-		if l.has("day") {
-			if s, err = st.Session(ctx, i.ID); errors.Is(err, turnstone.ErrSessionNotFound) {
-				continue // deleted meanwhile
-			} else if err != nil {
-				return err
-			}
-		}
-		if err := one(s, i); err != nil && !errors.Is(err, turnstone.ErrSessionDeleted) {
+		if err := l.readSession(ctx, st, &i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// accounts returns the keys of the sums, in order.
+func (l *ledger) readAll(ctx context.Context, st *turnstone.Store) error {
+	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+		if err != nil {
+			return err
+		}
+		err = l.readSession(ctx, st, i)
+		if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+			continue // the session was deleted after it was listed
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readSession adds up one session. Only sums by day need the log: the sums of the whole
+// session are in its Info.
+func (l *ledger) readSession(ctx context.Context, st *turnstone.Store, i *turnstone.Info) error {
+	if !l.has("day") {
+		l.add(i.ID, "", i.Usage)
+		return nil
+	}
+	s, err := st.Session(ctx, i.ID)
+	if err != nil {
+		return err
+	}
+	for e, err := range s.Log(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		l.add(i.ID, e.Time.Local().Format("2006-01-02"), e.Usage)
+	}
+	return nil
+}
+
+// accounts returns the keys of the sums, ordered by day, session and model.
 func (l *ledger) accounts() []account {
 	out := make([]account, 0, len(l.sums))
 	for k := range l.sums {
@@ -177,30 +214,38 @@ func (l *ledger) accounts() []account {
 	return out
 }
 
-// table returns a line of names, the sums, and if asked for their total.
-func (l *ledger) table(total bool) [][]string {
-	cells := func(k account, u *head.Usage) []string {
-		var row []string
-		for _, b := range l.by {
-			row = append(row, map[string]string{"session": k.session, "day": k.day, "model": k.model}[b])
-		}
-		for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
-			row = append(row, fmt.Sprint(n))
-		}
-		return row
-	}
+// rows returns the names of the columns, and a row for each sum.
+func (l *ledger) rows() [][]string {
 	rows := [][]string{append(slices.Clone(l.by), "input", "output", "cached", "written", "reasoning")}
-	var sum head.Usage
 	for _, k := range l.accounts() {
-		sum.Add(*l.sums[k])
-		rows = append(rows, cells(k, l.sums[k]))
-	}
-	if total && len(l.sums) != 1 {
-		row := cells(account{}, &sum)
-		if len(l.by) > 0 {
-			row[0] = "total"
-		}
-		rows = append(rows, row)
+		rows = append(rows, l.row(k, l.sums[k]))
 	}
 	return rows
+}
+
+// total returns a row with the total, or none if there is one sum.
+func (l *ledger) total() [][]string {
+	if len(l.sums) == 1 {
+		return nil
+	}
+	var sum head.Usage
+	for _, u := range l.sums {
+		sum.Add(*u)
+	}
+	row := l.row(account{}, &sum)
+	if len(l.by) > 0 {
+		row[0] = "total"
+	}
+	return [][]string{row}
+}
+
+func (l *ledger) row(k account, u *head.Usage) []string {
+	var row []string
+	for _, b := range l.by {
+		row = append(row, map[string]string{"session": k.session, "day": k.day, "model": k.model}[b])
+	}
+	for _, n := range []uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
+		row = append(row, fmt.Sprint(n))
+	}
+	return row
 }

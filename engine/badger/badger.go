@@ -1,11 +1,10 @@
-// Package badger is the embedded default engine: Badger v4's tables and skip
-// lists beneath a log, a manifest and a committer of this driver.
+// Package badger is the embedded default engine. It stores pairs in Badger v4's tables
+// and skip lists, with a log, a manifest and a committer of its own.
 //
-// Badger's database around them syncs once per transaction, writes through
-// mappings that end the process when the disk is full, and goes on without an
-// error after some failures (docs/engines.md lists what was found). So the driver
-// uses the parts that hold what is stored, and does everything that goes to the
-// disk itself:
+// Badger's own database syncs once for each transaction, writes through memory mappings
+// that end the process when the disk is full, and goes on without an error after some
+// failures (docs/engines.md lists them). So this driver uses only the parts of Badger
+// that hold the data, and does all writing to the disk itself:
 //
 //		Apply → committer → log, synced → memtable → answer
 //		                                      │ full: flush
@@ -13,22 +12,22 @@
 //		                                      │ too many, or Vacuum: rewrite
 //		                                one run of tables
 //
-//	  - One committer applies all batches that wait as one group (group commit),
-//	    and so serialises guards by construction. A group is a frame of the log
-//	    (log.go), which is synced beside the next group (sync.go).
-//	  - What is in the log is also in a memtable, Badger's skip list. A full one is
-//	    flushed into a run of Badger's tables (flush.go).
-//	  - When there are too many runs, and on Vacuum, all of them are merged into one
+//	  - One committer applies all batches that wait as one group (group commit). So it
+//	    checks guards one batch after the other. A group is one frame of the log
+//	    (log.go). While a group is synced, the committer writes the next one (sync.go).
+//	  - The groups of a log are also in a memtable, which is Badger's skip list. A full
+//	    memtable is flushed into a run of Badger's tables (flush.go).
+//	  - When there are too many runs, and on Vacuum, they are merged into one
 //	    (rewrite.go).
-//	  - MANIFEST lists the tables and the first log (manifest.go). It is replaced
-//	    before what it no longer names is removed.
+//	  - MANIFEST lists the tables and the first log (manifest.go). It is replaced before
+//	    any file that it no longer lists is removed.
 //
-// Everything that is read has a checksum: a log, the manifest and the indexes of
-// tables when the store is opened, each block of a table when it is read. What
-// can't be read is an error that names the file, never an absent key.
+// All data has checksums. Open checks logs, the manifest and the indexes of tables. Reads
+// check each block of a table. Data that can't be read is an error that names the file,
+// and never looks like an absent key.
 //
-// The directory holds MANIFEST, logs, tables, and a lock file that names the
-// process that has it open.
+// The directory holds MANIFEST, logs, tables, and a lock file that names the process that
+// has the store open.
 package badger
 
 import (
@@ -50,86 +49,93 @@ var _ engine.Engine = (*Engine)(nil)
 type Durability int
 
 const (
-	// Power: loss of power. Every group is synced before it is acknowledged.
+	// Power makes acknowledged batches survive a loss of power. Every group is synced
+	// before it is acknowledged.
 	Power Durability = iota
-	// Process: a crash of the process, not of the machine (SQLite's
-	// synchronous=NORMAL in WAL mode). The last seconds may be lost with the
-	// power, and damage to them can't be told from that.
+	// Process makes acknowledged batches survive a crash of the process, but not of the
+	// machine, like SQLite's synchronous=NORMAL in WAL mode. A loss of power may lose
+	// the last seconds, and damage to them can't be distinguished from such a loss.
 	Process
 )
 
 // Options of Open. Nil and the zero value mean the defaults.
 type Options struct {
-	// Durability; default Power.
+	// Durability says what acknowledged batches survive. The default is Power.
 	Durability Durability
 	// MinFreeBytes is the free disk space below which Apply refuses new data with
-	// engine.ErrNoSpace. Default 128 MiB. Opening, reading and batches that
-	// reclaim need none. A disk that is full all the same does no damage: what
-	// does not fit is refused with the same error.
+	// engine.ErrNoSpace. The default is 128 MiB. Opening, reading and batches that
+	// reclaim need no free space. If the disk is full all the same, nothing is
+	// damaged: batches that do not fit are refused with the same error.
 	MinFreeBytes uint64
-	// Logger is told what happens in the background and what is given up there.
-	// Default: none.
+	// Logger gets the errors of work in the background. Nil means no log.
 	Logger *slog.Logger
 }
 
 const (
-	pageBytes  = 256 << 10 // of a Scan, read under one lock
-	pagePairs  = 1000
+	// A page of a Scan is read under one lock.
+	pageBytes = 256 << 10
+	pagePairs = 1000
+
+	// A group is not larger than this, unless it is one batch.
 	groupBytes = 2_400_000
 	groupOps   = 20_000
-	minInodes  = 100
-	minFiles   = 16
 
-	// closeWait is how long Close waits for what runs in the background, which a
-	// disk that hangs can hold up for ever.
+	// Free inodes and file descriptors below which new data is refused.
+	minInodes = 100
+	minFiles  = 16
+
+	// Close waits closeWait for work in the background, because a disk that hangs can
+	// block it for ever. If the engine has not failed, Close waits slowWait more.
 	closeWait = 4 * time.Second
 	slowWait  = time.Minute
 )
 
 // Engine is an open store. The zero Engine is a closed one.
 type Engine struct {
-	opts  Options
-	dir   *localdir.Dir
-	files files
-	room  localdir.Room // what must be left for new data
+	opts    Options
+	dir     *localdir.Dir
+	files   files
+	minFree localdir.Resources // new data is refused when less is free
 
-	logSize int64 // of new logs, and logExtra more than their memtables
+	logSize int64 // of new logs: the size of a memtable and logExtra
 
-	mu      sync.RWMutex // guards content; who only adds to the last memtable holds it for reading
+	mu      sync.RWMutex // guards content; the committer adds to the last memtable without it, as skip lists allow
 	content content
 
-	// Every group has a timestamp, ascending by one.
-	written uint64        // the last one that is in the log; the committer's
-	buf     []byte        // for the next frame; likewise
-	acked   atomic.Uint64 // the last one that is durable: what readers see
+	// Each group has a timestamp. Timestamps ascend by one.
+	written uint64        // the last timestamp in the log; only the committer uses it
+	buf     []byte        // buffer for the next frame; only the committer uses it
+	acked   atomic.Uint64 // the last timestamp that is durable; readers see up to it
 
 	failed atomic.Pointer[error] // why the engine refuses everything
-	halted chan struct{}         // closed when that is a failure
-	queue  chan *request
-	stop   chan struct{} // closed by Close
-	done   chan struct{} // closed when the committer and syncLoop have returned
+	halted chan struct{}         // closed when the engine has failed
+	queue  chan *request         // to the committer
+	stop   chan struct{}         // closed by Close
+	done   chan struct{}         // closed when the committer and syncLoop have returned
 	once   sync.Once
 
-	flights  chan *flight   // to syncLoop; closed by the committer
-	inFlight atomic.Int32   // flights that it has; the committer adds
-	landed   sync.WaitGroup // likewise
+	toSync   chan *group    // groups that are written; the committer closes it
+	unsynced atomic.Int32   // number of groups that syncLoop has not answered
+	syncing  sync.WaitGroup // waits for these groups; only the committer adds to it
 
 	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
-	nextNumber uint64        // of a log or table
-	full       chan struct{} // told that a memtable waits to be flushed; of one element
-	tried      chan struct{} // closed, and replaced, after each try to flush one; guarded by mu
+	nextNumber uint64        // number of the next log or table
+	full       chan struct{} // of one element; signals that a memtable waits to be flushed
+	tried      chan struct{} // closed, and replaced, after each try to flush a memtable; guarded by mu
 	background sync.WaitGroup
-	rewriting  chan struct{} // of one element, taken by the one rewrite that runs, and by Close for good
+	rewriting  chan struct{} // of one element; the rewrite that runs holds it, and Close takes it for good
+
 	// Why the last flush and the last rewrite were given up; nil after a success.
 	flushTrouble, rewriteTrouble atomic.Pointer[error]
-	ctx                          context.Context    // of what runs in the background,
-	cancel                       context.CancelFunc // which Close ends
+
+	ctx    context.Context // for work in the background
+	cancel context.CancelFunc
 }
 
-// Open opens the store in dir and creates it if it does not exist. It fails with
-// *engine.LockedError, which names the holder, when it is open already, and with
-// an error that matches engine.ErrCorrupt, before anything is changed, when a
-// file is damaged or missing. Opening an existing store needs no free space.
+// Open opens the store in dir and creates it if it does not exist. If another process
+// has the store open, Open fails with *engine.LockedError, which names that process. If a
+// file is damaged or missing, Open fails with an error that matches engine.ErrCorrupt and
+// changes nothing. Opening an existing store needs no free space.
 func Open(dir string, o *Options) (*Engine, error) {
 	d, err := localdir.Open(dir)
 	if err != nil {
@@ -148,22 +154,22 @@ func Open(dir string, o *Options) (*Engine, error) {
 	return e, nil
 }
 
-// start begins the work of the background.
+// start starts the goroutines of the engine.
 func (e *Engine) start() {
 	go e.commitLoop()
 	go e.syncLoop()
 	e.background.Go(e.flushLoop)
 }
 
-// openFiles recovers the store in d. The engine has no directory and is not
-// started.
+// openFiles recovers the store in d. The engine that it returns has no directory lock
+// and is not started.
 func openFiles(d files, logSize int64, o *Options) (*Engine, error) {
 	e := &Engine{
 		files:     d,
 		logSize:   logSize,
 		rewriting: make(chan struct{}, 1),
 		queue:     make(chan *request, 1024),
-		flights:   make(chan *flight, 1),
+		toSync:    make(chan *group, 1),
 		halted:    make(chan struct{}),
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
@@ -176,28 +182,28 @@ func openFiles(d files, logSize int64, o *Options) (*Engine, error) {
 	if e.opts.MinFreeBytes == 0 {
 		e.opts.MinFreeBytes = 128 << 20
 	}
-	e.room = localdir.Room{Bytes: e.opts.MinFreeBytes, Inodes: minInodes, Files: minFiles}
+	e.minFree = localdir.Resources{Bytes: e.opts.MinFreeBytes, Inodes: minInodes, Files: minFiles}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, mapped(e.recover())
 }
 
-// need returns an error unless what r says is left.
-func (e *Engine) need(r localdir.Room) error {
-	if e.dir == nil { // a test's
+// need returns an error if less than r is free.
+func (e *Engine) need(r localdir.Resources) error {
+	if e.dir == nil { // in tests
 		return nil
 	}
 	return e.dir.Need(r)
 }
 
-// needNow is like need, and looks anew.
-func (e *Engine) needNow(r localdir.Room) error {
+// needNow is like need, but uses no cached values.
+func (e *Engine) needNow(r localdir.Resources) error {
 	if e.dir == nil {
 		return nil
 	}
 	return e.dir.NeedNow(r)
 }
 
-// mapped names an error of the file system that means shortage.
+// mapped makes an error of the file system that means a shortage match ErrNoSpace.
 func mapped(err error) error {
 	if localdir.Short(err) && !errors.Is(err, engine.ErrNoSpace) {
 		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
@@ -207,7 +213,7 @@ func mapped(err error) error {
 
 // fail makes e refuse everything from now on.
 func (e *Engine) fail(err error) {
-	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
+	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // err is not wrapped, because later calls have no unknown outcome
 	if !e.failed.CompareAndSwap(nil, &err) {
 		return
 	}
@@ -217,6 +223,7 @@ func (e *Engine) fail(err error) {
 	}
 }
 
+// usable returns an error if the engine has failed or is closed.
 func (e *Engine) usable() error {
 	if err := e.failed.Load(); err != nil {
 		return *err
@@ -230,12 +237,11 @@ func (e *Engine) usable() error {
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
-// Close implements engine.Engine. It waits for batches that were handed over, and
-// returns an error when a flush or a rewrite could not be done since the last one
-// that was: what is stored is safe, but takes more space than it should. A disk
-// that does not answer holds it up for four seconds once the store has failed, and
-// for a minute else; then it returns an error, the files stay open, and the
-// directory stays locked until the process ends.
+// Close implements engine.Engine. It waits for batches that were submitted. It returns an
+// error if the last flush or rewrite was given up: no data is lost, but the store takes
+// more space than it should. If the disk does not answer, Close returns an error after
+// four seconds if the store has failed, and otherwise after a minute. The files then stay
+// open, and the directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	if e.stop == nil {
 		return nil
@@ -264,15 +270,15 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// rest ends what runs and closes the files.
+// rest ends the work in the background and closes the files.
 func (e *Engine) rest() error {
 	<-e.done
 	e.background.Wait()
 	e.rewriting <- struct{}{}
-	err := e.settleFiles()
+	err := e.flushOnClose()
 	closed := error(engine.ErrClosed)
 	e.failed.CompareAndSwap(nil, &closed)
-	e.mu.Lock() // readers are through
+	e.mu.Lock() // waits for readers
 	defer e.mu.Unlock()
 	err = errors.Join(err, mapped(e.content.close()), e.files.close())
 	if e.dir != nil {
@@ -281,11 +287,12 @@ func (e *Engine) rest() error {
 	return err
 }
 
-// settleFiles leaves little to replay for the next Open, if there is room for
-// that, and returns what was given up.
-func (e *Engine) settleFiles() error {
+// flushOnClose flushes memtables and ends the log, so that the next Open has little to
+// replay. It returns the error of any flush or rewrite that was given up. If the disk has
+// no space for a table, the next Open replays the log instead.
+func (e *Engine) flushOnClose() error {
 	if e.usable() != nil {
-		return nil // everything that was acknowledged is durable, and nothing else may be written
+		return nil // all acknowledged batches are durable, and a failed engine must not write
 	}
 	flushed := e.flushAll()
 	if flushed == nil && e.content.active().log.pos > replayBytes {
@@ -296,20 +303,19 @@ func (e *Engine) settleFiles() error {
 	if e.usable() != nil {
 		return flushed
 	}
-	// Without room for a table the next Open replays the log.
 	if !errors.Is(flushed, engine.ErrNoSpace) {
 		e.note(&e.flushTrouble, flushed)
 	}
 	var err error
 	if m := e.content.active(); !m.log.short {
-		if e.opts.Durability != Power { // the closed frame says that all before it is durable
+		if e.opts.Durability != Power { // the closed frame says that all groups before it are durable
 			err = lost(m.log.f.SyncData())
 		}
 		if err == nil {
 			err = mapped(m.log.close(e.written))
 		}
 		if errors.Is(err, engine.ErrNoSpace) {
-			err = nil // the log is as after a kill
+			err = nil // the next Open finds the log as after a kill
 		}
 	}
 	for _, trouble := range []*atomic.Pointer[error]{&e.flushTrouble, &e.rewriteTrouble} {
@@ -320,11 +326,11 @@ func (e *Engine) settleFiles() error {
 	return err
 }
 
-// replayBytes of a log are replayed by Open in a few milliseconds; a larger one is
-// made a table by Close.
+// replayBytes is the size of a log that Open replays in a few milliseconds. Close flushes
+// a larger log to a table.
 const replayBytes = 1 << 20
 
-// note remembers why a flush or a rewrite was given up, or that it was not.
+// note stores why a flush or a rewrite was given up, or nil if it succeeded.
 func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
 	if err == nil {
 		trouble.Store(nil)
@@ -339,7 +345,7 @@ func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
 	}
 }
 
-// active is the memtable that is being written.
+// active returns the memtable that is being written.
 func (c *content) active() *memtable { return c.memtables[len(c.memtables)-1] }
 
 // close closes the files of c.

@@ -10,12 +10,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// A request is one Apply on its way through the committer, or a function that
-// the committer runs between two groups.
+// A request is one Apply that the committer handles, or a function that the committer
+// calls between two groups.
 type request struct {
 	ctx   context.Context
 	batch *engine.Batch
-	pause func()
+	pause func() // called when every group is synced; nil for an Apply
 	err   chan error
 }
 
@@ -33,6 +33,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	return e.submit(&request{ctx: ctx, batch: b, err: make(chan error, 1)})
 }
 
+// submit hands r to the committer and waits for the answer.
 func (e *Engine) submit(r *request) error {
 	select {
 	case e.queue <- r:
@@ -54,24 +55,24 @@ func (e *Engine) submit(r *request) error {
 	}
 }
 
-// Those who were answered together come back one by one: after a large group
-// the committer waits a moment for half as many, or the first of them would get
-// a sync of their own. A group of a few never waits.
+// Writers whose group was answered come back one by one. So after a large group the
+// committer waits a moment for half as many requests; otherwise the first of them would
+// get a sync of its own. After a small group it does not wait.
 const (
-	crowd       = 8
+	crowd       = 8 // requests that make a group large
 	gatherWaits = 3
 	gatherWait  = 50 * time.Microsecond
 )
 
-// commitLoop is the one committer. It takes what waits in the queue, up to the
-// size of a group, and commits it as one: while one group is synced, the
-// next one is gathered and written.
+// commitLoop is the one committer. It takes the requests that wait in the queue, up to
+// the size of a group, and commits them together. While syncLoop syncs one group,
+// commitLoop gathers and writes the next one.
 func (e *Engine) commitLoop() {
 	defer close(e.done)
-	defer e.landed.Wait()
-	defer close(e.flights)
-	var next *request // taken from the queue, did not fit
-	last := 0         // length of the group before
+	defer e.syncing.Wait()
+	defer close(e.toSync)
+	var next *request // taken from the queue, but did not fit into the group before
+	last := 0         // number of requests in the group before
 	for {
 		first := next
 		if next = nil; first == nil {
@@ -82,7 +83,7 @@ func (e *Engine) commitLoop() {
 			}
 		}
 		if first.pause != nil {
-			e.landed.Wait()
+			e.syncing.Wait()
 			first.pause()
 			first.err <- nil
 			continue
@@ -91,7 +92,7 @@ func (e *Engine) commitLoop() {
 		if last > crowd {
 			waits = gatherWaits
 		}
-		group := []*request{first}
+		requests := []*request{first}
 		size, ops := first.batch.Bytes(), first.batch.Ops()
 	gather:
 		for {
@@ -101,62 +102,62 @@ func (e *Engine) commitLoop() {
 					next = r
 					break gather
 				}
-				group = append(group, r)
+				requests = append(requests, r)
 				size, ops = size+r.batch.Bytes(), ops+r.batch.Ops()
 			default:
-				if waits == 0 || len(group) >= last/2 {
+				if waits == 0 || len(requests) >= last/2 {
 					break gather
 				}
 				waits--
 				time.Sleep(gatherWait)
 			}
 		}
-		last = len(group)
-		e.commit(group, next != nil || len(e.queue) > 0)
+		last = len(requests)
+		e.commit(requests, next != nil || len(e.queue) > 0)
 	}
 }
 
-// commit applies group in order as one frame of the log: each batch's guards see
-// the writes of those before it. Nobody is answered before all of them are
-// durable, as a conflict may rest on a write of the same group or of the one
-// before. Others says whether more requests wait.
-func (e *Engine) commit(group []*request, others bool) {
-	f := &flight{group: group, verdicts: make([]error, len(group))}
+// commit applies requests in order as one group, which is one frame of the log. The
+// guards of a batch see the writes of the batches before it. No request is answered
+// before the whole group is durable, because a conflict may rest on a write of the same
+// group or of the group before. others says whether more requests wait.
+func (e *Engine) commit(requests []*request, others bool) {
+	g := &group{requests: requests, results: make([]error, len(requests))}
 	err := e.usable()
 	if err == nil {
-		err = e.write(f)
+		err = e.write(g)
 	}
 	if err != nil {
-		f.fail(err)
+		g.fail(err)
 	}
-	e.launch(f, others)
+	e.finish(g, others)
 }
 
-// write logs the batches of f whose guards hold and adds them to the memtable.
-// What does not fit on the disk is refused before it has any effect.
-func (e *Engine) write(f *flight) error {
-	g := groupWriter{ts: e.written + 1, buf: e.buf[:0]}
-	g.buf = append(g.buf, make([]byte, frameRoom)...)
-	if len(f.group) > 1 {
-		g.pending = map[string][]byte{}
+// write writes the batches of g whose guards hold to the log and to the memtable. If the
+// disk has no space for them, write refuses them before they have any effect.
+func (e *Engine) write(g *group) error {
+	w := groupWriter{ts: e.written + 1, buf: e.buf[:0]}
+	w.buf = append(w.buf, make([]byte, frameHeader)...)
+	if len(g.requests) > 1 {
+		w.pending = map[string][]byte{}
 	}
 	newData := e.mayGrow()
-	kept := 0 // of log and memtable, for batches that reclaim
+	kept := 0 // bytes of log and memtable that stay free for batches that reclaim
 	err := e.guarded(func(c *content) error {
-		for i, r := range f.group {
-			if f.verdicts[i] = r.ctx.Err(); f.verdicts[i] != nil {
+		for i, r := range g.requests {
+			if g.results[i] = r.ctx.Err(); g.results[i] != nil {
 				continue
 			}
 			if newData != nil && !r.batch.Reclaim && r.batch.Ops() > 0 {
-				f.verdicts[i] = newData
+				g.results[i] = newData
 				continue
 			}
-			conflict, err := g.conflict(c, e.written, r.batch)
+			conflict, err := w.conflict(c, e.written, r.batch)
 			if err != nil {
 				return err // a guard can't be read
 			}
-			if f.verdicts[i] = conflict; conflict == nil {
-				g.add(r.batch)
+			if g.results[i] = conflict; conflict == nil {
+				w.add(r.batch)
 				if !r.batch.Reclaim {
 					kept = reclaimReserve
 				}
@@ -164,13 +165,13 @@ func (e *Engine) write(f *flight) error {
 		}
 		return nil
 	})
-	e.buf = g.buf
-	if err != nil || len(g.writes) == 0 {
+	e.buf = w.buf
+	if err != nil || len(w.writes) == 0 {
 		return err
 	}
-	if !e.active().room(g.cost + kept) {
+	if !e.active().fits(w.cost + kept) {
 		if err := e.rotate(); err != nil {
-			return errors.Join(e.usable(), err) // nothing of f was written
+			return errors.Join(e.usable(), err) // nothing of g was written
 		}
 	}
 	m := e.active()
@@ -178,31 +179,32 @@ func (e *Engine) write(f *flight) error {
 	if e.opts.Durability == Power {
 		durable = e.acked.Load()
 	}
-	err = m.log.reserve(len(g.buf)-frameRoom, int64(kept))
+	err = m.log.reserve(len(w.buf)-frameHeader, int64(kept))
 	if err == nil {
-		err = m.log.append(frameGroup, g.ts, durable, g.buf)
+		err = m.log.append(frameGroup, w.ts, durable, w.buf)
 	}
 	if err != nil {
 		if err = e.stopUnlessShort("write the log", err); e.usable() != nil {
-			err, f.unknown = fmt.Errorf("%w: %w", engine.ErrUnknown, err), true
+			err, g.unknown = fmt.Errorf("%w: %w", engine.ErrUnknown, err), true
 		}
 		return err
 	}
-	for _, w := range g.writes {
-		m.put(g.ts, w.key, w.value)
+	for _, op := range w.writes {
+		m.put(w.ts, op.key, op.value)
 	}
-	e.written, f.ts, f.log = g.ts, g.ts, m.log
+	e.written, g.ts, g.log = w.ts, w.ts, m.log
 	return nil
 }
 
-// active is the memtable that is being written. Only the committer changes which.
+// active returns the memtable that is being written. Only the committer replaces it.
 func (e *Engine) active() *memtable {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.content.active()
 }
 
-// guarded runs f on the content as the committer sees it, whatever is durable.
+// guarded calls f with the content as the committer sees it, which has also writes that
+// are not durable.
 func (e *Engine) guarded(f func(*content) error) (err error) {
 	defer faults()()
 	e.mu.RLock()
@@ -211,13 +213,13 @@ func (e *Engine) guarded(f func(*content) error) (err error) {
 	return f(&e.content)
 }
 
-// mayGrow returns why new data can't be taken now, if there is a reason.
+// mayGrow returns an error if the engine can't take new data now.
 func (e *Engine) mayGrow() error {
-	if err := e.need(e.room); err != nil {
+	if err := e.need(e.minFree); err != nil {
 		return err
 	}
 	if given := e.flushTrouble.Load(); given != nil {
-		return *given // what is left of the log is for batches that reclaim
+		return *given // the rest of the log is for batches that reclaim
 	}
 	if given := e.rewriteTrouble.Load(); given != nil && e.crowded() {
 		return fmt.Errorf("engine: too many tables wait for a rewrite, which was given up: %w", *given)
@@ -225,8 +227,8 @@ func (e *Engine) mayGrow() error {
 	return nil
 }
 
-// stopUnlessShort names an error of the disk. One that is not a shortage makes e
-// refuse everything.
+// stopUnlessShort adds to an error of the disk what was done. If the error is not a
+// shortage, it makes e refuse everything.
 func (e *Engine) stopUnlessShort(what string, err error) error {
 	err = fmt.Errorf("engine: %s: %w", what, mapped(err))
 	if !errors.Is(err, engine.ErrNoSpace) && !errors.Is(err, engine.ErrClosed) {
@@ -238,16 +240,16 @@ func (e *Engine) stopUnlessShort(what string, err error) error {
 // A groupWriter gathers the writes of a group.
 type groupWriter struct {
 	ts      uint64
-	buf     []byte            // the frame, see appendSet
-	writes  []operation       // the same; keys and values are the batches'
-	cost    int               // of the memtable
-	pending map[string][]byte // newest value under each key of writes; nil for a group of one
+	buf     []byte            // the frame; see appendSet
+	writes  []operation       // the writes in buf, with keys and values that belong to the batches
+	cost    int               // bytes that the writes take of the memtable
+	pending map[string][]byte // the newest value of each key in writes; nil for a group of one request
 }
 
-// conflict returns the conflict of a guard of b that does not hold.
-func (g *groupWriter) conflict(c *content, written uint64, b *engine.Batch) (conflict, err error) {
+// conflict returns the conflict of the first guard of b that does not hold, or nil.
+func (w *groupWriter) conflict(c *content, written uint64, b *engine.Batch) (conflict, err error) {
 	for _, guard := range b.Guards {
-		v, ok := g.pending[string(guard.Key)]
+		v, ok := w.pending[string(guard.Key)]
 		if !ok {
 			if v, err = c.get(guard.Key, written); err != nil {
 				return nil, err
@@ -260,21 +262,22 @@ func (g *groupWriter) conflict(c *content, written uint64, b *engine.Batch) (con
 	return nil, nil
 }
 
-func (g *groupWriter) add(b *engine.Batch) {
+// add adds the writes of a batch.
+func (w *groupWriter) add(b *engine.Batch) {
 	for _, p := range b.Sets {
-		g.buf = appendSet(g.buf, p.Key, p.Value)
-		g.write(p.Key, p.Value)
+		w.buf = appendSet(w.buf, p.Key, p.Value)
+		w.write(p.Key, p.Value)
 	}
 	for _, k := range b.Deletes {
-		g.buf = appendDelete(g.buf, k)
-		g.write(k, nil)
+		w.buf = appendDelete(w.buf, k)
+		w.write(k, nil)
 	}
 }
 
-func (g *groupWriter) write(key, value []byte) {
-	g.writes = append(g.writes, operation{key, value})
-	g.cost += cost(key, value)
-	if g.pending != nil {
-		g.pending[string(key)] = value
+func (w *groupWriter) write(key, value []byte) {
+	w.writes = append(w.writes, operation{key, value})
+	w.cost += cost(key, value)
+	if w.pending != nil {
+		w.pending[string(key)] = value
 	}
 }

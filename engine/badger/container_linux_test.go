@@ -36,8 +36,8 @@ func container(t *testing.T, bytes int) (processes string) {
 	return filepath.Join(dir, "cgroup.procs")
 }
 
-// A store of many times the memory of its container is written, read and vacuumed
-// in it: pages of mapped tables are the kernel's to take back.
+// A store can be many times larger than the memory of its container, because the kernel
+// can take back the pages of mapped tables.
 func TestALargeStoreStaysWithinASmallContainer(t *testing.T) {
 	testscale.Slow(t)
 	if raceEnabled {

@@ -45,7 +45,7 @@ func stores(t *testing.T) map[string]struct {
 		}
 	}
 	counts(150)
-	// From now on making a table takes for ever: the next full log stays.
+	// From now on no table can be created, so the next full log stays.
 	if err := e.awaitFlush(ctx, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func (s *slowTables) create(name string) (file, error) {
 	return s.files.create(name)
 }
 
-// Whatever bit of whatever file flips, wherever a file is cut, and whichever is
-// missing: it does no harm, or an error names the file.
+// If a bit of any file flips, or a file is cut or missing, an error names the file, or
+// no data is affected.
 func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 	testscale.Slow(t)
 	flips, cuts := testscale.Pick(320, 60, 8), testscale.Pick(60, 12, 6)
@@ -109,7 +109,7 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 				harmless++
 				return
 			}
-			// A log or table that is missing is named by who refers to it.
+			// The error for a missing log or table may name the file that refers to it.
 			if !errors.Is(err, engine.ErrCorrupt) || !strings.Contains(err.Error(), name) && how != "removed" {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -127,7 +127,7 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 			used := len(strings.TrimRight(string(n.data), "\x00"))
 			for range flips {
 				bit := r.IntN(used * 8)
-				if r.IntN(8) == 0 { // there is least room for mistakes at both ends
+				if r.IntN(8) == 0 { // more often at both ends of a file
 					bit = r.IntN(min(used, 64)*8) + r.IntN(2)*(used-min(used, 64))*8
 				}
 				try(name, fmt.Sprintf("bit %d of byte %d of %d", bit%8, bit/8, used), func(d *disk) { d.names[name].data[bit/8] ^= 1 << (bit % 8) })
@@ -153,8 +153,8 @@ func TestDamageToAnyFileIsNamedOrHarmless(t *testing.T) {
 	}
 }
 
-// A log that a kill has left is read up to where nothing was acknowledged; damage
-// before that is not taken for a torn tail, although the rest looks like one.
+// After a kill, a log is read up to its torn tail. Damage before the tail is not taken for
+// a torn tail, although the rest of the log looks like one.
 func TestATornTailIsToldFromDamage(t *testing.T) {
 	d, l := newDisk("posix"), new(workload)
 	e, err := openDisk(d)
@@ -179,7 +179,7 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	if err := errors.Join(m.check(t, e, "torn"), m.count(e, 0), m.check(t, e, "after"), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// An Open that ends anywhere while it mends the log leaves it as good.
+	// If Open ends anywhere while it repairs the log, the next Open can repair it.
 	for n := 1; ; n++ {
 		half := torn.copied()
 		half.set(func(call int, op, name string) error {
@@ -213,8 +213,8 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 	}
 }
 
-// What the first group of a log says of earlier logs does not make its torn
-// neighbour damage.
+// The durable timestamp in the first group of a log concerns earlier logs. It does not
+// make a torn tail look like damage.
 func TestATornFirstGroupIsNotDamage(t *testing.T) {
 	d := newDisk("posix")
 	l, err := createLog(d, 7, smallLog)
@@ -222,7 +222,7 @@ func TestATornFirstGroupIsNotDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := func(ts, durable uint64) {
-		if err := l.append(frameGroup, ts, durable, appendSet(make([]byte, frameRoom), []byte("k"), []byte("v"))); err != nil {
+		if err := l.append(frameGroup, ts, durable, appendSet(make([]byte, frameHeader), []byte("k"), []byte("v"))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -241,7 +241,7 @@ func TestATornFirstGroupIsNotDamage(t *testing.T) {
 	}
 }
 
-// A store whose files are there but its manifest is not is never made anew.
+// If the manifest of a store is missing, Open does not create a new store.
 func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 	for state, s := range stores(t) {
 		d := s.disk.copied()
@@ -256,7 +256,7 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 			}
 		}
 	}
-	// What an Open that was killed while it made a store leaves is one.
+	// If an Open was killed while it created a store, the next Open creates it.
 	for n := 1; ; n++ {
 		d := newDisk("posix")
 		d.set(func(call int, op, name string) error {
@@ -281,11 +281,11 @@ func TestAnIncompleteStoreIsNotTakenForANewOne(t *testing.T) {
 }
 
 // A full disk is ErrNoSpace. Opening, reading and batches that reclaim go on, and
-// when there is room again everything does.
+// when there is space again everything does.
 func TestAFullDiskIsAnError(t *testing.T) {
 	testscale.Slow(t)
-	for _, room := range []int64{0, 20 << 10, 200 << 10, 700 << 10, 1500 << 10, 4 << 20} {
-		what := fmt.Sprintf("%d bytes of room", room)
+	for _, free := range []int64{0, 20 << 10, 200 << 10, 700 << 10, 1500 << 10, 4 << 20} {
+		what := fmt.Sprintf("%d bytes free", free)
 		d, l := newDisk("posix"), new(workload)
 		e, err := openDisk(d)
 		if err != nil {
@@ -297,7 +297,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			}
 		}
 		d.mu.Lock()
-		d.capacity = d.used() + room // another process takes all but this
+		d.capacity = d.used() + free // another process takes all but this
 		d.mu.Unlock()
 		for i := 0; err == nil; i++ {
 			err = l.count(e, i%3)
@@ -328,7 +328,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			t.Fatal(what, err)
 		}
 		d.mu.Lock()
-		d.capacity = d.used() // and the rest
+		d.capacity = d.used() // the other process takes the rest as well
 		d.mu.Unlock()
 		if e, err = openDisk(d); err != nil {
 			t.Fatalf("%s: opening a store on a full disk: %v", what, err)
@@ -351,7 +351,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			if err != nil {
-				t.Fatalf("%s: with room again: %v", what, err)
+				t.Fatalf("%s: with space again: %v", what, err)
 			}
 		}
 		for tries := 0; e.waiting() && tries < 300; tries++ {

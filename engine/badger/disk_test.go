@@ -12,17 +12,17 @@ import (
 	"syscall"
 )
 
-// A disk is files in memory whose power can be cut and whose calls can be failed.
+// A disk implements files in memory. A test can make its calls fail and cut its power.
 //
-// A cut keeps what was synced, and by chance parts of the rest: of the writes to a
-// file since its last sync any, torn into sectors; of the names whichever the mode
-// allows. After a sync that failed, the writes before it can be read and are lost
-// with the power, as the kernel takes them for written.
+// A cut keeps everything that was synced, and a random part of the rest: some sectors of
+// the writes to a file since its last sync, and the names that the mode allows. After a
+// failed sync the writes before it can be read, but a cut loses them, because the kernel
+// takes them for written.
 type disk struct {
 	mu       sync.Mutex
 	mode     string            // journal, btrfs or posix: which names a sync makes durable
 	names    map[string]*inode // as the program sees them
-	kept     map[string]*inode // durable ones
+	kept     map[string]*inode // the durable names
 	pending  []nameChange
 	capacity int64 // bytes that files may allocate; 0 means any number
 	calls    int
@@ -31,23 +31,23 @@ type disk struct {
 
 type inode struct {
 	data    []byte // as the program sees it
-	kept    []byte // durable
+	kept    []byte // the durable content
 	writes  []change
-	blocks  map[int64]bool // that are allocated
+	blocks  map[int64]bool // the blocks that are allocated
 	removed bool
 }
 
-// A change of a file: a write, or a size.
+// A change of a file is a write or a new size.
 type change struct {
 	at   int64
 	data []byte
-	size int64 // if data is nil
+	size int64 // the new size, if data is nil
 }
 
 type nameChange struct {
 	name string
-	to   *inode // nil when it was removed
-	from string // of a rename
+	to   *inode // nil if the name was removed
+	from string // the old name, for a rename
 }
 
 const blockSize, sector = 4096, 512
@@ -56,7 +56,7 @@ func newDisk(mode string) *disk {
 	return &disk{mode: mode, names: map[string]*inode{}, kept: map[string]*inode{}}
 }
 
-// call counts a call and returns the error that it is to have.
+// call counts a call and returns the error with which it fails.
 func (d *disk) call(op, name string) error {
 	d.calls++
 	if d.fail != nil {
@@ -219,7 +219,7 @@ func (f *openFile) ReadAt(b []byte, at int64) (int, error) {
 	return n, nil
 }
 
-// allocate takes the blocks of a piece, as many as there is room for.
+// allocate takes the blocks of a piece, as many as there is space for.
 func (f *openFile) allocate(at, n int64) (got int64, err error) {
 	for b := at / blockSize; b*blockSize < at+n; b++ {
 		if !f.n.blocks[b] {
@@ -238,7 +238,7 @@ func (f *openFile) WriteAt(b []byte, at int64) (int, error) {
 	n := int64(len(b))
 	failed := f.d.call("write", f.name)
 	if failed != nil {
-		n /= 2 // what was written before the failure
+		n /= 2 // half of the data was written before the failure
 	}
 	n, err := f.allocate(at, n)
 	f.n.play(change{at: at, data: bytes.Clone(b[:n])}, &f.n.data)
@@ -322,7 +322,7 @@ func (f *openFile) Close() error {
 	return f.d.call("close", f.name)
 }
 
-// cut returns the disk as it is after a loss of power.
+// cut returns a disk as it may be after a loss of power.
 func (d *disk) cut(r *rand.Rand) *disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -378,7 +378,7 @@ func fileOf(data []byte) *inode {
 	return n
 }
 
-// copied returns a disk of the same files.
+// copied returns a disk with the same files.
 func (d *disk) copied() *disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -390,7 +390,7 @@ func (d *disk) copied() *disk {
 	return c
 }
 
-// set makes fail be asked before every call from now on, counted from 1.
+// set makes every call from now on ask fail first. Calls are counted from 1.
 func (d *disk) set(fail func(call int, op, name string) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

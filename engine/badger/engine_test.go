@@ -130,7 +130,7 @@ func TestAfterAnUnknownOutcomeEverythingIsRefused(t *testing.T) {
 	}
 }
 
-// Below MinFreeBytes new data is refused; a store is opened, read and reclaimed in.
+// Below MinFreeBytes new data is refused. Opening, reading and reclaiming still work.
 func TestMinFreeBytesIsForNewData(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	e := open(t, dir, nil)
@@ -217,7 +217,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Runs are merged when there are too many, beside commits; nothing is lost.
+// Too many runs are merged while commits go on. Nothing is lost.
 func TestItIsRewrittenByItself(t *testing.T) {
 	testscale.Slow(t)
 	dir := t.TempDir() + "/store"
@@ -276,7 +276,7 @@ func mustDirectory(t *testing.T, dir string) directory {
 	return d
 }
 
-// Who opens a store for a moment, again and again, adds to one log.
+// A store that is opened for a moment again and again keeps one log.
 func TestManyShortLivesLeaveOneLog(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	for i := range 40 {
@@ -301,7 +301,7 @@ func TestManyShortLivesLeaveOneLog(t *testing.T) {
 	}
 }
 
-// A large log is a table after Close, so that the next Open has little to replay.
+// Close flushes a large log to a table, so that the next Open has little to replay.
 func TestCloseLeavesLittleToReplay(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	e := open(t, dir, nil)
@@ -320,7 +320,7 @@ func TestCloseLeavesLittleToReplay(t *testing.T) {
 	}
 }
 
-// What Vacuum leaves in the files is what can be read.
+// After Vacuum the files hold only what can be read.
 func TestVacuumLeavesNoRemovedValue(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	e := open(t, dir, nil)
@@ -352,8 +352,8 @@ func TestVacuumLeavesNoRemovedValue(t *testing.T) {
 	}
 }
 
-// A process is killed again and again while it commits; what it said was
-// acknowledged is there, whole.
+// A process is killed again and again while it commits. Every batch that was acknowledged
+// is there as a whole.
 func TestKill(t *testing.T) {
 	rounds := testscale.Pick(15, 6, 2)
 	dir := t.TempDir() + "/store"
@@ -428,8 +428,8 @@ func TestKillChild(t *testing.T) {
 	}
 }
 
-// A disk that does not answer holds Close up for some seconds only, once the store
-// has failed.
+// After the store has failed, a disk that does not answer delays Close by a few seconds
+// only.
 func TestCloseEndsOnADiskThatHangs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it waits as long as Close does for a disk")

@@ -29,11 +29,11 @@ func openDisk(d *disk) (*Engine, error) {
 	return e, nil
 }
 
-// A workload writes to a store and knows what was acknowledged: each of its writers
-// counts, and keeps the values of its last window counts.
+// A workload writes to a store and knows what was acknowledged. Each of its writers writes
+// ascending counts and keeps the values of the last window counts in the store.
 type workload struct {
-	acked [3]int // counts
-	tried [3]int // the newest that may be there
+	acked [3]int // the last count of each writer that was acknowledged
+	tried [3]int // the last count that may be in the store
 }
 
 const window = 20
@@ -42,7 +42,7 @@ func key(w, i int) []byte { return fmt.Appendf(nil, "w%d/%06d", w, i) }
 
 func counter(w int) []byte { return fmt.Appendf(nil, "w%d", w) }
 
-// content of a count: now and then large, so that logs fill.
+// content returns the value of a count. Some values are large, so that logs fill.
 func text(w, i int) []byte {
 	size := 1 + (w*7919+i*104729)%3000
 	if i%7 == 0 {
@@ -76,9 +76,9 @@ func (l *workload) count(e *Engine, w int) error {
 	return err
 }
 
-// check compares the store with what was acknowledged, and takes over what an
-// attempt of unknown outcome has left. A typed error of the engine is returned,
-// anything untrue is a failure of the test.
+// check compares the store with what was acknowledged. It accepts the effects of attempts
+// with an unknown outcome. It returns a typed error of the engine, and fails the test if
+// the store has wrong data.
 func (l *workload) check(t *testing.T, e *Engine, what string) error {
 	t.Helper()
 	var want []engine.Pair
@@ -125,7 +125,7 @@ func (l *workload) check(t *testing.T, e *Engine, what string) error {
 	return nil
 }
 
-// typed reports whether an error says what kind it is.
+// typed reports whether an error matches one of the engine's errors.
 func typed(err error) bool {
 	for _, kind := range []error{engine.ErrNoSpace, engine.ErrUnknown, engine.ErrClosed, engine.ErrCorrupt, syscall.EIO, syscall.EMFILE} {
 		if errors.Is(err, kind) {
@@ -178,7 +178,7 @@ func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
 					e.Close()
 				default:
 					d.set(func(int, string, string) error { return syscall.EIO })
-					e.Close() // the process is killed: nothing more reaches the disk
+					e.Close() // like a kill: nothing more reaches the disk
 					kills++
 				}
 				if failSync {
@@ -196,7 +196,7 @@ func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
 	}
 }
 
-// work counts with all writers until the store refuses, or for long enough.
+// work lets each writer count 60 times, or until the store refuses.
 func work(e *Engine, l *workload, vacuums bool) {
 	var writers sync.WaitGroup
 	for w := range l.acked {
@@ -220,9 +220,9 @@ func work(e *Engine, l *workload, vacuums bool) {
 	writers.Wait()
 }
 
-// Every call of opening, committing, flushing, rewriting and closing fails, once
-// or from then on. What fails is a typed error; after one that is not a shortage
-// everything is refused; and the next Open has what was acknowledged.
+// Every call of opening, committing, flushing, rewriting and closing fails, once or from
+// then on. The failure is a typed error. If it is not a shortage, the store refuses
+// everything from then on. The next Open has everything that was acknowledged.
 func TestEveryCallToTheDiskFails(t *testing.T) {
 	testscale.Slow(t)
 	script := func(d *disk, l *workload) (errs []error) {

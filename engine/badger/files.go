@@ -13,9 +13,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// files is the store's directory. Everything that the driver does to the disk,
-// but for the lock, goes through it, so that tests can fail any of its calls and
-// cut the power between any two. Names have no path.
+// files is the store's directory. All access to the disk except for the lock goes through
+// it, so that tests can make any call fail and cut the power between any two calls. Names
+// have no path.
 type files interface {
 	list() ([]string, error)
 	create(name string) (file, error) // for reading and writing; fails when name exists
@@ -30,24 +30,24 @@ type files interface {
 	close() error
 }
 
-// A file is an open file. Writes are durable after SyncData, a changed size too.
+// A file is an open file. Writes and changes of the size are durable after SyncData.
 type file interface {
 	ReadAt(b []byte, at int64) (int, error)
 	WriteAt(b []byte, at int64) (int, error)
 	Truncate(size int64) error
 	SyncData() error
-	// Reserve allocates space for n bytes at an offset, so that writing them
-	// does not run out of it. The size stays as it is. Where the file system
-	// can't, Reserve does nothing.
+	// Reserve allocates space for n bytes at an offset, so that writing them does not
+	// fail for lack of space. It does not change the size of the file. If the file
+	// system can't allocate space, Reserve does nothing.
 	Reserve(at, n int64) error
 	Size() (int64, error)
 	Close() error
 }
 
-// directory is the files of a directory of the operating system.
+// directory implements files with a directory of the operating system.
 type directory struct {
 	name   string
-	handle *os.File // for sync, which must not fail for want of a descriptor
+	handle *os.File // for sync, which must not fail for lack of a file descriptor
 }
 
 func openDirectory(name string) (directory, error) {
@@ -92,7 +92,7 @@ func (d directory) view(name string) (data []byte, unmap func() error, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.Close() // the mapping stays
+	defer f.Close() // the mapping stays valid
 	info, err := f.Stat()
 	if err != nil || info.Size() == 0 {
 		return nil, func() error { return nil }, err
@@ -116,10 +116,9 @@ func (f osFile) Size() (int64, error) {
 	return info.Size(), nil
 }
 
-// lost is the error of a sync that failed. What was written before it may never
-// reach the disk, although reading shows it and the next sync succeeds, so not
-// even a shortage may be tried again: the engine has to stop. (A file that is
-// being made and is thrown away after a failed sync is another matter.)
+// lost returns the error for a sync that failed. The writes before it may never reach the
+// disk, although reads show them and the next sync succeeds. So the engine must stop, even
+// after a shortage. (This is not so for a new file that is discarded when its sync fails.)
 func lost(err error) error {
 	if err == nil {
 		return nil
@@ -127,7 +126,7 @@ func lost(err error) error {
 	return fmt.Errorf("%w: sync failed: %v", engine.ErrUnknown, err)
 }
 
-// removeAll removes names that may not be there.
+// removeAll removes files. It ignores files that do not exist.
 func removeAll(d files, names []string) error {
 	var failed error
 	for _, n := range names {

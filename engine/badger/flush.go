@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	maxWaiting = 0           // memtables that may wait to be flushed when another one is full
-	flushAgain = time.Second // after a flush that found no room
+	maxWaiting = 0           // number of memtables that may wait to be flushed when another one is full
+	flushAgain = time.Second // when a flush that found no space is tried again
 )
 
-// rotate begins a new log and memtable. The committer calls it between two groups,
-// and Close after the last one. It waits until everything is durable, and, when
-// flushing does not keep up, until there are fewer memtables.
+// rotate begins a new log and memtable. The committer calls it between two groups, and
+// Close calls it after the last group. rotate waits until every group is synced. If
+// flushing does not keep up, it also waits for a flush.
 func (e *Engine) rotate() error {
-	e.landed.Wait()
+	e.syncing.Wait()
 	if err := errors.Join(e.usable(), e.awaitFlush(context.Background(), maxWaiting)); err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (e *Engine) rotate() error {
 	if err == nil {
 		if err = e.lead(l); err != nil {
 			err = errors.Join(err, l.f.Close())
-			if localdir.Short(err) { // else the current log may lead to it
+			if localdir.Short(err) { // after another error the current log may lead to l
 				err = errors.Join(err, e.files.remove(logName(l.number)))
 			}
 		}
@@ -45,7 +45,7 @@ func (e *Engine) rotate() error {
 	return nil
 }
 
-// flushSoon tells flushLoop to look for memtables that wait.
+// flushSoon makes flushLoop look for memtables to flush.
 func (e *Engine) flushSoon() {
 	select {
 	case e.full <- struct{}{}:
@@ -53,8 +53,9 @@ func (e *Engine) flushSoon() {
 	}
 }
 
-// lead makes the current log lead to l. Everything in it is durable then, also
-// where groups are not synced, so that a later log is never there without it.
+// lead ends the current log with a frame that names l as the next log. All groups of the
+// current log are durable then, also in Process mode. So a log is never on the disk
+// without the logs before it.
 func (e *Engine) lead(l *log) error {
 	if err := e.files.sync(); err != nil {
 		return lost(err)
@@ -63,18 +64,18 @@ func (e *Engine) lead(l *log) error {
 	if err := old.reserve(0, 0); err != nil { // Close may have cut it
 		return err
 	}
-	if e.opts.Durability != Power { // the frame says that all before it is durable
+	if e.opts.Durability != Power { // the frame says that all groups before it are durable
 		if err := old.f.SyncData(); err != nil {
 			return lost(err)
 		}
 	}
-	if err := old.append(frameNext, l.number, e.written, make([]byte, frameRoom)); err != nil {
+	if err := old.append(frameNext, l.number, e.written, make([]byte, frameHeader)); err != nil {
 		return err
 	}
 	return lost(old.f.SyncData())
 }
 
-// number returns the number of a new file.
+// number returns the number for a new file.
 func (e *Engine) number() uint64 {
 	e.install.Lock()
 	defer e.install.Unlock()
@@ -82,8 +83,8 @@ func (e *Engine) number() uint64 {
 	return e.nextNumber - 1
 }
 
-// awaitFlush waits until at most so many memtables wait to be flushed. It fails
-// when a flush was given up.
+// awaitFlush waits until at most the given number of memtables wait to be flushed. It
+// fails if a flush was given up.
 func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 	for {
 		e.mu.RLock()
@@ -109,12 +110,12 @@ func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 	}
 }
 
-// flushLoop flushes memtables that wait. When there is no room it tries again
-// until there is; any other failure stops the engine.
+// flushLoop flushes memtables that wait. If the disk has no space, it tries again until
+// it has. Any other failure stops the engine.
 func (e *Engine) flushLoop() {
 	again := time.NewTicker(flushAgain)
 	defer again.Stop()
-	for { // Open may have found some
+	for { // look first: Open may have replayed several logs
 		for e.waiting() && e.usable() == nil && e.ctx.Err() == nil {
 			err := e.flush()
 			e.note(&e.flushTrouble, err)
@@ -136,7 +137,7 @@ func (e *Engine) flushLoop() {
 	}
 }
 
-// flushAll flushes the memtables that wait, when nothing else runs.
+// flushAll flushes the memtables that wait. Only Close calls it, after flushLoop.
 func (e *Engine) flushAll() (err error) {
 	for err == nil && e.waiting() {
 		err = e.flush()
@@ -144,14 +145,15 @@ func (e *Engine) flushAll() (err error) {
 	return err
 }
 
+// waiting reports whether a memtable waits to be flushed.
 func (e *Engine) waiting() bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return len(e.content.memtables) > 1
 }
 
-// flush makes a run of the oldest memtable, which nobody adds to any more. Its log
-// goes when the manifest names the run.
+// flush writes the oldest memtable, which is complete, as a run of tables. It removes the
+// log of the memtable after the manifest lists the run.
 func (e *Engine) flush() error {
 	e.mu.RLock()
 	m := e.content.memtables[0]
@@ -177,15 +179,16 @@ func (e *Engine) flush() error {
 		}
 		return e.stopUnlessShort("flush a memtable", err)
 	}
-	// Without its name in the manifest the log is never read again; the next
-	// Open removes it if this did not.
+	// The manifest no longer names the log, so it is never read again. If it can't be
+	// removed now, the next Open removes it.
 	if err := errors.Join(m.log.f.Close(), e.files.remove(logName(m.log.number))); err != nil {
 		return e.stopUnlessShort("remove a flushed log", err)
 	}
 	return nil
 }
 
-// writeRun writes the newest version of each key of c, if keep says so, as a run.
+// writeRun writes a run with the newest version of each key of c for which keep returns
+// true.
 func (e *Engine) writeRun(w *tableWriter, c *content, keep func(y.ValueStruct) (bool, error)) (r run, err error) {
 	defer faults()()
 	defer caught(&err)
@@ -203,9 +206,9 @@ func (e *Engine) writeRun(w *tableWriter, c *content, keep func(y.ValueStruct) (
 	return w.finish()
 }
 
-// replace changes the content, first in the manifest and then for readers. When
-// it fails and the engine goes on, nothing has changed. Change is called twice, as
-// the committer may have added a memtable meanwhile.
+// replace changes the content, first in the manifest and then for readers. If it fails and
+// the engine does not, nothing has changed. replace calls change twice, because the
+// committer may add a memtable meanwhile.
 func (e *Engine) replace(change func(*content)) error {
 	e.install.Lock()
 	defer e.install.Unlock()

@@ -15,9 +15,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// A log holds the groups of one memtable, in order, until the memtable is a
-// table. It is a file of a fixed size: a shorter one was truncated, unless a
-// clean Close cut it behind its last frame.
+// A log holds the groups of one memtable, in order, until the memtable is flushed to a
+// table. It is a file of a fixed size. Only a clean Close leaves a shorter file, which
+// ends after its last frame. Any other shorter file was truncated.
 //
 //	header   magic, number, salt, size, checksum
 //	frame    checksum, length and checksum of the body, kind, ts, durable; body
@@ -27,49 +27,50 @@ import (
 // A frame is one of
 //
 //	group    the writes of the group with timestamp ts
-//	mark     nothing but durable
-//	next     the log ends here and goes on in the one whose number is in ts
-//	closed   the log ends here: Close was the last to write to it
+//	mark     only durable
+//	next     the log ends here and goes on in the log whose number is in ts
+//	closed   the log ends here: Close wrote this frame last
 //
-// Every frame says in durable up to which timestamp groups had been synced when
-// it was written, and a mark follows each sync. That tells a torn tail from
-// damage. A frame that can't be read was never synced if no later frame says
-// that it was, and so nobody was told that it is stored; otherwise it is damaged,
-// and the log is refused.
+// The field durable of a frame has the timestamp up to which groups were synced when the
+// frame was written. A mark follows each sync. Open uses them to distinguish a torn tail
+// from damage. If a frame can't be read and a later frame says that it was synced, the
+// log is damaged, and Open refuses it. Otherwise the frame was never synced, no caller was
+// told that its writes are stored, and Open drops it.
 //
-// Checksums are CRC-32C (RFC 3720) and begin with the log's random salt, so that
-// bytes that a user stores are never taken for a frame.
+// Checksums are CRC-32C (RFC 3720). They begin with the log's random salt, so that bytes
+// that a user stores never look like a frame.
 type log struct {
 	f      file
 	number uint64
-	size   int64  // of the file, unless short
-	seed   uint32 // of checksums
+	size   int64  // size of the file, unless short
+	seed   uint32 // seed of checksums
 
-	mu       sync.Mutex // guards the rest; the committer appends groups, syncLoop marks
-	pos      int64      // where the next frame goes
-	reserved int64      // up to where space is allocated
-	short    bool       // the file has not got its full size (back) yet
+	mu       sync.Mutex // guards the fields below; the committer appends groups, and syncLoop marks
+	pos      int64      // offset of the next frame
+	reserved int64      // offset up to which space is allocated
+	short    bool       // Close has cut the file, and it does not have its full size again
 }
 
 const (
-	// A log is so much larger than its memtable, which counts more for every
-	// write than the log takes for it, with its part of frames and marks.
+	// logExtra is how much larger a log is than its memtable. The memtable counts more
+	// for a write than the write and its share of frames and marks take in the log.
 	logExtra   = 64 << 10
 	logMagic   = "turnstone log 1\n"
 	logHeader  = 64
-	maxLogSize = 1 << 30 // that Open reads into memory
+	maxLogSize = 1 << 30 // Open reads a whole log into memory
 	logSuffix  = ".log"
 
 	frameHeader = 32
 	frameAlign  = 8
 
-	// The log's space is allocated in steps of reserveStep. The last
-	// reclaimReserve of it, and of a memtable, are for batches that reclaim, which
-	// so go on for a while on a disk that has no room at all.
+	// Space for the log is allocated in steps of reserveStep bytes. The last
+	// reclaimReserve bytes of the log and of the memtable are for batches that reclaim,
+	// so that these still succeed for a while when the disk is full. In a closed store,
+	// closedReserve bytes of the log stay allocated.
 	reserveStep    = 1 << 20
 	firstReserve   = 256 << 10
 	reclaimReserve = 128 << 10
-	closedReserve  = 16 << 10 // of it, in a store that nobody has open
+	closedReserve  = 16 << 10
 )
 
 const (
@@ -84,7 +85,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func logName(number uint64) string   { return fmt.Sprintf("%06d%s", number, logSuffix) }
 func tableName(number uint64) string { return fmt.Sprintf("%06d%s", number, tableSuffix) }
 
-// numbered returns the number of a log or table by its name.
+// numbered returns the number in the name of a log or table.
 func numbered(name, suffix string) (uint64, bool) {
 	digits, ok := strings.CutSuffix(name, suffix)
 	if !ok {
@@ -94,8 +95,8 @@ func numbered(name, suffix string) (uint64, bool) {
 	return n, err == nil && n > 0
 }
 
-// createLog makes an empty log and syncs its content; its name is the caller's to
-// sync.
+// createLog creates an empty log and syncs its content. The caller has to sync the
+// directory.
 func createLog(d files, number uint64, size int64) (*log, error) {
 	f, err := d.create(logName(number))
 	if err != nil {
@@ -127,8 +128,8 @@ func createLog(d files, number uint64, size int64) (*log, error) {
 
 func logSeed(header []byte) uint32 { return crc32.Checksum(header[16:40], castagnoli) }
 
-// reserve makes sure that a frame with so many bytes of body, and a mark behind it,
-// can be written without running out of space, and that so much is kept beside.
+// reserve allocates space for a frame with a body of the given size and for a mark after
+// it, and for kept bytes more.
 func (l *log) reserve(bytes int, kept int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,14 +151,14 @@ func (l *log) reserve(bytes int, kept int64) error {
 		l.reserved = to
 		return nil
 	}
-	if kept == 0 && localdir.Short(err) { // what was allocated before needs no room
+	if kept == 0 && localdir.Short(err) { // the space may be allocated already
 		err = l.f.Reserve(l.pos, need-l.pos)
 	}
 	return err
 }
 
-// restore gives a log that a clean Close has cut its full size again, before
-// anything is written to it.
+// restore gives a log that a clean Close has cut its full size again. It is called before
+// anything is written to the log.
 func (l *log) restore() error {
 	err := l.f.Truncate(l.size)
 	if err == nil {
@@ -167,17 +168,14 @@ func (l *log) restore() error {
 	return err
 }
 
-// frameRoom is what begins the buffer of a frame's body, for append to fill.
-const frameRoom = frameHeader
-
-// append writes a frame. The buffer begins with frameRoom bytes; the body is what
-// follows. After an error the next frame takes the place of this one, which is
-// never read, unless the error matches engine.ErrUnknown.
+// append writes a frame. buf has frameHeader bytes, which append fills, and then the body.
+// After an error the next frame overwrites this one, and the frame is never read, unless
+// the error matches engine.ErrUnknown.
 func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	body := buf[frameRoom:]
-	clear(buf[:frameRoom])
+	body := buf[frameHeader:]
+	clear(buf[:frameHeader])
 	binary.LittleEndian.PutUint32(buf[4:], uint32(len(body)))
 	binary.LittleEndian.PutUint32(buf[8:], crc32.Update(l.seed, castagnoli, body))
 	buf[12] = kind
@@ -191,7 +189,8 @@ func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 		return errors.New("log is full")
 	}
 	if n, err := l.f.WriteAt(buf, l.pos); err != nil {
-		// If what is missing is zeros, the frame is whole all the same.
+		// If the bytes that were not written are zeros, the frame is valid. Overwrite its
+		// header.
 		if _, zerr := l.f.WriteAt(make([]byte, min(n, frameHeader)), l.pos); zerr != nil {
 			err = fmt.Errorf("%w: %v: %v", engine.ErrUnknown, err, zerr)
 		}
@@ -201,37 +200,37 @@ func (l *log) append(kind byte, ts, durable uint64, buf []byte) error {
 	return nil
 }
 
-// mark records that groups up to a timestamp are durable.
+// mark writes a mark that groups up to the timestamp durable are durable.
 func (l *log) mark(durable uint64) error {
-	return l.append(frameMark, durable, durable, make([]byte, frameRoom, frameRoom+frameAlign))
+	return l.append(frameMark, durable, durable, make([]byte, frameHeader, frameHeader+frameAlign))
 }
 
-// close writes a closed frame and syncs it, and then cuts the log behind it: a log
-// that is shorter than it was made has a closed frame at its end, whenever the
-// power goes. The groups in it are durable already.
+// close writes a closed frame, syncs it, and then cuts the log after it. So a log that
+// Close has cut ends with a closed frame, whenever the power fails. The groups of the log
+// must be durable already.
 func (l *log) close(ts uint64) error {
-	err := l.append(frameClosed, ts, ts, make([]byte, frameRoom))
+	err := l.append(frameClosed, ts, ts, make([]byte, frameHeader))
 	if err == nil {
 		err = lost(l.f.SyncData())
 	}
 	if err == nil {
 		err = l.f.Truncate(l.pos)
 	}
-	if err == nil { // for who reclaims, should there be no room at the next Open
+	if err == nil { // for batches that reclaim, if the disk is full at the next Open
 		err = l.f.Reserve(l.pos, closedReserve)
 	}
 	return err
 }
 
-// A frame as it was read.
+// A frame is a frame of a log as it was read.
 type frame struct {
 	kind        byte
 	ts, durable uint64
 	body        []byte
-	size        int64 // with header and padding
+	size        int64 // including header and padding
 }
 
-// frameAt reads the frame that begins data, if there is one.
+// frameAt reads the frame at the beginning of data. It returns false if there is none.
 func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 	if len(data) < frameHeader || crc32.Update(seed, castagnoli, data[4:frameHeader]) != binary.LittleEndian.Uint32(data) {
 		return f, false
@@ -246,8 +245,8 @@ func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 	return f, crc32.Update(seed, castagnoli, f.body) == binary.LittleEndian.Uint32(data[8:])
 }
 
-// hasGroups reports whether the log of a number holds anything. One that is too
-// short for that, or has no header, was being made.
+// hasGroups reports whether the log with a number holds any group. A log that is too
+// short or has no header was not complete.
 func hasGroups(d files, number uint64) (bool, error) {
 	f, err := d.open(logName(number))
 	if err != nil {
@@ -263,18 +262,18 @@ func hasGroups(d files, number uint64) (bool, error) {
 	return binary.LittleEndian.Uint64(header[16:]) == number && string(header[:16]) == logMagic && header[logHeader+12] == frameGroup, nil
 }
 
-// A logContent is what a log was found to hold.
+// A logContent is a log that was read.
 type logContent struct {
 	*log
-	data   []byte // up to where it can be read
+	data   []byte // the part that can be read
 	groups []frame
-	next   uint64 // number of the log in which it goes on
-	closed bool   // a clean Close was the last to write to it
-	torn   int64  // length of what is behind its end and was never synced
+	next   uint64 // number of the next log, or 0
+	closed bool   // a clean Close wrote the last frame
+	torn   int64  // length of the torn tail after data, which was never synced
 }
 
-// readLog reads the log of a number, which begins behind the group of a timestamp.
-// An error matches engine.ErrCorrupt when the log is damaged.
+// readLog reads the log with a number. Its first group must follow the group with the
+// timestamp after. If the log is damaged, the error matches engine.ErrCorrupt.
 func readLog(d files, number, after uint64) (*logContent, error) {
 	name := logName(number)
 	f, err := d.open(name)
@@ -337,7 +336,8 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 		c.torn--
 	}
 	if c.torn > 0 && c.next == 0 {
-		// The frame at pos can't be read. Was it durable?
+		// The frame at pos can't be read. Look for a later frame that says that it was
+		// durable.
 		for at := frameAlign; at < len(rest); at += frameAlign {
 			if fr, ok := frameAt(rest[at:], c.seed); ok && fr.durable > last {
 				return nil, fmt.Errorf("%w at byte %d: group %d can't be read, and was durable", engine.ErrCorrupt, pos, last+1)
@@ -349,17 +349,17 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 	}
 	c.data, c.pos, c.reserved, c.short = data[:pos], pos, pos, size != full
 	if c.closed {
-		c.pos -= frameHeader // the next frame takes the place of this one
+		c.pos -= frameHeader // the next frame overwrites the closed frame
 	}
 	return c, nil
 }
 
-// renew writes what the log holds once more and syncs it. A sync that failed
-// before the last process ended has left pages that reading shows and that are
-// not on the disk; the kernel calls them clean and never writes them again.
+// renew writes the content of the log once more and syncs it. If a sync failed before the
+// last process ended, pages may differ from the disk although the kernel takes them for
+// clean: reads see them, but the kernel never writes them again.
 func (c *logContent) renew() error {
-	// What was never synced becomes zeros. Cutting it off and restoring the size
-	// would leave a log that looks damaged if the process ended in between.
+	// Overwrite the torn tail with zeros. Truncating the file and restoring its size would
+	// leave a log that looks damaged if the process ended in between.
 	if _, err := c.f.WriteAt(make([]byte, c.torn), int64(len(c.data))); err != nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (c *logContent) renew() error {
 
 // An operation is one write of a group.
 type operation struct {
-	key, value []byte // no value: key is deleted
+	key, value []byte // an empty value deletes the key
 }
 
 // appendSet and appendDelete add a write to the body of a group.
@@ -384,7 +384,7 @@ func appendDelete(buf, key []byte) []byte {
 	return append(binary.AppendUvarint(buf, uint64(len(key))<<1|1), key...)
 }
 
-// operations calls f for each write of a group, with slices of its body.
+// operations calls f for each write of a group. Keys and values are slices of body.
 func operations(body []byte, f func(operation)) error {
 	bad := fmt.Errorf("%w: a group can't be decoded", engine.ErrCorrupt)
 	piece := func(n uint64) ([]byte, bool) {

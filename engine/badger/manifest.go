@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// The manifest says what the store consists of. It is a file of text that is
-// replaced as a whole:
+// The manifest lists the files of the store. It is a text file that is replaced as a
+// whole:
 //
 //	turnstone badger 1
 //	log 12 7306
@@ -21,11 +21,10 @@ import (
 //	table 10 8399871 1804 0c77d2e9
 //	sum 9b1c22f0
 //
-// The line "log" has the number of the first log to replay, and the timestamp of
-// the last group that is in tables. Runs are listed from the newest to the oldest,
-// tables in the order of their keys, each with its number, its size, the size of
-// its index and footer, and their checksum. The last line is the checksum of those
-// before it.
+// The line "log" has the number of the first log to replay, and the timestamp of the last
+// group that is in tables. Runs are listed from the newest to the oldest, and tables in
+// the order of their keys. A table has its number, its size, the size of its index and
+// footer, and the checksum of these. The last line is the checksum of the lines before it.
 type manifest struct {
 	log     uint64 // number of the first log
 	flushed uint64 // timestamp up to which groups are in tables
@@ -38,7 +37,7 @@ const (
 	manifestMagic = "turnstone badger 1\n"
 )
 
-// manifest describes c.
+// manifest returns the manifest for c.
 func (c *content) manifest() *manifest {
 	m := &manifest{log: c.memtables[0].log.number, flushed: c.flushed}
 	for _, r := range c.runs {
@@ -84,7 +83,7 @@ func checkMagic(data []byte, magic string) error {
 	return fmt.Errorf("%w: it begins in another way", engine.ErrCorrupt)
 }
 
-// decodeManifest accepts what encode makes and nothing else.
+// decodeManifest decodes exactly what encode returns. Anything else is an error.
 func decodeManifest(data []byte) (*manifest, error) {
 	m := new(manifest)
 	if sum := bytes.LastIndex(data, []byte("sum ")); sum < 0 || string(data[sum:]) != sumLine(data[:sum]) {
@@ -110,13 +109,14 @@ func decodeManifest(data []byte) (*manifest, error) {
 			*last = append(*last, t)
 		}
 	}
+	// Fields that were not decoded make a difference here as well.
 	if string(m.encode()) != string(data) {
 		return nil, fmt.Errorf("%w: it is not what would have been written", engine.ErrCorrupt)
 	}
 	return m, nil
 }
 
-// readManifest returns an error that matches fs.ErrNotExist when there is none.
+// readManifest reads the manifest. If there is none, the error matches fs.ErrNotExist.
 func readManifest(d files) (*manifest, error) {
 	f, err := d.open(manifestName)
 	if err != nil {
@@ -138,8 +138,8 @@ func readManifest(d files) (*manifest, error) {
 	return m, nil
 }
 
-// write replaces the manifest durably. With begun, an error leaves open which
-// manifest the next Open finds.
+// write replaces the manifest durably. If it fails and begun is true, the next Open may
+// find either manifest.
 func (m *manifest) write(d files) (begun bool, err error) {
 	if err := removeAll(d, []string{manifestTemp}); err != nil {
 		return false, err
@@ -155,7 +155,7 @@ func (m *manifest) write(d files) (begun bool, err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return false, errors.Join(err, d.remove(manifestTemp))
 	}
-	// The names of what the manifest refers to come first.
+	// The names of the files that the manifest lists must be durable first.
 	if err := d.sync(); err != nil {
 		return false, lost(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/dgraph-io/badger/v4/y"
 )
 
-// A table whose index or footer differs in any bit is refused before Badger, which
-// would end the process, looks at it.
+// A table whose index or footer differs in any bit is refused before Badger opens it and
+// ends the process.
 func TestEveryBitOfAnIndexIsCovered(t *testing.T) {
 	d := newDisk("posix")
 	w := &tableWriter{files: d, number: func() uint64 { return 1 }}
@@ -36,8 +36,9 @@ func TestEveryBitOfAnIndexIsCovered(t *testing.T) {
 	}
 }
 
-// Badger ends the process when a skip list takes more than it was made for; and
-// what fits into a memtable fits into its log.
+// A memtable counts more bytes for a write than its skip list takes, because Badger ends
+// the process if a skip list outgrows its arena. And the groups of a memtable fit into its
+// log.
 func TestAMemtableCountsMoreThanItTakes(t *testing.T) {
 	for name, size := range map[string]func(*rand.Rand) (key, value int){
 		"the smallest": func(*rand.Rand) (int, int) { return 1, 1 },
@@ -60,17 +61,17 @@ func TestAMemtableCountsMoreThanItTakes(t *testing.T) {
 			for i := range key {
 				key[i] = byte(r >> (i % 8 * 8))
 			}
-			if !m.room(cost(key, value)) {
+			if !m.fits(cost(key, value)) {
 				break
 			}
 			m.put(n, key, value)
-			frame := make([]byte, frameRoom)
+			frame := make([]byte, frameHeader)
 			if v == 0 {
 				frame = appendDelete(frame, key)
 			} else {
 				frame = appendSet(frame, key, value)
 			}
-			// The log's bytes are of no interest, and many.
+			// Leave out the bytes of the log, because they are many.
 			l.pos += int64(len(frame)+frameAlign-1)/frameAlign*frameAlign + frameHeader
 			if got := m.list.MemSize(); got > int64(m.size) {
 				t.Fatalf("%s: after %d writes the list takes %d, counted %d", name, n, got, m.size)

@@ -17,17 +17,17 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// A content is where the pairs of a store are: first the memtable that is being
-// written, then those that wait to become tables, then the runs, each from the
-// newest to the oldest. What stands first under a key counts.
+// A content holds the pairs of a store: in the memtable that is being written, in the
+// memtables that wait to be flushed, and in runs of tables. The newest version of a key
+// counts: memtables are newer than runs.
 type content struct {
 	memtables []*memtable // the last one is being written
 	runs      []run       // the first one is the newest
 	flushed   uint64      // timestamp up to which groups are in runs
 }
 
-// get returns the value of a key as of a timestamp, which the caller must not
-// change, or nil.
+// get returns the value of a key as of a timestamp, or nil. The caller must not change
+// the value.
 func (c *content) get(key []byte, ts uint64) ([]byte, error) {
 	seek := y.KeyWithTs(key, ts)
 	for i := len(c.memtables) - 1; i >= 0; i-- {
@@ -44,8 +44,8 @@ func (c *content) get(key []byte, ts uint64) ([]byte, error) {
 	return nil, nil
 }
 
-// iterator returns an iterator over all versions. It sets damaged, and may then
-// skip pairs.
+// iterator returns an iterator over all versions. If a table is damaged, the iterator sets
+// damaged and may skip pairs.
 func (c *content) iterator(damaged *error) y.Iterator {
 	var its []y.Iterator
 	for i := len(c.memtables) - 1; i >= 0; i-- {
@@ -57,8 +57,8 @@ func (c *content) iterator(damaged *error) y.Iterator {
 	return table.NewMergeIterator(its, false)
 }
 
-// newest calls f with the newest version up to a timestamp of each key from start
-// on, also a deleted one, until f returns false. The slices are the iterator's.
+// newest calls f with the newest version up to a timestamp of each key from start on,
+// until f returns false. The version may be a deletion. f must not keep the slices.
 func (c *content) newest(start []byte, ts uint64, f func(key []byte, v y.ValueStruct) bool) error {
 	var damaged error
 	it := c.iterator(&damaged)
@@ -77,8 +77,8 @@ func (c *content) newest(start []byte, ts uint64, f func(key []byte, v y.ValueSt
 	return damaged
 }
 
-// read runs f on what is durable: memtables hold groups whose sync is still going
-// on as well, with later timestamps, and they may fail.
+// read calls f with the content and the last timestamp that is durable. Memtables also
+// hold groups with later timestamps, whose sync has not ended and may fail.
 func (e *Engine) read(ctx context.Context, f func(c *content, ts uint64) error) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -92,14 +92,15 @@ func (e *Engine) read(ctx context.Context, f func(c *content, ts uint64) error) 
 	return f(&e.content, e.acked.Load())
 }
 
-// caught makes an error of a panic. Badger panics on some kinds of damage, and
-// reading a mapped file faults when the disk can't be read.
+// caught turns a panic into an error; defer it. Badger panics on some kinds of damage, and
+// reading a mapped file faults if the disk can't be read.
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = panicked(r)
 	}
 }
 
+// panicked returns the error for a panic.
 func panicked(r any) error {
 	if _, fault := r.(interface{ Addr() uintptr }); fault { // see debug.SetPanicOnFault
 		return fmt.Errorf("engine: a page can't be read: %w", syscall.EIO)
@@ -107,8 +108,7 @@ func panicked(r any) error {
 	return fmt.Errorf("%w: badger panicked", engine.ErrCorrupt)
 }
 
-// faults makes faults of this goroutine panics until the function that it returns
-// is called.
+// faults makes memory faults of this goroutine panics until restore is called.
 func faults() (restore func()) {
 	old := debug.SetPanicOnFault(true)
 	return func() { debug.SetPanicOnFault(old) }
@@ -160,7 +160,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	})
 }
 
-// errText keeps the first line of Badger's error: what follows dumps data.
+// errText returns the first line of an error of Badger. The other lines dump data.
 func errText(err error) error {
 	s, _, _ := strings.Cut(err.Error(), "\n")
 	return errors.New(s[:min(len(s), 200)])

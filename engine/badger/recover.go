@@ -10,8 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// recover opens what the manifest names. Nothing is written or removed before all
-// of it was found whole.
+// recover opens the files that the manifest lists. It writes and removes nothing before it
+// has found all of them whole.
 func (e *Engine) recover() (err error) {
 	names, err := e.files.list()
 	if err != nil {
@@ -55,7 +55,7 @@ func (e *Engine) recover() (err error) {
 	if err != nil {
 		return err
 	}
-	// All of it is whole. From here on the disk changes.
+	// All files are whole. From here on recover changes the disk.
 	clean := len(logs) == 1 && logs[0].closed && logs[0].torn == 0
 	for _, c := range logs {
 		if c.closed && c.torn == 0 {
@@ -68,9 +68,9 @@ func (e *Engine) recover() (err error) {
 	return e.tidy(clean, e.stale(names))
 }
 
-// mayBeNew refuses a directory that may hold a store whose manifest is missing.
-// A new store's manifest is the last file to be made, and until then there is one
-// log without a group.
+// mayBeNew refuses a directory that may hold a store whose manifest is missing. The
+// manifest of a new store is its last file to be created. Until then the store has one
+// log, without a group.
 func (e *Engine) mayBeNew(names []string) error {
 	for _, n := range names {
 		if _, ok := numbered(n, tableSuffix); ok {
@@ -109,7 +109,8 @@ func (e *Engine) create(names []string) (*manifest, error) {
 	return m, errors.Join(err, l.f.Close())
 }
 
-// replay reads the logs from a number on into memtables, and returns them.
+// replay reads the log with a number and the logs that follow it into memtables, and
+// returns them.
 func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 	e.written = e.content.flushed
 	for {
@@ -125,7 +126,7 @@ func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 		for _, g := range c.groups {
 			full := false
 			err := operations(g.body, func(op operation) {
-				if full = full || !mt.room(cost(op.key, op.value)); !full {
+				if full = full || !mt.fits(cost(op.key, op.value)); !full {
 					mt.put(g.ts, op.key, op.value)
 				}
 			})
@@ -146,7 +147,7 @@ func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 	}
 }
 
-// nothingBehind refuses groups in logs that the last one should lead to.
+// nothingBehind refuses groups in logs after the last one that was replayed.
 func (e *Engine) nothingBehind(names []string) error {
 	last := e.content.active().log.number
 	for _, name := range names {
@@ -165,8 +166,8 @@ func (e *Engine) nothingBehind(names []string) error {
 	return nil
 }
 
-// stale returns those names that are logs, tables and manifests which nothing
-// refers to: what a flush or a rewrite was making, or had replaced.
+// stale returns the names of files that nothing refers to: logs, tables and manifests that
+// a flush or a rewrite had not completed, or had replaced.
 func (e *Engine) stale(names []string) (out []string) {
 	used := map[string]bool{}
 	for _, m := range e.content.memtables {
@@ -187,10 +188,10 @@ func (e *Engine) stale(names []string) (out []string) {
 	return out
 }
 
-// tidy removes what is stale. The manifest may have been renamed by a process that
-// did not live to sync the directory: it is written again first, or a loss of
-// power could bring back one that refers to what was removed. Without room for
-// that everything stays.
+// tidy removes stale files. It writes the manifest again first, because the last process
+// may have ended between renaming the manifest and syncing the directory. A loss of power
+// could then bring back a manifest that lists a removed file. If the disk has no space for
+// the manifest, the files stay.
 func (e *Engine) tidy(clean bool, stale []string) error {
 	if clean && len(stale) == 0 {
 		return nil

@@ -90,7 +90,7 @@ func (c cutter) open(name string) (file, error) {
 	return f, err
 }
 
-// Without syncs a loss of power takes the last groups, never the store.
+// Without syncs, a loss of power loses the last groups, but never the store.
 func TestWithoutSyncsALossOfPowerTakesTheLastGroups(t *testing.T) {
 	testscale.Slow(t)
 	d := newDisk("posix")
@@ -126,8 +126,8 @@ func TestWithoutSyncsALossOfPowerTakesTheLastGroups(t *testing.T) {
 	}
 }
 
-// A batch whose write failed is of unknown outcome, or is never seen again, also
-// when what could not be written is zeros, which the file holds anyway.
+// A batch whose write failed has an unknown outcome or is never seen again. This is so
+// even if the bytes that were not written are zeros, which the file has anyway.
 func TestAFailedWriteIsTold(t *testing.T) {
 	for _, c := range []struct {
 		errno   syscall.Errno
@@ -152,7 +152,7 @@ func TestAFailedWriteIsTold(t *testing.T) {
 			t.Errorf("%v, for ever %v: %v", c.errno, c.forever, err)
 		}
 		d.set(nil)
-		again := mustOpen(t, d.copied()) // the process was killed
+		again := mustOpen(t, d.copied()) // as after a kill
 		if got := value(t, again, "z"); got != "" && !errors.Is(err, engine.ErrUnknown) {
 			t.Errorf("%v, for ever %v: refused, and there after a kill", c.errno, c.forever)
 		}
@@ -161,8 +161,8 @@ func TestAFailedWriteIsTold(t *testing.T) {
 	}
 }
 
-// What a torn end has of later groups never comes back behind new ones, also where
-// the end is the mark of a clean Close that the last write did not reach.
+// Groups in a torn tail never come back after new groups, even if the tail begins with the
+// closed frame of a clean Close, which the last write did not overwrite.
 func TestATornEndNeverComesBack(t *testing.T) {
 	d := newDisk("posix")
 	e := mustOpen(t, d)
@@ -177,8 +177,8 @@ func TestATornEndNeverComesBack(t *testing.T) {
 	}
 	name, at := logName(l.number), l.pos
 	closed := bytes.Clone(d.names[name].data[at : at+frameHeader])
-	group := func(ts uint64, key, value string) { // of two that are in flight together
-		if err := l.append(frameGroup, ts, 1, appendSet(make([]byte, frameRoom), []byte(key), []byte(value))); err != nil {
+	group := func(ts uint64, key, value string) { // both are written before one sync
+		if err := l.append(frameGroup, ts, 1, appendSet(make([]byte, frameHeader), []byte(key), []byte(value))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -188,7 +188,7 @@ func TestATornEndNeverComesBack(t *testing.T) {
 	copy(torn.names[name].data[at:], closed)
 	e = mustOpen(t, torn)
 	put(t, e, "C", strings.Repeat("c", 2000), "B")
-	after := torn.copied() // and the mark behind it, which nothing has synced, is gone
+	after := torn.copied() // the mark after the group was not synced and is lost
 	pos := e.active().log.pos
 	clear(after.names[name].data[pos-frameHeader : pos])
 	e = mustOpen(t, after)
@@ -198,7 +198,7 @@ func TestATornEndNeverComesBack(t *testing.T) {
 	}
 }
 
-// Damage that Open refuses is left as it was found.
+// If Open refuses damage, it changes nothing.
 func TestOpenRefusesBeforeItChangesAnything(t *testing.T) {
 	d := newDisk("posix")
 	s := &slowTables{files: d}
@@ -217,7 +217,7 @@ func TestOpenRefusesBeforeItChangesAnything(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// The frame that leads from the first log to the second one.
+	// Find the frame that leads from the first log to the second one.
 	data := killed.names[logName(firstLog)].data
 	end := len(bytes.TrimRight(data, "\x00"))
 	lead := end / frameAlign * frameAlign

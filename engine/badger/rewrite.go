@@ -10,15 +10,20 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// A rewrite merges all runs into one, without what was deleted or replaced. It is
-// due when the newer runs have grown as large as the oldest, which is that of the
-// last rewrite: a byte is then written about three times in all. What a rewrite
-// has written is compared with what it read before anything is removed.
+// A rewrite merges all runs into one, and drops deleted and replaced versions. It is due
+// when the newer runs together are as large as the oldest run, which the last rewrite
+// made. So each byte is written about three times in all. A rewrite compares its output
+// with its input before it removes anything.
 const (
-	growRuns = 16       // rewrite when there are so many newer runs of as many bytes as the oldest, …
-	maxRuns  = 32       // … or this many however small, as every read looks into each, …
-	runShare = 64 << 20 // … plus one for so many bytes of the oldest, as a rewrite costs by its size
-	mergeGap = 1000     // pairs after which a rewrite looks at its context
+	// growRuns is the least number of runs for a rewrite.
+	growRuns = 16
+	// A rewrite is due when there are more than maxRuns runs, however small, because
+	// every read looks into each. One more run is allowed for each runShare bytes of the
+	// oldest run, because the cost of a rewrite grows with its size.
+	maxRuns  = 32
+	runShare = 64 << 20
+	// mergeGap is the number of pairs after which a rewrite checks its context.
+	mergeGap = 1000
 )
 
 // Vacuum implements engine.Engine. It needs as much free space as the live data.
@@ -44,7 +49,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if err = errors.Join(err, rerr); err != nil {
 		return err
 	}
-	e.flushTrouble.Store(nil) // there may be room now
+	e.flushTrouble.Store(nil) // the disk may have space now
 	e.flushSoon()
 	if err := e.awaitFlush(ctx, 0); err != nil {
 		return err
@@ -65,7 +70,7 @@ func (e *Engine) rewriteIfGrown() {
 	select {
 	case e.rewriting <- struct{}{}:
 	default:
-		return // one is running, or Close is
+		return // another rewrite runs, or Close does
 	}
 	e.background.Go(func() {
 		defer func() { <-e.rewriting }()
@@ -73,6 +78,7 @@ func (e *Engine) rewriteIfGrown() {
 	})
 }
 
+// grown reports whether a rewrite is due.
 func grown(runs []run) bool {
 	if len(runs) < growRuns {
 		return false
@@ -84,10 +90,11 @@ func grown(runs []run) bool {
 	return newer >= oldest || len(runs) > most(oldest)
 }
 
+// most returns how many runs there may be before a rewrite is due.
 func most(oldest int64) int { return maxRuns + int(oldest/runShare) }
 
-// crowded reports whether there are so many runs that nothing should be added
-// before a rewrite.
+// crowded reports whether there are so many runs that no new data should be added before
+// a rewrite.
 func (e *Engine) crowded() bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -95,8 +102,8 @@ func (e *Engine) crowded() bool {
 	return n > 0 && n > 4*most(e.content.runs[n-1].bytes())
 }
 
-// rewrite merges the runs that there are. The caller holds e.rewriting, so runs
-// are only added meanwhile.
+// rewrite merges the runs that exist when it begins. The caller holds e.rewriting, so
+// others may only add runs meanwhile.
 func (e *Engine) rewrite(ctx context.Context) error {
 	if err := e.usable(); err != nil {
 		return err
@@ -111,7 +118,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 	for _, r := range old {
 		size += r.bytes()
 	}
-	need := e.room
+	need := e.minFree
 	need.Bytes = uint64(size) + 4*memTableSize
 	if err := e.needNow(need); err != nil {
 		return err
@@ -138,7 +145,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		if e.usable() == nil { // else the manifest may name them
+		if e.usable() == nil { // otherwise the manifest may list the new tables
 			err = errors.Join(err, w.discard())
 		}
 		if errors.Is(err, engine.ErrUnknown) {
@@ -146,7 +153,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 		}
 		return fmt.Errorf("engine: rewrite: %w", mapped(err))
 	}
-	// Nobody reads the old runs any more: replace has waited for those who did.
+	// No reader uses the old runs any more, because replace has waited for e.mu.
 	var names []string
 	for _, r := range old {
 		err = errors.Join(err, r.close())

@@ -6,88 +6,92 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// The log is synced beside the committer: one group while the next one is gathered
-// and written. A group is answered when it is synced. Groups that wait together
-// share a sync.
+// A separate goroutine syncs the log. While it syncs one group, the committer gathers
+// and writes the next one. Groups that are written meanwhile share the next sync. A group
+// is answered after it is synced.
 
-// A flight is a group on its way to the disk.
-type flight struct {
-	group    []*request
-	verdicts []error
-	ts       uint64 // when something was written,
-	log      *log   // to this log
-	unknown  bool   // whether it may have been written, although that failed
+// A group is the requests that the committer commits together. It is written to the log,
+// then synced, and then answered.
+type group struct {
+	requests []*request
+	results  []error // the answer to each request
+	ts       uint64  // timestamp of the group; 0 if nothing was written
+	log      *log    // the log that has the group
+	unknown  bool    // the write failed, but the log may have the group all the same
 }
 
-func (f *flight) fail(err error) {
-	for i := range f.verdicts {
-		f.verdicts[i] = err
+// fail gives all requests the same error.
+func (g *group) fail(err error) {
+	for i := range g.results {
+		g.results[i] = err
 	}
 }
 
-func (f *flight) land() {
-	for i, r := range f.group {
-		r.err <- f.verdicts[i]
+// answer gives all requests their results.
+func (g *group) answer() {
+	for i, r := range g.requests {
+		r.err <- g.results[i]
 	}
 }
 
-// launch makes f durable and answers its requests. If others wait, it goes on
-// beside them.
-func (e *Engine) launch(f *flight, others bool) {
+// finish makes g durable and answers its requests. If others wait, it leaves that to
+// syncLoop and returns at once.
+func (e *Engine) finish(g *group, others bool) {
 	if e.opts.Durability != Power {
-		e.settle(f)
-		f.land()
+		e.publish(g)
+		g.answer()
 		return
 	}
-	if e.inFlight.Load() == 0 && !others {
-		e.sync(f)
-		f.land()
+	if e.unsynced.Load() == 0 && !others {
+		e.sync(g)
+		g.answer()
 		return
 	}
-	e.landed.Add(1)
-	e.inFlight.Add(1)
-	e.flights <- f
+	e.syncing.Add(1)
+	e.unsynced.Add(1)
+	e.toSync <- g
 }
 
-// syncLoop lands flights.
+// syncLoop syncs and answers the groups that the committer has written.
 func (e *Engine) syncLoop() {
-	for first := range e.flights {
-		group := []*flight{first}
+	for first := range e.toSync {
+		groups := []*group{first}
 		for more := true; more; {
 			select {
-			case f, ok := <-e.flights:
+			case g, ok := <-e.toSync:
 				if more = ok; ok {
-					group = append(group, f)
+					groups = append(groups, g)
 				}
 			default:
 				more = false
 			}
 		}
-		e.sync(group...)
-		for _, f := range group {
-			f.land()
-			e.inFlight.Add(-1)
-			e.landed.Done()
+		e.sync(groups...)
+		for _, g := range groups {
+			g.answer()
+			e.unsynced.Add(-1)
+			e.syncing.Done()
 		}
 	}
 }
 
-// sync makes flights durable with one sync: a new log is begun when none is in
-// flight. An error leaves the outcome unknown.
-func (e *Engine) sync(flights ...*flight) {
-	var newest *flight
-	for _, f := range flights {
-		if f.ts > 0 {
-			newest = f
+// sync makes groups durable with one sync. They are all in the same log, because a new
+// log is begun only when every group is synced. If the sync fails, the outcome of the
+// groups is unknown.
+func (e *Engine) sync(groups ...*group) {
+	var newest *group
+	for _, g := range groups {
+		if g.ts > 0 {
+			newest = g
 		}
 	}
 	if newest != nil && e.usable() == nil {
 		if err := newest.log.f.SyncData(); err != nil {
 			e.fail(fmt.Errorf("%w: sync of log %s: %w", engine.ErrUnknown, logName(newest.log.number), err))
 		} else {
-			e.settle(newest)
-			// The mark is for who reads the log after a crash. The groups are
-			// durable without it.
+			e.publish(newest)
+			// Only a reader of the log after a crash needs the mark. The groups are
+			// durable without it, so its error does not matter.
 			newest.log.mark(newest.ts)
 		}
 	}
@@ -95,21 +99,21 @@ func (e *Engine) sync(flights ...*flight) {
 	if failed == nil {
 		return
 	}
-	for _, f := range flights {
-		if f.unknown {
+	for _, g := range groups {
+		if g.unknown {
 			continue
 		}
-		if f.ts == 0 { // no effect; but what it saw may be what a sync failed on
-			f.fail(failed)
-		} else if f.ts > e.acked.Load() {
-			f.fail(fmt.Errorf("%w: %v", engine.ErrUnknown, failed))
+		if g.ts == 0 { // the group has no effect, but its conflicts may rest on writes that were not synced
+			g.fail(failed)
+		} else if g.ts > e.acked.Load() {
+			g.fail(fmt.Errorf("%w: %v", engine.ErrUnknown, failed))
 		}
 	}
 }
 
-// settle lets readers see f.
-func (e *Engine) settle(f *flight) {
-	if f.ts > 0 {
-		e.acked.Store(f.ts)
+// publish lets readers see g.
+func (e *Engine) publish(g *group) {
+	if g.ts > 0 {
+		e.acked.Store(g.ts)
 	}
 }

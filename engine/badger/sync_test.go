@@ -56,7 +56,7 @@ func (f gatedFile) SyncData() error {
 	return f.file.SyncData()
 }
 
-// gated opens a store whose log is synced when the test says so.
+// gated opens a store in which the syncs of the log wait for the test.
 func gated(t *testing.T) (*Engine, *gate) {
 	t.Helper()
 	g := newGate(newDisk("posix"))
@@ -68,7 +68,7 @@ func gated(t *testing.T) (*Engine, *gate) {
 	g.on.Store(true)
 	t.Cleanup(func() {
 		g.on.Store(false)
-		close(g.end) // for a test that failed
+		close(g.end) // in case the test failed
 		e.Close()
 	})
 	return e, g
@@ -115,10 +115,10 @@ func TestNothingIsAnsweredOrReadBeforeItIsSynced(t *testing.T) {
 	if got := value(t, e, "a"); got != "1" {
 		t.Errorf("read %q after it was acknowledged", got)
 	}
-	<-g.began // of the second
+	<-g.began // the sync of the second group began
 	waiting(t, "the second write", second)
-	// Whether the conflict is in the group of the second or after it, it is not
-	// answered before that.
+	// The conflict is answered after that sync, whether it is in the second group or in a
+	// later one.
 	for open := true; open; {
 		select {
 		case g.end <- nil:
@@ -162,8 +162,8 @@ func large(e *Engine, key, guard string) chan error {
 	return done
 }
 
-// A group is written while the one before it is synced; its guards see what is
-// not durable yet, so it is not answered before that, and fails with it.
+// A group is written while the group before it is synced. Its guards see writes that are
+// not durable. So it is answered after these are synced, and fails if their sync does.
 func TestGroupsFollowWithoutWaiting(t *testing.T) {
 	for name, c := range map[string]struct {
 		guard string
@@ -189,7 +189,7 @@ func TestGroupsFollowWithoutWaiting(t *testing.T) {
 			if err := <-first; err != nil {
 				t.Fatal(err)
 			}
-			<-g.began // of a0; a1 follows
+			<-g.began // the sync of a0 began; a1 follows
 			waiting(t, "a0", a0)
 			waiting(t, "a1", a1)
 			g.end <- errors.New("disk gone")

@@ -19,12 +19,12 @@ import (
 
 const (
 	tableSuffix = ".sst"
-	tableSize   = 4 << 20 // of pairs in a table: what building one takes of memory is three times that
-	writeChunk  = 1 << 20 // written at a time
+	tableSize   = 4 << 20 // bytes of pairs in a table; building a table takes three times as much memory
+	writeChunk  = 1 << 20 // bytes of one write
 )
 
-// tableOptions are Badger's. Values are compressed already. With OnBlockRead a
-// damaged block ends an iterator instead of being read; see tableIterator.
+// tableOptions returns Badger's options for tables. Tables are not compressed, because
+// values are. With OnBlockRead, an iterator ends at a damaged block; see tableIterator.
 func tableOptions() table.Options {
 	return table.Options{
 		TableSize:          tableSize,
@@ -35,14 +35,14 @@ func tableOptions() table.Options {
 	}
 }
 
-// A tableInfo is what the manifest says of a table. Badger ends the process when
-// it opens a table whose index or footer it can't read, so the driver has a
-// checksum of its own of that part, and looks first.
+// A tableInfo is the entry of a table in the manifest. Badger ends the process if it opens
+// a table whose index or footer it can't read. So the driver has its own checksum of that
+// part and checks it first.
 type tableInfo struct {
 	number  uint64
 	size    int64
-	tail    int64  // bytes of index and footer
-	tailSum uint32 // CRC-32C of them
+	tail    int64  // size of index and footer
+	tailSum uint32 // CRC-32C of index and footer
 }
 
 // An openTable is one of Badger's tables, mapped.
@@ -52,8 +52,8 @@ type openTable struct {
 	unmap func() error
 }
 
-// openTableFile opens the table that info describes. An error matches
-// engine.ErrCorrupt when it is not the table that was written.
+// openTableFile opens the table that info describes. If the file is not the one that was
+// written, the error matches engine.ErrCorrupt.
 func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 	defer faults()()
 	name := tableName(info.number)
@@ -89,8 +89,8 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 	return &openTable{tableInfo: info, table: bt, unmap: unmap}, nil
 }
 
-// describe returns what the manifest is to say of a table that Badger has built.
-// At its end are the index, its length, a checksum and that one's length.
+// describe returns the manifest's entry for a table that Badger has built. A table ends
+// with the index, its length, a checksum, and the length of the checksum.
 func describe(number uint64, data []byte) tableInfo {
 	u32 := func(at int) int { return int(binary.BigEndian.Uint32(data[at:])) }
 	n := len(data)
@@ -99,8 +99,7 @@ func describe(number uint64, data []byte) tableInfo {
 	return tableInfo{number: number, size: int64(n), tail: int64(tail), tailSum: crc32.Checksum(data[n-tail:], castagnoli)}
 }
 
-// A run is a sequence of tables in the order of their keys, none of which is in
-// two of them.
+// A run is a sequence of tables in the order of their keys. No key is in two of them.
 type run []*openTable
 
 func (r run) bytes() (n int64) {
@@ -110,14 +109,14 @@ func (r run) bytes() (n int64) {
 	return n
 }
 
-// find returns the index of the first table that ends at or behind seek, a key
-// with a timestamp.
+// find returns the index of the first table that ends at or after seek, a key with a
+// timestamp.
 func (r run) find(seek []byte) int {
 	return sort.Search(len(r), func(i int) bool { return y.CompareKeys(r[i].table.Biggest(), seek) >= 0 })
 }
 
-// get returns a copy of the value at key's newest version up to that of seek, a
-// key with a timestamp and the hash of the key. A nil value means deleted.
+// get returns a copy of the newest value of a key up to a timestamp. seek is the key with
+// the timestamp, and hash the hash of the key. A nil value means that the key is deleted.
 func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
 	i := r.find(seek)
 	if i == len(r) || r[i].table.DoesNotHave(hash) {
@@ -136,8 +135,9 @@ func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
 	return bytes.Clone(s.Value), true, nil
 }
 
-// A tableIterator is Badger's, which ends at a damaged block as if the table ended
-// there, or panics. This one notices: a table ends with its biggest key.
+// A tableIterator wraps Badger's iterator, which panics at a damaged block or ends as if
+// the table ended there. A tableIterator notices, because a table ends with its biggest
+// key.
 type tableIterator struct {
 	it      *table.Iterator
 	of      *openTable
@@ -149,8 +149,8 @@ func newTableIterator(t *openTable, damaged *error) *tableIterator {
 	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, damaged: damaged}
 }
 
-// check ends the iterator, with an error, when there should be more. Defer it with
-// what may be evaluated before.
+// check ends the iterator with an error if it panicked, or if it has no pair although more
+// is true. It must be deferred, and more is evaluated before the iterator moves.
 func (it *tableIterator) check(more bool) {
 	if r := recover(); r != nil {
 		it.fail(panicked(r))
@@ -184,11 +184,11 @@ func (it *tableIterator) Key() []byte          { return it.it.Key() }
 func (it *tableIterator) Value() y.ValueStruct { return it.it.Value() }
 func (it *tableIterator) Close() error         { return it.it.Close() }
 
-// A runIterator iterates over the tables of a run, and has one of them open.
+// A runIterator iterates over the tables of a run, one after the other.
 type runIterator struct {
 	run     run
 	at      int
-	it      *tableIterator // of run[at], if at < len(run)
+	it      *tableIterator // iterates over run[at], if at < len(run)
 	damaged *error
 }
 
@@ -231,7 +231,7 @@ func (it *runIterator) Close() error {
 	return nil
 }
 
-// A census identifies a sequence of versions.
+// A census is a count and a hash of a sequence of versions.
 type census struct {
 	n int
 	h maphash.Hash
@@ -256,13 +256,13 @@ func (c *census) equal(o *census) bool {
 	return c.n == o.n && (c.n == 0 || c.h.Sum64() == o.h.Sum64())
 }
 
-// A tableWriter writes a run. Badger builds the tables in memory; the driver
-// writes them, so that a full or failing disk is an error.
+// A tableWriter writes a run. Badger builds the tables in memory. The driver writes them,
+// so that a full or failing disk is an error.
 type tableWriter struct {
 	files   files
-	number  func() uint64 // of the next table
+	number  func() uint64 // returns the number for the next table
 	builder *table.Builder
-	pending int // bytes in builder
+	pending int // bytes of pairs in builder
 	infos   []tableInfo
 	all     census
 }
@@ -302,8 +302,8 @@ func (w *tableWriter) flush() error {
 	return errors.Join(err, f.Close())
 }
 
-// finish makes the run durable, but for the manifest, and opens it. What it reads
-// back must be what was added.
+// finish makes the tables of the run durable and opens it. It reads the run and compares
+// it with the versions that were added. The caller has to list the run in the manifest.
 func (w *tableWriter) finish() (run, error) {
 	if err := w.flush(); err != nil {
 		return nil, err
@@ -331,7 +331,7 @@ func (w *tableWriter) finish() (run, error) {
 	return r, nil
 }
 
-// discard removes what was written.
+// discard removes the tables that were written.
 func (w *tableWriter) discard() error {
 	if w.builder != nil {
 		w.builder.Close()
@@ -355,7 +355,7 @@ func openRun(d files, infos []tableInfo) (run, error) {
 	return r, nil
 }
 
-// close unmaps the tables. Nobody may be reading them.
+// close unmaps the tables. No reader may use them.
 func (r run) close() error {
 	var err error
 	for _, t := range r {

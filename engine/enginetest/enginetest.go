@@ -1,5 +1,5 @@
-// Package enginetest is the contract of engine.Engine in executable form. A
-// driver's whole test is a call of Run:
+// Package enginetest tests drivers against the contract of engine.Engine. The
+// whole test of a driver is one call of Run:
 //
 //	func TestEngine(t *testing.T) {
 //		enginetest.Run(t, enginetest.Driver{
@@ -9,8 +9,12 @@
 //	}
 //
 // Every sentence of the contract is a case. Cases return errors instead of
-// failing, so that the suite itself can be tested: mutants of a correct engine
-// must fail it (mutant_test.go).
+// failing a testing.T, so that the suite itself can be tested: mutants of a correct
+// engine must fail it (mutant_test.go).
+//
+// The package also has tools for tests of code that uses an engine. Faulty is an
+// engine that fails as planned. Explore runs actors that share an engine under every
+// order of their calls.
 package enginetest
 
 import (
@@ -24,22 +28,23 @@ import (
 
 // A Driver is what Run needs to know about an engine.
 type Driver struct {
-	// Open opens the store at dir, which exists and is empty at first; a durable
+	// Open opens the store at dir, and creates it if dir does not exist. A durable
 	// driver is given the same dir again and must find what it acknowledged.
 	Open func(dir string) (engine.Engine, error)
-	// Durable drivers keep what they acknowledged when they are closed.
+	// Durable says that the engine keeps what it acknowledged when it is closed.
 	Durable bool
-	// Exclusive drivers refuse a second Open of a directory with ErrLocked.
+	// Exclusive says that a second Open of the same directory fails with ErrLocked.
 	Exclusive bool
 }
 
-// A rig is a driver and a directory of one case.
+// A rig is the driver, the directory and the open engine of one case.
 type rig struct {
 	Driver
 	dir string
 	e   engine.Engine
 }
 
+// reopen closes the engine and opens it again.
 func (r *rig) reopen() (err error) {
 	if err := r.e.Close(); err != nil {
 		return err
@@ -83,6 +88,7 @@ var cases = []testCase{
 	{"AClosedEngineRefuses", closed},
 }
 
+// errSkip is what a case returns that the driver need not pass.
 var errSkip = errors.New("does not apply to this driver")
 
 // Run checks that the engines of d keep the contract of engine.Engine.
@@ -108,7 +114,8 @@ func (d Driver) run(c testCase, parent string) (err error) {
 	return c.check(r)
 }
 
-// bounded limits a case: an engine that hangs fails.
+// bounded returns a context that ends after two minutes, so that an engine that
+// hangs fails its case.
 func bounded() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 2*time.Minute)
 }

@@ -12,51 +12,51 @@ import (
 
 // A Fault says what becomes of one call.
 type Fault struct {
-	// Err is returned instead of the call's own result.
+	// Err is returned in place of the call's own result.
 	Err error
-	// Applied makes an Apply take effect all the same: with engine.ErrUnknown
-	// as Err, the outcome that the caller can't see.
+	// Applied makes an Apply with Err take effect all the same. With engine.ErrUnknown
+	// as Err, this is an Apply whose reply was lost.
 	Applied bool
 	// Late makes an Apply with Err take effect just before the next call of the
-	// engine, as an attempt that was still on its way does.
+	// engine, like an attempt that was delayed on the network.
 	Late bool
-	// Pairs is how many pairs a Scan with Err yields before it fails. A Scan that has
-	// no more pairs than that fails at its end.
+	// Pairs is how many pairs a Scan with Err yields before it fails. A Scan with fewer
+	// pairs fails at its end.
 	Pairs int
 	// Latency delays the call.
 	Latency time.Duration
-	// Crash makes this call, and all after it, fail with engine.ErrClosed. An
-	// Apply has taken effect if Applied is set.
+	// Crash makes this call and all later ones fail with engine.ErrClosed. An Apply
+	// takes effect if Applied is set.
 	Crash bool
 }
 
-// Call is a call that a plan decides about.
+// A Call is a call of the engine that a plan decides about.
 type Call struct {
-	N     int    // of this engine, from 1, in the order of arrival
+	N     int    // number of the call, from 1, in the order of arrival
 	Apply int    // number of the Apply, from 1; 0 for other calls
 	Op    string // "Get", "Scan", "Apply" or "Vacuum"
 	Batch *engine.Batch
-	Range engine.Range // of a Scan
-	// Read is the number of keys of a Get. Done also learns in it how many pairs a Scan
-	// has yielded.
+	Range engine.Range // for a Scan
+	// Read is the number of keys of a Get. For a Scan, Done finds in it the number of
+	// pairs that the Scan yielded.
 	Read int
 }
 
-// Faulty is an engine that fails as its plan says. Embed any engine.
+// Faulty is an engine that fails as its plan says. It can embed any engine.
 type Faulty struct {
 	engine.Engine
 	// Plan decides about each call before the call is made. It is called for one call
-	// at a time, and must not use this engine; it may use the one that is embedded.
+	// at a time. It may use the embedded engine, but not the Faulty itself.
 	Plan func(Call) Fault
-	// Done, if set, is called when a call has ended, with the error that its caller is
-	// given. A Scan ends when its caller has seen the last pair or breaks off. Calls at
-	// the same time end at the same time.
+	// Done, if set, is called when a call has ended, with the error that the caller
+	// gets. A Scan ends when the caller has seen the last pair or breaks out of the loop.
+	// Done is called concurrently for concurrent calls.
 	Done func(Call, error)
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	calls   int
 	applies int
-	late    []*engine.Batch
+	late    []*engine.Batch // take effect before the next call
 	crashed bool
 }
 
@@ -70,7 +70,7 @@ func CrashAfter(n int) func(Call) Fault {
 	}
 }
 
-// decide returns the call with its numbers, and what becomes of it.
+// decide numbers the call and returns it with the fault that is planned for it.
 func (f *Faulty) decide(ctx context.Context, c Call) (Call, Fault) {
 	f.mu.Lock()
 	fault := f.planned(ctx, &c)
@@ -79,10 +79,11 @@ func (f *Faulty) decide(ctx context.Context, c Call) (Call, Fault) {
 	return c, fault
 }
 
-// planned asks the plan; f.mu is held.
+// planned numbers the call and asks the plan. The caller holds f.mu.
 func (f *Faulty) planned(ctx context.Context, c *Call) Fault {
 	for _, late := range f.late {
-		// Its guards may not hold any more; nobody learns of it.
+		// The batch may be refused because its guards are false by now. No caller waits
+		// for the outcome.
 		_ = f.Engine.Apply(context.WithoutCancel(ctx), late)
 	}
 	f.late = nil
@@ -110,7 +111,7 @@ func (f *Faulty) planned(ctx context.Context, c *Call) Fault {
 	return fault
 }
 
-// done tells that a call has ended, and returns its error.
+// done calls Done for a call that has ended, and returns its error.
 func (f *Faulty) done(c Call, err error) error {
 	if f.Done != nil {
 		f.Done(c, err)
@@ -128,7 +129,7 @@ func (f *Faulty) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return values, f.done(c, err)
 }
 
-// Scan implements engine.Engine. All pages are one call.
+// Scan implements engine.Engine. The whole Scan is one call.
 func (f *Faulty) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return func(yield func(engine.Pair, error) bool) {
 		c, fault := f.decide(ctx, Call{Op: "Scan", Range: r})
@@ -139,8 +140,8 @@ func (f *Faulty) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	}
 }
 
-// pairs yields the pairs of a Scan, and counts them. It returns the error that is to be
-// yielded last.
+// pairs yields the pairs of a Scan and counts them. It returns the error that Scan
+// yields at the end.
 func (f *Faulty) pairs(ctx context.Context, c *Call, fault Fault, yield func(engine.Pair, error) bool) error {
 	if fault.Err != nil && fault.Pairs == 0 {
 		return fault.Err

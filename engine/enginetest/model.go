@@ -14,7 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
-// outcome is what of an Apply's result must agree between engines.
+// outcome returns the part of an Apply's result that must be the same for all engines.
 func outcome(err error) string {
 	for _, e := range []error{engine.ErrConflict, engine.ErrTooLarge, engine.ErrInvalid, engine.ErrUnknown} {
 		if errors.Is(err, e) {
@@ -28,8 +28,8 @@ func outcome(err error) string {
 	return fmt.Sprint(err)
 }
 
-// randomBatch draws a batch over a few short keys, some extending others; about
-// one guard in four is false.
+// randomBatch returns a batch over a few short keys, some of which extend others.
+// About one guard in four is false.
 func randomBatch(rng *rand.Rand, state engine.Engine) (*engine.Batch, error) {
 	key := func() []byte { return bytes.Repeat([]byte{'a' + byte(rng.IntN(3))}, 1+rng.IntN(4)) }
 	val := func() []byte { return bytes.Repeat([]byte{'0' + byte(rng.IntN(3))}, 1+rng.IntN(40)) }
@@ -55,8 +55,8 @@ func randomBatch(rng *rand.Rand, state engine.Engine) (*engine.Batch, error) {
 	return &b, nil
 }
 
-// model applies one seeded random history to the engine and to the reference:
-// outcomes, reads and the final scan are equal.
+// model applies one seeded random history to the engine and to a reference. The
+// outcomes and the contents must be the same.
 func model(r *rig) error {
 	rng := rand.New(rand.NewPCG(1, 2))
 	ref := memory.New()
@@ -107,6 +107,7 @@ func same(want, got engine.Engine) error {
 	return nil
 }
 
+// durable checks that acknowledged writes and deletes survive reopening.
 func durable(r *rig) error {
 	if !r.Durable {
 		return errSkip
@@ -136,101 +137,108 @@ func durable(r *rig) error {
 	return nil
 }
 
-// Writers go on while the engine vacuums, again and again; nothing is lost,
-// nothing that was deleted comes back, also after reopening.
+// vacuum runs Vacuum again and again beside writers. No write may be lost and no
+// deleted key may come back, also after reopening.
 func vacuum(r *rig) error {
-	const writers, keys = 4, 60
-	counts := make([][keys]int, writers)
-	errs := make([]error, writers+1)
+	writers := make([]vacuumWriter, 4)
+	errs := make([]error, len(writers)+1)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	for w := range writers {
-		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(w), 7))
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				i := rng.IntN(keys)
-				key := fmt.Appendf(nil, "w%d/%02d", w, i)
-				var b engine.Batch
-				next := counts[w][i] + 1
-				if rng.IntN(4) == 0 {
-					next = 0
-					b.Delete(key)
-				} else {
-					b.Set(key, fmt.Appendf(nil, "%d %s", next, bytes.Repeat(k("."), 300)))
-				}
-				if errs[w] = r.e.Apply(background, &b); errs[w] != nil {
-					return
-				}
-				counts[w][i] = next
-			}
-		})
+	for i := range writers {
+		w := &writers[i]
+		w.name = fmt.Sprint("w", i)
+		rng := rand.New(rand.NewPCG(uint64(i), 7))
+		wg.Go(func() { errs[i] = w.write(r.e, rng, stop) })
 	}
 	for range 5 {
-		if errs[writers] = r.e.Vacuum(background); errs[writers] != nil {
+		if errs[len(writers)] = r.e.Vacuum(background); errs[len(writers)] != nil {
 			break
 		}
 	}
 	close(stop)
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	check := func() error {
+		var errs []error
+		for i := range writers {
+			errs = append(errs, writers[i].check(r.e))
+		}
+		return errors.Join(errs...)
+	}
+	err := errors.Join(append(errs, check())...)
+	if !r.Durable || err != nil {
 		return err
 	}
-	check := func() error {
-		for w := range writers {
-			for i, n := range counts[w] {
-				vs, err := r.e.Get(background, fmt.Appendf(nil, "w%d/%02d", w, i))
-				if err != nil {
-					return err
-				}
-				got := 0
-				if vs[0] != nil {
-					if _, err := fmt.Sscan(string(vs[0]), &got); err != nil {
-						return err
-					}
-				}
-				if got != n {
-					return fmt.Errorf("w%d/%02d is at %d, want %d", w, i, got, n)
-				}
-			}
-		}
-		return nil
+	if err := r.reopen(); err != nil {
+		return err
 	}
-	err := check()
-	if r.Durable && err == nil {
-		if err = r.reopen(); err == nil {
-			err = check()
-		}
-	}
-	return err
+	return check()
 }
 
-// After a delete and Vacuum, the removed bytes are in none of the files.
+// A vacuumWriter counts up and deletes counters of its own.
+type vacuumWriter struct {
+	name   string
+	counts [60]int // what each counter stands at; 0 means deleted
+}
+
+func (w *vacuumWriter) key(i int) []byte { return fmt.Appendf(nil, "%s/%02d", w.name, i) }
+
+// write changes random counters until stop is closed.
+func (w *vacuumWriter) write(e engine.Engine, rng *rand.Rand, stop <-chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		i := rng.IntN(len(w.counts))
+		var b engine.Batch
+		next := w.counts[i] + 1
+		if rng.IntN(4) == 0 {
+			next = 0
+			b.Delete(w.key(i))
+		} else {
+			b.Set(w.key(i), fmt.Appendf(nil, "%d %s", next, bytes.Repeat(k("."), 300)))
+		}
+		if err := e.Apply(background, &b); err != nil {
+			return err
+		}
+		w.counts[i] = next
+	}
+}
+
+// check compares the counters with those in the engine.
+func (w *vacuumWriter) check(e engine.Engine) error {
+	for i, want := range w.counts {
+		vs, err := e.Get(background, w.key(i))
+		if err != nil {
+			return err
+		}
+		got := 0
+		if vs[0] != nil {
+			if _, err := fmt.Sscan(string(vs[0]), &got); err != nil {
+				return err
+			}
+		}
+		if got != want {
+			return fmt.Errorf("%s is at %d, want %d", w.key(i), got, want)
+		}
+	}
+	return nil
+}
+
+// vacuumBytes checks that the bytes of a deleted value are in none of the files
+// after Vacuum.
 func vacuumBytes(r *rig) error {
-	if !r.Durable || !r.Exclusive { // exclusive drivers are those with files here
+	if !r.Durable || !r.Exclusive { // only exclusive drivers have files in the directory
 		return errSkip
 	}
 	secret := make([]byte, 64)
 	rand.NewChaCha8([32]byte{42}).Read(secret)
-	var set, del engine.Batch
-	set.Set(k("secret"), secret)
-	set.Set(k("kept"), k("kept value"))
-	del.Delete(k("secret"))
-	for i := range 200 { // and some bulk, so that files exist and shrink
-		key := fmt.Appendf(nil, "bulk%04d", i)
-		v := make([]byte, 5000)
-		rand.NewChaCha8([32]byte{byte(i), 1}).Read(v)
-		set.Set(key, v)
-		del.Delete(key)
-	}
-	if err := r.e.Apply(background, &set); err != nil {
+	set, del := secretBatches(secret)
+	if err := r.e.Apply(background, set); err != nil {
 		return err
 	}
-	if err := r.reopen(); err != nil { // reaches every kind of file
+	if err := r.reopen(); err != nil { // brings the value into every kind of file
 		return err
 	}
 	found, err := grep(r.dir, secret)
@@ -240,7 +248,7 @@ func vacuumBytes(r *rig) error {
 	if found == "" {
 		return errors.New("the marker is not in the files even before its removal: the test shows nothing")
 	}
-	if err := r.e.Apply(background, &del); err != nil {
+	if err := r.e.Apply(background, del); err != nil {
 		return err
 	}
 	if err := r.e.Vacuum(background); err != nil {
@@ -252,6 +260,24 @@ func vacuumBytes(r *rig) error {
 	return expect(r.e, `["kept value" ""]`, "kept", "secret")
 }
 
+// secretBatches returns a batch that sets the secret and much else, so that the
+// engine makes files and can shrink them, and a batch that deletes all but one value.
+func secretBatches(secret []byte) (set, del *engine.Batch) {
+	set, del = &engine.Batch{}, &engine.Batch{}
+	set.Set(k("secret"), secret)
+	set.Set(k("kept"), k("kept value"))
+	del.Delete(k("secret"))
+	for i := range 200 {
+		key := fmt.Appendf(nil, "bulk%04d", i)
+		v := make([]byte, 5000)
+		rand.NewChaCha8([32]byte{byte(i), 1}).Read(v)
+		set.Set(key, v)
+		del.Delete(key)
+	}
+	return set, del
+}
+
+// grep returns a file below dir that contains what, or "".
 func grep(dir string, what []byte) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -260,7 +286,7 @@ func grep(dir string, what []byte) (string, error) {
 		}
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed since it was listed
+			return nil // the file was removed after it was listed
 		}
 		if bytes.Contains(data, what) {
 			found = path
@@ -270,6 +296,7 @@ func grep(dir string, what []byte) (string, error) {
 	return found, err
 }
 
+// locked checks that a second Open of the directory fails and names this process.
 func locked(r *rig) error {
 	if !r.Exclusive {
 		return errSkip
@@ -286,6 +313,7 @@ func locked(r *rig) error {
 	return put(r.e, "still", "works")
 }
 
+// closed checks that a closed engine refuses every call and can be closed again.
 func closed(r *rig) error {
 	if err := r.e.Close(); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
-// A mutant is a correct engine with one thing broken: the suite must fail it.
+// A mutant is a correct engine with one defect. The suite must find the defect.
 type mutant struct {
 	*memory.Engine
 	apply func(m *mutant, ctx context.Context, b *engine.Batch) error
@@ -48,7 +48,7 @@ func (m *mutant) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 	return m.Engine.Scan(ctx, r)
 }
 
-// checkGuards looks at the guards of b outside of any lock.
+// checkGuards checks the guards of b without a lock.
 func (m *mutant) checkGuards(ctx context.Context, b *engine.Batch) error {
 	if err := b.Check(m.Limits()); err != nil {
 		return err

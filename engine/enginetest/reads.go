@@ -15,7 +15,7 @@ var background = context.Background()
 
 func k(s string) []byte { return []byte(s) }
 
-// put applies sets: key, value, key, value, …
+// put applies one batch that sets keys: kv is key, value, key, value, …
 func put(e engine.Engine, kv ...string) error {
 	var b engine.Batch
 	for i := 0; i < len(kv); i += 2 {
@@ -24,6 +24,7 @@ func put(e engine.Engine, kv ...string) error {
 	return e.Apply(background, &b)
 }
 
+// values returns the values of keys as one string; an absent value is "".
 func values(e engine.Engine, keys ...string) (string, error) {
 	ks := make([][]byte, len(keys))
 	for i, s := range keys {
@@ -33,6 +34,7 @@ func values(e engine.Engine, keys ...string) (string, error) {
 	return fmt.Sprintf("%q", vs), err
 }
 
+// expect checks that Get of keys returns values that are written like want.
 func expect(e engine.Engine, want string, keys ...string) error {
 	got, err := values(e, keys...)
 	if err == nil && got != want {
@@ -41,6 +43,7 @@ func expect(e engine.Engine, want string, keys ...string) error {
 	return err
 }
 
+// collect returns the keys of a range.
 func collect(e engine.Engine, r engine.Range) (keys []string, err error) {
 	for p, err := range e.Scan(background, r) {
 		if err != nil {
@@ -51,6 +54,7 @@ func collect(e engine.Engine, r engine.Range) (keys []string, err error) {
 	return keys, nil
 }
 
+// getMissing reads absent keys, one key twice, and no key at all.
 func getMissing(r *rig) error {
 	if err := put(r.e, "b", "1"); err != nil {
 		return err
@@ -69,7 +73,8 @@ func getMissing(r *rig) error {
 	return nil
 }
 
-// A writer moves one token between two keys; a reader must see exactly one.
+// getSnapshot has a writer move one token between two keys. A Get of both must see
+// exactly one token.
 func getSnapshot(r *rig) error {
 	if err := put(r.e, "x", "1"); err != nil {
 		return err
@@ -78,18 +83,7 @@ func getSnapshot(r *rig) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for i := range 300 {
-			from, to := "x", "y"
-			if i%2 == 1 {
-				from, to = to, from
-			}
-			var b engine.Batch
-			b.Set(k(to), k("1"))
-			b.Delete(k(from))
-			if failed = r.e.Apply(background, &b); failed != nil {
-				return
-			}
-		}
+		failed = moveToken(r.e)
 	}()
 	for {
 		vs, err := r.e.Get(background, k("x"), k("y"))
@@ -107,6 +101,22 @@ func getSnapshot(r *rig) error {
 	}
 }
 
+// moveToken moves the token from key x to key y and back, 300 times in all.
+func moveToken(e engine.Engine) error {
+	from, to := "x", "y"
+	for range 300 {
+		var b engine.Batch
+		b.Set(k(to), k("1"))
+		b.Delete(k(from))
+		if err := e.Apply(background, &b); err != nil {
+			return err
+		}
+		from, to = to, from
+	}
+	return nil
+}
+
+// scanOrder scans ranges over keys of which some extend others.
 func scanOrder(r *rig) error {
 	keys := []string{"\x00", "\x00\x00", "\x00\x01", "\x01", "A", "a", "a\x00", "a\x00b", "ab", "b", "\xfe\xff", "\xff", "\xff\xff", "\xff\xff\xff"}
 	var b engine.Batch
@@ -141,6 +151,8 @@ func scanOrder(r *rig) error {
 	return nil
 }
 
+// scanLimit checks that a Scan yields no more pairs than its limit, and that a
+// reader that breaks out of the loop holds no lock.
 func scanLimit(r *rig) error {
 	if err := fill(r.e, "k", 2500); err != nil {
 		return err
@@ -163,9 +175,10 @@ func scanLimit(r *rig) error {
 			break
 		}
 	}
-	return put(r.e, "after", "break") // a reader that left holds nothing
+	return put(r.e, "after", "break")
 }
 
+// fill sets n keys that begin with prefix. Their values have 1 to 500 bytes.
 func fill(e engine.Engine, prefix string, n int) error {
 	var b engine.Batch
 	for i := range n {
@@ -174,7 +187,8 @@ func fill(e engine.Engine, prefix string, n int) error {
 	return e.Apply(background, &b)
 }
 
-// Values of many sizes, so that pages end by count and by bytes.
+// scanPages scans values of many sizes, so that some pages end because they have
+// enough pairs and others because they have enough bytes.
 func scanPages(r *rig) error {
 	want := 0
 	for i := range 8 {
@@ -203,6 +217,7 @@ func scanPages(r *rig) error {
 	return nil
 }
 
+// scanError checks that a Scan that is cancelled yields one error and then ends.
 func scanError(r *rig) error {
 	if err := fill(r.e, "k", 3000); err != nil {
 		return err
@@ -230,33 +245,39 @@ func scanError(r *rig) error {
 	return nil
 }
 
-// Once Apply has returned, every later read sees it, from any goroutine.
-func readYourWrites(r *rig) error {
+// together calls f(0) to f(n-1) at the same time and returns their errors.
+func together(n int, f func(i int) error) error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	errs := make([]error, 8)
-	for w := range errs {
-		wg.Go(func() {
-			for i := range 50 {
-				key, v := fmt.Sprint("w", w), fmt.Sprint(i)
-				if errs[w] = put(r.e, key, v); errs[w] != nil {
-					return
-				}
-				if errs[w] = expect(r.e, fmt.Sprintf("[%q]", v), key); errs[w] != nil {
-					return
-				}
-				got, err := collect(r.e, engine.Range{Start: k(key), Limit: 1})
-				if err != nil || len(got) != 1 || got[0] != key {
-					errs[w] = fmt.Errorf("Scan after Apply = %q, %v", got, err)
-					return
-				}
-			}
-		})
+	for i := range errs {
+		wg.Go(func() { errs[i] = f(i) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// nothing returned is shared, nothing passed in is retained.
+// readYourWrites checks that a read after an Apply has returned sees what it wrote.
+func readYourWrites(r *rig) error {
+	return together(8, func(w int) error {
+		for i := range 50 {
+			key, v := fmt.Sprint("w", w), fmt.Sprint(i)
+			if err := put(r.e, key, v); err != nil {
+				return err
+			}
+			if err := expect(r.e, fmt.Sprintf("[%q]", v), key); err != nil {
+				return err
+			}
+			got, err := collect(r.e, engine.Range{Start: k(key), Limit: 1})
+			if err != nil || len(got) != 1 || got[0] != key {
+				return fmt.Errorf("Scan after Apply = %q, %v", got, err)
+			}
+		}
+		return nil
+	})
+}
+
+// aliasing checks that the engine keeps no slice that it was passed, and returns no
+// slice that it or another caller uses.
 func aliasing(r *rig) error {
 	key, val := k("key"), k("val")
 	var b engine.Batch

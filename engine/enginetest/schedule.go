@@ -15,14 +15,15 @@ import (
 )
 
 // A Scenario is what Explore runs under every schedule: actors that share an
-// engine. Every call of theirs (a Get, a page of a Scan, an Apply) is one atomic
-// step, and one step is taken at a time. Actors should do the same under the same
-// schedule: no goroutines of their own that use the engine, no clock, nothing random
-// that decides what they do next. Explore counts where they did not.
+// engine. Each call of an actor (a Get, a page of a Scan, an Apply) is one atomic
+// step, and one step is taken at a time. An actor should take the same steps
+// whenever the schedule is the same: it should start no goroutines that use the
+// engine, and decide nothing by a clock or by chance. Explore counts the schedules
+// that could not be repeated.
 type Scenario struct {
 	Engine engine.Engine // as the actors find it; a new one for every schedule
 	Actors []Actor
-	// Step is called after every Apply, with nobody at work; an error fails the
+	// Step is called after every Apply, while no actor runs. An error fails the
 	// schedule.
 	Step func() error
 	// End is called when all actors are done.
@@ -40,11 +41,11 @@ type Explored struct {
 	Schedules int
 	Steps     int
 	Longest   int // steps of the longest schedule
-	Left      int // schedules that were found and not run: more may differ from these
-	Diverged  int // schedules that could not be taken, as the actors did something else before
+	Left      int // schedules that were found and not run; others may branch off them
+	Diverged  int // schedules that were given up because the actors took other steps than before
 }
 
-// A ScheduleError is a schedule that fails, with all that was done.
+// A ScheduleError is a schedule that failed, with a trace of its steps.
 type ScheduleError struct {
 	Schedule []int // the actor of each step: see Replay
 	Trace    []string
@@ -58,12 +59,12 @@ func (e *ScheduleError) Error() string {
 // Unwrap returns Err.
 func (e *ScheduleError) Unwrap() error { return e.Err }
 
-// Explore runs the scenario under every schedule with at most so many
-// preemptions: switches away from an actor that could go on. Most faults of
+// Explore runs the scenario under every schedule with at most the given number of
+// preemptions. A preemption is a switch away from an actor that could go on. Most faults of
 // concurrent programs need two or fewer (Musuvathi and Qadeer, "Iterative Context
-// Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007). It
-// returns the first schedule that fails as a *ScheduleError. If limit is not 0, it runs
-// so many schedules at most, in a random order.
+// Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007).
+// Explore returns the first schedule that fails as a *ScheduleError. If limit is not 0,
+// it runs at most limit schedules, in a random order.
 func Explore(preemptions, limit int, build func() (Scenario, error)) (Explored, error) {
 	x := &explorer{build: build, bound: preemptions, limit: limit, stack: []prefix{{}}}
 	var wg sync.WaitGroup
@@ -81,8 +82,8 @@ func Replay(schedule []int, build func() (Scenario, error)) error {
 	return err
 }
 
-// A prefix is the beginning of a schedule; what follows is the default: go on
-// with the same actor, and when it is done with the first one that is not.
+// A prefix is the beginning of a schedule. After the prefix the same actor goes on.
+// When it is done, the first actor that is not done goes on.
 type prefix struct {
 	choices []int
 	spent   int // preemptions
@@ -91,71 +92,79 @@ type prefix struct {
 type explorer struct {
 	build func() (Scenario, error)
 	bound int
-	limit int // of schedules; 0: none
+	limit int // greatest number of schedules; 0 means no limit
 
-	mu     sync.Mutex // guards what follows
-	stack  []prefix
-	busy   int
+	mu     sync.Mutex // guards the fields below
+	stack  []prefix   // schedules to run
+	busy   int        // schedules that are being run
 	done   Explored
 	failed error
 }
 
+// work runs schedules until none is left, the limit is reached, or one has failed.
 func (x *explorer) work() {
 	for {
-		x.mu.Lock()
-		if x.failed != nil || len(x.stack) == 0 && x.busy == 0 || x.limit > 0 && x.done.Schedules+x.busy >= x.limit {
-			x.mu.Unlock()
+		p, found, end := x.take()
+		switch {
+		case end:
 			return
-		}
-		if len(x.stack) == 0 {
-			x.mu.Unlock()
+		case !found: // another worker may find more
 			runtime.Gosched()
 			continue
 		}
-		if x.limit > 0 {
-			i := rand.IntN(len(x.stack))
-			x.stack[i], x.stack[len(x.stack)-1] = x.stack[len(x.stack)-1], x.stack[i]
-		}
-		p := x.stack[len(x.stack)-1]
-		x.stack = x.stack[:len(x.stack)-1]
-		x.busy++
-		x.mu.Unlock()
 		steps, err := execute(p.choices, x.build, false)
-		if errors.Is(err, errDiverged) {
-			x.mu.Lock()
-			x.busy--
-			x.done.Diverged++
-			x.mu.Unlock()
-			continue
-		}
-		if err != nil { // once more, with all that was done
-			chosen := make([]int, len(steps))
-			for i, d := range steps {
-				chosen[i] = d.chosen
-			}
-			if again := Replay(chosen, x.build); again != nil {
+		if err != nil && !errors.Is(err, errDiverged) { // once more, with a trace
+			if again := Replay(choices(steps), x.build); again != nil {
 				err = again
 			}
 		}
-		x.mu.Lock()
-		x.busy--
-		x.done.Schedules++
-		x.done.Steps += len(steps)
-		x.done.Longest = max(x.done.Longest, len(steps))
-		if err != nil && x.failed == nil {
-			x.failed = err
-		}
-		x.branch(p, steps)
-		x.mu.Unlock()
+		x.record(p, steps, err)
 	}
 }
 
-// branch adds the schedules that differ from one that was run after its prefix.
-func (x *explorer) branch(p prefix, steps []decision) {
-	chosen := make([]int, len(steps))
-	for i, d := range steps {
-		chosen[i] = d.chosen
+// take takes the next schedule to run, if one is known. It reports an end if no
+// schedule will follow.
+func (x *explorer) take() (p prefix, found, end bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n := len(x.stack)
+	if x.failed != nil || n == 0 && x.busy == 0 || x.limit > 0 && x.done.Schedules+x.busy >= x.limit {
+		return prefix{}, false, true
 	}
+	if n == 0 {
+		return prefix{}, false, false
+	}
+	if x.limit > 0 {
+		i := rand.IntN(n)
+		x.stack[i], x.stack[n-1] = x.stack[n-1], x.stack[i]
+	}
+	p, x.stack = x.stack[n-1], x.stack[:n-1]
+	x.busy++
+	return p, true, false
+}
+
+// record counts a schedule that was run and adds the schedules that branch off it.
+func (x *explorer) record(p prefix, steps []decision, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.busy--
+	if errors.Is(err, errDiverged) {
+		x.done.Diverged++
+		return
+	}
+	x.done.Schedules++
+	x.done.Steps += len(steps)
+	x.done.Longest = max(x.done.Longest, len(steps))
+	if x.failed == nil {
+		x.failed = err
+	}
+	x.branch(p, steps)
+}
+
+// branch adds the schedules that differ from steps in one choice after the prefix p,
+// and spend no more preemptions than the bound.
+func (x *explorer) branch(p prefix, steps []decision) {
+	chosen := choices(steps)
 	for i := len(steps) - 1; i >= len(p.choices); i-- {
 		for _, alt := range steps[i].enabled {
 			spent := p.spent
@@ -165,103 +174,164 @@ func (x *explorer) branch(p prefix, steps []decision) {
 			if alt == steps[i].chosen || spent > x.bound {
 				continue
 			}
-			next := prefix{append(slices.Clone(chosen[:i]), alt), spent}
-			if x.limit > 0 && len(x.stack) >= 2*x.limit { // enough to choose from
-				x.stack[rand.IntN(len(x.stack))] = next
-				x.done.Left++
-			} else {
-				x.stack = append(x.stack, next)
-			}
+			x.push(prefix{append(slices.Clone(chosen[:i]), alt), spent})
 		}
 	}
+}
+
+// push adds a schedule. If there is a limit, the stack stays short: the new schedule
+// takes the place of a random one then.
+func (x *explorer) push(p prefix) {
+	if x.limit == 0 || len(x.stack) < 2*x.limit {
+		x.stack = append(x.stack, p)
+		return
+	}
+	x.stack[rand.IntN(len(x.stack))] = p
+	x.done.Left++
 }
 
 // A decision is a step of a schedule.
 type decision struct {
 	chosen  int
-	running int   // the actor that took the step before and could go on; else -1
+	running int   // the actor that took the step before, if it could go on, or -1
 	enabled []int // actors that are not done
 }
 
-// execute runs the scenario with the given first steps.
-func execute(first []int, build func() (Scenario, error), tracing bool) (steps []decision, err error) {
+// choices returns the actor of each step.
+func choices(steps []decision) []int {
+	chosen := make([]int, len(steps))
+	for i, d := range steps {
+		chosen[i] = d.chosen
+	}
+	return chosen
+}
+
+// An execution is one run of a scenario.
+type execution struct {
+	Scenario
+	schedule
+	first   []int // the actors of the first steps; the default decides about the others
+	actors  []*actor
+	steps   []decision
+	running int // the actor that took the last step; -1 before the first
+}
+
+// execute runs the scenario with the given first steps. An error other than that of
+// build is a *ScheduleError.
+func execute(first []int, build func() (Scenario, error), tracing bool) ([]decision, error) {
 	sc, err := build()
 	if err != nil {
 		return nil, err
 	}
-	s := &schedule{tracing: tracing}
-	actors := make([]*actor, len(sc.Actors))
-	for i, a := range sc.Actors {
-		actors[i] = &actor{schedule: s, name: a.Name, base: sc.Engine, arrived: make(chan struct{}), granted: make(chan struct{}), stop: make(chan struct{})}
-		go actors[i].run(a.Run)
-		<-actors[i].arrived
+	x := &execution{Scenario: sc, schedule: schedule{tracing: tracing}, first: first, running: -1}
+	x.start()
+	if err := x.run(); err != nil {
+		failed := &ScheduleError{Schedule: choices(x.steps), Trace: slices.Clone(x.trace), Err: err}
+		x.stop()
+		return x.steps, failed
 	}
-	running := -1
-	for err == nil {
-		var enabled []int
-		for i, a := range actors {
-			if !a.done {
-				enabled = append(enabled, i)
-			}
+	return x.steps, nil
+}
+
+// start starts every actor and waits until it asks for its first step.
+func (x *execution) start() {
+	for _, a := range x.Actors {
+		next := &actor{
+			schedule: &x.schedule, name: a.Name, base: x.Engine,
+			arrived: make(chan struct{}), granted: make(chan struct{}), stop: make(chan struct{}),
 		}
+		x.actors = append(x.actors, next)
+		go next.run(a.Run)
+		<-next.arrived
+	}
+}
+
+// stop ends the actors that are not done.
+func (x *execution) stop() {
+	for _, a := range x.actors {
+		if !a.done {
+			close(a.stop)
+		}
+	}
+}
+
+// run takes steps until all actors are done.
+func (x *execution) run() error {
+	for {
+		enabled := x.enabled()
 		if len(enabled) == 0 {
 			break
 		}
-		if !slices.Contains(enabled, running) {
-			running = -1
+		d, err := x.decide(enabled)
+		if err != nil {
+			return err
 		}
-		d := decision{chosen: enabled[0], running: running, enabled: enabled}
-		if running >= 0 {
-			d.chosen = running
+		if err := x.step(d); err != nil {
+			return err
 		}
-		if n := len(steps); n < len(first) {
-			if d.chosen = first[n]; !slices.Contains(enabled, d.chosen) {
-				err = fmt.Errorf("%w: actor %d is done at step %d", errDiverged, d.chosen, n)
-				break
-			}
-		}
-		if len(steps) == maxSteps {
-			err = fmt.Errorf("enginetest: no end after %d steps", maxSteps)
-			break
-		}
-		a := actors[d.chosen]
-		a.granted <- struct{}{}
-		<-a.arrived
-		steps, running = append(steps, d), d.chosen
-		if a.err != nil {
-			err = fmt.Errorf("%s: %w", a.name, a.err)
-		} else if a.applied && sc.Step != nil && (tracing || len(steps) >= len(first)) {
-			err = sc.Step() // the steps before were checked when their schedule was found
-		}
-		a.applied = false
 	}
-	if err == nil && sc.End != nil {
-		err = sc.End()
+	if x.End != nil {
+		return x.End()
 	}
-	if err != nil {
-		chosen := make([]int, len(steps))
-		for i, d := range steps {
-			chosen[i] = d.chosen
-		}
-		trace := slices.Clone(s.trace)
-		for _, a := range actors {
-			if !a.done {
-				close(a.stop)
-			}
-		}
-		return steps, &ScheduleError{Schedule: chosen, Trace: trace, Err: err}
-	}
-	return steps, nil
+	return nil
 }
 
+// enabled returns the actors that are not done.
+func (x *execution) enabled() []int {
+	var out []int
+	for i, a := range x.actors {
+		if !a.done {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// decide chooses the actor of the next step.
+func (x *execution) decide(enabled []int) (decision, error) {
+	d := decision{chosen: enabled[0], running: -1, enabled: enabled}
+	if slices.Contains(enabled, x.running) {
+		d.chosen, d.running = x.running, x.running
+	}
+	n := len(x.steps)
+	if n < len(x.first) {
+		if d.chosen = x.first[n]; !slices.Contains(enabled, d.chosen) {
+			return d, fmt.Errorf("%w: actor %d is done at step %d", errDiverged, d.chosen, n)
+		}
+	}
+	if n == maxSteps {
+		return d, fmt.Errorf("enginetest: no end after %d steps", maxSteps)
+	}
+	return d, nil
+}
+
+// step lets the chosen actor take a step. After an Apply, step calls the check of the
+// scenario, unless an earlier run that began with the same steps has done so.
+func (x *execution) step(d decision) error {
+	a := x.actors[d.chosen]
+	a.applied = false
+	a.granted <- struct{}{}
+	<-a.arrived
+	x.steps, x.running = append(x.steps, d), d.chosen
+	if a.err != nil {
+		return fmt.Errorf("%s: %w", a.name, a.err)
+	}
+	if a.applied && x.Step != nil && (x.tracing || len(x.steps) >= len(x.first)) {
+		return x.Step()
+	}
+	return nil
+}
+
+// maxSteps is how many steps a schedule may take before it fails.
 const maxSteps = 20_000
 
-// errDiverged: the actors did something else than when the schedule was found.
+// errDiverged means that the actors took other steps than when the schedule was found.
 var errDiverged = errors.New("enginetest: the schedule can't be taken")
 
+// A schedule is what the actors of an execution share.
 type schedule struct {
 	tracing bool
-	trace   []string // written by the one actor at work
+	trace   []string // only the actor that takes a step writes it
 }
 
 // An actor is an engine whose calls wait for their turn.
@@ -269,12 +339,12 @@ type actor struct {
 	*schedule
 	name    string
 	base    engine.Engine
-	arrived chan struct{} // it waits for its next step, or is done
-	granted chan struct{}
-	stop    chan struct{} // closed: the schedule has failed
+	arrived chan struct{} // the actor sends when it waits for its next step, and when it is done
+	granted chan struct{} // lets the actor take a step
+	stop    chan struct{} // closed when the schedule has failed
 
 	done    bool
-	applied bool
+	applied bool // the last step was an Apply that succeeded
 	err     error
 }
 
@@ -294,7 +364,7 @@ func (a *actor) run(f func(engine.Engine) error) {
 	a.err = f(a)
 }
 
-// turn waits for the actor's turn.
+// turn waits until the actor may take a step, and traces the step as what returns it.
 func (a *actor) turn(what func() string) error {
 	select {
 	case a.arrived <- struct{}{}:
@@ -320,10 +390,10 @@ func (a *actor) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return a.base.Get(ctx, keys...)
 }
 
-// pageSize is the number of pairs of a step of Scan.
+// pageSize is the number of pairs that one step of Scan reads.
 const pageSize = 64
 
-// Scan implements engine.Engine; every page is a step.
+// Scan implements engine.Engine. Each page is a step.
 func (a *actor) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) ([]engine.Pair, bool, error) {
 		if err := a.turn(func() string { return "Scan " + brief([][]byte{r.Start}) }); err != nil {
@@ -361,11 +431,10 @@ func (a *actor) Vacuum(ctx context.Context) error { return a.base.Vacuum(ctx) }
 // Limits implements engine.Engine.
 func (a *actor) Limits() engine.Limits { return a.base.Limits() }
 
-// Close implements engine.Engine; the engine is the scenario's.
+// Close implements engine.Engine. It does nothing, because the scenario owns the engine.
 func (a *actor) Close() error { return nil }
 
-// brief shows keys as the tests of their users know them: what follows a prefix
-// of four bytes.
+// brief writes keys without the prefix of four bytes that all keys of a store share.
 func brief(keys [][]byte) string {
 	var out []string
 	for _, k := range keys {
@@ -378,6 +447,7 @@ func brief(keys [][]byte) string {
 	return strings.Join(out, " ")
 }
 
+// describe writes the keys of a batch.
 func describe(b *engine.Batch) string {
 	part := func(name string, keys [][]byte) string {
 		if len(keys) == 0 {

@@ -23,6 +23,7 @@ func conflict(err error, key string) error {
 	return nil
 }
 
+// guards checks guards of present and absent keys against the state before the batch.
 func guards(r *rig) error {
 	step := func(want string, f func(b *engine.Batch)) error {
 		var b engine.Batch
@@ -47,6 +48,7 @@ func guards(r *rig) error {
 	)
 }
 
+// atomic checks that a batch with one false guard changes nothing.
 func atomic(r *rig) error {
 	if err := put(r.e, "old", "1"); err != nil {
 		return err
@@ -59,44 +61,48 @@ func atomic(r *rig) error {
 	return errors.Join(conflict(r.e.Apply(background, &b), "z"), expect(r.e, `["" "1"]`, "a", "old"))
 }
 
-// Readers never see a part of a batch, whichever keys it touches.
+// neverHalf checks that a Scan sees every batch whole, whichever keys it has.
 func neverHalf(r *rig) error {
-	keys := []string{"a", "m", "z"}
-	stop := make(chan struct{})
 	var werr error
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		defer close(stop)
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
 		for i := range testscale.Pick(200, 80, 40) {
 			v := fmt.Sprint(i)
-			if werr = put(r.e, keys[0], v, keys[1], v, keys[2], v); werr != nil {
+			if werr = put(r.e, "a", v, "m", v, "z", v); werr != nil {
 				return
 			}
 		}
-	})
+	}()
 	var rerr error
 	for running := true; running && rerr == nil; {
 		select {
-		case <-stop:
+		case <-written:
 			running = false
 		default:
 		}
-		var seen []string
-		for p, err := range r.e.Scan(background, engine.Range{}) {
-			if err != nil {
-				rerr = err
-				break
-			}
-			seen = append(seen, string(p.Value))
-		}
-		if len(seen) > 0 && (len(seen) != 3 || seen[0] != seen[1] || seen[1] != seen[2]) {
-			rerr = fmt.Errorf("saw %q: half a batch", seen)
-		}
+		rerr = threeEqual(r.e)
 	}
-	wg.Wait()
+	<-written
 	return errors.Join(werr, rerr)
 }
 
+// threeEqual checks that the engine has no pair, or three with the same value.
+func threeEqual(e engine.Engine) error {
+	var seen []string
+	for p, err := range e.Scan(background, engine.Range{}) {
+		if err != nil {
+			return err
+		}
+		seen = append(seen, string(p.Value))
+	}
+	if len(seen) > 0 && (len(seen) != 3 || seen[0] != seen[1] || seen[1] != seen[2]) {
+		return fmt.Errorf("saw %q: half a batch", seen)
+	}
+	return nil
+}
+
+// invalid checks that malformed batches are refused and have no effect.
 func invalid(r *rig) error {
 	for name, f := range map[string]func(b *engine.Batch){
 		"empty key":       func(b *engine.Batch) { b.Set(nil, k("v")) },
@@ -115,52 +121,74 @@ func invalid(r *rig) error {
 	return expect(r.e, `["" ""]`, "first", "t")
 }
 
+// limits checks that the engine takes keys, values and batches up to its limits and
+// refuses larger ones.
 func limits(r *rig) error {
 	l, m := r.e.Limits(), engine.MinLimits
 	if l.KeyBytes < m.KeyBytes || l.ValueBytes < m.ValueBytes || l.BatchBytes < m.BatchBytes || l.BatchOps < m.BatchOps {
 		return fmt.Errorf("Limits() = %+v, want at least %+v", l, m)
 	}
-	random := func(n int) []byte {
-		v := make([]byte, n)
-		rng := rand.NewChaCha8([32]byte{byte(n)})
-		rng.Read(v)
-		return v
+	if err := largestPair(r.e, l); err != nil {
+		return err
 	}
-	apply := func(f func(b *engine.Batch)) error {
-		var b engine.Batch
-		f(&b)
-		return r.e.Apply(background, &b)
+	if err := largestBatches(r.e, l); err != nil {
+		return err
 	}
-	value := random(l.ValueBytes)
-	key := random(l.KeyBytes)
-	if err := apply(func(b *engine.Batch) { b.Set(key, value) }); err != nil {
+	return tooLarge(r.e, l)
+}
+
+// random returns n bytes that don't compress and are the same for the same n.
+func random(n int) []byte {
+	v := make([]byte, n)
+	rand.NewChaCha8([32]byte{byte(n)}).Read(v)
+	return v
+}
+
+// numbered returns a key for the number i.
+func numbered(i int) []byte { return binary.BigEndian.AppendUint32([]byte("o"), uint32(i)) }
+
+func largestPair(e engine.Engine, l engine.Limits) error {
+	key, value := random(l.KeyBytes), random(l.ValueBytes)
+	var b engine.Batch
+	b.Set(key, value)
+	if err := e.Apply(background, &b); err != nil {
 		return fmt.Errorf("largest key and value: %w", err)
 	}
-	vs, err := r.e.Get(background, key)
+	vs, err := e.Get(background, key)
 	if err != nil || !bytes.Equal(vs[0], value) {
 		return fmt.Errorf("largest value comes back as %d bytes, %v", len(vs[0]), err)
 	}
-	if err := apply(func(b *engine.Batch) {
-		for i := 0; b.Bytes()+len(value)+8 <= l.BatchBytes; i++ {
-			b.Set(fmt.Appendf(nil, "full%04d", i), value)
-		}
-	}); err != nil {
+	return nil
+}
+
+func largestBatches(e engine.Engine, l engine.Limits) error {
+	var full, many engine.Batch
+	value := random(l.ValueBytes)
+	for i := 0; full.Bytes()+len(value)+8 <= l.BatchBytes; i++ {
+		full.Set(fmt.Appendf(nil, "full%04d", i), value)
+	}
+	if err := e.Apply(background, &full); err != nil {
 		return fmt.Errorf("largest batch: %w", err)
 	}
-	if err := apply(func(b *engine.Batch) {
-		for i := range l.BatchOps {
-			b.Set(binary.BigEndian.AppendUint32([]byte("o"), uint32(i)), k("v"))
-		}
-	}); err != nil {
+	for i := range l.BatchOps {
+		many.Set(numbered(i), k("v"))
+	}
+	if err := e.Apply(background, &many); err != nil {
 		return fmt.Errorf("most writes: %w", err)
 	}
+	return nil
+}
+
+// tooLarge applies batches that each exceed one limit.
+func tooLarge(e engine.Engine, l engine.Limits) error {
+	value := random(l.ValueBytes)
 	for name, f := range map[string]func(b *engine.Batch){
 		"key":       func(b *engine.Batch) { b.Set(random(l.KeyBytes+1), k("v")) },
 		"guard key": func(b *engine.Batch) { b.Guard(random(l.KeyBytes+1), nil) },
 		"value":     func(b *engine.Batch) { b.Set(k("big"), random(l.ValueBytes+1)) },
 		"operations": func(b *engine.Batch) {
 			for i := range l.BatchOps + 1 {
-				b.Delete(binary.BigEndian.AppendUint32([]byte("o"), uint32(i)))
+				b.Delete(numbered(i))
 			}
 		},
 		"bytes": func(b *engine.Batch) {
@@ -169,78 +197,83 @@ func limits(r *rig) error {
 			}
 		},
 	} {
-		if err := apply(f); !errors.Is(err, engine.ErrTooLarge) {
+		var b engine.Batch
+		f(&b)
+		if err := e.Apply(background, &b); !errors.Is(err, engine.ErrTooLarge) {
 			return fmt.Errorf("%s beyond the limit: got %v, want ErrTooLarge", name, err)
 		}
 	}
-	return expect(r.e, `["" ""]`, "big", "big0")
+	return expect(e, `["" ""]`, "big", "big0")
 }
 
+// counter has workers increment one counter with guarded batches. The counter must
+// end at the number of batches that succeeded.
 func counter(r *rig) error {
 	const workers, each = 8, 25
 	ctx, cancel := bounded()
 	defer cancel()
-	errs := make([]error, workers)
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			for done := 0; done < each; {
-				vs, err := r.e.Get(ctx, k("c"))
-				if err != nil {
-					errs[w] = err
-					return
-				}
-				next := make([]byte, 8)
-				if vs[0] != nil && len(vs[0]) != 8 {
-					errs[w] = fmt.Errorf("the counter is %q", vs[0])
-					return
-				}
-				if vs[0] != nil {
-					binary.BigEndian.PutUint64(next, binary.BigEndian.Uint64(vs[0]))
-				}
-				binary.BigEndian.PutUint64(next, binary.BigEndian.Uint64(next)+1)
-				var b engine.Batch
-				b.Guard(k("c"), vs[0])
-				b.Set(k("c"), next)
-				if err := r.e.Apply(ctx, &b); err == nil {
-					done++
-				} else if !errors.Is(err, engine.ErrConflict) {
-					errs[w] = err
-					return
-				}
+	if err := together(workers, func(int) error {
+		for done := 0; done < each; {
+			err := increment(ctx, r.e)
+			if err == nil {
+				done++
+			} else if !errors.Is(err, engine.ErrConflict) {
+				return err
 			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+		}
+		return nil
+	}); err != nil {
 		return err
 	}
-	vs, err := r.e.Get(ctx, k("c"))
+	got, _, err := readCounter(ctx, r.e)
 	if err != nil {
 		return err
 	}
-	if len(vs[0]) != 8 {
-		return fmt.Errorf("the counter is %q", vs[0])
-	}
-	if got := binary.BigEndian.Uint64(vs[0]); got != workers*each {
+	if got != workers*each {
 		return fmt.Errorf("counter = %d, want %d: lost updates", got, workers*each)
 	}
 	return nil
 }
 
-// Two batches that each guard the absence of what the other writes must not
-// both succeed.
+// readCounter returns the counter as a number and as it is stored; absent means 0.
+func readCounter(ctx context.Context, e engine.Engine) (uint64, []byte, error) {
+	vs, err := e.Get(ctx, k("c"))
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case vs[0] == nil:
+		return 0, nil, nil
+	case len(vs[0]) != 8:
+		return 0, nil, fmt.Errorf("the counter is %q", vs[0])
+	}
+	return binary.BigEndian.Uint64(vs[0]), vs[0], nil
+}
+
+// increment adds one to the counter, unless it changes meanwhile.
+func increment(ctx context.Context, e engine.Engine) error {
+	n, stored, err := readCounter(ctx, e)
+	if err != nil {
+		return err
+	}
+	var b engine.Batch
+	b.Guard(k("c"), stored)
+	b.Set(k("c"), binary.BigEndian.AppendUint64(nil, n+1))
+	return e.Apply(ctx, &b)
+}
+
+// writeSkew applies two batches at the same time, each of which guards the absence
+// of the key that the other sets. Exactly one of them must succeed.
 func writeSkew(r *rig) error {
 	for i := range testscale.Pick(100, 50, 15) {
-		a, b := fmt.Sprint("a", i), fmt.Sprint("b", i)
+		keys := [2]string{fmt.Sprint("a", i), fmt.Sprint("b", i)}
 		var errs [2]error
 		var wg sync.WaitGroup
-		for j, p := range [][2]string{{a, b}, {b, a}} {
+		for j := range errs {
 			wg.Go(func() {
-				var bt engine.Batch
-				bt.Guard(k(p[0]), nil)
-				bt.Set(k(p[1]), k("1"))
-				errs[j] = r.e.Apply(background, &bt)
+				var b engine.Batch
+				b.Guard(k(keys[j]), nil)
+				b.Set(k(keys[1-j]), k("1"))
+				errs[j] = r.e.Apply(background, &b)
 			})
 		}
 		wg.Wait()
@@ -256,90 +289,87 @@ func writeSkew(r *rig) error {
 	return nil
 }
 
-// The read-only anomaly, in the shape that breaks garbage collection: a
-// committer guards a mark and writes a reference; a collector rewrites the mark
-// and then scans for references. If the collector's scan misses the reference,
-// the committer must have lost, or must come after the collector's write, and
-// then its guard is false.
+// readOnlyAnomaly looks for the read-only anomaly in the shape that would break
+// garbage collection. A committer guards a mark and writes a reference. A collector
+// rewrites the mark and then scans for references. If the scan misses the reference,
+// the committer must have failed: its guard is false once the mark is rewritten.
 func readOnlyAnomaly(r *rig) error {
 	for i := range testscale.Pick(200, 80, 25) {
-		mark, ref := fmt.Sprint("mark", i), fmt.Sprint("ref/", i)
-		if err := put(r.e, mark, "live"); err != nil {
-			return err
-		}
-		var commit, condemn error
-		var seen int
-		var wg sync.WaitGroup
-		// Either may come first, by a hair or by far.
-		committer, condemner := make(chan struct{}), make(chan struct{})
-		wg.Go(func() {
-			<-committer
-			var b engine.Batch
-			b.Guard(k(mark), k("live"))
-			b.Set(k(ref), k("1"))
-			commit = r.e.Apply(background, &b)
-		})
-		wg.Go(func() {
-			<-condemner
-			var b engine.Batch
-			b.Guard(k(mark), k("live"))
-			b.Set(k(mark), k("condemned"))
-			if condemn = r.e.Apply(background, &b); condemn != nil {
-				return
-			}
-			for _, err := range r.e.Scan(background, engine.PrefixRange(k(ref))) {
-				if condemn = err; err != nil {
-					return
-				}
-				seen++
-			}
-		})
-		first, second := committer, condemner
-		if i%2 == 1 {
-			first, second = second, first
-		}
-		close(first)
-		time.Sleep(time.Duration(i/2%20) * 10 * time.Microsecond)
-		close(second)
-		wg.Wait()
-		if condemn != nil {
-			return condemn
-		}
-		if commit != nil && !errors.Is(commit, engine.ErrConflict) {
-			return commit
-		}
-		if (commit == nil) != (seen == 1) {
-			return fmt.Errorf("round %d: commit = %v, but the scan after condemning saw %d references", i, commit, seen)
+		if err := raceCollector(r.e, i); err != nil {
+			return fmt.Errorf("round %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
-// Batches on disjoint keys never conflict, even when they share a guard.
+// raceCollector runs one committer beside one collector. The round decides which of
+// them begins, and how much later the other follows.
+func raceCollector(e engine.Engine, round int) error {
+	mark, ref := fmt.Sprint("mark", round), fmt.Sprint("ref/", round)
+	if err := put(e, mark, "live"); err != nil {
+		return err
+	}
+	var commit, collected error
+	var seen []string
+	var wg sync.WaitGroup
+	commits, collects := make(chan struct{}), make(chan struct{})
+	wg.Go(func() {
+		<-commits
+		var b engine.Batch
+		b.Guard(k(mark), k("live"))
+		b.Set(k(ref), k("1"))
+		commit = e.Apply(background, &b)
+	})
+	wg.Go(func() {
+		<-collects
+		var b engine.Batch
+		b.Guard(k(mark), k("live"))
+		b.Set(k(mark), k("condemned"))
+		if collected = e.Apply(background, &b); collected == nil {
+			seen, collected = collect(e, engine.PrefixRange(k(ref)))
+		}
+	})
+	first, second := commits, collects
+	if round%2 == 1 {
+		first, second = second, first
+	}
+	close(first)
+	time.Sleep(time.Duration(round/2%20) * 10 * time.Microsecond)
+	close(second)
+	wg.Wait()
+	if collected != nil {
+		return collected
+	}
+	if commit != nil && !errors.Is(commit, engine.ErrConflict) {
+		return commit
+	}
+	if (commit == nil) != (len(seen) == 1) {
+		return fmt.Errorf("commit = %v, but the scan after condemning saw %d references", commit, len(seen))
+	}
+	return nil
+}
+
+// notSpurious checks that batches on different keys never conflict, even if they
+// share a guard.
 func notSpurious(r *rig) error {
 	if err := put(r.e, "shared", "1"); err != nil {
 		return err
 	}
-	errs := make([]error, 16)
-	var wg sync.WaitGroup
-	for w := range errs {
-		wg.Go(func() {
-			for i := range 20 {
-				var b engine.Batch
-				b.Guard(k("shared"), k("1"))
-				b.Guard(fmt.Appendf(nil, "own%d/%d", w, i), nil)
-				b.Set(fmt.Appendf(nil, "own%d/%d", w, i), k("1"))
-				if err := r.e.Apply(background, &b); err != nil {
-					errs[w] = err
-					return
-				}
+	return together(16, func(w int) error {
+		for i := range 20 {
+			var b engine.Batch
+			b.Guard(k("shared"), k("1"))
+			b.Guard(fmt.Appendf(nil, "own%d/%d", w, i), nil)
+			b.Set(fmt.Appendf(nil, "own%d/%d", w, i), k("1"))
+			if err := r.e.Apply(background, &b); err != nil {
+				return err
 			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+		}
+		return nil
+	})
 }
 
+// cancelled checks that calls with a context that has ended fail and have no effect.
 func cancelled(r *rig) error {
 	ctx, cancel := context.WithCancel(background)
 	cancel()

@@ -47,7 +47,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		return err
 	}
 	defer e.leave()
-	if err := e.roomFor(b); err != nil {
+	if err := e.checkSpace(b); err != nil {
 		return err
 	}
 	c := &commit{ctx: ctx, guards: b.Guards, batch: e.pebbleBatch(b), done: make(chan error, 1)}
@@ -96,15 +96,15 @@ func (e *Engine) fullAtOpen() error {
 	return fmt.Errorf("%w when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
 }
 
-// roomFor returns an error when too little space is left for b.
-func (e *Engine) roomFor(b *engine.Batch) error {
+// checkSpace returns an error if too little space is left for b.
+func (e *Engine) checkSpace(b *engine.Batch) error {
 	if e.readOnly {
 		return e.fullAtOpen()
 	}
 	if b.Ops() == 0 {
 		return nil
 	}
-	err := e.dir.Need(e.room)
+	err := e.dir.Need(e.minFree)
 	if err != nil && b.Reclaim {
 		return e.dir.NeedNow(reserve)
 	}
@@ -114,11 +114,11 @@ func (e *Engine) roomFor(b *engine.Batch) error {
 	return err
 }
 
-// pebbleBatch copies the writes of b, behind room for a promise.
+// pebbleBatch copies the writes of b. Space for a promise comes before them.
 func (e *Engine) pebbleBatch(b *engine.Batch) *pebble.Batch {
 	batch := e.db.NewBatchWithSize(b.Bytes() + 32*b.Ops() + 64)
-	var room [promiseBytes]byte
-	_ = batch.LogData(room[:], nil)
+	var empty [promiseBytes]byte
+	_ = batch.LogData(empty[:], nil)
 	for _, p := range b.Sets {
 		_ = batch.Set(p.Key, p.Value, nil) // a batch in memory takes everything
 	}

@@ -67,12 +67,12 @@ const (
 // beside the content of its logs. Pebble can't survive a log or a MANIFEST that
 // finds no space; it retries tables. 8 MiB hold three of the largest batches that
 // can be on their way to the log at once, and an edit of the MANIFEST for each.
-var reserve = localdir.Room{Bytes: 8 << 20, Inodes: 20, Files: 16}
+var reserve = localdir.Resources{Bytes: 8 << 20, Inodes: 20, Files: 16}
 
 // Engine is an open Pebble database. The zero Engine is a closed one.
 type Engine struct {
 	dir      *localdir.Dir
-	room     localdir.Room // what must be left for a write of new data
+	minFree  localdir.Resources // new data is refused when less is free
 	db       *pebble.DB
 	fence    *fence
 	files    *noted
@@ -133,7 +133,7 @@ func Open(dir string, o *Options) (*Engine, error) {
 func newEngine(d *localdir.Dir, o *Options) *Engine {
 	e := &Engine{
 		dir:     d,
-		room:    localdir.Room{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64},
+		minFree: localdir.Resources{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64},
 		log:     logger{to: o.Logger},
 		line:    line{wake: make(chan struct{}, 1)},
 		synced:  make(chan []*commit, 1024),
@@ -141,8 +141,8 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		vacuum:  make(chan struct{}, 1),
 		down:    make(chan struct{}),
 	}
-	if e.room.Bytes == 0 {
-		e.room.Bytes = 64 << 20
+	if e.minFree.Bytes == 0 {
+		e.minFree.Bytes = 64 << 20
 	}
 	e.log.fatal = e.fail
 	e.closing, e.cancel = context.WithCancel(context.Background())

@@ -75,7 +75,7 @@ func (e *Engine) compactAll(ctx context.Context) error {
 	m := e.db.Metrics()
 	total, need := m.Total(), reserve
 	need.Bytes += uint64(total.TablesSize) + m.MemTable.Size
-	need.Files = e.room.Files
+	need.Files = e.minFree.Files
 	if err := e.dir.NeedNow(need); err != nil {
 		return err
 	}

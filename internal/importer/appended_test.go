@@ -35,5 +35,5 @@ const parallel = `
 {"type":"user","uuid":"u3","parentUuid":"a4","sessionId":"c9","timestamp":"2025-01-03T10:00:00Z","message":{"role":"user","content":"rather not"}}
 `
 
-// file is the content of a file of these lines.
+// file returns the content of a file with these lines.
 func file(all []string) string { return strings.Join(all, "\n") + "\n" }

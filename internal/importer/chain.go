@@ -1,32 +1,33 @@
 package importer
 
-// Claude Code writes the blocks of one response as lines of their own, and gives
-// calls that run at the same time results that are siblings: each result hangs from
-// the line of its own call. Taken literally, the path to the end of the conversation
-// passes one of the results and misses the others, and a host that goes on from it
-// has calls without results. So the lines of a response and the results of its calls
-// are chained in the order of the file:
+// Claude Code writes each block of a response as a line of its own. If calls run at the
+// same time, their results are siblings: each result is a child of the line of its own
+// call. Taken literally, the path to the end of the conversation passes one of the
+// results and misses the others, and a host that goes on from there has calls without
+// results. So the lines of a response and the results of its calls are chained in the
+// order of the file:
 //
 //	in the file             in the session
 //	call 1 ── call 2 ── result 2 ── next      call 1 ── call 2 ── result 1 ── result 2 ── next
 //	     └── result 1
 //
-// What the chain does to a line depends on earlier lines alone, so that a file that
-// has grown leads to the same chain. What comes after goes on from the end of the
-// chain only if it would miss a result otherwise, so branches that a user made stay.
+// The place of a line in the chain depends on earlier lines alone, so a file that has
+// grown leads to the same chain. A later line goes on from the end of the chain only if
+// it would miss a result otherwise. So branches that a user made stay branches.
 
 // A response is one answer of the model, with the results of its calls.
 type response struct {
 	tail    string            // uuid of the last line of the chain
-	results map[string]string // uuids of results, by id of the call
+	results map[string]string // uuids of results, by the id of the call
 }
 
+// chains has the chains of one conversation. Lines are known by their uuids.
 type chains struct {
-	parents   map[string]string    // as chained, by uuid
-	within    map[string]*response // by uuid: the response that a line belongs to or follows
+	parents   map[string]string    // the parent of a line in the session
+	within    map[string]*response // the response that a line belongs to or follows
 	responses map[string]*response // by message id
 	calls     map[string]*response // by id of the call
-	called    map[string][]string  // by uuid: ids of the calls on the line
+	called    map[string][]string  // ids of the calls on a line
 }
 
 func newChains() *chains {
@@ -51,8 +52,8 @@ func (c *chains) end(parent string) string {
 	return r.tail
 }
 
-// behind returns parent, or the end of its chain if a call on the way to parent has a
-// result that is not.
+// behind returns the end of parent's chain if a call on the way to parent has a result
+// that is not on the way. Otherwise it returns parent.
 func (c *chains) behind(parent string) string {
 	r := c.within[parent]
 	if r == nil {
@@ -71,54 +72,60 @@ func (c *chains) behind(parent string) string {
 	return parent
 }
 
-// add takes in the next line, whose parent in the file is given, and returns the
-// parent that it has in the session.
+// add adds the next line, whose parent in the file is given, and returns the parent
+// that it has in the session.
 func (c *chains) add(r *record, parent string, turn bool) string {
-	around := c.within[parent]
-	var calls, results []string
-	for _, b := range r.blocks() {
-		switch b.Type {
-		case "tool_use":
-			calls = append(calls, b.ID)
-		case "tool_result":
-			results = append(results, b.Use)
-		}
-	}
+	calls, results := r.tools()
 	switch {
 	case r.Type == "assistant" && r.Message.ID != "":
-		of := c.responses[r.Message.ID]
-		if of == nil || of != around { // a new response, or one that is told again elsewhere
-			parent = c.behind(parent)
-			of = &response{results: map[string]string{}}
-			c.responses[r.Message.ID] = of
-		} else {
-			parent = c.end(parent)
-		}
-		of.tail = r.UUID
-		c.within[r.UUID], c.called[r.UUID] = of, calls
-		for _, id := range calls {
-			c.calls[id] = of
-		}
+		parent = c.addAnswer(r, parent, calls)
 	case len(results) > 0:
-		first := around != nil
-		for _, id := range results {
-			first = first && c.calls[id] == around && around.results[id] == ""
-		}
-		if !first { // another result of a call begins a branch
-			break
-		}
-		parent = c.end(parent)
-		around.tail = r.UUID
-		c.within[r.UUID] = around
-		for _, id := range results {
-			around.results[id] = r.UUID
-		}
-	case turn:
-		parent = c.behind(parent)
+		parent = c.addResults(r, parent, results)
 	default:
+		if !turn {
+			c.within[r.UUID] = c.within[parent]
+		}
 		parent = c.behind(parent)
-		c.within[r.UUID] = around
 	}
 	c.parents[r.UUID] = parent
+	return parent
+}
+
+// addAnswer adds a line of a response of the model.
+func (c *chains) addAnswer(r *record, parent string, calls []string) string {
+	of := c.responses[r.Message.ID]
+	if of == nil || of != c.within[parent] { // a new response, or a copy of one on another branch
+		parent = c.behind(parent)
+		of = &response{results: map[string]string{}}
+		c.responses[r.Message.ID] = of
+	} else {
+		parent = c.end(parent)
+	}
+	of.tail = r.UUID
+	c.within[r.UUID], c.called[r.UUID] = of, calls
+	for _, id := range calls {
+		c.calls[id] = of
+	}
+	return parent
+}
+
+// addResults adds a line with results of calls. It joins the chain if it has the first
+// result of every call. Another result of a call begins a branch.
+func (c *chains) addResults(r *record, parent string, results []string) string {
+	around := c.within[parent]
+	if around == nil {
+		return parent
+	}
+	for _, id := range results {
+		if c.calls[id] != around || around.results[id] != "" {
+			return parent
+		}
+	}
+	parent = c.end(parent)
+	around.tail = r.UUID
+	c.within[r.UUID] = around
+	for _, id := range results {
+		around.results[id] = r.UUID
+	}
 	return parent
 }

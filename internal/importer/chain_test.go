@@ -44,7 +44,7 @@ func TestResultsOfParallelCallsAreOnTheActivePath(t *testing.T) {
 	if got := path(turnstone.Scope{}); got != "u1 a1 a2 a3 r2 r1 a4 u3" {
 		t.Errorf("the active path is %s", got)
 	}
-	u2, err := s.NodeByKey(ctx, "u2") // a message that was taken back stays a branch
+	u2, err := s.NodeByKey(ctx, "u2") // a message that the user took back stays a branch
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestBranchesThatAUserMadeStay(t *testing.T) {
 	}
 }
 
-// A result that was written between the lines of its response is on the path as well.
+// A result between the lines of its response is on the path as well.
 func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
 	const data = `{"type":"user","uuid":"u","parentUuid":null,"sessionId":"s","message":{"role":"user","content":"go"}}
 {"type":"assistant","uuid":"a1","parentUuid":"u","sessionId":"s","message":{"id":"m1","content":[{"type":"tool_use","id":"t1","name":"f","input":{}}]}}
@@ -92,8 +92,8 @@ func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
 	}
 }
 
-// In the real sessions no call on an active path misses a result that there is, and
-// the places where a user went back are those of the file.
+// In real sessions, every call on an active path has its result on the path if there is
+// one, and branches begin where the user went back.
 func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {
 	testscale.Slow(t)
 	dir := corpus(t)

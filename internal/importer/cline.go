@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// clineEvents reads what Cline shows of a task, its ui_messages.json: an array of
-// events. What a request used stands in the text of its event, which is JSON. Cline's
-// other file, of what it sends to the model, is a chat.
+// clineEvents reads ui_messages.json, an array of the events that Cline shows of a task.
+// The usage of a request is in the text of its event, which is JSON. Cline's other file,
+// with the messages that it sends to the model, is a chat.
 func (p *parser) clineEvents(items []json.RawMessage) {
 	c := Conversation{ID: p.stem, Format: "cline"}
 	for i, raw := range items {
@@ -40,7 +40,8 @@ func (p *parser) clineEvents(items []json.RawMessage) {
 	p.out = append(p.out, c)
 }
 
-// clineKind says who speaks in an event. The first text is the task.
+// clineKind returns the kind of an event. asked says that Cline asks the user. The first
+// text is the task that the user gave.
 func clineKind(what string, asked, first bool) string {
 	switch what {
 	case "task", "user_feedback":

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// A Clock gives a store the times of what is imported: a host passes Now as
-// turnstone.Options.Now, and the Clock to Load as Options.Clock. While Load writes
-// what a file gives a time for, that is the time; otherwise it is the present.
+// A Clock gives a store the times of imported files. A host passes Now to the store as
+// turnstone.Options.Now, and the Clock to Load as Options.Clock. While Load writes events
+// that have a time in their file, Now returns that time. Otherwise it returns the present.
 type Clock struct {
-	// Present, if set, is the clock for everything else; default time.Now.
+	// Present returns the present. The default is time.Now.
 	Present func() time.Time
 
-	at atomic.Pointer[time.Time]
+	at atomic.Pointer[time.Time] // what Now returns; nil for the present
 }
 
-// Now returns the time of what is being written.
+// Now returns the time of the events that Load is writing, or the present.
 func (c *Clock) Now() time.Time {
 	if t := c.at.Load(); t != nil {
 		return *t
@@ -26,7 +26,7 @@ func (c *Clock) Now() time.Time {
 	return time.Now()
 }
 
-// set makes t the time until the next call; the zero time is the present.
+// set makes Now return t until the next call of set. The zero time is the present.
 func (c *Clock) set(t time.Time) {
 	if c == nil {
 		return

@@ -15,9 +15,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// What is stored ahead of a large commit expires by the clock of the store, which is
-// that of an old file during an import. A collection of another process, whose clock
-// tells the present, must not make the import fail or lose anything of it.
+// The uploads of a large commit expire by the clock of the store, which has the times of
+// an old file during an import. A collection in another process, whose clock is right,
+// must not make the import fail or lose data.
 func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
 	testscale.Slow(t)
 	e := memory.New()
@@ -45,7 +45,7 @@ func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
 	want := map[string]string{}
 	for i := range testscale.Pick(4, 4, 1) {
 		noise := make([]byte, 2<<20)
-		_, _ = rnd.Read(noise) // it does not fail
+		_, _ = rnd.Read(noise) // never fails
 		content := fmt.Sprintf(`{"role":"user","content":"%x","timestamp":"2020-01-01T00:00:00Z"}`, noise) + "\n"
 		name := fmt.Sprintf("f%d.jsonl", i)
 		want[bring(t, st, clock, name, content).Session] = content

@@ -16,46 +16,35 @@ import (
 
 // Checkpoint parts of an imported session.
 const (
-	// OutsidePart is a JSON object: what the file says of the conversation outside
-	// its messages.
+	// OutsidePart is a JSON object with the fields of the conversation outside its
+	// messages.
 	OutsidePart = "import-outside"
-	// SharedPart is a JSON object: what the file says of all its conversations.
+	// SharedPart is a JSON object with the fields that all conversations of the file
+	// share.
 	SharedPart = "import-shared"
 )
 
+// A turn that exceeds one of these limits becomes several commits, so that each commit
+// fits the batch of an engine. A large payload becomes a blob of its own, so at most
+// maxCounts bytes of it count.
 const (
-	// A longer turn becomes several commits, so that each fits an engine's batch:
-	// a large payload is stored apart and counts for little.
-	maxCommit = 1 << 20 // payload bytes, of which each node counts …
-	maxCounts = 8 << 10 // … so many at most
+	maxCommit = 1 << 20 // payload bytes
+	maxCounts = 8 << 10
 	maxNodes  = 2000
 )
 
-// grow adds to a session what is new in c.
+// grow adds the new events of c to a session.
 func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) error {
 	r.Session, r.Outcome = h.session.ID(), Unchanged
 	file, err := h.layout()
-	if err != nil {
+	if err != nil || h.isOlder(c, &file) {
 		return err
-	}
-	if h.fresh == 0 && len(c.Events) < h.mark.events {
-		older := (&plan{c: c, h: h}).order()
-		if c.Partial || slices.Equal(older, file.Order[:min(len(older), len(file.Order))]) {
-			return nil // a snapshot of the file before it had grown
-		}
 	}
 	end, last := h.end(c)
 	passed := last < 0 || h.passed(end, &file)
-	switch {
-	case h.fresh == 0 && passed:
-		r.Outcome = Updated
-	case passed || h.extends(last):
-		r.Outcome = Grown
-	default:
-		r.Outcome = Branched
-	}
-	// A snapshot with holes says less about where the session goes on than a fuller
-	// one: it adds what is new, and changes nothing else.
+	r.Outcome = h.outcome(last, passed)
+	// A file with missing events says less about the leaf than a fuller one. It adds its
+	// new events and changes nothing else.
 	p := plan{keepsFile: c.Partial && len(c.Events) <= h.mark.events, last: last}
 	if passed || p.keepsFile {
 		p.last = -1
@@ -65,7 +54,7 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 	}
 	if p.keepsFile {
 		if r.Commits == 0 {
-			r.Outcome = Unchanged // it had nothing that is new
+			r.Outcome = Unchanged
 		}
 		return nil
 	}
@@ -74,13 +63,35 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 	return h.session.SaveMetadata(ctx, h.metadata(c))
 }
 
-// metadata returns what of the session's metadata follows the file. What people may
-// have set is theirs.
+// isOlder reports whether c is a snapshot of the file from before the last import, whose
+// layout is file: it has fewer events, none of them new, and in the same order.
+func (h *held) isOlder(c *Conversation, file *layout) bool {
+	if h.fresh > 0 || len(c.Events) >= h.mark.events {
+		return false
+	}
+	older := (&plan{c: c, h: h}).order()
+	return c.Partial || slices.Equal(older, file.Order[:min(len(older), len(file.Order))])
+}
+
+// outcome returns the outcome of an import whose last event is last. If passed is set,
+// the leaf of the session stays.
+func (h *held) outcome(last int, passed bool) Outcome {
+	switch {
+	case h.fresh == 0 && passed:
+		return Updated
+	case passed || h.extends(last):
+		return Grown
+	}
+	return Branched
+}
+
+// metadata returns the metadata that the session gets from the file. It leaves alone what
+// people may have set.
 func (h *held) metadata(c *Conversation) turnstone.Metadata {
 	m := turnstone.Metadata{Labels: c.labels()}
 	for key := range h.info.Labels {
 		if _, has := m.Labels[key]; !has && strings.HasPrefix(key, fieldLabel) {
-			m.Labels[key] = "" // the file does not have it any more
+			m.Labels[key] = "" // the file does not have the field any more
 		}
 	}
 	if h.info.Name == "" {
@@ -89,15 +100,15 @@ func (h *held) metadata(c *Conversation) turnstone.Metadata {
 	if h.info.Cwd == "" {
 		m.Cwd = c.Cwd
 	}
-	of := func(u head.Usage) bool { return u.Model == h.info.Model }
-	if h.info.Model == "" || slices.ContainsFunc(h.info.Usage, of) { // it is the one of the file so far
+	used := func(u head.Usage) bool { return u.Model == h.info.Model }
+	if h.info.Model == "" || slices.ContainsFunc(h.info.Usage, used) { // an import has set the model
 		m.Model = c.Model
 	}
 	return m
 }
 
-// end returns the node on which the session goes on after c, if that is not new, and
-// the index of the event that it is; -1 if c has none on the line of work.
+// end returns the last event of c that can be the leaf, and its node, which is zero if
+// the event is new. The index is -1 if there is no such event.
 func (h *held) end(c *Conversation) (graph.ID, int) {
 	for i := len(c.Events) - 1; i >= 0; i-- {
 		if !c.Events[i].Side {
@@ -107,7 +118,8 @@ func (h *held) end(c *Conversation) (graph.ID, int) {
 	return graph.ID{}, -1
 }
 
-// extends reports whether the way to event last begins at the session's leaf.
+// extends reports whether the new events on the path to event last follow the leaf of
+// the session.
 func (h *held) extends(last int) bool {
 	for i := last; i >= 0; i = h.before[i] {
 		if !h.ids[i].IsZero() {
@@ -121,19 +133,19 @@ func (h *held) extends(last int) bool {
 	return false
 }
 
-// A plan is the commits that an import makes of a conversation.
+// A plan says how an import commits the events of a conversation.
 type plan struct {
 	c         *Conversation
 	h         *held
-	last      int  // the event on which the session goes on; -1: where it does now
-	keepsFile bool // the session stays that of the file that was imported before
-	follow    bool // the leaf moves with every commit, else with the last one
+	last      int  // the event that becomes the leaf; -1 leaves the leaf where it is
+	keepsFile bool // the layout and the fields outside the messages stay those of the last import
+	follow    bool // every commit moves the leaf; otherwise only the last one does
 	bySteps   bool
-	revision  head.Revision
-	leaf      graph.ID // of the session now
+	revision  head.Revision // of the session after the commits so far
+	leaf      graph.ID      // of the session after the commits so far
 }
 
-// commit commits the events of c that are new, and what else differs, as p says.
+// commit commits the new events of c, and what else differs, as p says.
 func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held, p plan) error {
 	p.c, p.h, p.bySteps, p.revision, p.leaf = c, h, l.BySteps, h.state.Revision, h.state.Leaf
 	p.follow = p.last >= 0 && h.extends(p.last)
@@ -146,11 +158,11 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		return nil
 	}
 	defer l.Clock.set(present)
-	for start, first := 0, true; ; first = false {
+	for start, final := 0, false; !final; {
 		end := p.cut(start)
-		final := end == len(c.Events)
+		final = end == len(c.Events)
 		in, made := p.build(start, end)
-		if first {
+		if start == 0 {
 			outside.join(&in)
 		}
 		at := c.ended()
@@ -166,24 +178,25 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		if err := l.apply(ctx, &p, in, made, at); err != nil {
 			return err
 		}
-		if r.Commits, r.Added = r.Commits+1, r.Added+len(in.Nodes); final {
-			return nil
-		}
+		r.Commits++
+		r.Added += len(in.Nodes)
 		start = end
 	}
+	return nil
 }
 
-// apply commits in, whose nodes are those of the events made.
+// apply makes a commit at a time. Its nodes are those of the events made.
 func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made []int, at time.Time) error {
 	l.Clock.set(at)
 	res, err := p.h.session.Commit(ctx, in)
 	if errors.Is(err, turnstone.ErrUploadExpired) {
-		// What is stored ahead of a large commit expires by the clock of the store, and
-		// a collection of another process came upon it: that one's clock is right.
+		// A large commit uploads its blobs first, and uploads expire by the clock of the
+		// store. The clock was set to the past, and a collection in another process, whose
+		// clock is right, removed the uploads.
 		l.Clock.set(present)
 		res, err = p.h.session.Commit(ctx, in)
 	}
-	if errors.Is(err, turnstone.ErrInvalid) { // an edited event has the key of a tombstoned one
+	if errors.Is(err, turnstone.ErrInvalid) { // an edited event has the key of a tombstoned node
 		for k, i := range made {
 			if e := &p.c.Events[i]; e.Key != "" {
 				in.Nodes[k].Key = e.versioned(p.revision + 1)
@@ -204,19 +217,18 @@ func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made [
 // cut returns where the commit that begins with event start ends.
 func (p *plan) cut(start int) int {
 	size, nodes := 0, 0
-	has := map[string]bool{} // parts that the commit sets
+	set := map[string]bool{} // checkpoint parts that the commit sets
 	for i := start; i < len(p.c.Events); i++ {
 		e := &p.c.Events[i]
-		if !p.h.ids[i].IsZero() || p.h.gone[i] {
-			continue // it is written
+		if !p.h.isNew(i) {
+			continue
 		}
-		again := false // a part would be set twice, and one version be lost
-		for name := range e.Checkpoint {
-			again = again || has[name]
-			has[name] = true
-		}
-		if nodes > 0 && (e.Turn || p.bySteps && e.Step || again || nodes == maxNodes || size > maxCommit) {
+		full := nodes == maxNodes || size > maxCommit
+		if nodes > 0 && (full || e.Turn || p.bySteps && e.Step || e.setsAny(set)) {
 			return i
+		}
+		for name := range e.Checkpoint {
+			set[name] = true
 		}
 		size += min(len(e.Payload), maxCounts)
 		nodes++
@@ -224,7 +236,18 @@ func (p *plan) cut(start int) int {
 	return len(p.c.Events)
 }
 
-// build returns the commit of the events from start to end, and which they are.
+// setsAny reports whether an event sets one of the checkpoint parts. A commit can keep
+// only one version of a part.
+func (e *Event) setsAny(parts map[string]bool) bool {
+	for name := range e.Checkpoint {
+		if parts[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// build returns the commit of the new events from start to end, and their indexes.
 func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 	in := turnstone.Commit{Expected: p.revision, Checkpoint: map[string][]byte{}, Leaf: turnstone.RefNone()}
 	if !p.leaf.IsZero() {
@@ -234,7 +257,7 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 	leaf := -1
 	for i := start; i < end; i++ {
 		e := &p.c.Events[i]
-		if !p.h.ids[i].IsZero() || p.h.gone[i] {
+		if !p.h.isNew(i) {
 			continue
 		}
 		n := turnstone.NewNode{Kind: e.Kind, Key: e.Key, Payload: e.Payload, Parent: p.ref(p.h.before[i], made)}
@@ -258,7 +281,7 @@ func (p *plan) build(start, end int) (turnstone.Commit, []int) {
 	return in, made
 }
 
-// ref refers to the node of event i, which may be one of those that are made.
+// ref returns a reference to the node of event i, which may be one of the events made.
 func (p *plan) ref(i int, made []int) turnstone.Ref {
 	if k, ok := slices.BinarySearch(made, i); ok {
 		return turnstone.RefNew(k)
@@ -287,15 +310,15 @@ func (h *held) taken(key string) bool {
 	return h.keys[key]
 }
 
-// topUp returns what the file says was used in all, but for what the session and the
-// events that are new account for.
+// topUp returns the part of c.Totals that neither the session nor the new events
+// report.
 func (h *held) topUp(c *Conversation) []head.Usage {
 	var counted head.Usage
 	for _, u := range h.info.Usage {
 		counted.Add(u)
 	}
 	for i := range c.Events {
-		if h.ids[i].IsZero() && !h.gone[i] && !h.moved[i] {
+		if h.isNew(i) && !h.moved[i] {
 			for _, u := range c.Events[i].Usage {
 				counted.Add(u)
 			}
@@ -304,7 +327,7 @@ func (h *held) topUp(c *Conversation) []head.Usage {
 	var out []head.Usage
 	for _, u := range c.Totals {
 		more, _ := beyond(counted, u)
-		rest, _ := beyond(u, counted) // what is counted and belongs to the next model
+		rest, _ := beyond(u, counted) // the rest of counted belongs to the next model
 		counted = rest
 		if more != (head.Usage{Model: more.Model}) {
 			out = append(out, more)
@@ -313,7 +336,7 @@ func (h *held) topUp(c *Conversation) []head.Usage {
 	return out
 }
 
-// merge adds up what was used, by model.
+// merge adds up usage by model.
 func merge(all []head.Usage) []head.Usage {
 	var out []head.Usage
 	for _, u := range all {
@@ -326,7 +349,7 @@ func merge(all []head.Usage) []head.Usage {
 	return out
 }
 
-// changes are checkpoint parts to set and to drop.
+// changes are the checkpoint parts that a commit sets and drops.
 type changes struct {
 	set  map[string][]byte
 	drop []string
@@ -334,21 +357,21 @@ type changes struct {
 
 func (c *changes) empty() bool { return len(c.set)+len(c.drop) == 0 }
 
+// join adds the changes to a commit.
 func (c *changes) join(in *turnstone.Commit) {
 	maps.Copy(in.Checkpoint, c.set)
 	in.Drop = append(in.Drop, c.drop...)
 }
 
-// parts returns what the parts that an import sets are to become: those that say
-// what the file has outside the messages, for the first commit, and the layout, for
-// the last one.
+// parts returns the changes of checkpoint parts. The first commit sets the fields of the
+// file outside the messages. The last commit sets the layout.
 func (p *plan) parts() (outside, layout changes, err error) {
 	content, err := p.layout()
 	if err != nil {
 		return outside, layout, err
 	}
 	layout = p.h.change(map[string][]byte{LayoutPart: content})
-	if content != nil && p.h.fresh > 0 { // it goes with the revision at which it is set
+	if content != nil && p.h.fresh > 0 { // the layout is valid for the revision that sets it, so it is set again
 		layout.set[LayoutPart] = content
 	}
 	if !p.keepsFile {
@@ -357,7 +380,8 @@ func (p *plan) parts() (outside, layout changes, err error) {
 	return outside, layout, nil
 }
 
-// change returns what makes the session's parts those that are wanted; nil is none.
+// change returns the changes that give the session's parts the wanted contents. A part
+// with nil content is dropped.
 func (h *held) change(want map[string][]byte) changes {
 	out := changes{set: map[string][]byte{}}
 	for name, content := range want {

@@ -23,8 +23,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// corpus returns the folder of real transcripts, which is not part of the
-// project: TURNSTONE_CORPUS, or shared/corpus beside the checkout.
+// corpus returns the directory of real transcripts: TURNSTONE_CORPUS, or shared/corpus
+// beside the checkout. The transcripts are not part of the project.
 func corpus(t *testing.T) string {
 	dir := os.Getenv("TURNSTONE_CORPUS")
 	if dir == "" {
@@ -38,7 +38,7 @@ func corpus(t *testing.T) string {
 
 type counts struct{ sessions, empty, turns, nodes int }
 
-// sources reads what the corpus says of its own files.
+// sources reads the description of the corpus' files.
 func sources(t *testing.T, dir string) map[string]counts {
 	data, err := os.ReadFile(filepath.Join(dir, "SOURCES.md"))
 	if err != nil {
@@ -115,7 +115,7 @@ func TestCorpus(t *testing.T) {
 					c.sessions++
 				}
 				if r.Nodes > 0 {
-					c.turns++ // with what stands before the first user message
+					c.turns++ // events before the first user message count as its turn
 				}
 				for _, e := range r.Conversation.Events {
 					if e.Turn {
@@ -150,7 +150,7 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// What was JSON lines comes back as the same bytes in the same order.
+// An export of imported JSON lines has the same bytes in the same order.
 func exportsAreTheFiles(t *testing.T, dir string, st *turnstone.Store, convs []importer.Conversation) {
 	files := 0
 	for i := range convs {
@@ -218,7 +218,7 @@ func claudeUsage(t *testing.T, dir string, st *turnstone.Store) {
 	t.Logf("naive summing gives %.2f times the tokens", ratio)
 }
 
-// The forks and the sub-agent sessions that the corpus names.
+// The forks and the sub-agent sessions of the corpus are found.
 func family(t *testing.T, st *turnstone.Store) {
 	const parent = "ef958aa1-0e93-49f0-bb71-150f63befcd1"
 	page, err := st.List(ctx, turnstone.ListOptions{Parent: parent})
@@ -235,7 +235,7 @@ func family(t *testing.T, st *turnstone.Store) {
 			t.Errorf("sub-agent %s begins at %v: %v", i.ID, i.ForkNode, err)
 		}
 	}
-	// Two branches, of 16 and 21 nodes below the node where they part.
+	// There are two branches, of 16 and 21 nodes below the node where they part.
 	ideas := session(t, st, "03eb5929-52b3-4b13-ada3-b93ae35806b8")
 	state := loaded(t, ideas, turnstone.Scope{Full: true})
 	below := map[graph.ID]int{}
@@ -279,7 +279,7 @@ func TestGrowingPrompts(t *testing.T) {
 		only := convs[0]
 		only.Events, only.Outside = nil, nil
 		for _, e := range convs[0].Events {
-			e.Payload = nil // checkpoints alone
+			e.Payload = nil // the test measures checkpoints only
 			if p := e.Checkpoint["prompt"]; p != nil {
 				versions, last = versions+1, p
 			}
@@ -311,9 +311,8 @@ func TestGrowingPrompts(t *testing.T) {
 	}
 }
 
-// The corpus without its two image files, vacuumed and closed, is at least 3.5
-// times smaller on disk than its files without insignificant space, all of which
-// is stored.
+// A vacuumed and closed store with the corpus, except for its two image files, takes at
+// most 1/3.5 of the size of the files without insignificant white space.
 func TestCorpusOnDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it measures the space of the whole corpus")

@@ -41,14 +41,14 @@ func TestAnEditedFileBecomesABranch(t *testing.T) {
 					t.Errorf("%s:%d: the graph has no %s", name, at, l)
 				}
 			}
-			// What stands behind the edit was used once, though it is on both branches.
+			// The events after the edit are on both branches, but their usage counts once.
 			used := usage(t, name, file(all), file(edited))
 			for _, u := range infoOf(t, s).Usage {
 				if used[u.Model] != u {
 					t.Errorf("%s:%d: used %+v, want %+v", name, at, u, used[u.Model])
 				}
 			}
-			// The edit taken back is what was there before.
+			// When the edit is undone, the session is as before.
 			if r := bring(t, st, clock, name, file(all)); r.Added != 0 {
 				t.Errorf("%s:%d back: %+v", name, at, r)
 			}
@@ -66,8 +66,8 @@ func TestAnEditedFileBecomesABranch(t *testing.T) {
 	}
 }
 
-// usage returns what the events of several versions of a file used, by model. An event
-// that several versions have counts once.
+// usage returns the usage of the events in several versions of a file, by model. An event
+// in several versions counts once.
 func usage(t *testing.T, name string, versions ...string) map[string]head.Usage {
 	t.Helper()
 	used := map[string]head.Usage{}

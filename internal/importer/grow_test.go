@@ -48,7 +48,7 @@ func TestAFileThatWasTornOrHasGrownGivesTheSameSession(t *testing.T) {
 				verify(t, st)
 			}
 		}
-		// Line by line, as an agent writes it.
+		// The file grows line by line, as an agent writes it.
 		st, clock = openClocked(t)
 		for n := range all {
 			bring(t, st, clock, name, file(all[:n+1]))
@@ -59,15 +59,15 @@ func TestAFileThatWasTornOrHasGrownGivesTheSameSession(t *testing.T) {
 	}
 }
 
-// Whatever happens to a file between imports, the session reads as if the file had
-// been imported once as it is now; only a file of which lines are missing at its end
-// is taken for an older snapshot.
+// Whatever happens to a file between imports, the session reads as if the last version of
+// the file had been imported once. The exception is a file whose last lines are missing,
+// which is taken for an older snapshot.
 func TestAnyHistoryOfAFileGivesTheSessionOfTheFile(t *testing.T) {
 	for name, all := range appended {
 		for seed := range testscale.Pick[uint64](60, 40, 8) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			st, clock := openClocked(t)
-			files := map[string][]string{} // by session: a file may begin anew
+			files := map[string][]string{} // by session, because a file may begin anew
 			for version := range 6 {
 				lines := slices.Clone(all[:1+rnd.IntN(len(all))])
 				for range rnd.IntN(4) {
@@ -82,7 +82,7 @@ func TestAnyHistoryOfAFileGivesTheSessionOfTheFile(t *testing.T) {
 					}
 				}
 				if name == "claude.jsonl" && !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, "sessionId") }) {
-					continue // nothing says which session it is
+					continue // the session can't be known
 				}
 				r := bring(t, st, clock, name, file(lines))
 				id, have := r.Session, files[r.Session]
@@ -109,8 +109,9 @@ func TestAnyHistoryOfAFileGivesTheSessionOfTheFile(t *testing.T) {
 	}
 }
 
-// Now and then a line is written before the line that it hangs from. A file that was
-// cut between the two leads to the same path and the same export as the whole file.
+// Claude Code sometimes writes a line before its parent. An import of a file that was cut
+// between the two, and then of the whole file, gives the path and the export of the whole
+// file.
 func TestALineBeforeItsParentIsMendedWhenTheFileGrows(t *testing.T) {
 	all := strings.Split(strings.TrimSpace(claude), "\n")[:7]
 	st, clock := openClocked(t)
@@ -162,7 +163,7 @@ func TestForksAndSubAgentsGrowWithTheirFile(t *testing.T) {
 	}
 }
 
-// An import that is cut off at any commit is finished by the next one.
+// If an import ends at any commit, the next import completes it.
 func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 	for name, all := range appended {
 		st, clock := openClocked(t)
@@ -212,7 +213,8 @@ func TestEveryRevisionIsATurn(t *testing.T) {
 	}
 }
 
-// The real sessions of the corpus, cut where an agent might have been.
+// Real sessions are cut where an agent might be while it writes, and imported as they
+// grow.
 func TestRealFilesGrow(t *testing.T) {
 	testscale.Slow(t)
 	dir := corpus(t)

@@ -114,6 +114,11 @@ type spot struct {
 	payload   [sha256.Size]byte
 }
 
+// spot returns the spot of an event below the given parent.
+func (e *Event) spot(parent graph.ID) spot {
+	return spot{parent, e.Kind, base(e.Key), sha256.Sum256(e.Payload)}
+}
+
 // version separates an event's key in the file from a suffix. Keys are unique in a
 // session, so a message that was edited in the file gets its key with a suffix.
 const version = "~"
@@ -142,67 +147,95 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	if h.mark = parseStamp(h.info.Labels[digestLabel]); h.mark == c.stamp && h.info.Revision > 0 {
 		return h, nil
 	}
-	if h.state, err = s.Load(ctx, turnstone.Scope{Full: true}); err != nil {
+	if err := h.load(ctx); err != nil {
 		return nil, err
+	}
+	h.link(c)
+	left := h.match(c)
+	h.findMoved(c, left)
+	return h, nil
+}
+
+// load reads the nodes of the session and the layout of its file.
+func (h *held) load(ctx context.Context) error {
+	var err error
+	if h.state, err = h.session.Load(ctx, turnstone.Scope{Full: true}); err != nil {
+		return err
 	}
 	h.own = h.state.Nodes
 	for len(h.own) > 0 && h.own[0].Inherited {
 		h.own = h.own[1:]
 	}
-	if slices.ContainsFunc(h.state.Parts, func(p head.Part) bool { return p.Name == LayoutPart && p.Set > 0 }) {
-		parts, err := s.Checkpoint(ctx, h.state.Revision)
-		if err != nil {
-			return nil, err
-		}
-		h.stored = parts[LayoutPart]
+	if !slices.ContainsFunc(h.state.Parts, func(p head.Part) bool { return p.Name == LayoutPart && p.Set > 0 }) {
+		return nil
 	}
-	h.link(c)
-	at := map[spot][]graph.ID{}
+	parts, err := h.session.Checkpoint(ctx, h.state.Revision)
+	h.stored = parts[LayoutPart]
+	return err
+}
+
+// match finds the node of each event. It returns the nodes of the session that no event
+// has.
+func (h *held) match(c *Conversation) map[spot][]graph.ID {
+	left := map[spot][]graph.ID{}
 	for i := range h.own {
 		n := &h.own[i]
 		k := spot{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
-		at[k] = append(at[k], n.ID)
+		left[k] = append(left[k], n.ID)
 	}
 	// If the file begins with the events of the last import, all of these events were
 	// written to the session. One that the session does not have was tombstoned since.
 	written := 0
-	if n := h.mark.events; n <= len(c.Events) && h.mark.all == c.digest(n) && h.state.Revision > 0 {
-		written = n
+	if h.begins(c) && h.state.Revision > 0 {
+		written = h.mark.events
 	}
 	h.ids = make([]graph.ID, len(c.Events))
 	h.gone, h.moved = make([]bool, len(c.Events)), make([]bool, len(c.Events))
 	for i := range c.Events {
-		e := &c.Events[i]
 		parent, ok := h.parent(i)
 		if !ok { // the parent is new, so the event is
 			h.fresh++
 			continue
 		}
-		k := spot{parent, e.Kind, base(e.Key), sha256.Sum256(e.Payload)}
-		switch same := at[k]; {
+		k := c.Events[i].spot(parent)
+		switch same := left[k]; {
 		case len(same) > 0:
-			h.ids[i], at[k] = same[0], same[1:]
+			h.ids[i], left[k] = same[0], same[1:]
 		case i < written:
 			h.ids[i], h.gone[i] = parent, true // the children of a tombstoned node are linked to its parent
 		default:
 			h.fresh++
 		}
 	}
-	// The nodes that are left have another parent than the file gives their events now.
+	return left
+}
+
+// begins reports whether c begins with the events of the conversation that was imported
+// last.
+func (h *held) begins(c *Conversation) bool {
+	n := h.mark.events
+	return n <= len(c.Events) && h.mark.all == c.digest(n)
+}
+
+// findMoved sets moved: it looks for new events among the nodes that no event has. Such
+// a node has another parent than its event.
+func (h *held) findMoved(c *Conversation, left map[spot][]graph.ID) {
 	elsewhere := map[spot]int{}
-	for k, left := range at {
-		elsewhere[spot{kind: k.kind, key: k.key, payload: k.payload}] += len(left)
+	for k, nodes := range left {
+		k.parent = graph.ID{}
+		elsewhere[k] += len(nodes)
 	}
 	for i := range c.Events {
-		e := &c.Events[i]
-		k := spot{kind: e.Kind, key: base(e.Key), payload: sha256.Sum256(e.Payload)}
-		if h.ids[i].IsZero() && !h.gone[i] && elsewhere[k] > 0 {
+		k := c.Events[i].spot(graph.ID{})
+		if h.isNew(i) && elsewhere[k] > 0 {
 			h.moved[i] = true
 			elsewhere[k]--
 		}
 	}
-	return h, nil
 }
+
+// isNew reports whether event i is to be written: it has no node, and had none.
+func (h *held) isNew(i int) bool { return h.ids[i].IsZero() && !h.gone[i] }
 
 // link sets before: it finds the parent of every event.
 func (h *held) link(c *Conversation) {
@@ -247,8 +280,7 @@ func (h *held) parent(i int) (id graph.ID, ok bool) {
 // kin reports whether the session, which has the identity of c, holds an earlier or later
 // state of c. The alternative is another conversation that was written to the same place.
 func (h *held) kin(c *Conversation) bool {
-	n := h.mark.events
-	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || n <= len(c.Events) && h.mark.all == c.digest(n) {
+	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || h.begins(c) {
 		return true
 	}
 	if c.kin == kinStdin {

@@ -12,34 +12,35 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// Which session a conversation belongs to is decided by its identity, which the
-// session carries as a label, and not by the session's id: that one is for people,
-// who may change it, and two files can be called the same.
+// The identity of a conversation decides to which session it belongs. The session has the
+// identity as a label. The session's id is for people, who may change it, and two files
+// may have the same name.
 //
-//   - A format whose conversations have an id of their own, unique in the world, is
-//     identified by it, wherever the file is: Claude Code, pi, tau2, and chats whose
-//     id is a UUID.
-//   - Any other conversation is identified by its file's path and its place in the
-//     file. A file at the same path that has no message in common with the session
-//     is another conversation, as a program writes that begins its log anew.
-//   - Standard input has no path. There a conversation belongs to a session that it
-//     continues, or that continues it, message by message.
+//   - A conversation that has a globally unique id is identified by this id, wherever
+//     the file is. This is so for Claude Code, pi, tau2, and chats whose id is a UUID.
+//   - Any other conversation is identified by the path of its file and its place in
+//     the file. If a file at the same path has no message in common with the session,
+//     it is another conversation: some programs overwrite their log.
+//   - Standard input has no path. A conversation from there belongs to a session if
+//     one of them continues the other, message by message.
 
-// kin says how a session with the identity of a conversation is known to hold it.
+// kin says what else must be true for a session with the identity of a conversation to
+// hold the conversation.
 type kin int
 
 const (
-	kinID    kin = iota // the identity says it all
+	kinID    kin = iota // nothing else
 	kinPath             // they have a message in common
 	kinStdin            // one continues the other
 )
 
+// identityLabel is the label of a session that has the identity of its conversation.
 const identityLabel = "import.identity"
 
 var uuid = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 
-// fullPath returns the path by which a file is known wherever it is named from. A
-// file that was compressed since is the same one.
+// fullPath returns the absolute path of a file without symbolic links. A file that was
+// compressed since has the same path.
 func fullPath(file string) string {
 	if file == "-" {
 		return ""
@@ -59,13 +60,13 @@ func fullPath(file string) string {
 // identify sets the identity of a conversation, unless the format has given one.
 func (p *parser) identify(c *Conversation) {
 	switch {
-	case c.Identity != "": // the format has given it
+	case c.Identity != "": // set by the reader of the format
 	case uuid.MatchString(c.ID):
 		c.Identity = own(c.Format, c.ID)
 	case p.path == "":
 		c.kin, c.Identity = kinStdin, "stdin"+c.place(p.stem)
 	default:
-		// A hash of the path: the store is no place for the names of people's folders.
+		// The identity has a hash of the path, because names of directories are private.
 		path := sha256.Sum256([]byte(p.path))
 		c.kin, c.Identity = kinPath, fmt.Sprintf("file:%x", path[:16])+c.place(p.stem)
 	}
@@ -73,7 +74,7 @@ func (p *parser) identify(c *Conversation) {
 	c.Parent = short(c.Parent)
 }
 
-// place returns where in its file a conversation is, for a file of several.
+// place returns the place of a conversation in a file with several, or "".
 func (c *Conversation) place(stem string) string {
 	if c.ID == stem {
 		return ""
@@ -81,10 +82,10 @@ func (c *Conversation) place(stem string) string {
 	return "#" + strings.TrimPrefix(c.ID, stem+"/")
 }
 
-// own is the identity of a conversation that has an id of its own.
+// own returns the identity of a conversation that has a globally unique id.
 func own(format, id string) string { return format + ":" + id }
 
-// short returns an identity that fits into a label.
+// short returns the identity, or a hash of it if it does not fit into a label.
 func short(identity string) string {
 	if len(identity) <= turnstone.MaxLabel && utf8.ValidString(identity) {
 		return identity
@@ -93,11 +94,12 @@ func short(identity string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// suffixed returns the session id of a conversation where ID stands for another one.
+// suffixed returns the id for a session if another session has the id c.ID.
 func (c *Conversation) suffixed() string {
 	sum := sha256.Sum256([]byte(c.Identity + "\x00" + c.stamp.all))
 	return fmt.Sprintf("%s~%x", c.ID, sum[:4])
 }
 
-// maxID leaves room for what is put before and after the id of a session.
+// maxID is the longest ID of a conversation. It leaves room in a session id for the
+// prefix and the suffix that the importer adds.
 const maxID = turnstone.MaxSessionID - len(staging) - len("~00000000")

@@ -38,7 +38,7 @@ func TestFilesThatAreCalledTheSameBecomeTwoSessions(t *testing.T) {
 	if r := bring(t, st, clock, b, say("hello", "hi", "b", "b")); r.Session != two.Session {
 		t.Errorf("%+v", r)
 	}
-	// A log that was begun anew is another conversation, and its file was compressed since.
+	// A log that was overwritten is another conversation, also if the file was compressed.
 	r := bring(t, st, clock, b, say("something else", "yes"))
 	if r.Outcome != importer.Imported || r.Session == two.Session {
 		t.Errorf("%+v", r)
@@ -49,14 +49,14 @@ func TestFilesThatAreCalledTheSameBecomeTwoSessions(t *testing.T) {
 	if again := bring(t, st, clock, b, say("hello", "hi", "b", "b", "b")); again.Session != two.Session {
 		t.Errorf("%+v", again)
 	}
-	// A session of a host is not taken over.
+	// The importer does not use a session that a host created.
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "host"}); err != nil {
 		t.Fatal(err)
 	}
 	if r := bring(t, st, clock, "host.jsonl", say("x")); r.Session == "host" {
 		t.Errorf("%+v", r)
 	}
-	// Standard input is known by what it continues.
+	// A conversation from standard input belongs to the session that it continues.
 	in := bring(t, st, clock, "-", say("hello", "hi"))
 	if r := bring(t, st, clock, "-", say("hello", "hi", "more")); r.Session != in.Session || r.Outcome != importer.Grown {
 		t.Errorf("%+v", r)
@@ -84,7 +84,7 @@ func TestAConversationsOwnIDIdentifiesIt(t *testing.T) {
 	chat := `{"id":"` + id + `","messages":[{"role":"user","content":"a"}]}`
 	load(t, st, parse(t, filepath.Join(t.TempDir(), "a.json"), chat), importer.Options{}, importer.Imported)
 	load(t, st, parse(t, filepath.Join(t.TempDir(), "b.json"), chat), importer.Options{}, importer.Unchanged)
-	// Ids that a data set counts are not unique in the world, nor even in the file.
+	// Numbers of a data set are not globally unique, and not even unique in the file.
 	counted := `{"id":"1","messages":[{"role":"user","content":"a"}]}` + "\n" + `{"id":"1","messages":[{"role":"user","content":"b"}]}` + "\n"
 	for range 2 {
 		load(t, st, parse(t, filepath.Join(t.TempDir(), "set.jsonl"), counted), importer.Options{}, importer.Imported)

@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
-// Small files of every format, made for these tests.
+// These are small files of every format.
 var formats = map[string]string{
 	"openai.json":    `{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}],"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":3}}}`,
 	"list.json":      `[{"role":"user","content":"hi"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","content":"r"}]`,
@@ -120,9 +120,9 @@ func TestBrokenInputIsNamedWithItsPlace(t *testing.T) {
 		"bad.jsonl":    {`{"role":"user","content":"x"}` + "\n" + `{"role":"user"` + "\n" + `7`, "bad.jsonl:2: unexpected end of JSON input|bad.jsonl:3: is not a JSON object"},
 		"norole.jsonl": {`{"role":"user","content":"x"}` + "\n" + `{"content":"x"}`, "norole.jsonl:2: message has no role"},
 		"unknown.json": {`{"a":1}`, "unknown.json:1: unknown format"},
-		"types.json":   {`[{"role":7}]`, "types.json: array of something that is no message and no conversation"},
+		"types.json":   {`[{"role":7}]`, "types.json: array whose elements are not messages or conversations"},
 		"dup.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s"}` + "\n" + `{"type":"user","uuid":"a","sessionId":"s"}`, "dup.jsonl:2: has the uuid of line 1: a"},
-		"msg.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s","message":"text"}`, `msg.jsonl:1: field "message" is a JSON string where something else belongs`},
+		"msg.jsonl":    {`{"type":"user","uuid":"a","sessionId":"s","message":"text"}`, `msg.jsonl:1: field "message" has the wrong type: JSON string`},
 	} {
 		_, bad := importer.Parse(file, []byte(c.data))
 		var got []string
@@ -156,7 +156,7 @@ func TestASessionIsImportedWholeOrNotAtAll(t *testing.T) {
 	if err != nil || len(page.Sessions) != 0 {
 		t.Errorf("%v, %v", page.Sessions, err)
 	}
-	// What a killed import left behind is in nobody's way.
+	// The incomplete session of a killed import does not disturb the next one.
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "importing:plain"}); err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestStepsAndTurns(t *testing.T) {
 	}
 }
 
-// Whatever the bytes: no panic, and what is parsed can be loaded and read back.
+// No input panics, and every conversation that is parsed can be loaded and read back.
 func FuzzParse(f *testing.F) {
 	for file, data := range formats {
 		f.Add(file, []byte(data))
@@ -213,8 +213,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Whatever a file was before: once it is imported, the session is the file, and
-// importing it again changes nothing.
+// After an import, the export of the session is the file, whatever the file was before.
+// Importing it again changes nothing.
 func FuzzGrow(f *testing.F) {
 	for file, all := range appended {
 		f.Add(file, []byte(strings.Join(all[:3], "\n")+"\n{"), []byte(strings.Join(all, "\n")))

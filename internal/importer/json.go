@@ -5,17 +5,14 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A message is what the chat formats have in common.
+// A message has the fields of a message in the chat formats.
 type message struct {
 	Role        string          `json:"role"`
 	Content     json.RawMessage `json:"content"`
@@ -49,7 +46,7 @@ type message struct {
 // model returns the model that wrote the message, if the message says so.
 func (m *message) model() string { return cmp.Or(m.Model, m.ModelInfo.Model, m.Extra.Response.Model) }
 
-// used returns what the message says was used.
+// used returns the usage that the message reports, as that of the given model.
 func (m *message) used(model string) []head.Usage {
 	for _, u := range []*usage{m.Usage, m.Metrics.Tokens, m.Extra.Response.Usage} {
 		if out := u.of(model); out != nil {
@@ -59,10 +56,11 @@ func (m *message) used(model string) []head.Usage {
 	return nil
 }
 
+// time returns the time of the message, or the zero time.
 func (m *message) time() time.Time { return first(m.Timestamp, m.TS, m.CreatedAt) }
 
-// UnmarshalJSON never fails for what is beside the point of a transcript: fields of
-// other programs can have these names.
+// UnmarshalJSON ignores values that are not usage. Other programs may have fields with
+// the same names, and usage is not essential to a transcript.
 func (u *usage) UnmarshalJSON(b []byte) error {
 	type plain usage
 	var v plain
@@ -72,7 +70,7 @@ func (u *usage) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// usage in the forms of OpenAI, Anthropic, pi, OpenHands and Cline.
+// usage has the fields in which OpenAI, Anthropic, pi, OpenHands and Cline report usage.
 type usage struct {
 	Model string `json:"model"`
 
@@ -107,11 +105,10 @@ type usage struct {
 	ClineCacheWrite count `json:"cacheWrites"`
 }
 
-// A count of tokens. What is no count, such as null or a negative number,
-// counts as none.
+// A count is a number of tokens.
 type count uint64
 
-// UnmarshalJSON never fails: usage is beside the point of a transcript.
+// UnmarshalJSON takes values that are not positive numbers for 0, and never fails.
 func (c *count) UnmarshalJSON(b []byte) error {
 	n, err := strconv.ParseFloat(string(b), 64)
 	if err == nil && n > 0 {
@@ -120,6 +117,7 @@ func (c *count) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// of returns the usage as that of a model, or nil if it is empty.
 func (u *usage) of(model string) []head.Usage {
 	if u == nil {
 		return nil
@@ -138,7 +136,8 @@ func (u *usage) of(model string) []head.Usage {
 	return []head.Usage{out}
 }
 
-// messages makes a conversation of a list of chat messages.
+// messages makes a conversation of a list of chat messages. It returns false if one of
+// them can't be read.
 func (p *parser) messages(id, format string, items []json.RawMessage, line int) (Conversation, bool) {
 	c := Conversation{ID: id, Format: format}
 	for i, raw := range items {
@@ -161,7 +160,8 @@ func (p *parser) messages(id, format string, items []json.RawMessage, line int) 
 	return c, true
 }
 
-// chat reads {"messages":[…]}, as OpenAI's chat requests and fine-tuning files have it.
+// chat reads an object {"messages":[…]}, the form of OpenAI's chat requests and
+// fine-tuning files.
 func (p *parser) chat(id string, raw json.RawMessage, line int) {
 	var top struct {
 		ID       any               `json:"id"`
@@ -217,8 +217,8 @@ func (p *parser) tau(items []json.RawMessage) {
 	}
 }
 
-// tau2 reads a result file of tau2-bench: an object of simulations. The user
-// is simulated; what it used is booked apart.
+// tau2 reads a result file of tau2-bench: an object with simulations. The user is
+// simulated, too. The usage of the simulated user has a model name of its own.
 func (p *parser) tau2(data []byte) {
 	type llm struct {
 		LLM string `json:"llm"`
@@ -236,44 +236,59 @@ func (p *parser) tau2(data []byte) {
 	}
 	shared := without(data, "simulations")
 	for i, raw := range top.Simulations {
-		var s struct {
-			ID       string            `json:"id"`
-			Start    when              `json:"start_time"`
-			Time     when              `json:"timestamp"`
-			Messages []json.RawMessage `json:"messages"`
-		}
-		if err := decode(raw, &s); err != nil {
-			p.fail(0, "simulation %d: %v", i, err)
-			continue
-		}
-		if s.ID == "" {
-			s.ID = fmt.Sprintf("%s/%d", p.stem, i)
-		}
-		c, ok := p.messages(s.ID, "tau2", s.Messages, 0)
+		c, ok := p.simulation(i, raw)
 		if !ok {
 			continue
 		}
-		c.Model, c.Shared, c.began = top.Info.Agent.LLM, shared, first(s.Start, s.Time)
-		c.outside(raw, "messages")
+		c.Model, c.Shared = top.Info.Agent.LLM, shared
 		for j := range c.Events {
-			e := &c.Events[j]
-			var m message
-			if json.Unmarshal(e.Payload, &m) == nil {
-				model := c.Model
-				if m.Role == "user" {
-					model = top.Info.User.LLM + " (simulated user)"
-				}
-				e.Usage = m.used(model)
-				calls := bytes.TrimSpace(m.ToolCalls)
-				e.Turn = e.Turn && (len(calls) == 0 || string(calls) == "null" || string(calls) == "[]")
-			}
+			c.Events[j].simulated(c.Model, top.Info.User.LLM+" (simulated user)")
 		}
 		p.out = append(p.out, c)
 	}
 }
 
+// simulation makes a conversation of the simulation with index i.
+func (p *parser) simulation(i int, raw json.RawMessage) (Conversation, bool) {
+	var s struct {
+		ID       string            `json:"id"`
+		Start    when              `json:"start_time"`
+		Time     when              `json:"timestamp"`
+		Messages []json.RawMessage `json:"messages"`
+	}
+	if err := decode(raw, &s); err != nil {
+		p.fail(0, "simulation %d: %v", i, err)
+		return Conversation{}, false
+	}
+	if s.ID == "" {
+		s.ID = fmt.Sprintf("%s/%d", p.stem, i)
+	}
+	c, ok := p.messages(s.ID, "tau2", s.Messages, 0)
+	c.began = first(s.Start, s.Time)
+	c.outside(raw, "messages")
+	return c, ok
+}
+
+// simulated gives the usage of a message to the agent's or to the user's model. A message
+// of the user that calls tools begins no turn.
+func (e *Event) simulated(agent, user string) {
+	var m message
+	if json.Unmarshal(e.Payload, &m) != nil {
+		return
+	}
+	model := agent
+	if m.Role == "user" {
+		model = user
+	}
+	e.Usage = m.used(model)
+	switch string(bytes.TrimSpace(m.ToolCalls)) {
+	case "", "null", "[]":
+	default:
+		e.Turn = false
+	}
+}
+
 // swe reads a trajectory of SWE-agent or SWE-smith: one run, which is one turn.
-// Where a step has the whole prompt, that becomes the checkpoint part "prompt".
 func (p *parser) swe(data []byte) {
 	var top struct {
 		History    []json.RawMessage `json:"history"`
@@ -294,34 +309,7 @@ func (p *parser) swe(data []byte) {
 	if !ok {
 		return
 	}
-	started, step := false, 0
-	for i := range c.Events {
-		e := &c.Events[i]
-		var m message
-		if json.Unmarshal(e.Payload, &m) != nil {
-			continue
-		}
-		e.Turn = false
-		if m.Role == "user" && !m.IsDemo {
-			// The first one is the issue; later ones are what the tools answered.
-			if e.Turn = !started; started {
-				e.Kind = "tool"
-			}
-			started = true
-		}
-		if m.Role == "assistant" && !m.IsDemo {
-			if step < len(top.Trajectory) {
-				var s struct {
-					Messages json.RawMessage `json:"messages"`
-				}
-				if json.Unmarshal(top.Trajectory[step], &s) == nil && s.Messages != nil {
-					e.Checkpoint = map[string][]byte{"prompt": compact(s.Messages)}
-					top.Trajectory[step] = without(top.Trajectory[step], "messages")
-				}
-			}
-			step++
-		}
-	}
+	c.sweEvents(top.Trajectory)
 	var rest map[string]json.RawMessage
 	if json.Unmarshal(data, &rest) == nil {
 		if delete(rest, "history"); top.Trajectory != nil {
@@ -335,8 +323,45 @@ func (p *parser) swe(data []byte) {
 	p.out = append(p.out, c)
 }
 
-// sweModel returns the model that SWE-agent's configuration of a run names: an
-// object, or a text that is one.
+// sweEvents sets the kinds and turns of the events. The first message of the user is the
+// issue; later ones are results of tools. If a step of the trajectory has the whole
+// prompt, sweEvents moves the prompt to the checkpoint part "prompt" of the step's event.
+func (c *Conversation) sweEvents(trajectory []json.RawMessage) {
+	started, step := false, 0
+	for i := range c.Events {
+		e := &c.Events[i]
+		e.Turn = false
+		var m message
+		if json.Unmarshal(e.Payload, &m) != nil || m.IsDemo {
+			continue
+		}
+		switch {
+		case m.Role == "user" && !started:
+			e.Turn, started = true, true
+		case m.Role == "user":
+			e.Kind = "tool"
+		case m.Role == "assistant":
+			if step < len(trajectory) {
+				e.takePrompt(&trajectory[step])
+			}
+			step++
+		}
+	}
+}
+
+// takePrompt moves the prompt from a step of a trajectory to the event.
+func (e *Event) takePrompt(step *json.RawMessage) {
+	var s struct {
+		Messages json.RawMessage `json:"messages"`
+	}
+	if json.Unmarshal(*step, &s) == nil && s.Messages != nil {
+		e.Checkpoint = map[string][]byte{"prompt": compact(s.Messages)}
+		*step = without(*step, "messages")
+	}
+}
+
+// sweModel returns the model that SWE-agent's configuration of a run names. The
+// configuration is an object, or a string that has the object as JSON.
 func sweModel(config json.RawMessage) string {
 	var text string
 	if json.Unmarshal(config, &text) == nil {
@@ -353,173 +378,4 @@ func sweModel(config json.RawMessage) string {
 		return ""
 	}
 	return c.Agent.Model.Name
-}
-
-// Text returns what a person would read in a payload of any of the formats.
-func Text(payload []byte) string {
-	var v any
-	if json.Unmarshal(payload, &v) != nil {
-		return string(payload)
-	}
-	if s := text(v, 0); s != "" {
-		return s
-	}
-	return string(payload)
-}
-
-// text looks for the fields in which the formats keep what was said.
-func text(v any, depth int) string {
-	if depth > 6 {
-		return ""
-	}
-	switch v := v.(type) {
-	case string:
-		return v
-	case []any:
-		out := ""
-		for _, item := range v {
-			if s := text(item, depth+1); s != "" {
-				if out != "" {
-					out += "\n"
-				}
-				out += s
-			}
-		}
-		return out
-	case map[string]any:
-		out := ""
-		for _, key := range []string{"message", "content", "text", "thinking", "summary", "thought", "command", "observation", "attachment"} {
-			if s := text(v[key], depth+1); s != "" {
-				out = s
-				break
-			}
-		}
-		for _, call := range calls(v) {
-			if out != "" {
-				out += "\n"
-			}
-			out += call
-		}
-		return out
-	}
-	return ""
-}
-
-// calls renders tool calls in the forms of OpenAI, Anthropic and pi.
-func calls(m map[string]any) []string {
-	var out []string
-	add := func(name, args any) {
-		if s, ok := args.(string); ok {
-			var v map[string]any
-			if json.Unmarshal([]byte(s), &v) != nil {
-				out = append(out, fmt.Sprintf("%v(%s)", name, s))
-				return
-			}
-			args = v
-		}
-		out = append(out, fmt.Sprintf("%v(%s)", name, arguments(args)))
-	}
-	if list, ok := m["tool_calls"].([]any); ok {
-		for _, item := range list {
-			c, _ := item.(map[string]any)
-			if f, ok := c["function"].(map[string]any); ok {
-				add(f["name"], f["arguments"])
-			} else if c["name"] != nil {
-				add(c["name"], c["arguments"])
-			}
-		}
-	}
-	switch m["type"] {
-	case "tool_use":
-		add(m["name"], m["input"])
-	case "toolCall":
-		add(m["name"], m["arguments"])
-	}
-	return out
-}
-
-// arguments writes those of a tool call as a person would: texts as they are.
-func arguments(v any) string {
-	fields, ok := v.(map[string]any)
-	if !ok {
-		b, _ := json.Marshal(v)
-		return string(b)
-	}
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		text, ok := fields[name].(string)
-		if !ok {
-			b, _ := json.Marshal(fields[name])
-			text = string(b)
-		}
-		out = append(out, name+": "+text)
-	}
-	return strings.Join(out, ", ")
-}
-
-// A Call is a tool call in a payload.
-type Call struct{ ID, Name string }
-
-// Calls returns the tool calls of a payload in any of the formats.
-func Calls(payload []byte) (out []Call) {
-	walk(payload, func(m map[string]any) {
-		add := func(id, name any) {
-			c := Call{}
-			c.ID, _ = id.(string)
-			c.Name, _ = name.(string)
-			if c.Name != "" {
-				out = append(out, c)
-			}
-		}
-		if list, ok := m["tool_calls"].([]any); ok {
-			for _, item := range list {
-				c, _ := item.(map[string]any)
-				if f, ok := c["function"].(map[string]any); ok {
-					add(c["id"], f["name"])
-				} else {
-					add(c["id"], c["name"])
-				}
-			}
-		}
-		if m["type"] == "tool_use" || m["type"] == "toolCall" {
-			add(m["id"], m["name"])
-		}
-	})
-	return out
-}
-
-// Answers returns the ids of the tool calls whose results a payload has.
-func Answers(payload []byte) (out []string) {
-	walk(payload, func(m map[string]any) {
-		for _, key := range []string{"tool_call_id", "tool_use_id", "toolCallId"} {
-			if id, ok := m[key].(string); ok && id != "" {
-				out = append(out, id)
-			}
-		}
-	})
-	return out
-}
-
-// walk calls f for the objects of a payload that can be messages or blocks.
-func walk(payload []byte, f func(map[string]any)) {
-	var v any
-	if json.Unmarshal(payload, &v) != nil {
-		return
-	}
-	var into func(v any, depth int)
-	into = func(v any, depth int) {
-		switch v := v.(type) {
-		case []any:
-			for _, item := range v {
-				into(item, depth)
-			}
-		case map[string]any:
-			f(v)
-			if depth < 4 {
-				into(v["message"], depth+1)
-				into(v["content"], depth+1)
-			}
-		}
-	}
-	into(v, 0)
 }

@@ -48,9 +48,9 @@ func TestWhatPeopleGaveASessionStaysWhenItsFileGrows(t *testing.T) {
 	}
 }
 
-// A host that went on from an imported session keeps its own messages: what an agent
-// notes beside its conversation does not move the session back, what it says does,
-// and then the host's messages are a branch.
+// A host may go on from an imported session with its own messages. Side events that the
+// file gets later do not move the leaf. New messages in the file do, and then the host's
+// messages are a branch.
 func TestWhatAHostCommittedSinceStays(t *testing.T) {
 	st, clock := openClocked(t)
 	all := appended["claude.jsonl"]

@@ -13,25 +13,30 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// LayoutPart is the checkpoint part that says how the nodes of an imported session
-// made up its file, if the file was not simply their payloads in the order of their
-// commits, each on a line. It is JSON.
+// LayoutPart is the checkpoint part that says how the nodes of an imported session made
+// up its file. A session does not have the part if the file was its payloads in the order
+// of their commits, each on a line. The part is JSON.
 const LayoutPart = "import-layout"
 
+// A layout is the content of LayoutPart. A position is the index of a node among those
+// that the session has not inherited.
 type layout struct {
-	// Nodes is how many nodes the session had added itself when the part was set.
+	// Nodes is the number of nodes when the part was set.
 	Nodes int `json:"nodes"`
-	// Order has the positions among those, in the order of the file. Nil stands for
-	// all of them as they are. What it leaves out is of earlier versions of the file.
+	// Order has the positions of the file's nodes in the order of the file. Nil means
+	// all nodes in their own order. Nodes that are not in Order or More belong to earlier
+	// versions of the file.
 	Order []int `json:"order,omitempty"`
-	// More has the positions of those that were committed between imports, by others.
+	// More has the positions of nodes that others committed between imports.
 	More []int `json:"more,omitempty"`
-	// Gaps is what stands before the line of a number, from 0 on, and behind the last
-	// one, where that is not one line feed between lines.
+	// Gaps has the bytes before each line, by the index of the line, and after the last
+	// line. It leaves out the usual gaps: one line feed between lines, and nothing before
+	// the first one.
 	Gaps map[int]string `json:"gaps,omitempty"`
 }
 
-// layout returns the part for a session when the plan is done; nil for none.
+// layout returns the content of LayoutPart after the last commit of the plan, or nil if
+// the session needs no such part.
 func (p *plan) layout() ([]byte, error) {
 	l, err := p.h.layout()
 	if err != nil {
@@ -43,7 +48,7 @@ func (p *plan) layout() ([]byte, error) {
 	if l.Nodes = len(p.h.own) + p.h.fresh; !p.keepsFile {
 		l.Order, l.Gaps = p.order(), p.c.gaps
 		if len(l.Order) != len(p.c.Events) {
-			l.Gaps = nil // a line is tombstoned
+			l.Gaps = nil // the node of a line was tombstoned
 		}
 	}
 	ofFile := map[int]bool{}
@@ -51,21 +56,26 @@ func (p *plan) layout() ([]byte, error) {
 		ofFile[at] = true
 	}
 	l.More = slices.DeleteFunc(l.More, func(at int) bool { return ofFile[at] })
-	plain := len(l.Order) == l.Nodes
-	for i, at := range l.Order {
-		plain = plain && i == at
-	}
-	if plain {
+	if l.inOrder() {
 		l.Order = nil
 	}
-	if plain && len(l.Gaps) == 0 {
+	if l.Order == nil && len(l.Gaps) == 0 {
 		return nil, nil
 	}
 	return json.Marshal(&l)
 }
 
-// order returns the positions of the events' nodes among all that the session adds
-// itself, in the order of the file.
+// inOrder reports whether Order has all nodes in their own order.
+func (l *layout) inOrder() bool {
+	for i, at := range l.Order {
+		if i != at {
+			return false
+		}
+	}
+	return len(l.Order) == l.Nodes
+}
+
+// order returns the positions of the events' nodes in the order of the file.
 func (p *plan) order() []int {
 	at := map[graph.ID]int{}
 	for i := range p.h.own {
@@ -92,17 +102,17 @@ func (p *plan) order() []int {
 	return order
 }
 
-// layout returns how the session's nodes make up the file that was imported last,
-// with the order spelled out.
+// layout returns the layout of the file that was imported last. Its Order is never nil
+// unless there are no nodes.
 func (h *held) layout() (layout, error) {
-	plain := layout{Nodes: min(h.mark.events, len(h.own))} // what comes behind was committed since
+	plain := layout{Nodes: min(h.mark.events, len(h.own))} // later nodes were committed since
 	l := plain
 	if h.stored != nil {
 		if err := json.Unmarshal(h.stored, &l); err != nil {
 			return l, fmt.Errorf("checkpoint part %s: %w", LayoutPart, err)
 		}
 	}
-	if l.Nodes > len(h.own) { // nodes were tombstoned: the positions no longer fit
+	if l.Nodes > len(h.own) { // nodes were tombstoned, so the positions are wrong
 		l = plain
 	}
 	if l.Order == nil {
@@ -113,9 +123,10 @@ func (h *held) layout() (layout, error) {
 	return l, nil
 }
 
-// Write writes a session's payloads: of an imported one the lines of its file, byte
-// for byte, and then what was committed since; of any other all, each on a line. The
-// state is that of the full graph, and part the content of its LayoutPart.
+// Write writes the payloads of a session. For an imported session these are the lines of
+// its file, byte for byte, and then the payloads that were committed after the import.
+// For any other session these are all payloads, each on a line. state is the full graph
+// of the session, and part the content of its LayoutPart.
 func Write(w io.Writer, state *turnstone.State, part []byte) error {
 	nodes, gaps, err := lines(state, part)
 	if err != nil {
@@ -123,30 +134,25 @@ func Write(w io.Writer, state *turnstone.State, part []byte) error {
 	}
 	out := bufio.NewWriter(w)
 	for i := range nodes {
-		gap, ok := gaps[i]
-		if !ok && i > 0 || ok && gap == "" && i > 0 {
+		gap := gaps[i]
+		if gap == "" && i > 0 {
 			gap = "\n"
 		}
-		// An error stays until Flush.
+		// Flush returns the errors of writes.
 		_, _ = out.WriteString(gap)
 		_, _ = out.Write(nodes[i].Payload)
 	}
-	if end, ok := gaps[len(nodes)]; ok {
-		_, _ = out.WriteString(end)
-	} else if len(nodes) > 0 {
-		_ = out.WriteByte('\n')
+	end, ok := gaps[len(nodes)]
+	if !ok && len(nodes) > 0 {
+		end = "\n"
 	}
+	_, _ = out.WriteString(end)
 	return out.Flush()
 }
 
-// lines returns the nodes to write, in order, and what stands between them.
+// lines returns the nodes to write, in order, and the gaps between them.
 func lines(state *turnstone.State, part []byte) ([]turnstone.Node, map[int]string, error) {
-	set := head.Revision(0) // when the part was set; 0: in an ancestor
-	for _, p := range state.Parts {
-		if p.Name == LayoutPart {
-			set = p.Set
-		}
-	}
+	set := layoutSet(state)
 	if part == nil || set == 0 {
 		return state.Nodes, nil, nil
 	}
@@ -154,31 +160,49 @@ func lines(state *turnstone.State, part []byte) ([]turnstone.Node, map[int]strin
 	if err := json.Unmarshal(part, &l); err != nil {
 		return nil, nil, fmt.Errorf("checkpoint part %s: %w", LayoutPart, err)
 	}
-	var out, file, since []turnstone.Node
+	var inherited, file, since []turnstone.Node
 	for _, n := range state.Nodes {
 		switch {
 		case n.Inherited:
-			out = append(out, n)
+			inherited = append(inherited, n)
 		case n.Revision <= set:
 			file = append(file, n)
 		default:
 			since = append(since, n)
 		}
 	}
-	if len(file) != l.Nodes { // nodes were tombstoned since: the positions no longer fit
+	if len(file) != l.Nodes { // nodes were tombstoned since, so the positions are wrong
 		return state.Nodes, nil, nil
 	}
-	if len(out) > 0 {
-		l.Gaps = nil // the file had what is inherited as well
+	if len(inherited) > 0 {
+		l.Gaps = nil // the file had the inherited lines as well
 	}
+	file, err := l.arrange(file)
+	return slices.Concat(inherited, file, since), l.Gaps, err
+}
+
+// layoutSet returns the revision that set the layout of a session. It returns 0 if there
+// is no layout or an ancestor has set it.
+func layoutSet(state *turnstone.State) head.Revision {
+	for _, p := range state.Parts {
+		if p.Name == LayoutPart {
+			return p.Set
+		}
+	}
+	return 0
+}
+
+// arrange returns the nodes in the order of the file, and then those of More.
+func (l *layout) arrange(nodes []turnstone.Node) ([]turnstone.Node, error) {
+	var out []turnstone.Node
 	if l.Order == nil {
-		out = append(out, file...)
+		out = slices.Clone(nodes)
 	}
 	for _, at := range slices.Concat(l.Order, l.More) {
-		if at < 0 || at >= len(file) {
-			return nil, nil, fmt.Errorf("checkpoint part %s: position %d of %d", LayoutPart, at, len(file))
+		if at < 0 || at >= len(nodes) {
+			return nil, fmt.Errorf("checkpoint part %s: position %d of %d", LayoutPart, at, len(nodes))
 		}
-		out = append(out, file[at])
+		out = append(out, nodes[at])
 	}
-	return append(out, since...), l.Gaps, nil
+	return out, nil
 }

@@ -20,7 +20,7 @@ func TestExportIsTheFileByteForByte(t *testing.T) {
 				t.Errorf("%q is exported as %q", content, got)
 			}
 		}
-		// What a host commits since comes behind it.
+		// Payloads that a host commits later come after the file.
 		s := session(t, st, "x")
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("since")}}}); err != nil {
 			t.Fatal(err)

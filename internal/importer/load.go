@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -98,10 +99,7 @@ func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Opti
 			break
 		}
 		c.seal()
-		r := Result{Conversation: c, Session: c.ID, Nodes: len(c.Events)}
-		for i := range c.Events {
-			r.Bytes += len(c.Events[i].Payload)
-		}
+		r := Result{Conversation: c, Session: c.ID, Nodes: len(c.Events), Bytes: c.PayloadBytes()}
 		err := l.load(ctx, c, &r)
 		if err != nil && ctx.Err() != nil {
 			break // ctx ended the attempt: the conversation itself did not fail
@@ -115,6 +113,15 @@ func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Opti
 		}
 	}
 	return results
+}
+
+// PayloadBytes returns the number of payload bytes of all events.
+func (c *Conversation) PayloadBytes() int {
+	n := 0
+	for i := range c.Events {
+		n += len(c.Events[i].Payload)
+	}
+	return n
 }
 
 // inOrder returns the conversations in the order in which they are loaded. Parents come
@@ -132,15 +139,7 @@ func inOrder(convs []Conversation) []*Conversation {
 		snapshots[c.Identity] = append(snapshots[c.Identity], c)
 	}
 	for _, same := range snapshots {
-		slices.SortStableFunc(same, func(a, b *Conversation) int {
-			if a.Partial != b.Partial && len(a.Events) == len(b.Events) {
-				if a.Partial {
-					return -1
-				}
-				return 1
-			}
-			return cmp.Compare(len(a.Events), len(b.Events))
-		})
+		slices.SortStableFunc(same, compareSnapshots)
 	}
 	for i, c := range order { // the snapshots of a conversation are sorted among their own places
 		order[i] = snapshots[c.Identity][0]
@@ -156,24 +155,51 @@ func inOrder(convs []Conversation) []*Conversation {
 	return order
 }
 
+// compareSnapshots orders snapshots by their numbers of events, and partial ones before
+// whole ones.
+func compareSnapshots(a, b *Conversation) int {
+	if a.Partial && !b.Partial && len(a.Events) == len(b.Events) {
+		return -1
+	}
+	if b.Partial && !a.Partial && len(a.Events) == len(b.Events) {
+		return 1
+	}
+	return cmp.Compare(len(a.Events), len(b.Events))
+}
+
+// sessions yields the sessions that o selects.
+func sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions) iter.Seq2[*turnstone.Info, error] {
+	return func(yield func(*turnstone.Info, error) bool) {
+		for o.Limit = 1000; ; {
+			page, err := st.List(ctx, o)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range page.Sessions {
+				if !yield(&page.Sessions[i], nil) {
+					return
+				}
+			}
+			if o.After = page.Next; o.After == "" {
+				return
+			}
+		}
+	}
+}
+
 // index sets sessions: it finds the sessions that hold imported conversations.
 func (l *loader) index(ctx context.Context) error {
 	l.sessions = map[string][]string{}
-	for o := (turnstone.ListOptions{Limit: 1000}); ; {
-		page, err := l.st.List(ctx, o)
+	for s, err := range sessions(ctx, l.st, turnstone.ListOptions{}) {
 		if err != nil {
 			return err
 		}
-		for i := range page.Sessions {
-			s := &page.Sessions[i]
-			if id := s.Labels[identityLabel]; id != "" && !strings.HasPrefix(s.ID, staging) {
-				l.sessions[id] = append(l.sessions[id], s.ID)
-			}
-		}
-		if o.After = page.Next; o.After == "" {
-			return nil
+		if id := s.Labels[identityLabel]; id != "" && !strings.HasPrefix(s.ID, staging) {
+			l.sessions[id] = append(l.sessions[id], s.ID)
 		}
 	}
+	return nil
 }
 
 // find returns the session that holds c, compared with c, or nil if no session does.
@@ -288,7 +314,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 		return nil
 	}
 	if len(ids) == 0 {
-		return fmt.Errorf("it goes on from %q, which was not imported", c.Parent)
+		return fmt.Errorf("the conversation goes on from %q, which was not imported", c.Parent)
 	}
 	parent, err := l.st.Session(ctx, ids[0])
 	if err != nil {
@@ -309,7 +335,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 		}
 	}
 	if req.ForkNode.IsZero() {
-		return fmt.Errorf("it goes on from line %q of %q, which has no such line", c.ForkKey, c.Parent)
+		return fmt.Errorf("the conversation goes on from line %q of %q, which has no such line", c.ForkKey, c.Parent)
 	}
 	return nil
 }
@@ -350,23 +376,27 @@ func Losses(ctx context.Context, st *turnstone.Store, convs []Conversation) ([]L
 			continue
 		}
 		seen[h.session.ID()] = true
-		loss := Loss{Info: h.info}
-		kept, err := h.session.Kept(ctx)
+		loss, err := l.loss(ctx, h)
 		if err != nil {
 			return nil, err
-		}
-		loss.Kept = len(kept)
-		for o := (turnstone.ListOptions{Parent: h.info.ID, Limit: 1000}); ; {
-			page, err := st.List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			loss.Children += len(page.Sessions)
-			if o.After = page.Next; o.After == "" {
-				break
-			}
 		}
 		out = append(out, loss)
 	}
 	return out, nil
+}
+
+// loss returns the loss of a session.
+func (l *loader) loss(ctx context.Context, h *held) (Loss, error) {
+	kept, err := h.session.Kept(ctx)
+	if err != nil {
+		return Loss{}, err
+	}
+	loss := Loss{Info: h.info, Kept: len(kept)}
+	for _, err := range sessions(ctx, l.st, turnstone.ListOptions{Parent: h.info.ID}) {
+		if err != nil {
+			return Loss{}, err
+		}
+		loss.Children++
+	}
+	return loss, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/turnstonedb/turnstone"
 )
 
-// without returns the fields of a JSON object but for those named, as an object;
-// nil if there are none. An object that can't be decoded has none.
+// without returns a JSON object without the named fields. It returns nil if no field is
+// left or raw is not an object.
 func without(raw []byte, names ...string) []byte {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
@@ -28,55 +28,57 @@ func without(raw []byte, names ...string) []byte {
 	return marshal(fields)
 }
 
-// marshal writes v as JSON; < and > stay as they are.
+// marshal returns v as JSON. It does not escape < and >.
 func marshal(v any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if e.Encode(v) != nil {
-		return nil // not with the values that are given to it
+		return nil // can't happen: v consists of JSON that was parsed
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 const (
-	fieldLabel = "file."
-	maxFields  = 24 // of a session's turnstone.MaxLabels; the others are the host's
+	fieldLabel = "file." // prefix of labels that come from fields of a file
+	maxFields  = 24      // number of such labels; the rest of turnstone.MaxLabels is left to hosts
 )
 
 // described are the objects whose fields say how a run went.
 var described = []string{"info", "reward_info", "test_result", "model_stats", "metrics"}
 
-// fieldLabels returns labels for the fields of a JSON object that are short texts,
-// numbers or booleans: its own, and those of the objects that say how a run went.
+// fieldLabels returns labels for the fields of a JSON object that are short strings,
+// numbers or booleans, and for such fields of the objects named in described. It returns
+// nil if there are none.
 func fieldLabels(raw []byte) map[string]string {
 	labels := map[string]string{}
-	var add func(raw []byte, prefix string, depth int)
-	add = func(raw []byte, prefix string, depth int) {
-		var fields map[string]json.RawMessage
-		if json.Unmarshal(raw, &fields) != nil {
-			return
-		}
-		for _, name := range slices.Sorted(maps.Keys(fields)) {
-			key := prefix + name
-			if value := scalar(fields[name]); value != "" && len(labels) < maxFields && len(key) <= turnstone.MaxLabel {
-				labels[key] = value
-			}
-		}
-		for _, name := range described {
-			if fields[name] != nil && depth < 3 {
-				add(fields[name], prefix+name+".", depth+1)
-			}
-		}
-	}
-	add(raw, fieldLabel, 0)
+	addLabels(labels, raw, fieldLabel, 0)
 	if len(labels) == 0 {
 		return nil
 	}
 	return labels
 }
 
-// scalar returns a value that can be a label; "" if it can't.
+// addLabels adds the labels for an object. Their keys begin with prefix.
+func addLabels(labels map[string]string, raw []byte, prefix string, depth int) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(raw, &fields) != nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		key := prefix + name
+		if value := scalar(fields[name]); value != "" && len(labels) < maxFields && len(key) <= turnstone.MaxLabel {
+			labels[key] = value
+		}
+	}
+	for _, name := range described {
+		if fields[name] != nil && depth < 3 {
+			addLabels(labels, fields[name], prefix+name+".", depth+1)
+		}
+	}
+}
+
+// scalar returns a value as a label, or "" if it can't be one.
 func scalar(raw json.RawMessage) string {
 	var v any
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -99,31 +101,36 @@ func scalar(raw json.RawMessage) string {
 	return out
 }
 
-// outside gives a conversation what its object says but for the messages.
+// outside sets Outside to the fields of the conversation's object without the messages,
+// and Labels accordingly.
 func (c *Conversation) outside(raw []byte, messages ...string) {
 	if c.Outside = without(raw, messages...); c.Outside != nil {
 		c.Labels = fieldLabels(c.Outside)
 	}
 }
 
-// when is a time in one of the forms that transcripts have: a text, with or without
-// a time zone, or a number of seconds or milliseconds. What is none is the zero time.
+// when is a time in one of the forms that transcripts have: a string with or without a
+// time zone, or a number of seconds or milliseconds.
 type when struct{ time.Time }
 
-// UnmarshalJSON never fails: times are beside the point of a transcript.
+// timeLayouts are the forms of times as strings.
+var timeLayouts = []string{
+	time.RFC3339Nano,
+	"2006-01-02T15:04:05.999999999",
+	"2006-01-02 15:04:05.999999999Z07:00",
+	"2006-01-02 15:04:05.999999999",
+}
+
+// UnmarshalJSON takes anything else for the zero time and never fails, because times are
+// not essential to a transcript.
 func (w *when) UnmarshalJSON(b []byte) error {
 	var s string
 	if json.Unmarshal(b, &s) == nil {
-		for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05.999999999", "2006-01-02 15:04:05.999999999Z07:00", "2006-01-02 15:04:05.999999999"} {
-			if t, err := time.Parse(layout, s); err == nil {
-				w.set(t)
-				break
-			}
-		}
+		w.parse(s)
 		return nil
 	}
 	if n, err := strconv.ParseFloat(string(b), 64); err == nil && n > 0 && n < 1e15 {
-		if n > 1e11 { // seconds of that size are in the year 5138
+		if n > 1e11 { // as seconds, this would be the year 5138
 			n /= 1000
 		}
 		w.set(time.UnixMilli(int64(n * 1000)))
@@ -131,7 +138,17 @@ func (w *when) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// set takes a time that can be that of a conversation.
+func (w *when) parse(s string) {
+	for _, layout := range timeLayouts {
+		if t, err := time.Parse(layout, s); err == nil {
+			w.set(t)
+			return
+		}
+	}
+}
+
+// set sets w to t if a conversation can have that time: not long ago, and not in the
+// future.
 func (w *when) set(t time.Time) {
 	if t.Year() >= 1990 && t.Before(time.Now().Add(24*time.Hour)) {
 		w.Time = t.UTC()

@@ -77,7 +77,7 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 				t.Errorf("%s: the first revision has %s, %v", file, first[importer.OutsidePart], err)
 			}
 		}
-		// What the file says later takes the place of what it said before.
+		// Fields of a later version of the file replace earlier ones.
 		changed := strings.NewReplacer(`"reward":`, `"more":true,"reward":`, `"environment"`, `"more":true,"environment"`, `"instance_id"`, `"more":true,"instance_id"`, `"system":"be kind"`, `"more":true`).Replace(c.data)
 		r := importer.Load(ctx, st, parse(t, file, changed), importer.Options{})
 		if r[0].Outcome != importer.Updated || r[0].Added != 0 {
@@ -93,8 +93,8 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 	}
 }
 
-// Everything of the corpus' files that are one JSON value is in the sessions: put
-// together again, they are the file.
+// The sessions hold everything of the corpus' files that are one JSON value: the files
+// can be put together from them.
 func TestNothingOfARealFileIsDropped(t *testing.T) {
 	testscale.Slow(t)
 	dir := corpus(t)
@@ -216,7 +216,7 @@ func TestUsageIsReadInTheFormsThatAgentsHave(t *testing.T) {
 		return fmt.Sprintf(`"llm_metrics":{"accumulated_cost":0.1,"accumulated_token_usage":{"model":"gpt","prompt_tokens":%d,"completion_tokens":%d,"cache_read_tokens":2,"cache_write_tokens":3}}`, in, out)
 	}
 	for file, c := range map[string]struct{ data, want string }{
-		// Calls at the same time repeat their response.
+		// Parallel calls repeat their response.
 		"responses.json":   {`[{"action":"message","source":"user"},{"action":"run",` + response("r1", 5, 1) + `},{"action":"read",` + response("r1", 5, 1) + `},{"observation":"run",` + response("r1", 5, 1) + `},{"action":"run",` + response("r2", 7, 2) + `}]`, "[{gpt 12 3 2 0 0}]"},
 		"running.json":     {`[{"action":"message","source":"user"},{"action":"run",` + running(5, 1) + `},{"action":"run",` + running(12, 3) + `},{"action":"finish",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0}]"},
 		"both.json":        {`[{"action":"run",` + response("r1", 5, 1) + `},{"action":"run",` + running(12, 3) + `}]`, "[{gpt 12 3 2 3 0}]"},

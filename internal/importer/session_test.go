@@ -52,7 +52,7 @@ func verify(t *testing.T, st *turnstone.Store) {
 	}
 }
 
-// parse reads a file in which everything is right.
+// parse parses a file without errors.
 func parse(t *testing.T, file, data string) []importer.Conversation {
 	t.Helper()
 	convs, bad := importer.Parse(file, []byte(data))

@@ -9,8 +9,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
-// Of several snapshots of a file, imported together or one after the other, the session
-// ends as the fullest one, whatever their order.
+// After several snapshots of a file were imported, together or one after the other and in
+// any order, the session is that of the fullest one.
 func TestTheFullestOfSeveralSnapshotsDecides(t *testing.T) {
 	for name, all := range appended {
 		st, clock := openClocked(t)
@@ -22,7 +22,7 @@ func TestTheFullestOfSeveralSnapshotsDecides(t *testing.T) {
 		snapshots := []string{file(all[:2]), file(all), file(all[:4]) + `{"torn`, file(holed), file(other)}
 		for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}, {1, 4, 0}, {4, 1, 3}} {
 			for _, together := range []bool{true, false} {
-				if !together && slices.Contains(order, 4) { // alone it is an edit
+				if !together && slices.Contains(order, 4) { // imported alone, it is an edit
 					continue
 				}
 				st, clock := openClocked(t)

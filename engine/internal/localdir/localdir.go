@@ -29,13 +29,14 @@ type Dir struct {
 
 	mu      sync.Mutex // guards checked and left
 	checked time.Time
-	left    Room
+	left    Resources
 }
 
-// Room is an amount of what a driver can run out of.
-type Room struct {
-	Bytes  uint64 // on the file system
-	Inodes uint64 // where the file system counts them
+// Resources are amounts of what a driver can run out of. They say what is free, or what a
+// driver needs to be free.
+type Resources struct {
+	Bytes  uint64 // space on the file system
+	Inodes uint64 // if the file system counts them
 	Files  uint64 // file descriptors of this process
 }
 
@@ -123,9 +124,9 @@ func holder(f *os.File) string {
 // Close gives the directory up.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Need returns an error that matches engine.ErrNoSpace when less than r is left.
-// It looks at most every tenth of a second.
-func (d *Dir) Need(r Room) error {
+// Need returns an error that matches engine.ErrNoSpace if less than r is free. It reads
+// the free amounts at most ten times a second.
+func (d *Dir) Need(r Resources) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if time.Since(d.checked) >= checkEvery {
@@ -138,8 +139,8 @@ func (d *Dir) Need(r Room) error {
 	return d.enough(d.left, r)
 }
 
-// NeedNow is like Need, and looks anew.
-func (d *Dir) NeedNow(r Room) error {
+// NeedNow is like Need, but reads the free amounts each time.
+func (d *Dir) NeedNow(r Resources) error {
 	left, err := d.look()
 	if err != nil {
 		return err
@@ -147,7 +148,7 @@ func (d *Dir) NeedNow(r Room) error {
 	return d.enough(left, r)
 }
 
-func (d *Dir) enough(left, r Room) error {
+func (d *Dir) enough(left, r Resources) error {
 	switch {
 	case left.Bytes < r.Bytes:
 		return fmt.Errorf("%w: %d bytes free in %s, %d needed", engine.ErrNoSpace, left.Bytes, d.Path, r.Bytes)
@@ -159,23 +160,23 @@ func (d *Dir) enough(left, r Room) error {
 	return nil
 }
 
-// look returns what is left.
-func (d *Dir) look() (Room, error) {
+// look returns what is free.
+func (d *Dir) look() (Resources, error) {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(d.Path, &fs); err != nil {
-		return Room{}, fmt.Errorf("engine: free space of %s: %w", d.Path, err)
+		return Resources{}, fmt.Errorf("engine: free space of %s: %w", d.Path, err)
 	}
-	left := Room{Bytes: uint64(fs.Bavail) * uint64(fs.Bsize), Inodes: fs.Ffree}
+	left := Resources{Bytes: uint64(fs.Bavail) * uint64(fs.Bsize), Inodes: fs.Ffree}
 	if fs.Files == 0 {
 		left.Inodes = math.MaxUint64
 	}
 	var lim syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
-		return Room{}, err
+		return Resources{}, err
 	}
 	open, err := descriptors()
 	if err != nil {
-		return Room{}, err
+		return Resources{}, err
 	}
 	if open < uint64(lim.Cur) {
 		left.Files = uint64(lim.Cur) - open

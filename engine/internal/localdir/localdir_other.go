@@ -8,8 +8,8 @@ import "errors"
 // are known to work here.
 type Dir struct{ Path string }
 
-// Room is unused on this system.
-type Room struct{ Bytes, Inodes, Files uint64 }
+// Resources is unused on this system.
+type Resources struct{ Bytes, Inodes, Files uint64 }
 
 var errSystem = errors.New("engine: embedded engines run on Linux and macOS only; use postgres or memory here")
 
@@ -20,10 +20,10 @@ func Open(string) (*Dir, error) { return nil, errSystem }
 func (d *Dir) Close() error { return nil }
 
 // Need fails.
-func (d *Dir) Need(Room) error { return errSystem }
+func (d *Dir) Need(Resources) error { return errSystem }
 
 // NeedNow fails.
-func (d *Dir) NeedNow(Room) error { return errSystem }
+func (d *Dir) NeedNow(Resources) error { return errSystem }
 
 // Sync fails.
 func Sync(string) error { return errSystem }

@@ -1,0 +1,162 @@
+package importer
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Text returns the text of a payload of any of the formats, as a person would read it.
+func Text(payload []byte) string {
+	var v any
+	if json.Unmarshal(payload, &v) != nil {
+		return string(payload)
+	}
+	if s := text(v, 0); s != "" {
+		return s
+	}
+	return string(payload)
+}
+
+// textFields are the fields in which the formats keep text.
+var textFields = []string{"message", "content", "text", "thinking", "summary", "thought", "command", "observation", "attachment"}
+
+// text returns the text in a decoded value: of a list, the texts of its items; of an
+// object, that of the first of textFields that has any, and its tool calls.
+func text(v any, depth int) string {
+	if depth > 6 {
+		return ""
+	}
+	var parts []string
+	switch v := v.(type) {
+	case string:
+		return v
+	case []any:
+		for _, item := range v {
+			if s := text(item, depth+1); s != "" {
+				parts = append(parts, s)
+			}
+		}
+	case map[string]any:
+		for _, key := range textFields {
+			if s := text(v[key], depth+1); s != "" {
+				parts = append(parts, s)
+				break
+			}
+		}
+		for _, call := range toolCalls(v) {
+			parts = append(parts, call.text())
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// A toolCall has the fields of a tool call as they are decoded.
+type toolCall struct{ id, name, args any }
+
+// toolCalls returns the tool calls of an object in the forms of OpenAI, Anthropic and
+// pi.
+func toolCalls(m map[string]any) []toolCall {
+	var out []toolCall
+	list, _ := m["tool_calls"].([]any)
+	for _, item := range list {
+		c, _ := item.(map[string]any)
+		if f, ok := c["function"].(map[string]any); ok {
+			out = append(out, toolCall{c["id"], f["name"], f["arguments"]})
+		} else if c["name"] != nil {
+			out = append(out, toolCall{c["id"], c["name"], c["arguments"]})
+		}
+	}
+	switch m["type"] {
+	case "tool_use":
+		out = append(out, toolCall{m["id"], m["name"], m["input"]})
+	case "toolCall":
+		out = append(out, toolCall{m["id"], m["name"], m["arguments"]})
+	}
+	return out
+}
+
+// text writes a call as a function call. Arguments may be a string that has JSON.
+func (c toolCall) text() string {
+	args := c.args
+	if s, ok := args.(string); ok {
+		var v map[string]any
+		if json.Unmarshal([]byte(s), &v) != nil {
+			return fmt.Sprintf("%v(%s)", c.name, s)
+		}
+		args = v
+	}
+	return fmt.Sprintf("%v(%s)", c.name, arguments(args))
+}
+
+// arguments writes the arguments of a call. Strings have no quotes.
+func arguments(v any) string {
+	fields, ok := v.(map[string]any)
+	if !ok {
+		b, _ := json.Marshal(v)
+		return string(b)
+	}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		text, ok := fields[name].(string)
+		if !ok {
+			b, _ := json.Marshal(fields[name])
+			text = string(b)
+		}
+		out = append(out, name+": "+text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// A Call is a tool call in a payload.
+type Call struct{ ID, Name string }
+
+// Calls returns the tool calls of a payload in any of the formats.
+func Calls(payload []byte) (out []Call) {
+	walk(payload, func(m map[string]any) {
+		for _, call := range toolCalls(m) {
+			id, _ := call.id.(string)
+			if name, _ := call.name.(string); name != "" {
+				out = append(out, Call{ID: id, Name: name})
+			}
+		}
+	})
+	return out
+}
+
+// Answers returns the ids of the tool calls whose results a payload has.
+func Answers(payload []byte) (out []string) {
+	walk(payload, func(m map[string]any) {
+		for _, key := range []string{"tool_call_id", "tool_use_id", "toolCallId"} {
+			if id, ok := m[key].(string); ok && id != "" {
+				out = append(out, id)
+			}
+		}
+	})
+	return out
+}
+
+// walk calls f for the objects of a payload that can be messages or blocks of content.
+func walk(payload []byte, f func(map[string]any)) {
+	var v any
+	if json.Unmarshal(payload, &v) == nil {
+		walkValue(v, 0, f)
+	}
+}
+
+func walkValue(v any, depth int, f func(map[string]any)) {
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			walkValue(item, depth, f)
+		}
+	case map[string]any:
+		f(v)
+		if depth < 4 {
+			walkValue(v["message"], depth+1, f)
+			walkValue(v["content"], depth+1, f)
+		}
+	}
+}
