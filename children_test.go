@@ -11,9 +11,9 @@ import (
 // F5: children belong to the session that they were made of, whatever its id is.
 func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	mustSession(t, st, turnstone.Request{ID: "p"}, []byte("1"))
-	mustSession(t, st, turnstone.Request{ID: "fork", Parent: "p"})
-	mustSession(t, st, turnstone.Request{ID: "child", Parent: "p", Detached: true})
+	create(t, st, turnstone.Request{ID: "p"}, []byte("1"))
+	create(t, st, turnstone.Request{ID: "fork", Parent: "p"})
+	create(t, st, turnstone.Request{ID: "child", Parent: "p", Detached: true})
 	parents := func(of string, want ...string) {
 		t.Helper()
 		page, err := st.List(ctx, turnstone.ListOptions{Parent: of})
@@ -30,7 +30,7 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	if err := st.Rename(ctx, "p", "q"); err != nil {
 		t.Fatal(err)
 	}
-	mustSession(t, st, turnstone.Request{ID: "p"}, []byte("another"))
+	create(t, st, turnstone.Request{ID: "p"}, []byte("another"))
 	parents("p")
 	parents("q", "fork", "child")
 	if err := st.Delete(ctx, "p", turnstone.RefuseChildren); err != nil {
@@ -55,5 +55,5 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	if _, err := st.List(ctx, turnstone.ListOptions{Parent: "q"}); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
-	healthy(t, st)
+	verify(t, st)
 }

@@ -2,10 +2,8 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -284,31 +282,6 @@ func damage(t *testing.T, e engine.Engine) {
 	t.Fatal("there is nothing to damage")
 }
 
-// A busy engine is changed by somebody else while all of it is scanned: first by
-// the verification, then by each pass of a copy.
-type busy struct {
-	engine.Engine
-	scans  int
-	change func(scan, pair int)
-}
-
-func (b *busy) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(yield func(engine.Pair, error) bool) {
-		n, all := 0, r.Limit == 0 && len(r.Start) == 4
-		if all {
-			b.scans++
-		}
-		for p, err := range b.Engine.Scan(ctx, r) {
-			if n++; all {
-				b.change(b.scans, n)
-			}
-			if !yield(p, err) {
-				return
-			}
-		}
-	}
-}
-
 // What is changed while it is copied is copied again; a source that never rests is
 // refused as such, and no torn copy can be opened.
 func TestCopyOfABusyStore(t *testing.T) {
@@ -322,7 +295,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 			fill(t, base)
 			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 			changes, within := 0, false
-			from := &busy{Engine: base, change: func(scan, n int) {
+			change := func(scan, n int) {
 				if within || scan < 2 || n != at || changes > 0 && !restless {
 					return
 				}
@@ -351,6 +324,19 @@ func TestCopyOfABusyStore(t *testing.T) {
 					t.Fatal(err)
 				}
 				within = false
+			}
+			scans := 0 // of everything: first that of the verification, then each pass of the copy
+			from := &interceptor{Engine: base, scan: func(r engine.Range) func(engine.Pair) error {
+				if r.Limit != 0 || len(r.Start) != 4 {
+					return nil
+				}
+				scans++
+				n := 0
+				return func(engine.Pair) error {
+					n++
+					change(scans, n)
+					return nil
+				}
 			}}
 			r, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{})
 			switch {
@@ -404,26 +390,6 @@ func TestCopyBesideANewStore(t *testing.T) {
 	if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() || v.Sessions != 12+1 {
 		t.Errorf("%+v, %v", v, err)
 	}
-}
-
-// A postponed engine does not know what became of one Apply, which takes effect
-// when everything is over.
-type postponed struct {
-	engine.Engine
-	left  int
-	late  *engine.Batch
-	often bool // it is tried again before each Apply from then on but the next, and not only at the end
-}
-
-func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
-	if p.left--; p.left == 0 {
-		p.late = &engine.Batch{Guards: slices.Clone(b.Guards), Sets: slices.Clone(b.Sets), Deletes: slices.Clone(b.Deletes)}
-		return engine.ErrUnknown
-	}
-	if p.often && p.left < -1 && p.late != nil {
-		_ = p.Engine.Apply(ctx, p.late) // nobody learns of it
-	}
-	return p.Engine.Apply(ctx, b)
 }
 
 // What one copy writes while another one runs makes no torn store.
@@ -561,15 +527,24 @@ func TestCopyAndLateAttempts(t *testing.T) {
 				commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 				st.Close()
 			}
-			to := &postponed{Engine: base, left: n, often: often}
-			copyStore(t, from, to)
-			if to.late == nil {
+			var late *engine.Batch // its outcome is unknown, and it takes effect when everything is over
+			copyStore(t, from, &enginetest.Faulty{Engine: base, Plan: func(c enginetest.Call) enginetest.Fault {
+				if c.Apply == n {
+					late = &engine.Batch{Guards: slices.Clone(c.Batch.Guards), Sets: slices.Clone(c.Batch.Sets), Deletes: slices.Clone(c.Batch.Deletes)}
+					return enginetest.Fault{Err: engine.ErrUnknown}
+				}
+				if often && late != nil && c.Apply > n+1 { // it is tried before each but the next, too
+					_ = base.Apply(ctx, late) // nobody learns of it
+				}
+				return enginetest.Fault{}
+			}})
+			if late == nil {
 				if n < 4 {
 					t.Errorf("%d attempts", n)
 				}
 				break
 			}
-			if err := base.Apply(ctx, to.late); !errors.Is(err, engine.ErrConflict) {
+			if err := base.Apply(ctx, late); !errors.Is(err, engine.ErrConflict) {
 				t.Errorf("attempt %d, update %v: late, it ends with %v", n, update, err)
 			}
 			equalPairs(t, from, base)

@@ -37,7 +37,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 		part[i*7]++
 		c := turnstone.Commit{
 			Expected: head.Revision(i), Turn: fmt.Sprint("t", i),
-			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: fmt.Appendf(nil, "question %d", i)}, {Kind: "assistant", Payload: random(20+i*700, byte(i))}},
+			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: fmt.Appendf(nil, "question %d", i)}, {Kind: "assistant", Payload: random(20+i*700, uint64(i))}},
 			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
 			Usage:      []head.Usage{{Model: "m", Input: 1}},
 		}

@@ -2,7 +2,6 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -18,72 +17,25 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// before returns a plan that calls f once, before the n-th call from now on.
-func before(n int, f func()) func(enginetest.Call) enginetest.Fault {
-	return func(enginetest.Call) enginetest.Fault {
-		if n--; n == 0 {
-			f()
-		}
-		return enginetest.Fault{}
-	}
-}
-
-// beforeEachCall prepares a store, and runs call with other before its n-th call of the
-// engine, for every n.
-func beforeEachCall(t *testing.T, prepare func(*turnstone.Store), call func(*turnstone.Store) error, other func(*turnstone.Store), check func(st *turnstone.Store, e engine.Engine, err error) error) {
-	t.Helper()
-	for n, more := 1, true; more; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
-		prepare(st)
-		more = false
-		watched := &enginetest.Faulty{Engine: e}
-		caller := openStore(t, watched, nil)
-		watched.Plan = before(n, func() {
-			more = true
-			other(openStore(t, e, nil))
-		})
-		err := call(caller)
-		watched.Plan = nil
-		if cerr := check(st, e, err); cerr != nil {
-			t.Errorf("before call %d: %v: %v", n, err, cerr)
-		}
-	}
-}
-
 func node(payload []byte) turnstone.Commit {
 	return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: payload}}}
 }
 
-func mustSession(t *testing.T, st *turnstone.Store, r turnstone.Request, payloads ...[]byte) *turnstone.Session {
-	t.Helper()
-	s, _, err := st.Create(ctx, r)
-	for _, p := range payloads {
-		if err == nil {
-			_, err = s.Commit(ctx, node(p))
-		}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
-	secret := noise(300, 1)
+	secret := random(300, 1)
 	for name, other := range map[string]func(*turnstone.Store) error{
 		"renamed": func(st *turnstone.Store) error { return st.Rename(ctx, "s", "z") },
 		"given again": func(st *turnstone.Store) error {
 			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
 				return err
 			}
-			mustSession(t, st, turnstone.Request{ID: "s"}, []byte("another"))
+			create(t, st, turnstone.Request{ID: "s"}, []byte("another"))
 			return nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			did := false
-			beforeEachCall(t, func(st *turnstone.Store) { did = false; mustSession(t, st, turnstone.Request{ID: "s"}, secret) },
+			besideEachCall(t, func(st *turnstone.Store) { did = false; create(t, st, turnstone.Request{ID: "s"}, secret) },
 				func(st *turnstone.Store) error {
 					_, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
 					return err
@@ -108,17 +60,17 @@ func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 }
 
 func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
-	secret := noise(300, 1)
+	secret := random(300, 1)
 	var id graph.ID
 	var receipt *turnstone.Erasure
-	beforeEachCall(t, func(st *turnstone.Store) {
-		s := mustSession(t, st, turnstone.Request{ID: "s"})
+	besideEachCall(t, func(st *turnstone.Store) {
+		s := create(t, st, turnstone.Request{ID: "s"})
 		r, err := s.Commit(ctx, node(secret))
 		if err != nil {
 			t.Fatal(err)
 		}
 		id = r.Leaf
-		mustSession(t, st, turnstone.Request{ID: "f", Parent: "s"})
+		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
 	}, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "s")
 		if err == nil {
@@ -126,7 +78,7 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 		}
 		return err
 	}, func(st *turnstone.Store) {
-		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"})
+		create(t, st, turnstone.Request{ID: "g", Parent: "f"})
 		if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
 			t.Fatal(err)
 		}
@@ -143,12 +95,12 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 
 // An Erase that is cut off anywhere can be repeated, and then the bytes are gone.
 func TestG8_EraseCanBeRepeated(t *testing.T) {
-	secret := noise(6000, 1)
+	secret := random(6000, 1)
 	for n, crashed := 1, true; crashed; n++ {
 		e := memory.New()
 		st := openStore(t, e, nil)
-		s := mustSession(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
-		if _, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 2)), -1, "", ""); err != nil {
+		s := create(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
+		if _, err := s.PutAttachment(ctx, bytes.NewReader(random(3000, 2)), -1, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		crashed = false
@@ -161,7 +113,7 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 			cut.Close()
 		}
 		r, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
-		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, noise(3000, 2)[:64]) {
+		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, random(3000, 2)[:64]) {
 			t.Fatalf("cut at call %d: %v %+v", n, err, r)
 		}
 	}
@@ -172,9 +124,9 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	mustSession(t, st, turnstone.Request{ID: "p"}, noise(6000, 1))
-	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, noise(6000, 2))
-	mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, noise(6000, 3))
+	create(t, st, turnstone.Request{ID: "p"}, random(6000, 1))
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, random(6000, 2))
+	create(t, st, turnstone.Request{ID: "g", Parent: "f"}, random(6000, 3))
 	predecessors := 0
 	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
 		if c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Predecessor }) {
@@ -195,9 +147,9 @@ func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 // before, and that other sessions hold.
 func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	p := mustSession(t, st, turnstone.Request{ID: "p"})
-	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
-	mustSession(t, st, turnstone.Request{ID: "k", Parent: "f"})
+	p := create(t, st, turnstone.Request{ID: "p"})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
+	create(t, st, turnstone.Request{ID: "k", Parent: "f"})
 	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
 		t.Fatal(err)
 	}
@@ -209,10 +161,10 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 }
 
 func TestG8_TheReceiptKnowsUploads(t *testing.T) {
-	secret := noise(3000, 1)
+	secret := random(3000, 1)
 	e := memory.New()
 	st := openStore(t, e, nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	put := func() blob.Attachment {
 		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
 		if err != nil {
@@ -237,103 +189,11 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	}
 }
 
-// An attempt of an upload whose outcome was not known arrives after its bytes were erased.
-func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
-	secret := noise(3000, 1)
-	for n := 1; n <= 3; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
-		mustSession(t, st, turnstone.Request{ID: "s"})
-		var late *engine.Batch
-		f := &faultyApply{Engine: e, on: func(at int, b *engine.Batch) error {
-			if at == n {
-				copied := *b
-				late = &copied
-				return engine.ErrUnknown
-			}
-			return nil
-		}}
-		s, err := openStore(t, f, nil).Session(ctx, "s")
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := node(nil)
-		c.Nodes[0].Attachments = []blob.Attachment{a}
-		r, err := s.Commit(ctx, c)
-		if err == nil {
-			_, err = s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
-		}
-		if err != nil || late == nil {
-			t.Fatal(n, err)
-		}
-		_ = e.Apply(ctx, late)
-		if holds(t, e, secret[:64]) {
-			t.Errorf("batch %d, late: the bytes are back", n)
-		}
-	}
-}
-
-type faultyApply struct {
-	engine.Engine
-	n  int
-	on func(n int, b *engine.Batch) error
-}
-
-func (f *faultyApply) Apply(ctx context.Context, b *engine.Batch) error {
-	f.n++
-	if err := f.on(f.n, b); err != nil {
-		return err
-	}
-	return f.Engine.Apply(ctx, b)
-}
-
-// A session that is committed to all the time is erased all the same.
-func TestG8_ABusySessionIsErased(t *testing.T) {
-	secret := noise(300, 1)
-	e := memory.New()
-	st := openStore(t, e, nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("side"))
-	root, err := s.Load(ctx, turnstone.Scope{At: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := node(secret)
-	c.Nodes[0].Parent = turnstone.RefTo(root.Leaf)
-	r, err := s.Commit(ctx, c)
-	for range 3 {
-		if err == nil {
-			_, err = s.Commit(ctx, node([]byte("more")))
-		}
-	}
-	if err == nil {
-		_, err = s.Prune(ctx, 2)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &faultyApply{Engine: e, on: func(int, *engine.Batch) error {
-		_, err := s.Commit(ctx, node([]byte("busy")))
-		return err
-	}}
-	busy, err := openStore(t, f, nil).Session(ctx, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	receipt, err := busy.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
-	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
-		t.Errorf("%v %+v", err, receipt)
-	}
-}
-
 func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	mustSession(t, st, turnstone.Request{ID: "a secret id"})
-	child := mustSession(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
+	create(t, st, turnstone.Request{ID: "a secret id"})
+	child := create(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
 	if i, err := child.Info(ctx); err != nil || i.Parent != "a secret id" {
 		t.Fatal(i.Parent, err)
 	}
@@ -351,9 +211,9 @@ func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 // What a call finds may move while it reads: that is no damage.
 func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 	prepare := func(st *turnstone.Store) {
-		mustSession(t, st, turnstone.Request{ID: "p"}, []byte("x"))
-		mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
-		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
+		create(t, st, turnstone.Request{ID: "p"}, []byte("x"))
+		create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
+		create(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
 	}
 	calls := map[string]func(*turnstone.Store) error{
 		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
@@ -401,7 +261,7 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 	for name, call := range calls {
 		for beside, other := range others {
 			t.Run(name+" beside "+beside, func(t *testing.T) {
-				beforeEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
+				besideEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
 					ok := err == nil
 					for _, e := range []error{turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrExists} {
 						ok = ok || errors.Is(err, e)
@@ -419,7 +279,7 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 // K and L of the collector: what is behind a pruned node, and what only its owner showed.
 func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
 	var leaves []graph.ID
 	for r := head.Revision(1); r <= 3; r++ {
 		l, err := s.Load(ctx, turnstone.Scope{At: r})
@@ -446,5 +306,63 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 			t.Errorf("rewind to %v: %v", slices.Index(leaves, leaf), err)
 		}
 	}
-	healthy(t, st)
+	verify(t, st)
+}
+
+// An attempt of an upload whose outcome was not known arrives after its bytes were erased.
+func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
+	secret := random(3000, 1)
+	for n := 1; n <= 3; n++ {
+		e, st := onMemory(t, nil)
+		create(t, st, turnstone.Request{ID: "s"})
+		var late *engine.Batch
+		f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Apply == n {
+				copied := *c.Batch
+				late = &copied
+				return enginetest.Fault{Err: engine.ErrUnknown}
+			}
+			return enginetest.Fault{}
+		}}
+		s := session(t, openStore(t, f, nil), "s")
+		a := upload(t, s, secret)
+		c := node(nil)
+		c.Nodes[0].Attachments = []blob.Attachment{a}
+		r, err := s.Commit(ctx, c)
+		if err == nil {
+			_, err = s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
+		}
+		if err != nil || late == nil {
+			t.Fatal(n, err)
+		}
+		_ = e.Apply(ctx, late)
+		if holds(t, e, secret[:64]) {
+			t.Errorf("batch %d, late: the bytes are back", n)
+		}
+	}
+}
+
+// A session that is committed to all the time is erased all the same.
+func TestG8_ABusySessionIsErased(t *testing.T) {
+	secret := random(300, 1)
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("side"))
+	root, err := s.Load(ctx, turnstone.Scope{At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := node(secret)
+	c.Nodes[0].Parent = turnstone.RefTo(root.Leaf)
+	r := commitTo(t, s, c)
+	for range 3 {
+		commitTo(t, s, node([]byte("more")))
+	}
+	prune(t, s, 2)
+	f := &enginetest.Faulty{Engine: e, Plan: beforeEachApply(func(*engine.Batch) {
+		commitTo(t, s, node([]byte("busy")))
+	})}
+	receipt, err := session(t, openStore(t, f, nil), "s").Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
+	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
+		t.Errorf("%v %+v", err, receipt)
+	}
 }

@@ -2,9 +2,11 @@ package turnstone_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
@@ -104,4 +106,47 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	prune(g, 1)
 	begins("g", r.Leaf, "")
 	verify(t, st)
+}
+
+// A session is forked, by its id, while it is renamed: the fork is one of the session that had
+// the id, or there is none.
+func TestF5_AForkDoesNotSlipPastARename(t *testing.T) {
+	created, refused := false, 0
+	besideEachCall(t,
+		func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "p"}, []byte("x")) },
+		func(st *turnstone.Store) (err error) {
+			_, created, err = st.Create(ctx, turnstone.Request{ID: "f", Parent: "p"})
+			return err
+		},
+		func(st *turnstone.Store) {
+			if err := st.Rename(ctx, "p", "q"); err != nil {
+				t.Error(err)
+			}
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			children := 1
+			if err != nil {
+				children = 0
+				refused++
+				if created || !errors.Is(err, turnstone.ErrSessionNotFound) {
+					return errors.New("another error than that there is no session")
+				}
+			}
+			parent := "q"
+			if _, err := st.Session(ctx, "q"); errors.Is(err, turnstone.ErrSessionNotFound) {
+				parent = "p" // the last call was over before the rename
+			}
+			page, err := st.List(ctx, turnstone.ListOptions{Parent: parent})
+			if err != nil || len(page.Sessions) != children {
+				return fmt.Errorf("children: %+v, %w", page, err)
+			}
+			err = st.Delete(ctx, parent, turnstone.RefuseChildren)
+			if errors.Is(err, turnstone.ErrHasChildren) != (children > 0) || children == 0 && err != nil {
+				return fmt.Errorf("delete: %w", err)
+			}
+			return nil
+		})
+	if refused == 0 {
+		t.Error("the rename was never in the way of the fork")
+	}
 }

@@ -4,73 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
-
-// noise are bytes that no compression hides.
-func noise(n int, seed uint64) []byte {
-	b := make([]byte, n)
-	rng := rand.New(rand.NewPCG(seed, 7))
-	for i := range b {
-		b[i] = byte(rng.Uint32())
-	}
-	return b
-}
-
-// holds reports whether any value of e contains b.
-func holds(t *testing.T, e engine.Engine, b []byte) bool {
-	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(p.Value, b) {
-			return true
-		}
-	}
-	return false
-}
-
-// letters counts the records of e by letter.
-func letters(t *testing.T, e engine.Engine) map[byte]int {
-	t.Helper()
-	out := map[byte]int{}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[p.Key[4]]++
-	}
-	return out
-}
-
-func collect(t *testing.T, st *turnstone.Store, o gc.Options) *gc.Report {
-	t.Helper()
-	r, err := st.GC(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func healthy(t *testing.T, st *turnstone.Store) *turnstone.Verification {
-	t.Helper()
-	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || !v.OK() {
-		t.Fatal(err, v.Problems)
-	}
-	return v
-}
 
 func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 	e := memory.New()
@@ -94,8 +37,8 @@ func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 		return ses
 	}
 	a, b := create(turnstone.Request{ID: "a"}), create(turnstone.Request{ID: "b"})
-	both, alone, part := noise(20_000, 1), noise(20_000, 2), noise(30_000, 3)
-	big := noise(3<<20, 4)
+	both, alone, part := random(20_000, 1), random(20_000, 2), random(30_000, 3)
+	big := random(3<<20, 4)
 	commit(a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
 	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}}})
 	for i := range 10 {
@@ -105,7 +48,7 @@ func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 	if r := collect(t, st, gc.Options{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
 		t.Errorf("all is live: %+v", r)
 	}
-	healthy(t, st)
+	verify(t, st)
 	if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
 		t.Fatal(err)
 	}
@@ -129,10 +72,10 @@ func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired || r.Retained != 1 {
 		t.Errorf("full: %+v", r)
 	}
-	healthy(t, st)
+	verify(t, st)
 	// What was deleted can be stored again.
 	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: alone}}})
-	healthy(t, st)
+	verify(t, st)
 }
 
 func TestUploadsExpire(t *testing.T) {
@@ -155,8 +98,8 @@ func TestUploadsExpire(t *testing.T) {
 		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
 		return err
 	}
-	small, large := put(noise(1000, 1)), put(noise(2<<20, 2))
-	kept := put(noise(2<<20, 3))
+	small, large := put(random(1000, 1)), put(random(2<<20, 2))
+	kept := put(random(2<<20, 3))
 	if err := attach("", kept); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +129,7 @@ func TestUploadsExpire(t *testing.T) {
 	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
 		t.Errorf("records left: %v", n)
 	}
-	healthy(t, st)
+	verify(t, st)
 }
 
 func TestRetention(t *testing.T) {
@@ -198,7 +141,7 @@ func TestRetention(t *testing.T) {
 	}
 	var parts [][]byte
 	for i := range 10 {
-		parts = append(parts, noise(9000, uint64(i)))
+		parts = append(parts, random(9000, uint64(i)))
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +177,7 @@ func TestRetention(t *testing.T) {
 		if st, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(st.Nodes) != 10 {
 			t.Error(err)
 		}
-		healthy(t, st)
+		verify(t, st)
 	}
 	if r := collect(t, st, gc.Options{}); r.Deleted != 6 {
 		t.Errorf("%+v", r)

@@ -27,8 +27,8 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 	var ids []graph.ID
 	for i := range uint64(6) {
 		r, err := p.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
-			{Kind: "u", Payload: noise(100, i)}, {Kind: "a", Payload: noise(9000, 50+i)},
-		}, Checkpoint: map[string][]byte{"p": noise(9000, 100+i)}})
+			{Kind: "u", Payload: random(100, i)}, {Kind: "a", Payload: random(9000, 50+i)},
+		}, Checkpoint: map[string][]byte{"p": random(9000, 100+i)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 	}
 	f := fork("f", "p", ids[7]) // four turns
 	g := fork("g", "f", ids[2]) // half of the second turn
-	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: noise(9000, 200)}}}); err != nil {
+	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(9000, 200)}}}); err != nil {
 		t.Fatal(err)
 	}
 	check := func(s *turnstone.Session, n int) {
@@ -61,7 +61,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		healthy(t, st)
+		verify(t, st)
 	}
 	remove := func(id string) *gc.VacuumReport {
 		t.Helper()
@@ -84,7 +84,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 			if i < 50 {
 				n = 100
 			}
-			if holds(t, e, noise(n, i)[:64]) != slices.Contains(want, i) {
+			if holds(t, e, random(n, i)[:64]) != slices.Contains(want, i) {
 				t.Errorf("payload %d is there: %v", i, !slices.Contains(want, i))
 			}
 		}
@@ -121,7 +121,7 @@ func TestSharedNodesGoWithTheLast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: noise(100, 1)}, {Kind: "u", Payload: noise(9000, 2)}, {Kind: "u", Payload: []byte("end")}}})
+	r, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(100, 1)}, {Kind: "u", Payload: random(9000, 2)}, {Kind: "u", Payload: []byte("end")}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,10 +131,10 @@ func TestSharedNodesGoWithTheLast(t *testing.T) {
 	}
 	there := func(want bool) {
 		t.Helper()
-		if holds(t, e, noise(100, 1)[:64]) != want || holds(t, e, noise(9000, 2)[:64]) != want {
+		if holds(t, e, random(100, 1)[:64]) != want || holds(t, e, random(9000, 2)[:64]) != want {
 			t.Errorf("the payloads are there: %v", !want)
 		}
-		healthy(t, st)
+		verify(t, st)
 	}
 	if err := p.Tombstone(ctx, r.Nodes[0], r.Nodes[1]); err != nil {
 		t.Fatal(err)
@@ -177,12 +177,12 @@ func TestSideBranchesArePruned(t *testing.T) {
 	}
 	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) graph.ID {
 		t.Helper()
-		a, err := s.PutAttachment(ctx, bytes.NewReader(noise(500, 100+i)), -1, "", "")
+		a, err := s.PutAttachment(ctx, bytes.NewReader(random(500, 100+i)), -1, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: leaf, Nodes: []turnstone.NewNode{
-			{Kind: "u", Parent: parent, Payload: noise(9000, i), Attachments: []blob.Attachment{a}},
+			{Kind: "u", Parent: parent, Payload: random(9000, i), Attachments: []blob.Attachment{a}},
 		}})
 		if err != nil {
 			t.Fatal(err)
@@ -227,17 +227,17 @@ func TestSideBranchesArePruned(t *testing.T) {
 	}
 	for i := range uint64(6) {
 		want := i == 0 || i == 3 || i == 5
-		if holds(t, e, noise(9000, i)[:64]) != want || holds(t, e, noise(500, 100+i)[:64]) != want {
+		if holds(t, e, random(9000, i)[:64]) != want || holds(t, e, random(500, 100+i)[:64]) != want {
 			t.Errorf("payload %d is there: %v", i, !want)
 		}
 		var w bytes.Buffer
 		a, err := s.Load(ctx, turnstone.Scope{})
 		_ = a
-		if _, rerr := s.ReadAttachment(ctx, &w, blob.Sum(noise(500, 100+i))); err != nil || (rerr == nil) != want || rerr != nil && !errors.Is(rerr, turnstone.ErrBlobNotFound) {
+		if _, rerr := s.ReadAttachment(ctx, &w, blob.Sum(random(500, 100+i))); err != nil || (rerr == nil) != want || rerr != nil && !errors.Is(rerr, turnstone.ErrBlobNotFound) {
 			t.Errorf("attachment %d: %v", i, rerr)
 		}
 	}
-	healthy(t, st)
+	verify(t, st)
 	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
 		t.Errorf("full: %+v", r)
 	}
@@ -262,7 +262,7 @@ func TestEraseSaysWhatIsLeft(t *testing.T) {
 		}
 		return s, res.Nodes
 	}
-	secret, shared := noise(200, 1), noise(9000, 2)
+	secret, shared := random(200, 1), random(9000, 2)
 	p, ids := make(turnstone.Request{ID: "p"}, secret, shared)
 	f, _ := make(turnstone.Request{ID: "f", Parent: "p"}, []byte("x"))
 	make(turnstone.Request{ID: "other"}, shared)
@@ -291,5 +291,5 @@ func TestEraseSaysWhatIsLeft(t *testing.T) {
 	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
 		t.Error(err)
 	}
-	healthy(t, st)
+	verify(t, st)
 }

@@ -141,8 +141,8 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
 	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
 	var leaves []graph.ID
-	secret := noise(9000, 1)
-	attachment, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 9)), -1, "", "")
+	secret := random(9000, 1)
+	attachment, err := s.PutAttachment(ctx, bytes.NewReader(random(3000, 9)), -1, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 				{Kind: "k", Payload: fmt.Append(nil, "main ", i)},
 				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []blob.Attachment{attachment}},
 			},
-			Leaf: turnstone.RefNew(0), Checkpoint: map[string][]byte{"p": noise(2000, uint64(i))},
+			Leaf: turnstone.RefNew(0), Checkpoint: map[string][]byte{"p": random(2000, uint64(i))},
 		})
 		leaves = append(leaves, r.Nodes...)
 	}

@@ -239,7 +239,7 @@ var bounds = map[string]bound{
 		commit := func(size, turn int) error {
 			c := turnstone.Commit{Turn: text(turn)}
 			for i := range 430 { // nothing of which compresses
-				c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: noise((size+i)/430, uint64(i))})
+				c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: random((size+i)/430, uint64(i))})
 			}
 			_, err := s.Commit(ctx, c)
 			return err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -290,7 +289,7 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 			}
 			var blind engine.Engine = left
 			if strings.HasSuffix(name, "of a scan") {
-				blind = noScan{left}
+				blind = blindEngine{left}
 			}
 			before := dump(t, left)
 			for _, o := range []*turnstone.Options{nil, {MustExist: true}} {
@@ -307,13 +306,6 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	}
 }
 
-// noScan is an engine whose scans come back empty, as those of a damaged one may.
-type noScan struct{ engine.Engine }
-
-func (noScan) Scan(context.Context, engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(func(engine.Pair, error) bool) {}
-}
-
 func dump(t *testing.T, e engine.Engine) string {
 	t.Helper()
 	var out strings.Builder
@@ -324,4 +316,90 @@ func dump(t *testing.T, e engine.Engine) string {
 		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
 	}
 	return out.String()
+}
+
+// A commit stands, nobody knows, and its session is called otherwise or belongs to a fork when
+// the store looks: the outcome stays unknown.
+func TestE1_AnUnknownCommitStaysUnknownAfterARename(t *testing.T) {
+	for _, op := range []string{"rename", "fork and delete"} {
+		mem := memory.New()
+		e := &enginetest.Faulty{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+		loseOutcome(e, func() {
+			if op == "rename" {
+				if err := other.Rename(ctx, "s", "s2"); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			create(t, other, turnstone.Request{ID: "s2", Parent: "s"})
+			remove(t, other, "s")
+		})
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Turn: "T"})
+		if !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			t.Errorf("%s: commit: %v", op, err)
+		}
+		if l, err := session(t, other, "s2").Load(ctx, turnstone.Scope{}); err != nil || len(l.Nodes) != 2 {
+			t.Errorf("%s: the commit stands: %+v, %v", op, l, err)
+		}
+	}
+}
+
+// A commit stands, nobody knows, and the caller gives up while the store applies it again.
+func TestE1_AnUnknownCommitThatIsCancelledStaysUnknown(t *testing.T) {
+	e := &enginetest.Faulty{Engine: memory.New()}
+	s := create(t, openStore(t, e, nil), turnstone.Request{ID: "s"}, []byte("x"))
+	during, cancel := context.WithCancel(ctx)
+	defer cancel()
+	loseOutcome(e, func() {
+		e.Done = func(c enginetest.Call, _ error) {
+			if c.Op == "Apply" {
+				cancel()
+			}
+		}
+	})
+	_, err := s.Commit(during, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Turn: "t"})
+	if !errors.Is(err, turnstone.ErrOutcomeUnknown) || !errors.Is(err, context.Canceled) {
+		t.Errorf("commit: %v", err)
+	}
+	if i, err := s.Info(ctx); err != nil || i.Revision != 2 {
+		t.Errorf("the commit stands, at revision %d, %v", i.Revision, err)
+	}
+}
+
+// An attempt to create a session that comes after the session was deleted does not bring it
+// back. A creation and a rename whose first attempt stands say that they have done it.
+func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st := openStore(t, e, nil)
+	var late *engine.Batch
+	e.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" && late == nil {
+			late = c.Batch
+			return enginetest.Fault{Err: engine.ErrUnknown} // it is on its way
+		}
+		return enginetest.Fault{}
+	}
+	create(t, st, turnstone.Request{ID: "s"})
+	remove(t, st, "s")
+	if err := mem.Apply(ctx, late); !errors.Is(err, engine.ErrConflict) {
+		t.Error("the first attempt, which comes late:", err)
+	}
+	if _, err := st.Session(ctx, "s"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error("deleted session is back:", err)
+	}
+	unknown := 0
+	loseOutcome(e, func() { unknown++ })
+	if _, created, err := st.Create(ctx, turnstone.Request{ID: "z"}); !created || err != nil {
+		t.Error("created", created, err)
+	}
+	loseOutcome(e, func() { unknown++ })
+	if err := st.Rename(ctx, "z", "zz"); err != nil {
+		t.Error("rename:", err)
+	}
+	if unknown != 2 {
+		t.Errorf("%d outcomes were unknown", unknown)
+	}
 }

@@ -90,14 +90,3 @@ func backend(t *testing.T, open func() (engine.Engine, error), durable bool, o *
 	})
 	return b
 }
-
-func verify(t *testing.T, st *turnstone.Store) {
-	t.Helper()
-	v, err := st.Verify(context.Background(), turnstone.VerifyOptions{})
-	if err != nil {
-		t.Error(err)
-	}
-	for _, p := range v.Problems {
-		t.Error(p)
-	}
-}

@@ -1,10 +1,12 @@
-package turnstone
+package turnstone_test
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/turnstonedb/turnstone"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -17,14 +19,14 @@ func TestMarksRotate(t *testing.T) {
 		t.Skip("-short: it takes 8,192 uploads")
 	}
 	e := memory.New()
-	st := open(t, e, nil)
-	p := mk(t, st, Request{ID: "p"})
-	put := func(st *Store, i int) blob.Attachment {
-		ses, err := st.Session(bg, "p")
+	st := openStore(t, e, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	put := func(st *turnstone.Store, i int) blob.Attachment {
+		ses, err := st.Session(ctx, "p")
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := ses.PutAttachment(bg, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
+		a, err := ses.PutAttachment(ctx, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,9 +39,9 @@ func TestMarksRotate(t *testing.T) {
 	for i := 4096; i < 4096+4095; i++ { // x is in the older one, 4095 in the newer
 		put(st, i)
 	}
-	other := open(t, e, nil) // another process uploads y and z
+	other := openStore(t, e, nil) // another process uploads y and z
 	y, z := put(other, -1), put(other, -2)
-	_, err := p.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
+	_, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +50,7 @@ func TestMarksRotate(t *testing.T) {
 func TestDeltaFuzz(t *testing.T) {
 	testscale.Slow(t)
 	for i := range 400 {
-		base := rnd(1+i%40, uint64(i))
+		base := random(1+i%40, uint64(i))
 		content := bytes.Repeat(base, 1+2000/len(base))
 		d, err := codec.Delta(base, content)
 		if err != nil {
@@ -61,7 +63,7 @@ func TestDeltaFuzz(t *testing.T) {
 	}
 	for _, nb := range []int{1000, 100 << 10, 255 << 10, 257 << 10, 1 << 20, 5 << 20} {
 		for _, nc := range testscale.Pick([]int{1000, 300 << 10, 2 << 20, 15 << 20}, []int{1000, 300 << 10, 2 << 20}, []int{1000, 300 << 10}) {
-			base := rnd(nb, uint64(nb))
+			base := random(nb, uint64(nb))
 			content := make([]byte, 0, nc)
 			for len(content) < nc {
 				content = append(content, base[len(content)/7%nb:]...)
@@ -81,12 +83,12 @@ func TestDeltaFuzz(t *testing.T) {
 }
 
 func TestSmallBasePart(t *testing.T) {
-	st := open(t, memory.New(), nil)
-	s := mk(t, st, Request{ID: "s"})
+	st := openStore(t, memory.New(), nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
 	for n := 1; n < 20; n++ {
-		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), n)}})
-		must(t, s, Commit{Expected: AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), 5000+n)}})
-		if c, err := s.Checkpoint(bg, 0); err != nil || len(c["a"]) != 5000+n {
+		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), n)}})
+		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), 5000+n)}})
+		if c, err := s.Checkpoint(ctx, 0); err != nil || len(c["a"]) != 5000+n {
 			t.Fatal(n, err)
 		}
 	}
@@ -94,50 +96,50 @@ func TestSmallBasePart(t *testing.T) {
 
 // full scope of a fork at a node in the middle of a commit
 func TestForkFull(t *testing.T) {
-	st := open(t, memory.New(), nil)
-	p := mk(t, st, Request{ID: "p"})
-	r := must(t, p, Commit{Nodes: []NewNode{{Kind: "u", Payload: []byte("1")}, {Kind: "u", Payload: []byte("2 secret")}}})
-	f := mk(t, st, Request{ID: "f", Parent: "p", ForkNode: r.Nodes[0]})
-	l, err := f.Load(bg, Scope{Full: true})
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("1")}, {Kind: "u", Payload: []byte("2 secret")}}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkNode: r.Nodes[0]})
+	l, err := f.Load(ctx, turnstone.Scope{Full: true})
 	if err != nil || len(l.Nodes) != 1 {
 		t.Error(len(l.Nodes), err)
 	}
-	if _, err = f.Node(bg, r.Nodes[1]); !errors.Is(err, ErrNodeNotFound) {
+	if _, err = f.Node(ctx, r.Nodes[1]); !errors.Is(err, turnstone.ErrNodeNotFound) {
 		t.Error("node after the fork node:", err)
 	}
-	if _, err = f.Commit(bg, Commit{Nodes: []NewNode{{Kind: "u", Parent: RefTo(r.Nodes[1])}}}); !errors.Is(err, ErrInvalid) {
+	if _, err = f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(r.Nodes[1])}}}); !errors.Is(err, turnstone.ErrInvalid) {
 		t.Error("commit onto it:", err)
 	}
 }
 
 func TestOpsLimit(t *testing.T) {
-	st := open(t, memory.New(), nil)
-	s := mk(t, st, Request{ID: "s"})
-	var n []NewNode
+	st := openStore(t, memory.New(), nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	var n []turnstone.NewNode
 	for i := range 4096 {
-		n = append(n, NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte(fmt.Sprint(i, " ")), 1200)})
+		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte(fmt.Sprint(i, " ")), 1200)})
 	}
-	_, err := s.Commit(bg, Commit{Nodes: n})
-	var le *LimitError
+	_, err := s.Commit(ctx, turnstone.Commit{Nodes: n})
+	var le *turnstone.LimitError
 	if !errors.As(err, &le) || le.Limit != "writes" {
 		t.Error(err)
 	}
 }
 
 func TestOriginAlias(t *testing.T) {
-	st := open(t, memory.New(), nil)
-	p := mk(t, st, Request{ID: "p"})
-	r := must(t, p, Commit{Nodes: node("x"), Checkpoint: map[string][]byte{"a": []byte("1")}})
-	must(t, p, Commit{Expected: 1, Nodes: node("x")})
-	f := mk(t, st, Request{ID: "f", Parent: "p", ForkNode: r.Leaf})
-	must(t, f, Commit{Nodes: node("x")})
-	must(t, f, Commit{Expected: 1, Nodes: node("x")})
-	l, err := f.Load(bg, Scope{At: 1})
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte("1")}})
+	commitAt(t, p, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkNode: r.Leaf})
+	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("x"))})
+	commitAt(t, f, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	l, err := f.Load(ctx, turnstone.Scope{At: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Parts[0].Name = "mine"
-	_, err = f.Load(bg, Scope{At: 1})
+	_, err = f.Load(ctx, turnstone.Scope{At: 1})
 	if err != nil {
 		t.Error(err)
 	}

@@ -2,10 +2,9 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -14,51 +13,20 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Each test here is a bug that a review of vacuum found, and stays to show that it
 // is gone.
 
-func onMemory(t *testing.T, o *turnstone.Options) (*memory.Engine, *turnstone.Store) {
-	e := memory.New()
-	return e, openStore(t, e, o)
-}
-
-func commitTo(t *testing.T, s *turnstone.Session, c turnstone.Commit) turnstone.Result {
-	t.Helper()
-	c.Expected = turnstone.AnyRevision
-	r, err := s.Commit(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func pruneTo1(t *testing.T, s *turnstone.Session) {
-	t.Helper()
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func remove(t *testing.T, st *turnstone.Store, id string) {
-	t.Helper()
-	if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func saying(p []byte) []turnstone.NewNode { return []turnstone.NewNode{{Kind: "u", Payload: p}} }
-
 // cut is skipped because cleaned of the live session happens to equal held+1.
 func TestADeletedSessionIsCutThoughItsFloorFits(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
-	commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 1))})
+	commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 1))})
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
-	commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 2))})
+	commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 2))})
 	if ok, err := p.Prune(ctx, 1); !ok || err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +36,7 @@ func TestADeletedSessionIsCutThoughItsFloorFits(t *testing.T) {
 	}
 	vacuum(t, st)
 	vacuum(t, st)
-	if holds(t, e, noise(100, 2)[:64]) {
+	if holds(t, e, random(100, 2)[:64]) {
 		t.Error("the payload of revision 2 of a deleted session is there")
 	}
 }
@@ -77,7 +45,7 @@ func TestADeletedSessionIsCutThoughItsFloorFits(t *testing.T) {
 func TestWhatIsSharedOfATurnShrinks(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
-	r := commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: noise(100, 1)}, {Kind: "u", Payload: noise(100, 2)}, {Kind: "u", Payload: noise(9000, 3)}}})
+	r := commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(100, 1)}, {Kind: "u", Payload: random(100, 2)}, {Kind: "u", Payload: random(9000, 3)}}})
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	create(t, st, turnstone.Request{ID: "g", Parent: "p", ForkNode: r.Nodes[0]})
 	remove(t, st, "p")
@@ -87,7 +55,7 @@ func TestWhatIsSharedOfATurnShrinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	vacuum(t, st)
-	if holds(t, e, noise(100, 2)[:64]) || holds(t, e, noise(9000, 3)[:64]) {
+	if holds(t, e, random(100, 2)[:64]) || holds(t, e, random(9000, 3)[:64]) {
 		t.Errorf("payloads that nobody shows are there %+v", er)
 	}
 }
@@ -99,16 +67,16 @@ func TestBranchesGoWithWhatHeldThem(t *testing.T) {
 			e, st := onMemory(t, nil)
 			p := create(t, st, turnstone.Request{ID: "p"})
 			root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
-			commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 2))})
+			commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 2))})
 			if how == "fork" {
 				create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 			} else if err := p.Keep(ctx, "x", 2); err != nil {
 				t.Fatal(err)
 			}
 			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
-			pruneTo1(t, p)
+			prune(t, p, 1)
 			vacuum(t, st)
-			if !holds(t, e, noise(100, 2)[:64]) {
+			if !holds(t, e, random(100, 2)[:64]) {
 				t.Fatal("held")
 			}
 			if how == "fork" {
@@ -118,7 +86,7 @@ func TestBranchesGoWithWhatHeldThem(t *testing.T) {
 			}
 			vacuum(t, st)
 			vacuum(t, st)
-			if holds(t, e, noise(100, 2)[:64]) {
+			if holds(t, e, random(100, 2)[:64]) {
 				t.Error("a side branch that no retained revision leads to is there")
 			}
 		})
@@ -132,7 +100,7 @@ func TestNoForkAtAPrunedNode(t *testing.T) {
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
 	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
-	pruneTo1(t, p)
+	prune(t, p, 1)
 	vacuum(t, st)
 	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
 	if !errors.Is(err, turnstone.ErrRevisionPruned) {
@@ -150,10 +118,10 @@ func TestNoForkAtAPrunedNode(t *testing.T) {
 func TestNoForkAtAPrunedCheckpoint(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
-	at := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root")), Checkpoint: map[string][]byte{"a": noise(9000, 1)}}).Leaf
+	at := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root")), Checkpoint: map[string][]byte{"a": random(9000, 1)}}).Leaf
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
-	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
-	pruneTo1(t, f)
+	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": random(9000, 2)}})
+	prune(t, f, 1)
 	remove(t, st, "p")
 	collect(t, st, gc.Options{})
 	g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: at})
@@ -180,11 +148,11 @@ func TestAPartThatCameBackIsNoRepair(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	other := create(t, st, turnstone.Request{ID: "other"})
-	x := noise(9000, 1)
+	x := random(9000, 1)
 	commitTo(t, other, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
 	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
-	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": noise(9000, 2)}})
-	pruneTo1(t, p)
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": random(9000, 2)}})
+	prune(t, p, 1)
 	collect(t, st, gc.Options{})
 	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
 	collect(t, st, gc.Options{})
@@ -198,15 +166,15 @@ func TestAKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	for _, i := range []uint64{1, 2, 1, 3} {
-		commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": noise(9000, i)}})
+		commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": random(9000, i)}})
 	}
 	if err := p.Keep(ctx, "k", 2); err != nil {
 		t.Fatal(err)
 	}
-	pruneTo1(t, p)
+	prune(t, p, 1)
 	vacuum(t, st)
 	vacuum(t, st)
-	if holds(t, e, noise(9000, 1)[:64]) {
+	if holds(t, e, random(9000, 1)[:64]) {
 		t.Error("a checkpoint that no retained revision has is there")
 	}
 }
@@ -215,15 +183,15 @@ func TestAKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
 func TestManyVersionsOfOneBase(t *testing.T) {
 	testscale.Slow(t)
 	e, st := onMemory(t, nil)
-	base := noise(3000, 1)
+	base := random(3000, 1)
 	for i := range 700 {
 		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i)})
 		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": base}})
 		if _, err := s.Checkpoint(ctx, 0); err != nil { // the base of the next version
 			t.Fatal(err)
 		}
-		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": append(bytes.Clone(base[200:]), noise(20, uint64(1000+i))...)}})
-		pruneTo1(t, s)
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": append(bytes.Clone(base[200:]), random(20, uint64(1000+i))...)}})
+		prune(t, s, 1)
 	}
 	r := vacuum(t, st)
 	t.Logf("%+v", r)
@@ -252,7 +220,7 @@ func TestVacuumCutBeforeItSettles(t *testing.T) {
 		}}
 		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		s := create(t, st, turnstone.Request{ID: "s"})
-		a, err := s.PutAttachment(ctx, bytes.NewReader(noise(9000, 1)), -1, "", "")
+		a, err := s.PutAttachment(ctx, bytes.NewReader(random(9000, 1)), -1, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,57 +245,7 @@ func TestVacuumCutBeforeItSettles(t *testing.T) {
 		if _, err := s2.ReadAttachment(ctx, &w, a.ID); !errors.Is(err, turnstone.ErrBlobNotFound) {
 			t.Errorf("crash after apply %d: %v", n, err)
 		}
-		healthy(t, st2)
-	}
-}
-
-// hook calls f before each Get/Scan.
-type hook struct {
-	engine.Engine
-	get   func(ks [][]byte)
-	apply func(b *engine.Batch)
-}
-
-func (h *hook) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	if h.get != nil {
-		h.get(ks)
-	}
-	return h.Engine.Get(ctx, ks...)
-}
-
-func (h *hook) Apply(ctx context.Context, b *engine.Batch) error {
-	if h.apply != nil {
-		h.apply(b)
-	}
-	return h.Engine.Apply(ctx, b)
-}
-
-// ReadAttachment during vacuum
-func TestAnAttachmentIsVacuumedWhileItIsRead(t *testing.T) {
-	mem := memory.New()
-	h := &hook{Engine: mem}
-	st := openStore(t, h, nil)
-	st2 := openStore(t, mem, nil)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	a, err := s.PutAttachment(ctx, bytes.NewReader(noise(9000, 1)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []blob.Attachment{a}}}})
-	if err := s.Tombstone(ctx, r.Nodes...); err != nil {
-		t.Fatal(err)
-	}
-	h.get = func(ks [][]byte) {
-		if len(ks) == 1 && ks[0][4] == 'b' {
-			h.get = nil
-			vacuum(t, st2)
-		}
-	}
-	var w bytes.Buffer
-	_, err = s.ReadAttachment(ctx, &w, a.ID)
-	var ce *record.CorruptError
-	if errors.As(err, &ce) {
-		t.Error("false corrupt:", err)
+		verify(t, st2)
 	}
 }
 
@@ -351,82 +269,11 @@ func TestMoreTombstonesThanABatchHolds(t *testing.T) {
 	}
 }
 
-type scanHook struct {
-	engine.Engine
-	scan func(r engine.Range)
-}
-
-func (h *scanHook) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	if h.scan != nil {
-		h.scan(r)
-	}
-	return h.Engine.Scan(ctx, r)
-}
-
-// forks made while vacuum (gc) looks at a session
-func TestForksAreMadeWhileTheyAreCounted(t *testing.T) {
-	for _, what := range []string{"vacuum", "gc"} {
-		mem := memory.New()
-		h := &scanHook{Engine: mem}
-		st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
-		p := create(t, st, turnstone.Request{ID: "p"})
-		r := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))})
-		create(t, st, turnstone.Request{ID: "f", Parent: "p"})
-		if err := p.Tombstone(ctx, r.Nodes...); err != nil {
-			t.Fatal(err)
-		}
-		if what == "gc" {
-			remove(t, st, "p")
-		}
-		n := 0
-		h.scan = func(r engine.Range) {
-			if len(r.Start) > 4 && r.Start[4] == 'f' && n < 4 {
-				n++
-				parent := "p"
-				if what == "gc" {
-					parent = "f"
-				}
-				create(t, st2, turnstone.Request{ID: fmt.Sprint("fork", n), Parent: parent})
-			}
-		}
-		var err error
-		if what == "gc" {
-			_, err = st.GC(ctx, gc.Options{})
-		} else {
-			_, err = st.Vacuum(ctx, gc.VacuumOptions{})
-		}
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		healthy(t, st2)
-	}
-}
-
-// a fork made while Erase begins is not in HeldBy
-func TestAForkIsMadeWhileItsParentIsErased(t *testing.T) {
-	mem := memory.New()
-	h := &hook{Engine: mem}
-	st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
-	p := create(t, st, turnstone.Request{ID: "p"})
-	r := commitTo(t, p, turnstone.Commit{Nodes: saying(noise(100, 1))})
-	h.apply = func(b *engine.Batch) {
-		h.apply = nil
-		create(t, st2, turnstone.Request{ID: "f", Parent: "p"})
-	}
-	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if holds(t, mem, noise(100, 1)[:64]) && len(e.HeldBy) == 0 {
-		t.Errorf("%+v, and the payload is there", e)
-	}
-}
-
 // SharedBy
 func TestWhoErasesSharesNothing(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
-	r := commitTo(t, p, turnstone.Commit{Nodes: saying(noise(9000, 1))})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(9000, 1))})
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
 	if err != nil {
@@ -445,34 +292,90 @@ func TestWhoErasesSharesNothing(t *testing.T) {
 	}
 }
 
-// a session that is committed to while vacuum prunes it
-func TestABusySessionDoesNotHoldVacuumUp(t *testing.T) {
+// Forks are made while a vacuum, or a collection, counts the forks of a session.
+func TestG2_ForksThatAreMadeMeanwhileStayWhole(t *testing.T) {
+	for _, what := range []string{"vacuum", "gc"} {
+		mem := memory.New()
+		e := &enginetest.Faulty{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		p := create(t, st, turnstone.Request{ID: "p"})
+		r := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))})
+		create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+		if err := p.Tombstone(ctx, r.Nodes...); err != nil {
+			t.Fatal(err)
+		}
+		parent := "p"
+		if what == "gc" {
+			parent = "f"
+			remove(t, st, "p")
+		}
+		made := 0
+		e.Plan = func(c enginetest.Call) enginetest.Fault {
+			if c.Op == "Scan" && len(c.Range.Start) > 4 && c.Range.Start[4] == keys.Fork && made < 4 {
+				made++
+				create(t, other, turnstone.Request{ID: fmt.Sprint("fork", made), Parent: parent})
+			}
+			return enginetest.Fault{}
+		}
+		var err error
+		if what == "gc" {
+			_, err = st.GC(ctx, gc.Options{})
+		} else {
+			_, err = st.Vacuum(ctx, gc.VacuumOptions{})
+		}
+		if err != nil || made == 0 {
+			t.Errorf("%s: %v, with %d forks meanwhile", what, err, made)
+		}
+		verify(t, other)
+	}
+}
+
+// A fork is made when Erase is about to write for the first time: the receipt has it, or the
+// bytes are gone.
+func TestG8_TheReceiptHasAForkThatIsMadeMeanwhile(t *testing.T) {
 	mem := memory.New()
-	h := &hook{Engine: mem}
-	st, st2 := openStore(t, h, nil), openStore(t, mem, nil)
+	e := &enginetest.Faulty{Engine: mem}
+	st, other := openStore(t, e, nil), openStore(t, mem, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 1))})
+	e.Plan = beforeEachApply(func(*engine.Batch) {
+		e.Plan = nil
+		create(t, other, turnstone.Request{ID: "f", Parent: "p"})
+	})
+	receipt, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if holds(t, mem, random(100, 1)[:64]) && len(receipt.HeldBy) == 0 {
+		t.Errorf("%+v, and the payload is there", receipt)
+	}
+	if e.Plan != nil {
+		t.Error("no fork was made")
+	}
+}
+
+// A session is committed to whenever a vacuum prunes it: the vacuum soon gives it up.
+func TestG7_ABusySessionDoesNotHoldVacuumUp(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st, other := openStore(t, e, nil), openStore(t, mem, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))})
 	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
-	pruneTo1(t, p)
-	p2, err := st2.Session(ctx, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	h.apply = func(b *engine.Batch) {
-		for _, g := range b.Guards {
-			if g.Key[4] == 's' && n < 200 {
-				n++
-				commitTo(t, p2, turnstone.Commit{Nodes: saying([]byte("more"))})
-				return
-			}
+	prune(t, p, 1)
+	busy := session(t, other, "p")
+	tries := 0
+	e.Plan = beforeEachApply(func(b *engine.Batch) {
+		if tries < 200 && slices.ContainsFunc(b.Guards, func(g engine.Pair) bool { return g.Key[4] == keys.Head }) {
+			tries++
+			commitTo(t, busy, turnstone.Commit{Nodes: saying([]byte("more"))})
 		}
-	}
+	})
 	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if n > 50 {
-		t.Errorf("vacuum tried %d times and more", n)
+	if tries > 50 {
+		t.Errorf("vacuum tried %d times and more", tries)
 	}
 }

@@ -1,13 +1,15 @@
-package turnstone
+package turnstone_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone"
+
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -17,21 +19,22 @@ import (
 // In the background segments are sealed fast; who asks for it gets them as small
 // as they can be, once, however many there are.
 func TestSealedFastIsSealedAgain(t *testing.T) {
-	counted := &writes{Engine: memory.New()}
-	st := open(t, counted, &Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 20_000})
-	s := mk(t, st, Request{ID: "s"})
+	batches := 0
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(*engine.Batch) { batches++ })}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 20_000})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	var want []string
 	commit := func(n int) {
 		t.Helper()
 		for range n {
 			text := strings.Repeat(fmt.Sprint("turn ", len(want), " of a conversation; "), 40)
-			must(t, s, Commit{Expected: head.Revision(len(want)), Nodes: []NewNode{{Kind: "u", Payload: []byte(text)}}})
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(len(want)), Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte(text)}}})
 			want = append(want, text)
 		}
 	}
 	levels := func() (out []codec.Level) {
 		t.Helper()
-		for seg, err := range pack.Segments(bg, counted, st.space, s.session.Inc, 1, uint64(len(want))) {
+		for seg, err := range pack.Segments(ctx, e, turnstone.SpaceOf(st), turnstone.IncarnationOf(s), 1, uint64(len(want))) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -41,7 +44,7 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 	}
 	complete := func() {
 		t.Helper()
-		l, err := s.Load(bg, Scope{})
+		l, err := s.Load(ctx, turnstone.Scope{})
 		if err != nil || len(l.Nodes) != len(want) {
 			t.Fatal(len(l.Nodes), err)
 		}
@@ -49,17 +52,17 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 			if string(n.Payload) != want[i] {
 				t.Fatalf("node %d differs", i)
 			}
-			if got, err := s.Node(bg, n.ID); err != nil || string(got.Payload) != want[i] {
+			if got, err := s.Node(ctx, n.ID); err != nil || string(got.Payload) != want[i] {
 				t.Fatalf("node %d by id: %v", i, err)
 			}
 		}
-		if v, err := st.Verify(bg, VerifyOptions{}); err != nil || !v.OK() {
+		if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
 			t.Fatal(v, err)
 		}
 	}
 	for round := range 2 {
 		commit(70)
-		if err := s.seal(bg, false); err != nil { // what the background does
+		if err := turnstone.SealFast(ctx, s); err != nil { // what the background does
 			t.Fatal(err)
 		}
 		got := levels()
@@ -68,27 +71,16 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 			t.Errorf("round %d: levels %v after sealing in the background", round, got)
 		}
 		complete()
-		if err := s.Seal(bg); err != nil {
+		if err := s.Seal(ctx); err != nil {
 			t.Fatal(err)
 		}
 		if got := levels(); len(got) < 2 || slices.ContainsFunc(got, func(l codec.Level) bool { return l != codec.Best }) {
 			t.Errorf("round %d: levels %v after Seal", round, got)
 		}
 		complete()
-		counted.n = 0
-		if err := s.Seal(bg); err != nil || counted.n != 0 {
-			t.Errorf("round %d: sealing again writes %d batches, %v", round, counted.n, err)
+		batches = 0
+		if err := s.Seal(ctx); err != nil || batches != 0 {
+			t.Errorf("round %d: sealing again writes %d batches, %v", round, batches, err)
 		}
 	}
-}
-
-// writes counts batches.
-type writes struct {
-	engine.Engine
-	n int
-}
-
-func (w *writes) Apply(ctx context.Context, b *engine.Batch) error {
-	w.n++
-	return w.Engine.Apply(ctx, b)
 }

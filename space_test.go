@@ -1,29 +1,19 @@
 package turnstone_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/gc"
 )
 
-// A fullEngine has only the space left that it keeps for batches that reclaim.
-type fullEngine struct{ engine.Engine }
-
-func (e fullEngine) Apply(ctx context.Context, b *engine.Batch) error {
-	if b.Ops() > 0 && !b.Reclaim {
-		return engine.ErrNoSpace
-	}
-	return e.Engine.Apply(ctx, b)
-}
-
-// TestE3WithoutRoomAStoreIsReadAndReclaimed: where the engine refuses new data,
-// what removes goes on, and everything else fails without effect.
-func TestE3WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
+// Where the engine has only the room left that it keeps for batches that reclaim, what removes
+// goes on, and everything else fails without effect.
+func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	reclaim := []string{"tombstone", "prune", "prune all", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
 	collect := []effect{
 		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
@@ -38,7 +28,13 @@ func TestE3WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 	for _, c := range append(collect, effects...) {
 		e := outcomeStore(t)
 		before := visible(t, e)
-		st := openStore(t, fullEngine{e}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
+		full := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Op == "Apply" && c.Batch.Ops() > 0 && !c.Batch.Reclaim {
+				return enginetest.Fault{Err: engine.ErrNoSpace}
+			}
+			return enginetest.Fault{}
+		}}
+		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
 		s, err := st.Session(ctx, "a")
 		if err != nil {
 			t.Fatal(err)

@@ -159,7 +159,7 @@ func writer(st *turnstone.Store, w int) error {
 			}
 			want = want[:len(want)-1]
 		case 4:
-			content := random(300<<10, byte(i))
+			content := random(300<<10, uint64(i))
 			a, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "", "")
 			if errors.Is(err, blobs.ErrExpired) || errors.Is(err, blobs.ErrNotFound) {
 				break // uploads expire at once here

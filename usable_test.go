@@ -211,7 +211,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 		}
 	}
 	// Uploads at the same time, each of several chunks.
-	first, second := noise(1<<20, 1), noise(1<<20, 2)
+	first, second := random(1<<20, 1), random(1<<20, 2)
 	var inner blob.Attachment
 	var innerErr error
 	outer, err := a.PutAttachment(ctx, io.MultiReader(bytes.NewReader(first), readerFunc(func([]byte) (int, error) {

@@ -25,15 +25,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-func vacuum(t *testing.T, st *turnstone.Store) *gc.VacuumReport {
-	t.Helper()
-	r, err := st.Vacuum(ctx, gc.VacuumOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 // contents returns what is in the files of a directory.
 func contents(t *testing.T, dir string) (files [][]byte) {
 	t.Helper()
@@ -78,10 +69,10 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 				}
 				var ids []graph.ID
 				for i := range 4 {
-					small, large := noise(300, base+uint64(2*i)), noise(9000, base+uint64(2*i+1))
+					small, large := random(300, base+uint64(2*i)), random(9000, base+uint64(2*i+1))
 					r, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Turn: fmt.Sprint("t", i), Nodes: []turnstone.NewNode{
 						{Kind: "u", Payload: small}, {Kind: "a", Payload: large},
-					}, Checkpoint: map[string][]byte{"p": append(noise(40_000, base+50), noise(200, base+100+uint64(i))...)}})
+					}, Checkpoint: map[string][]byte{"p": append(random(40_000, base+50), random(200, base+100+uint64(i))...)}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -97,19 +88,19 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 			if err := a.Tombstone(ctx, ids[2], ids[3]); err != nil {
 				t.Fatal(err)
 			}
-			gone = append(gone, noise(300, 1002), noise(9000, 1003)) // tombstoned
+			gone = append(gone, random(300, 1002), random(9000, 1003)) // tombstoned
 			for i := range uint64(8) {
-				gone = append(gone, noise(300, 2000+2*i)[:64], noise(9000, 2001+2*i)[:64]) // deleted
+				gone = append(gone, random(300, 2000+2*i)[:64], random(9000, 2001+2*i)[:64]) // deleted
 				if i != 1 && i < 4 {
-					stay = append(stay, noise(300, 1000+2*i), noise(9000, 1001+2*i))
+					stay = append(stay, random(300, 1000+2*i), random(9000, 1001+2*i))
 				}
 			}
 			for i := range uint64(4) {
-				gone = append(gone, noise(200, 2100+i))
+				gone = append(gone, random(200, 2100+i))
 				if i < 2 {
-					gone = append(gone, noise(200, 1100+i)) // pruned checkpoints
+					gone = append(gone, random(200, 1100+i)) // pruned checkpoints
 				} else {
-					stay = append(stay, noise(200, 1100+i))
+					stay = append(stay, random(200, 1100+i))
 				}
 			}
 			if err := st.Delete(ctx, b.ID(), turnstone.KeepChildren); err != nil {
@@ -125,7 +116,7 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 			if r := vacuum(t, st); r.Nodes != 0 || r.Records != 0 || r.Removed != 0 || r.Deleted != 0 || r.Rewritten != 0 {
 				t.Errorf("again: %+v", r)
 			}
-			healthy(t, st)
+			verify(t, st)
 			files := contents(t, dir)
 			for i, g := range gone {
 				if inFiles(files, g) {
@@ -162,7 +153,7 @@ func TestVacuumLeavesNoByteBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer e.Close()
-			healthy(t, openStore(t, e, nil))
+			verify(t, openStore(t, e, nil))
 		})
 	}
 }
@@ -185,7 +176,7 @@ func TestMaintain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 20 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": noise(6000, uint64(i))}}); err != nil {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": random(6000, uint64(i))}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-reports; err != nil {
@@ -200,7 +191,7 @@ func TestMaintain(t *testing.T) {
 	if n := letters(t, e)[keys.Mark]; n != 1 {
 		t.Errorf("%d blobs", n)
 	}
-	healthy(t, st)
+	verify(t, st)
 	if _, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +217,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 			if testing.Short() && name != "badger" {
 				t.Skip("-short: on the default engine alone")
 			}
-			marker := func(i, turn int) []byte { return noise(120, uint64(1_000_000+100*i+turn)) }
+			marker := func(i, turn int) []byte { return random(120, uint64(1_000_000+100*i+turn)) }
 			fill := func(st *turnstone.Store, want func(i int) bool) {
 				var wg sync.WaitGroup
 				for g := range 8 {
@@ -236,7 +227,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 								continue
 							}
 							s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i)})
-							state := noise(3000, uint64(i))
+							state := random(3000, uint64(i))
 							for turn := 0; turn < turns && err == nil; turn++ {
 								copy(state[100*turn:], marker(i, turn))
 								_, err = s.Commit(ctx, turnstone.Commit{Expected: head.Revision(turn), Nodes: []turnstone.NewNode{
@@ -295,7 +286,7 @@ func TestDeletingHalfGivesTheSpaceBack(t *testing.T) {
 				if r := vacuum(t, st); r.Removed != sessions/2 {
 					t.Errorf("%+v", r)
 				}
-				healthy(t, st)
+				verify(t, st)
 				files := contents(t, dir)
 				for i := 1; i < sessions; i += sessions / 20 {
 					for turn := range turns {
@@ -324,7 +315,7 @@ func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, now, secret := noise(2<<20, 1), noise(2<<20, 1), noise(300, 2)
+	old, now, secret := random(2<<20, 1), random(2<<20, 1), random(300, 2)
 	copy(old[1<<20:], secret)
 	for i, content := range [][]byte{old, now} {
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": content}}); err != nil {
@@ -350,5 +341,5 @@ func TestLargeCheckpointsLetGoOfTheirBase(t *testing.T) {
 	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
 		t.Errorf("records left: %v", n)
 	}
-	healthy(t, st)
+	verify(t, st)
 }

@@ -2,7 +2,9 @@ package turnstone_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -12,7 +14,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // cloned returns an engine with the same records.
@@ -183,5 +187,94 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestVF5_ASessionThatIsDeletedMeanwhileIsNoDamage(t *testing.T) {
+	var v *turnstone.Verification
+	besideEachCall(t,
+		func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "s"}, []byte("x")) },
+		func(st *turnstone.Store) (err error) {
+			v, err = st.Verify(ctx, turnstone.VerifyOptions{})
+			return err
+		},
+		func(st *turnstone.Store) { remove(t, st, "s") },
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			if err == nil && !v.OK() {
+				err = v.Problems[0]
+			}
+			return err
+		})
+}
+
+// A session gets its first commit while Verify reads, which may have seen an empty head.
+func TestVF5_AFirstCommitMeanwhileIsNoDamage(t *testing.T) {
+	var v *turnstone.Verification
+	besideEachCall(t,
+		func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "s"}) },
+		func(st *turnstone.Store) (err error) {
+			v, err = st.Verify(ctx, turnstone.VerifyOptions{})
+			return err
+		},
+		func(st *turnstone.Store) {
+			commitTo(t, session(t, st, "s"), turnstone.Commit{Nodes: saying([]byte("x"))})
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			if err == nil && !v.OK() {
+				err = v.Problems[0]
+			}
+			return err
+		})
+}
+
+// A session that is renamed just before Verify opens it is verified all the same: the pack
+// that it has lost is missed.
+func TestVF5_ASessionThatIsRenamedMeanwhileIsVerified(t *testing.T) {
+	for i := range 8 { // the order of ids is that of their hashes
+		mem := memory.New()
+		e := &interceptor{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"), []byte("y"))
+		space := turnstone.SpaceOf(st)
+		lost := space.Pack(turnstone.IncarnationOf(s), 1, 0)
+		if err := mem.Apply(ctx, &engine.Batch{Deletes: [][]byte{lost}}); err != nil {
+			t.Fatal(err)
+		}
+		renamed := false
+		e.get = func(keys [][]byte) error {
+			if len(keys) > 1 && bytes.Equal(keys[0], space.Head(space.Session("s"))) && !renamed {
+				renamed = true
+				return other.Rename(ctx, "s", string(rune('a'+i)))
+			}
+			return nil
+		}
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+		var damage *record.CorruptError
+		if !renamed || err != nil || v.Sessions != 1 || len(v.Problems) != 1 || !errors.As(v.Problems[0], &damage) {
+			t.Errorf("renamed: %v; %d sessions, %v, %v", renamed, v.Sessions, v.Problems, err)
+		}
+	}
+}
+
+// A commit comes when Verify, which scans all records, is at the first commit of many.
+func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
+	e := &interceptor{Engine: memory.New()}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for i := range 1200 {
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
+	}
+	var done atomic.Bool
+	e.scan = func(engine.Range) func(engine.Pair) error {
+		return func(p engine.Pair) error {
+			if l, _, _ := turnstone.SpaceOf(st).Fields(p.Key); l == keys.Commit && !done.Swap(true) {
+				commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte("new")}})
+			}
+			return nil
+		}
+	}
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+	if err != nil || !v.OK() || !done.Load() {
+		t.Error(err, v.Problems, done.Load())
 	}
 }

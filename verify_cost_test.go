@@ -1,50 +1,29 @@
 package turnstone_test
 
 import (
-	"context"
 	"fmt"
-	"iter"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
-
-// A counter counts what is read of an engine.
-type counter struct {
-	engine.Engine
-	calls   int // Get and Scan
-	records int // keys asked for and pairs scanned
-}
-
-func (c *counter) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	c.calls++
-	c.records += len(ks)
-	return c.Engine.Get(ctx, ks...)
-}
-
-func (c *counter) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	c.calls++
-	return func(yield func(engine.Pair, error) bool) {
-		for p, err := range c.Engine.Scan(ctx, r) {
-			c.records++
-			if !yield(p, err) {
-				return
-			}
-		}
-	}
-}
 
 // VF2: Verify reads in proportion to the store, also when forks follow each other to
 // the greatest depth, and go on from what they inherit.
 func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 	testscale.Slow(t)
 	cost := func(depth int, deleted bool) (calls, records float64) {
-		c := &counter{Engine: memory.New()}
-		st := openStore(t, c, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		read, called := 0, 0 // keys asked for and pairs scanned; Get and Scan
+		e := &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) {
+			if c.Op == "Get" || c.Op == "Scan" {
+				read += c.Read
+				called++
+			}
+		}}
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
 		root := create(t, st, turnstone.Request{ID: "0"})
 		first := commitTo(t, root, turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"p": []byte("0")}}).Nodes[0]
 		for i := range depth {
@@ -62,12 +41,12 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 				}
 			}
 		}
-		c.calls, c.records = 0, 0
+		read, called = 0, 0
 		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 		if err != nil || !v.OK() || v.Records < depth {
 			t.Fatal(v.Problems, err)
 		}
-		return float64(c.calls) / float64(depth+1), float64(c.records) / float64(v.Records)
+		return float64(called) / float64(depth+1), float64(read) / float64(v.Records)
 	}
 	for _, deleted := range []bool{false, true} {
 		calls16, records16 := cost(16, deleted)

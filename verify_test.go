@@ -68,7 +68,7 @@ func full(t *testing.T) *memory.Engine {
 			Usage: []head.Usage{{Model: "m", Input: 1}},
 		}).Nodes[0]
 	}
-	put := func(s *turnstone.Session, size int, seed byte) blob.Attachment {
+	put := func(s *turnstone.Session, size int, seed uint64) blob.Attachment {
 		t.Helper()
 		a, err := s.PutAttachment(ctx, bytes.NewReader(random(size, seed)), -1, "image/png", "x")
 		must(err)
@@ -88,7 +88,7 @@ func full(t *testing.T) *memory.Engine {
 		part[i*7]++
 		c := turnstone.Commit{
 			Turn:       fmt.Sprint("t", i),
-			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(900, byte(i))}, {Kind: "side"}},
+			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(900, uint64(i))}, {Kind: "side"}},
 			Leaf:       turnstone.RefNew(0),
 			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
 			Usage:      []head.Usage{{Model: "m", Input: 1}},
@@ -406,6 +406,6 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	}
 	// When neither of the forks retains its beginning, it is.
 	remove(t, st, "g")
-	pruneTo1(t, f)
+	prune(t, f, 1)
 	unreferenced(1)
 }
