@@ -3,7 +3,12 @@ package turnstone_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/keys"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -13,52 +18,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/record"
 )
-
-// A store knows the size of what it uploaded: the commit that refers to it reads no more
-// than one that refers to it again.
-func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
-	read := 0
-	e := &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) { read += c.Read }}
-	s := create(t, openStore(t, e, nil), turnstone.Request{ID: "s"})
-	for name, size := range map[string]int{"one blob": 3000, "chunks": 3 << 20} {
-		a, err := s.PutAttachment(ctx, bytes.NewReader(random(size, uint64(size))), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var reads [2]int
-		for i := range reads {
-			read = 0
-			commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
-			reads[i] = read
-		}
-		if reads[0] > reads[1] {
-			t.Errorf("%s: the first commit reads %d keys, the second %d", name, reads[0], reads[1])
-		}
-	}
-}
-
-// A commit after a seal by the same handle reads nothing: the seal has seen the head.
-func TestACommitAfterASealReadsNothing(t *testing.T) {
-	reads := 0
-	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-		if c.Op != "Apply" {
-			reads++
-		}
-		return enginetest.Fault{}
-	}}
-	s := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
-	for range 3 {
-		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
-	}
-	if err := s.Seal(ctx); err != nil {
-		t.Fatal(err)
-	}
-	reads = 0
-	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("y"))})
-	if reads > 0 {
-		t.Errorf("%d reads", reads)
-	}
-}
 
 // A mark that somebody else has changed since the store read it costs an upload a second
 // attempt. A mark that is damaged ends the upload, which does not try for ever.
@@ -145,4 +104,177 @@ func TestAnAttachmentThatIsVacuumedWhileItIsReadIsNoDamage(t *testing.T) {
 	if gone == 0 {
 		t.Error("vacuum never took it away")
 	}
+}
+
+func TestA2_AForkReadsAnAttachmentThatItsParentUsesAgain(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	a, err := p.PutAttachment(ctx, bytes.NewReader(random(100, 1)), -1, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}
+	commitAt(t, p, turnstone.Commit{Expected: 0, Nodes: n})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	var w bytes.Buffer
+	if _, err := f.ReadAttachment(ctx, &w, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	commitAt(t, p, turnstone.Commit{Expected: 1, Nodes: n})
+	if _, err := f.ReadAttachment(ctx, &w, a.ID); err != nil {
+		t.Fatal("after the parent's second use:", err)
+	}
+}
+
+func TestACommitTakesThousandsOfAttachments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 8,300 uploads")
+	}
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	var n []turnstone.NewNode
+	for i := range 8300 {
+		a, err := p.PutAttachment(ctx, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%64 == 0 {
+			n = append(n, turnstone.NewNode{Kind: "u"})
+		}
+		n[len(n)-1].Attachments = append(n[len(n)-1].Attachments, a)
+	}
+	if _, err := p.Commit(ctx, turnstone.Commit{Nodes: n}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 8,192 uploads")
+	}
+	e := memory.New()
+	st := openStore(t, e, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	put := func(st *turnstone.Store, i int) blob.Attachment {
+		ses, err := st.Session(ctx, "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := ses.PutAttachment(ctx, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	x := put(st, 0)
+	for i := 1; i < 4096; i++ { // generation full: x is in it
+		put(st, i)
+	}
+	for i := 4096; i < 4096+4095; i++ { // x is in the older one, 4095 in the newer
+		put(st, i)
+	}
+	other := openStore(t, e, nil) // another process uploads y and z
+	y, z := put(other, -1), put(other, -2)
+	_, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A session that is deleted between the last look at it and the batch that grants
+// the upload gets no grant.
+func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
+	mem := memory.New()
+	var before func()
+	st := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
+		if do := before; c.Op == "Apply" && do != nil {
+			before = nil
+			do()
+		}
+		return enginetest.Fault{}
+	}}, nil)
+	other := openStore(t, mem, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		if err := other.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); !errors.Is(err, turnstone.ErrSessionDeleted) {
+		t.Errorf("an upload while the session is deleted: %v", err)
+	}
+	if n := letters(t, mem)[keys.Upload]; n != 0 {
+		t.Errorf("%d records of uploads are left", n)
+	}
+	// A change that leaves the session alive only makes it try again.
+	s = create(t, st, turnstone.Request{ID: "s"})
+	before = func() {
+		o, err := other.Session(ctx, "s")
+		if err == nil {
+			_, err = o.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("x"))})
+		}
+		if err == nil {
+			err = o.Keep(ctx, "x", 1)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestG6_UploadsExpire(t *testing.T) {
+	e := memory.New()
+	now := time.Unix(1_700_000_000, 0)
+	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }, UploadTTL: time.Hour})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(b []byte) blob.Attachment {
+		t.Helper()
+		a, err := s.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	attach := func(turn string, a blob.Attachment) error {
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
+		return err
+	}
+	small, large := put(random(1000, 1)), put(random(2<<20, 2))
+	kept := put(random(2<<20, 3))
+	if err := attach("", kept); err != nil {
+		t.Fatal(err)
+	}
+	if r := collect(t, st, gc.Options{}); r.Deleted != 0 {
+		t.Errorf("%+v", r)
+	}
+	if err := attach("small", small); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(2 * time.Hour)
+	if r := collect(t, st, gc.Options{}); r.Deleted < 2 || r.Expired != 1 {
+		t.Errorf("%+v", r)
+	}
+	if err := attach("", large); !errors.Is(err, turnstone.ErrUploadExpired) || !errors.Is(err, turnstone.ErrBlobNotFound) {
+		t.Error(err)
+	}
+	if err := attach("small", small); err != nil {
+		t.Error("the same turn again:", err)
+	}
+	if err := attach("", small); err != nil {
+		t.Error("the session has it:", err)
+	}
+	var w bytes.Buffer
+	if _, err := s.ReadAttachment(ctx, &w, kept.ID); err != nil || w.Len() != 2<<20 {
+		t.Error(err)
+	}
+	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
+		t.Errorf("records left: %v", n)
+	}
+	verify(t, st)
 }

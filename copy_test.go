@@ -98,7 +98,7 @@ func copyStore(t *testing.T, from, to engine.Engine) *turnstone.CopyReport {
 }
 
 // From Badger to PostgreSQL and back, and to every other engine: the same store.
-func TestCopyBetweenEngines(t *testing.T) {
+func TestACopyOnAnyEngineIsTheSameStore(t *testing.T) {
 	testscale.Slow(t)
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestCopyBetweenEngines(t *testing.T) {
 // A copy that is interrupted anywhere can't be opened before it is whole, the
 // first time and when it is brought up to date, and goes on, also when the source
 // has changed since.
-func TestCopyInterruptedAnywhere(t *testing.T) {
+func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -220,7 +220,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 	}
 }
 
-func TestCopyRefuses(t *testing.T) {
+func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 	from, other, empty := memory.New(), memory.New(), memory.New()
 	fill(t, from)
 	fill(t, other)
@@ -284,7 +284,7 @@ func damage(t *testing.T, e engine.Engine) {
 
 // What is changed while it is copied is copied again; a source that never rests is
 // refused as such, and no torn copy can be opened.
-func TestCopyOfABusyStore(t *testing.T) {
+func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -368,7 +368,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 }
 
 // Somebody may make a store in the target between the look and the first write.
-func TestCopyBesideANewStore(t *testing.T) {
+func TestACopyLeavesAStoreThatIsMadeMeanwhile(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	first := true
@@ -393,7 +393,7 @@ func TestCopyBesideANewStore(t *testing.T) {
 }
 
 // What one copy writes while another one runs makes no torn store.
-func TestCopiesAtOnce(t *testing.T) {
+func TestTwoCopiesAtOnceMakeNoTornStore(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -453,7 +453,7 @@ func TestCopiesAtOnce(t *testing.T) {
 }
 
 // Nobody makes a store on top of a copy that has begun.
-func TestANewStoreBesideACopy(t *testing.T) {
+func TestNoStoreIsMadeOverACopyThatHasBegun(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	_, err := turnstone.Open(ctx, &enginetest.Faulty{Engine: to, Plan: func(c enginetest.Call) enginetest.Fault {
@@ -470,7 +470,7 @@ func TestANewStoreBesideACopy(t *testing.T) {
 }
 
 // What was written to a copy is not removed by a copy that nobody thought of.
-func TestACopyThatWasWrittenTo(t *testing.T) {
+func TestACopyThatWasWrittenToIsNotOverwritten(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	copyStore(t, from, to)
@@ -493,7 +493,7 @@ func TestACopyThatWasWrittenTo(t *testing.T) {
 }
 
 // A report counts what was written, not what was to be.
-func TestReportOfAnInterruptedCopy(t *testing.T) {
+func TestTheReportOfAnInterruptedCopyCountsWhatWasWritten(t *testing.T) {
 	from := memory.New()
 	fill(t, from)
 	to := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
@@ -506,7 +506,7 @@ func TestReportOfAnInterruptedCopy(t *testing.T) {
 
 // An attempt that comes late changes nothing, the first time or when a copy is
 // brought up to date.
-func TestCopyAndLateAttempts(t *testing.T) {
+func TestALateAttemptOfACopyChangesNothing(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -555,15 +555,4 @@ func TestCopyAndLateAttempts(t *testing.T) {
 			}
 		}
 	}
-}
-
-func stored(t *testing.T, e engine.Engine) (n int) {
-	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		n += len(p.Key) + len(p.Value)
-	}
-	return n
 }

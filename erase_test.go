@@ -11,9 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
@@ -208,107 +206,6 @@ func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 	}
 }
 
-// What a call finds may move while it reads: that is no damage.
-func TestCallsBesideOthersReportNoDamage(t *testing.T) {
-	prepare := func(st *turnstone.Store) {
-		create(t, st, turnstone.Request{ID: "p"}, []byte("x"))
-		create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
-		create(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
-	}
-	calls := map[string]func(*turnstone.Store) error{
-		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
-		"fork": func(st *turnstone.Store) error {
-			_, _, err := st.Create(ctx, turnstone.Request{ID: "h", Parent: "g"})
-			return err
-		},
-		"delete": func(st *turnstone.Store) error { return st.Delete(ctx, "f", turnstone.CascadeChildren) },
-		"list": func(st *turnstone.Store) error {
-			_, err := st.List(ctx, turnstone.ListOptions{Parent: "f"})
-			return err
-		},
-		"tombstone": func(st *turnstone.Store) error {
-			s, err := st.Session(ctx, "g")
-			if err != nil {
-				return err
-			}
-			l, err := s.Load(ctx, turnstone.Scope{})
-			if err == nil {
-				err = s.Tombstone(ctx, l.Leaf)
-			}
-			return err
-		},
-	}
-	others := map[string]func(*turnstone.Store){
-		"delete and vacuum": func(st *turnstone.Store) {
-			err := st.Delete(ctx, "f", turnstone.KeepChildren)
-			if err == nil {
-				err = st.Delete(ctx, "g", turnstone.KeepChildren)
-			}
-			if err == nil {
-				_, err = st.Vacuum(ctx, gc.VacuumOptions{})
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		},
-		"rename": func(st *turnstone.Store) { _ = st.Rename(ctx, "g", "other") },
-		"seal": func(st *turnstone.Store) {
-			if err := st.Seal(ctx); err != nil {
-				t.Error(err)
-			}
-		},
-	}
-	for name, call := range calls {
-		for beside, other := range others {
-			t.Run(name+" beside "+beside, func(t *testing.T) {
-				besideEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
-					ok := err == nil
-					for _, e := range []error{turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrExists} {
-						ok = ok || errors.Is(err, e)
-					}
-					if !ok {
-						return errors.New("another error than that it is gone")
-					}
-					return nil
-				})
-			})
-		}
-	}
-}
-
-// K and L of the collector: what is behind a pruned node, and what only its owner showed.
-func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
-	st := openStore(t, memory.New(), nil)
-	s := create(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
-	var leaves []graph.ID
-	for r := head.Revision(1); r <= 3; r++ {
-		l, err := s.Load(ctx, turnstone.Scope{At: r})
-		if err != nil {
-			t.Fatal(err)
-		}
-		leaves = append(leaves, l.Leaf)
-	}
-	if err := s.Tombstone(ctx, leaves[2]); err != nil {
-		t.Fatal(err)
-	}
-	vacuum(t, st)
-	c := node([]byte("main"))
-	c.Nodes[0].Parent = turnstone.RefTo(leaves[0])
-	if _, err := s.Commit(ctx, c); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-	vacuum(t, st)
-	for _, leaf := range leaves[1:] {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
-			t.Errorf("rewind to %v: %v", slices.Index(leaves, leaf), err)
-		}
-	}
-	verify(t, st)
-}
-
 // An attempt of an upload whose outcome was not known arrives after its bytes were erased.
 func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
 	secret := random(3000, 1)
@@ -364,5 +261,103 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 	receipt, err := session(t, openStore(t, f, nil), "s").Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
 		t.Errorf("%v %+v", err, receipt)
+	}
+}
+
+func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []graph.ID) {
+		t.Helper()
+		s, _, err := st.Create(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c turnstone.Commit
+		for _, p := range payloads {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: p})
+		}
+		res, err := s.Commit(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, res.Nodes
+	}
+	secret, shared := random(200, 1), random(9000, 2)
+	p, ids := make(turnstone.Request{ID: "p"}, secret, shared)
+	f, _ := make(turnstone.Request{ID: "f", Parent: "p"}, []byte("x"))
+	make(turnstone.Request{ID: "other"}, shared)
+	r, err := p.Erase(ctx, turnstone.EraseOptions{}, ids...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(r.HeldBy, []string{"f"}) || r.Vacuum.Nodes != 0 || r.Shared != 1 || !holds(t, e, secret[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = f.Erase(ctx, turnstone.EraseOptions{}, ids...); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.HeldBy) != 0 || r.Vacuum.Nodes != 2 || !slices.Equal(r.SharedBy, []string{"other"}) || holds(t, e, secret[:64]) || !holds(t, e, shared[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || !slices.Equal(r.HeldBy, []string{"f"}) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Gone != 0 {
+		t.Errorf("of what was erased: %+v %v", r, err)
+	}
+	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	verify(t, st)
+}
+
+// SharedBy
+func TestG8_TheReceiptNamesNobodyWhoErases(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(9000, 1))})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", e)
+	if len(e.SharedBy) == 1 && e.SharedBy[0] == "p" {
+		t.Errorf("the session that erases is named as another saying that has equal bytes: %+v", e)
+	}
+	e, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Shared == 1 && len(e.SharedBy) == 0 {
+		t.Errorf("shared with nobody: %+v", e)
+	}
+}
+
+// A fork is made when Erase is about to write for the first time: the receipt has it, or the
+// bytes are gone.
+func TestG8_TheReceiptHasAForkThatIsMadeMeanwhile(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st, other := openStore(t, e, nil), openStore(t, mem, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 1))})
+	e.Plan = beforeEachApply(func(*engine.Batch) {
+		e.Plan = nil
+		create(t, other, turnstone.Request{ID: "f", Parent: "p"})
+	})
+	receipt, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if holds(t, mem, random(100, 1)[:64]) && len(receipt.HeldBy) == 0 {
+		t.Errorf("%+v, and the payload is there", receipt)
+	}
+	if e.Plan != nil {
+		t.Error("no fork was made")
 	}
 }

@@ -3,7 +3,10 @@ package turnstone_test
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
+
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -149,4 +152,199 @@ func TestF5_AForkDoesNotSlipPastARename(t *testing.T) {
 	if refused == 0 {
 		t.Error("the rename was never in the way of the fork")
 	}
+}
+
+func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
+	var last atomic.Int64 // the bytes of the last batch
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(b *engine.Batch) { last.Store(int64(b.Bytes())) })}
+	st := openStore(t, e, nil)
+	s := create(t, st, turnstone.Request{ID: "long"})
+	for i := range 2500 {
+		nodes := make([]turnstone.NewNode, 4)
+		for j := range nodes {
+			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
+		}
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f := create(t, st, turnstone.Request{ID: "fork", Parent: "long"})
+	t.Logf("a fork of 10,000 nodes writes %d bytes", last.Load())
+	if last.Load() >= 2000 {
+		t.Errorf("a fork writes %d bytes", last.Load())
+	}
+	state, err := f.Load(ctx, turnstone.Scope{})
+	if err != nil || len(state.Nodes) != 10_000 {
+		t.Errorf("%d nodes, %v", len(state.Nodes), err)
+	}
+}
+
+// full scope of a fork at a node in the middle of a commit
+func TestF1_AForkInTheMiddleOfACommitHasTheNodesUpToThere(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("1")}, {Kind: "u", Payload: []byte("2 secret")}}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkNode: r.Nodes[0]})
+	l, err := f.Load(ctx, turnstone.Scope{Full: true})
+	if err != nil || len(l.Nodes) != 1 {
+		t.Error(len(l.Nodes), err)
+	}
+	if _, err = f.Node(ctx, r.Nodes[1]); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Error("node after the fork node:", err)
+	}
+	if _, err = f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(r.Nodes[1])}}}); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Error("commit onto it:", err)
+	}
+}
+
+func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	for i := range 3 {
+		commitAt(t, p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
+	}
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("b")}})
+	f2, err := st.Session(ctx, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := f2.Load(ctx, turnstone.Scope{}); err != nil || len(l.Nodes) != 4 {
+		t.Errorf("load: %+v, %v", l, err)
+	}
+	commitAt(t, f2, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y"))})
+	if parts, err := f2.Checkpoint(ctx, 0); err != nil || string(parts["a"]) != "2" || string(parts["b"]) != "b" || len(parts) != 2 {
+		t.Errorf("checkpoint: %q, %v", parts, err)
+	}
+}
+
+// fork: parent set part at rev 1, fork sets nothing at rev1, part Set==1 lookups
+func TestF1_AForkHasThePartOfItsParentAtEachRevision(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitAt(t, p, turnstone.Commit{Expected: 0, Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte("A")}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitAt(t, f, turnstone.Commit{Expected: 0, Nodes: saying([]byte("y"))})
+	commitAt(t, f, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("B")}})
+	commitAt(t, f, turnstone.Commit{Expected: 2, Nodes: saying([]byte("y"))})
+	for r := head.Revision(1); r <= 3; r++ {
+		got, err := f.Checkpoint(ctx, r)
+		if err != nil || string(got["a"]) != "A" {
+			t.Error(r, got, err)
+		}
+	}
+}
+
+func TestF1_AForkOfASessionWithoutNodesHasItsCheckpoint(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitAt(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte("A")}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	c, err := f.Checkpoint(ctx, 0)
+	if err != nil || len(c) != 1 || string(c["a"]) != "A" {
+		t.Error(c, err)
+	}
+}
+
+// fork at a pruned node: silently shows less.
+func TestAForkAtAPrunedNodeIsRefused(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
+	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
+	prune(t, p, 1)
+	vacuum(t, st)
+	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
+	if !errors.Is(err, turnstone.ErrRevisionPruned) {
+		s, lerr := f.Load(ctx, turnstone.Scope{})
+		t.Errorf("fork at a pruned node: %v; load gives %d nodes, %v", err, len(s.Nodes), lerr)
+	}
+	// and: a fork made after the prune commits onto the parent's pruned node
+	g := create(t, st, turnstone.Request{ID: "g", Parent: "p"})
+	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(side), Payload: []byte("x")}}}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Errorf("commit of a fork onto the parent's pruned node: %v", err)
+	}
+}
+
+// fork at the origin node after the floor passed revision 0.
+func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	at := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root")), Checkpoint: map[string][]byte{"a": random(9000, 1)}}).Leaf
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": random(9000, 2)}})
+	prune(t, f, 1)
+	remove(t, st, "p")
+	collect(t, st, gc.Options{})
+	g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: at})
+	if errors.Is(err, turnstone.ErrRevisionPruned) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Checkpoint(ctx, 0); err != nil {
+		t.Error("checkpoint:", err)
+	}
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
+		t.Error("gc:", err)
+	}
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+	if err != nil || !v.OK() {
+		t.Error(err, v.Problems)
+	}
+}
+
+// F5: children belong to the session that they were made of, whatever its id is.
+func TestF5_ChildrenFollowTheirParent(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	create(t, st, turnstone.Request{ID: "p"}, []byte("1"))
+	create(t, st, turnstone.Request{ID: "fork", Parent: "p"})
+	create(t, st, turnstone.Request{ID: "child", Parent: "p", Detached: true})
+	parents := func(of string, want ...string) {
+		t.Helper()
+		page, err := st.List(ctx, turnstone.ListOptions{Parent: of})
+		if err != nil || len(page.Sessions) != len(want) {
+			t.Fatalf("children of %q: %d, %v", of, len(page.Sessions), err)
+		}
+		for _, i := range page.Sessions {
+			if i.Parent != of {
+				t.Errorf("the parent of %q is %q, not %q", i.ID, i.Parent, of)
+			}
+		}
+	}
+	parents("p", "fork", "child")
+	if err := st.Rename(ctx, "p", "q"); err != nil {
+		t.Fatal(err)
+	}
+	create(t, st, turnstone.Request{ID: "p"}, []byte("another"))
+	parents("p")
+	parents("q", "fork", "child")
+	if err := st.Delete(ctx, "p", turnstone.RefuseChildren); err != nil {
+		t.Errorf("the other session has no children: %v", err)
+	}
+	if err := st.Delete(ctx, "q", turnstone.RefuseChildren); !errors.Is(err, turnstone.ErrHasChildren) {
+		t.Error(err)
+	}
+	if err := st.Delete(ctx, "q", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	for _, id := range []string{"fork", "child"} {
+		s, err := st.Session(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i, err := s.Info(ctx); err != nil || i.Parent != "" {
+			t.Errorf("%q has the parent %q, %v", id, i.Parent, err)
+		}
+	}
+	if _, err := st.List(ctx, turnstone.ListOptions{Parent: "q"}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	verify(t, st)
 }

@@ -43,7 +43,7 @@ func example(t *testing.T, doc, name string) (key, value []byte) {
 	return key, value
 }
 
-func TestTheWorkedExampleOfTheFormat(t *testing.T) {
+func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	data, err := os.ReadFile("docs/format.md")
 	if err != nil {
 		t.Fatal(err)

@@ -4,8 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -183,4 +188,84 @@ func letters(t *testing.T, e engine.Engine) map[byte]int {
 		out[p.Key[4]]++
 	}
 	return out
+}
+
+// someOfEach returns at most n records of each kind, from its whole range.
+func someOfEach(all []engine.Pair, n int) (out []engine.Pair) {
+	kinds := map[byte]int{}
+	for _, p := range all {
+		kinds[p.Key[4]]++
+	}
+	met := map[byte]int{}
+	for _, p := range all {
+		kind := p.Key[4]
+		i := met[kind]
+		met[kind]++
+		if i*n/kinds[kind] != (i+1)*n/kinds[kind] || n >= kinds[kind] {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// cloned returns an engine with the same records.
+func cloned(t *testing.T, e engine.Engine) *memory.Engine {
+	t.Helper()
+	out := memory.New()
+	var b engine.Batch
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Set(p.Key, p.Value)
+	}
+	if err := out.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func dump(t *testing.T, e engine.Engine) string {
+	t.Helper()
+	var out strings.Builder
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
+	}
+	return out.String()
+}
+
+func stored(t *testing.T, e engine.Engine) (n int) {
+	t.Helper()
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(p.Key) + len(p.Value)
+	}
+	return n
+}
+
+// contents returns what is in the files of a directory.
+func contents(t *testing.T, dir string) (files [][]byte) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		files = append(files, data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// inFiles reports whether any of the files has b.
+func inFiles(files [][]byte, b []byte) bool {
+	return slices.ContainsFunc(files, func(data []byte) bool { return bytes.Contains(data, b) })
 }

@@ -13,6 +13,9 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -421,5 +424,36 @@ func TestC10_NoLimitWithoutAConstant(t *testing.T) {
 	}
 	if limits < 30 || len(constants) < 25 {
 		t.Errorf("only %d limits and %d constants were found", limits, len(constants))
+	}
+}
+
+// The limits of requests are those of the records that hold them.
+func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
+	for name, l := range map[string][2]int{
+		"nodes":       {turnstone.MaxNodes, pack.MaxNodes},
+		"attachments": {turnstone.MaxAttachments, pack.MaxAttachments},
+		"blob":        {turnstone.MaxBlob, blob.MaxBytes},
+		"parts":       {turnstone.MaxParts, heads.MaxParts},
+		"models":      {turnstone.MaxSessionModels, heads.MaxModels},
+		"labels":      {turnstone.MaxLabels, heads.MaxLabels},
+		"ancestors":   {turnstone.MaxAncestors, heads.MaxAncestors},
+	} {
+		if l[0] != l[1] {
+			t.Errorf("%s: %d of a request, %d of a record", name, l[0], l[1])
+		}
+	}
+}
+
+func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	var n []turnstone.NewNode
+	for i := range 4096 {
+		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte(fmt.Sprint(i, " ")), 1200)})
+	}
+	_, err := s.Commit(ctx, turnstone.Commit{Nodes: n})
+	var le *turnstone.LimitError
+	if !errors.As(err, &le) || le.Limit != "writes" {
+		t.Error(err)
 	}
 }

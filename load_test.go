@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/head"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -83,5 +85,46 @@ func TestR10_AReadThatIsCutOffReportsNoDamage(t *testing.T) {
 	e.get, e.scan = nil, nil
 	if l, err := s.Load(ctx, turnstone.Scope{}); err != nil || !bytes.Equal(l.Nodes[0].Payload, parted) {
 		t.Error("load:", err)
+	}
+}
+
+func TestWhatLoadReturnsOfAForkIsACopy(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte("1")}})
+	commitAt(t, p, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkNode: r.Leaf})
+	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("x"))})
+	commitAt(t, f, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	l, err := f.Load(ctx, turnstone.Scope{At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Parts[0].Name = "mine"
+	_, err = f.Load(ctx, turnstone.Scope{At: 1})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatLoadReturnsIsACopy(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	commitAt(t, s, turnstone.Commit{Nodes: saying([]byte("x")), Usage: []head.Usage{{Model: "m", Input: 1}}, Checkpoint: map[string][]byte{"a": []byte("1"), "b": []byte("2")}})
+	l, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Usage[0].Input = 1000
+	l.Parts[0], l.Parts[1] = l.Parts[1], l.Parts[0]
+	commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y"))})
+	s2, err := st.Session(ctx, "s")
+	if err != nil {
+		t.Fatal("session lost:", err)
+	}
+	i, err := s2.Info(ctx)
+	if err != nil || i.Usage[0].Input != 1 {
+		t.Fatal(i, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-func TestLog(t *testing.T) {
+func TestTheLogTellsOfEveryCommitSinceARevision(t *testing.T) {
 	e := memory.New()
 	defer e.Close()
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})

@@ -63,7 +63,7 @@ func (r *recorder) of(name string) (out []told) {
 	return out
 }
 
-func TestObserverIsToldOfEverything(t *testing.T) {
+func TestAnObserverIsToldOfEverything(t *testing.T) {
 	var r recorder
 	e := memory.New()
 	defer e.Close()
@@ -180,7 +180,7 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 }
 
 // An operation ends for the observer also when code of the caller's panics in it.
-func TestObserverAndPanics(t *testing.T) {
+func TestAnObserverIsToldTheEndOfACallThatPanics(t *testing.T) {
 	var r recorder
 	e := memory.New()
 	defer e.Close()
@@ -217,7 +217,7 @@ type panicking struct{}
 
 func (panicking) Read([]byte) (int, error) { panic("reader") }
 
-func TestLogObserver(t *testing.T) {
+func TestALogObserverLogsNoContent(t *testing.T) {
 	var out bytes.Buffer
 	e := memory.New()
 	defer e.Close()
@@ -251,7 +251,7 @@ func TestLogObserver(t *testing.T) {
 	}
 }
 
-func TestErrorType(t *testing.T) {
+func TestErrorTypeNamesEveryError(t *testing.T) {
 	for want, err := range map[string]error{
 		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
 		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &record.CorruptError{}, "format": fmt.Errorf("x: %w", &record.FormatError{}),

@@ -105,61 +105,6 @@ var effects = []effect{
 	}},
 }
 
-// outcomeStore makes a store with a session a, which has three revisions, one of
-// them kept as "old", a retention and a fork f; and a session b without children.
-func outcomeStore(t *testing.T) *memory.Engine {
-	t.Helper()
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
-	for i := range 3 {
-		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
-	}
-	if err := a.Keep(ctx, "old", 2); err != nil {
-		t.Fatal(err)
-	}
-	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
-	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
-	return e
-}
-
-// visible is all that can be seen of a store that any call of effects alters.
-func visible(t *testing.T, e engine.Engine) string {
-	t.Helper()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
-	page, err := st.List(ctx, turnstone.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := ""
-	for _, i := range page.Sessions {
-		s, err := st.Session(ctx, i.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		state, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		kept, err := s.Kept(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, first := s.Load(ctx, turnstone.Scope{At: 1})
-		out += fmt.Sprintln(i.ID, i.Metadata, i.Revision, i.Leaf, state.Nodes, state.Parts, kept, errors.Is(first, turnstone.ErrRevisionPruned))
-	}
-	// An attachment that no commit refers to, and a segment, are seen by their records.
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if letter := p.Key[4]; letter == 'x' || letter == 'y' {
-			out += fmt.Sprintf("%c", letter)
-		}
-	}
-	return out
-}
-
 // E1: whatever call of the engine fails, a call that returns no error has done its
 // work and says so, and one that returns an error has changed nothing, unless the
 // error matches ErrOutcomeUnknown or ErrIncomplete.
@@ -306,18 +251,6 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	}
 }
 
-func dump(t *testing.T, e engine.Engine) string {
-	t.Helper()
-	var out strings.Builder
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
-	}
-	return out.String()
-}
-
 // A commit stands, nobody knows, and its session is called otherwise or belongs to a fork when
 // the store looks: the outcome stays unknown.
 func TestE1_AnUnknownCommitStaysUnknownAfterARename(t *testing.T) {
@@ -401,5 +334,55 @@ func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
 	}
 	if unknown != 2 {
 		t.Errorf("%d outcomes were unknown", unknown)
+	}
+}
+
+// Where the engine has only the room left that it keeps for batches that reclaim, what removes
+// goes on, and everything else fails without effect.
+func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
+	reclaim := []string{"tombstone", "prune", "prune all", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
+	collect := []effect{
+		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+			_, err := st.GC(ctx, gc.Options{Full: true})
+			return "", err
+		}},
+		{name: "vacuum", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+			_, err := st.Vacuum(ctx, gc.VacuumOptions{})
+			return "", err
+		}},
+	}
+	for _, c := range append(collect, effects...) {
+		e := outcomeStore(t)
+		before := visible(t, e)
+		full := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Op == "Apply" && c.Batch.Ops() > 0 && !c.Batch.Reclaim {
+				return enginetest.Fault{Err: engine.ErrNoSpace}
+			}
+			return enginetest.Fault{}
+		}}
+		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
+		s, err := st.Session(ctx, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.call(st, s)
+		if slices.Contains(reclaim, c.name) || c.name == "gc" || c.name == "vacuum" {
+			if err != nil {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			if _, err := st.GC(ctx, gc.Options{}); err != nil {
+				t.Errorf("gc after %s: %v", c.name, err)
+			}
+			if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
+				t.Errorf("%s: %v, %v", c.name, v, err)
+			}
+			continue
+		}
+		if !errors.Is(err, engine.ErrNoSpace) {
+			t.Errorf("%s: %v, want no space", c.name, err)
+		}
+		if visible(t, e) != before {
+			t.Errorf("%s has had an effect", c.name)
+		}
 	}
 }

@@ -1,10 +1,15 @@
 package turnstone_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/testscale"
 
 	"github.com/turnstonedb/turnstone"
 
@@ -18,7 +23,7 @@ import (
 
 // In the background segments are sealed fast; who asks for it gets them as small
 // as they can be, once, however many there are.
-func TestSealedFastIsSealedAgain(t *testing.T) {
+func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 	batches := 0
 	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(*engine.Batch) { batches++ })}
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 20_000})
@@ -81,6 +86,186 @@ func TestSealedFastIsSealedAgain(t *testing.T) {
 		batches = 0
 		if err := s.Seal(ctx); err != nil || batches != 0 {
 			t.Errorf("round %d: sealing again writes %d batches, %v", round, batches, err)
+		}
+	}
+}
+
+func TestSealingRunsByItself(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
+	s := create(t, st, turnstone.Request{ID: "a"})
+	for i := range 200 {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, uint64(i))}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for wait := 0; ; wait++ {
+		stats, err := st.Stats(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Sealed >= 5 && stats.Loose < 100 {
+			break
+		}
+		if wait == 2000 {
+			t.Fatalf("%d sealed, %d loose", stats.Sealed, stats.Loose)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	verify(t, st)
+}
+
+func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
+	testscale.Slow(t)
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	var small, big []turnstone.NewNode
+	for i := range 30 {
+		small = append(small, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(i))})
+	}
+	for i := range 400 {
+		big = append(big, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(1000+i))})
+	}
+	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: small})
+	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: big})
+	if err := st.Seal(ctx); err != nil {
+		t.Error(err)
+	}
+	st2 := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: turnstone.MaxSeal})
+	s = create(t, st2, turnstone.Request{ID: "s"})
+	for i := range 30 {
+		for j := range small {
+			small[j].Payload = random(5000, uint64(5000+i*100+j))
+		}
+		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: small})
+	}
+	if err := st2.Seal(ctx); err != nil {
+		t.Error("SealBytes 4M:", err)
+	}
+}
+
+func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 51,200 references to attachments")
+	}
+	for _, distinct := range testscale.Pick([]bool{false, true}, []bool{false}, []bool{false}) {
+		st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		s := create(t, st, turnstone.Request{ID: "s"})
+		var atts []blob.Attachment
+		for i := range 64 {
+			a, err := s.PutAttachment(ctx, bytes.NewReader(random(100, uint64(i))), -1, "image/png", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !distinct {
+				a.Name = fmt.Sprintf("%x", random(128, uint64(i+1000)))
+			}
+			atts = append(atts, a)
+		}
+		c := uint64(0)
+		for i := range 40 {
+			var n []turnstone.NewNode
+			for range 80 {
+				as := atts
+				if !distinct {
+					as = nil
+					for j := range 16 {
+						a := atts[j]
+						c++
+						a.Name = fmt.Sprintf("%x", random(128, c))
+						as = append(as, a)
+					}
+				}
+				n = append(n, turnstone.NewNode{Kind: "u", Payload: []byte("hi"), Attachments: as})
+			}
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: n})
+			if err != nil {
+				t.Fatal(i, err)
+			}
+		}
+		if err := s.Seal(ctx); err != nil {
+			t.Errorf("distinct %v: %v", distinct, err)
+		}
+		if stats, err := st.Stats(ctx); err != nil || stats.Sealed == 0 || stats.Loose != 0 {
+			t.Errorf("distinct %v: %d segments are sealed and %d packs loose, %v", distinct, stats.Sealed, stats.Loose, err)
+		}
+	}
+}
+
+// SealBytes at its maximum with ordinary nodes of two attachments each
+func TestManyLongEventKeysAreSealed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it takes 16,000 nodes")
+	}
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	c := uint64(0)
+	for i := range 40 {
+		var n []turnstone.NewNode
+		for range 400 {
+			c++
+			key := random(256, c)
+			for j, x := range key {
+				key[j] = '!' + x%90
+			}
+			n = append(n, turnstone.NewNode{Kind: "u", Key: string(key), Payload: []byte("hi")})
+		}
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: n}); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if err := s.Seal(ctx); err != nil {
+		t.Error(err)
+	}
+	if stats, err := st.Stats(ctx); err != nil || stats.Sealed == 0 || stats.Loose != 0 {
+		t.Errorf("%d segments are sealed and %d packs loose, %v", stats.Sealed, stats.Loose, err)
+	}
+}
+
+func TestCallsBesideASealReportNoDamage(t *testing.T) {
+	testscale.Slow(t)
+	for _, op := range []string{"commit", "tombstone", "fork", "replay", "load", "seal"} {
+		e := &pager{Engine: memory.New()}
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+		s := create(t, st, turnstone.Request{ID: "s"})
+		var n []turnstone.NewNode
+		for i := range 120 {
+			n = append(n, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(i))})
+		}
+		r := commitAt(t, s, turnstone.Commit{Turn: "T", Nodes: n})
+		commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+		commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
+		other, err := st.Session(ctx, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
+		seen := 0
+		e.between = func(key []byte) {
+			if string(key) == string(k) {
+				if seen++; seen == 2 || op == "seal" || op == "load" { // the rescan with the limit known
+					e.between = nil
+					if err := other.Seal(ctx); err != nil {
+						t.Error("seal", err)
+					}
+				}
+			}
+		}
+		switch op {
+		case "commit":
+			_, err = s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(r.Leaf)}}})
+		case "tombstone":
+			err = s.Tombstone(ctx, r.Nodes[0])
+		case "fork":
+			_, _, err = st.Create(ctx, turnstone.Request{ID: "f", Parent: "s", ForkNode: r.Leaf})
+		case "replay":
+			_, err = s.Commit(ctx, turnstone.Commit{Turn: "T", Nodes: n})
+		case "load":
+			_, err = s.Load(ctx, turnstone.Scope{})
+		case "seal":
+			err = s.Seal(ctx)
+		}
+		if err != nil || seen == 0 {
+			t.Error(op, seen, err)
 		}
 	}
 }

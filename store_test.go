@@ -3,9 +3,6 @@ package turnstone_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,66 +13,6 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
-
-// Outcomes are unknown again and again, applied or not, sometimes late: every
-// turn is there once, in order.
-func TestUnknownOutcomesAreResolved(t *testing.T) {
-	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		var mu sync.Mutex
-		e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-			mu.Lock()
-			defer mu.Unlock()
-			if c.Op != "Apply" || rng.IntN(3) > 0 {
-				return enginetest.Fault{}
-			}
-			f := enginetest.Fault{Err: engine.ErrUnknown}
-			switch rng.IntN(3) {
-			case 0:
-				f.Applied = true
-			case 1:
-				f.Late = true
-			}
-			return f
-		}}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-		s := create(t, st, turnstone.Request{ID: "a"})
-		for i := range 30 {
-			c := turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
-			switch i % 3 {
-			case 0:
-				c.Turn = fmt.Sprint(i)
-			case 1:
-				c.Expected = turnstone.AnyRevision
-			}
-			if i%4 == 0 {
-				c.Checkpoint = map[string][]byte{"p": random(500, uint64(i))}
-			}
-			r, err := s.Commit(ctx, c)
-			if err != nil || r.Revision != head.Revision(i+1) {
-				t.Fatalf("seed %d, commit %d: %+v, %v", seed, i, r, err)
-			}
-			if i == 10 {
-				if err := s.Tombstone(ctx, r.Nodes[0]); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if i == 20 {
-				if err := st.Rename(ctx, "a", "b"); err != nil {
-					t.Fatal(err)
-				}
-				if s, err = st.Session(ctx, "b"); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		state, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil || len(state.Nodes) != 29 {
-			t.Fatalf("seed %d: %d nodes, %v", seed, len(state.Nodes), err)
-		}
-		verify(t, st)
-	}
-}
 
 // A crash after any Apply of a history leaves a store that verifies and holds
 // what was acknowledged.
@@ -166,54 +103,39 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	}
 }
 
-func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
-	var last atomic.Int64 // the bytes of the last batch
-	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(b *engine.Batch) { last.Store(int64(b.Bytes())) })}
-	st := openStore(t, e, nil)
-	s := create(t, st, turnstone.Request{ID: "long"})
-	for i := range 2500 {
-		nodes := make([]turnstone.NewNode, 4)
-		for j := range nodes {
-			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
-		}
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes}); err != nil {
-			t.Fatal(err)
-		}
+// A store's Factory gives the sessions of the store, and no session with an error.
+func TestAFactoryGivesTheSessionsOfItsStore(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	f := st.Factory()
+	p, created, err := f.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil || !created {
+		t.Fatal(created, err)
 	}
-	if err := s.Seal(ctx); err != nil {
+	if _, err := p.Commit(ctx, turnstone.Commit{}); err != nil {
 		t.Fatal(err)
 	}
-	f := create(t, st, turnstone.Request{ID: "fork", Parent: "long"})
-	t.Logf("a fork of 10,000 nodes writes %d bytes", last.Load())
-	if last.Load() >= 2000 {
-		t.Errorf("a fork writes %d bytes", last.Load())
+	q, err := f.Session(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
 	}
-	state, err := f.Load(ctx, turnstone.Scope{})
-	if err != nil || len(state.Nodes) != 10_000 {
-		t.Errorf("%d nodes, %v", len(state.Nodes), err)
+	if info, err := q.Info(ctx); err != nil || info.Revision != head.Revision(1) {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if q, err := f.Session(ctx, "t"); q != nil || !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Errorf("%v, %v", q, err)
+	}
+	if p, _, err := f.Create(ctx, turnstone.Request{}); p != nil || !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("%v, %v", p, err)
+	}
+	if _, err := new(turnstone.Store).Factory().Session(ctx, "s"); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("a store that was not opened: %v", err)
 	}
 }
 
-func TestSealingRunsByItself(t *testing.T) {
-	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
-	s := create(t, st, turnstone.Request{ID: "a"})
-	for i := range 200 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, uint64(i))}}}); err != nil {
-			t.Fatal(err)
-		}
+func TestASessionCanBeCreatedInTheYear2150(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{Now: func() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }})
+	_, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Error(err)
 	}
-	for wait := 0; ; wait++ {
-		stats, err := st.Stats(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if stats.Sealed >= 5 && stats.Loose < 100 {
-			break
-		}
-		if wait == 2000 {
-			t.Fatalf("%d sealed, %d loose", stats.Sealed, stats.Loose)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	verify(t, st)
 }

@@ -20,7 +20,7 @@ import (
 // Writers, readers, forks, tombstones, deletes, uploads, retention, seals, lists,
 // collections and vacuums all at once; the store is compared with what each
 // writer knows of its own sessions. Afterwards nothing dead is kept.
-func TestStress(t *testing.T) {
+func TestG2_NothingIsLostUnderStress(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
 			oneEngine(t, name)

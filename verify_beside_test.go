@@ -19,23 +19,6 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// cloned returns an engine with the same records.
-func cloned(t *testing.T, e engine.Engine) *memory.Engine {
-	t.Helper()
-	out := memory.New()
-	var b engine.Batch
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.Set(p.Key, p.Value)
-	}
-	if err := out.Apply(ctx, &b); err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
 // VF4: what maintenance leaves when it is cut off at any point is no damage.
 func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 	if race {
@@ -276,5 +259,38 @@ func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
 	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
 	if err != nil || !v.OK() || !done.Load() {
 		t.Error(err, v.Problems, done.Load())
+	}
+}
+
+func TestVF5_ASealMeanwhileIsNoDamage(t *testing.T) {
+	e := &pager{Engine: memory.New()}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	var n []turnstone.NewNode
+	for i := range 120 {
+		n = append(n, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(i))})
+	}
+	commitAt(t, s, turnstone.Commit{Turn: "T", Nodes: n})
+	commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
+	k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
+	other, err := st.Session(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	e.between = func(key []byte) {
+		if string(key) == string(k) {
+			if seen++; seen == 2 { // first is the scan of all records
+				e.between = nil
+				if err := other.Seal(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+	if err != nil || !v.OK() || seen != 2 {
+		t.Errorf("%v, %v; the pack was met %d times", v.Problems, err, seen)
 	}
 }

@@ -1,0 +1,220 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, &turnstone.Options{Retention: 3})
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parts [][]byte
+	for i := range 10 {
+		parts = append(parts, random(9000, uint64(i)))
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(s.Keep(ctx, "good", 4), s.Keep(ctx, "good", 4), s.Keep(ctx, "head", 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Keep(ctx, "good", 5); !errors.Is(err, turnstone.ErrExists) {
+		t.Error(err)
+	}
+	collect(t, st, gc.Options{})
+	if n, err := st.Prune(ctx); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := st.Prune(ctx); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	check := func(want ...int) {
+		t.Helper()
+		for r := 1; r <= 10; r++ {
+			got, err := s.Checkpoint(ctx, head.Revision(r))
+			kept := false
+			for _, w := range want {
+				kept = kept || w == r
+			}
+			if kept && (err != nil || !bytes.Equal(got["p"], parts[r-1])) || !kept && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				t.Errorf("revision %d: %v", r, err)
+			}
+			if holds(t, e, parts[r-1][:64]) != kept {
+				t.Errorf("bytes of revision %d: %v", r, !kept)
+			}
+		}
+		if st, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(st.Nodes) != 10 {
+			t.Error(err)
+		}
+		verify(t, st)
+	}
+	if r := collect(t, st, gc.Options{}); r.Deleted != 6 {
+		t.Errorf("%+v", r)
+	}
+	check(4, 8, 9, 10)
+	if err := s.Keep(ctx, "lost", 5); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Error(err)
+	}
+	if err := errors.Join(s.Release(ctx, "good"), s.Release(ctx, "good")); err != nil {
+		t.Fatal(err)
+	}
+	if r := collect(t, st, gc.Options{}); r.Deleted != 1 {
+		t.Errorf("%+v", r)
+	}
+	check(8, 9, 10)
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
+	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
+		s, _, err := st.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 6 {
+			if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n, err := st.Prune(ctx); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	for id, oldest := range map[string]head.Revision{"default": 5, "all": 1, "four": 3} {
+		s, err := st.Session(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := head.Revision(1); r <= 6; r++ {
+			_, err := s.Checkpoint(ctx, r)
+			if r >= oldest && err != nil || r < oldest && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				t.Errorf("%s, revision %d: %v", id, r, err)
+			}
+		}
+	}
+}
+
+// Side branches go that no retained revision leads to and no fork holds.
+func TestSideBranchesArePruned(t *testing.T) {
+	e := memory.New()
+	st := openStore(t, e, nil)
+	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) graph.ID {
+		t.Helper()
+		a, err := s.PutAttachment(ctx, bytes.NewReader(random(500, 100+i)), -1, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: leaf, Nodes: []turnstone.NewNode{
+			{Kind: "u", Parent: parent, Payload: random(9000, i), Attachments: []blob.Attachment{a}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Nodes[0]
+	}
+	root := commit(0, turnstone.Ref{}, turnstone.Ref{})
+	side := commit(1, turnstone.Ref{}, turnstone.Ref{})
+	held := commit(2, turnstone.Ref{}, turnstone.RefTo(root))
+	if _, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "s", ForkNode: held}); err != nil {
+		t.Fatal(err)
+	}
+	main := commit(3, turnstone.Ref{}, turnstone.RefTo(root))
+	other := commit(4, turnstone.RefTo(main), turnstone.RefTo(main))
+	last := commit(5, turnstone.Ref{}, turnstone.RefTo(main))
+	if err := s.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	// The fork holds all of the first three turns, its own side branch included.
+	if r := vacuum(t, st); r.Nodes != 1 {
+		t.Errorf("%+v", r)
+	}
+	_, _, _ = side, other, last
+	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if r := vacuum(t, st); r.Nodes != 2 {
+		t.Errorf("%+v", r)
+	}
+	state, err := s.Load(ctx, turnstone.Scope{Full: true})
+	if err != nil || len(state.Nodes) != 3 {
+		t.Error(err, len(state.Nodes))
+	}
+	for i := range uint64(6) {
+		want := i == 0 || i == 3 || i == 5
+		if holds(t, e, random(9000, i)[:64]) != want || holds(t, e, random(500, 100+i)[:64]) != want {
+			t.Errorf("payload %d is there: %v", i, !want)
+		}
+		var w bytes.Buffer
+		a, err := s.Load(ctx, turnstone.Scope{})
+		_ = a
+		if _, rerr := s.ReadAttachment(ctx, &w, blob.Sum(random(500, 100+i))); err != nil || (rerr == nil) != want || rerr != nil && !errors.Is(rerr, turnstone.ErrBlobNotFound) {
+			t.Errorf("attachment %d: %v", i, rerr)
+		}
+	}
+	verify(t, st)
+	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
+		t.Errorf("full: %+v", r)
+	}
+}
+
+// a holder goes / a name is released: side branch is never pruned.
+func TestG10_ASideBranchGoesWithWhatHeldIt(t *testing.T) {
+	for _, how := range []string{"fork", "keep"} {
+		t.Run(how, func(t *testing.T) {
+			e, st := onMemory(t, nil)
+			p := create(t, st, turnstone.Request{ID: "p"})
+			root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+			commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 2))})
+			if how == "fork" {
+				create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+			} else if err := p.Keep(ctx, "x", 2); err != nil {
+				t.Fatal(err)
+			}
+			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
+			prune(t, p, 1)
+			vacuum(t, st)
+			if !holds(t, e, random(100, 2)[:64]) {
+				t.Fatal("held")
+			}
+			if how == "fork" {
+				remove(t, st, "f")
+			} else if err := p.Release(ctx, "x"); err != nil {
+				t.Fatal(err)
+			}
+			vacuum(t, st)
+			vacuum(t, st)
+			if holds(t, e, random(100, 2)[:64]) {
+				t.Error("a side branch that no retained revision leads to is there")
+			}
+		})
+	}
+}
