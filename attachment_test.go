@@ -109,10 +109,7 @@ func TestAnAttachmentThatIsVacuumedWhileItIsReadIsNoDamage(t *testing.T) {
 func TestA2_AForkReadsAnAttachmentThatItsParentUsesAgain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
-	a, err := p.PutAttachment(ctx, bytes.NewReader(random(100, 1)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := upload(t, p, random(100, 1))
 	n := []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}
 	commitAt(t, p, turnstone.Commit{Expected: 0, Nodes: n})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
@@ -134,18 +131,13 @@ func TestACommitTakesThousandsOfAttachments(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	var n []turnstone.NewNode
 	for i := range 8300 {
-		a, err := p.PutAttachment(ctx, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, p, []byte(fmt.Sprint("blob", i)))
 		if i%64 == 0 {
 			n = append(n, turnstone.NewNode{Kind: "u"})
 		}
 		n[len(n)-1].Attachments = append(n[len(n)-1].Attachments, a)
 	}
-	if _, err := p.Commit(ctx, turnstone.Commit{Nodes: n}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, p, turnstone.Commit{Nodes: n})
 }
 
 func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
@@ -156,14 +148,8 @@ func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	st := openStore(t, e, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	put := func(st *turnstone.Store, i int) blob.Attachment {
-		ses, err := st.Session(ctx, "p")
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := ses.PutAttachment(ctx, bytes.NewReader([]byte(fmt.Sprint("blob", i))), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ses := session(t, st, "p")
+		a := upload(t, ses, []byte(fmt.Sprint("blob", i)))
 		return a
 	}
 	x := put(st, 0)
@@ -175,10 +161,7 @@ func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	}
 	other := openStore(t, e, nil) // another process uploads y and z
 	y, z := put(other, -1), put(other, -2)
-	_, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
 }
 
 // A session that is deleted between the last look at it and the batch that grants
@@ -229,16 +212,10 @@ func TestG6_UploadsExpire(t *testing.T) {
 	e := memory.New()
 	now := time.Unix(1_700_000_000, 0)
 	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }, UploadTTL: time.Hour})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	put := func(b []byte) blob.Attachment {
 		t.Helper()
-		a, err := s.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, s, b)
 		return a
 	}
 	attach := func(turn string, a blob.Attachment) error {

@@ -18,8 +18,8 @@ func TestR6_ALargePartFollowsATinyOne(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for n := 1; n < 20; n++ {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), n)}})
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), 5000+n)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), n)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": bytes.Repeat([]byte("z"), 5000+n)}})
 		if c, err := s.Checkpoint(ctx, 0); err != nil || len(c["a"]) != 5000+n {
 			t.Fatal(n, err)
 		}
@@ -35,10 +35,10 @@ func TestR6_TwoPartsOfEqualContentReadBackInALongChain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for i := range 64 {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(i)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
 	}
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(64), "b": partVersion(64)}})
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"b": partVersion(65)}})
+	commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(64), "b": partVersion(64)}})
+	commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"b": partVersion(65)}})
 	parts, err := s.Checkpoint(ctx, 0)
 	if err != nil || !bytes.Equal(parts["a"], partVersion(64)) || !bytes.Equal(parts["b"], partVersion(65)) {
 		t.Error(err)
@@ -50,16 +50,12 @@ func TestR6_PartsReadBackWhenAChainGoesOnAfterARestart(t *testing.T) {
 	st := openStore(t, e, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for i := range 50 {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(i)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
 	}
-	st2 := openStore(t, e, nil) // restart
-	s, err := st2.Session(ctx, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": partVersion(49)}}) // unchanged
+	s = session(t, openStore(t, e, nil), "s")                                                                         // restart
+	commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": partVersion(49)}}) // unchanged
 	for i := 50; i < 80; i++ {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(i)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
 	}
 	for i := 49; i < 82; i++ {
 		if _, err := s.Checkpoint(ctx, head.Revision(i)); err != nil {
@@ -72,11 +68,11 @@ func TestR6_PartsReadBackWhenTwoSessionsHaveAChain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for i := range 50 {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(i)}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
 	}
 	b := create(t, st, turnstone.Request{ID: "b"})
 	for i := 49; i < 80; i++ {
-		commitAt(t, b, turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"a": partVersion(i)}})
+		commitTo(t, b, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
 	}
 	if _, err := b.Checkpoint(ctx, 0); err != nil {
 		t.Fatal(err)
@@ -106,20 +102,13 @@ func TestALargeCheckpointLetsGoOfItsPrunedBase(t *testing.T) {
 	testscale.Slow(t)
 	e := memory.New()
 	st := openStore(t, e, nil)
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	old, now, secret := random(2<<20, 1), random(2<<20, 1), random(300, 2)
 	copy(old[1<<20:], secret)
 	for i, content := range [][]byte{old, now} {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": content}}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": content}})
 	}
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	prune(t, s, 1)
 	if r := vacuum(t, st); r.Rewritten != 1 || holds(t, e, secret[:64]) {
 		t.Errorf("%+v", r)
 	}

@@ -1,7 +1,6 @@
 package turnstone_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +40,7 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 			}
 			return f
 		}}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 		s := create(t, st, turnstone.Request{ID: "a"})
 		for i := range 30 {
 			c := turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
@@ -89,7 +88,7 @@ func TestC5_ATurnIsReplayedAlthoughItWouldExceedALimitNow(t *testing.T) {
 	for i := range 64 {
 		full[fmt.Sprint("p", i)] = []byte("v")
 	}
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Drop: []string{"tmp"}, Checkpoint: full})
+	commitTo(t, s, turnstone.Commit{Drop: []string{"tmp"}, Checkpoint: full})
 	r, err := s.Commit(ctx, c)
 	if err != nil || !r.Replayed {
 		t.Fatal(r, err)
@@ -126,10 +125,7 @@ func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
 	e := &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) { read += c.Read }}
 	s := create(t, openStore(t, e, nil), turnstone.Request{ID: "s"})
 	for name, size := range map[string]int{"one blob": 3000, "chunks": 3 << 20} {
-		a, err := s.PutAttachment(ctx, bytes.NewReader(random(size, uint64(size))), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, s, random(size, uint64(size)))
 		var reads [2]int
 		for i := range reads {
 			read = 0
@@ -160,12 +156,8 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	vacuum(t, st)
 	c := node([]byte("main"))
 	c.Nodes[0].Parent = turnstone.RefTo(leaves[0])
-	if _, err := s.Commit(ctx, c); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, s, c)
+	prune(t, s, 1)
 	vacuum(t, st)
 	for _, leaf := range leaves[1:] {
 		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
@@ -224,9 +216,7 @@ func TestC13_UpdateReturnsAllOtherErrors(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	grow := func() {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision})
 	}
 	grow()
 	own := errors.New("no")

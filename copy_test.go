@@ -27,16 +27,13 @@ func fill(t *testing.T, e engine.Engine) {
 	st := openStore(t, e, &turnstone.Options{SealBytes: 5000, NoAutoSeal: true})
 	defer st.Close()
 	for i := range 10 {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: turnstone.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: turnstone.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
 		at, err := s.PutAttachment(ctx, strings.NewReader(strings.Repeat("attached ", 1000*i)), -1, "text/plain", "a")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for j := range 20 {
-			commitTo(t, s, turnstone.Commit{
+			commitAt(t, s, turnstone.Commit{
 				Expected: head.Revision(j), Turn: fmt.Sprint("turn ", j), Usage: []head.Usage{{Model: "m", Input: 1}},
 				Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", j), Payload: bytes.Repeat([]byte("text "), 10*j*i)}, {Kind: "tool", Attachments: []blob.Attachment{at}}},
 				Checkpoint: map[string][]byte{"p": bytes.Repeat(fmt.Append(nil, j), 100)},
@@ -59,9 +56,7 @@ func fill(t *testing.T, e engine.Engine) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := st.GC(ctx, gc.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	collect(t, st, gc.Options{})
 }
 
 // equalPairs fails unless a and b hold the same pairs, but for the note of a copy.
@@ -123,15 +118,10 @@ func TestACopyOnAnyEngineIsTheSameStore(t *testing.T) {
 				t.Errorf("once more: %+v", r)
 			}
 			// What is new goes over, what is gone goes.
-			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-			s, err := st.Session(ctx, "s1")
-			if err != nil {
-				t.Fatal(err)
-			}
-			commitTo(t, s, turnstone.Commit{Expected: 20, Nodes: []turnstone.NewNode{{Kind: "user"}}})
-			if err := st.Delete(ctx, "s2", turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
+			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true})
+			s := session(t, st, "s1")
+			commitAt(t, s, turnstone.Commit{Expected: 20, Nodes: []turnstone.NewNode{{Kind: "user"}}})
+			remove(t, st, "s2")
 			st.Close()
 			if r := copyStore(t, all[0], all[1]); r.Written == 0 || r.Written > 30 || r.Deleted == 0 || r.Sessions != 12 {
 				t.Errorf("after changes: %+v", r)
@@ -153,16 +143,13 @@ func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 	payloads := testscale.Pick(8, 5, 3)
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 		defer st.Close()
-		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: id})
 		for i := range payloads {
 			payload := make([]byte, 400<<10)
 			random.Read(payload)
-			commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
 		}
 	}
 	from := memory.New()
@@ -176,9 +163,7 @@ func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 			copyStore(t, from, base)
 			bulk(from, fmt.Sprint("more ", n))
 			st := openStore(t, from, nil)
-			if err := st.Delete(ctx, "s1", turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, st, "s1")
 			st.Close()
 		}
 		faulty := &enginetest.Faulty{Engine: base, Plan: enginetest.CrashAfter(n)}
@@ -203,12 +188,8 @@ func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 			if err := st.Seal(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if err := st.Delete(ctx, fmt.Sprint("more ", n-2), turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, st, fmt.Sprint("more ", n-2))
+			vacuum(t, st)
 			st.Close()
 		}
 		copyStore(t, from, base)
@@ -293,7 +274,7 @@ func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 		for at := 1; at < 600; at += testscale.Pick(50, 120, 300) {
 			base, to := memory.New(), memory.New()
 			fill(t, base)
-			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true})
 			changes, within := 0, false
 			change := func(scan, n int) {
 				if within || scan < 2 || n != at || changes > 0 && !restless {
@@ -302,14 +283,11 @@ func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 				within = true
 				changes++
 				id := fmt.Sprint("new", changes)
-				s, _, err := st.Create(ctx, turnstone.Request{ID: id})
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := create(t, st, turnstone.Request{ID: id})
 				for i := range 3 {
-					commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
+					commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
 				}
-				err = s.Seal(ctx)
+				err := s.Seal(ctx)
 				if changes > 2 && err == nil {
 					err = st.Delete(ctx, fmt.Sprint("new", changes-2), turnstone.KeepChildren)
 				}
@@ -401,12 +379,9 @@ func TestTwoCopiesAtOnceMakeNoTornStore(t *testing.T) {
 	older, newer := memory.New(), memory.New()
 	fill(t, older)
 	copyStore(t, older, newer)
-	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true})
 	for i := range 3 {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", i)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("more", i)})
 		commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: bytes.Repeat([]byte("x"), 400<<10)}}})
 	}
 	st.Close()
@@ -474,11 +449,8 @@ func TestACopyThatWasWrittenToIsNotOverwritten(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	copyStore(t, from, to)
-	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "precious"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "precious"})
 	commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 	st.Close()
 	before := stored(t, to)
@@ -519,11 +491,8 @@ func TestALateAttemptOfACopyChangesNothing(t *testing.T) {
 			base := memory.New()
 			if update {
 				copyStore(t, from, base)
-				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", n)})
-				if err != nil {
-					t.Fatal(err)
-				}
+				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+				s := create(t, st, turnstone.Request{ID: fmt.Sprint("more", n)})
 				commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 				st.Close()
 			}

@@ -28,7 +28,7 @@ import (
 // verify names it. What only an index held can be missing without being read.
 func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err != nil {
@@ -101,7 +101,7 @@ func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err == nil {

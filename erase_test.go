@@ -63,10 +63,7 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 	var receipt *turnstone.Erasure
 	besideEachCall(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
-		r, err := s.Commit(ctx, node(secret))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, node(secret))
 		id = r.Leaf
 		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
 	}, func(st *turnstone.Store) error {
@@ -77,9 +74,7 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 		return err
 	}, func(st *turnstone.Store) {
 		create(t, st, turnstone.Request{ID: "g", Parent: "f"})
-		if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, st, "f")
 	}, func(st *turnstone.Store, e engine.Engine, err error) error {
 		if err != nil {
 			return err
@@ -148,9 +143,7 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
 	create(t, st, turnstone.Request{ID: "k", Parent: "f"})
-	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, st, "f")
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("2"))})
 	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{})
 	if err != nil || len(r.HeldBy) > 0 {
@@ -164,18 +157,12 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	st := openStore(t, e, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	put := func() blob.Attachment {
-		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, s, secret)
 		return a
 	}
 	c := node(nil)
 	c.Nodes[0].Attachments = []blob.Attachment{put()}
-	r, err := s.Commit(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := commitAt(t, s, c)
 	put() // once more: it waits for a commit
 	receipt, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || receipt.Uploads != 1 || receipt.Gone != 0 || !holds(t, e, secret[:64]) {
@@ -269,18 +256,12 @@ func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
 	st := openStore(t, e, nil)
 	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []graph.ID) {
 		t.Helper()
-		s, _, err := st.Create(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, r)
 		var c turnstone.Commit
 		for _, p := range payloads {
 			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: p})
 		}
-		res, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := commitAt(t, s, c)
 		return s, res.Nodes
 	}
 	secret, shared := random(200, 1), random(9000, 2)

@@ -28,10 +28,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 		for _, n := range nodes {
 			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: []byte(n)})
 		}
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, c)
 		return r
 	}
 	n := 0
@@ -64,12 +61,8 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	}
 	prune := func(s *turnstone.Session, keep turnstone.Retention) {
 		t.Helper()
-		if _, err := s.Prune(ctx, keep); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		prune(t, s, keep)
+		vacuum(t, st)
 	}
 	prune(s, 2)
 	begins("s", node, "3") // the floor
@@ -92,10 +85,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	begins("f", node, "")
 	// A checkpoint that was empty is not missed.
 	e := create(t, st, turnstone.Request{ID: "e"})
-	r, err := e.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := commitAt(t, e, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k"}}})
 	commit(e, "later", turnstone.Ref{}, "x")
 	prune(e, 1)
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "of-e", Parent: "e", ForkNode: r.Leaf}); err != nil {
@@ -164,9 +154,7 @@ func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
 		for j := range nodes {
 			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
 		}
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes})
 	}
 	if err := s.Seal(ctx); err != nil {
 		t.Fatal(err)
@@ -204,14 +192,11 @@ func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	for i := range 3 {
-		commitAt(t, p, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
+		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
 	}
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("b")}})
-	f2, err := st.Session(ctx, "f")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f2 := session(t, st, "f")
 	if l, err := f2.Load(ctx, turnstone.Scope{}); err != nil || len(l.Nodes) != 4 {
 		t.Errorf("load: %+v, %v", l, err)
 	}
@@ -293,10 +278,7 @@ func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
 	if _, err := st.GC(ctx, gc.Options{}); err != nil {
 		t.Error("gc:", err)
 	}
-	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || !v.OK() {
-		t.Error(err, v.Problems)
-	}
+	verify(t, st)
 }
 
 // F5: children belong to the session that they were made of, whatever its id is.
@@ -330,15 +312,10 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	if err := st.Delete(ctx, "q", turnstone.RefuseChildren); !errors.Is(err, turnstone.ErrHasChildren) {
 		t.Error(err)
 	}
-	if err := st.Delete(ctx, "q", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, st, "q")
 	vacuum(t, st)
 	for _, id := range []string{"fork", "child"} {
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := session(t, st, id)
 		if i, err := s.Info(ctx); err != nil || i.Parent != "" {
 			t.Errorf("%q has the parent %q, %v", id, i.Parent, err)
 		}

@@ -22,18 +22,12 @@ func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 	commit := func(ses *turnstone.Session, c turnstone.Commit) turnstone.Result {
 		t.Helper()
 		c.Expected = turnstone.AnyRevision
-		r, err := ses.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, ses, c)
 		return r
 	}
 	create := func(r turnstone.Request) *turnstone.Session {
 		t.Helper()
-		ses, _, err := st.Create(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ses := create(t, st, r)
 		return ses
 	}
 	a, b := create(turnstone.Request{ID: "a"}), create(turnstone.Request{ID: "b"})
@@ -49,9 +43,7 @@ func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 		t.Errorf("all is live: %+v", r)
 	}
 	verify(t, st)
-	if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, st, "a")
 	plan := collect(t, st, gc.Options{DryRun: true})
 	if !holds(t, e, alone[:64]) {
 		t.Fatal("a dry run deleted something")
@@ -80,10 +72,7 @@ func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 
 func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	var invalid *turnstone.InvalidError
 	if _, err := s.GC(ctx, gc.Options{Full: true}); !errors.As(err, &invalid) {
 		t.Errorf("a full collection of one session: %v", err)
@@ -91,9 +80,7 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 	if err := s.Keep(ctx, "", 0); !errors.As(err, &invalid) {
 		t.Errorf("a kept revision without a name: %v", err)
 	}
-	if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, s, turnstone.Commit{})
 	for i := range turnstone.MaxKept {
 		if err := s.Keep(ctx, fmt.Sprint(i), 1); err != nil {
 			t.Fatal(err)
@@ -108,10 +95,7 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{Retention: 1})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	reports := make(chan error, 100)
 	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
 		select {
@@ -123,9 +107,7 @@ func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 20 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": random(6000, uint64(i))}}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": random(6000, uint64(i))}})
 		if err := <-reports; err != nil {
 			t.Fatal(err)
 		}

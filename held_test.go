@@ -19,10 +19,7 @@ import (
 func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	p, _, err := st.Create(ctx, turnstone.Request{ID: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := create(t, st, turnstone.Request{ID: "p"})
 	var ids []graph.ID
 	for i := range uint64(6) {
 		r, err := p.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
@@ -35,17 +32,12 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	}
 	fork := func(id, parent string, at graph.ID) *turnstone.Session {
 		t.Helper()
-		f, _, err := st.Create(ctx, turnstone.Request{ID: id, Parent: parent, ForkNode: at})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := create(t, st, turnstone.Request{ID: id, Parent: parent, ForkNode: at})
 		return f
 	}
 	f := fork("f", "p", ids[7]) // four turns
 	g := fork("g", "f", ids[2]) // half of the second turn
-	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(9000, 200)}}}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(9000, 200)}}})
 	check := func(s *turnstone.Session, n int) {
 		t.Helper()
 		state, err := s.Load(ctx, turnstone.Scope{})
@@ -64,9 +56,7 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	}
 	remove := func(id string) *gc.VacuumReport {
 		t.Helper()
-		if err := st.Delete(ctx, id, turnstone.KeepChildren); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, st, id)
 		r := vacuum(t, st)
 		if again := vacuum(t, st); again.Deleted != 0 || again.Nodes != 0 || again.Records != 0 {
 			t.Errorf("again: %+v", again)
@@ -116,18 +106,9 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 func TestASharedNodeGoesWithTheLastSessionThatShowsIt(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	p, _, err := st.Create(ctx, turnstone.Request{ID: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := p.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(100, 1)}, {Kind: "u", Payload: random(9000, 2)}, {Kind: "u", Payload: []byte("end")}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(100, 1)}, {Kind: "u", Payload: random(9000, 2)}, {Kind: "u", Payload: []byte("end")}}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	there := func(want bool) {
 		t.Helper()
 		if holds(t, e, random(100, 1)[:64]) != want || holds(t, e, random(9000, 2)[:64]) != want {
@@ -157,10 +138,7 @@ func TestASharedNodeGoesWithTheLastSessionThatShowsIt(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	late, _, err := st.Create(ctx, turnstone.Request{ID: "late", Parent: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	late := create(t, st, turnstone.Request{ID: "late", Parent: "p"})
 	if s, err := late.Load(ctx, turnstone.Scope{Full: true}); err != nil || len(s.Nodes) != 1 {
 		t.Error(err)
 	}
@@ -196,9 +174,7 @@ func TestG10_ADeletedSessionIsCutAlthoughItsFloorStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	vacuum(t, st)
-	if err := st.Delete(ctx, "p", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, st, "p")
 	vacuum(t, st)
 	vacuum(t, st)
 	if holds(t, e, random(100, 2)[:64]) {

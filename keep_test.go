@@ -23,9 +23,7 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	s := create(t, st, turnstone.Request{ID: "s"})
 	grow := func() {
 		t.Helper()
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x"))}); err != nil {
-			t.Fatal(err)
-		}
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
 	}
 	keeps := func(want ...head.Kept) {
 		t.Helper()
@@ -87,20 +85,14 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	commit := func(s *turnstone.Session, c turnstone.Commit) turnstone.Result {
 		t.Helper()
 		c.Expected = turnstone.AnyRevision
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, c)
 		return r
 	}
 	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
 	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
 	var leaves []graph.ID
 	secret := random(9000, 1)
-	attachment, err := s.PutAttachment(ctx, bytes.NewReader(random(3000, 9)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	attachment := upload(t, s, random(3000, 9))
 	for i := range 4 { // each turn leaves a side branch, of its own or of the turn before
 		r := commit(s, turnstone.Commit{
 			Nodes: []turnstone.NewNode{
@@ -140,18 +132,12 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	maintain := func() {
 		t.Helper()
 		for range 2 {
-			if _, err := st.GC(ctx, gc.Options{}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			collect(t, st, gc.Options{})
+			vacuum(t, st)
 		}
 	}
 	before := reads()
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	prune(t, s, 1)
 	maintain()
 	if after := reads(); after != before {
 		t.Errorf("a kept revision reads\n%.2000s\nand did read\n%.2000s", after, before)

@@ -138,10 +138,7 @@ var bounds = map[string]bound{
 	}),
 	"tombstones": {maximum: turnstone.MaxNodes, limit: "nodes", try: func(t *testing.T, n int) error {
 		s := limited(t)
-		r, err := s.Commit(ctx, one(turnstone.NewNode{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, one(turnstone.NewNode{}))
 		ids := make([]graph.ID, n)
 		for i := range ids {
 			ids[i] = r.Leaf
@@ -217,16 +214,12 @@ var bounds = map[string]bound{
 	}},
 	"name of a kept revision": {maximum: turnstone.MaxLabel, limit: "name bytes", try: func(t *testing.T, n int) error {
 		s := limited(t)
-		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{})
 		return s.Keep(ctx, text(n), 1)
 	}},
 	"kept revisions": {maximum: turnstone.MaxKept, limit: "kept revisions", steps: func(t *testing.T) func(int) error {
 		s := limited(t)
-		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{})
 		return func(n int) error { return s.Keep(ctx, fmt.Sprint(n), 1) }
 	}},
 	"ancestors": {maximum: turnstone.MaxAncestors, limit: "ancestors", steps: func(t *testing.T) func(int) error {

@@ -119,10 +119,7 @@ func TestWhatLoadReturnsIsACopy(t *testing.T) {
 	l.Usage[0].Input = 1000
 	l.Parts[0], l.Parts[1] = l.Parts[1], l.Parts[0]
 	commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y"))})
-	s2, err := st.Session(ctx, "s")
-	if err != nil {
-		t.Fatal("session lost:", err)
-	}
+	s2 := session(t, st, "s")
 	i, err := s2.Info(ctx)
 	if err != nil || i.Usage[0].Input != 1 {
 		t.Fatal(i, err)

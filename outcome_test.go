@@ -140,11 +140,8 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 					c.N = calls
 					return plan(c)
 				}}
-				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				s, err := st.Session(ctx, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				s := session(t, st, "a")
 				armed = true
 				told, err := ef.call(st, s)
 				armed = false
@@ -204,11 +201,9 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 // E2: a namespace that has any record but no store record is never made anew.
 func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
-	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	vacuum(t, st)
 	var all []engine.Pair
 	for p, err := range e.Scan(ctx, engine.Range{}) {
 		if err != nil {
@@ -360,12 +355,9 @@ func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
 			}
 			return enginetest.Fault{}
 		}}
-		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
-		s, err := st.Session(ctx, "a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = c.call(st, s)
+		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		s := session(t, st, "a")
+		_, err := c.call(st, s)
 		if slices.Contains(reclaim, c.name) || c.name == "gc" || c.name == "vacuum" {
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)

@@ -17,16 +17,11 @@ import (
 func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{Retention: 3})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	var parts [][]byte
 	for i := range 10 {
 		parts = append(parts, random(9000, uint64(i)))
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}})
 	}
 	if err := errors.Join(s.Keep(ctx, "good", 4), s.Keep(ctx, "good", 4), s.Keep(ctx, "head", 0)); err != nil {
 		t.Fatal(err)
@@ -83,24 +78,16 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
 	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
 		for i := range 6 {
-			if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
-				t.Fatal(err)
-			}
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}})
 		}
 	}
 	if n, err := st.Prune(ctx); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
 	for id, oldest := range map[string]head.Revision{"default": 5, "all": 1, "four": 3} {
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := session(t, st, id)
 		for r := head.Revision(1); r <= 6; r++ {
 			_, err := s.Checkpoint(ctx, r)
 			if r >= oldest && err != nil || r < oldest && !errors.Is(err, turnstone.ErrRevisionPruned) {
@@ -114,16 +101,10 @@ func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
 func TestSideBranchesArePruned(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) graph.ID {
 		t.Helper()
-		a, err := s.PutAttachment(ctx, bytes.NewReader(random(500, 100+i)), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, s, random(500, 100+i))
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: leaf, Nodes: []turnstone.NewNode{
 			{Kind: "u", Parent: parent, Payload: random(9000, i), Attachments: []blob.Attachment{a}},
 		}})
@@ -135,32 +116,22 @@ func TestSideBranchesArePruned(t *testing.T) {
 	root := commit(0, turnstone.Ref{}, turnstone.Ref{})
 	side := commit(1, turnstone.Ref{}, turnstone.Ref{})
 	held := commit(2, turnstone.Ref{}, turnstone.RefTo(root))
-	if _, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "s", ForkNode: held}); err != nil {
-		t.Fatal(err)
-	}
+	create(t, st, turnstone.Request{ID: "f", Parent: "s", ForkNode: held})
 	main := commit(3, turnstone.Ref{}, turnstone.RefTo(root))
 	other := commit(4, turnstone.RefTo(main), turnstone.RefTo(main))
 	last := commit(5, turnstone.Ref{}, turnstone.RefTo(main))
 	if err := s.Seal(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	prune(t, s, 1)
 	// The fork holds all of the first three turns, its own side branch included.
 	if r := vacuum(t, st); r.Nodes != 1 {
 		t.Errorf("%+v", r)
 	}
 	_, _, _ = side, other, last
-	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, st, "f")
+	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision})
+	prune(t, s, 1)
 	if r := vacuum(t, st); r.Nodes != 2 {
 		t.Errorf("%+v", r)
 	}

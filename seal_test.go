@@ -26,7 +26,7 @@ import (
 func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 	batches := 0
 	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(*engine.Batch) { batches++ })}
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 20_000})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 20_000})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	var want []string
 	commit := func(n int) {
@@ -61,9 +61,7 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 				t.Fatalf("node %d by id: %v", i, err)
 			}
 		}
-		if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
-			t.Fatal(v, err)
-		}
+		verify(t, st)
 	}
 	for round := range 2 {
 		commit(70)
@@ -94,9 +92,7 @@ func TestSealingRunsByItself(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
 	s := create(t, st, turnstone.Request{ID: "a"})
 	for i := range 200 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, uint64(i))}}}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, uint64(i))}}})
 	}
 	for wait := 0; ; wait++ {
 		stats, err := st.Stats(ctx)
@@ -116,7 +112,7 @@ func TestSealingRunsByItself(t *testing.T) {
 
 func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 	testscale.Slow(t)
-	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	var small, big []turnstone.NewNode
 	for i := range 30 {
@@ -125,18 +121,18 @@ func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 	for i := range 400 {
 		big = append(big, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(1000+i))})
 	}
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: small})
-	commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: big})
+	commitTo(t, s, turnstone.Commit{Nodes: small})
+	commitTo(t, s, turnstone.Commit{Nodes: big})
 	if err := st.Seal(ctx); err != nil {
 		t.Error(err)
 	}
-	st2 := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: turnstone.MaxSeal})
+	st2 := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, SealBytes: turnstone.MaxSeal})
 	s = create(t, st2, turnstone.Request{ID: "s"})
 	for i := range 30 {
 		for j := range small {
 			small[j].Payload = random(5000, uint64(5000+i*100+j))
 		}
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: small})
+		commitTo(t, s, turnstone.Commit{Nodes: small})
 	}
 	if err := st2.Seal(ctx); err != nil {
 		t.Error("SealBytes 4M:", err)
@@ -148,7 +144,7 @@ func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
 		t.Skip("-short: it takes 51,200 references to attachments")
 	}
 	for _, distinct := range testscale.Pick([]bool{false, true}, []bool{false}, []bool{false}) {
-		st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
 		s := create(t, st, turnstone.Request{ID: "s"})
 		var atts []blob.Attachment
 		for i := range 64 {
@@ -196,7 +192,7 @@ func TestManyLongEventKeysAreSealed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 16,000 nodes")
 	}
-	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true, SealBytes: 1 << 20})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	c := uint64(0)
 	for i := range 40 {
@@ -225,7 +221,7 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 	testscale.Slow(t)
 	for _, op := range []string{"commit", "tombstone", "fork", "replay", "load", "seal"} {
 		e := &pager{Engine: memory.New()}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 1 << 20})
 		s := create(t, st, turnstone.Request{ID: "s"})
 		var n []turnstone.NewNode
 		for i := range 120 {
@@ -234,10 +230,7 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 		r := commitAt(t, s, turnstone.Commit{Turn: "T", Nodes: n})
 		commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
 		commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
-		other, err := st.Session(ctx, "s")
-		if err != nil {
-			t.Fatal(err)
-		}
+		other := session(t, st, "s")
 		k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
 		seen := 0
 		e.between = func(key []byte) {
@@ -250,6 +243,7 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 				}
 			}
 		}
+		var err error
 		switch op {
 		case "commit":
 			_, err = s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(r.Leaf)}}})

@@ -37,7 +37,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 		for i := range 100 {
 			s := create(t, st, turnstone.Request{ID: fmt.Sprint("session ", i)})
 			for j := range 100 {
@@ -134,9 +134,7 @@ func TestG5_DeletingHalfGivesTheSpaceBack(t *testing.T) {
 				t.Logf("before: %d bytes", before)
 				for i := range sessions {
 					if !even(i) {
-						if err := st.Delete(ctx, fmt.Sprint("s", i), turnstone.KeepChildren); err != nil {
-							t.Fatal(err)
-						}
+						remove(t, st, fmt.Sprint("s", i))
 					}
 				}
 				collect(t, st, gc.Options{})

@@ -81,9 +81,7 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	for i := range 3 {
 		s := create(t, st, turnstone.Request{ID: fmt.Sprint(i)})
 		c := turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}, Checkpoint: map[string][]byte{"tools": random(9000, 2)}}
-		if _, err := s.Commit(ctx, c); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, c)
 		if got := blobs(st); got != 2 {
 			t.Errorf("%d blobs after session %d", got, i)
 		}
@@ -95,9 +93,7 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 		t.Errorf("a session of another namespace: %v", err)
 	}
 	s := create(t, other, turnstone.Request{ID: "0"})
-	if _, err := s.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}})
 	if got := blobs(other); got != 1 {
 		t.Errorf("%d blobs: shared across namespaces", got)
 	}

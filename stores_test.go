@@ -212,10 +212,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "side", Parent: turnstone.RefTo(leaf)})
 			c.Leaf = turnstone.RefNew(0)
 		}
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, c)
 		leaf = r.Nodes[0]
 		if i == 8 {
 			if err := s.Seal(ctx); err != nil {
@@ -224,9 +221,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 		}
 	}
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
-	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("forked")}}}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("forked")}}})
 	if err := f.Tombstone(ctx, leaf); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +232,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 func outcomeStore(t *testing.T) *memory.Engine {
 	t.Helper()
 	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
 	for i := range 3 {
 		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
@@ -305,17 +300,14 @@ func everything(st *turnstone.Store) (string, error) {
 // visible is all that can be seen of a store that any call of effects alters.
 func visible(t *testing.T, e engine.Engine) string {
 	t.Helper()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, MustExist: true})
 	page, err := st.List(ctx, turnstone.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := ""
 	for _, i := range page.Sessions {
-		s, err := st.Session(ctx, i.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := session(t, st, i.ID)
 		state, err := s.Load(ctx, turnstone.Scope{Full: true})
 		if err != nil {
 			t.Fatal(err)

@@ -84,9 +84,7 @@ func TestG2_NothingIsLostUnderStress(t *testing.T) {
 			background.Wait()
 			verify(t, st)
 			for range 2 {
-				if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				vacuum(t, st)
 			}
 			if r, err := st.GC(ctx, gc.Options{Full: true}); err != nil || r.Deleted > 0 || r.Repaired {
 				t.Errorf("full: %+v, %v", r, err)

@@ -38,10 +38,7 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 			st := openStore(t, e, &turnstone.Options{Retention: 2})
 			var gone, stay [][]byte
 			fill := func(id string, base uint64) (*turnstone.Session, []graph.ID) {
-				s, _, err := st.Create(ctx, turnstone.Request{ID: id})
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := create(t, st, turnstone.Request{ID: id})
 				var ids []graph.ID
 				for i := range 4 {
 					small, large := random(300, base+uint64(2*i)), random(9000, base+uint64(2*i+1))
@@ -78,9 +75,7 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 					stay = append(stay, random(200, 1100+i))
 				}
 			}
-			if err := st.Delete(ctx, b.ID(), turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, st, b.ID())
 			if n, err := st.Prune(ctx); n != 1 || err != nil {
 				t.Fatal(n, err)
 			}
@@ -147,12 +142,9 @@ func TestAVacuumThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 			}
 			return enginetest.Fault{}
 		}}
-		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
 		s := create(t, st, turnstone.Request{ID: "s"})
-		a, err := s.PutAttachment(ctx, bytes.NewReader(random(9000, 1)), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := upload(t, s, random(9000, 1))
 		r := commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("x"), Attachments: []blob.Attachment{a}}}})
 		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("y"))})
 		if err := s.Tombstone(ctx, r.Nodes...); err != nil {
@@ -163,13 +155,10 @@ func TestAVacuumThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 		if !done {
 			break
 		}
-		st2 := openStore(t, mem, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st2 := openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
 		vacuum(t, st2)
 		vacuum(t, st2)
-		s2, err := st2.Session(ctx, "s")
-		if err != nil {
-			t.Fatal(err)
-		}
+		s2 := session(t, st2, "s")
 		var w bytes.Buffer
 		if _, err := s2.ReadAttachment(ctx, &w, a.ID); !errors.Is(err, turnstone.ErrBlobNotFound) {
 			t.Errorf("crash after apply %d: %v", n, err)
@@ -216,9 +205,7 @@ func TestG7_ABusySessionDoesNotHoldVacuumUp(t *testing.T) {
 			commitTo(t, busy, turnstone.Commit{Nodes: saying([]byte("more"))})
 		}
 	})
-	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	vacuum(t, st)
 	if tries > 50 {
 		t.Errorf("vacuum tried %d times and more", tries)
 	}

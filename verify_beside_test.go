@@ -51,7 +51,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 		n := 1
 		for ; ; n += testscale.Pick(1, 3, 9) {
 			e := cloned(t, whole)
-			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			st := openStore(t, &enginetest.Faulty{Engine: e, Plan: enginetest.CrashAfter(n)}, &turnstone.Options{NoAutoSeal: true})
 			err := call(st)
 			verify(t, openStore(t, e, nil))
 			if t.Failed() {
@@ -71,19 +71,11 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
 	}
 	whole := outcomeStore(t)
-	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	a, err := st.Session(ctx, "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	att, err := a.PutAttachment(ctx, bytes.NewReader(random(300_000, 1)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, whole, &turnstone.Options{NoAutoSeal: true})
+	a := session(t, st, "a")
+	att := upload(t, a, random(300_000, 1))
 	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Key: "k", Payload: random(6000, 2), Attachments: []blob.Attachment{att}}}})
-	if _, err := st.GC(ctx, gc.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	collect(t, st, gc.Options{})
 	id := func(s *turnstone.Session) graph.ID {
 		i, err := s.Info(ctx)
 		if err != nil {
@@ -146,13 +138,10 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for n := 1; ; n += testscale.Pick(1, 5, 23) {
 				e := cloned(t, whole)
-				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				a, err := other.Session(ctx, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				other := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				a := session(t, other, "a")
 				read := &enginetest.Faulty{Engine: e}
-				st := openStore(t, read, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+				st := openStore(t, read, &turnstone.Options{NoAutoSeal: true})
 				happened := false
 				read.Plan = before(n, func() {
 					happened = true
@@ -264,7 +253,7 @@ func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
 
 func TestVF5_ASealMeanwhileIsNoDamage(t *testing.T) {
 	e := &pager{Engine: memory.New()}
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 1 << 20})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 1 << 20})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	var n []turnstone.NewNode
 	for i := range 120 {
@@ -274,10 +263,7 @@ func TestVF5_ASealMeanwhileIsNoDamage(t *testing.T) {
 	commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
 	commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
 	k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
-	other, err := st.Session(ctx, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := session(t, st, "s")
 	seen := 0
 	e.between = func(key []byte) {
 		if string(key) == string(k) {

@@ -37,7 +37,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
 	}
 	e := full(t)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	var all []engine.Pair
 	kinds := map[byte][]engine.Pair{}
 	for p, err := range e.Scan(ctx, engine.Range{}) {
@@ -114,7 +114,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		}
 	}
 	t.Logf("%d records; not missed: %v", len(all), harmless)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // all is as it was
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // all is as it was
 }
 
 // A table is what a test knows of a store's sessions.
@@ -223,9 +223,7 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		vacuum(t, st)
 		unreferenced(0)
 	}
 	info, err := f.Info(ctx)
@@ -268,10 +266,7 @@ func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
 	mem := memory.New()
 	st := openStore(t, mem, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
-	a, err := s.PutAttachment(ctx, bytes.NewReader(random(2<<20, 1)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := upload(t, s, random(2<<20, 1))
 	commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
 	k := turnstone.SpaceOf(st).Blob(turnstone.SpaceOf(st).BlobHash(a.ID), 0)
 	vs, err := mem.Get(ctx, k)
@@ -318,7 +313,7 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 				called++
 			}
 		}}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 		root := create(t, st, turnstone.Request{ID: "0"})
 		first := commitTo(t, root, turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"p": []byte("0")}}).Nodes[0]
 		for i := range depth {
@@ -326,14 +321,10 @@ func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 			commitTo(t, f, turnstone.Commit{Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
 			commitTo(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.RefTo(first)}}})
 		}
-		if _, err := st.GC(ctx, gc.Options{}); err != nil {
-			t.Fatal(err)
-		}
+		collect(t, st, gc.Options{})
 		if deleted {
 			for i := range depth {
-				if err := st.Delete(ctx, fmt.Sprint(i), turnstone.KeepChildren); err != nil {
-					t.Fatal(err)
-				}
+				remove(t, st, fmt.Sprint(i))
 			}
 		}
 		read, called = 0, 0

@@ -55,7 +55,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 		all = append(all, p)
 	}
 	about := tableOf(t, e)
-	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
+	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 	if len(refused) != 5 || refused["verify"] != len(some) {
 		t.Errorf("refused: %v, of %d records", refused, len(some))
 	}
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // of this version nothing is refused
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // of this version nothing is refused
 }
 
 // FV2: a store of another format is refused when it is opened, and left as it is,
