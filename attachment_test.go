@@ -106,11 +106,13 @@ func TestAnAttachmentThatIsVacuumedWhileItIsReadIsNoDamage(t *testing.T) {
 	}
 }
 
+// An attachment is found by the first node that has it. A fork shares the first node, but not
+// the second one.
 func TestA2_AForkReadsAnAttachmentThatItsParentUsesAgain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	a := upload(t, p, random(100, 1))
-	n := []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}
+	n := attaching(a)
 	commitAt(t, p, turnstone.Commit{Expected: 0, Nodes: n})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	var w bytes.Buffer
@@ -123,6 +125,8 @@ func TestA2_AForkReadsAnAttachmentThatItsParentUsesAgain(t *testing.T) {
 	}
 }
 
+// A commit refers to 8,300 attachments, each of which its store has uploaded: their marks are more
+// than it remembers.
 func TestACommitTakesThousandsOfAttachments(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 8,300 uploads")
@@ -140,6 +144,8 @@ func TestACommitTakesThousandsOfAttachments(t *testing.T) {
 	commitAt(t, p, turnstone.Commit{Nodes: n})
 }
 
+// A store remembers the marks of some 8,000 blobs, in two generations of 4,096. A commit takes
+// attachments whose marks are in the older one, and those that another store has uploaded.
 func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 8,192 uploads")
@@ -148,9 +154,7 @@ func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	st := openStore(t, e, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	put := func(st *turnstone.Store, i int) blob.Attachment {
-		ses := session(t, st, "p")
-		a := upload(t, ses, []byte(fmt.Sprint("blob", i)))
-		return a
+		return upload(t, session(t, st, "p"), []byte(fmt.Sprint("blob", i)))
 	}
 	x := put(st, 0)
 	for i := 1; i < 4096; i++ { // generation full: x is in it
@@ -161,7 +165,7 @@ func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	}
 	other := openStore(t, e, nil) // another process uploads y and z
 	y, z := put(other, -1), put(other, -2)
-	commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{x, y, z}}}})
+	commitAt(t, p, turnstone.Commit{Nodes: attaching(x, y, z)})
 }
 
 // A session that is deleted between the last look at it and the batch that grants
@@ -208,22 +212,19 @@ func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
 	}
 }
 
+// An upload that no commit refers to is deleted when it has expired, and a commit that comes later
+// is refused, unless it is the same turn again, or the session has the attachment otherwise.
 func TestG6_UploadsExpire(t *testing.T) {
 	e := memory.New()
 	now := time.Unix(1_700_000_000, 0)
 	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }, UploadTTL: time.Hour})
 	s := create(t, st, turnstone.Request{ID: "s"})
-	put := func(b []byte) blob.Attachment {
-		t.Helper()
-		a := upload(t, s, b)
-		return a
-	}
 	attach := func(turn string, a blob.Attachment) error {
-		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: attaching(a)})
 		return err
 	}
-	small, large := put(random(1000, 1)), put(random(2<<20, 2))
-	kept := put(random(2<<20, 3))
+	small, large := upload(t, s, random(1000, 1)), upload(t, s, random(2<<20, 2))
+	kept := upload(t, s, random(2<<20, 3))
 	if err := attach("", kept); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 )
 
-// R12: a call ends however busy its session is: here somebody else commits to it before
+// A call ends however busy its session is: here somebody else commits to it before
 // each call of the engine.
 func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
 	for name, call := range map[string]func(*turnstone.Session, graph.ID) error{

@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
+// A version of thousands of bytes that follows one of a few bytes reads back.
 func TestR6_ALargePartFollowsATinyOne(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -26,11 +27,14 @@ func TestR6_ALargePartFollowsATinyOne(t *testing.T) {
 	}
 }
 
+// partVersion returns the i-th version of a part, which is stored as a delta of the one before.
 func partVersion(n int) []byte {
 	b := random(3000, 1)
 	return append(b, []byte(fmt.Sprintf("version %d", n))...)
 }
 
+// A second part takes the content that the first one has at the 64th version of its chain, and
+// goes on from there with a chain of its own.
 func TestR6_TwoPartsOfEqualContentReadBackInALongChain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -45,6 +49,8 @@ func TestR6_TwoPartsOfEqualContentReadBackInALongChain(t *testing.T) {
 	}
 }
 
+// A store that is opened in the middle of a chain of versions, and is given the last one again,
+// goes on with the chain: every version reads back.
 func TestR6_PartsReadBackWhenAChainGoesOnAfterARestart(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
@@ -64,6 +70,7 @@ func TestR6_PartsReadBackWhenAChainGoesOnAfterARestart(t *testing.T) {
 	}
 }
 
+// A second session begins with a version that is deep in the chain of the first one.
 func TestR6_PartsReadBackWhenTwoSessionsHaveAChain(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -79,7 +86,8 @@ func TestR6_PartsReadBackWhenTwoSessionsHaveAChain(t *testing.T) {
 	}
 }
 
-// What does not fit beside a commit is stored ahead of it, and never as a delta.
+// A commit is so large that its part does not fit in the same batch: the part is stored ahead of
+// the commit, and never as a delta.
 func TestR6_PartsReadBackThatWereStoredAheadOfTheirCommit(t *testing.T) {
 	testscale.Slow(t)
 	st := openStore(t, memory.New(), nil)
@@ -128,7 +136,8 @@ func TestALargeCheckpointLetsGoOfItsPrunedBase(t *testing.T) {
 	verify(t, st)
 }
 
-// more than 600 dependents of saying base
+// The version that 700 sessions have pruned, each after it stored another one as a delta of it,
+// is gone after one vacuum, and the next vacuum has nothing to do.
 func TestVacuumRemovesABaseThatManyVersionsHad(t *testing.T) {
 	testscale.Slow(t)
 	e, st := onMemory(t, nil)
@@ -153,6 +162,7 @@ func TestVacuumRemovesABaseThatManyVersionsHad(t *testing.T) {
 	}
 }
 
+// A delta of any two contents, from one byte to 15 MiB, gives the second content again.
 func TestADeltaOfAnySizesGivesItsContent(t *testing.T) {
 	testscale.Slow(t)
 	for i := range 400 {

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -79,6 +78,8 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 	}
 }
 
+// A turn is committed again whose checkpoint part the session has dropped since, and which, as a
+// new turn, would exceed the number of parts: it is replayed.
 func TestC5_ATurnIsReplayedAlthoughItWouldExceedALimitNow(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -129,7 +130,7 @@ func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
 		var reads [2]int
 		for i := range reads {
 			read = 0
-			commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
+			commitTo(t, s, turnstone.Commit{Nodes: attaching(a)})
 			reads[i] = read
 		}
 		if reads[0] > reads[1] {
@@ -138,7 +139,7 @@ func TestACommitDoesNotReadTheSizeOfWhatWasJustUploaded(t *testing.T) {
 	}
 }
 
-// K and L of the collector: what is behind a pruned node, and what only its owner showed.
+// A session does not go back to a node that was pruned, nor to one behind it, tombstoned or not.
 func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
@@ -154,9 +155,7 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	vacuum(t, st)
-	c := node([]byte("main"))
-	c.Nodes[0].Parent = turnstone.RefTo(leaves[0])
-	commitAt(t, s, c)
+	commitTo(t, s, turnstone.Commit{Nodes: sayingAfter(leaves[0], []byte("main"))})
 	prune(t, s, 1)
 	vacuum(t, st)
 	for _, leaf := range leaves[1:] {
@@ -167,7 +166,7 @@ func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
 	verify(t, st)
 }
 
-// C13: Update makes and commits a turn anew until no other commit comes between.
+// Update makes and commits a turn anew until no other commit comes between.
 func TestC13_UpdatesLoseNothingToEachOther(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -211,7 +210,7 @@ func TestC13_UpdatesLoseNothingToEachOther(t *testing.T) {
 	}
 }
 
-// C13: what Update does not try again.
+// Update does not try again after an error that is no conflict.
 func TestC13_UpdateReturnsAllOtherErrors(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})

@@ -64,10 +64,7 @@ func equalPairs(t *testing.T, a, b engine.Engine) {
 	t.Helper()
 	var all [2][]engine.Pair
 	for i, e := range []engine.Engine{a, b} {
-		for p, err := range e.Scan(ctx, engine.Range{}) {
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, p := range pairs(t, e) {
 			if p.Key[4] != keys.Copying {
 				all[i] = append(all[i], p)
 			}
@@ -213,8 +210,8 @@ func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 	}
 	// One that lost its record is another one still.
 	var b engine.Batch
-	for p, err := range other.Scan(ctx, engine.Range{}) {
-		if err == nil && p.Key[4] == keys.Store {
+	for _, p := range pairs(t, other) {
+		if p.Key[4] == keys.Store {
 			b.Delete(p.Key)
 		}
 	}
@@ -244,13 +241,10 @@ func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 	}
 }
 
-// damage flips a bit of some nodes.
+// damage flips a bit of a pack.
 func damage(t *testing.T, e engine.Engine) {
 	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		if p.Key[4] == keys.Pack {
 			v := bytes.Clone(p.Value)
 			v[len(v)/2] ^= 1

@@ -24,7 +24,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// R10: whatever record is damaged, reads give all they gave, or an error; and
+// Whatever record is damaged, reads give all they gave, or an error; and
 // verify names it. What only an index held can be missing without being read.
 func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 	e := memory.New()
@@ -34,22 +34,16 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var pairs []engine.Pair
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		pairs = append(pairs, p)
-	}
+	all := pairs(t, e)
 	silent := map[byte]int{}
-	for _, p := range someOfEach(pairs, testscale.Pick(len(pairs), 6, 1)) {
+	for _, p := range someOfEach(all, testscale.Pick(len(all), 6, 1)) {
 		letter := p.Key[4]
 		flipped := bytes.Clone(p.Value)
 		flipped[len(flipped)/2] ^= 8
 		for name, damage := range map[string]engine.Batch{
 			"removed": {Deletes: [][]byte{p.Key}},
 			"flipped": {Sets: []engine.Pair{{Key: p.Key, Value: flipped}}},
-			"swapped": {Sets: []engine.Pair{{Key: p.Key, Value: pairs[(slices.IndexFunc(pairs, func(q engine.Pair) bool { return bytes.Equal(q.Key, p.Key) })+1)%len(pairs)].Value}}},
+			"swapped": {Sets: []engine.Pair{{Key: p.Key, Value: all[(slices.IndexFunc(all, func(q engine.Pair) bool { return bytes.Equal(q.Key, p.Key) })+1)%len(all)].Value}}},
 		} {
 			if err := e.Apply(ctx, &damage); err != nil {
 				t.Fatal(err)
@@ -165,6 +159,8 @@ func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	t.Logf("of %d flips %d kept the store from opening, %d were named by reads, %d by verify, %d did no harm", flips, refused, read, found, harmless)
 }
 
+// The pack of a turn is written anew with another payload in place of one of the same length: no
+// read returns it.
 func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
@@ -201,6 +197,8 @@ func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
 	}
 }
 
+// Without the index of a segment no node of it is found by its id. Load needs no index, and Verify
+// misses it.
 func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
@@ -226,7 +224,7 @@ func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
 	}
 }
 
-// R10: a head that is rolled back between the two looks of one read is damage, as it is
+// A head that is rolled back between the two looks of one read is damage, as it is
 // before the first.
 func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
 	for _, back := range []int{1, 2} { // revisions
@@ -235,10 +233,7 @@ func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
 		var heads []engine.Pair // of each revision
 		turn := func() {
 			commitTo(t, writer, turnstone.Commit{Nodes: saying([]byte("x"))})
-			for p, err := range e.Scan(ctx, engine.Range{}) {
-				if err != nil {
-					t.Fatal(err)
-				}
+			for _, p := range pairs(t, e) {
 				if p.Key[4] == keys.Head {
 					heads = append(heads, p)
 				}

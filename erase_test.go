@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -15,10 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-func node(payload []byte) turnstone.Commit {
-	return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: payload}}}
-}
-
+// A session is renamed, or its id is given again, while Erase works: what is erased is the session
+// that had the id at first.
 func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 	secret := random(300, 1)
 	for name, other := range map[string]func(*turnstone.Store) error{
@@ -57,14 +54,15 @@ func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 	}
 }
 
+// A fork of a fork is made, and the first fork deleted, while Erase works: the receipt names one of
+// them as a holder.
 func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 	secret := random(300, 1)
 	var id graph.ID
 	var receipt *turnstone.Erasure
 	besideEachCall(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
-		r := commitAt(t, s, node(secret))
-		id = r.Leaf
+		id = commitTo(t, s, turnstone.Commit{Nodes: saying(secret)}).Leaf
 		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
 	}, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "s")
@@ -151,19 +149,14 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 	}
 }
 
+// An upload that waits for a commit keeps bytes that are erased: the receipt counts it.
 func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	secret := random(3000, 1)
 	e := memory.New()
 	st := openStore(t, e, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
-	put := func() blob.Attachment {
-		a := upload(t, s, secret)
-		return a
-	}
-	c := node(nil)
-	c.Nodes[0].Attachments = []blob.Attachment{put()}
-	r := commitAt(t, s, c)
-	put() // once more: it waits for a commit
+	r := commitTo(t, s, turnstone.Commit{Nodes: attaching(upload(t, s, secret))})
+	upload(t, s, secret) // once more: it waits for a commit
 	receipt, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || receipt.Uploads != 1 || receipt.Gone != 0 || !holds(t, e, secret[:64]) {
 		t.Errorf("%v %+v", err, receipt)
@@ -174,6 +167,8 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	}
 }
 
+// A child names its parent by incarnation, not by id: once the parent is erased, nothing has its
+// id.
 func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
@@ -209,13 +204,8 @@ func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
 			return enginetest.Fault{}
 		}}
 		s := session(t, openStore(t, f, nil), "s")
-		a := upload(t, s, secret)
-		c := node(nil)
-		c.Nodes[0].Attachments = []blob.Attachment{a}
-		r, err := s.Commit(ctx, c)
-		if err == nil {
-			_, err = s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
-		}
+		r := commitTo(t, s, turnstone.Commit{Nodes: attaching(upload(t, s, secret))})
+		_, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 		if err != nil || late == nil {
 			t.Fatal(n, err)
 		}
@@ -235,15 +225,13 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := node(secret)
-	c.Nodes[0].Parent = turnstone.RefTo(root.Leaf)
-	r := commitTo(t, s, c)
+	r := commitTo(t, s, turnstone.Commit{Nodes: sayingAfter(root.Leaf, secret)})
 	for range 3 {
-		commitTo(t, s, node([]byte("more")))
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("more"))})
 	}
 	prune(t, s, 2)
 	f := &enginetest.Faulty{Engine: e, Plan: beforeEachApply(func(*engine.Batch) {
-		commitTo(t, s, node([]byte("busy")))
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("busy"))})
 	})}
 	receipt, err := session(t, openStore(t, f, nil), "s").Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
@@ -251,6 +239,8 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 	}
 }
 
+// The receipt of an erasure says who holds what is left, and who has equal bytes, until the last
+// of them is erased.
 func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)
@@ -296,7 +286,7 @@ func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
 	verify(t, st)
 }
 
-// SharedBy
+// A receipt does not name the session that erases, nor its fork, as one that has equal bytes.
 func TestG8_TheReceiptNamesNobodyWhoErases(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})

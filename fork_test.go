@@ -144,6 +144,7 @@ func TestF5_AForkDoesNotSlipPastARename(t *testing.T) {
 	}
 }
 
+// A fork of a sealed session of 10,000 nodes writes less than 2 KB, and reads all of them.
 func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
 	var last atomic.Int64 // the bytes of the last batch
 	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(b *engine.Batch) { last.Store(int64(b.Bytes())) })}
@@ -170,7 +171,8 @@ func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
 	}
 }
 
-// full scope of a fork at a node in the middle of a commit
+// A fork at the first of two nodes of one commit sees nothing of the second one, and can't go on
+// from it.
 func TestF1_AForkInTheMiddleOfACommitHasTheNodesUpToThere(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -188,6 +190,8 @@ func TestF1_AForkInTheMiddleOfACommitHasTheNodesUpToThere(t *testing.T) {
 	}
 }
 
+// A fork that sets a part of its own keeps those that it began with, for a handle that was opened
+// later, too.
 func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -206,7 +210,8 @@ func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
 	}
 }
 
-// fork: parent set part at rev 1, fork sets nothing at rev1, part Set==1 lookups
+// The part that a fork began with, which its parent set at revision 1, is there at each revision
+// of the fork: it is not looked for at the fork's own revision 1.
 func TestF1_AForkHasThePartOfItsParentAtEachRevision(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -223,6 +228,7 @@ func TestF1_AForkHasThePartOfItsParentAtEachRevision(t *testing.T) {
 	}
 }
 
+// A fork of a session that has no node, and so no leaf, has the checkpoint of its parent.
 func TestF1_AForkOfASessionWithoutNodesHasItsCheckpoint(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -234,13 +240,14 @@ func TestF1_AForkOfASessionWithoutNodesHasItsCheckpoint(t *testing.T) {
 	}
 }
 
-// fork at a pruned node: silently shows less.
+// A vacuum has removed a node that no retained revision leads to: no fork begins at it, and no
+// fork goes on from it.
 func TestAForkAtAPrunedNodeIsRefused(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
-	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
+	commitTo(t, p, turnstone.Commit{Nodes: sayingAfter(root, []byte("main"))})
 	prune(t, p, 1)
 	vacuum(t, st)
 	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
@@ -248,14 +255,15 @@ func TestAForkAtAPrunedNodeIsRefused(t *testing.T) {
 		s, lerr := f.Load(ctx, turnstone.Scope{})
 		t.Errorf("fork at a pruned node: %v; load gives %d nodes, %v", err, len(s.Nodes), lerr)
 	}
-	// and: a fork made after the prune commits onto the parent's pruned node
+	// A fork that was made later does not go on from it either.
 	g := create(t, st, turnstone.Request{ID: "g", Parent: "p"})
-	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(side), Payload: []byte("x")}}}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: sayingAfter(side, []byte("x"))}); !errors.Is(err, turnstone.ErrRevisionPruned) {
 		t.Errorf("commit of a fork onto the parent's pruned node: %v", err)
 	}
 }
 
-// fork at the origin node after the floor passed revision 0.
+// A fork has pruned the checkpoint that it began with, and its parent is deleted: a fork of it at
+// the node where it began is refused, or else has a checkpoint that can be read.
 func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -281,7 +289,7 @@ func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
 	verify(t, st)
 }
 
-// F5: children belong to the session that they were made of, whatever its id is.
+// Children belong to the session that they were made of, whatever its id is.
 func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	create(t, st, turnstone.Request{ID: "p"}, []byte("1"))

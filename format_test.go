@@ -115,7 +115,7 @@ func TestTheTableOfKeysIsComplete(t *testing.T) {
 	}
 }
 
-// FV4: each kind of record is encoded and decoded by one package, which the table of
+// Each kind of record is encoded and decoded by one package, which the table of
 // docs/format.md names.
 func TestFV4_EachKindOfRecordHasOneOwner(t *testing.T) {
 	source, err := os.ReadFile("internal/keys/keys.go")

@@ -15,29 +15,20 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
+// What only a deleted session had is deleted, as a dry run has said, and what another session has
+// stays.
 func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 	e := memory.New()
 	now := time.Unix(1_700_000_000, 0)
 	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }})
-	commit := func(ses *turnstone.Session, c turnstone.Commit) turnstone.Result {
-		t.Helper()
-		c.Expected = turnstone.AnyRevision
-		r := commitAt(t, ses, c)
-		return r
-	}
-	create := func(r turnstone.Request) *turnstone.Session {
-		t.Helper()
-		ses := create(t, st, r)
-		return ses
-	}
-	a, b := create(turnstone.Request{ID: "a"}), create(turnstone.Request{ID: "b"})
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
 	both, alone, part := random(20_000, 1), random(20_000, 2), random(30_000, 3)
 	big := random(3<<20, 4)
-	commit(a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
-	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}}})
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
+	commitTo(t, b, turnstone.Commit{Nodes: saying(both)})
 	for i := range 10 {
 		part[i*100]++
-		commit(a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
+		commitTo(t, a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
 	}
 	if r := collect(t, st, gc.Options{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
 		t.Errorf("all is live: %+v", r)
@@ -66,10 +57,12 @@ func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 	}
 	verify(t, st)
 	// What was deleted can be stored again.
-	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: alone}}})
+	commitTo(t, b, turnstone.Commit{Nodes: saying(alone)})
 	verify(t, st)
 }
 
+// A full collection of one session is refused, and so is a kept revision without a name, or beyond
+// the limit.
 func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -92,6 +85,8 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 	}
 }
 
+// Maintain collects and vacuums until it is stopped, by its function or because the store is
+// closed.
 func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{Retention: 1})
@@ -129,7 +124,8 @@ func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 	}
 }
 
-// full finds another index than incremental: a part that came back.
+// A part takes a value that it had before its session was pruned: a full collection finds the
+// index that the collections before have made of it.
 func TestAFullCollectionRepairsNothingWhenAPartCameBack(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})

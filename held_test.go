@@ -14,7 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// F5: deleting a parent leaves attached forks whole, the rest is reclaimed, and
+// Deleting a parent leaves attached forks whole, the rest is reclaimed, and
 // what they hold goes with the last of them.
 func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	e := memory.New()
@@ -22,22 +22,18 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	var ids []graph.ID
 	for i := range uint64(6) {
-		r, err := p.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
+		r := commitAt(t, p, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{
 			{Kind: "u", Payload: random(100, i)}, {Kind: "a", Payload: random(9000, 50+i)},
 		}, Checkpoint: map[string][]byte{"p": random(9000, 100+i)}})
-		if err != nil {
-			t.Fatal(err)
-		}
 		ids = append(ids, r.Nodes...)
 	}
 	fork := func(id, parent string, at graph.ID) *turnstone.Session {
 		t.Helper()
-		f := create(t, st, turnstone.Request{ID: id, Parent: parent, ForkNode: at})
-		return f
+		return create(t, st, turnstone.Request{ID: id, Parent: parent, ForkNode: at})
 	}
 	f := fork("f", "p", ids[7]) // four turns
 	g := fork("g", "f", ids[2]) // half of the second turn
-	commitAt(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(9000, 200)}}})
+	commitAt(t, f, turnstone.Commit{Nodes: saying(random(9000, 200))})
 	check := func(s *turnstone.Session, n int) {
 		t.Helper()
 		state, err := s.Load(ctx, turnstone.Scope{})
@@ -144,7 +140,8 @@ func TestASharedNodeGoesWithTheLastSessionThatShowsIt(t *testing.T) {
 	}
 }
 
-// held revision stays, but what is shared of it shrinks.
+// Two forks share a turn of a deleted session, one of them only its first node. When the other one
+// is erased, the rest of the turn goes.
 func TestG10_WhatIsSharedOfATurnShrinksWithItsForks(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -163,7 +160,8 @@ func TestG10_WhatIsSharedOfATurnShrinksWithItsForks(t *testing.T) {
 	}
 }
 
-// cut is skipped because cleaned of the live session happens to equal held+1.
+// A vacuum has pruned a session up to what its fork shares. When the session is deleted, the
+// next one removes the rest, although the floor up to which it has worked is the same.
 func TestG10_ADeletedSessionIsCutAlthoughItsFloorStays(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})

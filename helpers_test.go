@@ -18,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 )
 
 var ctx = context.Background()
@@ -91,6 +92,16 @@ func commitAt(t *testing.T, s *turnstone.Session, c turnstone.Commit) turnstone.
 // saying returns one node with a payload.
 func saying(payload []byte) []turnstone.NewNode {
 	return []turnstone.NewNode{{Kind: "u", Payload: payload}}
+}
+
+// sayingAfter returns one node with a payload whose parent is there.
+func sayingAfter(parent graph.ID, payload []byte) []turnstone.NewNode {
+	return []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(parent), Payload: payload}}
+}
+
+// attaching returns one node that has attachments.
+func attaching(attachments ...blob.Attachment) []turnstone.NewNode {
+	return []turnstone.NewNode{{Kind: "u", Attachments: attachments}}
 }
 
 // upload stores content as an attachment of s.
@@ -213,10 +224,7 @@ func cloned(t *testing.T, e engine.Engine) *memory.Engine {
 	t.Helper()
 	out := memory.New()
 	var b engine.Batch
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		b.Set(p.Key, p.Value)
 	}
 	if err := out.Apply(ctx, &b); err != nil {
@@ -225,24 +233,20 @@ func cloned(t *testing.T, e engine.Engine) *memory.Engine {
 	return out
 }
 
+// dump returns all pairs of e as text.
 func dump(t *testing.T, e engine.Engine) string {
 	t.Helper()
 	var out strings.Builder
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
 	}
 	return out.String()
 }
 
+// stored returns how many bytes the pairs of e have.
 func stored(t *testing.T, e engine.Engine) (n int) {
 	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		n += len(p.Key) + len(p.Value)
 	}
 	return n

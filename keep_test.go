@@ -16,6 +16,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
+// A name keeps the revision that it was given first, also when the outcome of that was unknown
+// and the head has moved before the second attempt.
 func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	plan := func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} }
 	mem := memory.New()
@@ -82,19 +84,13 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 2000})
 	base := create(t, st, turnstone.Request{ID: "base"})
-	commit := func(s *turnstone.Session, c turnstone.Commit) turnstone.Result {
-		t.Helper()
-		c.Expected = turnstone.AnyRevision
-		r := commitAt(t, s, c)
-		return r
-	}
-	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
+	commitTo(t, base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
 	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
 	var leaves []graph.ID
 	secret := random(9000, 1)
 	attachment := upload(t, s, random(3000, 9))
 	for i := range 4 { // each turn leaves a side branch, of its own or of the turn before
-		r := commit(s, turnstone.Commit{
+		r := commitTo(t, s, turnstone.Commit{
 			Nodes: []turnstone.NewNode{
 				{Kind: "k", Payload: fmt.Append(nil, "main ", i)},
 				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []blob.Attachment{attachment}},
@@ -103,12 +99,12 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 		})
 		leaves = append(leaves, r.Nodes...)
 	}
-	commit(s, turnstone.Commit{Leaf: turnstone.RefTo(leaves[0])})
+	commitTo(t, s, turnstone.Commit{Leaf: turnstone.RefTo(leaves[0])})
 	if err := s.Keep(ctx, "kept", 3); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		commit(s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.RefNew(0)})
+		commitTo(t, s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.RefNew(0)})
 	}
 	reads := func() string {
 		var out []string
@@ -158,7 +154,8 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	verify(t, st)
 }
 
-// interval over-approximation: x at 1 and 3, kept 2, head elsewhere.
+// A part has the same value at the revisions 1 and 3, another one at 2, which is kept, and at the
+// head. The value of 1 and 3 goes, although 2 is between them.
 func TestK2_AKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
 	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})

@@ -437,6 +437,7 @@ func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
 	}
 }
 
+// A commit within all other limits that comes to more writes than an engine takes is refused.
 func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})

@@ -88,6 +88,7 @@ func TestR10_AReadThatIsCutOffReportsNoDamage(t *testing.T) {
 	}
 }
 
+// A caller alters the state of a fork that Load returned: the next Load does not see that.
 func TestWhatLoadReturnsOfAForkIsACopy(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -107,6 +108,7 @@ func TestWhatLoadReturnsOfAForkIsACopy(t *testing.T) {
 	}
 }
 
+// A caller alters a state that Load returned: the next commit does not store that.
 func TestWhatLoadReturnsIsACopy(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, nil)

@@ -105,7 +105,7 @@ var effects = []effect{
 	}},
 }
 
-// E1: whatever call of the engine fails, a call that returns no error has done its
+// Whatever call of the engine fails, a call that returns no error has done its
 // work and says so, and one that returns an error has changed nothing, unless the
 // error matches ErrOutcomeUnknown or ErrIncomplete.
 func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
@@ -198,19 +198,13 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 	}
 }
 
-// E2: a namespace that has any record but no store record is never made anew.
+// A namespace that has any record but no store record is never made anew.
 func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	vacuum(t, st)
-	var all []engine.Pair
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
+	all := pairs(t, e)
 	for name, hidden := range map[string]func(key []byte) bool{
 		"store record":                     func(k []byte) bool { return k[4] == 'A' },
 		"store record and all but one key": func(k []byte) bool { return !bytes.Equal(k, all[len(all)/2].Key) },

@@ -14,6 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
+// Prune and a collection remove the checkpoints before the last three, but for those of revisions
+// that are kept by name, until they are released.
 func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 	e := memory.New()
 	st := openStore(t, e, &turnstone.Options{Retention: 3})
@@ -21,7 +23,7 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 	var parts [][]byte
 	for i := range 10 {
 		parts = append(parts, random(9000, uint64(i)))
-		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}})
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"p": parts[i]}})
 	}
 	if err := errors.Join(s.Keep(ctx, "good", 4), s.Keep(ctx, "good", 4), s.Keep(ctx, "head", 0)); err != nil {
 		t.Fatal(err)
@@ -75,6 +77,7 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 	}
 }
 
+// A session that has a retention of its own is pruned by that.
 func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
 	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
@@ -105,13 +108,9 @@ func TestSideBranchesArePruned(t *testing.T) {
 	commit := func(i uint64, leaf turnstone.Ref, parent turnstone.Ref) graph.ID {
 		t.Helper()
 		a := upload(t, s, random(500, 100+i))
-		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: leaf, Nodes: []turnstone.NewNode{
+		return commitTo(t, s, turnstone.Commit{Leaf: leaf, Nodes: []turnstone.NewNode{
 			{Kind: "u", Parent: parent, Payload: random(9000, i), Attachments: []blob.Attachment{a}},
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Nodes[0]
+		}}).Nodes[0]
 	}
 	root := commit(0, turnstone.Ref{}, turnstone.Ref{})
 	side := commit(1, turnstone.Ref{}, turnstone.Ref{})
@@ -157,7 +156,8 @@ func TestSideBranchesArePruned(t *testing.T) {
 	}
 }
 
-// a holder goes / a name is released: side branch is never pruned.
+// A side branch that no retained revision leads to stays while a fork, or a kept revision, holds
+// it, and no longer.
 func TestG10_ASideBranchGoesWithWhatHeldIt(t *testing.T) {
 	for _, how := range []string{"fork", "keep"} {
 		t.Run(how, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestG10_ASideBranchGoesWithWhatHeldIt(t *testing.T) {
 			} else if err := p.Keep(ctx, "x", 2); err != nil {
 				t.Fatal(err)
 			}
-			commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
+			commitTo(t, p, turnstone.Commit{Nodes: sayingAfter(root, []byte("main"))})
 			prune(t, p, 1)
 			vacuum(t, st)
 			if !holds(t, e, random(100, 2)[:64]) {

@@ -33,7 +33,7 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 		t.Helper()
 		for range n {
 			text := strings.Repeat(fmt.Sprint("turn ", len(want), " of a conversation; "), 40)
-			commitAt(t, s, turnstone.Commit{Expected: head.Revision(len(want)), Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte(text)}}})
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(len(want)), Nodes: saying([]byte(text))})
 			want = append(want, text)
 		}
 	}
@@ -88,6 +88,7 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 	}
 }
 
+// A store seals in the background what has gathered.
 func TestSealingRunsByItself(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
 	s := create(t, st, turnstone.Request{ID: "a"})
@@ -110,6 +111,8 @@ func TestSealingRunsByItself(t *testing.T) {
 	verify(t, st)
 }
 
+// A turn that is larger than a segment is to be is sealed all the same, and so are turns at the
+// largest size of a segment that can be chosen.
 func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 	testscale.Slow(t)
 	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
@@ -139,6 +142,8 @@ func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 	}
 }
 
+// The nodes of a session refer to attachments 51,200 times, under names that all differ, or to
+// the same 64 all the time: that is more than one segment takes, and they are sealed all the same.
 func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 51,200 references to attachments")
@@ -187,7 +192,8 @@ func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
 	}
 }
 
-// SealBytes at its maximum with ordinary nodes of two attachments each
+// The event keys of 16,000 nodes, of 256 bytes each, are more than one segment takes: the nodes
+// are sealed all the same.
 func TestManyLongEventKeysAreSealed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 16,000 nodes")
@@ -217,6 +223,8 @@ func TestManyLongEventKeysAreSealed(t *testing.T) {
 	}
 }
 
+// A session is sealed while a call reads its packs, between two pages: the call finds in the
+// segment what was in the packs.
 func TestCallsBesideASealReportNoDamage(t *testing.T) {
 	testscale.Slow(t)
 	for _, op := range []string{"commit", "tombstone", "fork", "replay", "load", "seal"} {

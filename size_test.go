@@ -57,7 +57,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 	}
 }
 
-// G5: half of many sessions with a checkpoint every turn are deleted; after gc
+// Half of many sessions with a checkpoint every turn are deleted; after gc
 // and vacuum the store takes about what one that never had them does.
 func TestG5_DeletingHalfGivesTheSpaceBack(t *testing.T) {
 	testscale.Slow(t)

@@ -67,7 +67,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 	}
 }
 
-// G3, as far as storing goes: identical bytes in two sessions are stored once.
+// Equal bytes of several sessions are stored once in a namespace, and apart in another one.
 func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	e := memory.New()
 	blobs := func(st *turnstone.Store) int {
@@ -128,6 +128,7 @@ func TestAFactoryGivesTheSessionsOfItsStore(t *testing.T) {
 	}
 }
 
+// The clock of a store may say the year 2150.
 func TestASessionCanBeCreatedInTheYear2150(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{Now: func() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }})
 	_, _, err := st.Create(ctx, turnstone.Request{ID: "s"})

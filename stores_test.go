@@ -320,10 +320,7 @@ func visible(t *testing.T, e engine.Engine) string {
 		out += fmt.Sprintln(i.ID, i.Metadata, i.Revision, i.Leaf, state.Nodes, state.Parts, kept, errors.Is(first, turnstone.ErrRevisionPruned))
 	}
 	// An attachment that no commit refers to, and a segment, are seen by their records.
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		if letter := p.Key[4]; letter == 'x' || letter == 'y' {
 			out += fmt.Sprintf("%c", letter)
 		}

@@ -221,7 +221,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 	if err := errors.Join(err, innerErr); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{outer, inner}}}}); err != nil {
+	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: attaching(outer, inner)}); err != nil {
 		t.Fatal(err)
 	}
 	// A source that begins anew with each start of the process draws again.
@@ -245,7 +245,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
-// I1: the zero value of a driver's Engine is a closed one, and that of what works on a store
+// The zero value of a driver's Engine is a closed one, and that of what works on a store
 // refuses every call.
 func TestI1_ZeroValuesAreClosed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // instead of for ever

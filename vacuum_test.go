@@ -22,7 +22,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// T4, D1, G5: what was tombstoned or deleted is in no file after a vacuum.
+// What was tombstoned or deleted is in no file after a vacuum.
 func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 	testscale.Slow(t)
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
@@ -109,7 +109,7 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 				t.Error(err)
 			}
 			// The retry of an erased turn finds its result, whatever it brings.
-			again, err := a.Commit(ctx, turnstone.Commit{Turn: "t1", Expected: 1, Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("other")}}})
+			again, err := a.Commit(ctx, turnstone.Commit{Turn: "t1", Expected: 1, Nodes: saying([]byte("other"))})
 			if err != nil || !again.Replayed || again.Revision != 2 || !slices.Equal(again.Nodes, ids[2:4]) {
 				t.Error(again, err)
 			}
@@ -128,7 +128,8 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 	}
 }
 
-// crash between rewriting and settling of attachment entries.
+// A vacuum is cut off after any batch, for example between the segments that it wrote anew and
+// the entries of their attachments: the next one removes the rest.
 func TestAVacuumThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 	for n := 1; n < 60; n++ {
 		mem := memory.New()
@@ -167,7 +168,8 @@ func TestAVacuumThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 	}
 }
 
-// More tombstones of one segment than a batch has room for
+// A session and two forks have tombstoned all 4,096 nodes of one segment. That is more than one
+// batch has room for.
 func TestVacuumRemovesMoreNodesThanABatchHolds(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -195,7 +197,7 @@ func TestG7_ABusySessionDoesNotHoldVacuumUp(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))})
-	commitTo(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(root), Payload: []byte("main")}}})
+	commitTo(t, p, turnstone.Commit{Nodes: sayingAfter(root, []byte("main"))})
 	prune(t, p, 1)
 	busy := session(t, other, "p")
 	tries := 0

@@ -19,7 +19,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// VF4: what maintenance leaves when it is cut off at any point is no damage.
+// What maintenance leaves when it is cut off at any point is no damage.
 func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 	if race {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
@@ -65,7 +65,7 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 	}
 }
 
-// VF5: whatever happens to a store while Verify reads it is no damage.
+// Whatever happens to a store while Verify reads it is no damage.
 func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 	if race {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
@@ -162,6 +162,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 	}
 }
 
+// A session is deleted while Verify reads.
 func TestVF5_ASessionThatIsDeletedMeanwhileIsNoDamage(t *testing.T) {
 	var v *turnstone.Verification
 	besideEachCall(t,
@@ -251,6 +252,7 @@ func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
 	}
 }
 
+// A session is sealed between two pages of what Verify reads of it.
 func TestVF5_ASealMeanwhileIsNoDamage(t *testing.T) {
 	e := &pager{Engine: memory.New()}
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 1 << 20})

@@ -11,7 +11,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -30,7 +29,7 @@ var named = map[byte]string{
 	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
 
-// VF1: whatever record is removed, altered or put in the place of another one of its
+// Whatever record is removed, altered or put in the place of another one of its
 // kind, Verify names it by its kind and what it belongs to.
 func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 	if race {
@@ -40,10 +39,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	var all []engine.Pair
 	kinds := map[byte][]engine.Pair{}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		all = append(all, p)
 		kinds[p.Key[4]] = append(kinds[p.Key[4]], p)
 	}
@@ -129,10 +125,7 @@ type table struct {
 func tableOf(t *testing.T, e engine.Engine) *table {
 	t.Helper()
 	out := &table{ids: map[string]string{}, incs: map[string]string{}, dead: map[string]bool{}, open: map[string]bool{}, held: map[string]int{}}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		switch fields := p.Key[5:]; p.Key[4] {
 		case keys.About:
 			about, err := heads.OpenAbout(p.Key, p.Value)
@@ -207,7 +200,7 @@ func (s *table) harmless(p engine.Pair) string {
 	return ""
 }
 
-// VF3: a blob that only the first checkpoint of a fork refers to is not unreferenced.
+// A blob that only the first checkpoint of a fork refers to is not unreferenced.
 func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -240,6 +233,8 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	unreferenced(1)
 }
 
+// A record whose key is too short to be any of the format is a problem that Verify names, and ends
+// Stats.
 func TestVF1_ARecordWithAShortKeyIsNamed(t *testing.T) {
 	for _, suffix := range []string{"", "b", "mab", "sx"} {
 		t.Run(suffix, func(t *testing.T) {
@@ -262,12 +257,14 @@ func TestVF1_ARecordWithAShortKeyIsNamed(t *testing.T) {
 	}
 }
 
+// A list of chunks that has its items in another order has its own checksum right, but not the hash
+// of the whole: reads and Verify say so.
 func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
 	mem := memory.New()
 	st := openStore(t, mem, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	a := upload(t, s, random(2<<20, 1))
-	commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
+	commitAt(t, s, turnstone.Commit{Nodes: attaching(a)})
 	k := turnstone.SpaceOf(st).Blob(turnstone.SpaceOf(st).BlobHash(a.ID), 0)
 	vs, err := mem.Get(ctx, k)
 	if err != nil {
@@ -301,7 +298,7 @@ func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
 	}
 }
 
-// VF2: Verify reads in proportion to the store, also when forks follow each other to
+// Verify reads in proportion to the store, also when forks follow each other to
 // the greatest depth, and go on from what they inherit.
 func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
 	testscale.Slow(t)
