@@ -135,7 +135,7 @@ func TestACommitTakesThousandsOfAttachments(t *testing.T) {
 	p := create(t, st, turnstone.Request{ID: "p"})
 	var n []turnstone.NewNode
 	for i := range 8300 {
-		a := upload(t, p, []byte(fmt.Sprint("blob", i)))
+		a := upload(t, p, fmt.Append(nil, "blob", i))
 		if i%64 == 0 {
 			n = append(n, turnstone.NewNode{Kind: "u"})
 		}
@@ -150,11 +150,10 @@ func TestACommitTakesUploadsWhoseMarksTheStoreHasForgotten(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it takes 8,192 uploads")
 	}
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	put := func(st *turnstone.Store, i int) blob.Attachment {
-		return upload(t, session(t, st, "p"), []byte(fmt.Sprint("blob", i)))
+		return upload(t, session(t, st, "p"), fmt.Append(nil, "blob", i))
 	}
 	x := put(st, 0)
 	for i := 1; i < 4096; i++ { // generation full: x is in it

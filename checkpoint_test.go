@@ -52,8 +52,7 @@ func TestR6_TwoPartsOfEqualContentReadBackInALongChain(t *testing.T) {
 // A store that is opened in the middle of a chain of versions, and is given the last one again,
 // goes on with the chain: every version reads back.
 func TestR6_PartsReadBackWhenAChainGoesOnAfterARestart(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for i := range 50 {
 		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": partVersion(i)}})
@@ -108,8 +107,7 @@ func TestR6_PartsReadBackThatWereStoredAheadOfTheirCommit(t *testing.T) {
 // version that it was a delta of is pruned.
 func TestALargeCheckpointLetsGoOfItsPrunedBase(t *testing.T) {
 	testscale.Slow(t)
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	old, now, secret := random(2<<20, 1), random(2<<20, 1), random(300, 2)
 	copy(old[1<<20:], secret)

@@ -215,7 +215,7 @@ func TestC13_UpdateReturnsAllOtherErrors(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	grow := func() {
-		commitAt(t, s, turnstone.Commit{Expected: turnstone.AnyRevision})
+		commitTo(t, s, turnstone.Commit{})
 	}
 	grow()
 	own := errors.New("no")

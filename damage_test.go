@@ -27,8 +27,7 @@ import (
 // Whatever record is damaged, reads give all they gave, or an error; and
 // verify names it. What only an index held can be missing without being read.
 func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err != nil {
@@ -162,8 +161,7 @@ func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 // The pack of a turn is written anew with another payload in place of one of the same length: no
 // read returns it.
 func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	r := commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: turnstone.RefNone()}}})
 	seg, err := pack.SegmentAt(ctx, e, turnstone.SpaceOf(st), turnstone.IncarnationOf(s), 1)
@@ -200,8 +198,7 @@ func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
 // Without the index of a segment no node of it is found by its id. Load needs no index, and Verify
 // misses it.
 func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	commitAt(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
 	r := commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})

@@ -88,8 +88,7 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 func TestG8_EraseCanBeRepeated(t *testing.T) {
 	secret := random(6000, 1)
 	for n, crashed := 1, true; crashed; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
+		e, st := onMemory(t, nil)
 		s := create(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
 		if _, err := s.PutAttachment(ctx, bytes.NewReader(random(3000, 2)), -1, "", ""); err != nil {
 			t.Fatal(err)
@@ -113,8 +112,7 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 // The receipt of an Erase with CascadeChildren that is repeated counts what children had
 // whom the first attempt deleted.
 func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	create(t, st, turnstone.Request{ID: "p"}, random(6000, 1))
 	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, random(6000, 2))
 	create(t, st, turnstone.Request{ID: "g", Parent: "f"}, random(6000, 3))
@@ -152,8 +150,7 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 // An upload that waits for a commit keeps bytes that are erased: the receipt counts it.
 func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	secret := random(3000, 1)
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	r := commitTo(t, s, turnstone.Commit{Nodes: attaching(upload(t, s, secret))})
 	upload(t, s, secret) // once more: it waits for a commit
@@ -170,8 +167,7 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 // A child names its parent by incarnation, not by id: once the parent is erased, nothing has its
 // id.
 func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	create(t, st, turnstone.Request{ID: "a secret id"})
 	child := create(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
 	if i, err := child.Info(ctx); err != nil || i.Parent != "a secret id" {
@@ -242,8 +238,7 @@ func TestG8_ABusySessionIsErased(t *testing.T) {
 // The receipt of an erasure says who holds what is left, and who has equal bytes, until the last
 // of them is erased.
 func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []graph.ID) {
 		t.Helper()
 		s := create(t, st, r)

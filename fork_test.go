@@ -196,7 +196,7 @@ func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	for i := range 3 {
-		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
+		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": fmt.Append(nil, i)}})
 	}
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
 	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("b")}})

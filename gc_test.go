@@ -88,8 +88,7 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 // Maintain collects and vacuums until it is stopped, by its function or because the store is
 // closed.
 func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{Retention: 1})
+	e, st := onMemory(t, &turnstone.Options{Retention: 1})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	reports := make(chan error, 100)
 	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -17,8 +16,7 @@ import (
 // Deleting a parent leaves attached forks whole, the rest is reclaimed, and
 // what they hold goes with the last of them.
 func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	var ids []graph.ID
 	for i := range uint64(6) {
@@ -100,8 +98,7 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 
 // A node that several sessions show goes when the last of them has tombstoned it.
 func TestASharedNodeGoesWithTheLastSessionThatShowsIt(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	e, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
 	r := commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: random(100, 1)}, {Kind: "u", Payload: random(9000, 2)}, {Kind: "u", Payload: []byte("end")}}})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})

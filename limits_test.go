@@ -443,7 +443,7 @@ func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
 	s := create(t, st, turnstone.Request{ID: "s"})
 	var n []turnstone.NewNode
 	for i := range 4096 {
-		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte(fmt.Sprint(i, " ")), 1200)})
+		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat(fmt.Append(nil, i, " "), 1200)})
 	}
 	_, err := s.Commit(ctx, turnstone.Commit{Nodes: n})
 	var le *turnstone.LimitError

@@ -110,8 +110,7 @@ func TestWhatLoadReturnsOfAForkIsACopy(t *testing.T) {
 
 // A caller alters a state that Load returned: the next commit does not store that.
 func TestWhatLoadReturnsIsACopy(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
+	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	commitAt(t, s, turnstone.Commit{Nodes: saying([]byte("x")), Usage: []head.Usage{{Model: "m", Input: 1}}, Checkpoint: map[string][]byte{"a": []byte("1"), "b": []byte("2")}})
 	l, err := s.Load(ctx, turnstone.Scope{})

@@ -200,8 +200,7 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 
 // A namespace that has any record but no store record is never made anew.
 func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	vacuum(t, st)
 	all := pairs(t, e)

@@ -231,8 +231,7 @@ func rich(t *testing.T, st *turnstone.Store) {
 // them kept as "old", a retention and a fork f; and a session b without children.
 func outcomeStore(t *testing.T) *memory.Engine {
 	t.Helper()
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
 	for i := range 3 {
 		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})

@@ -199,8 +199,7 @@ func (c constant) Read(p []byte) (int, error) {
 // A random source that repeats gives no two sessions one incarnation, and no two
 // uploads one id.
 func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{Random: constant(0)})
+	e, st := onMemory(t, &turnstone.Options{Random: constant(0)})
 	a := create(t, st, turnstone.Request{ID: "a"})
 	if _, err := a.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("of a"))}); err != nil {
 		t.Fatal(err)

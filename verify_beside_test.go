@@ -235,7 +235,7 @@ func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for i := range 1200 {
-		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte(fmt.Sprint(i))}})
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": fmt.Append(nil, i)}})
 	}
 	var done atomic.Bool
 	e.scan = func(engine.Range) func(engine.Pair) error {

@@ -238,8 +238,7 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 func TestVF1_ARecordWithAShortKeyIsNamed(t *testing.T) {
 	for _, suffix := range []string{"", "b", "mab", "sx"} {
 		t.Run(suffix, func(t *testing.T) {
-			e := memory.New()
-			st := openStore(t, e, nil)
+			e, st := onMemory(t, nil)
 			k := append(bytes.Clone(keys.StoreKey("")[:4]), suffix...)
 			var b engine.Batch
 			b.Set(k, []byte("x"))
@@ -260,8 +259,7 @@ func TestVF1_ARecordWithAShortKeyIsNamed(t *testing.T) {
 // A list of chunks that has its items in another order has its own checksum right, but not the hash
 // of the whole: reads and Verify say so.
 func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
-	mem := memory.New()
-	st := openStore(t, mem, nil)
+	mem, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	a := upload(t, s, random(2<<20, 1))
 	commitAt(t, s, turnstone.Commit{Nodes: attaching(a)})
