@@ -71,11 +71,6 @@ func full(t *testing.T) *memory.Engine {
 		must(err)
 		return a
 	}
-	vacuum := func() {
-		t.Helper()
-		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
-		must(err)
-	}
 
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}, Retention: 9}})
 	att := put(a, 300, 1)
@@ -129,7 +124,7 @@ func full(t *testing.T) *memory.Engine {
 	must(err)
 	must(st.Delete(ctx, "d", turnstone.KeepChildren))
 	must(st.Delete(ctx, "gone", turnstone.KeepChildren))
-	vacuum()
+	vacuum(t, st)
 
 	// What no collection has seen: commits, an upload, one that is not finished, a
 	// deleted session and a deleted fork.

@@ -33,7 +33,7 @@ func TestAPartThatTakesAnEarlierValueAgainIsNoRepair(t *testing.T) {
 	healthy(t, st)
 }
 
-// An upload of several chunks keeps their list, which no commit refers to: a full collection finds
+// An upload of several chunks pins their list, which no commit refers to: a full collection finds
 // the index as it has to be.
 func TestAnUploadIsNoRepair(t *testing.T) {
 	e := memory.New()
@@ -135,8 +135,8 @@ func TestADryRunNeedsNoTurn(t *testing.T) {
 }
 
 // A collection is cut off, before any call of the engine, while it lets go of what a finished
-// upload kept. Then another session, whose nodes have had the chunks as their payload, is
-// vacuumed alone: the upload keeps them.
+// upload pinned. Then another session, whose nodes have had the chunks as their payload, is
+// vacuumed alone: the upload still pins them.
 func TestARunThatWasCutOffLosesNoChunkOfAnUpload(t *testing.T) {
 	testscale.Slow(t)
 	for cut := 2; ; cut++ { // the first call is that of opening
