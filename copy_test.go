@@ -198,6 +198,8 @@ func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 	}
 }
 
+// Copy refuses a source without a store, and a target that has another store or what is left of
+// one. It ends at damage in the source, and writes nothing.
 func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 	from, other, empty := memory.New(), memory.New(), memory.New()
 	fill(t, from)

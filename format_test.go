@@ -43,6 +43,7 @@ func example(t *testing.T, doc, name string) (key, value []byte) {
 	return key, value
 }
 
+// The records of the example in docs/format.md are read as the document says.
 func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	data, err := os.ReadFile("docs/format.md")
 	if err != nil {

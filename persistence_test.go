@@ -46,6 +46,7 @@ func oneEngine(t *testing.T, name string) {
 	}
 }
 
+// TestPersistence runs the contract of docs/contract.md on every engine.
 func TestPersistence(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
