@@ -11,11 +11,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// R12: a call ends however busy its session is: here somebody else commits to it before
+// A call ends however busy its session is: here somebody else commits to it before
 // each call of the engine.
 func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
 	for name, call := range map[string]func(*turnstone.Session, graph.ID) error{
@@ -64,41 +62,70 @@ func TestR12_CallsEndHoweverBusyTheSessionIs(t *testing.T) {
 	}
 }
 
-// R10: a head that is rolled back between the two looks of one read is damage, as it is
-// before the first.
-func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
-	for _, back := range []int{1, 2} { // revisions
-		e := memory.New()
-		writer := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
-		var heads []engine.Pair // of each revision
-		turn := func() {
-			commitTo(t, writer, turnstone.Commit{Nodes: saying([]byte("x"))})
-			for p, err := range e.Scan(ctx, engine.Range{}) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				if p.Key[4] == keys.Head {
-					heads = append(heads, p)
-				}
+// What a call finds may move while it reads: that is no damage.
+func TestCallsBesideOthersReportNoDamage(t *testing.T) {
+	prepare := func(st *turnstone.Store) {
+		create(t, st, turnstone.Request{ID: "p"}, []byte("x"))
+		create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
+		create(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
+	}
+	calls := map[string]func(*turnstone.Store) error{
+		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
+		"fork": func(st *turnstone.Store) error {
+			_, _, err := st.Create(ctx, turnstone.Request{ID: "h", Parent: "g"})
+			return err
+		},
+		"delete": func(st *turnstone.Store) error { return st.Delete(ctx, "f", turnstone.CascadeChildren) },
+		"list": func(st *turnstone.Store) error {
+			_, err := st.List(ctx, turnstone.ListOptions{Parent: "f"})
+			return err
+		},
+		"tombstone": func(st *turnstone.Store) error {
+			s, err := st.Session(ctx, "g")
+			if err != nil {
+				return err
 			}
-		}
-		turn()
-		turn()
-		f := &enginetest.Faulty{Engine: e}
-		s, err := openStore(t, f, &turnstone.Options{NoAutoSeal: true}).Session(ctx, "s")
-		if err != nil {
-			t.Fatal(err)
-		}
-		turn() // s does not know
-		f.Plan = before(2, func() {
-			old := heads[len(heads)-1-back]
-			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{old}}); err != nil {
+			l, err := s.Load(ctx, turnstone.Scope{})
+			if err == nil {
+				err = s.Tombstone(ctx, l.Leaf)
+			}
+			return err
+		},
+	}
+	others := map[string]func(*turnstone.Store){
+		"delete and vacuum": func(st *turnstone.Store) {
+			err := st.Delete(ctx, "f", turnstone.KeepChildren)
+			if err == nil {
+				err = st.Delete(ctx, "g", turnstone.KeepChildren)
+			}
+			if err == nil {
+				_, err = st.Vacuum(ctx, gc.VacuumOptions{})
+			}
+			if err != nil {
 				t.Error(err)
 			}
-		})
-		var damage *record.CorruptError
-		if i, err := s.Info(ctx); !errors.As(err, &damage) {
-			t.Errorf("back by %d: revision %d, %v", back, i.Revision, err)
+		},
+		"rename": func(st *turnstone.Store) { _ = st.Rename(ctx, "g", "other") },
+		"seal": func(st *turnstone.Store) {
+			if err := st.Seal(ctx); err != nil {
+				t.Error(err)
+			}
+		},
+	}
+	for name, call := range calls {
+		for beside, other := range others {
+			t.Run(name+" beside "+beside, func(t *testing.T) {
+				besideEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
+					ok := err == nil
+					for _, e := range []error{turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrExists} {
+						ok = ok || errors.Is(err, e)
+					}
+					if !ok {
+						return errors.New("another error than that it is gone")
+					}
+					return nil
+				})
+			})
 		}
 	}
 }

@@ -2,10 +2,8 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -29,16 +27,13 @@ func fill(t *testing.T, e engine.Engine) {
 	st := openStore(t, e, &turnstone.Options{SealBytes: 5000, NoAutoSeal: true})
 	defer st.Close()
 	for i := range 10 {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: turnstone.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("s", i), Metadata: turnstone.Metadata{Labels: map[string]string{"n": fmt.Sprint(i)}}})
 		at, err := s.PutAttachment(ctx, strings.NewReader(strings.Repeat("attached ", 1000*i)), -1, "text/plain", "a")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for j := range 20 {
-			commitTo(t, s, turnstone.Commit{
+			commitAt(t, s, turnstone.Commit{
 				Expected: head.Revision(j), Turn: fmt.Sprint("turn ", j), Usage: []head.Usage{{Model: "m", Input: 1}},
 				Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", j), Payload: bytes.Repeat([]byte("text "), 10*j*i)}, {Kind: "tool", Attachments: []blob.Attachment{at}}},
 				Checkpoint: map[string][]byte{"p": bytes.Repeat(fmt.Append(nil, j), 100)},
@@ -61,9 +56,7 @@ func fill(t *testing.T, e engine.Engine) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := st.GC(ctx, gc.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	collect(t, st, gc.Options{})
 }
 
 // equalPairs fails unless a and b hold the same pairs, but for the note of a copy.
@@ -71,10 +64,7 @@ func equalPairs(t *testing.T, a, b engine.Engine) {
 	t.Helper()
 	var all [2][]engine.Pair
 	for i, e := range []engine.Engine{a, b} {
-		for p, err := range e.Scan(ctx, engine.Range{}) {
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, p := range pairs(t, e) {
 			if p.Key[4] != keys.Copying {
 				all[i] = append(all[i], p)
 			}
@@ -100,7 +90,7 @@ func copyStore(t *testing.T, from, to engine.Engine) *turnstone.CopyReport {
 }
 
 // From Badger to PostgreSQL and back, and to every other engine: the same store.
-func TestCopyBetweenEngines(t *testing.T) {
+func TestACopyOnAnyEngineIsTheSameStore(t *testing.T) {
 	testscale.Slow(t)
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -125,15 +115,10 @@ func TestCopyBetweenEngines(t *testing.T) {
 				t.Errorf("once more: %+v", r)
 			}
 			// What is new goes over, what is gone goes.
-			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-			s, err := st.Session(ctx, "s1")
-			if err != nil {
-				t.Fatal(err)
-			}
-			commitTo(t, s, turnstone.Commit{Expected: 20, Nodes: []turnstone.NewNode{{Kind: "user"}}})
-			if err := st.Delete(ctx, "s2", turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
+			st := openStore(t, all[0], &turnstone.Options{NoAutoSeal: true})
+			s := session(t, st, "s1")
+			commitAt(t, s, turnstone.Commit{Expected: 20, Nodes: []turnstone.NewNode{{Kind: "user"}}})
+			remove(t, st, "s2")
 			st.Close()
 			if r := copyStore(t, all[0], all[1]); r.Written == 0 || r.Written > 30 || r.Deleted == 0 || r.Sessions != 12 {
 				t.Errorf("after changes: %+v", r)
@@ -146,7 +131,7 @@ func TestCopyBetweenEngines(t *testing.T) {
 // A copy that is interrupted anywhere can't be opened before it is whole, the
 // first time and when it is brought up to date, and goes on, also when the source
 // has changed since.
-func TestCopyInterruptedAnywhere(t *testing.T) {
+func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -155,16 +140,13 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 	payloads := testscale.Pick(8, 5, 3)
 	random := rand.NewChaCha8([32]byte{})
 	bulk := func(e engine.Engine, id string) {
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 		defer st.Close()
-		s, _, err := st.Create(ctx, turnstone.Request{ID: id})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: id})
 		for i := range payloads {
 			payload := make([]byte, 400<<10)
 			random.Read(payload)
-			commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: payload}}})
 		}
 	}
 	from := memory.New()
@@ -178,9 +160,7 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 			copyStore(t, from, base)
 			bulk(from, fmt.Sprint("more ", n))
 			st := openStore(t, from, nil)
-			if err := st.Delete(ctx, "s1", turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, st, "s1")
 			st.Close()
 		}
 		faulty := &enginetest.Faulty{Engine: base, Plan: enginetest.CrashAfter(n)}
@@ -205,12 +185,8 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 			if err := st.Seal(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if err := st.Delete(ctx, fmt.Sprint("more ", n-2), turnstone.KeepChildren); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, st, fmt.Sprint("more ", n-2))
+			vacuum(t, st)
 			st.Close()
 		}
 		copyStore(t, from, base)
@@ -222,7 +198,9 @@ func TestCopyInterruptedAnywhere(t *testing.T) {
 	}
 }
 
-func TestCopyRefuses(t *testing.T) {
+// Copy refuses a source without a store, and a target that has another store or what is left of
+// one. It ends at damage in the source, and writes nothing.
+func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 	from, other, empty := memory.New(), memory.New(), memory.New()
 	fill(t, from)
 	fill(t, other)
@@ -234,8 +212,8 @@ func TestCopyRefuses(t *testing.T) {
 	}
 	// One that lost its record is another one still.
 	var b engine.Batch
-	for p, err := range other.Scan(ctx, engine.Range{}) {
-		if err == nil && p.Key[4] == keys.Store {
+	for _, p := range pairs(t, other) {
+		if p.Key[4] == keys.Store {
 			b.Delete(p.Key)
 		}
 	}
@@ -265,13 +243,10 @@ func TestCopyRefuses(t *testing.T) {
 	}
 }
 
-// damage flips a bit of some nodes.
+// damage flips a bit of a pack.
 func damage(t *testing.T, e engine.Engine) {
 	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		if p.Key[4] == keys.Pack {
 			v := bytes.Clone(p.Value)
 			v[len(v)/2] ^= 1
@@ -284,34 +259,9 @@ func damage(t *testing.T, e engine.Engine) {
 	t.Fatal("there is nothing to damage")
 }
 
-// A busy engine is changed by somebody else while all of it is scanned: first by
-// the verification, then by each pass of a copy.
-type busy struct {
-	engine.Engine
-	scans  int
-	change func(scan, pair int)
-}
-
-func (b *busy) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(yield func(engine.Pair, error) bool) {
-		n, all := 0, r.Limit == 0 && len(r.Start) == 4
-		if all {
-			b.scans++
-		}
-		for p, err := range b.Engine.Scan(ctx, r) {
-			if n++; all {
-				b.change(b.scans, n)
-			}
-			if !yield(p, err) {
-				return
-			}
-		}
-	}
-}
-
 // What is changed while it is copied is copied again; a source that never rests is
 // refused as such, and no torn copy can be opened.
-func TestCopyOfABusyStore(t *testing.T) {
+func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -320,23 +270,20 @@ func TestCopyOfABusyStore(t *testing.T) {
 		for at := 1; at < 600; at += testscale.Pick(50, 120, 300) {
 			base, to := memory.New(), memory.New()
 			fill(t, base)
-			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			st := openStore(t, base, &turnstone.Options{NoAutoSeal: true})
 			changes, within := 0, false
-			from := &busy{Engine: base, change: func(scan, n int) {
+			change := func(scan, n int) {
 				if within || scan < 2 || n != at || changes > 0 && !restless {
 					return
 				}
 				within = true
 				changes++
 				id := fmt.Sprint("new", changes)
-				s, _, err := st.Create(ctx, turnstone.Request{ID: id})
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := create(t, st, turnstone.Request{ID: id})
 				for i := range 3 {
-					commitTo(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
+					commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte(id)}}})
 				}
-				err = s.Seal(ctx)
+				err := s.Seal(ctx)
 				if changes > 2 && err == nil {
 					err = st.Delete(ctx, fmt.Sprint("new", changes-2), turnstone.KeepChildren)
 				}
@@ -351,6 +298,19 @@ func TestCopyOfABusyStore(t *testing.T) {
 					t.Fatal(err)
 				}
 				within = false
+			}
+			scans := 0 // of everything: first that of the verification, then each pass of the copy
+			from := &interceptor{Engine: base, scan: func(r engine.Range) func(engine.Pair) error {
+				if r.Limit != 0 || len(r.Start) != 4 {
+					return nil
+				}
+				scans++
+				n := 0
+				return func(engine.Pair) error {
+					n++
+					change(scans, n)
+					return nil
+				}
 			}}
 			r, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{})
 			switch {
@@ -382,7 +342,7 @@ func TestCopyOfABusyStore(t *testing.T) {
 }
 
 // Somebody may make a store in the target between the look and the first write.
-func TestCopyBesideANewStore(t *testing.T) {
+func TestACopyLeavesAStoreThatIsMadeMeanwhile(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	first := true
@@ -406,28 +366,8 @@ func TestCopyBesideANewStore(t *testing.T) {
 	}
 }
 
-// A postponed engine does not know what became of one Apply, which takes effect
-// when everything is over.
-type postponed struct {
-	engine.Engine
-	left  int
-	late  *engine.Batch
-	often bool // it is tried again before each Apply from then on but the next, and not only at the end
-}
-
-func (p *postponed) Apply(ctx context.Context, b *engine.Batch) error {
-	if p.left--; p.left == 0 {
-		p.late = &engine.Batch{Guards: slices.Clone(b.Guards), Sets: slices.Clone(b.Sets), Deletes: slices.Clone(b.Deletes)}
-		return engine.ErrUnknown
-	}
-	if p.often && p.left < -1 && p.late != nil {
-		_ = p.Engine.Apply(ctx, p.late) // nobody learns of it
-	}
-	return p.Engine.Apply(ctx, b)
-}
-
 // What one copy writes while another one runs makes no torn store.
-func TestCopiesAtOnce(t *testing.T) {
+func TestTwoCopiesAtOnceMakeNoTornStore(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -435,12 +375,9 @@ func TestCopiesAtOnce(t *testing.T) {
 	older, newer := memory.New(), memory.New()
 	fill(t, older)
 	copyStore(t, older, newer)
-	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, newer, &turnstone.Options{NoAutoSeal: true})
 	for i := range 3 {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", i)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint("more", i)})
 		commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: bytes.Repeat([]byte("x"), 400<<10)}}})
 	}
 	st.Close()
@@ -487,7 +424,7 @@ func TestCopiesAtOnce(t *testing.T) {
 }
 
 // Nobody makes a store on top of a copy that has begun.
-func TestANewStoreBesideACopy(t *testing.T) {
+func TestNoStoreIsMadeOverACopyThatHasBegun(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	_, err := turnstone.Open(ctx, &enginetest.Faulty{Engine: to, Plan: func(c enginetest.Call) enginetest.Fault {
@@ -504,15 +441,12 @@ func TestANewStoreBesideACopy(t *testing.T) {
 }
 
 // What was written to a copy is not removed by a copy that nobody thought of.
-func TestACopyThatWasWrittenTo(t *testing.T) {
+func TestACopyThatWasWrittenToIsNotOverwritten(t *testing.T) {
 	from, to := memory.New(), memory.New()
 	fill(t, from)
 	copyStore(t, from, to)
-	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "precious"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "precious"})
 	commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 	st.Close()
 	before := stored(t, to)
@@ -527,7 +461,7 @@ func TestACopyThatWasWrittenTo(t *testing.T) {
 }
 
 // A report counts what was written, not what was to be.
-func TestReportOfAnInterruptedCopy(t *testing.T) {
+func TestTheReportOfAnInterruptedCopyCountsWhatWasWritten(t *testing.T) {
 	from := memory.New()
 	fill(t, from)
 	to := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
@@ -540,7 +474,7 @@ func TestReportOfAnInterruptedCopy(t *testing.T) {
 
 // An attempt that comes late changes nothing, the first time or when a copy is
 // brought up to date.
-func TestCopyAndLateAttempts(t *testing.T) {
+func TestALateAttemptOfACopyChangesNothing(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
@@ -553,23 +487,29 @@ func TestCopyAndLateAttempts(t *testing.T) {
 			base := memory.New()
 			if update {
 				copyStore(t, from, base)
-				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint("more", n)})
-				if err != nil {
-					t.Fatal(err)
-				}
+				st := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+				s := create(t, st, turnstone.Request{ID: fmt.Sprint("more", n)})
 				commitTo(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user"}}})
 				st.Close()
 			}
-			to := &postponed{Engine: base, left: n, often: often}
-			copyStore(t, from, to)
-			if to.late == nil {
+			var late *engine.Batch // its outcome is unknown, and it takes effect when everything is over
+			copyStore(t, from, &enginetest.Faulty{Engine: base, Plan: func(c enginetest.Call) enginetest.Fault {
+				if c.Apply == n {
+					late = &engine.Batch{Guards: slices.Clone(c.Batch.Guards), Sets: slices.Clone(c.Batch.Sets), Deletes: slices.Clone(c.Batch.Deletes)}
+					return enginetest.Fault{Err: engine.ErrUnknown}
+				}
+				if often && late != nil && c.Apply > n+1 { // it is tried before each but the next, too
+					_ = base.Apply(ctx, late) // nobody learns of it
+				}
+				return enginetest.Fault{}
+			}})
+			if late == nil {
 				if n < 4 {
 					t.Errorf("%d attempts", n)
 				}
 				break
 			}
-			if err := base.Apply(ctx, to.late); !errors.Is(err, engine.ErrConflict) {
+			if err := base.Apply(ctx, late); !errors.Is(err, engine.ErrConflict) {
 				t.Errorf("attempt %d, update %v: late, it ends with %v", n, update, err)
 			}
 			equalPairs(t, from, base)
@@ -580,15 +520,4 @@ func TestCopyAndLateAttempts(t *testing.T) {
 			}
 		}
 	}
-}
-
-func stored(t *testing.T, e engine.Engine) (n int) {
-	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		n += len(p.Key) + len(p.Value)
-	}
-	return n
 }

@@ -2,9 +2,7 @@ package turnstone_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -12,158 +10,39 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/pack"
+
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// rich fills a store with something of everything.
-func rich(t *testing.T, st *turnstone.Store) {
-	t.Helper()
-	s := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}}})
-	att, err := s.PutAttachment(ctx, bytes.NewReader(random(200_000, 1)), -1, "image/png", "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	part := random(3000, 2)
-	var leaf graph.ID
-	for i := range 12 {
-		part[i*7]++
-		c := turnstone.Commit{
-			Expected: head.Revision(i), Turn: fmt.Sprint("t", i),
-			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: fmt.Appendf(nil, "question %d", i)}, {Kind: "assistant", Payload: random(20+i*700, byte(i))}},
-			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
-			Usage:      []head.Usage{{Model: "m", Input: 1}},
-		}
-		if i == 3 {
-			c.Nodes[0].Attachments = []blob.Attachment{att}
-		}
-		if i == 6 {
-			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "side", Parent: turnstone.RefTo(leaf)})
-			c.Leaf = turnstone.RefNew(0)
-		}
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		leaf = r.Nodes[0]
-		if i == 8 {
-			if err := s.Seal(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
-	if _, err := f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("forked")}}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Tombstone(ctx, leaf); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// everything is what all reads of a store give, as JSON; an error ends it.
-func everything(st *turnstone.Store) (string, error) {
-	var out strings.Builder
-	tell := json.NewEncoder(&out).Encode
-	page, err := st.List(ctx, turnstone.ListOptions{})
-	if err != nil {
-		return "", err
-	}
-	for _, i := range page.Sessions {
-		if err := tell(i); err != nil {
-			return "", err
-		}
-		s, err := st.Session(ctx, i.ID)
-		if err != nil {
-			return "", err
-		}
-		for _, sc := range []turnstone.Scope{{}, {Full: true}, {Last: 4}, {At: 1}} {
-			state, err := s.Load(ctx, sc)
-			if errors.Is(err, turnstone.ErrRevisionPruned) || errors.Is(err, turnstone.ErrRevisionNotFound) && sc.At > i.Revision {
-				fmt.Fprintln(&out, "no revision", sc.At)
-				continue
-			}
-			if err != nil {
-				return "", err
-			}
-			if err := tell(state); err != nil {
-				return "", err
-			}
-		}
-		parts, err := s.Checkpoint(ctx, 0)
-		if err == nil {
-			err = tell(parts)
-		}
-		if err != nil {
-			return "", err
-		}
-		for k := range 12 {
-			n, err := s.NodeByKey(ctx, fmt.Sprint("k", k))
-			if err != nil && !errors.Is(err, turnstone.ErrNodeNotFound) {
-				return "", err
-			}
-			for _, a := range n.Attachments {
-				var b bytes.Buffer
-				if _, err := s.ReadAttachment(ctx, &b, a.ID); err != nil {
-					return "", err
-				}
-			}
-		}
-	}
-	return out.String(), nil
-}
-
-// someOfEach returns at most n records of each kind, from its whole range.
-func someOfEach(all []engine.Pair, n int) (out []engine.Pair) {
-	kinds := map[byte]int{}
-	for _, p := range all {
-		kinds[p.Key[4]]++
-	}
-	met := map[byte]int{}
-	for _, p := range all {
-		kind := p.Key[4]
-		i := met[kind]
-		met[kind]++
-		if i*n/kinds[kind] != (i+1)*n/kinds[kind] || n >= kinds[kind] {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-// R10: whatever record is damaged, reads give all they gave, or an error; and
+// Whatever record is damaged, reads give all they gave, or an error; and
 // verify names it. What only an index held can be missing without being read.
 func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var pairs []engine.Pair
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		pairs = append(pairs, p)
-	}
+	all := pairs(t, e)
 	silent := map[byte]int{}
-	for _, p := range someOfEach(pairs, testscale.Pick(len(pairs), 6, 1)) {
+	for _, p := range someOfEach(all, testscale.Pick(len(all), 6, 1)) {
 		letter := p.Key[4]
 		flipped := bytes.Clone(p.Value)
 		flipped[len(flipped)/2] ^= 8
 		for name, damage := range map[string]engine.Batch{
 			"removed": {Deletes: [][]byte{p.Key}},
 			"flipped": {Sets: []engine.Pair{{Key: p.Key, Value: flipped}}},
-			"swapped": {Sets: []engine.Pair{{Key: p.Key, Value: pairs[(slices.IndexFunc(pairs, func(q engine.Pair) bool { return bytes.Equal(q.Key, p.Key) })+1)%len(pairs)].Value}}},
+			"swapped": {Sets: []engine.Pair{{Key: p.Key, Value: all[(slices.IndexFunc(all, func(q engine.Pair) bool { return bytes.Equal(q.Key, p.Key) })+1)%len(all)].Value}}},
 		} {
 			if err := e.Apply(ctx, &damage); err != nil {
 				t.Fatal(err)
@@ -205,7 +84,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 
 // A bit flips in a table of Badger: what reads it says so, and so does verify.
 // Nothing is missing without an error, also for who would create a store.
-func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
+func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	testscale.Slow(t)
 	if race {
 		t.Skip("one goroutine, two hundred stores: there is nothing for the race detector")
@@ -215,7 +94,7 @@ func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
 	healthy, err := everything(st)
 	if err == nil {
@@ -277,4 +156,103 @@ func TestABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 		t.Error("no flip was noticed by a read, or none by Open")
 	}
 	t.Logf("of %d flips %d kept the store from opening, %d were named by reads, %d by verify, %d did no harm", flips, refused, read, found, harmless)
+}
+
+// The pack of a turn is written anew with another payload in place of one of the same length: no
+// read returns it.
+func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	r := commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: turnstone.RefNone()}}})
+	seg, err := pack.SegmentAt(ctx, e, turnstone.SpaceOf(st), turnstone.IncarnationOf(s), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &seg.Packs[0]
+	if _, err := p.Resolve(graph.ID{}); err != nil {
+		t.Fatal(err)
+	}
+	p.Nodes[0].Inline = []byte("FAKE")
+	ks, vs, err := pack.EncodeSegment(turnstone.SpaceOf(st), turnstone.IncarnationOf(s), seg.Packs, graph.ID{}, codec.Fast)
+	if err != nil || len(ks) != 1 {
+		t.Fatal(len(ks), err)
+	}
+	var b engine.Batch
+	b.Set(ks[0], vs[0])
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	var damage *record.CorruptError
+	if _, err := s.Load(ctx, turnstone.Scope{Full: true}); !errors.As(err, &damage) {
+		t.Errorf("full: %v", err)
+	}
+	if _, err := s.NodeByKey(ctx, "k"); !errors.As(err, &damage) {
+		t.Errorf("by key: %v", err)
+	}
+	// The id of the altered node is another one, which was never committed.
+	if n, err := s.Node(ctx, r.Nodes[0]); !errors.As(err, &damage) && !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Errorf("by id: %q, %v", n.Payload, err)
+	}
+}
+
+// Without the index of a segment no node of it is found by its id. Load needs no index, and Verify
+// misses it.
+func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	commitAt(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
+	r := commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+	if err := s.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var b engine.Batch
+	b.Delete(turnstone.SpaceOf(st).Index(turnstone.IncarnationOf(s), 2))
+	if err := e.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Node(ctx, r.Leaf); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Error(err)
+	}
+	if _, err := s.Load(ctx, turnstone.Scope{Last: 1}); err != nil { // needs no index
+		t.Error(err)
+	}
+	if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || v.OK() {
+		t.Error("verify does not notice", err)
+	}
+}
+
+// A head that is rolled back between the two looks of one read is damage, as it is
+// before the first.
+func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
+	for _, back := range []int{1, 2} { // revisions
+		e := memory.New()
+		writer := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
+		var heads []engine.Pair // of each revision
+		turn := func() {
+			commitTo(t, writer, turnstone.Commit{Nodes: saying([]byte("x"))})
+			for _, p := range pairs(t, e) {
+				if p.Key[4] == keys.Head {
+					heads = append(heads, p)
+				}
+			}
+		}
+		turn()
+		turn()
+		f := &enginetest.Faulty{Engine: e}
+		s, err := openStore(t, f, &turnstone.Options{NoAutoSeal: true}).Session(ctx, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn() // s does not know
+		f.Plan = before(2, func() {
+			old := heads[len(heads)-1-back]
+			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{old}}); err != nil {
+				t.Error(err)
+			}
+		})
+		var damage *record.CorruptError
+		if i, err := s.Info(ctx); !errors.As(err, &damage) {
+			t.Errorf("back by %d: revision %d, %v", back, i.Revision, err)
+		}
+	}
 }

@@ -2,88 +2,35 @@ package turnstone_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// before returns a plan that calls f once, before the n-th call from now on.
-func before(n int, f func()) func(enginetest.Call) enginetest.Fault {
-	return func(enginetest.Call) enginetest.Fault {
-		if n--; n == 0 {
-			f()
-		}
-		return enginetest.Fault{}
-	}
-}
-
-// beforeEachCall prepares a store, and runs call with other before its n-th call of the
-// engine, for every n.
-func beforeEachCall(t *testing.T, prepare func(*turnstone.Store), call func(*turnstone.Store) error, other func(*turnstone.Store), check func(st *turnstone.Store, e engine.Engine, err error) error) {
-	t.Helper()
-	for n, more := 1, true; more; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
-		prepare(st)
-		more = false
-		watched := &enginetest.Faulty{Engine: e}
-		caller := openStore(t, watched, nil)
-		watched.Plan = before(n, func() {
-			more = true
-			other(openStore(t, e, nil))
-		})
-		err := call(caller)
-		watched.Plan = nil
-		if cerr := check(st, e, err); cerr != nil {
-			t.Errorf("before call %d: %v: %v", n, err, cerr)
-		}
-	}
-}
-
-func node(payload []byte) turnstone.Commit {
-	return turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "u", Payload: payload}}}
-}
-
-func mustSession(t *testing.T, st *turnstone.Store, r turnstone.Request, payloads ...[]byte) *turnstone.Session {
-	t.Helper()
-	s, _, err := st.Create(ctx, r)
-	for _, p := range payloads {
-		if err == nil {
-			_, err = s.Commit(ctx, node(p))
-		}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
+// A session is renamed, or its id is given again, while Erase works: what is erased is the session
+// that had the id at first.
 func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
-	secret := noise(300, 1)
+	secret := random(300, 1)
 	for name, other := range map[string]func(*turnstone.Store) error{
 		"renamed": func(st *turnstone.Store) error { return st.Rename(ctx, "s", "z") },
 		"given again": func(st *turnstone.Store) error {
 			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
 				return err
 			}
-			mustSession(t, st, turnstone.Request{ID: "s"}, []byte("another"))
+			create(t, st, turnstone.Request{ID: "s"}, []byte("another"))
 			return nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			did := false
-			beforeEachCall(t, func(st *turnstone.Store) { did = false; mustSession(t, st, turnstone.Request{ID: "s"}, secret) },
+			besideEachCall(t, func(st *turnstone.Store) { did = false; create(t, st, turnstone.Request{ID: "s"}, secret) },
 				func(st *turnstone.Store) error {
 					_, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
 					return err
@@ -107,18 +54,16 @@ func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 	}
 }
 
+// A fork of a fork is made, and the first fork deleted, while Erase works: the receipt names one of
+// them as a holder.
 func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
-	secret := noise(300, 1)
+	secret := random(300, 1)
 	var id graph.ID
 	var receipt *turnstone.Erasure
-	beforeEachCall(t, func(st *turnstone.Store) {
-		s := mustSession(t, st, turnstone.Request{ID: "s"})
-		r, err := s.Commit(ctx, node(secret))
-		if err != nil {
-			t.Fatal(err)
-		}
-		id = r.Leaf
-		mustSession(t, st, turnstone.Request{ID: "f", Parent: "s"})
+	besideEachCall(t, func(st *turnstone.Store) {
+		s := create(t, st, turnstone.Request{ID: "s"})
+		id = commitTo(t, s, turnstone.Commit{Nodes: saying(secret)}).Leaf
+		create(t, st, turnstone.Request{ID: "f", Parent: "s"})
 	}, func(st *turnstone.Store) error {
 		s, err := st.Session(ctx, "s")
 		if err == nil {
@@ -126,10 +71,8 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 		}
 		return err
 	}, func(st *turnstone.Store) {
-		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"})
-		if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
-			t.Fatal(err)
-		}
+		create(t, st, turnstone.Request{ID: "g", Parent: "f"})
+		remove(t, st, "f")
 	}, func(st *turnstone.Store, e engine.Engine, err error) error {
 		if err != nil {
 			return err
@@ -143,12 +86,11 @@ func TestG8_EraseKnowsForksThatAreMadeMeanwhile(t *testing.T) {
 
 // An Erase that is cut off anywhere can be repeated, and then the bytes are gone.
 func TestG8_EraseCanBeRepeated(t *testing.T) {
-	secret := noise(6000, 1)
+	secret := random(6000, 1)
 	for n, crashed := 1, true; crashed; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
-		s := mustSession(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
-		if _, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 2)), -1, "", ""); err != nil {
+		e, st := onMemory(t, nil)
+		s := create(t, st, turnstone.Request{ID: "s"}, secret, []byte("2"))
+		if _, err := s.PutAttachment(ctx, bytes.NewReader(random(3000, 2)), -1, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		crashed = false
@@ -161,7 +103,7 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 			cut.Close()
 		}
 		r, err := st.Erase(ctx, "s", turnstone.KeepChildren, turnstone.EraseOptions{})
-		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, noise(3000, 2)[:64]) {
+		if err != nil || len(r.HeldBy) > 0 || holds(t, e, secret[:64]) || holds(t, e, random(3000, 2)[:64]) {
 			t.Fatalf("cut at call %d: %v %+v", n, err, r)
 		}
 	}
@@ -170,11 +112,10 @@ func TestG8_EraseCanBeRepeated(t *testing.T) {
 // The receipt of an Erase with CascadeChildren that is repeated counts what children had
 // whom the first attempt deleted.
 func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
-	mustSession(t, st, turnstone.Request{ID: "p"}, noise(6000, 1))
-	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, noise(6000, 2))
-	mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, noise(6000, 3))
+	e, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "p"}, random(6000, 1))
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, random(6000, 2))
+	create(t, st, turnstone.Request{ID: "g", Parent: "f"}, random(6000, 3))
 	predecessors := 0
 	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
 		if c.Batch != nil && slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == keys.Predecessor }) {
@@ -195,12 +136,10 @@ func TestG8_ARepeatedReceiptKnowsChildren(t *testing.T) {
 // before, and that other sessions hold.
 func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	p := mustSession(t, st, turnstone.Request{ID: "p"})
-	mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
-	mustSession(t, st, turnstone.Request{ID: "k", Parent: "f"})
-	if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	p := create(t, st, turnstone.Request{ID: "p"})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("1"))
+	create(t, st, turnstone.Request{ID: "k", Parent: "f"})
+	remove(t, st, "f")
 	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("2"))})
 	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{})
 	if err != nil || len(r.HeldBy) > 0 {
@@ -208,25 +147,13 @@ func TestG8_TheReceiptLeavesOtherForksOut(t *testing.T) {
 	}
 }
 
+// An upload that waits for a commit keeps bytes that are erased: the receipt counts it.
 func TestG8_TheReceiptKnowsUploads(t *testing.T) {
-	secret := noise(3000, 1)
-	e := memory.New()
-	st := openStore(t, e, nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"})
-	put := func() blob.Attachment {
-		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
-	}
-	c := node(nil)
-	c.Nodes[0].Attachments = []blob.Attachment{put()}
-	r, err := s.Commit(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	put() // once more: it waits for a commit
+	secret := random(3000, 1)
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	r := commitTo(t, s, turnstone.Commit{Nodes: attaching(upload(t, s, secret))})
+	upload(t, s, secret) // once more: it waits for a commit
 	receipt, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
 	if err != nil || receipt.Uploads != 1 || receipt.Gone != 0 || !holds(t, e, secret[:64]) {
 		t.Errorf("%v %+v", err, receipt)
@@ -237,103 +164,12 @@ func TestG8_TheReceiptKnowsUploads(t *testing.T) {
 	}
 }
 
-// An attempt of an upload whose outcome was not known arrives after its bytes were erased.
-func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
-	secret := noise(3000, 1)
-	for n := 1; n <= 3; n++ {
-		e := memory.New()
-		st := openStore(t, e, nil)
-		mustSession(t, st, turnstone.Request{ID: "s"})
-		var late *engine.Batch
-		f := &faultyApply{Engine: e, on: func(at int, b *engine.Batch) error {
-			if at == n {
-				copied := *b
-				late = &copied
-				return engine.ErrUnknown
-			}
-			return nil
-		}}
-		s, err := openStore(t, f, nil).Session(ctx, "s")
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := s.PutAttachment(ctx, bytes.NewReader(secret), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := node(nil)
-		c.Nodes[0].Attachments = []blob.Attachment{a}
-		r, err := s.Commit(ctx, c)
-		if err == nil {
-			_, err = s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
-		}
-		if err != nil || late == nil {
-			t.Fatal(n, err)
-		}
-		_ = e.Apply(ctx, late)
-		if holds(t, e, secret[:64]) {
-			t.Errorf("batch %d, late: the bytes are back", n)
-		}
-	}
-}
-
-type faultyApply struct {
-	engine.Engine
-	n  int
-	on func(n int, b *engine.Batch) error
-}
-
-func (f *faultyApply) Apply(ctx context.Context, b *engine.Batch) error {
-	f.n++
-	if err := f.on(f.n, b); err != nil {
-		return err
-	}
-	return f.Engine.Apply(ctx, b)
-}
-
-// A session that is committed to all the time is erased all the same.
-func TestG8_ABusySessionIsErased(t *testing.T) {
-	secret := noise(300, 1)
-	e := memory.New()
-	st := openStore(t, e, nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("side"))
-	root, err := s.Load(ctx, turnstone.Scope{At: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := node(secret)
-	c.Nodes[0].Parent = turnstone.RefTo(root.Leaf)
-	r, err := s.Commit(ctx, c)
-	for range 3 {
-		if err == nil {
-			_, err = s.Commit(ctx, node([]byte("more")))
-		}
-	}
-	if err == nil {
-		_, err = s.Prune(ctx, 2)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &faultyApply{Engine: e, on: func(int, *engine.Batch) error {
-		_, err := s.Commit(ctx, node([]byte("busy")))
-		return err
-	}}
-	busy, err := openStore(t, f, nil).Session(ctx, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	receipt, err := busy.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
-	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
-		t.Errorf("%v %+v", err, receipt)
-	}
-}
-
+// A child names its parent by incarnation, not by id: once the parent is erased, nothing has its
+// id.
 func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, nil)
-	mustSession(t, st, turnstone.Request{ID: "a secret id"})
-	child := mustSession(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
+	e, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "a secret id"})
+	child := create(t, st, turnstone.Request{ID: "child", Parent: "a secret id", Detached: true})
 	if i, err := child.Info(ctx); err != nil || i.Parent != "a secret id" {
 		t.Fatal(i.Parent, err)
 	}
@@ -348,103 +184,146 @@ func TestG8_NothingHoldsTheIDOfAnErasedSession(t *testing.T) {
 	}
 }
 
-// What a call finds may move while it reads: that is no damage.
-func TestCallsBesideOthersReportNoDamage(t *testing.T) {
-	prepare := func(st *turnstone.Store) {
-		mustSession(t, st, turnstone.Request{ID: "p"}, []byte("x"))
-		mustSession(t, st, turnstone.Request{ID: "f", Parent: "p"}, []byte("y"))
-		mustSession(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
-	}
-	calls := map[string]func(*turnstone.Store) error{
-		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
-		"fork": func(st *turnstone.Store) error {
-			_, _, err := st.Create(ctx, turnstone.Request{ID: "h", Parent: "g"})
-			return err
-		},
-		"delete": func(st *turnstone.Store) error { return st.Delete(ctx, "f", turnstone.CascadeChildren) },
-		"list": func(st *turnstone.Store) error {
-			_, err := st.List(ctx, turnstone.ListOptions{Parent: "f"})
-			return err
-		},
-		"tombstone": func(st *turnstone.Store) error {
-			s, err := st.Session(ctx, "g")
-			if err != nil {
-				return err
+// An attempt of an upload whose outcome was not known arrives after its bytes were erased.
+func TestG8_ALateUploadDoesNotBringErasedBytesBack(t *testing.T) {
+	secret := random(3000, 1)
+	for n := 1; n <= 3; n++ {
+		e, st := onMemory(t, nil)
+		create(t, st, turnstone.Request{ID: "s"})
+		var late *engine.Batch
+		f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Apply == n {
+				copied := *c.Batch
+				late = &copied
+				return enginetest.Fault{Err: engine.ErrUnknown}
 			}
-			l, err := s.Load(ctx, turnstone.Scope{})
-			if err == nil {
-				err = s.Tombstone(ctx, l.Leaf)
-			}
-			return err
-		},
-	}
-	others := map[string]func(*turnstone.Store){
-		"delete and vacuum": func(st *turnstone.Store) {
-			err := st.Delete(ctx, "f", turnstone.KeepChildren)
-			if err == nil {
-				err = st.Delete(ctx, "g", turnstone.KeepChildren)
-			}
-			if err == nil {
-				_, err = st.Vacuum(ctx, gc.VacuumOptions{})
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		},
-		"rename": func(st *turnstone.Store) { _ = st.Rename(ctx, "g", "other") },
-		"seal": func(st *turnstone.Store) {
-			if err := st.Seal(ctx); err != nil {
-				t.Error(err)
-			}
-		},
-	}
-	for name, call := range calls {
-		for beside, other := range others {
-			t.Run(name+" beside "+beside, func(t *testing.T) {
-				beforeEachCall(t, prepare, call, other, func(_ *turnstone.Store, _ engine.Engine, err error) error {
-					ok := err == nil
-					for _, e := range []error{turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrExists} {
-						ok = ok || errors.Is(err, e)
-					}
-					if !ok {
-						return errors.New("another error than that it is gone")
-					}
-					return nil
-				})
-			})
+			return enginetest.Fault{}
+		}}
+		s := session(t, openStore(t, f, nil), "s")
+		r := commitTo(t, s, turnstone.Commit{Nodes: attaching(upload(t, s, secret))})
+		_, err := s.Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
+		if err != nil || late == nil {
+			t.Fatal(n, err)
+		}
+		_ = e.Apply(ctx, late)
+		if holds(t, e, secret[:64]) {
+			t.Errorf("batch %d, late: the bytes are back", n)
 		}
 	}
 }
 
-// K and L of the collector: what is behind a pruned node, and what only its owner showed.
-func TestARewindBehindAPrunedNodeIsRefused(t *testing.T) {
-	st := openStore(t, memory.New(), nil)
-	s := mustSession(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("a"), []byte("b"))
-	var leaves []graph.ID
-	for r := head.Revision(1); r <= 3; r++ {
-		l, err := s.Load(ctx, turnstone.Scope{At: r})
-		if err != nil {
-			t.Fatal(err)
+// A session that is committed to all the time is erased all the same.
+func TestG8_ABusySessionIsErased(t *testing.T) {
+	secret := random(300, 1)
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("root"), []byte("side"))
+	root, err := s.Load(ctx, turnstone.Scope{At: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := commitTo(t, s, turnstone.Commit{Nodes: sayingAfter(root.Leaf, secret)})
+	for range 3 {
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("more"))})
+	}
+	prune(t, s, 2)
+	f := &enginetest.Faulty{Engine: e, Plan: beforeEachApply(func(*engine.Batch) {
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("busy"))})
+	})}
+	receipt, err := session(t, openStore(t, f, nil), "s").Erase(ctx, turnstone.EraseOptions{}, r.Nodes[0])
+	if err != nil || holds(t, e, secret[:64]) || len(receipt.Vacuum.Unfinished) > 0 {
+		t.Errorf("%v %+v", err, receipt)
+	}
+}
+
+// The receipt of an erasure says who holds what is left, and who has equal bytes, until the last
+// of them is erased.
+func TestG8_EraseSaysWhatIsLeft(t *testing.T) {
+	e, st := onMemory(t, nil)
+	make := func(r turnstone.Request, payloads ...[]byte) (*turnstone.Session, []graph.ID) {
+		t.Helper()
+		s := create(t, st, r)
+		var c turnstone.Commit
+		for _, p := range payloads {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "u", Payload: p})
 		}
-		leaves = append(leaves, l.Leaf)
+		res := commitAt(t, s, c)
+		return s, res.Nodes
 	}
-	if err := s.Tombstone(ctx, leaves[2]); err != nil {
+	secret, shared := random(200, 1), random(9000, 2)
+	p, ids := make(turnstone.Request{ID: "p"}, secret, shared)
+	f, _ := make(turnstone.Request{ID: "f", Parent: "p"}, []byte("x"))
+	make(turnstone.Request{ID: "other"}, shared)
+	r, err := p.Erase(ctx, turnstone.EraseOptions{}, ids...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	vacuum(t, st)
-	c := node([]byte("main"))
-	c.Nodes[0].Parent = turnstone.RefTo(leaves[0])
-	if _, err := s.Commit(ctx, c); err != nil {
+	if !slices.Equal(r.HeldBy, []string{"f"}) || r.Vacuum.Nodes != 0 || r.Shared != 1 || !holds(t, e, secret[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = f.Erase(ctx, turnstone.EraseOptions{}, ids...); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prune(ctx, 1); err != nil {
+	if len(r.HeldBy) != 0 || r.Vacuum.Nodes != 2 || !slices.Equal(r.SharedBy, []string{"other"}) || holds(t, e, secret[:64]) || !holds(t, e, shared[:64]) {
+		t.Errorf("%+v %+v", r, r.Vacuum)
+	}
+	if r, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || !slices.Equal(r.HeldBy, []string{"f"}) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Shared != 0 || holds(t, e, shared[:64]) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if r, err = st.Erase(ctx, "other", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil || len(r.HeldBy) != 0 || r.Gone != 0 {
+		t.Errorf("of what was erased: %+v %v", r, err)
+	}
+	if _, err := st.Erase(ctx, "nobody", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	verify(t, st)
+}
+
+// A receipt does not name the session that erases, nor its fork, as one that has equal bytes.
+func TestG8_TheReceiptNamesNobodyWhoErases(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(9000, 1))})
+	create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	e, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	vacuum(t, st)
-	for _, leaf := range leaves[1:] {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(leaf)}); !errors.Is(err, turnstone.ErrRevisionPruned) {
-			t.Errorf("rewind to %v: %v", slices.Index(leaves, leaf), err)
-		}
+	t.Logf("%+v", e)
+	if len(e.SharedBy) == 1 && e.SharedBy[0] == "p" {
+		t.Errorf("the session that erases is named as another saying that has equal bytes: %+v", e)
 	}
-	healthy(t, st)
+	e, err = st.Erase(ctx, "p", turnstone.KeepChildren, turnstone.EraseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Shared == 1 && len(e.SharedBy) == 0 {
+		t.Errorf("shared with nobody: %+v", e)
+	}
+}
+
+// A fork is made when Erase is about to write for the first time: the receipt has it, or the
+// bytes are gone.
+func TestG8_TheReceiptHasAForkThatIsMadeMeanwhile(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st, other := openStore(t, e, nil), openStore(t, mem, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitTo(t, p, turnstone.Commit{Nodes: saying(random(100, 1))})
+	e.Plan = beforeEachApply(func(*engine.Batch) {
+		e.Plan = nil
+		create(t, other, turnstone.Request{ID: "f", Parent: "p"})
+	})
+	receipt, err := p.Erase(ctx, turnstone.EraseOptions{}, r.Nodes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if holds(t, mem, random(100, 1)[:64]) && len(receipt.HeldBy) == 0 {
+		t.Errorf("%+v, and the payload is there", receipt)
+	}
+	if e.Plan != nil {
+		t.Error("no fork was made")
+	}
 }

@@ -1,6 +1,28 @@
 package turnstone
 
-import "github.com/turnstonedb/turnstone/internal/heads"
+import (
+	"context"
+
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// What follows lets the tests of package turnstone_test reach records and call what runs in
+// the background. They are functions, not methods, because a test calls every method of a
+// Store and a Session with nil.
+
+// SpaceOf returns the keys of the namespace of st.
+func SpaceOf(st *Store) *keys.Space { return st.space }
+
+// BlobsOf returns the blobs of st.
+func BlobsOf(st *Store) *blobs.Store { return st.blobs }
+
+// IncarnationOf returns the incarnation of s.
+func IncarnationOf(s *Session) heads.Incarnation { return s.session.Inc }
+
+// SealFast seals s as the background does.
+func SealFast(ctx context.Context, s *Session) error { return s.seal(ctx, false) }
 
 // WithFormats returns the options of a version of Turnstone that knows other formats.
 func WithFormats(o Options, oldest, newest uint64) *Options {

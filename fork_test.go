@@ -2,9 +2,14 @@ package turnstone_test
 
 import (
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
@@ -23,10 +28,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 		for _, n := range nodes {
 			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: []byte(n)})
 		}
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, c)
 		return r
 	}
 	n := 0
@@ -59,12 +61,8 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	}
 	prune := func(s *turnstone.Session, keep turnstone.Retention) {
 		t.Helper()
-		if _, err := s.Prune(ctx, keep); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		prune(t, s, keep)
+		vacuum(t, st)
 	}
 	prune(s, 2)
 	begins("s", node, "3") // the floor
@@ -87,10 +85,7 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	begins("f", node, "")
 	// A checkpoint that was empty is not missed.
 	e := create(t, st, turnstone.Request{ID: "e"})
-	r, err := e.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := commitAt(t, e, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k"}}})
 	commit(e, "later", turnstone.Ref{}, "x")
 	prune(e, 1)
 	if _, _, err := st.Create(ctx, turnstone.Request{ID: "of-e", Parent: "e", ForkNode: r.Leaf}); err != nil {
@@ -103,5 +98,238 @@ func TestF8_OfPrunedTurnsTheNewestRetainedOneCounts(t *testing.T) {
 	commit(g, "7", turnstone.Ref{}, "y")
 	prune(g, 1)
 	begins("g", r.Leaf, "")
+	verify(t, st)
+}
+
+// A session is forked, by its id, while it is renamed: the fork is one of the session that had
+// the id, or there is none.
+func TestF5_AForkDoesNotSlipPastARename(t *testing.T) {
+	created, refused := false, 0
+	besideEachCall(t,
+		func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "p"}, []byte("x")) },
+		func(st *turnstone.Store) (err error) {
+			_, created, err = st.Create(ctx, turnstone.Request{ID: "f", Parent: "p"})
+			return err
+		},
+		func(st *turnstone.Store) {
+			if err := st.Rename(ctx, "p", "q"); err != nil {
+				t.Error(err)
+			}
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			children := 1
+			if err != nil {
+				children = 0
+				refused++
+				if created || !errors.Is(err, turnstone.ErrSessionNotFound) {
+					return errors.New("another error than that there is no session")
+				}
+			}
+			parent := "q"
+			if _, err := st.Session(ctx, "q"); errors.Is(err, turnstone.ErrSessionNotFound) {
+				parent = "p" // the last call was over before the rename
+			}
+			page, err := st.List(ctx, turnstone.ListOptions{Parent: parent})
+			if err != nil || len(page.Sessions) != children {
+				return fmt.Errorf("children: %+v, %w", page, err)
+			}
+			err = st.Delete(ctx, parent, turnstone.RefuseChildren)
+			if errors.Is(err, turnstone.ErrHasChildren) != (children > 0) || children == 0 && err != nil {
+				return fmt.Errorf("delete: %w", err)
+			}
+			return nil
+		})
+	if refused == 0 {
+		t.Error("the rename was never in the way of the fork")
+	}
+}
+
+// A fork of a sealed session of 10,000 nodes writes less than 2 KB, and reads all of them.
+func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
+	var last atomic.Int64 // the bytes of the last batch
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: beforeEachApply(func(b *engine.Batch) { last.Store(int64(b.Bytes())) })}
+	st := openStore(t, e, nil)
+	s := create(t, st, turnstone.Request{ID: "long"})
+	for i := range 2500 {
+		nodes := make([]turnstone.NewNode, 4)
+		for j := range nodes {
+			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
+		}
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes})
+	}
+	if err := s.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f := create(t, st, turnstone.Request{ID: "fork", Parent: "long"})
+	t.Logf("a fork of 10,000 nodes writes %d bytes", last.Load())
+	if last.Load() >= 2000 {
+		t.Errorf("a fork writes %d bytes", last.Load())
+	}
+	state, err := f.Load(ctx, turnstone.Scope{})
+	if err != nil || len(state.Nodes) != 10_000 {
+		t.Errorf("%d nodes, %v", len(state.Nodes), err)
+	}
+}
+
+// A fork at the first of two nodes of one commit sees nothing of the second one, and can't go on
+// from it.
+func TestF1_AForkInTheMiddleOfACommitHasTheNodesUpToThere(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	r := commitAt(t, p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("1")}, {Kind: "u", Payload: []byte("2 secret")}}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkNode: r.Nodes[0]})
+	l, err := f.Load(ctx, turnstone.Scope{Full: true})
+	if err != nil || len(l.Nodes) != 1 {
+		t.Error(len(l.Nodes), err)
+	}
+	if _, err = f.Node(ctx, r.Nodes[1]); !errors.Is(err, turnstone.ErrNodeNotFound) {
+		t.Error("node after the fork node:", err)
+	}
+	if _, err = f.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Parent: turnstone.RefTo(r.Nodes[1])}}}); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Error("commit onto it:", err)
+	}
+}
+
+// A fork that sets a part of its own keeps those that it began with, for a handle that was opened
+// later, too.
+func TestF1_AForkHasThePartsOfItsParentAndItsOwn(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	for i := range 3 {
+		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": fmt.Append(nil, i)}})
+	}
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitAt(t, f, turnstone.Commit{Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("b")}})
+	f2 := session(t, st, "f")
+	if l, err := f2.Load(ctx, turnstone.Scope{}); err != nil || len(l.Nodes) != 4 {
+		t.Errorf("load: %+v, %v", l, err)
+	}
+	commitAt(t, f2, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y"))})
+	if parts, err := f2.Checkpoint(ctx, 0); err != nil || string(parts["a"]) != "2" || string(parts["b"]) != "b" || len(parts) != 2 {
+		t.Errorf("checkpoint: %q, %v", parts, err)
+	}
+}
+
+// The part that a fork began with, which its parent set at revision 1, is there at each revision
+// of the fork: it is not looked for at the fork's own revision 1.
+func TestF1_AForkHasThePartOfItsParentAtEachRevision(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitAt(t, p, turnstone.Commit{Expected: 0, Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"a": []byte("A")}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitAt(t, f, turnstone.Commit{Expected: 0, Nodes: saying([]byte("y"))})
+	commitAt(t, f, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Checkpoint: map[string][]byte{"b": []byte("B")}})
+	commitAt(t, f, turnstone.Commit{Expected: 2, Nodes: saying([]byte("y"))})
+	for r := head.Revision(1); r <= 3; r++ {
+		got, err := f.Checkpoint(ctx, r)
+		if err != nil || string(got["a"]) != "A" {
+			t.Error(r, got, err)
+		}
+	}
+}
+
+// A fork of a session that has no node, and so no leaf, has the checkpoint of its parent.
+func TestF1_AForkOfASessionWithoutNodesHasItsCheckpoint(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	commitAt(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte("A")}})
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	c, err := f.Checkpoint(ctx, 0)
+	if err != nil || len(c) != 1 || string(c["a"]) != "A" {
+		t.Error(c, err)
+	}
+}
+
+// A vacuum has removed a node that no retained revision leads to: no fork begins at it, and no
+// fork goes on from it.
+func TestAForkAtAPrunedNodeIsRefused(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Leaf
+	side := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("side"))}).Leaf
+	commitTo(t, p, turnstone.Commit{Nodes: sayingAfter(root, []byte("main"))})
+	prune(t, p, 1)
+	vacuum(t, st)
+	f, _, err := st.Create(ctx, turnstone.Request{ID: "f", Parent: "p", ForkNode: side})
+	if !errors.Is(err, turnstone.ErrRevisionPruned) {
+		s, lerr := f.Load(ctx, turnstone.Scope{})
+		t.Errorf("fork at a pruned node: %v; load gives %d nodes, %v", err, len(s.Nodes), lerr)
+	}
+	// A fork that was made later does not go on from it either.
+	g := create(t, st, turnstone.Request{ID: "g", Parent: "p"})
+	if _, err := g.Commit(ctx, turnstone.Commit{Nodes: sayingAfter(side, []byte("x"))}); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Errorf("commit of a fork onto the parent's pruned node: %v", err)
+	}
+}
+
+// A fork has pruned the checkpoint that it began with, and its parent is deleted: a fork of it at
+// the node where it began is refused, or else has a checkpoint that can be read.
+func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	at := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root")), Checkpoint: map[string][]byte{"a": random(9000, 1)}}).Leaf
+	f := create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"a": random(9000, 2)}})
+	prune(t, f, 1)
+	remove(t, st, "p")
+	collect(t, st, gc.Options{})
+	g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: at})
+	if errors.Is(err, turnstone.ErrRevisionPruned) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Checkpoint(ctx, 0); err != nil {
+		t.Error("checkpoint:", err)
+	}
+	if _, err := st.GC(ctx, gc.Options{}); err != nil {
+		t.Error("gc:", err)
+	}
+	verify(t, st)
+}
+
+// Children belong to the session that they were made of, whatever its id is.
+func TestF5_ChildrenFollowTheirParent(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	create(t, st, turnstone.Request{ID: "p"}, []byte("1"))
+	create(t, st, turnstone.Request{ID: "fork", Parent: "p"})
+	create(t, st, turnstone.Request{ID: "child", Parent: "p", Detached: true})
+	parents := func(of string, want ...string) {
+		t.Helper()
+		page, err := st.List(ctx, turnstone.ListOptions{Parent: of})
+		if err != nil || len(page.Sessions) != len(want) {
+			t.Fatalf("children of %q: %d, %v", of, len(page.Sessions), err)
+		}
+		for _, i := range page.Sessions {
+			if i.Parent != of {
+				t.Errorf("the parent of %q is %q, not %q", i.ID, i.Parent, of)
+			}
+		}
+	}
+	parents("p", "fork", "child")
+	if err := st.Rename(ctx, "p", "q"); err != nil {
+		t.Fatal(err)
+	}
+	create(t, st, turnstone.Request{ID: "p"}, []byte("another"))
+	parents("p")
+	parents("q", "fork", "child")
+	if err := st.Delete(ctx, "p", turnstone.RefuseChildren); err != nil {
+		t.Errorf("the other session has no children: %v", err)
+	}
+	if err := st.Delete(ctx, "q", turnstone.RefuseChildren); !errors.Is(err, turnstone.ErrHasChildren) {
+		t.Error(err)
+	}
+	remove(t, st, "q")
+	vacuum(t, st)
+	for _, id := range []string{"fork", "child"} {
+		s := session(t, st, id)
+		if i, err := s.Info(ctx); err != nil || i.Parent != "" {
+			t.Errorf("%q has the parent %q, %v", id, i.Parent, err)
+		}
+	}
+	if _, err := st.List(ctx, turnstone.ListOptions{Parent: "q"}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
 	verify(t, st)
 }

@@ -43,7 +43,8 @@ func example(t *testing.T, doc, name string) (key, value []byte) {
 	return key, value
 }
 
-func TestTheWorkedExampleOfTheFormat(t *testing.T) {
+// The records of the example in docs/format.md are read as the document says.
+func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	data, err := os.ReadFile("docs/format.md")
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +116,7 @@ func TestTheTableOfKeysIsComplete(t *testing.T) {
 	}
 }
 
-// FV4: each kind of record is encoded and decoded by one package, which the table of
+// Each kind of record is encoded and decoded by one package, which the table of
 // docs/format.md names.
 func TestFV4_EachKindOfRecordHasOneOwner(t *testing.T) {
 	source, err := os.ReadFile("internal/keys/keys.go")

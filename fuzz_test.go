@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"bytes"
+	"context"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -29,7 +30,7 @@ func FuzzSmallRecords(f *testing.F) {
 		}
 		_, _ = heads.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
 		_, _ = pack.OpenPosition(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
-		st, err := Open(bg, memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
+		st, err := Open(context.Background(), memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,9 +40,9 @@ func FuzzSmallRecords(f *testing.F) {
 		_, _ = heads.OpenOrder(st.space, engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
 		_, _ = heads.OpenOrderTime(st.space.OrderTime(inc), codec.Seal(st.space.OrderTime(inc), keys.OrderTime, body))
 		child := st.space.Child(keys.Incarnation{2}, inc)
-		if err := st.engine.Apply(bg, &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
+		if err := st.engine.Apply(context.Background(), &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = st.histories.Children(bg, keys.Incarnation{2})
+		_, _ = st.histories.Children(context.Background(), keys.Incarnation{2})
 	})
 }

@@ -1,114 +1,40 @@
 package turnstone_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// noise are bytes that no compression hides.
-func noise(n int, seed uint64) []byte {
-	b := make([]byte, n)
-	rng := rand.New(rand.NewPCG(seed, 7))
-	for i := range b {
-		b[i] = byte(rng.Uint32())
-	}
-	return b
-}
-
-// holds reports whether any value of e contains b.
-func holds(t *testing.T, e engine.Engine, b []byte) bool {
-	t.Helper()
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(p.Value, b) {
-			return true
-		}
-	}
-	return false
-}
-
-// letters counts the records of e by letter.
-func letters(t *testing.T, e engine.Engine) map[byte]int {
-	t.Helper()
-	out := map[byte]int{}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[p.Key[4]]++
-	}
-	return out
-}
-
-func collect(t *testing.T, st *turnstone.Store, o gc.Options) *gc.Report {
-	t.Helper()
-	r, err := st.GC(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func healthy(t *testing.T, st *turnstone.Store) *turnstone.Verification {
-	t.Helper()
-	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || !v.OK() {
-		t.Fatal(err, v.Problems)
-	}
-	return v
-}
-
-func TestGCReclaimsWhatNothingReaches(t *testing.T) {
+// What only a deleted session had is deleted, as a dry run has said, and what another session has
+// stays.
+func TestG1_GCReclaimsWhatNothingReaches(t *testing.T) {
 	e := memory.New()
 	now := time.Unix(1_700_000_000, 0)
 	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }})
-	commit := func(ses *turnstone.Session, c turnstone.Commit) turnstone.Result {
-		t.Helper()
-		c.Expected = turnstone.AnyRevision
-		r, err := ses.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	}
-	create := func(r turnstone.Request) *turnstone.Session {
-		t.Helper()
-		ses, _, err := st.Create(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ses
-	}
-	a, b := create(turnstone.Request{ID: "a"}), create(turnstone.Request{ID: "b"})
-	both, alone, part := noise(20_000, 1), noise(20_000, 2), noise(30_000, 3)
-	big := noise(3<<20, 4)
-	commit(a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
-	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}}})
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+	both, alone, part := random(20_000, 1), random(20_000, 2), random(30_000, 3)
+	big := random(3<<20, 4)
+	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: both}, {Kind: "u", Payload: alone}}, Checkpoint: map[string][]byte{"p": part, "big": big}})
+	commitTo(t, b, turnstone.Commit{Nodes: saying(both)})
 	for i := range 10 {
 		part[i*100]++
-		commit(a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
+		commitTo(t, a, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}})
 	}
 	if r := collect(t, st, gc.Options{}); r.Deleted != 0 || r.Roots != 2 || r.Commits != 12 {
 		t.Errorf("all is live: %+v", r)
 	}
-	healthy(t, st)
-	if err := st.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
-		t.Fatal(err)
-	}
+	verify(t, st)
+	remove(t, st, "a")
 	plan := collect(t, st, gc.Options{DryRun: true})
 	if !holds(t, e, alone[:64]) {
 		t.Fatal("a dry run deleted something")
@@ -129,168 +55,17 @@ func TestGCReclaimsWhatNothingReaches(t *testing.T) {
 	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired || r.Retained != 1 {
 		t.Errorf("full: %+v", r)
 	}
-	healthy(t, st)
+	verify(t, st)
 	// What was deleted can be stored again.
-	commit(b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: alone}}})
-	healthy(t, st)
+	commitTo(t, b, turnstone.Commit{Nodes: saying(alone)})
+	verify(t, st)
 }
 
-func TestUploadsExpire(t *testing.T) {
-	e := memory.New()
-	now := time.Unix(1_700_000_000, 0)
-	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { return now }, UploadTTL: time.Hour})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	put := func(b []byte) blob.Attachment {
-		t.Helper()
-		a, err := s.PutAttachment(ctx, bytes.NewReader(b), -1, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
-	}
-	attach := func(turn string, a blob.Attachment) error {
-		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: turn, Nodes: []turnstone.NewNode{{Kind: "u", Attachments: []blob.Attachment{a}}}})
-		return err
-	}
-	small, large := put(noise(1000, 1)), put(noise(2<<20, 2))
-	kept := put(noise(2<<20, 3))
-	if err := attach("", kept); err != nil {
-		t.Fatal(err)
-	}
-	if r := collect(t, st, gc.Options{}); r.Deleted != 0 {
-		t.Errorf("%+v", r)
-	}
-	if err := attach("small", small); err != nil {
-		t.Fatal(err)
-	}
-	now = now.Add(2 * time.Hour)
-	if r := collect(t, st, gc.Options{}); r.Deleted < 2 || r.Expired != 1 {
-		t.Errorf("%+v", r)
-	}
-	if err := attach("", large); !errors.Is(err, turnstone.ErrUploadExpired) || !errors.Is(err, turnstone.ErrBlobNotFound) {
-		t.Error(err)
-	}
-	if err := attach("small", small); err != nil {
-		t.Error("the same turn again:", err)
-	}
-	if err := attach("", small); err != nil {
-		t.Error("the session has it:", err)
-	}
-	var w bytes.Buffer
-	if _, err := s.ReadAttachment(ctx, &w, kept.ID); err != nil || w.Len() != 2<<20 {
-		t.Error(err)
-	}
-	if n := letters(t, e); n[keys.Upload] != 0 || n[keys.Candidate] != 0 {
-		t.Errorf("records left: %v", n)
-	}
-	healthy(t, st)
-}
-
-func TestRetention(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{Retention: 3})
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var parts [][]byte
-	for i := range 10 {
-		parts = append(parts, noise(9000, uint64(i)))
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "u", Payload: fmt.Append(nil, i)}}, Checkpoint: map[string][]byte{"p": parts[i]}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := errors.Join(s.Keep(ctx, "good", 4), s.Keep(ctx, "good", 4), s.Keep(ctx, "head", 0)); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Keep(ctx, "good", 5); !errors.Is(err, turnstone.ErrExists) {
-		t.Error(err)
-	}
-	collect(t, st, gc.Options{})
-	if n, err := st.Prune(ctx); n != 1 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, err := st.Prune(ctx); n != 0 || err != nil {
-		t.Fatal(n, err)
-	}
-	check := func(want ...int) {
-		t.Helper()
-		for r := 1; r <= 10; r++ {
-			got, err := s.Checkpoint(ctx, head.Revision(r))
-			kept := false
-			for _, w := range want {
-				kept = kept || w == r
-			}
-			if kept && (err != nil || !bytes.Equal(got["p"], parts[r-1])) || !kept && !errors.Is(err, turnstone.ErrRevisionPruned) {
-				t.Errorf("revision %d: %v", r, err)
-			}
-			if holds(t, e, parts[r-1][:64]) != kept {
-				t.Errorf("bytes of revision %d: %v", r, !kept)
-			}
-		}
-		if st, err := s.Load(ctx, turnstone.Scope{}); err != nil || len(st.Nodes) != 10 {
-			t.Error(err)
-		}
-		healthy(t, st)
-	}
-	if r := collect(t, st, gc.Options{}); r.Deleted != 6 {
-		t.Errorf("%+v", r)
-	}
-	check(4, 8, 9, 10)
-	if err := s.Keep(ctx, "lost", 5); !errors.Is(err, turnstone.ErrRevisionPruned) {
-		t.Error(err)
-	}
-	if err := errors.Join(s.Release(ctx, "good"), s.Release(ctx, "good")); err != nil {
-		t.Fatal(err)
-	}
-	if r := collect(t, st, gc.Options{}); r.Deleted != 1 {
-		t.Errorf("%+v", r)
-	}
-	check(8, 9, 10)
-	if r := collect(t, st, gc.Options{Full: true}); r.Deleted != 0 || r.Repaired {
-		t.Errorf("%+v", r)
-	}
-}
-
-func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
-	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
-	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
-		s, _, err := st.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range 6 {
-			if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if n, err := st.Prune(ctx); n != 2 || err != nil {
-		t.Fatal(n, err)
-	}
-	for id, oldest := range map[string]head.Revision{"default": 5, "all": 1, "four": 3} {
-		s, err := st.Session(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for r := head.Revision(1); r <= 6; r++ {
-			_, err := s.Checkpoint(ctx, r)
-			if r >= oldest && err != nil || r < oldest && !errors.Is(err, turnstone.ErrRevisionPruned) {
-				t.Errorf("%s, revision %d: %v", id, r, err)
-			}
-		}
-	}
-}
-
-func TestWhatMaintenanceRefuses(t *testing.T) {
+// A full collection of one session is refused, and so is a kept revision without a name, or beyond
+// the limit.
+func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := create(t, st, turnstone.Request{ID: "s"})
 	var invalid *turnstone.InvalidError
 	if _, err := s.GC(ctx, gc.Options{Full: true}); !errors.As(err, &invalid) {
 		t.Errorf("a full collection of one session: %v", err)
@@ -298,9 +73,7 @@ func TestWhatMaintenanceRefuses(t *testing.T) {
 	if err := s.Keep(ctx, "", 0); !errors.As(err, &invalid) {
 		t.Errorf("a kept revision without a name: %v", err)
 	}
-	if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, s, turnstone.Commit{})
 	for i := range turnstone.MaxKept {
 		if err := s.Keep(ctx, fmt.Sprint(i), 1); err != nil {
 			t.Fatal(err)
@@ -309,5 +82,100 @@ func TestWhatMaintenanceRefuses(t *testing.T) {
 	var limit *turnstone.LimitError
 	if err := s.Keep(ctx, "one more", 1); !errors.As(err, &limit) {
 		t.Errorf("kept revision %d: %v", turnstone.MaxKept+1, err)
+	}
+}
+
+// Maintain collects and vacuums until it is stopped, by its function or because the store is
+// closed.
+func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
+	e, st := onMemory(t, &turnstone.Options{Retention: 1})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	reports := make(chan error, 100)
+	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
+		select {
+		case reports <- err:
+		default:
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": random(6000, uint64(i))}})
+		if err := <-reports; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		<-reports
+	}
+	stop()
+	stop()
+	if n := letters(t, e)[keys.Mark]; n != 1 {
+		t.Errorf("%d blobs", n)
+	}
+	verify(t, st)
+	if _, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A part takes a value that it had before its session was pruned: a full collection finds the
+// index that the collections before have made of it.
+func TestAFullCollectionRepairsNothingWhenAPartCameBack(t *testing.T) {
+	_, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	other := create(t, st, turnstone.Request{ID: "other"})
+	x := random(9000, 1)
+	commitTo(t, other, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": random(9000, 2)}})
+	prune(t, p, 1)
+	collect(t, st, gc.Options{})
+	commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": x}})
+	collect(t, st, gc.Options{})
+	if r := collect(t, st, gc.Options{Full: true}); r.Repaired {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Forks are made while a vacuum, or a collection, counts the forks of a session.
+func TestG2_ForksThatAreMadeMeanwhileStayWhole(t *testing.T) {
+	for _, what := range []string{"vacuum", "gc"} {
+		mem := memory.New()
+		e := &enginetest.Faulty{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		p := create(t, st, turnstone.Request{ID: "p"})
+		r := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))})
+		create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+		if err := p.Tombstone(ctx, r.Nodes...); err != nil {
+			t.Fatal(err)
+		}
+		parent := "p"
+		if what == "gc" {
+			parent = "f"
+			remove(t, st, "p")
+		}
+		made := 0
+		e.Plan = func(c enginetest.Call) enginetest.Fault {
+			if c.Op == "Scan" && len(c.Range.Start) > 4 && c.Range.Start[4] == keys.Fork && made < 4 {
+				made++
+				create(t, other, turnstone.Request{ID: fmt.Sprint("fork", made), Parent: parent})
+			}
+			return enginetest.Fault{}
+		}
+		var err error
+		if what == "gc" {
+			_, err = st.GC(ctx, gc.Options{})
+		} else {
+			_, err = st.Vacuum(ctx, gc.VacuumOptions{})
+		}
+		if err != nil || made == 0 {
+			t.Errorf("%s: %v, with %d forks meanwhile", what, err, made)
+		}
+		verify(t, other)
 	}
 }

@@ -85,7 +85,7 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 }
 
 // lines returns n bytes of text.
-func lines(n int, seed byte) []byte {
+func lines(n int, seed uint64) []byte {
 	var b bytes.Buffer
 	for i := 0; b.Len() < n; i++ {
 		fmt.Fprintf(&b, "line %d of %d\n", i, seed)

@@ -14,9 +14,10 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
+// A name keeps the revision that it was given first, also when the outcome of that was unknown
+// and the head has moved before the second attempt.
 func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	plan := func(enginetest.Call) enginetest.Fault { return enginetest.Fault{} }
 	mem := memory.New()
@@ -24,9 +25,7 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	s := create(t, st, turnstone.Request{ID: "s"})
 	grow := func() {
 		t.Helper()
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x"))}); err != nil {
-			t.Fatal(err)
-		}
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
 	}
 	keeps := func(want ...head.Kept) {
 		t.Helper()
@@ -80,88 +79,32 @@ func TestK1_ANameKeepsOneRevision(t *testing.T) {
 	keeps(head.Kept{Name: "x", Revision: 1}, head.Kept{Name: "y", Revision: 2})
 }
 
-// A session that is deleted between the last look at it and the batch that grants
-// the upload gets no grant.
-func TestA5_TheGrantOfAnUploadGuardsTheSession(t *testing.T) {
-	mem := memory.New()
-	var before func()
-	st := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
-		if do := before; c.Op == "Apply" && do != nil {
-			before = nil
-			do()
-		}
-		return enginetest.Fault{}
-	}}, nil)
-	other := openStore(t, mem, nil)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	before = func() {
-		if err := other.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); !errors.Is(err, turnstone.ErrSessionDeleted) {
-		t.Errorf("an upload while the session is deleted: %v", err)
-	}
-	if n := letters(t, mem)[keys.Upload]; n != 0 {
-		t.Errorf("%d records of uploads are left", n)
-	}
-	// A change that leaves the session alive only makes it try again.
-	s = create(t, st, turnstone.Request{ID: "s"})
-	before = func() {
-		o, err := other.Session(ctx, "s")
-		if err == nil {
-			_, err = o.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("x"))})
-		}
-		if err == nil {
-			err = o.Keep(ctx, "x", 1)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("x")), -1, "", ""); err != nil {
-		t.Error(err)
-	}
-}
-
 // What reads give of a kept revision they give after pruning, gc and vacuum, and no
 // longer after its release.
 func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 2000})
 	base := create(t, st, turnstone.Request{ID: "base"})
-	commit := func(s *turnstone.Session, c turnstone.Commit) turnstone.Result {
-		t.Helper()
-		c.Expected = turnstone.AnyRevision
-		r, err := s.Commit(ctx, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	}
-	commit(base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
+	commitTo(t, base, turnstone.Commit{Nodes: append(saying([]byte("shared")), saying([]byte("side of the parent"))...), Leaf: turnstone.RefNew(0)})
 	s := create(t, st, turnstone.Request{ID: "s", Parent: "base"})
 	var leaves []graph.ID
-	secret := noise(9000, 1)
-	attachment, err := s.PutAttachment(ctx, bytes.NewReader(noise(3000, 9)), -1, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := random(9000, 1)
+	attachment := upload(t, s, random(3000, 9))
 	for i := range 4 { // each turn leaves a side branch, of its own or of the turn before
-		r := commit(s, turnstone.Commit{
+		r := commitTo(t, s, turnstone.Commit{
 			Nodes: []turnstone.NewNode{
 				{Kind: "k", Payload: fmt.Append(nil, "main ", i)},
 				{Kind: "k", Payload: append(fmt.Append(nil, i), secret...), Attachments: []blob.Attachment{attachment}},
 			},
-			Leaf: turnstone.RefNew(0), Checkpoint: map[string][]byte{"p": noise(2000, uint64(i))},
+			Leaf: turnstone.RefNew(0), Checkpoint: map[string][]byte{"p": random(2000, uint64(i))},
 		})
 		leaves = append(leaves, r.Nodes...)
 	}
-	commit(s, turnstone.Commit{Leaf: turnstone.RefTo(leaves[0])})
+	commitTo(t, s, turnstone.Commit{Leaf: turnstone.RefTo(leaves[0])})
 	if err := s.Keep(ctx, "kept", 3); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		commit(s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.RefNew(0)})
+		commitTo(t, s, turnstone.Commit{Nodes: append(saying([]byte("later")), saying([]byte("later side"))...), Leaf: turnstone.RefNew(0)})
 	}
 	reads := func() string {
 		var out []string
@@ -185,18 +128,12 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 	maintain := func() {
 		t.Helper()
 		for range 2 {
-			if _, err := st.GC(ctx, gc.Options{}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			collect(t, st, gc.Options{})
+			vacuum(t, st)
 		}
 	}
 	before := reads()
-	if _, err := s.Prune(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	prune(t, s, 1)
 	maintain()
 	if after := reads(); after != before {
 		t.Errorf("a kept revision reads\n%.2000s\nand did read\n%.2000s", after, before)
@@ -215,4 +152,23 @@ func TestK2_AKeptRevisionReadsAsItDid(t *testing.T) {
 		}
 	}
 	verify(t, st)
+}
+
+// A part has the same value at the revisions 1 and 3, another one at 2, which is kept, and at the
+// head. The value of 1 and 3 goes, although 2 is between them.
+func TestK2_AKeptRevisionHoldsItsOwnCheckpointOnly(t *testing.T) {
+	e, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	for _, i := range []uint64{1, 2, 1, 3} {
+		commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"a": random(9000, i)}})
+	}
+	if err := p.Keep(ctx, "k", 2); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, p, 1)
+	vacuum(t, st)
+	vacuum(t, st)
+	if holds(t, e, random(9000, 1)[:64]) {
+		t.Error("a checkpoint that no retained revision has is there")
+	}
 }

@@ -13,6 +13,10 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
+
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
@@ -135,10 +139,7 @@ var bounds = map[string]bound{
 	}),
 	"tombstones": {maximum: turnstone.MaxNodes, limit: "nodes", try: func(t *testing.T, n int) error {
 		s := limited(t)
-		r, err := s.Commit(ctx, one(turnstone.NewNode{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := commitAt(t, s, one(turnstone.NewNode{}))
 		ids := make([]graph.ID, n)
 		for i := range ids {
 			ids[i] = r.Leaf
@@ -214,16 +215,12 @@ var bounds = map[string]bound{
 	}},
 	"name of a kept revision": {maximum: turnstone.MaxLabel, limit: "name bytes", try: func(t *testing.T, n int) error {
 		s := limited(t)
-		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{})
 		return s.Keep(ctx, text(n), 1)
 	}},
 	"kept revisions": {maximum: turnstone.MaxKept, limit: "kept revisions", steps: func(t *testing.T) func(int) error {
 		s := limited(t)
-		if _, err := s.Commit(ctx, turnstone.Commit{}); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, turnstone.Commit{})
 		return func(n int) error { return s.Keep(ctx, fmt.Sprint(n), 1) }
 	}},
 	"ancestors": {maximum: turnstone.MaxAncestors, limit: "ancestors", steps: func(t *testing.T) func(int) error {
@@ -239,7 +236,7 @@ var bounds = map[string]bound{
 		commit := func(size, turn int) error {
 			c := turnstone.Commit{Turn: text(turn)}
 			for i := range 430 { // nothing of which compresses
-				c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: noise((size+i)/430, uint64(i))})
+				c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: random((size+i)/430, uint64(i))})
 			}
 			_, err := s.Commit(ctx, c)
 			return err
@@ -421,5 +418,37 @@ func TestC10_NoLimitWithoutAConstant(t *testing.T) {
 	}
 	if limits < 30 || len(constants) < 25 {
 		t.Errorf("only %d limits and %d constants were found", limits, len(constants))
+	}
+}
+
+// The limits of requests are those of the records that hold them.
+func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
+	for name, l := range map[string][2]int{
+		"nodes":       {turnstone.MaxNodes, pack.MaxNodes},
+		"attachments": {turnstone.MaxAttachments, pack.MaxAttachments},
+		"blob":        {turnstone.MaxBlob, blobs.MaxBytes},
+		"parts":       {turnstone.MaxParts, heads.MaxParts},
+		"models":      {turnstone.MaxSessionModels, heads.MaxModels},
+		"labels":      {turnstone.MaxLabels, heads.MaxLabels},
+		"ancestors":   {turnstone.MaxAncestors, heads.MaxAncestors},
+	} {
+		if l[0] != l[1] {
+			t.Errorf("%s: %d of a request, %d of a record", name, l[0], l[1])
+		}
+	}
+}
+
+// A commit within all other limits that comes to more writes than an engine takes is refused.
+func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	var n []turnstone.NewNode
+	for i := range 4096 {
+		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat(fmt.Append(nil, i, " "), 1200)})
+	}
+	_, err := s.Commit(ctx, turnstone.Commit{Nodes: n})
+	var le *turnstone.LimitError
+	if !errors.As(err, &le) || le.Limit != "writes" {
+		t.Error(err)
 	}
 }

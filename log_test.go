@@ -10,18 +10,11 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-func TestLog(t *testing.T) {
-	e := memory.New()
-	defer e.Close()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+// The log of a session has an entry for each commit after a revision, pruned ones included. What a
+// fork inherits is not in its log.
+func TestTheLogTellsOfEveryCommitSinceARevision(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	logOf := func(s *turnstone.Session, after head.Revision) (out []turnstone.LogEntry) {
 		t.Helper()
 		for e, err := range s.Log(ctx, after) {

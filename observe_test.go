@@ -63,19 +63,12 @@ func (r *recorder) of(name string) (out []told) {
 	return out
 }
 
-func TestObserverIsToldOfEverything(t *testing.T) {
+// An observer is told of each operation once, with what it worked on and how it ended, and of the
+// calls of the engine within it.
+func TestAnObserverIsToldOfEverything(t *testing.T) {
 	var r recorder
-	e := memory.New()
-	defer e.Close()
-	st, err := turnstone.Open(t.Context(), e, &turnstone.Options{Observer: &r, NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s, _, err := st.Create(t.Context(), turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, memory.New(), &turnstone.Options{Observer: &r, NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	in := turnstone.Commit{
 		Turn: "t", Nodes: []turnstone.NewNode{{Kind: "user", Key: "k", Payload: []byte("12345")}, {Kind: "user", Payload: []byte("678")}},
 		Checkpoint: map[string][]byte{"p": []byte("90")},
@@ -180,19 +173,10 @@ func TestObserverIsToldOfEverything(t *testing.T) {
 }
 
 // An operation ends for the observer also when code of the caller's panics in it.
-func TestObserverAndPanics(t *testing.T) {
+func TestAnObserverIsToldTheEndOfACallThatPanics(t *testing.T) {
 	var r recorder
-	e := memory.New()
-	defer e.Close()
-	st, err := turnstone.Open(t.Context(), e, &turnstone.Options{Observer: &r, Validator: func(context.Context, string, *turnstone.Commit) error { panic("host") }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s, _, err := st.Create(t.Context(), turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, memory.New(), &turnstone.Options{Observer: &r, Validator: func(context.Context, string, *turnstone.Commit) error { panic("host") }})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	for _, f := range []func(){
 		func() { s.Commit(t.Context(), turnstone.Commit{}) },
 		func() { s.PutAttachment(t.Context(), panicking{}, -1, "", "") },
@@ -217,20 +201,12 @@ type panicking struct{}
 
 func (panicking) Read([]byte) (int, error) { panic("reader") }
 
-func TestLogObserver(t *testing.T) {
+// A LogObserver logs operations and the kinds of their errors, and nothing of what they store.
+func TestALogObserverLogsNoContent(t *testing.T) {
 	var out bytes.Buffer
-	e := memory.New()
-	defer e.Close()
 	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	st, err := turnstone.Open(t.Context(), e, &turnstone.Options{Observer: turnstone.LogObserver(log), NoAutoSeal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s, _, err := st.Create(t.Context(), turnstone.Request{ID: "s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := openStore(t, memory.New(), &turnstone.Options{Observer: turnstone.LogObserver(log), NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
 	in := turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("secret text")}}, Checkpoint: map[string][]byte{"p": []byte("secret part")}}
 	for range 2 { // the second is a conflict
 		_, _ = s.Commit(t.Context(), in)
@@ -251,7 +227,8 @@ func TestLogObserver(t *testing.T) {
 	}
 }
 
-func TestErrorType(t *testing.T) {
+// ErrorType has a name for each kind of error, however it is wrapped.
+func TestErrorTypeNamesEveryError(t *testing.T) {
 	for want, err := range map[string]error{
 		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
 		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &record.CorruptError{}, "format": fmt.Errorf("x: %w", &record.FormatError{}),

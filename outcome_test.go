@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -106,62 +105,7 @@ var effects = []effect{
 	}},
 }
 
-// outcomeStore makes a store with a session a, which has three revisions, one of
-// them kept as "old", a retention and a fork f; and a session b without children.
-func outcomeStore(t *testing.T) *memory.Engine {
-	t.Helper()
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Retention: 2}})
-	for i := range 3 {
-		commitTo(t, a, turnstone.Commit{Nodes: saying(fmt.Append(nil, "turn ", i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
-	}
-	if err := a.Keep(ctx, "old", 2); err != nil {
-		t.Fatal(err)
-	}
-	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
-	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
-	return e
-}
-
-// visible is all that can be seen of a store that any call of effects alters.
-func visible(t *testing.T, e engine.Engine) string {
-	t.Helper()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true})
-	page, err := st.List(ctx, turnstone.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := ""
-	for _, i := range page.Sessions {
-		s, err := st.Session(ctx, i.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		state, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		kept, err := s.Kept(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, first := s.Load(ctx, turnstone.Scope{At: 1})
-		out += fmt.Sprintln(i.ID, i.Metadata, i.Revision, i.Leaf, state.Nodes, state.Parts, kept, errors.Is(first, turnstone.ErrRevisionPruned))
-	}
-	// An attachment that no commit refers to, and a segment, are seen by their records.
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if letter := p.Key[4]; letter == 'x' || letter == 'y' {
-			out += fmt.Sprintf("%c", letter)
-		}
-	}
-	return out
-}
-
-// E1: whatever call of the engine fails, a call that returns no error has done its
+// Whatever call of the engine fails, a call that returns no error has done its
 // work and says so, and one that returns an error has changed nothing, unless the
 // error matches ErrOutcomeUnknown or ErrIncomplete.
 func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
@@ -196,11 +140,8 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 					c.N = calls
 					return plan(c)
 				}}
-				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-				s, err := st.Session(ctx, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+				s := session(t, st, "a")
 				armed = true
 				told, err := ef.call(st, s)
 				armed = false
@@ -257,21 +198,12 @@ func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
 	}
 }
 
-// E2: a namespace that has any record but no store record is never made anew.
+// A namespace that has any record but no store record is never made anew.
 func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
 	rich(t, st)
-	if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	var all []engine.Pair
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
+	vacuum(t, st)
+	all := pairs(t, e)
 	for name, hidden := range map[string]func(key []byte) bool{
 		"store record":                     func(k []byte) bool { return k[4] == 'A' },
 		"store record and all but one key": func(k []byte) bool { return !bytes.Equal(k, all[len(all)/2].Key) },
@@ -290,7 +222,7 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 			}
 			var blind engine.Engine = left
 			if strings.HasSuffix(name, "of a scan") {
-				blind = noScan{left}
+				blind = blindEngine{left}
 			}
 			before := dump(t, left)
 			for _, o := range []*turnstone.Options{nil, {MustExist: true}} {
@@ -307,21 +239,135 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	}
 }
 
-// noScan is an engine whose scans come back empty, as those of a damaged one may.
-type noScan struct{ engine.Engine }
-
-func (noScan) Scan(context.Context, engine.Range) iter.Seq2[engine.Pair, error] {
-	return func(func(engine.Pair, error) bool) {}
+// A commit stands, nobody knows, and its session is called otherwise or belongs to a fork when
+// the store looks: the outcome stays unknown.
+func TestE1_AnUnknownCommitStaysUnknownAfterARename(t *testing.T) {
+	for _, op := range []string{"rename", "fork and delete"} {
+		mem := memory.New()
+		e := &enginetest.Faulty{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+		loseOutcome(e, func() {
+			if op == "rename" {
+				if err := other.Rename(ctx, "s", "s2"); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			create(t, other, turnstone.Request{ID: "s2", Parent: "s"})
+			remove(t, other, "s")
+		})
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Turn: "T"})
+		if !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			t.Errorf("%s: commit: %v", op, err)
+		}
+		if l, err := session(t, other, "s2").Load(ctx, turnstone.Scope{}); err != nil || len(l.Nodes) != 2 {
+			t.Errorf("%s: the commit stands: %+v, %v", op, l, err)
+		}
+	}
 }
 
-func dump(t *testing.T, e engine.Engine) string {
-	t.Helper()
-	var out strings.Builder
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
+// A commit stands, nobody knows, and the caller gives up while the store applies it again.
+func TestE1_AnUnknownCommitThatIsCancelledStaysUnknown(t *testing.T) {
+	e := &enginetest.Faulty{Engine: memory.New()}
+	s := create(t, openStore(t, e, nil), turnstone.Request{ID: "s"}, []byte("x"))
+	during, cancel := context.WithCancel(ctx)
+	defer cancel()
+	loseOutcome(e, func() {
+		e.Done = func(c enginetest.Call, _ error) {
+			if c.Op == "Apply" {
+				cancel()
+			}
 		}
-		fmt.Fprintf(&out, "%x=%x\n", p.Key, p.Value)
+	})
+	_, err := s.Commit(during, turnstone.Commit{Expected: 1, Nodes: saying([]byte("y")), Turn: "t"})
+	if !errors.Is(err, turnstone.ErrOutcomeUnknown) || !errors.Is(err, context.Canceled) {
+		t.Errorf("commit: %v", err)
 	}
-	return out.String()
+	if i, err := s.Info(ctx); err != nil || i.Revision != 2 {
+		t.Errorf("the commit stands, at revision %d, %v", i.Revision, err)
+	}
+}
+
+// An attempt to create a session that comes after the session was deleted does not bring it
+// back. A creation and a rename whose first attempt stands say that they have done it.
+func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st := openStore(t, e, nil)
+	var late *engine.Batch
+	e.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" && late == nil {
+			late = c.Batch
+			return enginetest.Fault{Err: engine.ErrUnknown} // it is on its way
+		}
+		return enginetest.Fault{}
+	}
+	create(t, st, turnstone.Request{ID: "s"})
+	remove(t, st, "s")
+	if err := mem.Apply(ctx, late); !errors.Is(err, engine.ErrConflict) {
+		t.Error("the first attempt, which comes late:", err)
+	}
+	if _, err := st.Session(ctx, "s"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error("deleted session is back:", err)
+	}
+	unknown := 0
+	loseOutcome(e, func() { unknown++ })
+	if _, created, err := st.Create(ctx, turnstone.Request{ID: "z"}); !created || err != nil {
+		t.Error("created", created, err)
+	}
+	loseOutcome(e, func() { unknown++ })
+	if err := st.Rename(ctx, "z", "zz"); err != nil {
+		t.Error("rename:", err)
+	}
+	if unknown != 2 {
+		t.Errorf("%d outcomes were unknown", unknown)
+	}
+}
+
+// Where the engine has only the room left that it keeps for batches that reclaim, what removes
+// goes on, and everything else fails without effect.
+func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
+	reclaim := []string{"tombstone", "prune", "prune all", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
+	collect := []effect{
+		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+			_, err := st.GC(ctx, gc.Options{Full: true})
+			return "", err
+		}},
+		{name: "vacuum", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+			_, err := st.Vacuum(ctx, gc.VacuumOptions{})
+			return "", err
+		}},
+	}
+	for _, c := range append(collect, effects...) {
+		e := outcomeStore(t)
+		before := visible(t, e)
+		full := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+			if c.Op == "Apply" && c.Batch.Ops() > 0 && !c.Batch.Reclaim {
+				return enginetest.Fault{Err: engine.ErrNoSpace}
+			}
+			return enginetest.Fault{}
+		}}
+		st := openStore(t, full, &turnstone.Options{NoAutoSeal: true, MustExist: true})
+		s := session(t, st, "a")
+		_, err := c.call(st, s)
+		if slices.Contains(reclaim, c.name) || c.name == "gc" || c.name == "vacuum" {
+			if err != nil {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			if _, err := st.GC(ctx, gc.Options{}); err != nil {
+				t.Errorf("gc after %s: %v", c.name, err)
+			}
+			if v, err := st.Verify(ctx, turnstone.VerifyOptions{}); err != nil || !v.OK() {
+				t.Errorf("%s: %v, %v", c.name, v, err)
+			}
+			continue
+		}
+		if !errors.Is(err, engine.ErrNoSpace) {
+			t.Errorf("%s: %v, want no space", c.name, err)
+		}
+		if visible(t, e) != before {
+			t.Errorf("%s has had an effect", c.name)
+		}
+	}
 }

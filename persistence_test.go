@@ -46,6 +46,7 @@ func oneEngine(t *testing.T, name string) {
 	}
 }
 
+// TestPersistence runs the contract of docs/contract.md on every engine.
 func TestPersistence(t *testing.T) {
 	for name, open := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -89,15 +90,4 @@ func backend(t *testing.T, open func() (engine.Engine, error), durable bool, o *
 		stop()
 	})
 	return b
-}
-
-func verify(t *testing.T, st *turnstone.Store) {
-	t.Helper()
-	v, err := st.Verify(context.Background(), turnstone.VerifyOptions{})
-	if err != nil {
-		t.Error(err)
-	}
-	for _, p := range v.Problems {
-		t.Error(p)
-	}
 }

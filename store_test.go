@@ -1,11 +1,8 @@
 package turnstone_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,100 +13,6 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
-
-var ctx = context.Background()
-
-func openStore(t *testing.T, e engine.Engine, o *turnstone.Options) *turnstone.Store {
-	t.Helper()
-	var opts turnstone.Options
-	if o != nil {
-		opts = *o
-	}
-	if opts.TakeOverAfter == 0 {
-		opts.TakeOverAfter = -1 // what a test has cut off has died
-	}
-	st, err := turnstone.Open(ctx, e, &opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close() })
-	return st
-}
-
-func create(t *testing.T, st *turnstone.Store, r turnstone.Request) *turnstone.Session {
-	t.Helper()
-	s, _, err := st.Create(ctx, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func random(n int, seed byte) []byte {
-	b := make([]byte, n)
-	rand.NewChaCha8([32]byte{seed}).Read(b)
-	return b
-}
-
-// Outcomes are unknown again and again, applied or not, sometimes late: every
-// turn is there once, in order.
-func TestUnknownOutcomesAreResolved(t *testing.T) {
-	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		var mu sync.Mutex
-		e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-			mu.Lock()
-			defer mu.Unlock()
-			if c.Op != "Apply" || rng.IntN(3) > 0 {
-				return enginetest.Fault{}
-			}
-			f := enginetest.Fault{Err: engine.ErrUnknown}
-			switch rng.IntN(3) {
-			case 0:
-				f.Applied = true
-			case 1:
-				f.Late = true
-			}
-			return f
-		}}
-		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
-		s := create(t, st, turnstone.Request{ID: "a"})
-		for i := range 30 {
-			c := turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: fmt.Append(nil, i)}}}
-			switch i % 3 {
-			case 0:
-				c.Turn = fmt.Sprint(i)
-			case 1:
-				c.Expected = turnstone.AnyRevision
-			}
-			if i%4 == 0 {
-				c.Checkpoint = map[string][]byte{"p": random(500, byte(i))}
-			}
-			r, err := s.Commit(ctx, c)
-			if err != nil || r.Revision != head.Revision(i+1) {
-				t.Fatalf("seed %d, commit %d: %+v, %v", seed, i, r, err)
-			}
-			if i == 10 {
-				if err := s.Tombstone(ctx, r.Nodes[0]); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if i == 20 {
-				if err := st.Rename(ctx, "a", "b"); err != nil {
-					t.Fatal(err)
-				}
-				if s, err = st.Session(ctx, "b"); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		state, err := s.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil || len(state.Nodes) != 29 {
-			t.Fatalf("seed %d: %d nodes, %v", seed, len(state.Nodes), err)
-		}
-		verify(t, st)
-	}
-}
 
 // A crash after any Apply of a history leaves a store that verifies and holds
 // what was acknowledged.
@@ -128,8 +31,8 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 				acked = 0
 				for i := range 6 {
 					_, err = s.Commit(ctx, turnstone.Commit{
-						Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(6000, byte(i))}},
-						Checkpoint: map[string][]byte{"p": random(800<<10, byte(i))},
+						Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(6000, uint64(i))}},
+						Checkpoint: map[string][]byte{"p": random(800<<10, uint64(i))},
 					})
 					if err != nil {
 						break
@@ -164,7 +67,7 @@ func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
 	}
 }
 
-// G3, as far as storing goes: identical bytes in two sessions are stored once.
+// Equal bytes of several sessions are stored once in a namespace, and apart in another one.
 func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	e := memory.New()
 	blobs := func(st *turnstone.Store) int {
@@ -178,9 +81,7 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	for i := range 3 {
 		s := create(t, st, turnstone.Request{ID: fmt.Sprint(i)})
 		c := turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}, Checkpoint: map[string][]byte{"tools": random(9000, 2)}}
-		if _, err := s.Commit(ctx, c); err != nil {
-			t.Fatal(err)
-		}
+		commitAt(t, s, c)
 		if got := blobs(st); got != 2 {
 			t.Errorf("%d blobs after session %d", got, i)
 		}
@@ -192,75 +93,46 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 		t.Errorf("a session of another namespace: %v", err)
 	}
 	s := create(t, other, turnstone.Request{ID: "0"})
-	if _, err := s.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}}); err != nil {
-		t.Fatal(err)
-	}
+	commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "system", Payload: random(20_000, 1)}}})
 	if got := blobs(other); got != 1 {
 		t.Errorf("%d blobs: shared across namespaces", got)
 	}
 }
 
-// sizes records the bytes of each batch.
-type sizes struct {
-	engine.Engine
-	mu   sync.Mutex
-	last int
-}
-
-func (s *sizes) Apply(ctx context.Context, b *engine.Batch) error {
-	s.mu.Lock()
-	s.last = b.Bytes()
-	s.mu.Unlock()
-	return s.Engine.Apply(ctx, b)
-}
-
-func TestF1_AForkOfALongSessionIsSmall(t *testing.T) {
-	e := &sizes{Engine: memory.New()}
-	st := openStore(t, e, nil)
-	s := create(t, st, turnstone.Request{ID: "long"})
-	for i := range 2500 {
-		nodes := make([]turnstone.NewNode, 4)
-		for j := range nodes {
-			nodes[j] = turnstone.NewNode{Kind: "text", Payload: fmt.Append(nil, i, j)}
-		}
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: nodes}); err != nil {
-			t.Fatal(err)
-		}
+// A store's Factory gives the sessions of the store, and no session with an error.
+func TestAFactoryGivesTheSessionsOfItsStore(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
+	f := st.Factory()
+	p, created, err := f.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil || !created {
+		t.Fatal(created, err)
 	}
-	if err := s.Seal(ctx); err != nil {
+	if _, err := p.Commit(ctx, turnstone.Commit{}); err != nil {
 		t.Fatal(err)
 	}
-	f := create(t, st, turnstone.Request{ID: "fork", Parent: "long"})
-	t.Logf("a fork of 10,000 nodes writes %d bytes", e.last)
-	if e.last >= 2000 {
-		t.Errorf("a fork writes %d bytes", e.last)
+	q, err := f.Session(ctx, "s")
+	if err != nil {
+		t.Fatal(err)
 	}
-	state, err := f.Load(ctx, turnstone.Scope{})
-	if err != nil || len(state.Nodes) != 10_000 {
-		t.Errorf("%d nodes, %v", len(state.Nodes), err)
+	if info, err := q.Info(ctx); err != nil || info.Revision != head.Revision(1) {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if q, err := f.Session(ctx, "t"); q != nil || !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Errorf("%v, %v", q, err)
+	}
+	if p, _, err := f.Create(ctx, turnstone.Request{}); p != nil || !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("%v, %v", p, err)
+	}
+	if _, err := new(turnstone.Store).Factory().Session(ctx, "s"); !errors.Is(err, turnstone.ErrInvalid) {
+		t.Errorf("a store that was not opened: %v", err)
 	}
 }
 
-func TestSealingRunsByItself(t *testing.T) {
-	st := openStore(t, memory.New(), &turnstone.Options{SealBytes: 10_000})
-	s := create(t, st, turnstone.Request{ID: "a"})
-	for i := range 200 {
-		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: []turnstone.NewNode{{Kind: "k", Payload: random(1000, byte(i))}}}); err != nil {
-			t.Fatal(err)
-		}
+// The clock of a store may say the year 2150.
+func TestASessionCanBeCreatedInTheYear2150(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{Now: func() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }})
+	_, _, err := st.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Error(err)
 	}
-	for wait := 0; ; wait++ {
-		stats, err := st.Stats(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if stats.Sealed >= 5 && stats.Loose < 100 {
-			break
-		}
-		if wait == 2000 {
-			t.Fatalf("%d sealed, %d loose", stats.Sealed, stats.Loose)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	verify(t, st)
 }

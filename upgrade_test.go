@@ -155,7 +155,7 @@ func addTurns(st *turnstone.Store) error {
 		s, err := st.Session(ctx, i.ID)
 		if err == nil {
 			_, err = s.Commit(ctx, turnstone.Commit{
-				Expected: i.Revision, Nodes: []turnstone.NewNode{{Kind: "user", Payload: random(20_000, byte(i.Revision))}},
+				Expected: i.Revision, Nodes: []turnstone.NewNode{{Kind: "user", Payload: random(20_000, uint64(i.Revision))}},
 				Checkpoint: map[string][]byte{"p": fmt.Appendf(nil, "at %d", i.Revision)},
 			})
 		}

@@ -199,8 +199,7 @@ func (c constant) Read(p []byte) (int, error) {
 // A random source that repeats gives no two sessions one incarnation, and no two
 // uploads one id.
 func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
-	e := memory.New()
-	st := openStore(t, e, &turnstone.Options{Random: constant(0)})
+	e, st := onMemory(t, &turnstone.Options{Random: constant(0)})
 	a := create(t, st, turnstone.Request{ID: "a"})
 	if _, err := a.Commit(ctx, turnstone.Commit{Nodes: saying([]byte("of a"))}); err != nil {
 		t.Fatal(err)
@@ -211,7 +210,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 		}
 	}
 	// Uploads at the same time, each of several chunks.
-	first, second := noise(1<<20, 1), noise(1<<20, 2)
+	first, second := random(1<<20, 1), random(1<<20, 2)
 	var inner blob.Attachment
 	var innerErr error
 	outer, err := a.PutAttachment(ctx, io.MultiReader(bytes.NewReader(first), readerFunc(func([]byte) (int, error) {
@@ -221,7 +220,7 @@ func TestI4_ARandomSourceThatRepeatsIsNoticed(t *testing.T) {
 	if err := errors.Join(err, innerErr); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{outer, inner}}}}); err != nil {
+	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: attaching(outer, inner)}); err != nil {
 		t.Fatal(err)
 	}
 	// A source that begins anew with each start of the process draws again.
@@ -245,7 +244,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
-// I1: the zero value of a driver's Engine is a closed one, and that of what works on a store
+// The zero value of a driver's Engine is a closed one, and that of what works on a store
 // refuses every call.
 func TestI1_ZeroValuesAreClosed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // instead of for ever

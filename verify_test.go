@@ -4,197 +4,22 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/turnstonedb/turnstone/internal/codec"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )
-
-// cutAfter runs call on a store on e, and makes the engine fail for good after the
-// first batch that sets a record under letter.
-func cutAfter(t *testing.T, e engine.Engine, o *turnstone.Options, letter byte, call func(*turnstone.Store) error) {
-	t.Helper()
-	cut := false
-	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
-		if cut {
-			return enginetest.Fault{Crash: true}
-		}
-		if c.Op == "Apply" {
-			cut = slices.ContainsFunc(c.Batch.Sets, func(p engine.Pair) bool { return p.Key[4] == letter })
-		}
-		return enginetest.Fault{}
-	}}
-	st := openStore(t, f, o)
-	if err := call(st); err == nil || !cut {
-		t.Fatalf("no record %q was written before the end: %v", letter, err)
-	}
-}
-
-// full returns an engine with a store that has records of every kind: a copy, so that
-// it has a note of that, too. Its records are the same every time, but for random values.
-func full(t *testing.T) *memory.Engine {
-	t.Helper()
-	return fullOf(t, random)
-}
-
-// fullOf is full with contents of a length that a function makes.
-func fullOf(t *testing.T, random func(n int, seed byte) []byte) *memory.Engine {
-	t.Helper()
-	source := memory.New()
-	clock := time.Unix(1_800_000_000, 0)
-	o := &turnstone.Options{
-		NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 2000, Random: rand.NewChaCha8([32]byte{}),
-		Now: func() time.Time { clock = clock.Add(time.Second); return clock },
-	}
-	st := openStore(t, source, o)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	add := func(s *turnstone.Session, text string) graph.ID {
-		t.Helper()
-		return commitTo(t, s, turnstone.Commit{
-			Turn: "turn " + text, Nodes: []turnstone.NewNode{{Kind: "user", Key: "key " + text, Payload: []byte(text)}},
-			Usage: []head.Usage{{Model: "m", Input: 1}},
-		}).Nodes[0]
-	}
-	put := func(s *turnstone.Session, size int, seed byte) blob.Attachment {
-		t.Helper()
-		a, err := s.PutAttachment(ctx, bytes.NewReader(random(size, seed)), -1, "image/png", "x")
-		must(err)
-		return a
-	}
-	vacuum := func() {
-		t.Helper()
-		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
-		must(err)
-	}
-
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}, Retention: 9}})
-	att := put(a, 300, 1)
-	part := random(4000, 2)
-	var nodes []graph.ID
-	for i := range 8 {
-		part[i*7]++
-		c := turnstone.Commit{
-			Turn:       fmt.Sprint("t", i),
-			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(900, byte(i))}, {Kind: "side"}},
-			Leaf:       turnstone.RefNew(0),
-			Checkpoint: map[string][]byte{"p": bytes.Clone(part)},
-			Usage:      []head.Usage{{Model: "m", Input: 1}},
-		}
-		if i == 2 || i == 4 {
-			c.Nodes[0].Attachments = []blob.Attachment{att}
-		}
-		nodes = append(nodes, commitTo(t, a, c).Nodes[0])
-		if i == 5 {
-			must(a.Seal(ctx))
-		}
-	}
-	must(a.Keep(ctx, "kept", 3))
-	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
-	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("forked")), Checkpoint: map[string][]byte{"p": []byte("own")}})
-	ff := create(t, st, turnstone.Request{ID: "ff", Parent: "f"})
-	add(ff, "in the fork of the fork")
-	commitTo(t, ff, turnstone.Commit{Leaf: turnstone.RefTo(nodes[5])})
-	commitTo(t, ff, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.RefTo(nodes[3])}}})
-	must(f.Tombstone(ctx, nodes[6]))
-	must(a.Tombstone(ctx, nodes[1]))
-	create(t, st, turnstone.Request{ID: "detached", Parent: "a", ForkNode: nodes[0], Detached: true})
-	must(st.Rename(ctx, "detached", "renamed"))
-
-	// A deleted session that only forks hold, one part of which nobody does.
-	d := create(t, st, turnstone.Request{ID: "d"})
-	commitTo(t, d, turnstone.Commit{
-		Nodes:      []turnstone.NewNode{{Kind: "user", Key: "dk", Payload: random(6000, 9), Attachments: []blob.Attachment{put(d, 400, 3)}}},
-		Checkpoint: map[string][]byte{"p": []byte("of the deleted")},
-	})
-	must(d.Tombstone(ctx, add(d, "hidden")))
-	create(t, st, turnstone.Request{ID: "df", Parent: "d"})
-	add(d, "of nobody")
-	create(t, st, turnstone.Request{ID: "gone"})
-	pruned := create(t, st, turnstone.Request{ID: "pruned"})
-	root := add(pruned, "root")
-	add(pruned, "branch")
-	commitTo(t, pruned, turnstone.Commit{Leaf: turnstone.RefTo(root)})
-	add(pruned, "on")
-	_, err := pruned.Prune(ctx, 1)
-	must(err)
-	must(st.Delete(ctx, "d", turnstone.KeepChildren))
-	must(st.Delete(ctx, "gone", turnstone.KeepChildren))
-	vacuum()
-
-	// What no collection has seen: commits, an upload, one that is not finished, a
-	// deleted session and a deleted fork.
-	add(a, "after the vacuum")
-	put(a, 500, 4)
-	cutAfter(t, source, o, 'x', func(st *turnstone.Store) error {
-		s, err := st.Session(ctx, "a")
-		if err == nil {
-			_, err = s.PutAttachment(ctx, bytes.NewReader(random(700_000, 5)), -1, "", "")
-		}
-		return err
-	})
-	e := create(t, st, turnstone.Request{ID: "e"})
-	commitTo(t, e, turnstone.Commit{Nodes: saying(random(7000, 6)), Checkpoint: map[string][]byte{"p": random(300, 7)}})
-	ef := create(t, st, turnstone.Request{ID: "ef", Parent: "e"})
-	add(ef, "deleted fork")
-	must(st.Delete(ctx, "e", turnstone.KeepChildren))
-	must(st.Delete(ctx, "ef", turnstone.KeepChildren))
-
-	// A vacuum that was cut off when it had detached a blob, and a collection that was
-	// when it had listed one.
-	g := create(t, st, turnstone.Request{ID: "g"})
-	id := commitTo(t, g, turnstone.Commit{Nodes: saying(random(8000, 8)), Checkpoint: map[string][]byte{"p": []byte("one")}}).Nodes[0]
-	must(g.Tombstone(ctx, id))
-	h := create(t, st, turnstone.Request{ID: "h"})
-	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("first")}})
-	commitTo(t, h, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("second")}})
-	cutAfter(t, source, o, 'D', func(st *turnstone.Store) error {
-		_, err := st.Vacuum(ctx, gc.VacuumOptions{})
-		return err
-	})
-	_, err = h.Prune(ctx, 1)
-	must(err)
-	cutAfter(t, source, o, 'G', func(st *turnstone.Store) error {
-		h, err := st.Session(ctx, "h")
-		if err == nil {
-			_, err = h.GC(ctx, gc.Options{})
-		}
-		return err
-	})
-	// And again what no collection has seen.
-	put(a, 400_000, 11)
-	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Attachments: []blob.Attachment{put(a, 300_000, 12)}}}})
-	i := create(t, st, turnstone.Request{ID: "i", Parent: "h"})
-	commitTo(t, i, turnstone.Commit{Nodes: saying(random(9000, 10)), Checkpoint: map[string][]byte{"p": []byte("new")}})
-	j := create(t, st, turnstone.Request{ID: "j"})
-	commitTo(t, j, turnstone.Commit{Nodes: saying([]byte("deleted at once"))})
-	must(st.Delete(ctx, "j", turnstone.KeepChildren))
-	create(t, st, turnstone.Request{ID: "k", Parent: "a"})
-	must(st.Delete(ctx, "k", turnstone.KeepChildren))
-
-	copied := memory.New()
-	_, err = turnstone.Copy(ctx, source, copied, turnstone.CopyOptions{})
-	must(err)
-	return copied
-}
 
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
@@ -204,20 +29,17 @@ var named = map[byte]string{
 	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
 
-// VF1: whatever record is removed, altered or put in the place of another one of its
+// Whatever record is removed, altered or put in the place of another one of its
 // kind, Verify names it by its kind and what it belongs to.
 func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 	if race {
 		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
 	}
 	e := full(t)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	var all []engine.Pair
 	kinds := map[byte][]engine.Pair{}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		all = append(all, p)
 		kinds[p.Key[4]] = append(kinds[p.Key[4]], p)
 	}
@@ -288,7 +110,7 @@ func TestVF1_VerifyNamesEveryRecord(t *testing.T) {
 		}
 	}
 	t.Logf("%d records; not missed: %v", len(all), harmless)
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // all is as it was
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // all is as it was
 }
 
 // A table is what a test knows of a store's sessions.
@@ -303,10 +125,7 @@ type table struct {
 func tableOf(t *testing.T, e engine.Engine) *table {
 	t.Helper()
 	out := &table{ids: map[string]string{}, incs: map[string]string{}, dead: map[string]bool{}, open: map[string]bool{}, held: map[string]int{}}
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, p := range pairs(t, e) {
 		switch fields := p.Key[5:]; p.Key[4] {
 		case keys.About:
 			about, err := heads.OpenAbout(p.Key, p.Value)
@@ -381,7 +200,7 @@ func (s *table) harmless(p engine.Pair) string {
 	return ""
 }
 
-// VF3: a blob that only the first checkpoint of a fork refers to is not unreferenced.
+// A blob that only the first checkpoint of a fork refers to is not unreferenced.
 func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	_, st := onMemory(t, nil)
 	p := create(t, st, turnstone.Request{ID: "p"})
@@ -397,9 +216,7 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		vacuum(t, st)
 		unreferenced(0)
 	}
 	info, err := f.Info(ctx)
@@ -412,6 +229,112 @@ func TestVF3_AForksFirstCheckpointIsReferredTo(t *testing.T) {
 	}
 	// When neither of the forks retains its beginning, it is.
 	remove(t, st, "g")
-	pruneTo1(t, f)
+	prune(t, f, 1)
 	unreferenced(1)
+}
+
+// A record whose key is too short to be any of the format is a problem that Verify names, and ends
+// Stats.
+func TestVF1_ARecordWithAShortKeyIsNamed(t *testing.T) {
+	for _, suffix := range []string{"", "b", "mab", "sx"} {
+		t.Run(suffix, func(t *testing.T) {
+			e, st := onMemory(t, nil)
+			k := append(bytes.Clone(keys.StoreKey("")[:4]), suffix...)
+			var b engine.Batch
+			b.Set(k, []byte("x"))
+			if err := e.Apply(ctx, &b); err != nil {
+				t.Fatal(err)
+			}
+			v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+			if err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], record.ErrMalformed) {
+				t.Errorf("verify: %v, %v", v.Problems, err)
+			}
+			if _, err := st.Stats(ctx); !errors.Is(err, record.ErrMalformed) {
+				t.Errorf("stats: %v", err)
+			}
+		})
+	}
+}
+
+// A list of chunks that has its items in another order has its own checksum right, but not the hash
+// of the whole: reads and Verify say so.
+func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
+	mem, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	a := upload(t, s, random(2<<20, 1))
+	commitAt(t, s, turnstone.Commit{Nodes: attaching(a)})
+	k := turnstone.SpaceOf(st).Blob(turnstone.SpaceOf(st).BlobHash(a.ID), 0)
+	vs, err := mem.Get(ctx, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := codec.Open(k, vs[0], keys.Blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs, err := turnstone.BlobsOf(st).Items(ctx, a.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, y := refs[0], refs[1]
+	// swap the items: ids with their sizes
+	i, j := bytes.Index(body, x[:]), bytes.Index(body, y[:])
+	i1 := j - i // stride
+	nb := bytes.Clone(body)
+	copy(nb[i-3:], body[j-3:j-3+i1])
+	copy(nb[i-3+i1:], body[i-3:i-3+i1])
+	var b engine.Batch
+	b.Set(k, codec.Seal(k, keys.Blob, nb))
+	if err := mem.Apply(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	var w bytes.Buffer
+	_, rerr := turnstone.BlobsOf(st).WriteTo(ctx, &w, a.ID)
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+	if !errors.Is(rerr, record.ErrHash) || err != nil || len(v.Problems) != 1 || !errors.Is(v.Problems[0], record.ErrHash) {
+		t.Errorf("read: %v; verify: %v, %v", rerr, v.Problems, err)
+	}
+}
+
+// Verify reads in proportion to the store, also when forks follow each other to
+// the greatest depth, and go on from what they inherit.
+func TestVF2_VerifyReadsEachHistoryOnce(t *testing.T) {
+	testscale.Slow(t)
+	cost := func(depth int, deleted bool) (calls, records float64) {
+		read, called := 0, 0 // keys asked for and pairs scanned; Get and Scan
+		e := &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) {
+			if c.Op == "Get" || c.Op == "Scan" {
+				read += c.Read
+				called++
+			}
+		}}
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		root := create(t, st, turnstone.Request{ID: "0"})
+		first := commitTo(t, root, turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"p": []byte("0")}}).Nodes[0]
+		for i := range depth {
+			f := create(t, st, turnstone.Request{ID: fmt.Sprint(i + 1), Parent: fmt.Sprint(i)})
+			commitTo(t, f, turnstone.Commit{Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i)}})
+			commitTo(t, f, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "branch", Parent: turnstone.RefTo(first)}}})
+		}
+		collect(t, st, gc.Options{})
+		if deleted {
+			for i := range depth {
+				remove(t, st, fmt.Sprint(i))
+			}
+		}
+		read, called = 0, 0
+		v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+		if err != nil || !v.OK() || v.Records < depth {
+			t.Fatal(v.Problems, err)
+		}
+		return float64(called) / float64(depth+1), float64(read) / float64(v.Records)
+	}
+	for _, deleted := range []bool{false, true} {
+		calls16, records16 := cost(16, deleted)
+		calls256, records256 := cost(256, deleted)
+		t.Logf("deleted: %v; at depth 16: %.1f calls a session, each record read %.1f times; at 256: %.1f, %.1f", deleted, calls16, records16, calls256, records256)
+		if calls256 > 1.2*calls16 || records256 > 1.2*records16 {
+			t.Error("a deeper chain costs more for each session")
+		}
+	}
 }

@@ -45,19 +45,13 @@ func notDamage(t *testing.T, what string, err error, have, want uint64) {
 	}
 }
 
-// FV1: a record of another version, older or newer, is named by whatever reads it,
+// A record of another version, older or newer, is named by whatever reads it,
 // with both versions, and is never taken for damage. Verify finds it wherever it is.
 func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 	e := full(t)
-	var all []engine.Pair
-	for p, err := range e.Scan(ctx, engine.Range{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
+	all := pairs(t, e)
 	about := tableOf(t, e)
-	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1}))
+	healthy, err := everything(openStore(t, e, &turnstone.Options{NoAutoSeal: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,10 +110,10 @@ func TestFV1_ARecordOfAnotherVersionIsNoDamage(t *testing.T) {
 	if len(refused) != 5 || refused["verify"] != len(some) {
 		t.Errorf("refused: %v, of %d records", refused, len(some))
 	}
-	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})) // of this version nothing is refused
+	verify(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true})) // of this version nothing is refused
 }
 
-// FV2: a store of another format is refused when it is opened, and left as it is,
+// A store of another format is refused when it is opened, and left as it is,
 // whatever the rest of its store record looks like.
 func TestFV2_AStoreOfAnUnknownFormatIsRefused(t *testing.T) {
 	e := memory.New()

@@ -2,10 +2,8 @@ package reclaim_test
 
 import (
 	"bytes"
-	"context"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -62,25 +60,6 @@ func TestTheReceiptKnowsWhatAForkBeganWith(t *testing.T) {
 	}
 	if r.Gone != 0 || r.Vacuum.Deleted != 0 || r.Shared != 1 || !slices.Equal(r.SharedBy, []string{"a"}) {
 		t.Errorf("gone %d, shared %d by %v; vacuum has deleted %d", r.Gone, r.Shared, r.SharedBy, r.Vacuum.Deleted)
-	}
-}
-
-// A dry run can be asked for from the progress of a collection.
-func TestADryRunNeedsNoTurn(t *testing.T) {
-	e := memory.New()
-	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "a"})
-	commit(t, s, saves(version(1)))
-	c, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	_, err := st.GC(ctx, gc.Options{Progress: func(gc.Progress) {
-		_, err := st.GC(c, gc.Options{DryRun: true})
-		if err != nil {
-			t.Error("the dry run:", err)
-		}
-	}})
-	if err != nil {
-		t.Error(err)
 	}
 }
 

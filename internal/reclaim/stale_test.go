@@ -1,7 +1,6 @@
 package reclaim_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -186,14 +185,6 @@ func TestVF1_VerifyMissesTheRecordThatBringsACollectionToADeletedParent(t *testi
 	}
 }
 
-// hooked returns an engine on e, before the calls of which something happens.
-func hooked(e engine.Engine, what func(enginetest.Call)) engine.Engine {
-	return &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
-		what(c)
-		return enginetest.Fault{}
-	}}
-}
-
 // G10: a session that is renamed while a vacuum comes to it is sealed all the same.
 func TestG10_ARenamedSessionIsSealed(t *testing.T) {
 	for at, did := 2, true; did; at++ {
@@ -366,15 +357,4 @@ func TestVF5_ForksThatComeAndGoAreNoDamage(t *testing.T) {
 		collected(t, st, gc.Options{})
 	}}, fixed))
 	healthy(t, st)
-}
-
-// gets is an engine before whose reads of keys something happens.
-type gets struct {
-	engine.Engine
-	on func(ks [][]byte)
-}
-
-func (g *gets) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	g.on(ks)
-	return g.Engine.Get(ctx, ks...)
 }

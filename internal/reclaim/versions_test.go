@@ -13,17 +13,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
-
-func keep(t testing.TB, s *turnstone.Session, name string, r head.Revision) {
-	t.Helper()
-	if err := s.Keep(ctx, name, r); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // A full collection finds the index right after vacuum has cut a chain behind a kept revision.
 func TestARightIndexIsNotRepaired(t *testing.T) {
@@ -214,4 +206,90 @@ func TestAPartIsNotDroppedAndSetAtOnce(t *testing.T) {
 	if parts, err := s.Checkpoint(ctx, 0); err != nil || !bytes.Equal(parts["p"], version(2)) {
 		t.Error("the checkpoint is another:", err)
 	}
+}
+
+// A part has one value at the revisions 1 and 3, another one at 2, which is kept, and a third one at
+// the head. What is stored is what these two refer to.
+func TestARevisionThatIsKeptInAGapHoldsItsOwnValueOnly(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	for _, i := range []uint64{1, 2, 1, 3} {
+		commit(t, s, saves(noise(6000, i)))
+	}
+	if err := s.Keep(ctx, "x", 2); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, s)
+	vacuumed(t, st)
+	vacuumed(t, st)
+	if err := reachable(e, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// A fork has pruned the checkpoint that it began with, and its parent has, too, or is deleted: no
+// fork of it begins at the node where it began itself.
+func TestF8_AForkWhereItsParentBeganIsRefusedOnceThatIsPruned(t *testing.T) {
+	for _, del := range []bool{false, true} {
+		e := memory.New()
+		st := openAt(t, e, fixed)
+		s := create(t, st, turnstone.Request{ID: "s"})
+		c := says([]byte("hello"))
+		c.Checkpoint = map[string][]byte{"p": noise(6000, 1)}
+		n := commit(t, s, c).Nodes[0]
+		f := create(t, st, turnstone.Request{ID: "f", Parent: "s"})
+		for i := range 3 {
+			c := says([]byte(fmt.Sprint("f", i)))
+			c.Checkpoint = map[string][]byte{"p": noise(6000, uint64(i)+2)}
+			commit(t, f, c)
+		}
+		if del {
+			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			commit(t, s, saves(noise(6000, 50)))
+			prune(t, s)
+		}
+		prune(t, f)
+		collected(t, st, gc.Options{})
+		g, _, err := st.Create(ctx, turnstone.Request{ID: "g", Parent: "f", ForkNode: n})
+		if !errors.Is(err, turnstone.ErrRevisionPruned) {
+			t.Error("what f and s had at the node is pruned:", g, err)
+		}
+		if _, err := st.GC(ctx, gc.Options{}); err != nil {
+			t.Error("gc:", err)
+		}
+		healthy(t, st)
+	}
+}
+
+// A session has a version whole, and another session a chain of 120 deltas that ends at the same
+// content: what the first one stores next still reads back.
+func TestAChainOfDeltasStaysShortWhenAnotherSessionHasOne(t *testing.T) {
+	e := memory.New()
+	st := openAt(t, e, fixed)
+	a := create(t, st, turnstone.Request{ID: "a"})
+	v := func(i int) []byte {
+		b := noise(20000, 77)
+		for j := range i {
+			b[j*100]++
+		}
+		return b
+	}
+	commit(t, a, saves(v(120))) // whole: its base is kept at depth 0
+	commit(t, a, turnstone.Commit{Drop: []string{"p"}})
+	prune(t, a)
+	collected(t, st, gc.Options{})
+	b := create(t, st, turnstone.Request{ID: "b"})
+	for i := range 121 {
+		commit(t, b, saves(v(i)))
+	}
+	healthy(t, st)
+	commit(t, a, saves(v(121)))
+	if _, err := a.Checkpoint(ctx, 0); err != nil {
+		t.Error("checkpoint of a:", err)
+	}
+	healthy(t, st)
 }

@@ -1,11 +1,16 @@
 package reclaim_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"strings"
+	"testing"
 	"time"
+
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/head"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -114,4 +119,122 @@ func both(errs ...error) error { return errors.Join(errs...) }
 func isCorrupt(err error) bool {
 	var damage *record.CorruptError
 	return errors.As(err, &damage)
+}
+
+// openAt opens the store on e, whose clock is now. Its uploads expire after an hour.
+func openAt(t testing.TB, e engine.Engine, now func() time.Time) *turnstone.Store {
+	t.Helper()
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, Now: now, UploadTTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// fixed is a clock that stands still.
+func fixed() time.Time { return epoch }
+
+// create creates a session.
+func create(t testing.TB, st *turnstone.Store, r turnstone.Request) *turnstone.Session {
+	t.Helper()
+	s, _, err := st.Create(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// commit commits c, whatever the revision of the head is.
+func commit(t testing.TB, s *turnstone.Session, c turnstone.Commit) turnstone.Result {
+	t.Helper()
+	c.Expected = turnstone.AnyRevision
+	r, err := s.Commit(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// keep keeps a revision by a name.
+func keep(t testing.TB, s *turnstone.Session, name string, r head.Revision) {
+	t.Helper()
+	if err := s.Keep(ctx, name, r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prune prunes s to its last revision.
+func prune(t testing.TB, s *turnstone.Session) {
+	t.Helper()
+	if _, err := s.Prune(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// collected runs a collection.
+func collected(t testing.TB, st *turnstone.Store, o gc.Options) *gc.Report {
+	t.Helper()
+	r, err := st.GC(ctx, o)
+	if err != nil {
+		t.Fatal("gc:", err)
+	}
+	return r
+}
+
+// vacuumed runs a vacuum.
+func vacuumed(t testing.TB, st *turnstone.Store) *gc.VacuumReport {
+	t.Helper()
+	r, err := st.Vacuum(ctx, gc.VacuumOptions{})
+	if err != nil {
+		t.Fatal("vacuum:", err)
+	}
+	return r
+}
+
+// healthy fails the test unless Verify finds no problem in st.
+func healthy(t testing.TB, st *turnstone.Store) {
+	t.Helper()
+	v, err := st.Verify(ctx, turnstone.VerifyOptions{})
+	if err != nil || !v.OK() {
+		t.Error("verify:", err, v.Problems)
+	}
+}
+
+// holds reports whether any value of e contains b.
+func holds(e engine.Engine, b []byte) bool {
+	for p := range e.Scan(ctx, engine.Range{}) {
+		if bytes.Contains(p.Value, b) {
+			return true
+		}
+	}
+	return false
+}
+
+// hooked returns an engine on e, before the calls of which something happens.
+func hooked(e engine.Engine, what func(enginetest.Call)) engine.Engine {
+	return &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		what(c)
+		return enginetest.Fault{}
+	}}
+}
+
+// atCall returns an engine on e, before the n-th call of which f is called.
+func atCall(e engine.Engine, n int, f func()) engine.Engine {
+	return hooked(e, func(c enginetest.Call) {
+		if c.N == n {
+			f()
+		}
+	})
+}
+
+// gets is an engine before whose reads of keys something happens. The plan of an
+// enginetest.Faulty does not see the keys.
+type gets struct {
+	engine.Engine
+	on func(ks [][]byte)
+}
+
+func (g *gets) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	g.on(ks)
+	return g.Engine.Get(ctx, ks...)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
+// Two lists hold each other: a read of one of them ends with an error that says so.
 func TestAListThatHoldsItselfIsDamage(t *testing.T) {
 	e := memory.New()
 	sp := keys.New("", [32]byte{1})

@@ -1,0 +1,92 @@
+package turnstone_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// A deletion stands, nobody knows, and the id is given again before the store tries once more:
+// the session that has it now stays.
+func TestD1_DeleteSparesTheNextSessionOfTheID(t *testing.T) {
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	st, other := openStore(t, e, nil), openStore(t, mem, nil)
+	create(t, st, turnstone.Request{ID: "s"})
+	loseOutcome(e, func() {
+		next, created, err := other.Create(ctx, turnstone.Request{ID: "s"})
+		if err != nil || !created {
+			t.Fatal(err)
+		}
+		commitAt(t, next, turnstone.Commit{Nodes: saying([]byte("precious"))})
+	})
+	remove(t, st, "s")
+	l, err := session(t, st, "s").Load(ctx, turnstone.Scope{})
+	if err != nil || len(l.Nodes) != 1 || string(l.Nodes[0].Payload) != "precious" {
+		t.Errorf("the next session of the id: %+v, %v", l, err)
+	}
+}
+
+// A cascade deletes the child that it found, which may be renamed meanwhile, and not another
+// session that is given the child's id.
+func TestF6_ACascadeDeletesTheChildAndNotTheNextSessionOfItsID(t *testing.T) {
+	for name, meddle := range map[string]func(*turnstone.Store){
+		"create again": func(st *turnstone.Store) {
+			remove(t, st, "c")
+			create(t, st, turnstone.Request{ID: "c"}, []byte("precious"))
+		},
+		"rename": func(st *turnstone.Store) {
+			if err := st.Rename(ctx, "c", "c2"); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			meddled, times := false, 0
+			besideEachCall(t,
+				func(st *turnstone.Store) {
+					meddled = false
+					create(t, st, turnstone.Request{ID: "p"})
+					create(t, st, turnstone.Request{ID: "c", Parent: "p"})
+				},
+				func(st *turnstone.Store) error { return st.Delete(ctx, "p", turnstone.CascadeChildren) },
+				func(st *turnstone.Store) {
+					if _, err := st.Session(ctx, "c"); err != nil {
+						return // the cascade has deleted it
+					}
+					meddled = true
+					times++
+					meddle(st)
+				},
+				func(st *turnstone.Store, _ engine.Engine, err error) error {
+					if err != nil {
+						return errors.New("the cascade failed")
+					}
+					left, err := st.List(ctx, turnstone.ListOptions{})
+					if err != nil {
+						return err
+					}
+					var ids, want []string
+					for _, i := range left.Sessions {
+						ids = append(ids, i.ID)
+					}
+					if meddled && name == "create again" {
+						want = []string{"c"}
+					}
+					if !slices.Equal(ids, want) {
+						return fmt.Errorf("left are %q, not %q", ids, want)
+					}
+					return nil
+				})
+			if times < 3 {
+				t.Errorf("the child was met %d times", times)
+			}
+		})
+	}
+}
