@@ -107,7 +107,7 @@ func TestForksHoldWhatTheyShare(t *testing.T) {
 	remove("g")
 	present()
 	for letter, n := range letters(t, e) {
-		if letter != keys.Store && letter != keys.Predecessor && letter != keys.Run {
+		if letter != keys.Store && letter != keys.Predecessor && letter != keys.Cycle {
 			t.Errorf("%d records %q are left", n, letter)
 		}
 	}

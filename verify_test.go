@@ -193,7 +193,7 @@ func full(t *testing.T) *memory.Engine {
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
 	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob", 'c': "commit",
-	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "run record", 'h': "edge", 'i': "turn", 'j': "number of edges",
+	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'i': "turn", 'j': "number of edges",
 	'k': "event key", 'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "pack", 'q': "child entry", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
@@ -330,7 +330,7 @@ func (s *table) identities(key []byte) (out []string) {
 	fields := key[5:]
 	var parts [][]byte
 	switch key[4] {
-	case keys.Store, keys.Run, keys.Copying:
+	case keys.Store, keys.Cycle, keys.Copying:
 		return []string{""}
 	case keys.Order:
 		parts = [][]byte{fields[8:]}

@@ -16,7 +16,7 @@ import (
 
 // A Stage gathers the contents that one batch is going to refer to as blobs. The
 // batch carries them as far as there is room. The rest is stored ahead of the batch,
-// held by an upload that the batch ends.
+// pinned by an upload that the batch ends.
 type Stage struct {
 	store  *Store
 	Owner  heads.Incarnation // the session that commits or, for a fork, its parent

@@ -35,9 +35,9 @@ const inlineBytes = 5 << 10
 // writes one, with random numbers from random, unless mustExist is set: then the error is
 // ErrStoreNotFound.
 func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, random func([]byte)) (rec heads.Store, err error) {
-	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
+	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
-		vs, err := e.Get(ctx, key, noteKey, runKey)
+		vs, err := e.Get(ctx, key, noteKey, cycleKey)
 		if err != nil {
 			return err
 		}
@@ -80,12 +80,12 @@ func Open(ctx context.Context, e engine.Engine, name string, mustExist bool, ran
 
 // vacant fails if the namespace, which has no store record, has any other record:
 // without the store record the keys of a namespace can't be found, so a new one
-// would hide for good all that is there. run is the run record, which has the one other key
+// would hide for good all that is there. cycle is the cycle record, which has the one other key
 // that is known without the store record: it is looked up by itself, because
 // damage beneath can make a scan come back empty.
-func vacant(ctx context.Context, e engine.Engine, name string, run []byte) error {
-	found := keys.RunKey(name)
-	if run == nil {
+func vacant(ctx context.Context, e engine.Engine, name string, cycle []byte) error {
+	found := keys.CycleKey(name)
+	if cycle == nil {
 		found = nil
 		first := engine.PrefixRange(keys.Prefix(name))
 		first.Limit = 1

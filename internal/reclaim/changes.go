@@ -17,14 +17,14 @@ import (
 // changes brings the index up to date with all sessions that changed: those that
 // have a dirty record, and as a second witness those that stand in the order of
 // last updates since the last complete run.
-func (r *run) changes(ctx context.Context, since uint64) error {
+func (cy *cycle) changes(ctx context.Context, since uint64) error {
 	var incs []heads.Incarnation
 	flush := func() error {
 		for _, inc := range incs {
-			if err := r.session(ctx, inc); err != nil {
+			if err := cy.session(ctx, inc); err != nil {
 				return err
 			}
-			r.step(1)
+			cy.step(1)
 		}
 		incs = incs[:0]
 		return nil
@@ -35,11 +35,11 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 		}
 		return flush()
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Dirty)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Dirty)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return codec.Corrupt(fmt.Errorf("%w: key", record.ErrMalformed), "dirty record at key %x", p.Key)
 		}
@@ -51,11 +51,11 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 		return err
 	}
 	var entries []heads.OrderEntry
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Order)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Order)) {
 		if err != nil {
 			return err
 		}
-		e, err := heads.OpenOrder(r.space, p)
+		e, err := heads.OpenOrder(cy.space, p)
 		if err != nil {
 			return err
 		}
@@ -63,19 +63,19 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 			break
 		}
 		if entries = append(entries, e); len(entries) == 500 {
-			if err := r.behind(ctx, entries, add); err != nil {
+			if err := cy.behind(ctx, entries, add); err != nil {
 				return err
 			}
 			entries = entries[:0]
 		}
 	}
-	if err := r.behind(ctx, entries, add); err != nil {
+	if err := cy.behind(ctx, entries, add); err != nil {
 		return err
 	}
 	if err := flush(); err != nil {
 		return err
 	}
-	return r.freed(ctx)
+	return cy.freed(ctx)
 }
 
 // skew is by how much the clocks of hosts may differ, and the order of sessions
@@ -83,15 +83,15 @@ func (r *run) changes(ctx context.Context, since uint64) error {
 const skew = 5 * time.Second
 
 // freed looks at the deleted sessions that forks have let go of, once for all forks.
-func (r *run) freed(ctx context.Context) error {
-	for len(r.again) > 0 {
-		incs := slices.Collect(maps.Keys(r.again))
-		clear(r.again)
+func (cy *cycle) freed(ctx context.Context) error {
+	for len(cy.again) > 0 {
+		incs := slices.Collect(maps.Keys(cy.again))
+		clear(cy.again)
 		for _, inc := range incs {
-			if err := r.session(ctx, inc); err != nil {
+			if err := cy.session(ctx, inc); err != nil {
 				return err
 			}
-			r.step(1)
+			cy.step(1)
 		}
 	}
 	return nil
@@ -99,12 +99,12 @@ func (r *run) freed(ctx context.Context) error {
 
 // behind calls add for the sessions that the index does not follow to their
 // heads.
-func (r *run) behind(ctx context.Context, entries []heads.OrderEntry, add func(heads.Incarnation) error) error {
+func (cy *cycle) behind(ctx context.Context, entries []heads.OrderEntry, add func(heads.Incarnation) error) error {
 	ks := make([][]byte, 0, 2*len(entries))
 	for _, e := range entries {
-		ks = append(ks, r.space.Head(e.Session), r.space.Bookmark(e.Incarnation))
+		ks = append(ks, cy.space.Head(e.Session), cy.space.Bookmark(e.Incarnation))
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,11 @@ type Checklist struct {
 // wrong is looked at again. An index that is being derived anew has none.
 //
 // The records of the index are witnesses of each other: edges are counted; whatever
-// a collector writes is written with the run record; a session that the index does not
+// a collector writes is written with the cycle record; a session that the index does not
 // follow to its head has a dirty record; and a blob without an edge is a candidate,
 // held by an upload, or referred to by a session that has a dirty record.
 func (c *Collector) Check(ctx context.Context, list Checklist) (problems []error, err error) {
-	k := &check{run: run{engine: c.engine, space: c.space, blobs: c.blobs, key: c.space.Run()}, list: list, counted: map[keys.Hash]bool{}}
+	k := &check{cycle: cycle{engine: c.engine, space: c.space, blobs: c.blobs, key: c.space.Cycle()}, list: list, counted: map[keys.Hash]bool{}}
 	if rebuilding, err := Rebuilding(ctx, c.engine, c.space); err != nil || rebuilding {
 		return nil, err // the next collection derives it anew
 	}
@@ -49,7 +49,7 @@ func (c *Collector) Check(ctx context.Context, list Checklist) (problems []error
 }
 
 type check struct {
-	run
+	cycle
 	list     Checklist
 	counted  map[keys.Hash]bool // blobs that have a number of edges
 	problems []error
@@ -61,7 +61,7 @@ func (k *check) problem(err error, format string, args ...any) {
 	}
 }
 
-// totals checks that the run record is there if anything is that was written with it,
+// totals checks that the cycle record is there if anything is that was written with it,
 // and counts sessions and blobs as they are. A collector that is at work makes it look
 // again, and in the end look away.
 func (k *check) totals(ctx context.Context) error {
@@ -114,11 +114,11 @@ func (k *check) totals(ctx context.Context) error {
 		}
 		if after[0] == nil {
 			if other != 0 {
-				k.problem(fmt.Errorf("%w, but a collector has written records of type %q", record.ErrMissing, other), "run record")
+				k.problem(fmt.Errorf("%w, but a collector has written records of type %q", record.ErrMissing, other), "cycle record")
 			}
 			return nil
 		}
-		s, err := openRunState(k.key, after[0])
+		s, err := openCycleState(k.key, after[0])
 		if err != nil {
 			return nil // its checksum was checked
 		}

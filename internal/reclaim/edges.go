@@ -126,16 +126,16 @@ const batchOps = 600
 // its first edge, its items get their edges to the list: so the items of every list
 // that has an edge have edges. A blob that loses its last edge is a candidate. All
 // batches have guards.
-func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) error {
+func (cy *cycle) link(ctx context.Context, changes []change, guards []engine.Pair) error {
 	represented := map[keys.Hash]bool{} // true for those that vacuum can compress further
 	for len(changes) > 0 {
 		n := min(batchOps/3, len(changes))
-		b, fresh, err := r.edit(ctx, changes[:n], represented)
+		b, fresh, err := cy.edit(ctx, changes[:n], represented)
 		if err != nil {
 			return err
 		}
 		if len(fresh) > 0 {
-			if err := r.represent(ctx, fresh, represented); err != nil {
+			if err := cy.represent(ctx, fresh, represented); err != nil {
 				return err
 			}
 			continue // that may have changed what was read
@@ -144,7 +144,7 @@ func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) 
 			continue
 		}
 		b.Guards = guards
-		if err := r.apply(ctx, b); err != nil {
+		if err := cy.apply(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -153,12 +153,12 @@ func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) 
 
 // edit makes a batch of changes. Blobs that get their first edge, and are not
 // among the represented, are returned instead.
-func (r *run) edit(ctx context.Context, changes []change, represented map[keys.Hash]bool) (b *batch, fresh []keys.Hash, err error) {
+func (cy *cycle) edit(ctx context.Context, changes []change, represented map[keys.Hash]bool) (b *batch, fresh []keys.Hash, err error) {
 	ks := make([][]byte, 0, 2*len(changes))
 	for _, c := range changes {
-		ks = append(ks, r.space.Edge(c.blob, c.kind, c.holder), r.space.Count(c.blob))
+		ks = append(ks, cy.space.Edge(c.blob, c.kind, c.holder), cy.space.Count(c.blob))
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -196,7 +196,7 @@ func (r *run) edit(ctx context.Context, changes []change, represented map[keys.H
 	}
 	for h, n := range counts {
 		if n != stood[h] {
-			r.setCount(b, h, stood[h], n, represented[h])
+			cy.setCount(b, h, stood[h], n, represented[h])
 		}
 	}
 	return b, fresh, nil
@@ -204,8 +204,8 @@ func (r *run) edit(ctx context.Context, changes []change, represented map[keys.H
 
 // setCount makes b record how many edges a blob has. One that has no more is a
 // candidate, and nothing for vacuum to compress; one that has its first and is loose is.
-func (r *run) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
-	key, looseKey := r.space.Count(h), r.space.Loose(h)
+func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
+	key, looseKey := cy.space.Count(h), cy.space.Loose(h)
 	if count > 0 {
 		b.Set(key, sealCount(key, count))
 		if old == 0 {
@@ -219,27 +219,27 @@ func (r *run) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
 	b.Delete(key)
 	b.Delete(looseKey)
 	b.blobs--
-	r.list(b, h)
+	cy.list(b, h)
 }
 
 // list makes b list a candidate.
-func (r *run) list(b *batch, h keys.Hash) {
-	key := r.space.Candidate(h)
+func (cy *cycle) list(b *batch, h keys.Hash) {
+	key := cy.space.Candidate(h)
 	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
-	if r.only != nil && !r.looking {
-		r.only[h] = true
+	if cy.only != nil && !cy.looking {
+		cy.only[h] = true
 	}
 }
 
 // represent gives the items of those of blobs that are lists their edges. If loose is
 // not nil, it gets an entry for each of blobs, which says whether vacuum can compress
 // it further.
-func (r *run) represent(ctx context.Context, hashes []keys.Hash, loose map[keys.Hash]bool) error {
+func (cy *cycle) represent(ctx context.Context, hashes []keys.Hash, loose map[keys.Hash]bool) error {
 	ks := make([][]byte, len(hashes))
 	for i, h := range hashes {
-		ks[i] = r.space.Mark(h)
+		ks[i] = cy.space.Mark(h)
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (r *run) represent(ctx context.Context, hashes []keys.Hash, loose map[keys.
 		if !m.List {
 			continue
 		}
-		items, err := r.blobs.ItemsOf(ctx, h)
+		items, err := cy.blobs.ItemsOf(ctx, h)
 		if err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func (r *run) represent(ctx context.Context, hashes []keys.Hash, loose map[keys.
 				return codec.Seal(key, keys.Edge, []byte{1}), nil
 			}}
 		}
-		if err := r.link(ctx, unique(changes), nil); err != nil {
+		if err := cy.link(ctx, unique(changes), nil); err != nil {
 			return err
 		}
 	}

@@ -20,16 +20,16 @@ type stones map[[8]byte]bool
 
 // stonesOf returns the tombstones that count in a session which reads these
 // ancestors and then itself.
-func (r *run) stonesOf(ctx context.Context, inc heads.Incarnation, ancestors []heads.Ancestor) (stones, error) {
+func (cy *cycle) stonesOf(ctx context.Context, inc heads.Incarnation, ancestors []heads.Ancestor) (stones, error) {
 	out := stones{}
 	layers := append(append([]heads.Ancestor(nil), ancestors...), heads.Ancestor{Incarnation: inc, Epoch: open})
 	for i, l := range layers {
-		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Tombstone, l.Incarnation)) {
+		for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Tombstone, l.Incarnation)) {
 			if err != nil {
 				return nil, err
 			}
 			t, err := heads.OpenTombstone(p.Key, p.Value)
-			_, fields, ok := r.space.Fields(p.Key)
+			_, fields, ok := cy.space.Fields(p.Key)
 			if err == nil && !ok {
 				err = record.ErrMalformed
 			}

@@ -15,118 +15,118 @@ import (
 )
 
 // rebuild derives the index anew from the commits, and lists every blob that it
-// has no edge for. The run record says so until it is done: no run deletes
+// has no edge for. The cycle record says so until it is done: no run deletes
 // anything meanwhile.
-func (r *run) rebuild(ctx context.Context) error {
-	r.enter("sessions")
+func (cy *cycle) rebuild(ctx context.Context) error {
+	cy.enter("sessions")
 	var before, after digests
-	compare := !r.state.rebuild
+	compare := !cy.state.rebuild
 	if compare {
 		// What is not damaged is brought up to date first, to be compared.
-		if err := r.changes(ctx, r.state.last); err == nil {
-			if before, err = r.digest(ctx); err != nil {
+		if err := cy.changes(ctx, cy.state.last); err == nil {
+			if before, err = cy.digest(ctx); err != nil {
 				return err
 			}
 		} else if !isCorrupt(err) {
 			return err
 		} else {
-			r.Repaired, compare = true, false
+			cy.Repaired, compare = true, false
 		}
 	}
-	r.Sessions, r.Commits = 0, 0 // what was read twice is reported once
-	r.state.rebuild = true
-	r.state.sessions, r.state.blobs = 0, 0
-	if err := r.apply(ctx, &batch{}); err != nil {
+	cy.Sessions, cy.Commits = 0, 0 // what was read twice is reported once
+	cy.state.rebuild = true
+	cy.state.sessions, cy.state.blobs = 0, 0
+	if err := cy.apply(ctx, &batch{}); err != nil {
 		return err
 	}
 	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached, keys.Stale, keys.Loose} {
-		if err := r.clear(ctx, r.space.All(letter)); err != nil {
+		if err := cy.clear(ctx, cy.space.All(letter)); err != nil {
 			return err
 		}
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Life)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Life)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return codec.Corrupt(record.ErrMalformed, "lifecycle at key %x", p.Key)
 		}
-		if err := r.session(ctx, heads.Incarnation(fields)); err != nil {
+		if err := cy.session(ctx, heads.Incarnation(fields)); err != nil {
 			return err
 		}
-		r.step(1)
+		cy.step(1)
 	}
-	if err := r.freed(ctx); err != nil {
+	if err := cy.freed(ctx); err != nil {
 		return err
 	}
 	if compare {
 		var err error
-		if after, err = r.digest(ctx); err != nil {
+		if after, err = cy.digest(ctx); err != nil {
 			return err
 		}
 		// If a session changed meanwhile, its edges did, too.
-		r.Repaired = after.bookmarks == before.bookmarks && after.edges != before.edges
+		cy.Repaired = after.bookmarks == before.bookmarks && after.edges != before.edges
 	}
 	b := &batch{}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Mark)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Mark)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return codec.Corrupt(record.ErrMalformed, "mark at key %x", p.Key)
 		}
 		h := keys.Hash(fields)
-		vs, err := r.get(ctx, r.space.Count(h))
+		vs, err := cy.get(ctx, cy.space.Count(h))
 		if err != nil {
 			return err
 		}
 		if vs[0] == nil {
-			if err := r.represent(ctx, []keys.Hash{h}, nil); err != nil {
+			if err := cy.represent(ctx, []keys.Hash{h}, nil); err != nil {
 				return err
 			}
-			r.list(b, h)
+			cy.list(b, h)
 		}
 		if b.Ops() >= batchOps {
-			if err := r.apply(ctx, b); err != nil {
+			if err := cy.apply(ctx, b); err != nil {
 				return err
 			}
 			b = &batch{}
 		}
 	}
-	r.state.rebuild = false
-	return r.apply(ctx, b)
+	cy.state.rebuild = false
+	return cy.apply(ctx, b)
 }
 
 // clear deletes all records of a range.
-func (r *run) clear(ctx context.Context, all engine.Range) error {
+func (cy *cycle) clear(ctx context.Context, all engine.Range) error {
 	b := &batch{}
-	for p, err := range r.engine.Scan(ctx, all) {
+	for p, err := range cy.engine.Scan(ctx, all) {
 		if err != nil {
 			return err
 		}
 		b.Delete(p.Key)
 		if b.Ops() >= batchOps {
-			if err := r.apply(ctx, b); err != nil {
+			if err := cy.apply(ctx, b); err != nil {
 				return err
 			}
 			b = &batch{}
 		}
 	}
-	return r.apply(ctx, b)
+	return cy.apply(ctx, b)
 }
 
 // Digests are numbers for the edges of sessions, and for how far these are read.
 type digests struct{ edges, bookmarks uint64 }
 
-func (r *run) digest(ctx context.Context) (d digests, err error) {
+func (cy *cycle) digest(ctx context.Context) (d digests, err error) {
 	sum := func(parts ...[]byte) uint64 {
 		one := hash.Content.Sum(parts...)
 		return binary.LittleEndian.Uint64(one[:])
 	}
 	floors := map[heads.Incarnation]head.Revision{}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Bookmark)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Bookmark)) {
 		if err != nil {
 			return d, err
 		}
@@ -134,7 +134,7 @@ func (r *run) digest(ctx context.Context) (d digests, err error) {
 		if err != nil {
 			return d, codec.Corrupt(err, "bookmark at key %x", p.Key)
 		}
-		if _, fields, ok := r.space.Fields(p.Key); ok {
+		if _, fields, ok := cy.space.Fields(p.Key); ok {
 			floors[heads.Incarnation(fields)] = m.floor
 		}
 		if m.held != head.Revision(open) {
@@ -144,11 +144,11 @@ func (r *run) digest(ctx context.Context) (d digests, err error) {
 		}
 		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.kept, m.held))
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Edge)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Edge)) {
 		if err != nil {
 			return d, err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok || fields[16] != bySession {
 			continue
 		}

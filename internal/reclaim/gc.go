@@ -97,15 +97,15 @@ func New(e engine.Engine, space *keys.Space, blobs *blobs.Store, now func() time
 }
 
 // A run is a collector at work.
-type run struct {
+type cycle struct {
 	Options
 	gc.Report
 	engine engine.Engine
 	space  *keys.Space
 	blobs  *blobs.Store
 
-	key, record []byte        // of the run record, as this run wrote it last
-	state       runState      // what it says
+	key, record []byte        // of the cycle record, as this run wrote it last
+	state       cycleState    // what it says
 	applied     time.Time     // when this run wrote it
 	patience    time.Duration // for so long others wait for the record to change
 	began       time.Time
@@ -116,10 +116,10 @@ type run struct {
 	looking     bool                       // again, at all sessions: what they free is none of these
 }
 
-// A runState is the run record's content. Its nonce says who collects, and its
+// A runState is the cycle record's content. Its nonce says who collects, and its
 // sequence number makes every batch of a run set a value that never recurs: an
 // attempt with an unknown outcome can't take effect after the next one.
-type runState struct {
+type cycleState struct {
 	nonce   [16]byte
 	seq     uint64
 	active  bool   // the run is at work, or was cut off
@@ -130,13 +130,13 @@ type runState struct {
 	blobs    int // that have edges
 }
 
-// A batch also says by how much it changes what the run record counts.
+// A batch also says by how much it changes what the cycle record counts.
 type batch struct {
 	engine.Batch
 	sessions, blobs int
 }
 
-func (s *runState) seal(key []byte) []byte {
+func (s *cycleState) seal(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
 	e.Bytes(s.nonce[:])
@@ -146,11 +146,11 @@ func (s *runState) seal(key []byte) []byte {
 	e.Uint(s.last)
 	e.Uint(uint64(s.sessions))
 	e.Uint(uint64(s.blobs))
-	return codec.Seal(key, keys.Run, e.B)
+	return codec.Seal(key, keys.Cycle, e.B)
 }
 
-func openRunState(key, value []byte) (s runState, err error) {
-	body, err := codec.Open(key, value, keys.Run)
+func openCycleState(key, value []byte) (s cycleState, err error) {
+	body, err := codec.Open(key, value, keys.Cycle)
 	if err != nil {
 		return s, err
 	}
@@ -163,8 +163,8 @@ func openRunState(key, value []byte) (s runState, err error) {
 }
 
 // begin starts a run, after the one that is at work, if there is any.
-func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blobs.Store, o Options, patience time.Duration) (*run, error) {
-	r := &run{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Run(), patience: patience, again: map[heads.Incarnation]bool{}}
+func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blobs.Store, o Options, patience time.Duration) (*cycle, error) {
+	r := &cycle{Options: o, engine: e, space: c.space, blobs: blobs, key: c.space.Cycle(), patience: patience, again: map[heads.Incarnation]bool{}}
 	var seen []byte // the record of the run at work, and
 	var since time.Time
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
@@ -176,10 +176,10 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blobs.Sto
 		if r.record != nil && string(vs[0]) == string(r.record) {
 			return r, nil // our own attempt, whose outcome was not known
 		}
-		r.state = runState{}
+		r.state = cycleState{}
 		if vs[0] != nil {
-			if r.state, err = openRunState(r.key, vs[0]); err != nil {
-				return nil, codec.Corrupt(err, "run record")
+			if r.state, err = openCycleState(r.key, vs[0]); err != nil {
+				return nil, codec.Corrupt(err, "cycle record")
 			}
 		}
 		if r.state.active && patience > 0 {
@@ -212,7 +212,7 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blobs.Sto
 }
 
 // end lets the next run begin. err is what the run ended with.
-func (r *run) end(ctx context.Context, err error) error {
+func (cy *cycle) end(ctx context.Context, err error) error {
 	if errors.Is(err, gc.ErrSuperseded) {
 		return err
 	}
@@ -221,20 +221,20 @@ func (r *run) end(ctx context.Context, err error) error {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 	}
-	r.state.active = false
-	if aerr := r.apply(ctx, &batch{}); err == nil {
+	cy.state.active = false
+	if aerr := cy.apply(ctx, &batch{}); err == nil {
 		return aerr
 	}
 	return err
 }
 
-// beat changes the run record if it has not changed for some time, so that others see
+// beat changes the cycle record if it has not changed for some time, so that others see
 // that the run makes progress.
-func (r *run) beat(ctx context.Context) error {
-	if r.patience <= 0 || r.record == nil || time.Since(r.applied) < r.patience/4 {
+func (cy *cycle) beat(ctx context.Context) error {
+	if cy.patience <= 0 || cy.record == nil || time.Since(cy.applied) < cy.patience/4 {
 		return nil
 	}
-	return r.apply(ctx, &batch{})
+	return cy.apply(ctx, &batch{})
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -248,23 +248,23 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // apply applies b as a batch of this run. engine.ErrConflict: one of b's own
 // guards was false.
-func (r *run) apply(ctx context.Context, b *batch) error {
+func (cy *cycle) apply(ctx context.Context, b *batch) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	start := time.Now()
-	next := r.state
+	next := cy.state
 	next.seq++
 	next.sessions, next.blobs = max(0, next.sessions+b.sessions), max(0, next.blobs+b.blobs)
-	record := next.seal(r.key)
-	b.Guards = append([]engine.Pair{{Key: r.key, Value: r.record}}, b.Guards...)
-	b.Set(r.key, record)
+	record := next.seal(cy.key)
+	b.Guards = append([]engine.Pair{{Key: cy.key, Value: cy.record}}, b.Guards...)
+	b.Set(cy.key, record)
 	b.Reclaim = true
-	unknown, err := apply.Batch(ctx, r.engine, &b.Batch)
+	unknown, err := apply.Batch(ctx, cy.engine, &b.Batch)
 	if err == nil {
-		r.state, r.record, r.applied = next, record, time.Now()
-		if r.Pace > 0 && r.Pace < 1 {
-			return sleep(ctx, time.Duration(float64(time.Since(start))*(1-r.Pace)/r.Pace))
+		cy.state, cy.record, cy.applied = next, record, time.Now()
+		if cy.Pace > 0 && cy.Pace < 1 {
+			return sleep(ctx, time.Duration(float64(time.Since(start))*(1-cy.Pace)/cy.Pace))
 		}
 		return nil
 	}
@@ -272,16 +272,16 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 		return ctx.Err() // whatever has become of the batch, the next run goes on from there
 	}
 	var conflict *engine.ConflictError
-	if !errors.As(err, &conflict) || string(conflict.Key) != string(r.key) {
+	if !errors.As(err, &conflict) || string(conflict.Key) != string(cy.key) {
 		return err
 	}
 	if unknown { // the conflict may be with the run's own first attempt
-		vs, err := r.engine.Get(ctx, r.key)
+		vs, err := cy.engine.Get(ctx, cy.key)
 		if err != nil {
 			return err
 		}
 		if string(vs[0]) == string(record) {
-			r.state, r.record = next, record
+			cy.state, cy.record = next, record
 			return nil
 		}
 	}
@@ -290,23 +290,23 @@ func (r *run) apply(ctx context.Context, b *batch) error {
 
 // verdict is err, unless another collector has taken over: then what this one
 // read of the index does not have to agree.
-func (r *run) verdict(ctx context.Context, err error) error {
+func (cy *cycle) verdict(ctx context.Context, err error) error {
 	if !isCorrupt(err) {
 		return err
 	}
-	vs, gerr := r.engine.Get(ctx, r.key)
-	if gerr == nil && string(vs[0]) != string(r.record) {
+	vs, gerr := cy.engine.Get(ctx, cy.key)
+	if gerr == nil && string(vs[0]) != string(cy.record) {
 		return gc.ErrSuperseded
 	}
 	return err
 }
 
-func (r *run) enter(phase string) { r.phase, r.phaseDone = phase, 0 }
+func (cy *cycle) enter(phase string) { cy.phase, cy.phaseDone = phase, 0 }
 
-func (r *run) step(n int) {
-	r.phaseDone += n
-	if r.Progress != nil {
-		r.Progress(gc.Progress{Phase: r.phase, Done: r.phaseDone})
+func (cy *cycle) step(n int) {
+	cy.phaseDone += n
+	if cy.Progress != nil {
+		cy.Progress(gc.Progress{Phase: cy.phase, Done: cy.phaseDone})
 	}
 }
 
@@ -328,7 +328,7 @@ func (c *Collector) Run(ctx context.Context, o Options) (*gc.Report, error) {
 // since the last run, by some hundred bytes a blob.
 func (c *Collector) Plan(ctx context.Context, o Options) (*gc.Report, error) {
 	for attempt := 0; ; attempt++ {
-		before, err := c.engine.Get(ctx, c.space.Run())
+		before, err := c.engine.Get(ctx, c.space.Cycle())
 		if err != nil {
 			return nil, err
 		}
@@ -343,7 +343,7 @@ func (c *Collector) Plan(ctx context.Context, o Options) (*gc.Report, error) {
 			return &r.Report, err
 		}
 		// A collector at work makes what was read of the index disagree.
-		after, gerr := c.engine.Get(ctx, c.space.Run())
+		after, gerr := c.engine.Get(ctx, c.space.Cycle())
 		if gerr != nil || string(after[0]) == string(before[0]) {
 			return &r.Report, err
 		}
@@ -356,64 +356,64 @@ func (c *Collector) Plan(ctx context.Context, o Options) (*gc.Report, error) {
 // Rebuilding reports whether the index is being derived anew, and so does not
 // have to agree with anything.
 func Rebuilding(ctx context.Context, e engine.Engine, space *keys.Space) (bool, error) {
-	key := space.Run()
+	key := space.Cycle()
 	vs, err := e.Get(ctx, key)
 	if err != nil || vs[0] == nil {
 		return false, err
 	}
-	s, err := openRunState(key, vs[0])
-	return s.rebuild, codec.Corrupt(err, "run record")
+	s, err := openCycleState(key, vs[0])
+	return s.rebuild, codec.Corrupt(err, "cycle record")
 }
 
-func (r *run) collect(ctx context.Context) error {
-	if r.Session != nil {
-		r.only = map[keys.Hash]bool{}
+func (cy *cycle) collect(ctx context.Context) error {
+	if cy.Session != nil {
+		cy.only = map[keys.Hash]bool{}
 	}
-	if r.Full || r.state.rebuild {
-		if err := r.rebuild(ctx); err != nil {
+	if cy.Full || cy.state.rebuild {
+		if err := cy.rebuild(ctx); err != nil {
 			return err
 		}
 	}
-	r.enter("sessions")
-	if r.Session != nil {
-		if err := r.session(ctx, *r.Session); err != nil {
+	cy.enter("sessions")
+	if cy.Session != nil {
+		if err := cy.session(ctx, *cy.Session); err != nil {
 			return err
 		}
-		if err := r.freed(ctx); err != nil {
+		if err := cy.freed(ctx); err != nil {
 			return err
 		}
-	} else if err := r.changes(ctx, r.state.last); err != nil {
+	} else if err := cy.changes(ctx, cy.state.last); err != nil {
 		return err
 	}
-	r.enter("uploads")
-	if r.Session == nil {
-		if err := r.uploads(ctx); err != nil {
+	cy.enter("uploads")
+	if cy.Session == nil {
+		if err := cy.uploads(ctx); err != nil {
 			return err
 		}
 	}
-	r.enter("blobs")
-	if err := r.sweep(ctx); err != nil {
+	cy.enter("blobs")
+	if err := cy.sweep(ctx); err != nil {
 		return err
 	}
-	if r.Session != nil {
+	if cy.Session != nil {
 		return nil
 	}
-	r.Roots += r.state.sessions
-	r.Retained = r.state.blobs
-	r.state.last = uint64(r.began.UnixNano()) // with the run's next batch
+	cy.Roots += cy.state.sessions
+	cy.Retained = cy.state.blobs
+	cy.state.last = uint64(cy.began.UnixNano()) // with the run's next batch
 	return nil
 }
 
 // get reads keys, in pieces: their values may be of different moments.
-func (r *run) get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
-	if err := r.beat(ctx); err != nil {
+func (cy *cycle) get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
+	if err := cy.beat(ctx); err != nil {
 		return nil, err
 	}
 	const atOnce = 2000
 	var out [][]byte
 	for len(ks) > 0 {
 		n := min(atOnce, len(ks))
-		vs, err := r.engine.Get(ctx, ks[:n]...)
+		vs, err := cy.engine.Get(ctx, ks[:n]...)
 		if err != nil {
 			return nil, err
 		}

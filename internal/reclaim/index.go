@@ -18,34 +18,34 @@ import (
 const window = 256
 
 // index adds the edges of the commits past the bookmark, and moves it.
-func (r *run) index(ctx context.Context, v *view) error {
+func (cy *cycle) index(ctx context.Context, v *view) error {
 	if v.mark.revision == 0 {
-		origin, err := r.origin(ctx, v.inc)
+		origin, err := cy.origin(ctx, v.inc)
 		if err != nil {
 			return err
 		}
 		v.mark.commit = heads.Genesis(v.inc, origin)
 		if origin != nil && !v.known {
 			var found uses
-			v.mark.parts = r.inherited(origin)
+			v.mark.parts = cy.inherited(origin)
 			for _, p := range v.mark.parts {
 				found.of(p.blob).opened()
 			}
-			if err := r.add(ctx, v, &found, 0); err != nil {
+			if err := cy.add(ctx, v, &found, 0); err != nil {
 				return err
 			}
 		}
 	}
 	if v.mark.revision < v.life.Floor && v.life.State == heads.Live { // vacuum may have stored versions whole
 		var err error
-		if v.wholes, err = r.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
+		if v.wholes, err = cy.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
 			return err
 		}
 	}
 	if v.mark.revision < v.target {
 		if v.mark.commit == (head.CommitID{}) {
-			key := r.space.Commit(v.inc, uint64(v.mark.revision))
-			vs, err := r.get(ctx, key)
+			key := cy.space.Commit(v.inc, uint64(v.mark.revision))
+			vs, err := cy.get(ctx, key)
 			if err != nil {
 				return err
 			}
@@ -55,7 +55,7 @@ func (r *run) index(ctx context.Context, v *view) error {
 		}
 	}
 	for v.mark.revision < v.target {
-		if err := r.window(ctx, v, min(v.target, v.mark.revision+window)); err != nil {
+		if err := cy.window(ctx, v, min(v.target, v.mark.revision+window)); err != nil {
 			return err
 		}
 	}
@@ -86,7 +86,7 @@ func (u *uses) of(h keys.Hash) *use {
 // the session was deleted or its floor rose before it was read, may be there or
 // not: it gets no edge, but is listed, with its items. end is
 // the last revision of those commits.
-func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
+func (cy *cycle) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
 	var changes []change
 	var past []keys.Hash
 	for _, h := range found.order {
@@ -105,25 +105,25 @@ func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) 
 		}
 	}
 	if len(past) > 0 {
-		absent, err := r.past(ctx, past, v.life.State == heads.Deleted)
+		absent, err := cy.past(ctx, past, v.life.State == heads.Deleted)
 		if err != nil {
 			return err
 		}
 		changes = slices.DeleteFunc(changes, func(c change) bool { return absent[c.blob] })
 	}
-	return r.link(ctx, changes, nil)
+	return cy.link(ctx, changes, nil)
 }
 
 // past returns which of blobs are not stored, and lists the others if they have
 // no edges and list is set.
-func (r *run) past(ctx context.Context, blobs []keys.Hash, list bool) (absent map[keys.Hash]bool, err error) {
+func (cy *cycle) past(ctx context.Context, blobs []keys.Hash, list bool) (absent map[keys.Hash]bool, err error) {
 	absent = map[keys.Hash]bool{}
 	var there []keys.Hash
 	ks := make([][]byte, len(blobs))
 	for i, h := range blobs {
-		ks[i] = r.space.Mark(h)
+		ks[i] = cy.space.Mark(h)
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (r *run) past(ctx context.Context, blobs []keys.Hash, list bool) (absent ma
 	if !list {
 		return absent, nil
 	}
-	return absent, r.abandon(ctx, there, nil)
+	return absent, cy.abandon(ctx, there, nil)
 }
 
 // edit is a change of the session's edge to a blob; the zero use is no edge.
@@ -159,18 +159,18 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 }
 
 // window indexes the commits up to last.
-func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
+func (cy *cycle) window(ctx context.Context, v *view, last head.Revision) error {
 	mark := v.mark
 	mark.parts = slices.Clone(mark.parts)
 	var found uses
 	var nodes []int // of each commit
-	err := r.commits(ctx, v.inc, mark.revision, last, mark.commit, func(c *heads.Commit, id head.CommitID) error {
+	err := cy.commits(ctx, v.inc, mark.revision, last, mark.commit, func(c *heads.Commit, id head.CommitID) error {
 		mark.revision, mark.commit = c.Revision, id
 		nodes = append(nodes, c.Nodes)
 		if c.PartsAt != c.Revision {
 			return nil
 		}
-		parts, err := r.nextParts(v.inc, mark.parts, c, v.wholes)
+		parts, err := cy.nextParts(v.inc, mark.parts, c, v.wholes)
 		if err != nil {
 			return err
 		}
@@ -186,14 +186,14 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 	if err != nil {
 		return err
 	}
-	err = r.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
+	err = cy.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
 		i := int(p.Revision - uint64(v.mark.revision) - 1)
 		if nodes[i] -= len(p.Nodes); nodes[i] != 0 {
 			return codec.Corrupt(fmt.Errorf("%w: %d nodes more or fewer", record.ErrMissing, nodes[i]), "pack of revision %d of incarnation %x", p.Revision, v.inc)
 		}
 		for j := range p.Nodes {
 			for _, id := range p.Nodes[j].Blobs() {
-				found.of(r.space.BlobHash(id)).at(p.Revision)
+				found.of(cy.space.BlobHash(id)).at(p.Revision)
 			}
 		}
 		return nil
@@ -206,7 +206,7 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 			return codec.Corrupt(record.ErrMissing, "pack of revision %d of incarnation %x", int(v.mark.revision)+1+i, v.inc)
 		}
 	}
-	if err := r.add(ctx, v, &found, last); err != nil {
+	if err := cy.add(ctx, v, &found, last); err != nil {
 		return err
 	}
 	v.read += len(nodes)
@@ -215,51 +215,51 @@ func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
 		return nil // the bookmark is written in the end
 	}
 	b := &batch{}
-	key := r.space.Bookmark(v.inc)
+	key := cy.space.Bookmark(v.inc)
 	b.Set(key, v.mark.seal(key))
 	if !v.known {
 		b.sessions++
 	}
 	v.known = true
-	if err := r.apply(ctx, b); err != nil {
+	if err := cy.apply(ctx, b); err != nil {
 		return err
 	}
-	r.Commits, v.read = r.Commits+v.read, 0
+	cy.Commits, v.read = cy.Commits+v.read, 0
 	return nil
 }
 
 // history returns where the run reads histories from.
-func (r *run) history() history.Store { return history.Store{Engine: r.engine, Space: r.space} }
+func (cy *cycle) history() history.Store { return history.Store{Engine: cy.engine, Space: cy.space} }
 
 // commits calls f for the commits of an incarnation after one revision up to another, of
 // which the one before has the id previous, or any if that is zero. Between commits the
 // run shows that it makes progress.
-func (r *run) commits(ctx context.Context, inc heads.Incarnation, after, last head.Revision, previous head.CommitID, f func(*heads.Commit, head.CommitID) error) error {
+func (cy *cycle) commits(ctx context.Context, inc heads.Incarnation, after, last head.Revision, previous head.CommitID, f func(*heads.Commit, head.CommitID) error) error {
 	of := history.Range{Inc: inc, Name: fmt.Sprintf("incarnation %x", inc), After: after, Last: last, Previous: previous}
-	return r.history().Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
+	return cy.history().Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
 		if err := f(c, id); err != nil {
 			return err
 		}
-		return r.beat(ctx)
+		return cy.beat(ctx)
 	})
 }
 
 // packs calls f for the packs of an incarnation after one revision up to another. Between
 // packs the run shows that it makes progress.
-func (r *run) packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
-	return r.history().Packs(ctx, inc, after, last, func(p *pack.Pack) error {
+func (cy *cycle) packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
+	return cy.history().Packs(ctx, inc, after, last, func(p *pack.Pack) error {
 		if err := f(p); err != nil {
 			return err
 		}
-		return r.beat(ctx)
+		return cy.beat(ctx)
 	})
 }
 
 // origin returns what a fork began with, or nil for a session that is no attached fork. The
 // run shows that it makes progress.
-func (r *run) origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
-	if err := r.beat(ctx); err != nil {
+func (cy *cycle) origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
+	if err := cy.beat(ctx); err != nil {
 		return nil, err
 	}
-	return r.history().Origin(ctx, inc)
+	return cy.history().Origin(ctx, inc)
 }

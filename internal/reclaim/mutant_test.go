@@ -60,7 +60,7 @@ func deletes(b *engine.Batch, l byte) bool {
 }
 
 // Who writes a batch shows in what it writes.
-func byCollector(b *engine.Batch) bool { return writes(b, keys.Run) }
+func byCollector(b *engine.Batch) bool { return writes(b, keys.Cycle) }
 func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
 func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
 func byDelete(b *engine.Batch) bool    { return writes(b, keys.Predecessor) }
@@ -90,7 +90,7 @@ var mutants = []mutant{
 	}},
 	{name: "the collector does not look again", in: "upload of what expires", stale: true},
 	{name: "the collector does not guard marks that it deletes", in: "two commits share a blob that is garbage", party: sweeps, change: without(keys.Mark)},
-	{name: "the collector does not guard the run record", in: "two collectors and a commit", party: byCollector, change: without(keys.Run)},
+	{name: "the collector does not guard the cycle record", in: "two collectors and a commit", party: byCollector, change: without(keys.Cycle)},
 	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: without(keys.Dirty), blind: true},
 	{name: "the collector does not guard the lifecycle", in: "a fork's fork, delete and vacuum", party: byCollector, change: without(keys.Life)},
 	{name: "the collector does not guard an upload that expires", far: true, in: "upload of what expires", party: byCollector, change: without(keys.Upload)},

@@ -31,13 +31,13 @@ type versionAt struct {
 }
 
 // wholes reads which versions, from one revision up to another, vacuum has stored whole.
-func (r *run) wholes(ctx context.Context, inc heads.Incarnation, from, to head.Revision) (wholes, error) {
+func (cy *cycle) wholes(ctx context.Context, inc heads.Incarnation, from, to head.Revision) (wholes, error) {
 	out := wholes{}
-	for c, err := range r.blobs.Chains(ctx, inc) {
+	for c, err := range cy.blobs.Chains(ctx, inc) {
 		if err != nil {
 			return nil, err
 		}
-		for v, err := range r.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
+		for v, err := range cy.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
 			if err != nil {
 				return nil, err
 			}
@@ -50,30 +50,30 @@ func (r *run) wholes(ctx context.Context, inc heads.Incarnation, from, to head.R
 }
 
 // inherited returns the checkpoint that a fork began with.
-func (r *run) inherited(origin *heads.Origin) []part {
+func (cy *cycle) inherited(origin *heads.Origin) []part {
 	if origin == nil {
 		return nil
 	}
 	out := make([]part, len(origin.Parts))
 	for i, p := range origin.Parts {
-		out[i] = part{p.Name, r.space.BlobHash(p.Blob)}
+		out[i] = part{p.Name, cy.space.BlobHash(p.Blob)}
 	}
 	return out
 }
 
 // nextParts returns the checkpoint after commit c, of which before was the one before.
 // Versions among stored are stored whole by the session.
-func (r *run) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
+func (cy *cycle) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
 	if c.PartsAt != c.Revision {
 		return before, nil
 	}
 	after := make([]part, 0, len(c.Parts))
 	for _, p := range c.Parts {
 		if p.Set == c.Revision && !heads.IsDelta(p) {
-			after = append(after, part{p.Name, r.space.BlobHash(p.Blob)})
+			after = append(after, part{p.Name, cy.space.BlobHash(p.Blob)})
 			continue
 		}
-		if p.Set == c.Revision && len(stored) > 0 && stored[versionAt{r.space.PartHash(p.Name), c.Revision}] {
+		if p.Set == c.Revision && len(stored) > 0 && stored[versionAt{cy.space.PartHash(p.Name), c.Revision}] {
 			after = append(after, part{name: p.Name})
 			continue
 		}
@@ -101,11 +101,11 @@ func lost(parts, others []part) []keys.Hash {
 
 // checkpointAt returns the parts of the checkpoint at a revision as the commit that
 // set it has them: of parts that carried over, Name and Set only.
-func (r *run) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
+func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
 	if revision == 0 {
-		return r.originParts(ctx, inc)
+		return cy.originParts(ctx, inc)
 	}
-	c, err := r.commit(ctx, inc, revision)
+	c, err := cy.commit(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
@@ -113,25 +113,25 @@ func (r *run) checkpointAt(ctx context.Context, inc heads.Incarnation, revision 
 	case c.Revision:
 		return c.Parts, nil
 	case 0:
-		return r.originParts(ctx, inc)
+		return cy.originParts(ctx, inc)
 	}
-	if c, err = r.commit(ctx, inc, c.PartsAt); err != nil {
+	if c, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
 		return nil, err
 	}
 	return c.Parts, nil
 }
 
-func (r *run) originParts(ctx context.Context, inc heads.Incarnation) ([]head.Part, error) {
-	origin, err := r.origin(ctx, inc)
+func (cy *cycle) originParts(ctx context.Context, inc heads.Incarnation) ([]head.Part, error) {
+	origin, err := cy.origin(ctx, inc)
 	if err != nil || origin == nil {
 		return nil, err
 	}
 	return origin.Parts, nil
 }
 
-func (r *run) commit(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*heads.Commit, error) {
-	key := r.space.Commit(inc, uint64(revision))
-	vs, err := r.get(ctx, key)
+func (cy *cycle) commit(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*heads.Commit, error) {
+	key := cy.space.Commit(inc, uint64(revision))
+	vs, err := cy.get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +140,8 @@ func (r *run) commit(ctx context.Context, inc heads.Incarnation, revision head.R
 }
 
 // partSet returns a part as the revision that set it did.
-func (r *run) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
-	parts, err := r.checkpointAt(ctx, inc, set)
+func (cy *cycle) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
+	parts, err := cy.checkpointAt(ctx, inc, set)
 	if err != nil {
 		return head.Part{}, err
 	}
@@ -154,14 +154,14 @@ func (r *run) partSet(ctx context.Context, inc heads.Incarnation, name string, s
 
 // partsAt returns the checkpoint at a revision. It reads the commits that set the
 // parts, not those between.
-func (r *run) partsAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]part, error) {
-	parts, err := r.checkpointAt(ctx, inc, revision)
+func (cy *cycle) partsAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]part, error) {
+	parts, err := cy.checkpointAt(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]part, len(parts))
 	for i, p := range parts {
-		if out[i], err = r.partOf(ctx, inc, p.Name, p.Set); err != nil {
+		if out[i], err = cy.partOf(ctx, inc, p.Name, p.Set); err != nil {
 			return nil, err
 		}
 	}
@@ -169,14 +169,14 @@ func (r *run) partsAt(ctx context.Context, inc heads.Incarnation, revision head.
 }
 
 // partOf returns the part whose version a revision set.
-func (r *run) partOf(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (part, error) {
-	p, err := r.partSet(ctx, inc, name, set)
+func (cy *cycle) partOf(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (part, error) {
+	p, err := cy.partSet(ctx, inc, name, set)
 	if err != nil {
 		return part{}, err
 	}
 	if heads.IsDelta(p) {
-		chain := blobs.Chain{Session: inc, Part: r.space.PartHash(name)}
-		for v, err := range r.blobs.Versions(ctx, chain, uint64(p.Whole)+1, uint64(set)) {
+		chain := blobs.Chain{Session: inc, Part: cy.space.PartHash(name)}
+		for v, err := range cy.blobs.Versions(ctx, chain, uint64(p.Whole)+1, uint64(set)) {
 			if err != nil {
 				return part{}, err
 			}
@@ -184,22 +184,22 @@ func (r *run) partOf(ctx context.Context, inc heads.Incarnation, name string, se
 				return part{name: name}, nil
 			}
 		}
-		if p, err = r.partSet(ctx, inc, name, p.Whole); err != nil {
+		if p, err = cy.partSet(ctx, inc, name, p.Whole); err != nil {
 			return part{}, err
 		}
 	}
-	return part{name, r.space.BlobHash(p.Blob)}, nil
+	return part{name, cy.space.BlobHash(p.Blob)}, nil
 }
 
 // partsOfAll returns the blobs that the checkpoints at some revisions below another
 // one need.
-func (r *run) partsOfAll(ctx context.Context, inc heads.Incarnation, revisions []head.Revision, below head.Revision) (map[keys.Hash]bool, error) {
+func (cy *cycle) partsOfAll(ctx context.Context, inc heads.Incarnation, revisions []head.Revision, below head.Revision) (map[keys.Hash]bool, error) {
 	out := map[keys.Hash]bool{}
 	for _, k := range revisions {
 		if k >= below {
 			break
 		}
-		parts, err := r.partsAt(ctx, inc, k)
+		parts, err := cy.partsAt(ctx, inc, k)
 		if err != nil {
 			return nil, err
 		}

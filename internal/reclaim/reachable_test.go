@@ -59,22 +59,22 @@ func reachable(e engine.Engine, exact bool) error {
 	return m.strays()
 }
 
-// uploads wants what uploads hold.
+// uploads wants the blobs that uploads pin.
 func (m *model) uploads(exact bool) error {
 	uploads := map[heads.Incarnation]bool{}
 	return m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
-		h, err := blobs.OpenHold(p.Key, p.Value)
+		pin, err := blobs.OpenPin(p.Key, p.Value)
 		inc := heads.Incarnation(fields[:16])
-		switch h.Kind {
+		switch pin.Kind {
 		case blobs.Uploading:
 			uploads[inc] = true
 		case blobs.Grant:
 			m.want[keys.Hash(fields[16:])] = "grant"
-		case blobs.Held:
+		case blobs.Pinned:
 			if uploads[inc] {
 				m.want[keys.Hash(fields[16:])] = "upload"
 			} else if exact {
-				return fmt.Errorf("what a finished upload held is there")
+				return fmt.Errorf("what a finished upload pinned is there")
 			}
 		}
 		return err

@@ -131,7 +131,7 @@ func TestARevisionKeptInAGap(t *testing.T) {
 	}
 }
 
-// upload held as list, not referenced.
+// upload pinned as list, not referenced.
 func TestAnUploadIsNoRepair(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -310,7 +310,7 @@ func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
 	}
 }
 
-// A collection is cut while it lets go of what a finished upload held; then one
+// A collection is cut while it lets go of what a finished upload pinned; then one
 // of another session only, which has the chunks, and lets go of them.
 func TestACutBetweenTheChunksOfAnUpload(t *testing.T) {
 	testscale.Slow(t)

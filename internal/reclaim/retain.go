@@ -17,8 +17,8 @@ import (
 // retain drops the edges of checkpoint parts that no retained revision of a session
 // that lives has, when its floor rose or a kept revision was released, and the versions
 // that the session stores itself. It reads from the floor before to the floor now.
-func (r *run) retain(ctx context.Context, v *view) error {
-	refs, err := r.kept(ctx, v.inc, v.life)
+func (cy *cycle) retain(ctx context.Context, v *view) error {
+	refs, err := cy.kept(ctx, v.inc, v.life)
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (r *run) retain(ctx context.Context, v *view) error {
 	if v.life.Floor == v.mark.floor && slices.Equal(kept, v.mark.kept) {
 		return nil
 	}
-	holds, err := r.partsOfAll(ctx, v.inc, kept, v.life.Floor)
+	holds, err := cy.partsOfAll(ctx, v.inc, kept, v.life.Floor)
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (r *run) retain(ctx context.Context, v *view) error {
 		if _, still := slices.BinarySearch(kept, k); still || k >= v.life.Floor {
 			continue
 		}
-		parts, err := r.partsAt(ctx, v.inc, k)
+		parts, err := cy.partsAt(ctx, v.inc, k)
 		if err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func (r *run) retain(ctx context.Context, v *view) error {
 			gone[p.blob] = true
 		}
 	}
-	if err := r.passed(ctx, v, gone); err != nil {
+	if err := cy.passed(ctx, v, gone); err != nil {
 		return err
 	}
 	var changes []change
@@ -58,10 +58,10 @@ func (r *run) retain(ctx context.Context, v *view) error {
 			return u
 		}))
 	}
-	if err := r.link(ctx, changes, v.guards); err != nil {
+	if err := cy.link(ctx, changes, v.guards); err != nil {
 		return err
 	}
-	if err := r.dropBelow(ctx, v, kept); err != nil {
+	if err := cy.dropBelow(ctx, v, kept); err != nil {
 		return err
 	}
 	v.mark.floor, v.mark.kept = v.life.Floor, kept
@@ -70,17 +70,17 @@ func (r *run) retain(ctx context.Context, v *view) error {
 
 // passed adds to gone the blobs of checkpoint parts that the floor has passed since
 // the index was brought up to date.
-func (r *run) passed(ctx context.Context, v *view, gone map[keys.Hash]bool) error {
+func (cy *cycle) passed(ctx context.Context, v *view, gone map[keys.Hash]bool) error {
 	from, to := v.mark.floor, min(v.life.Floor, v.mark.revision)
 	if to <= from {
 		return nil
 	}
-	parts, err := r.partsAt(ctx, v.inc, from)
+	parts, err := cy.partsAt(ctx, v.inc, from)
 	if err != nil {
 		return err
 	}
-	return r.commits(ctx, v.inc, from, to, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
-		next, err := r.nextParts(v.inc, parts, c, v.wholes)
+	return cy.commits(ctx, v.inc, from, to, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
+		next, err := cy.nextParts(v.inc, parts, c, v.wholes)
 		if err != nil {
 			return err
 		}
@@ -104,26 +104,26 @@ func revisions(refs []head.Kept) []head.Revision {
 
 // allParts drops or changes the edges of all blobs that the session ever had as
 // checkpoint parts, or began with as a fork.
-func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) error {
+func (cy *cycle) allParts(ctx context.Context, v *view, f func(keys.Hash) change) error {
 	var changes []change
-	origin, err := r.origin(ctx, v.inc)
+	origin, err := cy.origin(ctx, v.inc)
 	if err != nil {
 		return err
 	}
 	if origin != nil {
 		for _, p := range origin.Parts {
-			changes = append(changes, f(r.space.BlobHash(p.Blob)))
+			changes = append(changes, f(cy.space.BlobHash(p.Blob)))
 		}
 	}
 	flush := func() error {
-		err := r.link(ctx, unique(changes), v.guards)
+		err := cy.link(ctx, unique(changes), v.guards)
 		changes = nil
 		return err
 	}
-	err = r.commits(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
+	err = cy.commits(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
 		for _, p := range c.Parts {
 			if p.Set == c.Revision && !heads.IsDelta(p) {
-				changes = append(changes, f(r.space.BlobHash(p.Blob)))
+				changes = append(changes, f(cy.space.BlobHash(p.Blob)))
 			}
 		}
 		if len(changes) >= batchOps {
@@ -139,14 +139,14 @@ func (r *run) allParts(ctx context.Context, v *view, f func(keys.Hash) change) e
 
 // release drops the edges of a deleted session that no attached fork holds. The
 // deleted ancestors of a deleted fork are looked at again.
-func (r *run) release(ctx context.Context, v *view) error {
+func (cy *cycle) release(ctx context.Context, v *view) error {
 	held := v.held
 	if held >= v.mark.held {
 		return nil // looked at before; nothing new holds what is deleted
 	}
 	if v.mark.held == head.Revision(open) { // looked at for the first time since it was deleted
 		var err error
-		if v.freed, err = r.deletedAncestors(ctx, v.inc); err != nil {
+		if v.freed, err = cy.deletedAncestors(ctx, v.inc); err != nil {
 			return err
 		}
 	}
@@ -160,20 +160,20 @@ func (r *run) release(ctx context.Context, v *view) error {
 		})
 	}
 	if v.mark.held == head.Revision(open) {
-		if err := r.allParts(ctx, v, drop); err != nil {
+		if err := cy.allParts(ctx, v, drop); err != nil {
 			return err
 		}
 	}
 	var changes []change
 	flush := func() error {
-		err := r.link(ctx, unique(changes), v.guards)
+		err := cy.link(ctx, unique(changes), v.guards)
 		changes = nil
 		return err
 	}
-	err := r.packs(ctx, v.inc, 0, v.mark.revision, func(p *pack.Pack) error {
+	err := cy.packs(ctx, v.inc, 0, v.mark.revision, func(p *pack.Pack) error {
 		for i := range p.Nodes {
 			for _, id := range p.Nodes[i].Blobs() {
-				changes = append(changes, drop(r.space.BlobHash(id)))
+				changes = append(changes, drop(cy.space.BlobHash(id)))
 			}
 		}
 		if len(changes) >= batchOps {
@@ -189,16 +189,16 @@ func (r *run) release(ctx context.Context, v *view) error {
 }
 
 // deletedAncestors returns the deleted sessions whose history a fork shares.
-func (r *run) deletedAncestors(ctx context.Context, inc heads.Incarnation) (out []heads.Incarnation, err error) {
-	origin, err := r.origin(ctx, inc)
+func (cy *cycle) deletedAncestors(ctx context.Context, inc heads.Incarnation) (out []heads.Incarnation, err error) {
+	origin, err := cy.origin(ctx, inc)
 	if err != nil || origin == nil {
 		return nil, err
 	}
 	ks := make([][]byte, len(origin.Ancestors))
 	for i, a := range origin.Ancestors {
-		ks[i] = r.space.Life(a.Incarnation)
+		ks[i] = cy.space.Life(a.Incarnation)
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return nil, err
 	}
@@ -227,35 +227,35 @@ type holder struct {
 // holders returns the forks of an incarnation that live. life is its lifecycle
 // record, which counts the entries: a scan alone is no witness of what is not
 // there. They are as of one moment if a batch guards that record.
-func (r *run) holders(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]holder, error) {
+func (cy *cycle) holders(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]holder, error) {
 	var out []holder
 	n := 0
 	if life.Forks == 0 {
 		return nil, nil
 	}
 	var incs []heads.Incarnation
-	for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Fork, inc)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Fork, inc)) {
 		if err != nil {
 			return nil, err
 		}
 		n++
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return nil, codec.Corrupt(fmt.Errorf("%w: key", record.ErrMalformed), "fork at key %x", p.Key)
 		}
 		if incs = append(incs, heads.Incarnation(fields[16:])); len(incs) == 500 {
-			if out, err = r.addHolders(ctx, out, inc, incs); err != nil {
+			if out, err = cy.addHolders(ctx, out, inc, incs); err != nil {
 				return nil, err
 			}
 			incs = incs[:0]
 		}
 	}
-	out, err := r.addHolders(ctx, out, inc, incs)
+	out, err := cy.addHolders(ctx, out, inc, incs)
 	if err != nil {
 		return nil, err
 	}
 	if n != int(life.Forks) {
-		if moved, err := r.moved(ctx, inc, life); err != nil || moved {
+		if moved, err := cy.moved(ctx, inc, life); err != nil || moved {
 			return nil, errors.Join(err, errMoved)
 		}
 		return nil, codec.Corrupt(fmt.Errorf("%w: %d of %d", record.ErrMissing, n, life.Forks), "forks of incarnation %x", inc)
@@ -264,12 +264,12 @@ func (r *run) holders(ctx context.Context, inc heads.Incarnation, life *heads.Li
 }
 
 // addHolders adds to out those of forks that live.
-func (r *run) addHolders(ctx context.Context, out []holder, inc heads.Incarnation, forks []heads.Incarnation) ([]holder, error) {
+func (cy *cycle) addHolders(ctx context.Context, out []holder, inc heads.Incarnation, forks []heads.Incarnation) ([]holder, error) {
 	ks := make([][]byte, 0, 2*len(forks))
 	for _, fork := range forks {
-		ks = append(ks, r.space.Life(fork), r.space.Origin(fork))
+		ks = append(ks, cy.space.Life(fork), cy.space.Origin(fork))
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return nil, err
 	}
@@ -295,17 +295,17 @@ func (r *run) addHolders(ctx context.Context, out []holder, inc heads.Incarnatio
 }
 
 // moved reports whether the lifecycle of a session is another by now.
-func (r *run) moved(ctx context.Context, inc heads.Incarnation, life *heads.Life) (bool, error) {
-	key := r.space.Life(inc)
-	vs, err := r.get(ctx, key)
+func (cy *cycle) moved(ctx context.Context, inc heads.Incarnation, life *heads.Life) (bool, error) {
+	key := cy.space.Life(inc)
+	vs, err := cy.get(ctx, key)
 	return err == nil && string(vs[0]) != string(life.Seal(key)), err
 }
 
 // kept reads the kept revisions of a session that lives.
-func (r *run) kept(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]head.Kept, error) {
-	refs, err := heads.Kept(ctx, r.engine, r.space, inc, life)
+func (cy *cycle) kept(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]head.Kept, error) {
+	refs, err := heads.Kept(ctx, cy.engine, cy.space, inc, life)
 	if isCorrupt(err) {
-		if moved, merr := r.moved(ctx, inc, life); merr != nil || moved {
+		if moved, merr := cy.moved(ctx, inc, life); merr != nil || moved {
 			return nil, errors.Join(merr, errMoved)
 		}
 	}
@@ -314,8 +314,8 @@ func (r *run) kept(ctx context.Context, inc heads.Incarnation, life *heads.Life)
 
 // held returns up to which revision the history of a session is held by forks,
 // and checks that what they hold is there.
-func (r *run) held(ctx context.Context, v *view) (head.Revision, error) {
-	holders, err := r.holders(ctx, v.inc, v.life)
+func (cy *cycle) held(ctx context.Context, v *view) (head.Revision, error) {
+	holders, err := cy.holders(ctx, v.inc, v.life)
 	var most head.Revision
 	for _, h := range holders {
 		a := h.ancestor
@@ -323,9 +323,9 @@ func (r *run) held(ctx context.Context, v *view) (head.Revision, error) {
 			continue
 		}
 		most = max(most, a.Revision)
-		key := r.space.Commit(v.inc, uint64(a.Revision))
+		key := cy.space.Commit(v.inc, uint64(a.Revision))
 		var vs [][]byte
-		if vs, err = r.get(ctx, key); err != nil {
+		if vs, err = cy.get(ctx, key); err != nil {
 			break
 		}
 		_, id, cerr := heads.OpenCommit(key, vs[0])
@@ -340,14 +340,14 @@ func (r *run) held(ctx context.Context, v *view) (head.Revision, error) {
 // detached derives the session's edges to blobs anew from which vacuum removed a
 // reference. It returns the keys of the records that say so, which go after the bookmark
 // was written.
-func (r *run) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
+func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	var order []keys.Hash
 	uses := map[keys.Hash]*use{}
-	for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Detached, v.inc)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Detached, v.inc)) {
 		if err != nil {
 			return nil, err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return nil, codec.Corrupt(fmt.Errorf("%w: key", record.ErrMalformed), "detached blob at key %x", p.Key)
 		}
@@ -358,10 +358,10 @@ func (r *run) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	if len(ks) == 0 {
 		return nil, nil
 	}
-	err = r.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *pack.Pack) error {
+	err = cy.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *pack.Pack) error {
 		for i := range p.Nodes {
 			for _, id := range p.Nodes[i].Blobs() {
-				if u := uses[r.space.BlobHash(id)]; u != nil {
+				if u := uses[cy.space.BlobHash(id)]; u != nil {
 					u.at(p.Revision)
 				}
 			}
@@ -371,26 +371,26 @@ func (r *run) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.shown(ctx, v, uses); err != nil {
+	if err := cy.shown(ctx, v, uses); err != nil {
 		return nil, err
 	}
 	var changes []change
 	for _, h := range order {
 		changes = append(changes, v.edit(h, func(use) use { return *uses[h] }))
 	}
-	return ks, r.link(ctx, changes, v.guards)
+	return ks, cy.link(ctx, changes, v.guards)
 }
 
 // shown adds to uses until when the checkpoints of retained revisions need each blob.
-func (r *run) shown(ctx context.Context, v *view, uses map[keys.Hash]*use) error {
+func (cy *cycle) shown(ctx context.Context, v *view, uses map[keys.Hash]*use) error {
 	if v.life.State != heads.Live {
 		return nil // no checkpoint of a deleted session can be read
 	}
 	edges := make([][]byte, 0, len(uses))
 	for h := range uses {
-		edges = append(edges, r.space.Edge(h, bySession, v.inc))
+		edges = append(edges, cy.space.Edge(h, bySession, v.inc))
 	}
-	vs, err := r.get(ctx, edges...)
+	vs, err := cy.get(ctx, edges...)
 	if err != nil {
 		return err
 	}
@@ -408,7 +408,7 @@ func (r *run) shown(ctx context.Context, v *view, uses map[keys.Hash]*use) error
 	if !any {
 		return nil
 	}
-	refs, err := r.kept(ctx, v.inc, v.life)
+	refs, err := cy.kept(ctx, v.inc, v.life)
 	if err != nil {
 		return err
 	}
@@ -423,20 +423,20 @@ func (r *run) shown(ctx context.Context, v *view, uses map[keys.Hash]*use) error
 		if k >= min(v.life.Floor, v.mark.revision) {
 			break
 		}
-		parts, err := r.partsAt(ctx, v.inc, k)
+		parts, err := cy.partsAt(ctx, v.inc, k)
 		if err != nil {
 			return err
 		}
 		note(parts, uint64(k))
 	}
 	from := min(v.life.Floor, v.mark.revision)
-	parts, err := r.partsAt(ctx, v.inc, from)
+	parts, err := cy.partsAt(ctx, v.inc, from)
 	if err != nil {
 		return err
 	}
 	note(parts, uint64(from))
-	err = r.commits(ctx, v.inc, from, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
-		next, err := r.nextParts(v.inc, parts, c, nil)
+	err = cy.commits(ctx, v.inc, from, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
+		next, err := cy.nextParts(v.inc, parts, c, nil)
 		parts = next
 		note(parts, uint64(c.Revision))
 		return err

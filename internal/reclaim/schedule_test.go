@@ -129,7 +129,7 @@ func (x *examined) once(e engine.Engine, check func() error) error {
 }
 
 // stateOf returns a hash of all records, but for what is random in them: the values of
-// marks and dirty records that say nothing, and who wrote the run record.
+// marks and dirty records that say nothing, and who wrote the cycle record.
 func stateOf(e engine.Engine) ([hash.Size]byte, error) {
 	var all []byte
 	for p, err := range e.Scan(ctx, engine.Range{}) {
@@ -142,8 +142,8 @@ func stateOf(e engine.Engine) ([hash.Size]byte, error) {
 			value = value[:len(value)-12]
 		case keys.Dirty:
 			value = nil
-		case keys.Run:
-			body, err := codec.Open(p.Key, value, keys.Run)
+		case keys.Cycle:
+			body, err := codec.Open(p.Key, value, keys.Cycle)
 			if err != nil {
 				return [hash.Size]byte{}, err
 			}

@@ -35,15 +35,15 @@ type view struct {
 var errMoved = errors.New("gc: session moved")
 
 // session brings the index up to date with one session.
-func (r *run) session(ctx context.Context, inc heads.Incarnation) error {
-	before := r.Commits
+func (cy *cycle) session(ctx context.Context, inc heads.Incarnation) error {
+	before := cy.Commits
 	defer func() {
-		if r.Commits > before {
-			r.Sessions++
+		if cy.Commits > before {
+			cy.Sessions++
 		}
 	}()
 	for attempt, damaged := 0, 0; ; attempt++ {
-		err := r.follow(ctx, inc, attempt < 3)
+		err := cy.follow(ctx, inc, attempt < 3)
 		var damage *record.CorruptError
 		switch {
 		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
@@ -58,39 +58,39 @@ func (r *run) session(ctx context.Context, inc heads.Incarnation) error {
 
 // follow is one attempt of session. settle says whether to remove the dirty
 // record, which a session that is committed to all the time does not let happen.
-func (r *run) follow(ctx context.Context, inc heads.Incarnation, settle bool) error {
-	v, err := r.view(ctx, inc)
+func (cy *cycle) follow(ctx context.Context, inc heads.Incarnation, settle bool) error {
+	v, err := cy.view(ctx, inc)
 	if err != nil || v == nil {
 		return err
 	}
 	old := v.mark
-	if err := r.index(ctx, v); err != nil {
+	if err := cy.index(ctx, v); err != nil {
 		return err
 	}
-	done, err := r.detached(ctx, v)
+	done, err := cy.detached(ctx, v)
 	if err != nil {
 		return err
 	}
 	if v.life.State == heads.Deleted {
-		err = r.release(ctx, v)
+		err = cy.release(ctx, v)
 	} else {
-		err = r.retain(ctx, v)
+		err = cy.retain(ctx, v)
 	}
 	if err != nil {
 		return err
 	}
 	v.mark.stones = v.life.Stones
-	if err := r.outdate(ctx, v, &old); err != nil {
+	if err := cy.outdate(ctx, v, &old); err != nil {
 		return err
 	}
 	b := &batch{}
 	if !v.known || v.renewed || !sameBookmark(&old, &v.mark) {
-		r.setBookmark(&b.Batch, inc, &v.mark)
+		cy.setBookmark(&b.Batch, inc, &v.mark)
 	}
 	for _, a := range v.freed { // in the batch that says that this session was looked at
-		key := r.space.Dirty(a)
+		key := cy.space.Dirty(a)
 		b.Set(key, heads.SealDirty(key))
-		r.again[a] = true
+		cy.again[a] = true
 	}
 	live := v.mark.held == head.Revision(open)
 	switch wasLive := v.known && old.held == head.Revision(open); {
@@ -103,11 +103,11 @@ func (r *run) follow(ctx context.Context, inc heads.Incarnation, settle bool) er
 		if b.Ops() == 0 {
 			return nil
 		}
-		b.Guard(r.space.Life(inc), v.raw)
-		if err := r.apply(ctx, b); err != nil {
+		b.Guard(cy.space.Life(inc), v.raw)
+		if err := cy.apply(ctx, b); err != nil {
 			return err
 		}
-		r.Commits, v.read = r.Commits+v.read, 0
+		cy.Commits, v.read = cy.Commits+v.read, 0
 		return nil
 	}
 	// What was detached is done when the bookmark stands: who begins at the one before
@@ -121,16 +121,16 @@ func (r *run) follow(ctx context.Context, inc heads.Incarnation, settle bool) er
 		b.Deletes, done = done[:n], done[n:]
 	}
 	if v.dirty != nil && settle {
-		b.Guard(r.space.Dirty(inc), v.dirty)
-		b.Delete(r.space.Dirty(inc))
+		b.Guard(cy.space.Dirty(inc), v.dirty)
+		b.Delete(cy.space.Dirty(inc))
 	}
 	return apply()
 }
 
 // view reads what stands of a session, or returns nil when nothing does.
-func (r *run) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
-	lifeKey, dirtyKey, markKey := r.space.Life(inc), r.space.Dirty(inc), r.space.Bookmark(inc)
-	vs, err := r.get(ctx, lifeKey, dirtyKey, markKey)
+func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
+	lifeKey, dirtyKey, markKey := cy.space.Life(inc), cy.space.Dirty(inc), cy.space.Bookmark(inc)
+	vs, err := cy.get(ctx, lifeKey, dirtyKey, markKey)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (r *run) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
 		b.Guard(lifeKey, nil)
 		b.Guard(dirtyKey, v.dirty)
 		b.Delete(dirtyKey)
-		return nil, r.apply(ctx, b)
+		return nil, cy.apply(ctx, b)
 	}
 	if v.life, err = heads.OpenLife(lifeKey, vs[0]); err != nil {
 		return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
@@ -159,11 +159,11 @@ func (r *run) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
 	v.guards = []engine.Pair{{Key: lifeKey, Value: v.raw}}
 	if v.life.State == heads.Deleted {
 		v.target = v.life.Floor - 1
-		v.held, err = r.held(ctx, v)
+		v.held, err = cy.held(ctx, v)
 		return v, err
 	}
-	headKey := r.space.Head(v.life.Session)
-	if vs, err = r.get(ctx, headKey, lifeKey); err != nil {
+	headKey := cy.space.Head(v.life.Session)
+	if vs, err = cy.get(ctx, headKey, lifeKey); err != nil {
 		return nil, err
 	}
 	if string(vs[1]) != string(v.raw) {

@@ -25,7 +25,7 @@ const (
 // outdate sets what is due to a session whose bookmark was old. Tombstones and deletion
 // of a fork concern its ancestors, too: it may have been the last session that showed
 // some of their nodes.
-func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
+func (cy *cycle) outdate(ctx context.Context, v *view, old *bookmark) error {
 	deleted := v.life.State == heads.Deleted && old.held == head.Revision(open)
 	tombstoned := v.mark.stones != old.stones
 	released := func(k head.Revision) bool {
@@ -41,15 +41,15 @@ func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
 	if !deleted && !tombstoned {
 		return nil
 	}
-	origin, err := r.origin(ctx, v.inc)
+	origin, err := cy.origin(ctx, v.inc)
 	if err != nil || origin == nil {
 		return err
 	}
 	ks := make([][]byte, len(origin.Ancestors))
 	for i, a := range origin.Ancestors {
-		ks[i] = r.space.Bookmark(a.Incarnation)
+		ks[i] = cy.space.Bookmark(a.Incarnation)
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
 		}
 		m.due |= dueErase
 		b := &batch{}
-		r.setBookmark(&b.Batch, a.Incarnation, &m)
-		if err := r.apply(ctx, b); err != nil {
+		cy.setBookmark(&b.Batch, a.Incarnation, &m)
+		if err := cy.apply(ctx, b); err != nil {
 			return err
 		}
 	}
@@ -76,10 +76,10 @@ func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
 
 // setBookmark makes b set the bookmark of a session, and the stale record, which is there
 // if anything is due.
-func (r *run) setBookmark(b *engine.Batch, inc heads.Incarnation, m *bookmark) {
-	key := r.space.Bookmark(inc)
+func (cy *cycle) setBookmark(b *engine.Batch, inc heads.Incarnation, m *bookmark) {
+	key := cy.space.Bookmark(inc)
 	b.Set(key, m.seal(key))
-	if key := r.space.Stale(inc); m.due != 0 {
+	if key := cy.space.Stale(inc); m.due != 0 {
 		b.Set(key, codec.Seal(key, keys.Stale, []byte{1}))
 	} else {
 		b.Delete(key)

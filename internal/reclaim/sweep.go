@@ -26,26 +26,26 @@ type suspect struct {
 // sweep condemns the candidates, looks again at what changed until then, and
 // deletes what is still unreferenced. The items of a list that was deleted are
 // candidates next.
-func (r *run) sweep(ctx context.Context) error {
-	for start := r.space.All(keys.Candidate).Start; ; {
-		list, next, err := r.candidates(ctx, start)
+func (cy *cycle) sweep(ctx context.Context) error {
+	for start := cy.space.All(keys.Candidate).Start; ; {
+		list, next, err := cy.candidates(ctx, start)
 		if err != nil {
 			return err
 		}
 		if len(list) > 0 {
-			r.Candidates += len(list)
-			suspects, err := r.condemn(ctx, list)
+			cy.Candidates += len(list)
+			suspects, err := cy.condemn(ctx, list)
 			if err != nil {
 				return err
 			}
 			if len(suspects) > 0 {
-				r.Condemned += len(suspects)
-				if err := r.recheck(ctx, suspects); err != nil {
+				cy.Condemned += len(suspects)
+				if err := cy.recheck(ctx, suspects); err != nil {
 					return err
 				}
 			}
-			r.step(len(list))
-			next = r.space.All(keys.Candidate).Start // what was deleted may have freed something
+			cy.step(len(list))
+			next = cy.space.All(keys.Candidate).Start // what was deleted may have freed something
 		}
 		if next == nil {
 			return nil
@@ -55,18 +55,18 @@ func (r *run) sweep(ctx context.Context) error {
 }
 
 // candidates reads the next candidates from start on; next is nil at the end.
-func (r *run) candidates(ctx context.Context, start []byte) (list []keys.Hash, next []byte, err error) {
-	all := r.space.All(keys.Candidate)
+func (cy *cycle) candidates(ctx context.Context, start []byte) (list []keys.Hash, next []byte, err error) {
+	all := cy.space.All(keys.Candidate)
 	all.Start = start
-	for p, err := range r.engine.Scan(ctx, all) {
+	for p, err := range cy.engine.Scan(ctx, all) {
 		if err != nil {
 			return nil, nil, err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return nil, nil, codec.Corrupt(record.ErrMalformed, "candidate at key %x", p.Key)
 		}
-		if h := keys.Hash(fields); r.only == nil || r.only[h] {
+		if h := keys.Hash(fields); cy.only == nil || cy.only[h] {
 			list = append(list, h)
 		}
 		if len(list) == sweepSize {
@@ -78,15 +78,15 @@ func (r *run) candidates(ctx context.Context, start []byte) (list []keys.Hash, n
 
 // condemn condemns those of list that have no edges, and takes the others off
 // the list.
-func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) {
+func (cy *cycle) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) {
 	var out []suspect
 	for len(list) > 0 {
 		n := min(batchOps/2, len(list))
 		ks := make([][]byte, 0, 2*n)
 		for _, h := range list[:n] {
-			ks = append(ks, r.space.Mark(h), r.space.Count(h))
+			ks = append(ks, cy.space.Mark(h), cy.space.Count(h))
 		}
-		vs, err := r.get(ctx, ks...)
+		vs, err := cy.get(ctx, ks...)
 		if err != nil {
 			return nil, err
 		}
@@ -113,13 +113,13 @@ func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) 
 				return nil, codec.Corrupt(record.ErrMissing, "mark of the blob at %x, which something refers to", h)
 			}
 			if mark != nil {
-				if err := r.revive(b, h, mark); err != nil {
+				if err := cy.revive(b, h, mark); err != nil {
 					return nil, err
 				}
 			}
-			b.Delete(r.space.Candidate(h))
+			b.Delete(cy.space.Candidate(h))
 		}
-		err = r.apply(ctx, b)
+		err = cy.apply(ctx, b)
 		if errors.Is(err, engine.ErrConflict) {
 			continue // a commit revived one of them: its mark is another now
 		}
@@ -133,8 +133,8 @@ func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) 
 
 // revive makes b set the mark of a blob live, if it is condemned: what an earlier
 // run left behind.
-func (r *run) revive(b *batch, h keys.Hash, raw []byte) error {
-	key := r.space.Mark(h)
+func (cy *cycle) revive(b *batch, h keys.Hash, raw []byte) error {
+	key := cy.space.Mark(h)
 	m, err := blobs.OpenMark(key, raw)
 	if err != nil {
 		return codec.Corrupt(err, "mark of the blob at %x", h)
@@ -151,28 +151,28 @@ func (r *run) revive(b *batch, h keys.Hash, raw []byte) error {
 // on one of them before it was condemned has been applied by now, and whatever
 // relies on it later changes its mark. It revives what is referred to and
 // deletes the rest.
-func (r *run) recheck(ctx context.Context, suspects []suspect) error {
-	phase, done := r.phase, r.phaseDone
-	r.enter("sessions")
-	r.looking = true
-	err := r.changes(ctx, uint64(r.began.UnixNano()))
-	r.looking = false
+func (cy *cycle) recheck(ctx context.Context, suspects []suspect) error {
+	phase, done := cy.phase, cy.phaseDone
+	cy.enter("sessions")
+	cy.looking = true
+	err := cy.changes(ctx, uint64(cy.began.UnixNano()))
+	cy.looking = false
 	if err != nil {
 		return err
 	}
-	r.phase, r.phaseDone = phase, done
+	cy.phase, cy.phaseDone = phase, done
 	used := map[keys.Hash]bool{}
 	for _, s := range suspects {
 		used[s.hash] = false
 	}
-	if err := r.staged(ctx, used); err != nil {
+	if err := cy.staged(ctx, used); err != nil {
 		return err
 	}
 	ks := make([][]byte, len(suspects))
 	for i, s := range suspects {
-		ks[i] = r.space.Count(s.hash)
+		ks[i] = cy.space.Count(s.hash)
 	}
-	vs, err := r.get(ctx, ks...)
+	vs, err := cy.get(ctx, ks...)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (r *run) recheck(ctx context.Context, suspects []suspect) error {
 			return err
 		}
 		edges := uint64(0)
-		for _, err := range r.engine.Scan(ctx, r.space.Of(keys.Edge, s.hash)) {
+		for _, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Edge, s.hash)) {
 			if err != nil {
 				return err
 			}
@@ -199,33 +199,33 @@ func (r *run) recheck(ctx context.Context, suspects []suspect) error {
 			drop = append(drop, s)
 			continue
 		}
-		r.Revived++
-		if err := r.revive(keep, s.hash, s.raw); err != nil {
+		cy.Revived++
+		if err := cy.revive(keep, s.hash, s.raw); err != nil {
 			return err
 		}
-		keep.Delete(r.space.Candidate(s.hash))
+		keep.Delete(cy.space.Candidate(s.hash))
 		if keep.Ops() >= batchOps {
-			if err := r.keep(ctx, keep); err != nil {
+			if err := cy.keep(ctx, keep); err != nil {
 				return err
 			}
 			keep = &batch{}
 		}
 	}
-	if err := r.keep(ctx, keep); err != nil {
+	if err := cy.keep(ctx, keep); err != nil {
 		return err
 	}
-	return r.remove(ctx, drop)
+	return cy.remove(ctx, drop)
 }
 
 var errDisagree = errors.New("index does not agree with itself")
 
 // keep applies the revival of suspects. If a commit revived one of them already,
 // they stay listed, and are looked at again.
-func (r *run) keep(ctx context.Context, b *batch) error {
+func (cy *cycle) keep(ctx context.Context, b *batch) error {
 	if b.Ops() == 0 {
 		return nil
 	}
-	err := r.apply(ctx, b)
+	err := cy.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		return nil
 	}
@@ -234,20 +234,20 @@ func (r *run) keep(ctx context.Context, b *batch) error {
 
 // remove deletes suspects whose marks are as this run condemned them, with the
 // edges that they own.
-func (r *run) remove(ctx context.Context, suspects []suspect) error {
+func (cy *cycle) remove(ctx context.Context, suspects []suspect) error {
 	for len(suspects) > 0 {
-		n, err := r.removeSome(ctx, suspects)
+		n, err := cy.removeSome(ctx, suspects)
 		if errors.Is(err, engine.ErrConflict) {
 			// A commit revived one of them: it is not ours any more.
 			var conflict *engine.ConflictError
 			if !errors.As(err, &conflict) {
 				return err
 			}
-			i := slices.IndexFunc(suspects, func(s suspect) bool { return string(r.space.Mark(s.hash)) == string(conflict.Key) })
+			i := slices.IndexFunc(suspects, func(s suspect) bool { return string(cy.space.Mark(s.hash)) == string(conflict.Key) })
 			if i < 0 {
 				return err
 			}
-			r.Revived++
+			cy.Revived++
 			suspects = slices.Delete(suspects, i, i+1)
 			continue
 		}
@@ -260,7 +260,7 @@ func (r *run) remove(ctx context.Context, suspects []suspect) error {
 }
 
 // removeSome deletes the first few suspects and returns how many.
-func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err error) {
+func (cy *cycle) removeSome(ctx context.Context, suspects []suspect) (n int, err error) {
 	b := &batch{}
 	stood, counts := map[keys.Hash]uint64{}, map[keys.Hash]uint64{}
 	bytes := int64(0)
@@ -270,25 +270,25 @@ func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err er
 		}
 		n++
 		bytes += s.mark.Bytes
-		key := r.space.Mark(s.hash)
+		key := cy.space.Mark(s.hash)
 		b.Guard(key, s.raw)
 		b.Delete(key)
 		for i := range s.mark.Parts {
-			b.Delete(r.space.Blob(s.hash, i))
+			b.Delete(cy.space.Blob(s.hash, i))
 		}
-		b.Delete(r.space.Candidate(s.hash))
+		b.Delete(cy.space.Candidate(s.hash))
 		if !s.mark.List {
 			continue
 		}
-		items, err := r.blobs.ItemsOf(ctx, s.hash)
+		items, err := cy.blobs.ItemsOf(ctx, s.hash)
 		if err != nil {
 			return 0, err
 		}
 		var ks [][]byte
 		for _, item := range items {
-			ks = append(ks, r.space.Edge(item, byList, s.hash), r.space.Count(item))
+			ks = append(ks, cy.space.Edge(item, byList, s.hash), cy.space.Count(item))
 		}
-		vs, err := r.get(ctx, ks...)
+		vs, err := cy.get(ctx, ks...)
 		if err != nil {
 			return 0, err
 		}
@@ -312,12 +312,12 @@ func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err er
 		}
 	}
 	for item, count := range counts {
-		r.setCount(b, item, stood[item], count, false)
+		cy.setCount(b, item, stood[item], count, false)
 	}
-	if err := r.apply(ctx, b); err != nil {
+	if err := cy.apply(ctx, b); err != nil {
 		return 0, err
 	}
-	r.Deleted += n
-	r.Bytes += bytes
+	cy.Deleted += n
+	cy.Bytes += bytes
 	return n, nil
 }

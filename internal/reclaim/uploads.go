@@ -14,45 +14,45 @@ import (
 
 // uploads ends those that have expired, and lists what they and finished ones
 // held.
-func (r *run) uploads(ctx context.Context) error {
+func (cy *cycle) uploads(ctx context.Context) error {
 	var owner keys.Incarnation
 	first := true
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Upload)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Upload)) {
 		if err != nil {
 			return err
 		}
-		h, hold, err := r.hold(p)
+		h, pin, err := cy.pin(p)
 		if err != nil {
 			return err
 		}
 		of := keys.Incarnation(h.owner)
 		switch {
-		case hold.Kind == blobs.Grant:
-			hold.Owner = of
-			if _, err := r.expire(ctx, p, hold, []keys.Hash{h.blob}); err != nil {
+		case pin.Kind == blobs.Grant:
+			pin.Owner = of
+			if _, err := cy.expire(ctx, p, pin, []keys.Hash{h.blob}); err != nil {
 				return err
 			}
 		case of == owner && !first: // seen
-		case hold.Kind == blobs.Uploading:
-			if standing, err := r.expire(ctx, p, hold, nil); err != nil {
+		case pin.Kind == blobs.Uploading:
+			if standing, err := cy.expire(ctx, p, pin, nil); err != nil {
 				return err
 			} else if !standing {
-				err = r.orphans(ctx, of)
+				err = cy.orphans(ctx, of)
 				if err != nil {
 					return err
 				}
 			}
 		default:
 			// The scan may have passed the upload's place before it began.
-			if standing, err := r.standing(ctx, of); err != nil {
+			if standing, err := cy.standing(ctx, of); err != nil {
 				return err
 			} else if !standing {
-				if err := r.orphans(ctx, of); err != nil {
+				if err := cy.orphans(ctx, of); err != nil {
 					return err
 				}
 			}
 		}
-		if hold.Kind != blobs.Grant {
+		if pin.Kind != blobs.Grant {
 			owner, first = of, false
 		}
 	}
@@ -65,27 +65,27 @@ type heldBy struct {
 	blob  keys.Hash
 }
 
-func (r *run) hold(p engine.Pair) (h heldBy, hold blobs.Hold, err error) {
-	_, fields, ok := r.space.Fields(p.Key)
-	hold, err = blobs.OpenHold(p.Key, p.Value)
+func (cy *cycle) pin(p engine.Pair) (h heldBy, pin blobs.Pin, err error) {
+	_, fields, ok := cy.space.Fields(p.Key)
+	pin, err = blobs.OpenPin(p.Key, p.Value)
 	if err == nil && !ok {
 		err = record.ErrMalformed
 	}
 	if err != nil {
-		return h, hold, codec.Corrupt(err, "upload at key %x", p.Key)
+		return h, pin, codec.Corrupt(err, "upload at key %x", p.Key)
 	}
-	return heldBy{owner: [16]byte(fields[:16]), blob: keys.Hash(fields[16:])}, hold, nil
+	return heldBy{owner: [16]byte(fields[:16]), blob: keys.Hash(fields[16:])}, pin, nil
 }
 
-func (r *run) standing(ctx context.Context, owner keys.Incarnation) (bool, error) {
-	vs, err := r.get(ctx, r.space.Upload(owner, keys.Hash{}))
+func (cy *cycle) standing(ctx context.Context, owner keys.Incarnation) (bool, error) {
+	vs, err := cy.get(ctx, cy.space.Upload(owner, keys.Hash{}))
 	return err == nil && vs[0] != nil, err
 }
 
 // deleted reports whether a session is deleted.
-func (r *run) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
-	key := r.space.Life(inc)
-	vs, err := r.get(ctx, key)
+func (cy *cycle) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
+	key := cy.space.Life(inc)
+	vs, err := cy.get(ctx, key)
 	if err != nil || vs[0] == nil {
 		return err == nil, err
 	}
@@ -95,29 +95,29 @@ func (r *run) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) 
 
 // expire removes an upload or a grant if its time is over, or its session deleted, and
 // lists what the grant held. It reports whether it stands.
-func (r *run) expire(ctx context.Context, p engine.Pair, hold blobs.Hold, held []keys.Hash) (standing bool, err error) {
-	if r.began.Before(hold.Expires) {
-		deleted, err := r.deleted(ctx, hold.Owner)
+func (cy *cycle) expire(ctx context.Context, p engine.Pair, pin blobs.Pin, held []keys.Hash) (standing bool, err error) {
+	if cy.began.Before(pin.Expires) {
+		deleted, err := cy.deleted(ctx, pin.Owner)
 		if err != nil || !deleted {
-			r.Roots++
+			cy.Roots++
 			return true, err
 		}
 	}
-	if err := r.represent(ctx, held, nil); err != nil {
+	if err := cy.represent(ctx, held, nil); err != nil {
 		return true, err
 	}
 	b := &batch{}
 	b.Guard(p.Key, p.Value)
 	b.Delete(p.Key)
 	for _, h := range held {
-		r.list(b, h)
+		cy.list(b, h)
 	}
-	err = r.apply(ctx, b)
+	err = cy.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		return true, nil // committed meanwhile, or uploaded again
 	}
 	if err == nil {
-		r.Expired++
+		cy.Expired++
 	}
 	return false, err
 }
@@ -125,28 +125,28 @@ func (r *run) expire(ctx context.Context, p engine.Pair, hold blobs.Hold, held [
 // orphans lists the blobs of an upload that is over. All of them get the edges of
 // what they are stored relative to before the first is let go of: the upload may
 // hold the chunks of a list that only a grant holds.
-func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
+func (cy *cycle) orphans(ctx context.Context, owner keys.Incarnation) error {
 	for _, step := range []func([]keys.Hash) error{
-		func(hashes []keys.Hash) error { return r.represent(ctx, hashes, nil) },
+		func(hashes []keys.Hash) error { return cy.represent(ctx, hashes, nil) },
 		func(hashes []keys.Hash) error {
 			entries := make([][]byte, len(hashes))
 			for i, h := range hashes {
-				entries[i] = r.space.Upload(owner, h)
+				entries[i] = cy.space.Upload(owner, h)
 			}
-			r.step(len(hashes))
-			return r.abandon(ctx, hashes, entries)
+			cy.step(len(hashes))
+			return cy.abandon(ctx, hashes, entries)
 		},
 	} {
 		var hashes []keys.Hash
-		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Upload, owner)) {
+		for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Upload, owner)) {
 			if err != nil {
 				return err
 			}
-			h, hold, err := r.hold(p)
+			h, pin, err := cy.pin(p)
 			if err != nil {
 				return err
 			}
-			if hold.Kind != blobs.Held {
+			if pin.Kind != blobs.Pinned {
 				continue
 			}
 			if hashes = append(hashes, h.blob); len(hashes) == batchOps/2 {
@@ -167,20 +167,20 @@ func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
 
 // abandon lists blobs that something has let go of, and removes what said that
 // it held them. The items of lists get their edges first.
-func (r *run) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) error {
-	if err := r.represent(ctx, blobs, nil); err != nil {
+func (cy *cycle) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) error {
+	if err := cy.represent(ctx, blobs, nil); err != nil {
 		return err
 	}
 	for len(blobs) > 0 {
 		n := min(batchOps/2, len(blobs))
 		b := &batch{}
 		for i, h := range blobs[:n] {
-			r.list(b, h)
+			cy.list(b, h)
 			if entries != nil {
 				b.Delete(entries[i])
 			}
 		}
-		if err := r.apply(ctx, b); err != nil {
+		if err := cy.apply(ctx, b); err != nil {
 			return err
 		}
 		if blobs = blobs[n:]; entries != nil {
@@ -191,12 +191,12 @@ func (r *run) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) 
 }
 
 // staged sets used for the blobs that any upload holds.
-func (r *run) staged(ctx context.Context, used map[keys.Hash]bool) error {
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Upload)) {
+func (cy *cycle) staged(ctx context.Context, used map[keys.Hash]bool) error {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Upload)) {
 		if err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
+		_, fields, ok := cy.space.Fields(p.Key)
 		if !ok {
 			return codec.Corrupt(record.ErrMalformed, "upload at key %x", p.Key)
 		}

@@ -27,7 +27,7 @@ func (c *Collector) Vacuum(ctx context.Context, o Options) (*gc.VacuumReport, []
 	if err != nil {
 		return nil, nil, err
 	}
-	v := &vacuum{run: r}
+	v := &vacuum{cycle: r}
 	err = r.end(ctx, r.verdict(ctx, v.all(ctx)))
 	if err == nil {
 		r.enter("engine")
@@ -40,7 +40,7 @@ func (c *Collector) Vacuum(ctx context.Context, o Options) (*gc.VacuumReport, []
 }
 
 type vacuum struct {
-	*run
+	*cycle
 	out        gc.VacuumReport
 	unfinished []heads.Incarnation
 }
@@ -181,7 +181,7 @@ type cleaning struct {
 func (c *cleaning) finish(ctx context.Context) error {
 	b := &batch{}
 	c.finished(b)
-	return c.run.apply(ctx, b)
+	return c.cycle.apply(ctx, b)
 }
 
 func (c *cleaning) finished(b *batch) {
@@ -199,7 +199,7 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*heads.Life)
 	raw := next.Seal(key)
 	b.Guard(key, c.raw)
 	b.Set(key, raw)
-	if err := c.run.apply(ctx, b); err != nil {
+	if err := c.cycle.apply(ctx, b); err != nil {
 		return err
 	}
 	c.life, c.raw = &next, raw
@@ -287,7 +287,7 @@ func (c *cleaning) remove(ctx context.Context) error {
 	b.Delete(c.space.Bookmark(c.inc))
 	c.out.Records += b.Ops()
 	b.Delete(c.space.Stale(c.inc))
-	if err := c.run.apply(ctx, b); err != nil {
+	if err := c.cycle.apply(ctx, b); err != nil {
 		return err
 	}
 	c.out.Nodes += nodes

@@ -34,18 +34,18 @@ func (n *needed) has(part keys.Hash, revision uint64) bool {
 }
 
 // needed reads which versions are needed by the floor and the kept revisions.
-func (r *run) needed(ctx context.Context, inc heads.Incarnation, floor head.Revision, kept []head.Revision) (*needed, error) {
+func (cy *cycle) needed(ctx context.Context, inc heads.Incarnation, floor head.Revision, kept []head.Revision) (*needed, error) {
 	n := &needed{floor: floor, below: map[versionAt]bool{}, names: map[keys.Hash]string{}}
 	for _, at := range append(slices.Clone(kept), floor) {
 		if at > floor {
 			continue
 		}
-		parts, err := r.checkpointAt(ctx, inc, at)
+		parts, err := cy.checkpointAt(ctx, inc, at)
 		if err != nil {
 			return nil, err
 		}
 		for _, p := range parts {
-			h := r.space.PartHash(p.Name)
+			h := cy.space.PartHash(p.Name)
 			n.below[versionAt{h, p.Set}], n.names[h] = true, p.Name
 		}
 	}
@@ -54,10 +54,10 @@ func (r *run) needed(ctx context.Context, inc heads.Incarnation, floor head.Revi
 
 // below returns the versions of a part up to the floor that the session stores itself,
 // in chains: each version of a chain but the first is a delta of the one before.
-func (r *run) below(ctx context.Context, c blobs.Chain, floor head.Revision) ([][]blobs.Version, error) {
+func (cy *cycle) below(ctx context.Context, c blobs.Chain, floor head.Revision) ([][]blobs.Version, error) {
 	var out [][]blobs.Version
 	last := uint64(0)
-	for v, err := range r.blobs.Versions(ctx, c, 0, uint64(floor)) {
+	for v, err := range cy.blobs.Versions(ctx, c, 0, uint64(floor)) {
 		if err != nil {
 			return nil, err
 		}
@@ -73,15 +73,15 @@ func (r *run) below(ctx context.Context, c blobs.Chain, floor head.Revision) ([]
 
 // dropVersions removes the versions below the floor that no needed version depends on.
 // apply applies a batch of deletions.
-func (r *run) dropVersions(ctx context.Context, c blobs.Chain, need *needed, apply func(*batch) error) error {
-	chains, err := r.below(ctx, c, need.floor)
+func (cy *cycle) dropVersions(ctx context.Context, c blobs.Chain, need *needed, apply func(*batch) error) error {
+	chains, err := cy.below(ctx, c, need.floor)
 	if err != nil {
 		return err
 	}
 	b := &batch{}
 	for _, versions := range chains {
 		for i := len(versions) - 1; i >= 0 && !need.has(c.Part, versions[i].Revision); i-- {
-			b.Deletes = append(b.Deletes, r.blobs.Keys(c, &versions[i])...)
+			b.Deletes = append(b.Deletes, cy.blobs.Keys(c, &versions[i])...)
 			if b.Ops() < batchOps {
 				continue
 			}
@@ -99,19 +99,19 @@ func (r *run) dropVersions(ctx context.Context, c blobs.Chain, need *needed, app
 
 // dropBelow removes, of all parts of a session that lives, the versions below its floor
 // that no needed version depends on.
-func (r *run) dropBelow(ctx context.Context, v *view, kept []head.Revision) error {
+func (cy *cycle) dropBelow(ctx context.Context, v *view, kept []head.Revision) error {
 	if v.life.Floor == 0 {
 		return nil
 	}
-	need, err := r.needed(ctx, v.inc, v.life.Floor, kept)
+	need, err := cy.needed(ctx, v.inc, v.life.Floor, kept)
 	if err != nil {
 		return err
 	}
-	for c, err := range r.blobs.Chains(ctx, v.inc) {
+	for c, err := range cy.blobs.Chains(ctx, v.inc) {
 		if err == nil {
-			err = r.dropVersions(ctx, c, need, func(b *batch) error {
+			err = cy.dropVersions(ctx, c, need, func(b *batch) error {
 				b.Guards = v.guards
-				return r.apply(ctx, b)
+				return cy.apply(ctx, b)
 			})
 		}
 		if err != nil {
@@ -128,7 +128,7 @@ func (c *cleaning) cutChains(ctx context.Context, kept []head.Revision) error {
 		return nil
 	}
 	if c.mark.floor != c.life.Floor || c.mark.revision < c.life.Floor {
-		if err := c.run.session(ctx, c.inc); err != nil { // the index does not know the floor yet
+		if err := c.cycle.session(ctx, c.inc); err != nil { // the index does not know the floor yet
 			return err
 		}
 		return errMoved
