@@ -8,23 +8,31 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A part is a checkpoint part as the collector follows it: its name, and the blob
-// that its version needs. That is the version itself, if it is stored as a blob. For a
-// version that the session stores as a delta, it is the blob that the chain of deltas
-// began with; or the zero hash, if vacuum has stored a version of the chain whole, so
-// that the chain needs no blob any more.
+// This file follows the checkpoint parts of a session from commit to commit, as far as
+// blobs go. A version of a part is a blob, or a delta that the session stores itself. For the
+// index a delta prolongs the use of the blob that its chain began with: versions.go has the
+// chains.
+
+// A part is a checkpoint part as the collector follows it: its name, and the blob that its
+// version needs. That is the version itself, if it is stored as a blob. For a delta it is the
+// blob that the chain of deltas began with. It is the zero hash if vacuum has stored a version
+// of the chain whole, so that the chain needs no blob any more.
 type part struct {
 	name string
 	blob keys.Hash
 }
 
-// Wholes are the versions of a session that vacuum has stored whole.
+// wholes are the versions of a session that commits made as deltas and that vacuum has
+// stored whole.
 type wholes map[versionAt]bool
 
+// A versionAt is a version of a checkpoint part: the part's hash, and the revision that set
+// the version.
 type versionAt struct {
 	part     keys.Hash
 	revision head.Revision
@@ -49,7 +57,7 @@ func (cy *cycle) wholes(ctx context.Context, inc heads.Incarnation, from, to hea
 	return out, nil
 }
 
-// inherited returns the checkpoint that a fork began with.
+// inherited returns the checkpoint that a fork began with. A fork begins with whole versions.
 func (cy *cycle) inherited(origin *heads.Origin) []part {
 	if origin == nil {
 		return nil
@@ -61,33 +69,32 @@ func (cy *cycle) inherited(origin *heads.Origin) []part {
 	return out
 }
 
-// nextParts returns the checkpoint after commit c, of which before was the one before.
-// Versions among stored are stored whole by the session.
+// nextParts returns the checkpoint after commit c. before is the checkpoint before c, and
+// stored has the versions that the session stores whole.
 func (cy *cycle) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
 	if c.PartsAt != c.Revision {
 		return before, nil
 	}
 	after := make([]part, 0, len(c.Parts))
 	for _, p := range c.Parts {
-		if p.Set == c.Revision && !heads.IsDelta(p) {
+		set := p.Set == c.Revision
+		switch {
+		case set && !heads.IsDelta(p):
 			after = append(after, part{p.Name, cy.space.BlobHash(p.Blob)})
-			continue
-		}
-		if p.Set == c.Revision && len(stored) > 0 && stored[versionAt{cy.space.PartHash(p.Name), c.Revision}] {
+		case set && len(stored) > 0 && stored[versionAt{cy.space.PartHash(p.Name), c.Revision}]:
 			after = append(after, part{name: p.Name})
-			continue
+		default: // It carries over, or goes on with the chain of the version before.
+			i := slices.IndexFunc(before, func(q part) bool { return q.name == p.Name })
+			if i < 0 {
+				return nil, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", p.Name, c.Revision, inc)
+			}
+			after = append(after, before[i])
 		}
-		// It carries over, or goes on with the chain of the version before.
-		i := slices.IndexFunc(before, func(q part) bool { return q.name == p.Name })
-		if i < 0 {
-			return nil, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", p.Name, c.Revision, inc)
-		}
-		after = append(after, before[i])
 	}
 	return after, nil
 }
 
-// lost returns the blobs of parts that are not among those of others.
+// lost returns the blobs of parts that are not among those of others, each once.
 func lost(parts, others []part) []keys.Hash {
 	var out []keys.Hash
 	for _, p := range parts {
@@ -99,13 +106,14 @@ func lost(parts, others []part) []keys.Hash {
 	return out
 }
 
-// checkpointAt returns the parts of the checkpoint at a revision as the commit that
-// set it has them: of parts that carried over, Name and Set only.
+// checkpointAt returns the parts of the checkpoint at a revision as they stand in the commit
+// that set the checkpoint. Of parts that carried over, it has Name and Set only:
+// history.PartsAt reads the commits that set these, which costs a read a part.
 func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
 	if revision == 0 {
 		return cy.originParts(ctx, inc)
 	}
-	c, err := cy.commit(ctx, inc, revision)
+	c, _, err := cy.commit(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
@@ -115,12 +123,13 @@ func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revisi
 	case 0:
 		return cy.originParts(ctx, inc)
 	}
-	if c, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
+	if c, _, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
 		return nil, err
 	}
 	return c.Parts, nil
 }
 
+// originParts returns the checkpoint that a fork began with, and none for other sessions.
 func (cy *cycle) originParts(ctx context.Context, inc heads.Incarnation) ([]head.Part, error) {
 	origin, err := cy.origin(ctx, inc)
 	if err != nil || origin == nil {
@@ -129,31 +138,24 @@ func (cy *cycle) originParts(ctx context.Context, inc heads.Incarnation) ([]head
 	return origin.Parts, nil
 }
 
-func (cy *cycle) commit(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*heads.Commit, error) {
-	key := cy.space.Commit(inc, uint64(revision))
-	vs, err := cy.get(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	c, _, err := heads.OpenCommit(key, vs[0])
-	return c, codec.Corrupt(err, "commit %d of incarnation %x", revision, inc)
-}
-
-// partSet returns a part as the revision that set it did.
+// partSet returns a part as the commit of revision set has it or, for revision 0, as the fork
+// began with it.
 func (cy *cycle) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
-	parts, err := cy.checkpointAt(ctx, inc, set)
+	h := history.History{Store: cy.history(), Inc: inc, Name: nameOf(inc)}
+	var err error
+	if set == 0 {
+		h.Origin, err = cy.origin(ctx, inc)
+	} else {
+		err = cy.beat(ctx)
+	}
 	if err != nil {
 		return head.Part{}, err
 	}
-	i := slices.IndexFunc(parts, func(p head.Part) bool { return p.Name == name && p.Set == set })
-	if i < 0 {
-		return head.Part{}, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", name, set, inc)
-	}
-	return parts[i], nil
+	return h.Part(ctx, name, set)
 }
 
-// partsAt returns the checkpoint at a revision. It reads the commits that set the
-// parts, not those between.
+// partsAt returns the checkpoint at a revision. It reads the commits that set the parts, not
+// those between.
 func (cy *cycle) partsAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]part, error) {
 	parts, err := cy.checkpointAt(ctx, inc, revision)
 	if err != nil {
@@ -175,14 +177,9 @@ func (cy *cycle) partOf(ctx context.Context, inc heads.Incarnation, name string,
 		return part{}, err
 	}
 	if heads.IsDelta(p) {
-		chain := blobs.Chain{Session: inc, Part: cy.space.PartHash(name)}
-		for v, err := range cy.blobs.Versions(ctx, chain, uint64(p.Whole)+1, uint64(set)) {
-			if err != nil {
-				return part{}, err
-			}
-			if !v.IsDelta() {
-				return part{name: name}, nil
-			}
+		whole, err := cy.hasWhole(ctx, inc, p)
+		if err != nil || whole {
+			return part{name: name}, err
 		}
 		if p, err = cy.partSet(ctx, inc, name, p.Whole); err != nil {
 			return part{}, err
@@ -191,15 +188,26 @@ func (cy *cycle) partOf(ctx context.Context, inc heads.Incarnation, name string,
 	return part{name, cy.space.BlobHash(p.Blob)}, nil
 }
 
-// partsOfAll returns the blobs that the checkpoints at some revisions below another
-// one need.
-func (cy *cycle) partsOfAll(ctx context.Context, inc heads.Incarnation, revisions []head.Revision, below head.Revision) (map[keys.Hash]bool, error) {
-	out := map[keys.Hash]bool{}
-	for _, k := range revisions {
-		if k >= below {
-			break
+// hasWhole reports whether vacuum has stored a version whole in the chain of a delta, from
+// after the blob that the chain began with up to the delta itself.
+func (cy *cycle) hasWhole(ctx context.Context, inc heads.Incarnation, delta head.Part) (bool, error) {
+	chain := blobs.Chain{Session: inc, Part: cy.space.PartHash(delta.Name)}
+	for v, err := range cy.blobs.Versions(ctx, chain, uint64(delta.Whole)+1, uint64(delta.Set)) {
+		if err != nil {
+			return false, err
 		}
-		parts, err := cy.partsAt(ctx, inc, k)
+		if !v.IsDelta() {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// blobsAt returns the blobs that the checkpoints at some revisions need.
+func (cy *cycle) blobsAt(ctx context.Context, inc heads.Incarnation, revisions []head.Revision) (map[keys.Hash]bool, error) {
+	out := map[keys.Hash]bool{}
+	for _, r := range revisions {
+		parts, err := cy.partsAt(ctx, inc, r)
 		if err != nil {
 			return nil, err
 		}
