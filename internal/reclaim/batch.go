@@ -23,7 +23,8 @@ type batch struct {
 const batchOps = 600
 
 // A writer gathers writes that need not be applied together, and applies them in batches of
-// about batchOps.
+// about batchOps. A caller that wants the last writes in a batch with others takes them from
+// the writer and applies them by itself.
 type writer struct {
 	*batch
 	apply func(context.Context, *batch) error
@@ -52,7 +53,7 @@ func (w *writer) flush(ctx context.Context) error {
 	return w.apply(ctx, b)
 }
 
-// clear deletes all records of a range.
+// clear deletes all records of a range. It applies at least one batch.
 func (cy *cycle) clear(ctx context.Context, all engine.Range) error {
 	w := newWriter(cy.apply)
 	for p, err := range cy.engine.Scan(ctx, all) {

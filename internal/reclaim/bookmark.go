@@ -10,9 +10,16 @@ import (
 )
 
 // A bookmark says how far the index follows a session. The next collection compares it with
-// what stands of the session, and takes over the difference. It is written after the edges
-// of the commits up to its revision: a cycle that is cut off before reads these commits again,
-// and finds that their edges are there.
+// what stands of the session, and takes over the difference:
+//
+//	revision, commit   against the head: commits to read, by index
+//	floor, kept        against the lifecycle record and kept revisions: parts to drop, by retain
+//	held               against the forks of a deleted session: edges to drop, by release
+//	stones             against the lifecycle record: content to erase, by vacuum
+//
+// It is written after the edges of the commits up to its revision: a cycle that is cut off
+// before reads these commits again, and finds that their edges are there. Only collectors
+// write bookmarks, so their batches need not guard them.
 type bookmark struct {
 	revision head.Revision   // The commits up to this one are in the index.
 	commit   head.CommitID   // The id of the last of them. It is not stored: the commit's record tells it.
@@ -30,10 +37,12 @@ func (m *bookmark) live() bool { return m.held == head.Revision(open) }
 // unread returns the bookmark of a session that the index does not have yet.
 func unread() bookmark { return bookmark{held: head.Revision(open)} }
 
-// maxKept bounds the revisions of a session that are kept by name in a bookmark.
+// maxKept bounds the revisions of a session that are kept by name in a bookmark. A decoder
+// refuses more, so that a damaged length does not make it allocate.
 const maxKept = 1 << 16
 
-// seal returns the record of m for key.
+// seal returns the record of m for key. docs/format.md has its fields. A part that needs no
+// blob has null in place of the blob's hash.
 func (m *bookmark) seal(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)

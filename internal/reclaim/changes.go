@@ -13,17 +13,25 @@ import (
 )
 
 // This file finds the sessions that changed since the last cycle. Every change of a session
-// sets its dirty record. A scan alone is no witness of what is not there, so sessions that
-// were updated lately, by the order of last updates, are compared with their bookmarks, too.
+// sets its dirty record in the same batch, to a value that never recurs. A scan alone is no
+// witness of what is not there, so sessions that were updated lately, by the order of last
+// updates, are compared with their bookmarks, too.
+//
+// No other session is read, so a collection costs what changed since the last one, however many
+// sessions the store has: cost_test.go counts the reads.
 
 // skew is by how much the clocks of hosts may differ, and the order of sessions lag, for
 // that order to be a witness of what changed.
 const skew = 5 * time.Second
 
 // changes brings the index up to date with all sessions that changed. since is when the last
-// complete cycle began, in Unix nanoseconds.
+// complete cycle began, in Unix nanoseconds. A sweep calls changes once more after it has
+// condemned candidates: everything that was applied before the scan of dirty records begins is
+// in the index then.
 func (cy *cycle) changes(ctx context.Context, since uint64) error {
 	q := &queue{cy: cy}
+	// The collector removes dirty records that this scan has passed. The scan only goes forward:
+	// a session that becomes dirty again behind it is the next cycle's.
 	err := cy.each(ctx, cy.space.All(keys.Dirty), "dirty record", func(e entry) error { return q.add(ctx, e.inc()) })
 	if err != nil {
 		return err
@@ -40,8 +48,9 @@ func (cy *cycle) changes(ctx context.Context, since uint64) error {
 	return cy.freed(ctx)
 }
 
-// A queue gathers sessions that the index is to be brought up to date with, so that a scan
-// is not kept open while the collector works on each.
+// A queue gathers sessions that the index is to be brought up to date with. The collector works
+// on them when the scan that finds them has found a thousand or is done, so that the scan reads
+// many records at a time.
 type queue struct {
 	cy   *cycle
 	incs []heads.Incarnation
@@ -73,8 +82,9 @@ func (cy *cycle) follow(ctx context.Context, incs []heads.Incarnation) error {
 	return nil
 }
 
-// freed looks at the deleted sessions that forks have let go of, once for all forks. Such a
-// session may let go of its own deleted ancestors in turn.
+// freed looks at the deleted sessions that forks have let go of, once for all forks: a parent
+// of thousands of forks would else be read again for each. Such a session may let go of its own
+// deleted ancestors in turn. If the cycle is cut off, these sessions have dirty records.
 func (cy *cycle) freed(ctx context.Context) error {
 	for len(cy.again) > 0 {
 		incs := slices.Collect(maps.Keys(cy.again))
@@ -99,7 +109,7 @@ func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 			return err
 		}
 		if e.Time+uint64(skew) < since {
-			break
+			break // The latest update comes first.
 		}
 		if entries = append(entries, e); len(entries) == 500 {
 			if err := cy.behind(ctx, entries, q); err != nil {
@@ -125,6 +135,7 @@ func (cy *cycle) behind(ctx context.Context, entries []heads.OrderEntry, q *queu
 		if err != nil {
 			return err
 		}
+		// A head that is gone, of another incarnation or damaged is a reason to look, too.
 		h, err := heads.OpenHead(recs[i][0].Key, recs[i][0].Value)
 		if err == nil && h.Incarnation == e.Incarnation && h.Revision == at {
 			continue

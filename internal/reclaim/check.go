@@ -81,8 +81,10 @@ func (k *check) missing(why, format string, args ...any) {
 	k.problem(fmt.Errorf("%w: %s", record.ErrMissing, why), format, args...)
 }
 
-// totals compares the numbers in the cycle record with the records of the index. If a
-// collector writes meanwhile, totals counts again; after the third time it gives up.
+// totals compares the numbers in the cycle record with the records of the index. Every batch of
+// a collector sets the cycle record, so if that stands as before, the records were counted as of
+// one moment. If a collector writes meanwhile, totals counts again; after the third time it
+// gives up.
 func (k *check) totals(ctx context.Context) error {
 	for range 3 {
 		before, err := k.get(ctx, k.key)
@@ -144,7 +146,7 @@ func (k *check) census(ctx context.Context) (*census, error) {
 }
 
 // addBookmark counts a bookmark. One that can't be decoded counts as that of a session that
-// lives.
+// lives: Verify reports it, and the numbers need not disagree because of it.
 func (n *census) addBookmark(e entry) {
 	n.bookmarks[e.inc()] = true
 	m, err := openBookmark(e.Key, e.Value)
@@ -156,7 +158,9 @@ func (n *census) addBookmark(e entry) {
 	}
 }
 
-// compare compares a census with the cycle record, and stale records with bookmarks.
+// compare compares a census with the cycle record, and stale records with bookmarks. A problem
+// names a session if there is an edge of one without a bookmark; damage may also have hidden the
+// bookmark of a session without edges, and then only the number tells.
 func (k *check) compare(n *census, cycleRecord []byte) {
 	if cycleRecord == nil {
 		if n.letter != 0 {
@@ -192,7 +196,8 @@ func (k *check) compare(n *census, cycleRecord []byte) {
 }
 
 // edges compares the edges of blobs with their numbers, and those of sessions with what the
-// sessions' nodes refer to.
+// sessions' nodes refer to. Edges of a blob follow each other in the scan. A blob that has a
+// number and no edges is found by the number.
 func (k *check) edges(ctx context.Context) error {
 	var at keys.Hash
 	n := uint64(0)
@@ -224,8 +229,9 @@ func (k *check) edges(ctx context.Context) error {
 	return nil
 }
 
-// number checks that a blob has so many edges by their number, and is stored if it has any. A
-// collector may be at work, so number counts the edges up to three times more.
+// number checks that a blob has so many edges by their number, and is stored if it has any. The
+// edges and the number are not of one moment, and a collector may be at work, so number counts
+// the edges up to three times more.
 func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
 	for attempt := 0; ; attempt++ {
 		key := k.space.Count(h)
@@ -248,7 +254,9 @@ func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
 }
 
 // use checks the edge of a session: a node of the revision that it names refers to the blob,
-// or vacuum has detached the blob and a record says so.
+// or vacuum has detached the blob and a record says so. The histories that Verify has read before
+// answer for most edges. For others, such as those of sessions that changed since, use reads the
+// pack of the revision.
 func (k *check) use(ctx context.Context, e entry) error {
 	if e.fields[16] != bySession {
 		return nil
@@ -290,7 +298,8 @@ func (k *check) sessions(ctx context.Context) error {
 	return nil
 }
 
-// session checks one session. It begins anew when the session changes meanwhile.
+// session checks one session. It begins anew when the session changes meanwhile. Nothing is
+// checked of a session with a dirty record: the next collection updates the index.
 func (k *check) session(ctx context.Context, inc heads.Incarnation) error {
 	var id keys.Hash // of the session: the lifecycle record says it, and the head's key has it
 	for {
@@ -322,9 +331,9 @@ type standing struct {
 	head    []byte
 }
 
-// standing reads what stands of a session whose id is known. It returns nil if there is nothing
-// to check: the session is gone, it has a dirty record, or one of the records can't be
-// decoded.
+// standing reads, with one call of the engine, what stands of a session whose id is known. It
+// returns nil if there is nothing to check: the session is gone, it has a dirty record, or one of
+// the records can't be decoded.
 func (k *check) standing(ctx context.Context, inc heads.Incarnation, id keys.Hash) (*standing, error) {
 	lifeKey, markKey := k.space.Life(inc), k.space.Bookmark(inc)
 	vs, err := k.get(ctx, lifeKey, k.space.Dirty(inc), markKey, k.space.Origin(inc), k.space.Head(id))
@@ -357,8 +366,10 @@ func (k *check) liveSession(ctx context.Context, s *standing) (again bool, err e
 	if err != nil {
 		return false, err
 	}
+	// The kept revisions were read after the rest. If they have changed, the lifecycle record
+	// has, too.
 	if string(now[0]) != string(s.lifeRaw) || now[1] != nil {
-		return true, nil // Kept revisions have changed.
+		return true, nil
 	}
 	k.missing(fmt.Sprintf("the collector's index ends at revision %d of %d", s.mark.revision, h.Revision), "dirty record or bookmark of %s", k.list.Name(s.inc))
 	return false, nil
@@ -387,7 +398,9 @@ func (k *check) lags(ctx context.Context, s *standing, h *heads.Head) (bool, err
 }
 
 // deletedSession checks that the index knows that a session was deleted, and up to where forks
-// hold it, or that a collection will find out.
+// hold it, or that a collection will find out. Either the session has a dirty record, and then it
+// is not checked, or a fork that was deleted has one: when the collection comes to the fork, the
+// session gets its own.
 func (k *check) deletedSession(ctx context.Context, s *standing) error {
 	if s.mark.live() {
 		k.missing("no collection has seen that the session was deleted", "dirty record or bookmark of %s", k.list.Name(s.inc))
@@ -440,7 +453,8 @@ func (k *check) heldBy(ctx context.Context, inc, fork heads.Incarnation) (held h
 	return held, true, nil
 }
 
-// detachments checks that sessions from which vacuum has detached blobs have dirty records.
+// detachments checks that sessions from which vacuum has detached blobs have dirty records. A
+// collection removes the dirty record in the batch that removes the last detached record.
 func (k *check) detachments(ctx context.Context) error {
 	return k.eachKnown(ctx, k.space.All(keys.Detached), func(e entry) error {
 		vs, err := k.get(ctx, e.Key, k.space.Dirty(e.inc()))

@@ -18,21 +18,21 @@ import (
 // blob any more: no blob may be left behind. It also checks that vacuum comes to each blob that
 // it can compress.
 
-// A suspicion is the stored blobs of which nothing has been found yet by which the collector
-// would come to them.
-type suspicion map[keys.Hash]bool
+// A blobSet is a set of blobs. The checks below remove blobs from a set of odd ones: stored blobs
+// of which nothing has been found yet by which the collector would come to them.
+type blobSet map[keys.Hash]bool
 
 // accounts checks that the collector will come to each stored blob. A blob goes from pin to
 // commit to edge to candidate while the check runs, so a later place is looked at after an
 // earlier one, and the first two once more at the end.
 func (k *check) accounts(ctx context.Context) error {
-	odd := suspicion{}
+	odd := blobSet{}
 	for _, h := range k.list.Blobs {
 		if !k.counted[h] {
 			odd[h] = true
 		}
 	}
-	for _, step := range []func(context.Context, suspicion) error{k.pinned, k.indexed, k.waiting, k.indexed, k.pinned} {
+	for _, step := range []func(context.Context, blobSet) error{k.pinned, k.indexed, k.waiting, k.indexed, k.pinned} {
 		if len(odd) == 0 {
 			return nil
 		}
@@ -46,16 +46,18 @@ func (k *check) accounts(ctx context.Context) error {
 	return nil
 }
 
-// pinned removes from odd the blobs that an upload or a grant pins.
-func (k *check) pinned(ctx context.Context, odd suspicion) error {
+// pinned removes from odd the blobs that an upload or a grant pins. The collector makes them
+// candidates when the upload is over.
+func (k *check) pinned(ctx context.Context, odd blobSet) error {
 	return k.eachKnown(ctx, k.space.All(keys.Upload), func(e entry) error {
 		delete(odd, keys.Hash(e.fields[16:]))
 		return nil
 	})
 }
 
-// indexed removes from odd the blobs that have edges, are candidates, or are gone.
-func (k *check) indexed(ctx context.Context, odd suspicion) error {
+// indexed removes from odd the blobs that have edges, are candidates, or are gone. The three
+// records of a blob are of one moment.
+func (k *check) indexed(ctx context.Context, odd blobSet) error {
 	for h := range odd {
 		vs, err := k.get(ctx, k.space.Mark(h), k.space.Count(h), k.space.Candidate(h))
 		if err != nil {
@@ -69,8 +71,9 @@ func (k *check) indexed(ctx context.Context, odd suspicion) error {
 }
 
 // waiting removes from odd the blobs that sessions with a dirty record refer to behind their
-// bookmarks, and the items of those that are lists. The next collection reads these sessions.
-func (k *check) waiting(ctx context.Context, odd suspicion) error {
+// bookmarks, and the items of those that are lists. The next collection reads these sessions, and
+// gives the blobs their edges. waiting stops when odd is empty: it may have to read much.
+func (k *check) waiting(ctx context.Context, odd blobSet) error {
 	v := &visit{check: k, odd: odd, seen: map[keys.Hash]bool{}}
 	return k.eachKnown(ctx, k.space.All(keys.Dirty), func(e entry) error {
 		if err := v.unread(ctx, e.inc()); err != nil {
@@ -86,11 +89,12 @@ func (k *check) waiting(ctx context.Context, odd suspicion) error {
 // A visit goes through blobs that the index has not seen yet, each once.
 type visit struct {
 	*check
-	odd  suspicion
+	odd  blobSet
 	seen map[keys.Hash]bool
 }
 
-// blob removes a blob and, if it is a list, its items from odd.
+// blob removes a blob and, if it is a list, its items from odd. The next collection gives the
+// items their edges with the list's first edge.
 func (v *visit) blob(ctx context.Context, h keys.Hash) error {
 	if v.seen[h] {
 		return nil
@@ -122,8 +126,9 @@ func (v *visit) all(ctx context.Context, hashes iter.Seq[keys.Hash]) error {
 	return nil
 }
 
-// unread visits the blobs that a session refers to behind its bookmark. It stops at damage of
-// the history, which Verify names.
+// unread visits the blobs that a session refers to behind its bookmark: as checkpoint parts that
+// it began with if there is no bookmark, as parts that later commits set, and by nodes. It stops
+// at damage of the history, which Verify names.
 func (v *visit) unread(ctx context.Context, inc heads.Incarnation) error {
 	markKey, originKey := v.space.Bookmark(inc), v.space.Origin(inc)
 	vs, err := v.get(ctx, markKey, originKey)

@@ -23,6 +23,10 @@ import (
 
 // A cycle is one pass of a collector over a store: a collection, a vacuum, or on an engine
 // in memory the dry run of a collection.
+//
+// A cycle is used by one goroutine. It may be cut off at any point, by its context or by the
+// end of the process, and nothing has to be cleaned up: its cycle record stays active, and the
+// next cycle waits for it as long as patience and then takes over.
 type cycle struct {
 	Options
 	gc.Report
@@ -55,7 +59,10 @@ type cycle struct {
 //
 // The nonce says which cycle wrote the record, and the sequence number counts its batches.
 // So every batch of a collector sets a value that never recurs, and an attempt with an
-// unknown outcome can't take effect after the next batch.
+// unknown outcome can't take effect after the next batch:
+//
+//	cycle A   begin ──▶ A,0 ──▶ A,1 ──▶ A,2 ──  stalled  ── guards A,2: conflict, superseded
+//	cycle B                                 └─▶ B,0 ──▶ B,1 ──▶ B,2
 type cycleState struct {
 	nonce   [16]byte
 	seq     uint64
@@ -152,6 +159,8 @@ func (cy *cycle) take(ctx context.Context, current []byte, other *rival) (begun 
 	if cy.state.active && other.works(current, cy.patience) {
 		return false, nil
 	}
+	// The state of the cycle before is taken over, but for who works: its numbers go on, and
+	// a rebuild that was cut off has to be done again.
 	rand.Read(cy.state.nonce[:])
 	cy.state.seq, cy.state.active = 0, true
 	cy.record = cy.state.seal(cy.key)
@@ -196,6 +205,7 @@ func (cy *cycle) end(ctx context.Context, err error) error {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 	}
+	// collect has set cy.state.last, which this batch writes, too.
 	cy.state.active = false
 	if aerr := cy.apply(ctx, &batch{}); err == nil {
 		return aerr
@@ -216,6 +226,9 @@ func (cy *cycle) beat(ctx context.Context) error {
 // anew. The error is engine.ErrConflict if another guard of b was false, and
 // gc.ErrSuperseded if another cycle has begun. After an unknown outcome apply tries the same
 // batch again until the outcome is known or ctx is done.
+//
+// The guard on the cycle record comes first, and an engine names the first guard that is
+// false. A superseded cycle therefore learns that it is, whatever else has changed.
 func (cy *cycle) apply(ctx context.Context, b *batch) error {
 	if err := ctx.Err(); err != nil {
 		return err

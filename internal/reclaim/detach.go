@@ -12,11 +12,18 @@ import (
 // This file derives edges anew. When vacuum removes a reference of a session to a blob, it
 // records that in the same batch: a detached record, and the session's dirty record. It does
 // not change the edge, because another node or a checkpoint of the session may refer to the
-// blob, too. The next update of the session finds that out here.
+// blob, too. The next update of the session finds that out here:
+//
+//	vacuum erases a node ──▶ detached record ──▶ the session's packs and checkpoints are read
+//	                                               │ something refers to the blob: the edge says where
+//	                                               └ nothing does: the edge is dropped
+//
+// A detached record may be there without need, from a vacuum that was cut off. Then the edge is
+// derived as it was.
 
 // detached derives the session's edges anew to the blobs from which vacuum has detached a
 // reference. It returns the keys of the detached records, which are to go after the bookmark
-// has been written.
+// has been written. It reads all packs of the session up to the bookmark, once for all blobs.
 func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	var found uses
 	err = cy.each(ctx, cy.space.Of(keys.Detached, v.inc), "detached blob", func(e entry) error {
@@ -27,6 +34,7 @@ func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error)
 	if err != nil || len(ks) == 0 {
 		return nil, err
 	}
+	// A deleted session has no edges of nodes behind the last revision that forks hold.
 	err = cy.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *pack.Pack) error {
 		for h := range cy.blobsOf(p) {
 			if u := found.by[h]; u != nil {
@@ -63,6 +71,7 @@ func (cy *cycle) findParts(ctx context.Context, v *view, found *uses) error {
 	if err != nil {
 		return err
 	}
+	// From the oldest retained revision to the newest: the last note of a blob stands.
 	var parts []part
 	note := func(last uint64) {
 		for _, p := range parts {

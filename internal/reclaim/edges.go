@@ -18,6 +18,13 @@ import (
 // edges is right in every batch, and a list that has an edge has the edges of its items. So a
 // blob without edges is referred to by nothing that the index has seen, and it becomes a
 // candidate in the batch that drops its last edge.
+//
+//	edge of a session   blob, 's', session  ──▶  use: first node, last revision as a part
+//	edge of a list      item, 'b', list     ──▶  1
+//	number of edges     blob                ──▶  n; no record stands for 0
+//
+// The number is a second witness: a scan that finds fewer edges than the number says has missed
+// one, and then nothing is deleted.
 
 // Kinds of edges, by what refers to the blob.
 const (
@@ -28,7 +35,10 @@ const (
 // open stands for a revision that has no end yet.
 const open = ^uint64(0)
 
-// A use says where a session refers to a blob.
+// A use says where a session refers to a blob. One edge stands for all references of the
+// session. It has only the first revision with a node and the last one with a part, because
+// these decide when the edge goes: a deleted session loses its latest nodes first, and the floor
+// of one that lives passes the earliest parts first.
 type use struct {
 	node  uint64 // The first revision with a node that refers to the blob. 0 stands for none.
 	parts bool   // The blob is or was a checkpoint part.
@@ -126,7 +136,8 @@ func sealCount(key []byte, n uint64) []byte {
 }
 
 // Users returns the sessions that refer to a blob according to the index, directly or
-// by a list that the blob is an item of.
+// by a list that the blob is an item of. A session that refers to it in both ways is there
+// twice.
 func (c *Collector) Users(ctx context.Context, h keys.Hash) ([]keys.Incarnation, error) {
 	var out []keys.Incarnation
 	for p, err := range c.engine.Scan(ctx, c.space.Of(keys.Edge, h)) {
@@ -201,8 +212,10 @@ func (l *linker) flush(ctx context.Context) error {
 // link applies changes of edges and keeps the numbers of edges with them. Each batch has
 // guards.
 //
-// Before a list gets its first edge, its items get their edges to the list. A blob that loses
-// its last edge becomes a candidate.
+// Before a list gets its first edge, its items get their edges to the list, and so on down to
+// the chunks. A commit that refers to a list therefore guards the mark of the list only: as long
+// as the list has an edge or is a candidate, its items have edges. A blob that loses its last
+// edge becomes a candidate.
 func (cy *cycle) link(ctx context.Context, changes []change, guards []engine.Pair) error {
 	ready := map[keys.Hash]bool{}
 	for len(changes) > 0 {
@@ -249,6 +262,7 @@ func (cy *cycle) edit(ctx context.Context, changes []change, ready map[keys.Hash
 		if err := t.read(c.blob, recs[i][1]); err != nil {
 			return nil, nil, err
 		}
+		// An edge that is not counted: to go on would make the number wrong for good.
 		if edge.Value != nil && t.stood[c.blob] == 0 {
 			return nil, nil, codec.Corrupt(record.ErrMissing, "number of edges of the blob at %x", c.blob)
 		}
@@ -328,7 +342,8 @@ func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) 
 	}
 }
 
-// addCandidate makes b make a blob a candidate.
+// addCandidate makes b make a blob a candidate. A blob that is a candidate without need is no
+// harm: a sweep takes it off the list if it has edges.
 func (cy *cycle) addCandidate(b *batch, h keys.Hash) {
 	key := cy.space.Candidate(h)
 	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
@@ -364,7 +379,8 @@ func (cy *cycle) linkItems(ctx context.Context, hashes []keys.Hash, ready map[ke
 }
 
 // linkList gives the items of a list their edges to it. A list may have an item more than
-// once.
+// once. An item may be a list in turn: link gives its items their edges first. The items are
+// smaller than the list, so this ends.
 func (cy *cycle) linkList(ctx context.Context, list keys.Hash) error {
 	items, err := cy.blobs.ItemsOf(ctx, list)
 	if err != nil {

@@ -17,6 +17,12 @@ import (
 // its own session while that lives, and by the forks that share it. Vacuum first makes a plan
 // of who shows what, then stores each segment anew that has something to erase (rewrite.go),
 // and at last removes the attachment entries of erased nodes.
+//
+//	session   o──o──x──o──o        x is tombstoned in the session after the fork was made:
+//	                └─ fork        the fork shows it still, so its content stays
+//
+// Tombstones carry the epoch of the lifecycle record that they were set with, and a fork's origin
+// has the epoch at the fork. So a tombstone counts in a fork if it is not later.
 
 // tombstones says which nodes are tombstoned, by the first bytes of their ids: true for a
 // tombstone of the session itself, false for one of an ancestor.
@@ -86,7 +92,8 @@ func (w *viewer) shares(at pack.Position) bool {
 		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Index < a.Nodes)
 }
 
-// gone reports whether no session shows a node any more.
+// gone reports whether no session shows a node any more. Every viewer that shares the node has
+// tombstoned it, or is its own session and prunes it.
 func (p *plan) gone(n *pack.Node, at pack.Position) bool {
 	if at.Revision > p.indexed {
 		return false
@@ -106,6 +113,8 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	if err := c.planEntries(ctx, p, last); err != nil {
 		return err
 	}
+	// Ids are resolved over all segments, as those of a segment's first nodes may depend on the
+	// last node of the segment before.
 	before := p.before
 	for seg, err := range pack.Segments(ctx, c.engine, c.space, c.inc, 1, open) {
 		if err != nil {
@@ -213,7 +222,8 @@ func (c *cleaning) addViewer(ctx context.Context, p *plan, h holder) error {
 }
 
 // planEntries finds the attachment entries that point to nodes which are to be erased. An
-// entry goes, or points to the next node that has the attachment.
+// entry goes, or points to the next node that has the attachment. A session without attachments
+// costs an empty scan; for others all packs are read.
 func (c *cleaning) planEntries(ctx context.Context, p *plan, last head.Revision) error {
 	for pair, err := range c.engine.Scan(ctx, c.space.Of(keys.Attachment, c.inc)) {
 		if err != nil {
@@ -262,7 +272,8 @@ func (c *cleaning) firstNodes(ctx context.Context, p *plan, last head.Revision) 
 }
 
 // settleEntries changes the attachment entries as planned. Its batches guard the head: a
-// commit may rely on an entry, or have made one.
+// commit may rely on an entry, or have made one. The entries go after the nodes: a reader that
+// follows an entry to an erased node reports that the attachment is gone.
 func (c *cleaning) settleEntries(ctx context.Context, p *plan) error {
 	w := newWriter(func(ctx context.Context, b *batch) error {
 		if p.headKey != nil {

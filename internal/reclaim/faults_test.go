@@ -207,7 +207,7 @@ func (sc *scenario) trials(t testing.TB, f func(start *engine.Batch, tr *trial))
 // scenario: the party returns the error or goes on, the others go on, and afterwards all
 // is well and nothing is left behind.
 //
-// All of them: go test ./gc -run EveryFaultAtEveryCall -faults -v -timeout 60m
+// All of them: go test ./internal/reclaim -run EveryFaultAtEveryCall -faults -v -timeout 60m
 func TestEveryFaultAtEveryCall(t *testing.T) {
 	every := testscale.Pick(3, 211, 1009) // a stride that no number of blows divides
 	if *allFaults {

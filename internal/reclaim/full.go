@@ -16,6 +16,9 @@ import (
 // This file derives the index anew: it deletes the index, reads all sessions, and makes every
 // blob without edges a candidate. The cycle record says that this is under way. A cycle that
 // finds that record begins the same work again, so no cycle deletes blobs by half an index.
+//
+// To report whether the index was right, its digests are compared before and after. The index is
+// brought up to date before, as one that only lags behind the commits is not wrong.
 
 // rebuild derives the index anew from the commits. It reports in Repaired whether the index
 // was wrong before.
@@ -79,6 +82,7 @@ func (cy *cycle) clearIndex(ctx context.Context) error {
 	if err := cy.apply(ctx, &batch{}); err != nil {
 		return err
 	}
+	// clear deletes a record whether or not it can be decoded.
 	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached, keys.Stale, keys.Loose} {
 		if err := cy.clear(ctx, cy.space.All(letter)); err != nil {
 			return err
@@ -88,7 +92,8 @@ func (cy *cycle) clearIndex(ctx context.Context) error {
 }
 
 // addUnreferred makes all blobs without edges candidates, and gives the items of lists among
-// them their edges. The last batch says in the cycle record that the index is whole.
+// them their edges. The last batch says in the cycle record that the index is whole. A blob that
+// only an upload pins is a candidate, too: the sweep condemns it, and then revives it.
 func (cy *cycle) addUnreferred(ctx context.Context) error {
 	w := newWriter(cy.apply)
 	err := cy.each(ctx, cy.space.All(keys.Mark), "mark", func(e entry) error {
@@ -112,7 +117,8 @@ func (cy *cycle) addUnreferred(ctx context.Context) error {
 }
 
 // digests are sums over the edges of sessions, and over the bookmarks that say how far the
-// sessions were read. They do not depend on the order of records.
+// sessions were read. They do not depend on the order of records. Edges of lists are left out:
+// which lists have them depends on what was a candidate.
 type digests struct{ edges, bookmarks uint64 }
 
 // digest computes the digests of the index as it stands.

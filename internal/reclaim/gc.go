@@ -176,7 +176,8 @@ func (cy *cycle) collect(ctx context.Context) error {
 }
 
 // collectSession brings the index up to date with one session, and sweeps the candidates
-// that this made.
+// that this made. Other sessions are looked at only by the sweep, before it deletes anything: one
+// of them may refer to the same blobs. Uploads don't expire.
 func (cy *cycle) collectSession(ctx context.Context, inc heads.Incarnation) error {
 	if err := cy.session(ctx, inc); err != nil {
 		return err

@@ -33,7 +33,7 @@ var (
 // that was acknowledged is read back. After two vacuums nothing else is there; a dry run
 // says what the run does; a full run finds what the index says.
 //
-// One of them: go test ./gc -run RandomHistories -seed 17 -seeds 1
+// One of them: go test ./internal/reclaim -run RandomHistories -seed 17 -seeds 1
 func TestRandomHistories(t *testing.T) {
 	n := *seeds
 	if n == 0 {

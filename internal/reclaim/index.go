@@ -17,11 +17,18 @@ import (
 // after the bookmark and their packs in windows, and after each window moves the bookmark.
 // It never drops an edge. Commits chain by hash up to the head, and each says how many nodes
 // it has: so a record that damage hides is noticed, and no blob loses a reference by it.
+//
+// The batches that add edges guard the cycle record only. An edge too many keeps a blob for
+// longer, and no more: if the session is deleted or pruned meanwhile, it has a dirty record,
+// and the update that deals with it drops the edge. Edges may be added twice, by a cycle that
+// begins where another one was cut off: what an edge says is the same then.
 
 // windowSize is how many commits are indexed at once: what they refer to is in memory.
 const windowSize = 256
 
-// index adds the edges of the commits after the bookmark, and moves the bookmark.
+// index adds the edges of the commits after the bookmark, and moves the bookmark. At the end, in
+// a session that lives, the last commit has to be the one that the head names, by its id: the
+// chain of hashes from the bookmark to the head is whole then.
 func (cy *cycle) index(ctx context.Context, v *view) error {
 	if v.mark.revision == 0 {
 		if err := cy.indexOrigin(ctx, v); err != nil {
@@ -31,6 +38,7 @@ func (cy *cycle) index(ctx context.Context, v *view) error {
 	if err := cy.resume(ctx, v); err != nil {
 		return err
 	}
+	// A bookmark may be ahead of the target: vacuum cuts the commits of a deleted session.
 	for v.mark.revision < v.target {
 		if err := cy.window(ctx, v, min(v.target, v.mark.revision+windowSize)); err != nil {
 			return err
@@ -61,7 +69,8 @@ func (cy *cycle) indexOrigin(ctx context.Context, v *view) error {
 	return cy.add(ctx, v, &found, 0)
 }
 
-// resume reads what the bookmark of a session does not say and the commits after it need.
+// resume reads what the bookmark of a session does not say and the commits after it need: the id
+// of the bookmark's commit, which the next one names, and versions that are stored whole.
 func (cy *cycle) resume(ctx context.Context, v *view) (err error) {
 	if v.mark.revision < v.life.Floor && v.life.State == heads.Live {
 		// Vacuum may have stored versions whole that commits made as deltas.
@@ -118,6 +127,7 @@ func (cy *cycle) add(ctx context.Context, v *view, found *uses, end head.Revisio
 		if err != nil {
 			return err
 		}
+		// An edge to a blob that is not stored would be counted as damage.
 		changes = slices.DeleteFunc(changes, func(c change) bool { return absent[c.blob] })
 	}
 	return cy.link(ctx, changes, nil)
@@ -165,7 +175,10 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 	}}
 }
 
-// A window is the commits that are indexed at once.
+// A window is the commits that are indexed at once. Its edges are added before its bookmark is
+// written:
+//
+//	bookmark 0 ──▶ edges of 1 to 256 ──▶ bookmark 256 ──▶ edges of 257 to 300 ──▶ bookmark 300
 type window struct {
 	mark  bookmark // as it is to be after the window
 	found uses
@@ -194,7 +207,7 @@ func (cy *cycle) window(ctx context.Context, v *view, last head.Revision) error 
 }
 
 // windowCommits reads the commits of a window, and notes which blobs became checkpoint parts
-// and which ceased to be one.
+// and which ceased to be one. A commit that sets no part leaves the checkpoint as it was.
 func (cy *cycle) windowCommits(ctx context.Context, v *view, w *window, last head.Revision) error {
 	return cy.commits(ctx, v.inc, w.mark.revision, last, w.mark.commit, func(c *heads.Commit, id head.CommitID) error {
 		w.mark.revision, w.mark.commit = c.Revision, id
@@ -218,7 +231,7 @@ func (cy *cycle) windowCommits(ctx context.Context, v *view, w *window, last hea
 }
 
 // windowNodes reads the packs of a window, notes which blobs their nodes refer to, and checks
-// that each commit has as many nodes as it says.
+// that each commit has as many nodes as it says. Erased nodes count, and refer to nothing.
 func (cy *cycle) windowNodes(ctx context.Context, v *view, w *window, last head.Revision) error {
 	first := uint64(v.mark.revision) + 1
 	err := cy.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
@@ -240,8 +253,8 @@ func (cy *cycle) windowNodes(ctx context.Context, v *view, w *window, last head.
 	return nil
 }
 
-// moveBookmark writes the bookmark between two windows. A cycle that is cut off later goes
-// on from there.
+// moveBookmark writes the bookmark between two windows, so that a cycle that is cut off later
+// goes on from there. It leaves the stale record as it is: the bookmark has what was due before.
 func (cy *cycle) moveBookmark(ctx context.Context, v *view) error {
 	b, key := &batch{}, cy.space.Bookmark(v.inc)
 	b.Set(key, v.mark.seal(key))

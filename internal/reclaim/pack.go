@@ -10,7 +10,8 @@ import (
 
 // This file compresses blobs further. A commit compresses a blob for speed, because a host
 // waits for it. Such a blob is loose, and gets a loose record with its first edge; vacuum
-// compresses it as far as it goes.
+// compresses it as far as it goes, and deletes the record in the same batch. A blob that loses
+// its last edge loses its loose record, too: it is a candidate then.
 
 // packBatch is how many bytes of blobs are stored in one batch.
 const packBatch = 256 << 10

@@ -17,6 +17,14 @@ import (
 // blobs go. A version of a part is a blob, or a delta that the session stores itself. For the
 // index a delta prolongs the use of the blob that its chain began with: versions.go has the
 // chains.
+//
+//	revision   1        2        3        4        5
+//	commits    blob A   delta    delta    blob B   –          – the part carries over
+//	needs      A        A        A        B        B
+//
+// A commit records the parts that it set, and for each of the others the revision that set it.
+// The collector follows parts forward, from the bookmark's checkpoint, where it can: that takes
+// the commits alone. Where it needs a single checkpoint it reads the commits that set its parts.
 
 // A part is a checkpoint part as the collector follows it: its name, and the blob that its
 // version needs. That is the version itself, if it is stored as a blob. For a delta it is the
@@ -70,7 +78,8 @@ func (cy *cycle) inherited(origin *heads.Origin) []part {
 }
 
 // nextParts returns the checkpoint after commit c. before is the checkpoint before c, and
-// stored has the versions that the session stores whole.
+// stored has the versions that the session stores whole. A part of before that c does not list
+// was removed by c.
 func (cy *cycle) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
 	if c.PartsAt != c.Revision {
 		return before, nil
@@ -139,7 +148,7 @@ func (cy *cycle) originParts(ctx context.Context, inc heads.Incarnation) ([]head
 }
 
 // partSet returns a part as the commit of revision set has it or, for revision 0, as the fork
-// began with it.
+// began with it. The origin is read for revision 0 only.
 func (cy *cycle) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
 	h := history.History{Store: cy.history(), Inc: inc, Name: nameOf(inc)}
 	var err error
@@ -170,7 +179,8 @@ func (cy *cycle) partsAt(ctx context.Context, inc heads.Incarnation, revision he
 	return out, nil
 }
 
-// partOf returns the part whose version a revision set.
+// partOf returns the part whose version a revision set. For a delta it reads the chain back to
+// the blob that it began with, to see whether vacuum has stored a version of it whole.
 func (cy *cycle) partOf(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (part, error) {
 	p, err := cy.partSet(ctx, inc, name, set)
 	if err != nil {

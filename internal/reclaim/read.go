@@ -23,8 +23,8 @@ import (
 // makes progress (cycle.beat). Damage is returned as a *record.CorruptError that names the
 // record.
 
-// get returns the values of keys. It reads them in several calls of the engine if there are
-// more than 2,000: then they may be of different moments.
+// get returns the values of keys, nil for a record that is not there. It reads them in several
+// calls of the engine if there are more than 2,000: then they may be of different moments.
 func (cy *cycle) get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	if err := cy.beat(ctx); err != nil {
 		return nil, err
@@ -80,7 +80,8 @@ func (e *entry) hash() keys.Hash { return keys.Hash(e.fields) }
 var errStop = errors.New("stop")
 
 // each calls f for the records of a range in the order of their keys. Errors call a record
-// what.
+// what. The engine reads in pages, and later pages may be newer: f may write, and whoever calls
+// each may not take the records to be of one moment.
 func (cy *cycle) each(ctx context.Context, r engine.Range, what string, f func(entry) error) error {
 	for p, err := range cy.engine.Scan(ctx, r) {
 		if err != nil {
@@ -123,7 +124,7 @@ func unlessStop(err error) error {
 	return err
 }
 
-// edgesOf counts the edges of a blob.
+// edgesOf counts the edges of a blob by a scan. Their number in the index is another witness.
 func (cy *cycle) edgesOf(ctx context.Context, h keys.Hash) (n uint64, err error) {
 	for _, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Edge, h)) {
 		if err != nil {
@@ -235,7 +236,8 @@ func (cy *cycle) blobsOf(p *pack.Pack) iter.Seq[keys.Hash] {
 }
 
 // partBlobs returns the blobs that a commit refers to as checkpoint parts which it set. A
-// part that the session stores as a delta is no blob.
+// part that the session stores as a delta is no blob, and one that carries over is another
+// commit's.
 func (cy *cycle) partBlobs(c *heads.Commit) (out []keys.Hash) {
 	for _, p := range c.Parts {
 		if p.Set == c.Revision && !heads.IsDelta(p) {

@@ -243,7 +243,7 @@ func TestVacuumDoesNotOvertakeTheIndex(t *testing.T) {
 	}
 }
 
-// dry run beside a run.
+// dry run beside a cycle.
 func TestADryRunBesideARun(t *testing.T) {
 	for at, met := 2, true; met; at++ { // the first call is that of opening
 		e := memory.New()
@@ -284,7 +284,7 @@ func TestAFullRunBesideACommit(t *testing.T) {
 	}
 }
 
-// verify after a full run that was cut.
+// verify after a full collection that was cut.
 func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)

@@ -15,6 +15,14 @@ import (
 // This file drops the edges of a deleted session. Forks that live hold the nodes that they
 // share with it, up to their fork nodes: edges of these stay. When a fork is deleted in turn,
 // it lets go of its deleted ancestors, and the collector looks at them again.
+//
+//	deleted    o──o──o──o──o──o       revisions 1 to 6
+//	              │     └─ fork B     lives: revisions up to 4 are held
+//	              └─ fork A           lives, too
+//
+// Here edges of revisions 5 and 6 are dropped. When B is deleted, those of 3 and 4 go; when A
+// is, too, the rest. Checkpoints of a deleted session can't be read, and a fork refers by
+// edges of its own to the one that it began with, so edges of checkpoint parts all go at once.
 
 // release drops the edges of a deleted session that no attached fork holds. The revision up
 // to which forks hold a deleted session never rises: only a fork that holds it already can be
@@ -25,7 +33,9 @@ func (cy *cycle) release(ctx context.Context, v *view) error {
 	}
 	l := &linker{cy: cy, guards: v.guards}
 	drop := func(h keys.Hash) { l.add(v.edit(h, func(u use) use { return u.until(v.held) })) }
-	if v.mark.live() { // The session was deleted since the bookmark was written.
+	// The nodes are read anew each time that forks let go of some of them. The checkpoint parts
+	// went the first time.
+	if v.mark.live() {
 		var err error
 		if v.freed, err = cy.deletedAncestors(ctx, v.inc); err != nil {
 			return err
@@ -48,7 +58,8 @@ func (cy *cycle) release(ctx context.Context, v *view) error {
 }
 
 // everyPart calls drop for all blobs that the session ever had as checkpoint parts, or began
-// with as a fork, and links the changes that drop adds to l.
+// with as a fork, and links the changes that drop adds to l. A blob of a pruned revision has no
+// edge any more, and then the change changes nothing.
 func (cy *cycle) everyPart(ctx context.Context, v *view, l *linker, drop func(keys.Hash)) error {
 	origin, err := cy.origin(ctx, v.inc)
 	if err != nil {
@@ -69,7 +80,8 @@ func (cy *cycle) everyPart(ctx context.Context, v *view, l *linker, drop func(ke
 	return l.flush(ctx)
 }
 
-// deletedAncestors returns the deleted sessions whose history a fork shares.
+// deletedAncestors returns the deleted sessions whose history a fork shares. Of those the fork may
+// have been the last that held some nodes. An ancestor that lives keeps its nodes by itself.
 func (cy *cycle) deletedAncestors(ctx context.Context, fork heads.Incarnation) ([]heads.Incarnation, error) {
 	ancestors, err := cy.ancestors(ctx, fork)
 	if err != nil || len(ancestors) == 0 {
@@ -101,9 +113,11 @@ type holder struct {
 	ancestor heads.Ancestor // what the fork shares of the ancestor's history
 }
 
-// holders returns the forks of an incarnation that live. life is the incarnation's lifecycle
-// record, which counts the entries of forks. A batch that guards that record applies only if
-// the forks are still those: making a fork sets it.
+// holders returns the forks of an incarnation that live, forks of forks included. life is the
+// incarnation's lifecycle record, which counts the entries of forks: an entry that damage hides
+// must not free what its fork reads. A batch that guards that record applies only if no fork
+// has been made meanwhile, because making a fork sets the record of each ancestor. A fork that
+// is deleted meanwhile is counted as one that lives, and does no harm.
 func (cy *cycle) holders(ctx context.Context, inc heads.Incarnation, life *heads.Life) ([]holder, error) {
 	if life.Forks == 0 {
 		return nil, nil
@@ -135,7 +149,8 @@ func (cy *cycle) holders(ctx context.Context, inc heads.Incarnation, life *heads
 	return out, nil
 }
 
-// living returns those of some forks of an incarnation that live.
+// living returns those of some forks of an incarnation that live, with what their origins say
+// of the incarnation.
 func (cy *cycle) living(ctx context.Context, inc heads.Incarnation, forks []heads.Incarnation) ([]holder, error) {
 	recs, err := rows(ctx, cy, forks, cy.space.Life, cy.space.Origin)
 	if err != nil {
@@ -163,8 +178,9 @@ func (cy *cycle) living(ctx context.Context, inc heads.Incarnation, forks []head
 	return out, nil
 }
 
-// held returns the last revision of a deleted session that forks hold, and checks that the
-// commits which they hold are there.
+// held returns the last revision of a deleted session that forks hold. A fork's origin has the
+// id of the last commit that the fork shares. That commit has to be there, and commits chain by
+// hash, so a history whose end is hidden by damage is noticed.
 func (cy *cycle) held(ctx context.Context, v *view) (most head.Revision, err error) {
 	holders, err := cy.holders(ctx, v.inc, v.life)
 	if err != nil {

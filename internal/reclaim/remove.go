@@ -16,6 +16,13 @@ import (
 // gone. A session that forks hold is cut behind the last revision that they hold. Either work
 // first lowers the floor in the lifecycle record: on a deleted session the floor says how many
 // commits are expected to be there.
+//
+//	1  floor        no commit is expected any more, so one that is gone is no damage
+//	2  records      with the number of tombstones in the lifecycle record
+//	3  fork entries of deleted forks, with their number
+//	4  lifecycle    with the origin, the entries in ancestors, the bookmark and the stale record
+//
+// A vacuum that is cut off is repeated from the start. It finds fewer records to remove.
 
 // sessionLetters are the records of a session whose keys begin with its incarnation, and to
 // which nothing else refers.
@@ -56,7 +63,8 @@ func (c *cleaning) lowerFloor(ctx context.Context, floor head.Revision) error {
 }
 
 // removeRecords removes the records of sessionLetters, and returns how many nodes the commits
-// among them had. The lifecycle record counts the tombstones that are left.
+// among them had. The lifecycle record counts the tombstones that are left. The batches set it,
+// so that a reader of a fork that was deleted meanwhile notices.
 func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 	stones := uint64(0) // of the batch
 	w := newWriter(func(ctx context.Context, b *batch) error {
@@ -99,8 +107,9 @@ func nodesOf(p engine.Pair) (int, error) {
 }
 
 // removeForks removes the entries of the forks that held the session. These are deleted, and
-// may be removed before or after the session. The last of the entries are in the batch that
-// removeForks returns, which is to remove the session.
+// may be removed before or after the session; a fork that is removed later finds its entry gone.
+// The last of the entries are in the batch that removeForks returns, which is to remove the
+// session.
 func (c *cleaning) removeForks(ctx context.Context) (*batch, error) {
 	w := newWriter(func(ctx context.Context, b *batch) error {
 		n := b.Ops()
@@ -139,7 +148,8 @@ func (c *cleaning) leaveAncestors(ctx context.Context, b *batch) error {
 }
 
 // leave makes b remove the session's entry as a fork of an ancestor, and count it in the
-// ancestor's lifecycle record, if vacuum has not removed the ancestor before.
+// ancestor's lifecycle record, if vacuum has not removed the ancestor before. b guards that
+// record, so a conflict may be with a change of any ancestor.
 func (c *cleaning) leave(ctx context.Context, b *batch, ancestor heads.Incarnation) error {
 	forkKey, lifeKey := c.space.Fork(ancestor, c.inc), c.space.Life(ancestor)
 	vs, err := c.get(ctx, forkKey, lifeKey)
@@ -162,7 +172,7 @@ func (c *cleaning) leave(ctx context.Context, b *batch, ancestor heads.Incarnati
 }
 
 // removeLife applies b, which also removes the lifecycle record and what the index has of the
-// session.
+// session. The stale record, which need not be there, is not counted.
 func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 	key := c.space.Life(c.inc)
 	b.Guard(key, c.raw)
@@ -174,7 +184,8 @@ func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 }
 
 // cut removes of a deleted session what lies behind the last revision that forks hold, and the
-// records that forks do not read.
+// records that forks never read: versions of checkpoint parts, turn ids and kept revisions. A fork
+// begins with a checkpoint of its own, and looks turn ids up among its own commits only.
 func (c *cleaning) cut(ctx context.Context) error {
 	if err := c.lowerFloor(ctx, c.mark.held+1); err != nil {
 		return err
@@ -222,7 +233,8 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error
 }
 
 // holdsRecord reports whether forks read a record of the session: an index entry of a node
-// that they hold. It counts the nodes of a commit, which is to be removed.
+// that they hold. It counts the nodes of a commit, which is to be removed: the scan of commits
+// begins behind those that forks hold.
 func (c *cleaning) holdsRecord(letter byte, p engine.Pair) (bool, error) {
 	switch letter {
 	case keys.Commit:

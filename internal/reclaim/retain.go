@@ -14,6 +14,15 @@ import (
 // long as a retained revision has it: one from the floor up, or one that is kept by name. The
 // batches guard the lifecycle record, which every change of the floor, of kept revisions and
 // of forks sets.
+//
+//	revision   1   2   3   4   5   6
+//	part       A   A   B   B   C   C
+//	                   kept    floor      A ended at 2, B at 4, and C is open
+//
+// Here the floor has risen to 5 and revision 3 is kept by name: the edge to A loses its use as
+// a part, those to B and C keep it. When revision 3 is released, the edge to B loses it, too.
+//
+// A fork that takes over a checkpoint has edges of its own, so forks do not matter here.
 
 // retain drops the edges of checkpoint parts that no retained revision has any more, if the
 // floor rose or a kept revision was released since the bookmark was written. It also removes
@@ -28,6 +37,8 @@ func (cy *cycle) retain(ctx context.Context, v *view) error {
 	if v.life.Floor == v.mark.floor && slices.Equal(kept, v.mark.kept) {
 		return nil
 	}
+	// A blob can have lost its last revision in two ways: the floor has passed the revision, or
+	// the name under which the revision was kept is gone.
 	still, err := cy.blobsAt(ctx, v.inc, below(kept, v.life.Floor))
 	if err != nil {
 		return err
@@ -74,7 +85,9 @@ func (cy *cycle) passed(ctx context.Context, v *view, gone map[keys.Hash]bool) e
 }
 
 // dropParts drops, of the blobs in gone, the uses as checkpoint parts that ended below the
-// floor, but for the blobs in still, which kept revisions need.
+// floor, but for the blobs in still, which kept revisions need. A blob that became a part again
+// later has an edge that says so, and keeps it. An edge goes as a whole if no node of the
+// session refers to the blob.
 func (cy *cycle) dropParts(ctx context.Context, v *view, gone, still map[keys.Hash]bool) error {
 	delete(gone, keys.Hash{}) // of a chain that needs no blob
 	var changes []change

@@ -17,6 +17,9 @@ import (
 // replaces the segment, records which blobs the erased nodes referred to, and tombstones the
 // nodes that it prunes. The place of an erased node stays: its id, its parent and a digest,
 // from which readers verify everything above it.
+//
+// A reader sees the segment before or after that batch. One that has read the lifecycle record
+// before finds it changed, and reads again.
 
 // A rewriting is the work on one segment.
 type rewriting struct {
@@ -33,7 +36,8 @@ type rewriting struct {
 	stones   uint64             // tombstones that batch sets
 }
 
-// rewrite stores the segment anew if anything of it is to go.
+// rewrite stores the segment anew if anything of it is to go. It erases in the packs that were
+// read, so the segment's size before is computed first.
 func (r *rewriting) rewrite(ctx context.Context) error {
 	r.batch, r.detached = &batch{}, map[keys.Hash]bool{}
 	r.packs = r.seg.Packs
@@ -57,6 +61,9 @@ func (r *rewriting) rewrite(ctx context.Context) error {
 		r.mark.stones += r.stones
 		r.setBookmark(&r.batch.Batch, r.inc, &r.mark)
 	}
+	// A batch that was applied with a wrong plan would erase what a session shows. The plan
+	// rests on the lifecycle record, which apply guards: forks, tombstones, kept revisions, the
+	// floor and commits that rewind set it.
 	err := r.apply(ctx, r.batch, func(l *heads.Life) {
 		if r.seg.Packs[0].Revision > uint64(l.Sealed) { // Sealing goes by the raw size of loose packs.
 			l.SealedRaw += raw - rawSize(r.packs)
@@ -69,7 +76,9 @@ func (r *rewriting) rewrite(ctx context.Context) error {
 	return err
 }
 
-// erasePack erases the nodes of a pack that no session shows any more.
+// erasePack erases the nodes of a pack that no session shows any more. It notes which blobs they
+// referred to: other nodes may refer to the same blobs, so the edges are derived anew and not
+// dropped here.
 func (r *rewriting) erasePack(p *pack.Pack) {
 	for i := range p.Nodes {
 		n, at := &p.Nodes[i], pack.Position{Revision: p.Revision, Index: i}
@@ -113,7 +122,8 @@ func (r *rewriting) detachAll(ctx context.Context) error {
 }
 
 // replace makes the batch store the packs that stay in place of the segment. A sealed segment
-// has a record with its index.
+// has a record with its index. The keys of a segment have its last revision: if packs at the end
+// go, the segment gets other keys, and those that it does not use any more are deleted.
 func (r *rewriting) replace() error {
 	sealed := r.seg.Level != codec.Fast
 	set := map[string]bool{}

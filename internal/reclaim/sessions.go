@@ -19,6 +19,16 @@ import (
 // deletion has ended (retain.go, release.go). At last it writes the bookmark and removes the
 // dirty record, guarded on the value that it read before: a change that came in between keeps
 // its dirty record.
+//
+//	read       lifecycle, dirty record, bookmark, head
+//	add        edges of the commits after the bookmark        no guards
+//	drop       edges that have ended                          guard the lifecycle record
+//	write      bookmark, stale record                         guard the lifecycle record
+//	remove     dirty record                                   guard it, and the lifecycle record
+//
+// A cycle that is cut off between two of these leaves the dirty record, and the next cycle does
+// the same work again from the bookmark that stands. Adding and dropping edges a second time
+// changes nothing.
 
 // A view is what stands of a session, from one moment, and what an update of the index has
 // found out about the session.
@@ -52,8 +62,9 @@ func hasChanged(err error) bool {
 // A retrier decides whether work on a session that failed begins anew.
 type retrier struct{ damaged int }
 
-// again reports whether to begin anew after err. What is absent may only have been moved
-// between two reads; damage stays, and is returned after the fourth time.
+// again reports whether to begin anew after err. A record that is absent may only have been
+// moved between two reads, by sealing, vacuum or a rename. Damage stays, and is returned after
+// the fourth time.
 func (r *retrier) again(err error) bool {
 	if hasChanged(err) {
 		return true
@@ -67,7 +78,8 @@ func (r *retrier) again(err error) bool {
 
 // session brings the index up to date with one session. It begins anew when the session
 // changes meanwhile. From the fourth attempt on it leaves the dirty record, which a session
-// that is committed to all the time would not let it remove.
+// that is committed to all the time would not let it remove. A sweep is safe all the same: a
+// commit that came after the candidates were condemned has seen them condemned.
 func (cy *cycle) session(ctx context.Context, inc heads.Incarnation) error {
 	before := cy.Commits
 	defer func() {
@@ -90,6 +102,8 @@ func (cy *cycle) update(ctx context.Context, inc heads.Incarnation, settle bool)
 		return err
 	}
 	old := v.mark
+	// Edges are added before any are dropped: a blob that a commit uses again while an older use
+	// ends is never without edges.
 	if err := cy.index(ctx, v); err != nil {
 		return err
 	}
@@ -117,7 +131,7 @@ func (cy *cycle) update(ctx context.Context, inc heads.Incarnation, settle bool)
 // if settle is set.
 //
 // The records of detached references go after the bookmark stands. An update that begins at
-// the old bookmark adds the edges of the commits behind it again, and has to see them.
+// the old bookmark adds the edges of the commits after it again, and has to see these records.
 func (cy *cycle) finish(ctx context.Context, v *view, old *bookmark, detached [][]byte, settle bool) error {
 	b := cy.bookmarkBatch(v, old)
 	for some := range slices.Chunk(detached, batchOps) {
@@ -171,7 +185,9 @@ func (cy *cycle) applyUpdate(ctx context.Context, v *view, b *batch) error {
 	return nil
 }
 
-// view reads what stands of a session. It returns nil if vacuum has removed the session.
+// view reads what stands of a session. It returns nil if vacuum has removed the session. The
+// lifecycle record, the dirty record and the bookmark are of one moment. Commits may come while
+// the head is read: the dirty record that was read then has another value, and stays.
 func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
 	lifeKey, markKey := cy.space.Life(inc), cy.space.Bookmark(inc)
 	vs, err := cy.get(ctx, lifeKey, cy.space.Dirty(inc), markKey)

@@ -13,6 +13,14 @@ import (
 // change of a session knows what the change leaves to vacuum, and says so in the session's
 // bookmark. A session whose bookmark says so has a stale record, so that vacuum reads nothing
 // of a session that has none.
+//
+//	commit                       ──▶ dueSeal    vacuum seals
+//	floor, release of a kept     ──▶ dueErase   vacuum looks for content to erase, and for
+//	revision, tombstone,                        versions and records to remove
+//	deletion
+//
+// What is due is set in the batch that writes the bookmark. So a change that the bookmark has
+// taken over is not forgotten, and the session has a dirty record for any other change.
 
 // A due is what vacuum has to do with a session. It is part of the session's bookmark:
 // the collection that finds a change of the session sets it, with the stale record by
@@ -64,6 +72,8 @@ func (cy *cycle) outdateAncestors(ctx context.Context, fork heads.Incarnation) e
 		if m.due&dueErase != 0 {
 			continue
 		}
+		// This batch comes before that of the fork's own bookmark. If the cycle is cut off in
+		// between, the fork is looked at again.
 		m.due |= dueErase
 		b := &batch{}
 		cy.setBookmark(&b.Batch, inc, &m)

@@ -21,6 +21,20 @@ import (
 //  3. remove deletes those that nothing refers to, guarding the marks that condemn wrote. A
 //     commit that relies on one of them after step 1 has written its mark anew, so that the
 //     guard is false.
+//
+// A commit that refers to a stored blob guards the blob's mark as it saw it, and so can be in
+// one of three places only:
+//
+//	──── condemn ──────────────── recheck reads ──────────────── remove ────▶
+//	  a                                           b                        c
+//
+//	a  It has left a dirty record: the recheck reads the commit, and revives the blob.
+//	b  It saw the blob condemned, and set its mark live: the guard of remove is false. If it
+//	   saw the blob live, before the condemnation, its own guard is false, and it looks again.
+//	c  It finds no mark, and stores the blob anew.
+//
+// A commit of kind b may also be read by the recheck, which revives the blob like the commit
+// did. A cycle that is cut off leaves condemned candidates. The next sweep comes to them again.
 
 // sweepSize is how many candidates are condemned at once. It bounds what is in memory, and
 // decides how often changes are looked at again.
@@ -57,7 +71,7 @@ func (cy *cycle) sweep(ctx context.Context) error {
 }
 
 // candidates reads the next candidates from the key start on. next is where to go on, or nil
-// at the end.
+// at the end. In a collection of one session, candidates that others made are passed over.
 func (cy *cycle) candidates(ctx context.Context, start []byte) (list []keys.Hash, next []byte, err error) {
 	all := cy.space.All(keys.Candidate)
 	all.Start = start
@@ -129,22 +143,23 @@ func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, 
 			if err != nil {
 				return nil, err
 			}
+			// Seal draws new random bytes: no commit has seen this mark before.
 			m.Condemned = true
 			s := suspect{hash: h, mark: m, raw: m.Seal(mark.Key)}
 			b.Set(mark.Key, s.raw)
 			suspects = append(suspects, s)
 			continue
 		}
-		if err := cy.acquit(b, h, mark, edges); err != nil {
+		if err := cy.unlist(b, h, mark, edges); err != nil {
 			return nil, err
 		}
 	}
 	return suspects, cy.apply(ctx, b)
 }
 
-// acquit makes b take a candidate off the list that has edges or is not stored. An earlier
+// unlist makes b take a candidate off the list that has edges or is not stored. An earlier
 // cycle that was cut off may have left it condemned.
-func (cy *cycle) acquit(b *batch, h keys.Hash, mark engine.Pair, edges uint64) error {
+func (cy *cycle) unlist(b *batch, h keys.Hash, mark engine.Pair, edges uint64) error {
 	if mark.Value == nil && edges > 0 {
 		return codec.Corrupt(record.ErrMissing, "mark of the blob at %x, which something refers to", h)
 	}
@@ -171,7 +186,9 @@ func (cy *cycle) revive(b *batch, h keys.Hash, raw []byte) error {
 }
 
 // recheck looks again at everything that may refer to suspects, revives those that something
-// refers to, and deletes the others. All its reads come after the suspects were condemned.
+// refers to, and deletes the others. All its reads come after the suspects were condemned. A pin
+// may become a commit between two of these reads, so that the recheck sees neither. That commit
+// relied on a condemned blob and has set its mark live, and remove leaves the blob alone.
 func (cy *cycle) recheck(ctx context.Context, suspects []suspect) error {
 	if err := cy.lookAgain(ctx); err != nil {
 		return err
@@ -270,7 +287,8 @@ func (cy *cycle) applyRevival(ctx context.Context, b *batch) error {
 }
 
 // remove deletes suspects. It leaves out those whose marks have changed since they were
-// condemned: a commit relies on them.
+// condemned: a commit relies on them. They stay candidates, and the sweep, which begins at the
+// first candidate again, finds that they have edges.
 func (cy *cycle) remove(ctx context.Context, suspects []suspect) error {
 	for len(suspects) > 0 {
 		n, err := cy.removeSome(ctx, suspects)
@@ -292,7 +310,8 @@ func (cy *cycle) remove(ctx context.Context, suspects []suspect) error {
 	return nil
 }
 
-// removeSome deletes the first suspects in one batch, and returns how many.
+// removeSome deletes the first suspects in one batch, and returns how many. The items of lists
+// among them lose their edges in the same batch, and become candidates if these were the last.
 func (cy *cycle) removeSome(ctx context.Context, suspects []suspect) (n int, err error) {
 	b, t := &batch{}, newTally()
 	bytes := int64(0)
@@ -329,8 +348,8 @@ func (cy *cycle) removeBlob(b *batch, s suspect) {
 	b.Delete(cy.space.Candidate(s.hash))
 }
 
-// unlinkItems makes b delete the edges of a list's items to the list, and counts them in t. A
-// list that never had an edge itself need not have edges of its items.
+// unlinkItems makes b delete the edges of a list's items to the list, and counts them in t. An
+// item that has no edge to the list loses none.
 func (cy *cycle) unlinkItems(ctx context.Context, b *batch, t *tally, list keys.Hash) error {
 	items, err := cy.blobs.ItemsOf(ctx, list)
 	if err != nil {

@@ -16,6 +16,13 @@ import (
 // are a tree: a commit may go on from any node, and what it does not go on from is a side
 // branch. Vacuum prunes a side branch below the floor when no leaf of a retained revision is
 // on it or on a branch that begins from it.
+//
+//	revision   1     2     3     4     5
+//	           o─────o─────o                 revision 3 is a side branch: pruned with floor 4
+//	                 └───────────o─────o     leads to the leaves of revisions 4 and 5: shown
+//
+// The nodes are read in their order, so that the last node that is shown says it for those
+// before it on the same branch.
 
 // A tree says which nodes of a session retained revisions show. Most nodes follow the one
 // before them, so a tree takes memory for the branches only.
@@ -33,7 +40,7 @@ type branch struct {
 	shown  pack.Position // The last node that a retained revision shows. The zero position stands for none.
 }
 
-// of returns the branch that the node at p is on.
+// of returns the branch that the node at p is on: the last one that begins at p or before.
 func (t *tree) of(p pack.Position) *branch {
 	return &t.branches[sort.Search(len(t.branches), func(i int) bool { return p.Before(t.branches[i].first) })-1]
 }
@@ -67,6 +74,8 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 	for _, ref := range refs {
 		t.named = max(t.named, uint64(ref.Revision))
 	}
+	// Commits may go on meanwhile. They go on from the leaf of the head, which is shown, or set
+	// the lifecycle record, which this vacuum guards.
 	leaves, err := c.leaves(ctx, h.Revision)
 	if err != nil {
 		return nil, err
@@ -78,7 +87,8 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 	return t, nil
 }
 
-// leaves returns the leaves of the revisions from the floor up to last.
+// leaves returns the leaves of the revisions from the floor up to last. A leaf may be a node of
+// an ancestor, or of a revision below the floor.
 func (c *cleaning) leaves(ctx context.Context, last head.Revision) (map[graph.ID]bool, error) {
 	leaves := map[graph.ID]bool{}
 	err := c.commits(ctx, c.inc, 0, last, head.CommitID{}, func(commit *heads.Commit, _ head.CommitID) error {
@@ -136,7 +146,8 @@ func (t *tree) showLeaves(leaves map[graph.ID]bool) {
 	}
 }
 
-// nodes calls f for the nodes of the session up to a revision.
+// nodes calls f for the nodes of the session up to a revision, with their ids. It reads all
+// packs again, as keeping the nodes would take memory for the whole session.
 func (c *cleaning) nodes(ctx context.Context, to *plan, last head.Revision, f func(*pack.Node, pack.Position)) error {
 	before := to.before
 	return c.packs(ctx, c.inc, 0, last, func(p *pack.Pack) (err error) {

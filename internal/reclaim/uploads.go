@@ -16,6 +16,15 @@ import (
 // that it has stored. A finished upload has a grant, which pins the blob that stands for the
 // whole, and no record of its own any more. The blobs of an upload that is over become
 // candidates. They are deleted unless a commit or a list has edges to them by then.
+//
+//	begun       record (zero blob)
+//	stored      record, pin, pin, pin         the session is named in the record
+//	finished            pin, pin, pin, grant  an attachment that no commit refers to yet
+//	finished            pin, pin, pin         its blobs were committed
+//	collected                         grant   or nothing
+//
+// A finished upload leaves its pins to the collector. They go when the collector has given the
+// items of lists their edges, so that the list keeps the chunks from then on.
 
 // A pin is a record under keys.Upload.
 type pin struct {
@@ -93,6 +102,8 @@ func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands 
 	for _, h := range pinned {
 		cy.addCandidate(b, h)
 	}
+	// No later upload writes a record of the same value, so that a late attempt of this batch
+	// can't end one.
 	err = cy.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		return true, nil // A commit has used it meanwhile, or the blob was uploaded again.
@@ -103,7 +114,7 @@ func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands 
 	return false, err
 }
 
-// deleted reports whether a session is deleted.
+// deleted reports whether a session is deleted, whether or not vacuum has removed it.
 func (cy *cycle) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
 	key := cy.space.Life(inc)
 	vs, err := cy.get(ctx, key)

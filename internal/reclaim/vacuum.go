@@ -15,6 +15,16 @@ import (
 // loose blobs, and collect what that freed. The work on one session is a cleaning. What it
 // removes of a session that lives is in erase.go and versions.go, of a deleted session in
 // remove.go.
+//
+//	session   lives, seals only  ──▶ seal
+//	          lives              ──▶ seal, store versions whole, erase nodes
+//	          deleted, held      ──▶ cut behind the last revision that forks hold, erase nodes
+//	          deleted            ──▶ remove all records
+//
+// Vacuum waits for the index in two ways. It erases no nodes of revisions that the index has not
+// reached: their blobs would have no edges, and never become candidates. And it removes what
+// nobody holds of a deleted session only when the index has dropped its edges: afterwards the
+// collector could not tell which edges these are.
 
 // Vacuum collects. Then it does what is due to the sessions that changed since the last
 // vacuum: it seals what was committed; it removes the content of nodes that every session
@@ -57,6 +67,7 @@ func (v *vacuum) all(ctx context.Context) error {
 	if err := v.records(ctx); err != nil {
 		return err
 	}
+	// What was erased has left detached records. An index that was derived anew is whole by now.
 	v.Full = false
 	v.Roots = 0 // The second collection counts them again.
 	return v.collect(ctx)
@@ -85,8 +96,10 @@ func (v *vacuum) records(ctx context.Context) error {
 // maxAttempts is how often the work on a session is begun anew because it changed.
 const maxAttempts = 20
 
-// session does what is due to a session. A session that changes again and again is left to the
-// next vacuum, which finds it by its stale record.
+// session does what is due to a session. It begins anew when the session changes. A session that
+// changes again and again is left to the next vacuum, which finds it by its stale record. Plain
+// commits do not set the lifecycle record. They are such a change only if attachment entries are
+// to change, as those batches guard the head.
 func (v *vacuum) session(ctx context.Context, inc heads.Incarnation) error {
 	var r retrier
 	for attempt := 0; ; attempt++ {
@@ -130,6 +143,7 @@ func (v *vacuum) clean(ctx context.Context, inc heads.Incarnation) error {
 	if err := c.readLife(ctx); err != nil {
 		return err
 	}
+	// Without a floor and without tombstones, a session that lives shows everything.
 	if c.life.State == heads.Live && c.life.Floor == 0 && c.life.Stones == 0 {
 		return c.clearDue(ctx)
 	}
@@ -235,8 +249,8 @@ func (c *cleaning) setNothingDue(b *batch) {
 	c.setBookmark(&b.Batch, c.inc, &c.mark)
 }
 
-// apply applies b, which sets the lifecycle record with the next epoch and with what change
-// changes in it.
+// apply applies b, which guards the lifecycle record and sets it with the next epoch and with
+// what change changes in it. After engine.ErrConflict the session is read anew: see session.
 func (c *cleaning) apply(ctx context.Context, b *batch, change func(*heads.Life)) error {
 	key := c.space.Life(c.inc)
 	next := c.life.Next()

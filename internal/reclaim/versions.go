@@ -20,6 +20,10 @@ import (
 //	            floor ──┐
 //	blob ◄─ 2 ◄─ 3 ◄─ 4 ◄─ 5 ◄─ 6        before: 4 needs 3, 2 and the blob
 //	                  4 ◄─ 5 ◄─ 6        after:  4 is stored whole
+//
+// A reader that meets the change finds a version missing and reads again: damage is what two
+// readings find alike. The batch that stores 4 whole guards the lifecycle record, like all of a
+// cleaning.
 
 // needed says which versions of a session below its floor retained revisions have. The
 // versions that a revision from the floor on set are all needed.
@@ -34,7 +38,9 @@ func (n *needed) has(part keys.Hash, revision uint64) bool {
 	return head.Revision(revision) >= n.floor || n.below[versionAt{part, head.Revision(revision)}]
 }
 
-// needed reads which versions are needed by the floor and the kept revisions.
+// needed reads which versions are needed by the floor and the kept revisions. Kept revisions after
+// the floor add nothing: the versions that were set after the floor are needed anyway, and those
+// that carry over are in the floor's checkpoint.
 func (cy *cycle) needed(ctx context.Context, inc heads.Incarnation, floor head.Revision, kept []head.Revision) (*needed, error) {
 	n := &needed{floor: floor, below: map[versionAt]bool{}, names: map[keys.Hash]string{}}
 	for _, at := range append(slices.Clone(kept), floor) {
@@ -73,7 +79,8 @@ func (cy *cycle) chains(ctx context.Context, c blobs.Chain, floor head.Revision)
 }
 
 // dropVersions removes the versions below the floor that no needed version depends on: from
-// the end of each chain back to the first needed one. apply applies a batch of deletions.
+// the end of each chain back to the first needed one. What is left of a chain is whole whenever
+// the work is cut off. apply applies a batch of deletions.
 func (cy *cycle) dropVersions(ctx context.Context, c blobs.Chain, need *needed, apply func(context.Context, *batch) error) error {
 	chains, err := cy.chains(ctx, c, need.floor)
 	if err != nil {
@@ -117,7 +124,7 @@ func (cy *cycle) dropBelow(ctx context.Context, v *view, kept []head.Revision) e
 }
 
 // cutChains stores each needed version whole that is a delta of one that is not needed, and
-// removes the versions that it depended on.
+// removes the versions that it depended on. Without a floor all versions are needed.
 func (c *cleaning) cutChains(ctx context.Context, kept []head.Revision) error {
 	if c.life.Floor == 0 {
 		return nil
@@ -169,7 +176,8 @@ func (c *cleaning) cutChain(ctx context.Context, need *needed, chain blobs.Chain
 }
 
 // storeWhole stores a version of the part name whole. The batch that makes it whole also asks
-// for the session's edge to the blob that its chain began with to be derived anew.
+// for the session's edge to the blob that its chain began with to be derived anew. A version
+// that takes several values is whole when the first of them is: the others are stored before.
 func (c *cleaning) storeWhole(ctx context.Context, name string, chain blobs.Chain, v *blobs.Version) error {
 	p, err := c.partSet(ctx, c.inc, name, head.Revision(v.Revision))
 	if err != nil {
@@ -180,7 +188,7 @@ func (c *cleaning) storeWhole(ctx context.Context, name string, chain blobs.Chai
 		return err
 	}
 	pairs := c.blobs.Whole(chain, v.Revision, content)
-	for ; len(pairs) > 1; pairs = pairs[:len(pairs)-1] { // The rest has no effect before the first.
+	for ; len(pairs) > 1; pairs = pairs[:len(pairs)-1] {
 		b, last := &batch{}, pairs[len(pairs)-1]
 		b.Set(last.Key, last.Value)
 		if err := c.apply(ctx, b, nil); err != nil {
