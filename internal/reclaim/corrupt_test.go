@@ -108,7 +108,7 @@ func TestDamageDeletesNothing(t *testing.T) {
 	})
 }
 
-// The same on a server, with one record of each type for each kind of damage.
+// The same on a server. It damages one record of each type in each way.
 func TestDamageOnAServerDeletesNothing(t *testing.T) {
 	if testing.Short() && !testscale.Long() {
 		t.Skip("it takes a server")

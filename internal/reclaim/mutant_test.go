@@ -15,8 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// A mutant is an engine that leaves something out of what one party does: a rule
-// of the protocol that the party does not keep.
+// A mutant is an engine that changes the batches or reads of one party, as if the party did not
+// keep a rule of the protocol.
 type mutant struct {
 	name   string
 	in     string                     // the scenario that is to find it
@@ -59,7 +59,7 @@ func deletes(b *engine.Batch, l byte) bool {
 	return slices.ContainsFunc(b.Deletes, func(k []byte) bool { return letter(k) == l })
 }
 
-// Who writes a batch shows in what it writes.
+// These tell from the records that a batch writes which party it comes from.
 func byCollector(b *engine.Batch) bool { return writes(b, keys.Cycle) }
 func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
 func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
@@ -114,7 +114,7 @@ var mutants = []mutant{
 	{name: "a commit that goes on from an older node does not guard the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCommit, change: without(keys.Life)},
 }
 
-// mutated is an engine that a mutant works on.
+// mutated is the engine of a party, changed by a mutant.
 type mutated struct {
 	engine.Engine
 	m      *mutant
@@ -155,7 +155,7 @@ func (e *mutated) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 	return e.Engine.Scan(ctx, r)
 }
 
-// Obligation 2: leaving out any one rule is found, and the schedule is printed.
+// Obligation 2: for each rule that is left out, some schedule fails. The test prints it.
 func TestEveryMutantIsFound(t *testing.T) {
 	for i := range mutants {
 		m := &mutants[i]

@@ -9,8 +9,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// The collector's own records: no panic, and what is accepted is what would have
-// been written.
+// The decoders of the collector's own records do not panic, and accept a record only if it is
+// encoded as the collector would encode it.
 func FuzzRecords(f *testing.F) {
 	key := []byte("turnkey")
 	body := func(record []byte) []byte { return record[2 : len(record)-4] }

@@ -93,7 +93,7 @@ func holds(e engine.Engine, b []byte) bool {
 	return false
 }
 
-// part returns to a value whose edge retention had dropped.
+// A checkpoint part gets a value again whose edge retention had dropped.
 func TestAPartReturnsToAnEarlierValue(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -112,7 +112,7 @@ func TestAPartReturnsToAnEarlierValue(t *testing.T) {
 	healthy(t, st)
 }
 
-// kept revision in the gap.
+// A revision is kept that does not have a blob which was a checkpoint part before and after it.
 func TestARevisionKeptInAGap(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -131,7 +131,8 @@ func TestARevisionKeptInAGap(t *testing.T) {
 	}
 }
 
-// upload pinned as list, not referenced.
+// A full collection gives the chunks of an uploaded list edges, though nothing refers to the list.
+// That does not count as a repair of the index.
 func TestAnUploadIsNoRepair(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -145,7 +146,8 @@ func TestAnUploadIsNoRepair(t *testing.T) {
 	}
 }
 
-// fork at the fork node of a fork that pruned its first checkpoint.
+// A session is forked at the node that it forked at itself, after it has pruned its first
+// checkpoint.
 func TestAForkAtTheNodeThatItsParentForkedAt(t *testing.T) {
 	for _, del := range []bool{false, true} {
 		e := memory.New()
@@ -181,7 +183,7 @@ func TestAForkAtTheNodeThatItsParentForkedAt(t *testing.T) {
 	}
 }
 
-// chain of more than 120 deltas.
+// A part is set more often than a chain may have deltas.
 func TestAChainOfDeltasStaysShort(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -209,7 +211,7 @@ func TestAChainOfDeltasStaysShort(t *testing.T) {
 	healthy(t, st)
 }
 
-// vacuum erases a node that gc has not seen.
+// Vacuum comes to a tombstoned node that the index has not reached.
 func TestVacuumDoesNotOvertakeTheIndex(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
@@ -243,8 +245,8 @@ func TestVacuumDoesNotOvertakeTheIndex(t *testing.T) {
 	}
 }
 
-// dry run beside a cycle.
-func TestADryRunBesideARun(t *testing.T) {
+// A dry run meets a collection that changes the index meanwhile.
+func TestADryRunBesideACycle(t *testing.T) {
 	for at, met := 2, true; met; at++ { // the first call is that of opening
 		e := memory.New()
 		st := openAt(t, e, fixed)
@@ -267,8 +269,8 @@ func TestADryRunBesideARun(t *testing.T) {
 	}
 }
 
-// gc --full beside a commit.
-func TestAFullRunBesideACommit(t *testing.T) {
+// A commit is made while the index is derived anew.
+func TestAFullCollectionBesideACommit(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -284,8 +286,8 @@ func TestAFullRunBesideACommit(t *testing.T) {
 	}
 }
 
-// verify after a full collection that was cut.
-func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
+// Verify meets an index that is only half derived anew.
+func TestVerifyAfterAFullCollectionThatWasCut(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	for _, id := range []string{"a", "b", "c"} {
@@ -310,8 +312,8 @@ func TestVerifyAfterAFullRunThatWasCut(t *testing.T) {
 	}
 }
 
-// A collection is cut while it lets go of what a finished upload pinned; then one
-// of another session only, which has the chunks, and lets go of them.
+// A collection is cut off while it removes the pins of a finished upload. Then a session that
+// refers to the same chunks lets go of them, and only that session is collected.
 func TestACutBetweenTheChunksOfAnUpload(t *testing.T) {
 	testscale.Slow(t)
 	for cut := 2; ; cut++ { // the first call is that of opening
