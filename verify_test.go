@@ -368,9 +368,9 @@ func (s *table) harmless(p engine.Pair) string {
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):
 		return "an unfinished upload: without it the next collection ends the upload, and what refers to it is refused"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.ids[string(fields[:16])] == "":
-		return "what a finished upload held: the commit that it was for, or its grant, holds the whole"
+		return "what a finished upload pinned: the commit that it was for, or its grant, keeps the whole"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.held[string(fields[16:])] > 1:
-		return "the grant of a large attachment: the commit that it is for is refused, and collections find the blob by what the upload held"
+		return "the grant of a large attachment: the commit that it is for is refused, and collections find the blob by the pins of the upload"
 	}
 	return ""
 }

@@ -68,7 +68,7 @@ type history struct {
 	contents map[blob.ID][]byte // of uploads
 	next     int                // number of the next session
 	serial   uint64             // of the last commit
-	uploaded bool               // an upload of which nobody knows may hold blobs
+	uploaded bool               // an upload of which nobody knows may pin blobs
 }
 
 // A host has the store open, and dies now and then.

@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// This file deletes candidates, in three steps that docs/gc.md proves safe:
+// This file deletes candidates, in three steps. docs/gc.md says why they are safe:
 //
 //  1. condemn writes the marks of candidates without edges. A commit that relied on one of
 //     them before is ordered before that write, and has left a dirty record.
@@ -123,8 +123,8 @@ func (cy *cycle) condemn(ctx context.Context, list []keys.Hash) ([]suspect, erro
 	return out, nil
 }
 
-// condemnSome is condemn in one batch. The batch does not guard the marks that it writes: the
-// recheck sees a commit that came in between.
+// condemnSome is condemn in one batch. The batch does not guard the marks that it condemns: if a
+// commit has set one since it was read, the recheck sees that commit.
 func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, error) {
 	recs, err := rows(ctx, cy, list, cy.space.Mark, cy.space.Count)
 	if err != nil {
@@ -288,7 +288,7 @@ func (cy *cycle) applyRevival(ctx context.Context, b *batch) error {
 
 // remove deletes suspects. It leaves out those whose marks have changed since they were
 // condemned: a commit relies on them. They stay candidates, and the sweep, which begins at the
-// first candidate again, finds that they have edges.
+// first candidate again, comes to them again.
 func (cy *cycle) remove(ctx context.Context, suspects []suspect) error {
 	for len(suspects) > 0 {
 		n, err := cy.removeSome(ctx, suspects)

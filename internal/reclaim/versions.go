@@ -22,8 +22,8 @@ import (
 //	                  4 ◄─ 5 ◄─ 6        after:  4 is stored whole
 //
 // A reader that meets the change finds a version missing and reads again: damage is what two
-// readings find alike. The batch that stores 4 whole guards the lifecycle record, like all of a
-// cleaning.
+// readings find alike. The batch that stores 4 whole guards the lifecycle record, like all batches
+// of a cleaning.
 
 // needed says which versions of a session below its floor retained revisions have. The
 // versions that a revision from the floor on set are all needed.
