@@ -70,9 +70,7 @@ type check struct {
 
 // problem adds a problem, which names the record that is wrong.
 func (k *check) problem(err error, format string, args ...any) {
-	if err != nil {
-		k.problems = append(k.problems, codec.Corrupt(err, format, args...))
-	}
+	k.problems = append(k.problems, codec.Corrupt(err, format, args...))
 }
 
 // missing adds the problem that a record is missing. why says what shows that it should be
