@@ -64,7 +64,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 						t.Errorf("record %q %s: reads differ without an error", letter, name)
 					}
 				}
-				// What an upload held is held by its commit, too.
+				// The commit keeps the blobs that its upload pinned, too.
 				if !noticed && (letter != 'x' || name != "removed") {
 					t.Errorf("record %q %s: nobody noticed", letter, name)
 				}

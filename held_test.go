@@ -90,7 +90,7 @@ func TestF5_ForksHoldWhatTheyShare(t *testing.T) {
 	remove("g")
 	present()
 	for letter, n := range letters(t, e) {
-		if letter != keys.Store && letter != keys.Predecessor && letter != keys.Run {
+		if letter != keys.Store && letter != keys.Predecessor && letter != keys.Cycle {
 			t.Errorf("%d records %q are left", n, letter)
 		}
 	}

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write testdata/records.golden anew: the
 func TestFV3_TheSameHistoryWritesTheSameRecords(t *testing.T) {
 	const golden = "testdata/records.golden"
 	// Records with random values that have nothing to do with Options.Random: notes of
-	// copies, dirty records, run records, marks, predecessors and uploads.
+	// copies, dirty records, cycle records, marks, predecessors and uploads.
 	const random = "Cdgmwx"
 	records := map[string][]string{}
 	for _, p := range pairs(t, full(t)) {

@@ -24,7 +24,7 @@ import (
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
 	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob", 'c': "commit",
-	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "run record", 'h': "edge", 'i': "turn", 'j': "number of edges",
+	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'i': "turn", 'j': "number of edges",
 	'k': "event key", 'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "pack", 'q': "child entry", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
@@ -155,7 +155,7 @@ func (s *table) identities(key []byte) (out []string) {
 	fields := key[5:]
 	var parts [][]byte
 	switch key[4] {
-	case keys.Store, keys.Run, keys.Copying:
+	case keys.Store, keys.Cycle, keys.Copying:
 		return []string{""}
 	case keys.Order:
 		parts = [][]byte{fields[8:]}
@@ -193,9 +193,9 @@ func (s *table) harmless(p engine.Pair) string {
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):
 		return "an unfinished upload: without it the next collection ends the upload, and what refers to it is refused"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.ids[string(fields[:16])] == "":
-		return "what a finished upload held: the commit that it was for, or its grant, holds the whole"
+		return "what a finished upload pinned: the commit that it was for, or its grant, keeps the whole"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.held[string(fields[16:])] > 1:
-		return "the grant of a large attachment: the commit that it is for is refused, and collections find the blob by what the upload held"
+		return "the grant of a large attachment: the commit that it is for is refused, and collections find the blob by the pins of the upload"
 	}
 	return ""
 }

@@ -4,7 +4,7 @@
 // A blob is found by the hash of its content, and equal bytes are stored once per
 // namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
 // whose concatenation it is: content-defined chunks, or lists of those. A blob
-// becomes reachable when a commit refers to it. Until then an [Upload] holds it, and
+// becomes reachable when a commit refers to it. Until then an [Upload] pins it, and
 // after its last reference is gone it is garbage. The [Mark] of a blob says whether a
 // collector has condemned it, and is what a commit guards to rely on the blob.
 //

@@ -35,7 +35,7 @@ func uploadID() (id [16]byte) {
 	return id
 }
 
-// write stores what r delivers, held by an upload of its own.
+// write stores what r delivers, pinned by an upload of its own.
 func write(s *blobs.Store, r io.Reader, size int64) (blob.ID, int64, error) {
 	up := s.NewUpload(uploadID(), keys.Incarnation{}, time.Unix(1<<40, 0))
 	d, err := up.Write(ctx, r, size)
@@ -190,7 +190,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// Marks and holds: no panic, and what is accepted is read as it would be written.
+// Marks and pins: no panic, and what is accepted is read as it would be written.
 func FuzzMarkAndHold(f *testing.F) {
 	key := space.Mark(keys.Hash{1})
 	for _, m := range []blobs.Mark{{Parts: 1, Bytes: 7}, {List: true, Parts: 1, Bytes: 900, Condemned: true}, {Parts: 2, Bytes: 1 << 20}, {Packed: true, Parts: 1}} {
@@ -198,7 +198,7 @@ func FuzzMarkAndHold(f *testing.F) {
 		f.Add(r[2 : len(r)-4])
 	}
 	f.Add([]byte{})
-	f.Add([]byte{byte(blobs.Held)})
+	f.Add([]byte{byte(blobs.Pinned)})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if m, err := blobs.OpenMark(key, codec.Seal(key, keys.Mark, body)); err == nil {
 			again := m.Seal(key)
@@ -207,8 +207,8 @@ func FuzzMarkAndHold(f *testing.F) {
 			}
 		}
 		at := space.Upload([16]byte{1}, keys.Hash{2})
-		if h, err := blobs.OpenHold(at, codec.Seal(at, keys.Upload, body)); err == nil && byte(h.Kind) != body[0] {
-			t.Errorf("hold %x is read as %v", body, h)
+		if p, err := blobs.OpenPin(at, codec.Seal(at, keys.Upload, body)); err == nil && byte(p.Kind) != body[0] {
+			t.Errorf("pin %x is read as %v", body, p)
 		}
 	})
 }

@@ -21,10 +21,9 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// An Upload holds blobs that are stored before something refers to them: each
-// is stored in one batch with an entry that says that the upload holds it, and
-// garbage collection keeps what an upload holds until the upload is finished or
-// expires. It is used by one goroutine at a time.
+// An Upload stores blobs before something refers to them. It stores each blob in one
+// batch with a pin, and garbage collection keeps the blobs that an upload pins until the
+// upload is finished or expires. An Upload is used by one goroutine at a time.
 type Upload struct {
 	store   *Store
 	id      [16]byte
@@ -42,77 +41,78 @@ type Upload struct {
 func (s *Store) NewUpload(id [16]byte, owner keys.Incarnation, expires time.Time) *Upload {
 	u := &Upload{store: s, id: id, owner: owner, expires: expires}
 	u.key = s.space.Upload(u.id, keys.Hash{})
-	u.record = newHold(u.key, Uploading, expires, owner[:])
+	u.record = newPin(u.key, Uploading, expires, owner[:])
 	return u
 }
 
-// A Hold is what a record under keys.Upload says.
-type Hold struct {
-	Kind    HoldKind
-	Expires time.Time        // zero for Held
+// A Pin is a record under keys.Upload. It keeps an upload, or a blob that an upload has
+// stored, from garbage collection.
+type Pin struct {
+	Kind    PinKind
+	Expires time.Time        // zero for Pinned
 	Owner   keys.Incarnation // of Uploading: the session that it is for
 }
 
-// A HoldKind tells the records under keys.Upload apart.
-type HoldKind byte
+// A PinKind tells the records under keys.Upload apart.
+type PinKind byte
 
 // Kinds.
 const (
-	Uploading HoldKind = 'u' // the upload itself, at the zero blob
-	Held      HoldKind = 'h' // a blob, held as long as its upload stands
-	Grant     HoldKind = 't' // a finished upload of a session: it may be committed
+	Uploading PinKind = 'u' // The upload itself. Its key has the zero blob.
+	Pinned    PinKind = 'h' // A blob, which is kept as long as its upload stands.
+	Grant     PinKind = 't' // A blob of a finished upload, which the session may commit.
 )
 
-// newHold returns the record of a hold. Random bytes make every value unique,
-// so that a guard on one can never hold for a later one.
-func newHold(key []byte, kind HoldKind, expires time.Time, owner []byte) []byte {
+// newPin returns the record of an upload or of a grant. Random bytes make every value
+// unique, so that a guard on one value is never true of a later one.
+func newPin(key []byte, kind PinKind, expires time.Time, owner []byte) []byte {
 	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
 	return codec.Seal(key, keys.Upload, append(body, owner...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
 }
 
-// OpenHold decodes a record under keys.Upload.
-func OpenHold(key, value []byte) (h Hold, err error) {
+// OpenPin decodes a record under keys.Upload.
+func OpenPin(key, value []byte) (p Pin, err error) {
 	body, err := codec.Open(key, value, keys.Upload)
 	if err != nil {
-		return h, err
+		return p, err
 	}
 	if len(body) > 0 {
-		h.Kind = HoldKind(body[0])
+		p.Kind = PinKind(body[0])
 	}
 	switch {
-	case h.Kind == Held && len(body) == 1:
-	case h.Kind == Uploading && len(body) == 33, h.Kind == Grant && len(body) == 17:
-		copy(h.Owner[:], body[9:len(body)-8])
-		h.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
+	case p.Kind == Pinned && len(body) == 1:
+	case p.Kind == Uploading && len(body) == 33, p.Kind == Grant && len(body) == 17:
+		copy(p.Owner[:], body[9:len(body)-8])
+		p.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
 	default:
-		return h, fmt.Errorf("%w: upload", record.ErrMalformed)
+		return p, fmt.Errorf("%w: upload", record.ErrMalformed)
 	}
-	return h, nil
+	return p, nil
 }
 
-// Put stores d in a batch of its own, or finds that it is stored; the upload
-// holds it from then on.
+// Put stores d in a batch of its own, or finds that d is stored. The upload pins d from
+// then on.
 func (u *Upload) Put(ctx context.Context, d *Draft) error {
-	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) { return u.hold(b, d.ID), nil })
+	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) { return u.pin(b, d.ID), nil })
 }
 
-// hold makes b record that the upload holds a blob.
-func (u *Upload) hold(b *engine.Batch, id blob.ID) engine.Pair {
+// pin makes b pin a blob for the upload, and returns the record.
+func (u *Upload) pin(b *engine.Batch, id blob.ID) engine.Pair {
 	key := u.store.space.Upload(u.id, u.store.space.BlobHash(id))
-	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Held)}))
+	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Pinned)}))
 	return b.Sets[len(b.Sets)-1]
 }
 
-// Grant is Put that ends the upload: its session holds d, until it expires or a commit
-// refers to it, and d holds what it is made of. alive is called before each attempt:
-// it makes the batch guard that the session lives, or returns the error that Grant
-// ends with.
+// Grant is Put that ends the upload. A grant pins d for the session of the upload until
+// the grant expires or a commit refers to d, and d keeps the blobs that it is made of.
+// alive is called before each attempt: it makes the batch guard that the session lives,
+// or returns the error that Grant ends with.
 func (u *Upload) Grant(ctx context.Context, d *Draft, alive func(*engine.Batch) error) error {
 	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) {
 		u.Finish(b)
-		u.hold(b, d.ID) // gc comes to this record with those of the blobs that d consists of
+		u.pin(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
-		b.Set(key, newHold(key, Grant, u.expires, nil))
+		b.Set(key, newPin(key, Grant, u.expires, nil))
 		return b.Sets[len(b.Sets)-1], alive(b)
 	})
 }
@@ -142,9 +142,9 @@ func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
 	return err
 }
 
-// put stores d in a batch with what hold adds to it, or finds that d is stored. hold
-// returns the pair by which an attempt that was applied is recognized.
-func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (engine.Pair, error)) (err error) {
+// put stores d in a batch with the pin that pin adds to it, or finds that d is stored. pin
+// returns the record by which put recognizes that an earlier attempt was applied.
+func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (engine.Pair, error)) (err error) {
 	defer func() {
 		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
@@ -161,7 +161,7 @@ func (u *Upload) put(ctx context.Context, d *Draft, hold func(*engine.Batch) (en
 	for {
 		var b engine.Batch
 		b.Guard(u.key, u.record)
-		mine, err := hold(&b)
+		mine, err := pin(&b)
 		if err != nil {
 			return err
 		}
@@ -202,16 +202,16 @@ func (u *Upload) stands(ctx context.Context) error {
 	return err
 }
 
-// Finish makes b end the upload: what b refers to holds from then on what the
-// upload held. That the upload still stands needs no guard: b guards the mark of
-// what it refers to, and that is collected before what it is made of.
+// Finish makes b end the upload. The blob that b refers to keeps from then on the blobs
+// that the upload pinned. b need not guard that the upload still stands: b guards the mark
+// of the blob that it refers to, and a list is collected before its items.
 func (u *Upload) Finish(b *engine.Batch) {
 	if u.begun {
 		b.Delete(u.key)
 	}
 }
 
-// Abandon lets the next collection have what the upload holds.
+// Abandon ends the upload, so that the next collection deletes the blobs that it pinned.
 func (u *Upload) Abandon(ctx context.Context) error {
 	if !u.begun {
 		return nil
@@ -222,7 +222,7 @@ func (u *Upload) Abandon(ctx context.Context) error {
 }
 
 // Write stores what r delivers, in content-defined chunks that are deduplicated
-// one by one, with memory for a few chunks; the upload holds them. It returns
+// one by one, with memory for a few chunks. The upload pins them. Write returns
 // what is to be put last, which stands for the whole. size is the length
 // announced, or negative; another length is blob.ErrSize, and more than MaxBytes
 // ErrTooLarge.
@@ -338,7 +338,7 @@ func newList(id blob.ID, items []item) *Draft {
 	return d
 }
 
-// Uploaded returns the blobs that uploads keep, finished ones included, as keys name them.
+// Uploaded returns the blobs that uploads and grants pin, as keys name them.
 func (s *Store) Uploaded(ctx context.Context) (map[keys.Hash]bool, error) {
 	out := map[keys.Hash]bool{}
 	err := s.uploads(ctx, s.space.All(keys.Upload), func(h keys.Hash) error {

@@ -19,7 +19,7 @@ const (
 	Dirty       = 'd' // incarnation: changed since gc last looked
 	Attachment  = 'e' // incarnation, H(blob id): the session has this attachment
 	Fork        = 'f' // ancestor's incarnation, fork's incarnation
-	Run         = 'g' // who collects garbage
+	Cycle       = 'g' // the garbage-collection cycle
 	Edge        = 'h' // H(blob id), kind of holder, holder: something refers to the blob
 	Turn        = 'i' // incarnation, H(turn id): revision
 	Count       = 'j' // H(blob id): how many edges there are
@@ -36,7 +36,7 @@ const (
 	Order       = 'u' // inverted time, incarnation: order by last update
 	OrderTime   = 'v' // incarnation: time of its entry under Order
 	Predecessor = 'w' // H(session id): a session of this id was deleted or renamed
-	Upload      = 'x' // upload or incarnation, H(blob id): staged
+	Upload      = 'x' // upload or incarnation, H(blob id): a pin, which keeps the blobs of an upload
 	Index       = 'y' // incarnation, last revision: the nodes of a sealed segment
 	Bookmark    = 'z' // incarnation: how far gc has read it
 	Candidate   = 'G' // H(blob id): may be garbage
@@ -59,7 +59,7 @@ const prefixSize = 4
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Turn: 32, EventKey: 32, Life: 16,
 	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
-	Run: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
+	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 }
 
 // A Space makes the keys of one namespace.
@@ -82,10 +82,10 @@ func CopyingKey(name string) []byte {
 	return append(p[:], Copying)
 }
 
-// RunKey returns what Space.Run returns, for the namespace called name.
-func RunKey(name string) []byte {
+// CycleKey returns what Space.Cycle returns, for the namespace called name.
+func CycleKey(name string) []byte {
 	p := prefix(name)
-	return append(p[:], Run)
+	return append(p[:], Cycle)
 }
 
 // Prefix returns what all keys of the namespace called name begin with.
@@ -248,12 +248,12 @@ func (s *Space) Index(inc Incarnation, last uint64) []byte {
 	return binary.BigEndian.AppendUint64(s.key(Index, 8, inc[:]), last)
 }
 
-// Upload returns the key under which owner, an upload or for one that is
-// finished the session, holds a blob. The zero blob stands for the upload itself.
+// Upload returns the key of the pin by which owner keeps a blob. The owner is an upload or,
+// for the grant of a finished upload, a session. The zero blob stands for the upload itself.
 func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
 
-// Run returns the key of the record that says who collects.
-func (s *Space) Run() []byte { return s.key(Run, 0) }
+// Cycle returns the key of the record of the garbage-collection cycle.
+func (s *Space) Cycle() []byte { return s.key(Cycle, 0) }
 
 // Edge returns the key that says that a holder of some kind refers to blob.
 func (s *Space) Edge(blob Hash, kind byte, holder [16]byte) []byte {

@@ -27,7 +27,7 @@ func all() map[string][]byte {
 		"w predecessor": space.Predecessor(h), "i turn": space.Turn(inc, "turn-1"), "k event key": space.EventKey(inc, "msg_1"), "l life": space.Life(inc),
 		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
 		"q child": space.Child(keys.Incarnation{0xcc}, inc), "P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
-		"r ref": space.Ref(inc, "release"), "g run": space.Run(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
+		"r ref": space.Ref(inc, "release"), "g cycle": space.Cycle(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
 		"V stale": space.Stale(inc), "K loose": space.Loose(b),

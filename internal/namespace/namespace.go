@@ -44,9 +44,9 @@ type Request struct {
 // store record.
 func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err error) {
 	name := r.Name
-	key, noteKey, runKey := keys.StoreKey(name), keys.CopyingKey(name), keys.RunKey(name)
+	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
-		vs, err := e.Get(ctx, key, noteKey, runKey)
+		vs, err := e.Get(ctx, key, noteKey, cycleKey)
 		if err != nil {
 			return err
 		}
@@ -112,11 +112,11 @@ func checkNote(name string, key, value []byte) error {
 
 // checkEmpty fails if a namespace without a store record has any other record. The store
 // record has the secret that other keys are made with, so a new one would hide the other
-// records for good. value is that of the run record of the collector, whose key needs no
+// records for good. value is that of the cycle record of the collector, whose key needs no
 // secret. The caller looks it up by its key, because a scan of a damaged engine may come back
 // empty.
 func checkEmpty(ctx context.Context, e engine.Engine, name string, value []byte) error {
-	found := keys.RunKey(name)
+	found := keys.CycleKey(name)
 	if value == nil {
 		var err error
 		if found, err = firstKey(ctx, e, name); err != nil || found == nil {

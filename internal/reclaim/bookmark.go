@@ -9,18 +9,40 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// A bookmark says how far the index follows a session.
+// A bookmark says how far the index follows a session. The next collection compares it with
+// what stands of the session, and takes over the difference:
+//
+//	revision, commit   against the head: commits to read, by index
+//	floor, kept        against the lifecycle record and kept revisions: parts to drop, by retain
+//	held               against the forks of a deleted session: edges to drop, by release
+//	stones             against the lifecycle record: content to erase, by vacuum
+//
+// It is written after the edges of the commits up to its revision: a cycle that is cut off
+// before reads these commits again, and finds that their edges are there. Only collectors
+// write bookmarks, so their batches need not guard them.
 type bookmark struct {
-	revision head.Revision   // commits up to here are in the index
-	commit   head.CommitID   // of the last of them; not stored: the record says it
-	floor    head.Revision   // edges of revisions below were looked at
-	kept     []head.Revision // those kept by name when they were, ascending
-	held     head.Revision   // of a deleted session: edges of later revisions are gone; open for one that lives
-	stones   uint64          // tombstones of the session that were seen
-	due      due             // what vacuum has to do
-	parts    []part          // the checkpoint at revision
+	revision head.Revision   // The commits up to this one are in the index.
+	commit   head.CommitID   // The id of the last of them. It is not stored: the commit's record tells it.
+	floor    head.Revision   // The floor when checkpoint parts below it were dropped last.
+	kept     []head.Revision // The revisions kept by name at that time, ascending.
+	held     head.Revision   // Of a deleted session: edges of later revisions are gone. Open for a session that lives.
+	stones   uint64          // How many tombstones the session had.
+	due      due             // What vacuum has to do with the session.
+	parts    []part          // The checkpoint at revision.
 }
 
+// live reports whether the session lived when the bookmark was written.
+func (m *bookmark) live() bool { return m.held == head.Revision(open) }
+
+// unread returns the bookmark of a session that the index does not have yet.
+func unread() bookmark { return bookmark{held: head.Revision(open)} }
+
+// maxKept bounds the revisions of a session that are kept by name in a bookmark. A decoder
+// refuses more, so that a damaged length does not make it allocate.
+const maxKept = 1 << 16
+
+// seal returns the record of m for key. docs/format.md has its fields. A part that needs no
+// blob has null in place of the blob's hash.
 func (m *bookmark) seal(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
@@ -46,6 +68,7 @@ func (m *bookmark) seal(key []byte) []byte {
 	return codec.Seal(key, keys.Bookmark, e.B)
 }
 
+// openBookmark decodes the record of key.
 func openBookmark(key, value []byte) (m bookmark, err error) {
 	body, err := codec.Open(key, value, keys.Bookmark)
 	if err != nil {
@@ -72,9 +95,8 @@ func openBookmark(key, value []byte) (m bookmark, err error) {
 	return m, d.Done()
 }
 
-// maxKept bounds the revisions of a session that are kept by name in a bookmark.
-const maxKept = 1 << 16
-
+// sameBookmark reports whether a and b are equal but for their parts, which follow from the
+// revision.
 func sameBookmark(a, b *bookmark) bool {
 	return a.revision == b.revision && a.floor == b.floor && slices.Equal(a.kept, b.kept) && a.held == b.held && a.stones == b.stones && a.due == b.due
 }

@@ -2,128 +2,157 @@ package reclaim
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// changes brings the index up to date with all sessions that changed: those that
-// have a dirty record, and as a second witness those that stand in the order of
-// last updates since the last complete run.
-func (r *run) changes(ctx context.Context, since uint64) error {
-	var incs []heads.Incarnation
-	flush := func() error {
-		for _, inc := range incs {
-			if err := r.session(ctx, inc); err != nil {
-				return err
-			}
-			r.step(1)
-		}
-		incs = incs[:0]
-		return nil
-	}
-	add := func(inc heads.Incarnation) error {
-		if incs = append(incs, inc); len(incs) < 1000 {
-			return nil
-		}
-		return flush()
-	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Dirty)) {
-		if err != nil {
-			return err
-		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(fmt.Errorf("%w: key", record.ErrMalformed), "dirty record at key %x", p.Key)
-		}
-		if err := add(heads.Incarnation(fields)); err != nil {
-			return err
-		}
-	}
-	if err := flush(); err != nil {
+// This file finds the sessions that changed since the last cycle. Every change of a session
+// sets its dirty record in the same batch, to a value that never recurs. A scan alone is no
+// witness of what is not there, so sessions that were updated lately, by the order of last
+// updates, are compared with their bookmarks, too.
+//
+// No other session is read, so a collection costs what changed since the last one, however many
+// sessions the store has: cost_test.go counts the reads.
+
+// skew is by how much the clocks of hosts may differ, and the order of sessions lag, for
+// that order to be a witness of what changed.
+const skew = 5 * time.Second
+
+// changes brings the index up to date with all sessions that changed. since is when the last
+// complete cycle began, in Unix nanoseconds. A sweep calls changes once more after it has
+// condemned candidates: everything that was applied before the scan of dirty records begins is
+// in the index then.
+func (cy *cycle) changes(ctx context.Context, since uint64) error {
+	q := &queue{cy: cy}
+	// The collector removes dirty records that this scan has passed. The scan only goes forward:
+	// a session that becomes dirty again behind it is the next cycle's.
+	err := cy.each(ctx, cy.space.All(keys.Dirty), "dirty record", func(e entry) error { return q.add(ctx, e.inc()) })
+	if err != nil {
 		return err
 	}
+	if err := q.flush(ctx); err != nil {
+		return err
+	}
+	if err := cy.updated(ctx, since, q); err != nil {
+		return err
+	}
+	if err := q.flush(ctx); err != nil {
+		return err
+	}
+	return cy.freed(ctx)
+}
+
+// A queue gathers sessions that the index is to be brought up to date with. The collector works
+// on them when the scan that finds them has found a thousand or is done, so that the scan reads
+// many records at a time.
+type queue struct {
+	cy   *cycle
+	incs []heads.Incarnation
+}
+
+// add adds a session, and empties the queue if it is full.
+func (q *queue) add(ctx context.Context, inc heads.Incarnation) error {
+	if q.incs = append(q.incs, inc); len(q.incs) < 1000 {
+		return nil
+	}
+	return q.flush(ctx)
+}
+
+// flush brings the index up to date with the sessions of the queue.
+func (q *queue) flush(ctx context.Context) error {
+	err := q.cy.follow(ctx, q.incs)
+	q.incs = q.incs[:0]
+	return err
+}
+
+// follow brings the index up to date with some sessions.
+func (cy *cycle) follow(ctx context.Context, incs []heads.Incarnation) error {
+	for _, inc := range incs {
+		if err := cy.session(ctx, inc); err != nil {
+			return err
+		}
+		cy.step(1)
+	}
+	return nil
+}
+
+// freed looks at the deleted sessions that forks have let go of, once for all forks: a parent
+// of thousands of forks would else be read again for each. Such a session may let go of its own
+// deleted ancestors in turn. If the cycle is cut off, these sessions have dirty records.
+func (cy *cycle) freed(ctx context.Context) error {
+	for len(cy.again) > 0 {
+		incs := slices.Collect(maps.Keys(cy.again))
+		clear(cy.again)
+		if err := cy.follow(ctx, incs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// updated adds to q the sessions that were updated after since, or a little before it, and
+// that the index does not follow to their heads.
+func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 	var entries []heads.OrderEntry
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Order)) {
+	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Order)) {
 		if err != nil {
 			return err
 		}
-		e, err := heads.OpenOrder(r.space, p)
+		e, err := heads.OpenOrder(cy.space, p)
 		if err != nil {
 			return err
 		}
 		if e.Time+uint64(skew) < since {
-			break
+			break // The latest update comes first.
 		}
 		if entries = append(entries, e); len(entries) == 500 {
-			if err := r.behind(ctx, entries, add); err != nil {
+			if err := cy.behind(ctx, entries, q); err != nil {
 				return err
 			}
 			entries = entries[:0]
 		}
 	}
-	if err := r.behind(ctx, entries, add); err != nil {
-		return err
-	}
-	if err := flush(); err != nil {
-		return err
-	}
-	return r.freed(ctx)
+	return cy.behind(ctx, entries, q)
 }
 
-// skew is by how much the clocks of hosts may differ, and the order of sessions
-// lag, for it to be a witness of what changed.
-const skew = 5 * time.Second
-
-// freed looks at the deleted sessions that forks have let go of, once for all forks.
-func (r *run) freed(ctx context.Context) error {
-	for len(r.again) > 0 {
-		incs := slices.Collect(maps.Keys(r.again))
-		clear(r.again)
-		for _, inc := range incs {
-			if err := r.session(ctx, inc); err != nil {
-				return err
-			}
-			r.step(1)
-		}
-	}
-	return nil
-}
-
-// behind calls add for the sessions that the index does not follow to their
+// behind adds to q the sessions among entries that the index does not follow to their
 // heads.
-func (r *run) behind(ctx context.Context, entries []heads.OrderEntry, add func(heads.Incarnation) error) error {
-	ks := make([][]byte, 0, 2*len(entries))
-	for _, e := range entries {
-		ks = append(ks, r.space.Head(e.Session), r.space.Bookmark(e.Incarnation))
-	}
-	vs, err := r.get(ctx, ks...)
+func (cy *cycle) behind(ctx context.Context, entries []heads.OrderEntry, q *queue) error {
+	recs, err := rows(ctx, cy, entries,
+		func(e heads.OrderEntry) []byte { return cy.space.Head(e.Session) },
+		func(e heads.OrderEntry) []byte { return cy.space.Bookmark(e.Incarnation) })
 	if err != nil {
 		return err
 	}
 	for i, e := range entries {
-		h, herr := heads.OpenHead(ks[2*i], vs[2*i])
-		at := head.Revision(0)
-		if vs[2*i+1] != nil {
-			m, err := openBookmark(ks[2*i+1], vs[2*i+1])
-			if err != nil {
-				return codec.Corrupt(err, "bookmark of incarnation %x", e.Incarnation)
-			}
-			at = m.revision
+		at, err := bookmarked(recs[i][1], e.Incarnation)
+		if err != nil {
+			return err
 		}
-		if herr == nil && h.Incarnation == e.Incarnation && h.Revision == at {
+		// A head that is gone, of another incarnation or damaged is a reason to look, too.
+		h, err := heads.OpenHead(recs[i][0].Key, recs[i][0].Value)
+		if err == nil && h.Incarnation == e.Incarnation && h.Revision == at {
 			continue
 		}
-		if err := add(e.Incarnation); err != nil {
+		if err := q.add(ctx, e.Incarnation); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// bookmarked returns the revision that the index follows a session to. Without a bookmark
+// it is 0.
+func bookmarked(p engine.Pair, inc heads.Incarnation) (head.Revision, error) {
+	if p.Value == nil {
+		return 0, nil
+	}
+	m, err := openBookmarkOf(p, inc)
+	return m.revision, err
 }

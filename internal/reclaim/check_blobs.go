@@ -3,7 +3,7 @@ package reclaim
 import (
 	"context"
 	"errors"
-	"fmt"
+	"iter"
 	"maps"
 	"slices"
 
@@ -12,21 +12,27 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// accounts checks that the collector will come to each stored blob when nothing
-// refers to it. A blob goes from hold to commit to edge to candidate, so the later
-// is looked for after the earlier.
+// This file checks that the collector comes to each stored blob when nothing refers to the
+// blob any more: no blob may be left behind. It also checks that vacuum comes to each blob that
+// it can compress.
+
+// A blobSet is a set of blobs. The checks below remove blobs from a set of odd ones: stored blobs
+// of which nothing has been found yet by which the collector would come to them.
+type blobSet map[keys.Hash]bool
+
+// accounts checks that the collector will come to each stored blob. A blob goes from pin to
+// commit to edge to candidate while the check runs, so a later place is looked at after an
+// earlier one, and the first two once more at the end.
 func (k *check) accounts(ctx context.Context) error {
-	odd := map[keys.Hash]bool{}
+	odd := blobSet{}
 	for _, h := range k.list.Blobs {
 		if !k.counted[h] {
 			odd[h] = true
 		}
 	}
-	steps := []func(context.Context, map[keys.Hash]bool) error{k.heldByUploads, k.indexed, k.waiting, k.indexed, k.heldByUploads}
-	for _, step := range steps {
+	for _, step := range []func(context.Context, blobSet) error{k.pinned, k.indexed, k.waiting, k.indexed, k.pinned} {
 		if len(odd) == 0 {
 			return nil
 		}
@@ -35,26 +41,23 @@ func (k *check) accounts(ctx context.Context) error {
 		}
 	}
 	for h := range odd {
-		k.problem(fmt.Errorf("%w: no collection would come to the blob", record.ErrMissing), "upload, candidate or edge of the blob at %x", h)
+		k.missing("no collection would come to the blob", "upload, candidate or edge of the blob at %x", h)
 	}
 	return nil
 }
 
-// heldByUploads removes from odd the blobs that an upload or a grant holds.
-func (k *check) heldByUploads(ctx context.Context, odd map[keys.Hash]bool) error {
-	for p, err := range k.engine.Scan(ctx, k.space.All(keys.Upload)) {
-		if err != nil {
-			return err
-		}
-		if _, fields, ok := k.space.Fields(p.Key); ok {
-			delete(odd, keys.Hash(fields[16:]))
-		}
-	}
-	return nil
+// pinned removes from odd the blobs that an upload or a grant pins. The collector makes them
+// candidates when the upload is over.
+func (k *check) pinned(ctx context.Context, odd blobSet) error {
+	return k.eachKnown(ctx, k.space.All(keys.Upload), func(e entry) error {
+		delete(odd, keys.Hash(e.fields[16:]))
+		return nil
+	})
 }
 
-// indexed removes from odd the blobs that have edges, are candidates, or are gone.
-func (k *check) indexed(ctx context.Context, odd map[keys.Hash]bool) error {
+// indexed removes from odd the blobs that have edges, are candidates, or are gone. The three
+// records of a blob are of one moment.
+func (k *check) indexed(ctx context.Context, odd blobSet) error {
 	for h := range odd {
 		vs, err := k.get(ctx, k.space.Mark(h), k.space.Count(h), k.space.Candidate(h))
 		if err != nil {
@@ -67,58 +70,68 @@ func (k *check) indexed(ctx context.Context, odd map[keys.Hash]bool) error {
 	return nil
 }
 
-// waiting removes from odd the blobs that sessions with a dirty record refer to since
-// the index has seen them, and what these blobs consist of.
-func (k *check) waiting(ctx context.Context, odd map[keys.Hash]bool) error {
-	seen := map[keys.Hash]bool{}
-	var visit func(h keys.Hash) error
-	visit = func(h keys.Hash) error {
-		if seen[h] {
-			return nil
-		}
-		seen[h] = true
-		delete(odd, h)
-		key := k.space.Mark(h)
-		vs, err := k.get(ctx, key)
-		if err != nil {
-			return err
-		}
-		if m, err := blobs.OpenMark(key, vs[0]); err != nil || !m.List {
-			return nil
-		}
-		items, err := k.blobs.ItemsOf(ctx, h)
-		if err != nil && !isCorrupt(err) && !errors.Is(err, blobs.ErrNotFound) {
-			return err
-		}
-		for _, item := range items {
-			if err := visit(item); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for p, err := range k.engine.Scan(ctx, k.space.All(keys.Dirty)) {
-		if err != nil {
-			return err
-		}
-		_, fields, ok := k.space.Fields(p.Key)
-		if !ok {
-			continue
-		}
-		if err := k.unread(ctx, heads.Incarnation(fields), visit); err != nil {
+// waiting removes from odd the blobs that sessions with a dirty record refer to behind their
+// bookmarks, and the items of those that are lists. The next collection reads these sessions, and
+// gives the blobs their edges. waiting stops when odd is empty: it may have to read much.
+func (k *check) waiting(ctx context.Context, odd blobSet) error {
+	v := &visit{check: k, odd: odd, seen: map[keys.Hash]bool{}}
+	return k.eachKnown(ctx, k.space.All(keys.Dirty), func(e entry) error {
+		if err := v.unread(ctx, e.inc()); err != nil {
 			return err
 		}
 		if len(odd) == 0 {
-			return nil
+			return errStop
+		}
+		return nil
+	})
+}
+
+// A visit goes through blobs that the index has not seen yet, each once.
+type visit struct {
+	*check
+	odd  blobSet
+	seen map[keys.Hash]bool
+}
+
+// blob removes a blob and, if it is a list, its items from odd. The next collection gives the
+// items their edges with the list's first edge.
+func (v *visit) blob(ctx context.Context, h keys.Hash) error {
+	if v.seen[h] {
+		return nil
+	}
+	v.seen[h] = true
+	delete(v.odd, h)
+	key := v.space.Mark(h)
+	vs, err := v.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if m, err := blobs.OpenMark(key, vs[0]); err != nil || !m.List {
+		return nil
+	}
+	items, err := v.blobs.ItemsOf(ctx, h)
+	if err != nil && !isCorrupt(err) && !errors.Is(err, blobs.ErrNotFound) {
+		return err
+	}
+	return v.all(ctx, slices.Values(items))
+}
+
+// all visits some blobs.
+func (v *visit) all(ctx context.Context, hashes iter.Seq[keys.Hash]) error {
+	for h := range hashes {
+		if err := v.blob(ctx, h); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// unread calls visit for the blobs that a session refers to behind its bookmark.
-func (k *check) unread(ctx context.Context, inc heads.Incarnation, visit func(keys.Hash) error) error {
-	markKey, originKey := k.space.Bookmark(inc), k.space.Origin(inc)
-	vs, err := k.get(ctx, markKey, originKey)
+// unread visits the blobs that a session refers to behind its bookmark: as checkpoint parts that
+// it began with if there is no bookmark, as parts that later commits set, and by nodes. It stops
+// at damage of the history, which Verify names.
+func (v *visit) unread(ctx context.Context, inc heads.Incarnation) error {
+	markKey, originKey := v.space.Bookmark(inc), v.space.Origin(inc)
+	vs, err := v.get(ctx, markKey, originKey)
 	if err != nil {
 		return err
 	}
@@ -128,61 +141,56 @@ func (k *check) unread(ctx context.Context, inc heads.Incarnation, visit func(ke
 			return nil
 		}
 	} else if o, err := heads.OpenOrigin(originKey, vs[1]); err == nil {
-		for _, p := range o.Parts {
-			if err := visit(k.space.BlobHash(p.Blob)); err != nil {
+		for _, p := range v.inherited(o) {
+			if err := v.blob(ctx, p.blob); err != nil {
 				return err
 			}
 		}
 	}
-	commits := k.space.Of(keys.Commit, inc)
-	commits.Start = k.space.Commit(inc, uint64(m.revision)+1)
-	for p, err := range k.engine.Scan(ctx, commits) {
-		if err != nil {
-			return err
-		}
-		c, _, err := heads.OpenCommit(p.Key, p.Value)
-		if err != nil {
-			return nil // its history names it
-		}
-		for _, part := range c.Parts {
-			if part.Set == c.Revision && !heads.IsDelta(part) {
-				if err := visit(k.space.BlobHash(part.Blob)); err != nil {
-					return err
-				}
-			}
-		}
+	whole, err := v.unreadParts(ctx, inc, m.revision)
+	if err != nil || !whole {
+		return err
 	}
-	err = k.packs(ctx, inc, m.revision, head.Revision(open)-1, func(p *pack.Pack) error {
-		for i := range p.Nodes {
-			for _, id := range p.Nodes[i].Blobs() {
-				if err := visit(k.space.BlobHash(id)); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
+	err = v.packs(ctx, inc, m.revision, head.Revision(open)-1, func(p *pack.Pack) error { return v.all(ctx, v.blobsOf(p)) })
 	if isCorrupt(err) {
 		return nil
 	}
 	return err
 }
 
-// loose checks that vacuum comes to every blob that it can compress further.
+// unreadParts visits the checkpoint parts that commits after a revision set. It reports whether
+// all commits could be decoded.
+func (v *visit) unreadParts(ctx context.Context, inc heads.Incarnation, after head.Revision) (whole bool, err error) {
+	commits := v.space.Of(keys.Commit, inc)
+	commits.Start = v.space.Commit(inc, uint64(after)+1)
+	for p, err := range v.engine.Scan(ctx, commits) {
+		if err != nil {
+			return false, err
+		}
+		c, _, err := heads.OpenCommit(p.Key, p.Value)
+		if err != nil {
+			return false, nil
+		}
+		if err := v.all(ctx, slices.Values(v.partBlobs(c))); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// loose checks that vacuum comes to every blob that it can compress further. The three records
+// of a blob are of one moment, as 500 blobs are read by one call of the engine.
 func (k *check) loose(ctx context.Context) error {
 	for some := range slices.Chunk(slices.Collect(maps.Keys(k.counted)), 500) {
-		ks := make([][]byte, 0, 3*len(some)) // of one moment
-		for _, h := range some {
-			ks = append(ks, k.space.Mark(h), k.space.Count(h), k.space.Loose(h))
-		}
-		vs, err := k.get(ctx, ks...)
+		recs, err := rows(ctx, &k.cycle, some, k.space.Mark, k.space.Count, k.space.Loose)
 		if err != nil {
 			return err
 		}
 		for i, h := range some {
-			m, err := blobs.OpenMark(ks[3*i], vs[3*i])
-			if err == nil && m.Loose() && vs[3*i+1] != nil && vs[3*i+2] == nil {
-				k.problem(fmt.Errorf("%w: vacuum does not come to the blob", record.ErrMissing), "loose record of the blob at %x", h)
+			mark, count, loose := recs[i][0], recs[i][1], recs[i][2]
+			m, err := blobs.OpenMark(mark.Key, mark.Value)
+			if err == nil && m.Loose() && count.Value != nil && loose.Value == nil {
+				k.missing("vacuum does not come to the blob", "loose record of the blob at %x", h)
 			}
 		}
 	}

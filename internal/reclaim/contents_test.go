@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// A view is what a session that lives shows of its own nodes and of its ancestors'.
+// A view says which of its own nodes and of its ancestors' a session that lives shows.
 type view struct {
 	inc       heads.Incarnation
 	ancestors []heads.Ancestor
@@ -175,7 +175,7 @@ func (m *model) lookAt(v *view) error {
 	return nil
 }
 
-// strayPacks finds values of segments that are of no segment.
+// strayPacks returns an error if a value of a segment belongs to no segment.
 func (m *model) strayPacks() error {
 	return m.each(keys.Pack, func(_ engine.Pair, fields []byte) error {
 		inc, last := heads.Incarnation(fields[:16]), binary.BigEndian.Uint64(fields[16:])

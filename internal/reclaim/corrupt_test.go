@@ -108,7 +108,7 @@ func TestDamageDeletesNothing(t *testing.T) {
 	})
 }
 
-// The same on a server, with one record of each type for each kind of damage.
+// The same on a server. It damages one record of each type in each way.
 func TestDamageOnAServerDeletesNothing(t *testing.T) {
 	if testing.Short() && !testscale.Long() {
 		t.Skip("it takes a server")
@@ -197,5 +197,5 @@ func damage(t *testing.T, on driver, choose func(name string) bool) {
 	if stopped == 0 || went == 0 {
 		t.Error("all of them end alike")
 	}
-	t.Logf("%d records: %d damages stopped the run, with %d it went through", len(now), stopped, went)
+	t.Logf("%d records: %d damages stopped the cycle, with %d it went through", len(now), stopped, went)
 }

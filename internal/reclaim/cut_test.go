@@ -14,18 +14,18 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// A cutOff is something that is cut off.
+// A cutOff is an operation that is cut off at one of its calls of the engine.
 type cutOff struct {
 	before func(*turnstone.Store)
 	do     func(*turnstone.Store) error
-	// next is what comes afterwards, on a store that was open all the time; nil: nothing.
+	// next, if not nil, is done afterwards, on a store that was open all the time.
 	next func(*turnstone.Store) error
-	// applies is set if it is to be cut off at each Apply only.
+	// applies is set if the operation is cut off at calls of Apply only.
 	applies bool
 }
 
-// everywhere does it on a new store for each call of the engine, which is the last one
-// that it makes. After what comes next, two vacuums leave nothing behind.
+// everywhere does the operation on a new store for each call of the engine, and cuts it off at
+// that call. Afterwards it does next, and checks that two vacuums leave nothing behind.
 func (c *cutOff) everywhere(t *testing.T) {
 	t.Helper()
 	for n, cut := 1, true; cut; n++ {
@@ -74,7 +74,7 @@ func eightVersions(t *testing.T) func(*turnstone.Store) {
 	}
 }
 
-// Vacuum is cut off; then a collection runs; then the store is verified.
+// Vacuum is cut off. Then a collection runs, and the store is verified.
 func TestACutVacuumAndACollectionLeaveNoDamage(t *testing.T) {
 	c := cutOff{before: eightVersions(t), do: vacuumOnce, next: func(st *turnstone.Store) error {
 		collected(t, st, gc.Options{})
@@ -126,7 +126,7 @@ func TestValuesOfAVersionThatWasNotFinishedGo(t *testing.T) {
 	}
 }
 
-// A vacuum that removes a deleted session is cut off; then the index is derived anew.
+// A vacuum that removes a deleted session is cut off. Then the index is derived anew.
 func TestAFullCollectionAfterAVacuumWasCutOff(t *testing.T) {
 	c := cutOff{before: func(st *turnstone.Store) {
 		eightVersions(t)(st)

@@ -6,41 +6,59 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Kinds of edges, by what holds the blob.
+// This file has the edges of the index, from a blob to what refers to it, and their numbers.
+// All edges of sessions change through cycle.link, which keeps two rules: a blob's number of
+// edges is right in every batch, and a list that has an edge has the edges of its items. So a
+// blob without edges is referred to by nothing that the index has seen, and it becomes a
+// candidate in the batch that drops its last edge.
+//
+//	edge of a session   blob, 's', session  ──▶  use: first node, last revision as a part
+//	edge of a list      item, 'b', list     ──▶  1
+//	number of edges     blob                ──▶  n; no record stands for 0
+//
+// The number is a second witness: a scan that finds fewer edges than the number says has missed
+// one, and then nothing is deleted.
+
+// Kinds of edges, by what refers to the blob.
 const (
-	bySession byte = 's' // and how: see use
-	byList    byte = 'b' // a list that consists of it and others
+	bySession byte = 's' // a session; the edge's value is a use
+	byList    byte = 'b' // a list that the blob is an item of
 )
 
-// A use says where a session refers to a blob.
-type use struct {
-	node  uint64 // the first revision with a node that does; 0: none
-	parts bool   // it was a checkpoint part …
-	last  uint64 // … of this revision last; open: it is one still
-}
-
+// open stands for a revision that has no end yet.
 const open = ^uint64(0)
 
-// at says that a node of a revision refers to the blob.
+// A use says where a session refers to a blob. One edge stands for all references of the
+// session. It has only the first revision with a node and the last one with a part, because
+// these decide when the edge goes: a deleted session loses its latest nodes first, and the floor
+// of one that lives passes the earliest parts first.
+type use struct {
+	node  uint64 // The first revision with a node that refers to the blob. 0 stands for none.
+	parts bool   // The blob is or was a checkpoint part.
+	last  uint64 // The last revision of which it was a part. Open: it is one still.
+}
+
+// at notes that a node of a revision refers to the blob.
 func (u *use) at(revision uint64) {
 	if u.node == 0 || revision < u.node {
 		u.node = revision
 	}
 }
 
-// opened says that the blob became a checkpoint part, and closed that it was one
-// until a revision.
+// opened notes that the blob became a checkpoint part.
 func (u *use) opened() { u.parts, u.last = true, open }
 
+// closed notes that the blob was a checkpoint part up to a revision.
 func (u *use) closed(revision uint64) { u.parts, u.last = true, revision }
 
-// then is u and what later commits say.
+// then returns what u and the commits after it, which make the use later, say together.
 func (u use) then(later use) use {
 	if later.node != 0 {
 		u.at(later.node)
@@ -51,41 +69,75 @@ func (u use) then(later use) use {
 	return u
 }
 
+// until returns what is left of the use by a deleted session whose nodes up to a revision are
+// held by forks. No checkpoint of a deleted session can be read.
+func (u use) until(held head.Revision) use {
+	u.parts, u.last = false, 0
+	if u.node > uint64(held) {
+		u.node = 0
+	}
+	return u
+}
+
+// seal returns the record of the edge for key.
 func (u use) seal(key []byte) []byte {
 	b := binary.AppendUvarint(nil, u.node)
 	if u.parts {
-		b = binary.AppendUvarint(b, u.last+1) // 0: open
+		b = binary.AppendUvarint(b, u.last+1) // 0 stands for open.
 	}
 	return codec.Seal(key, keys.Edge, b)
 }
 
+// openUse decodes the edge of a session.
 func openUse(key, value []byte) (u use, err error) {
 	b, err := codec.Open(key, value, keys.Edge)
 	if err != nil {
 		return u, codec.Corrupt(err, "edge at key %x", key)
 	}
-	next := func() (n uint64) {
-		v, k := codec.Uvarint(b)
-		if k <= 0 {
-			err = fmt.Errorf("%w: edge", record.ErrMalformed)
-			b = nil
-			return 0
-		}
-		b = b[k:]
-		return v
+	malformed := codec.Corrupt(fmt.Errorf("%w: edge", record.ErrMalformed), "edge at key %x", key)
+	node, n := codec.Uvarint(b)
+	if n <= 0 {
+		return u, malformed
 	}
-	u.node = next()
-	if len(b) > 0 {
-		u.parts, u.last = true, next()-1
+	u.node = node
+	if b = b[n:]; len(b) == 0 {
+		return u, nil
 	}
-	if err == nil && len(b) > 0 {
-		err = fmt.Errorf("%w: edge", record.ErrMalformed)
+	last, n := codec.Uvarint(b)
+	if n != len(b) {
+		return u, malformed
 	}
-	return u, codec.Corrupt(err, "edge at key %x", key)
+	u.parts, u.last = true, last-1
+	return u, nil
+}
+
+// sealListEdge returns the edge of a list for key.
+func sealListEdge(key []byte) []byte { return codec.Seal(key, keys.Edge, []byte{1}) }
+
+// openCount decodes the number of a blob's edges. A blob without edges has no record.
+func openCount(key, value []byte) (uint64, error) {
+	if value == nil {
+		return 0, nil
+	}
+	body, err := codec.Open(key, value, keys.Count)
+	if err != nil {
+		return 0, codec.Corrupt(err, "number of edges at key %x", key)
+	}
+	n, k := codec.Uvarint(body)
+	if k != len(body) || n == 0 {
+		return 0, codec.Corrupt(fmt.Errorf("%w: count", record.ErrMalformed), "number of edges at key %x", key)
+	}
+	return n, nil
+}
+
+// sealCount returns the record of n edges for key.
+func sealCount(key []byte, n uint64) []byte {
+	return codec.Seal(key, keys.Count, binary.AppendUvarint(nil, n))
 }
 
 // Users returns the sessions that refer to a blob according to the index, directly or
-// by a list that the blob is an item of.
+// by a list that the blob is an item of. A session that refers to it in both ways is there
+// twice.
 func (c *Collector) Users(ctx context.Context, h keys.Hash) ([]keys.Incarnation, error) {
 	var out []keys.Incarnation
 	for p, err := range c.engine.Scan(ctx, c.space.Of(keys.Edge, h)) {
@@ -100,7 +152,7 @@ func (c *Collector) Users(ctx context.Context, h keys.Hash) ([]keys.Incarnation,
 			out = append(out, keys.Incarnation(fields[17:]))
 			continue
 		}
-		more, err := c.Users(ctx, keys.Hash(fields[17:])) // a list is larger than its items
+		more, err := c.Users(ctx, keys.Hash(fields[17:])) // This ends: a list is larger than its items.
 		if err != nil {
 			return nil, err
 		}
@@ -109,170 +161,17 @@ func (c *Collector) Users(ctx context.Context, h keys.Hash) ([]keys.Incarnation,
 	return out, nil
 }
 
-// A change of an edge: from is what stands there, to what is to stand there; nil
-// is no edge.
+// A change is a change of an edge. edit gets the key and the value of the edge and returns the
+// value that it is to have. Nil stands for no edge.
 type change struct {
 	blob   keys.Hash
 	kind   byte
-	holder [16]byte
+	holder [16]byte // the session or the list
 	edit   func(key, old []byte) (value []byte, err error)
 }
 
-// batchOps bounds the writes of one batch of a run, so that commits wait for
-// none of them long.
-const batchOps = 600
-
-// link applies changes of edges, and keeps the counts with them. Before a list gets
-// its first edge, its items get their edges to the list: so the items of every list
-// that has an edge have edges. A blob that loses its last edge is a candidate. All
-// batches have guards.
-func (r *run) link(ctx context.Context, changes []change, guards []engine.Pair) error {
-	represented := map[keys.Hash]bool{} // true for those that vacuum can compress further
-	for len(changes) > 0 {
-		n := min(batchOps/3, len(changes))
-		b, fresh, err := r.edit(ctx, changes[:n], represented)
-		if err != nil {
-			return err
-		}
-		if len(fresh) > 0 {
-			if err := r.represent(ctx, fresh, represented); err != nil {
-				return err
-			}
-			continue // that may have changed what was read
-		}
-		if changes = changes[n:]; b.Ops() == 0 {
-			continue
-		}
-		b.Guards = guards
-		if err := r.apply(ctx, b); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// edit makes a batch of changes. Blobs that get their first edge, and are not
-// among the represented, are returned instead.
-func (r *run) edit(ctx context.Context, changes []change, represented map[keys.Hash]bool) (b *batch, fresh []keys.Hash, err error) {
-	ks := make([][]byte, 0, 2*len(changes))
-	for _, c := range changes {
-		ks = append(ks, r.space.Edge(c.blob, c.kind, c.holder), r.space.Count(c.blob))
-	}
-	vs, err := r.get(ctx, ks...)
-	if err != nil {
-		return nil, nil, err
-	}
-	b = &batch{}
-	stood, counts := map[keys.Hash]uint64{}, map[keys.Hash]uint64{}
-	for i, c := range changes {
-		key, old := ks[2*i], vs[2*i]
-		value, err := c.edit(key, old)
-		if err != nil {
-			return nil, nil, err
-		}
-		if _, seen := stood[c.blob]; !seen {
-			if stood[c.blob], err = openCount(ks[2*i+1], vs[2*i+1]); err != nil {
-				return nil, nil, err
-			}
-			counts[c.blob] = stood[c.blob]
-		}
-		if old != nil && stood[c.blob] == 0 {
-			return nil, nil, codec.Corrupt(record.ErrMissing, "number of edges of the blob at %x", c.blob)
-		}
-		switch {
-		case value == nil && old == nil || string(value) == string(old):
-			continue
-		case value == nil:
-			b.Delete(key)
-			counts[c.blob]--
-			continue
-		case old == nil:
-			counts[c.blob]++
-			if _, done := represented[c.blob]; stood[c.blob] == 0 && !done {
-				fresh = append(fresh, c.blob)
-			}
-		}
-		b.Set(key, value)
-	}
-	for h, n := range counts {
-		if n != stood[h] {
-			r.setCount(b, h, stood[h], n, represented[h])
-		}
-	}
-	return b, fresh, nil
-}
-
-// setCount makes b record how many edges a blob has. One that has no more is a
-// candidate, and nothing for vacuum to compress; one that has its first and is loose is.
-func (r *run) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
-	key, looseKey := r.space.Count(h), r.space.Loose(h)
-	if count > 0 {
-		b.Set(key, sealCount(key, count))
-		if old == 0 {
-			b.blobs++
-			if loose {
-				b.Set(looseKey, codec.Seal(looseKey, keys.Loose, []byte{1}))
-			}
-		}
-		return
-	}
-	b.Delete(key)
-	b.Delete(looseKey)
-	b.blobs--
-	r.list(b, h)
-}
-
-// list makes b list a candidate.
-func (r *run) list(b *batch, h keys.Hash) {
-	key := r.space.Candidate(h)
-	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
-	if r.only != nil && !r.looking {
-		r.only[h] = true
-	}
-}
-
-// represent gives the items of those of blobs that are lists their edges. If loose is
-// not nil, it gets an entry for each of blobs, which says whether vacuum can compress
-// it further.
-func (r *run) represent(ctx context.Context, hashes []keys.Hash, loose map[keys.Hash]bool) error {
-	ks := make([][]byte, len(hashes))
-	for i, h := range hashes {
-		ks[i] = r.space.Mark(h)
-	}
-	vs, err := r.get(ctx, ks...)
-	if err != nil {
-		return err
-	}
-	for i, h := range hashes {
-		m, err := blobs.OpenMark(ks[i], vs[i])
-		if err != nil {
-			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
-		}
-		if loose != nil {
-			loose[h] = m.Loose()
-		}
-		if !m.List {
-			continue
-		}
-		items, err := r.blobs.ItemsOf(ctx, h)
-		if err != nil {
-			return err
-		}
-		changes := make([]change, len(items))
-		for j, item := range items {
-			changes[j] = change{blob: item, kind: byList, holder: h, edit: func(key, _ []byte) ([]byte, error) {
-				return codec.Seal(key, keys.Edge, []byte{1}), nil
-			}}
-		}
-		if err := r.link(ctx, unique(changes), nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// unique drops changes of an edge that has one already: a list may have an item
-// more than once.
+// unique returns changes without those of a blob that has one already. The changes have to
+// be of one holder, and all alike for a blob.
 func unique(changes []change) []change {
 	seen := map[keys.Hash]bool{}
 	out := changes[:0]
@@ -283,4 +182,215 @@ func unique(changes []change) []change {
 		}
 	}
 	return out
+}
+
+// A linker gathers changes of the edges of a session, and links them some at a time.
+type linker struct {
+	cy      *cycle
+	guards  []engine.Pair // of each batch
+	changes []change
+}
+
+// add adds a change.
+func (l *linker) add(c change) { l.changes = append(l.changes, c) }
+
+// spill links the changes if they are many.
+func (l *linker) spill(ctx context.Context) error {
+	if len(l.changes) < batchOps {
+		return nil
+	}
+	return l.flush(ctx)
+}
+
+// flush links the changes.
+func (l *linker) flush(ctx context.Context) error {
+	err := l.cy.link(ctx, unique(l.changes), l.guards)
+	l.changes = nil
+	return err
+}
+
+// link applies changes of edges and keeps the numbers of edges with them. Each batch has
+// guards.
+//
+// Before a list gets its first edge, its items get their edges to the list, and so on down to
+// the chunks. A commit that refers to a list therefore guards the mark of the list only: as long
+// as the list has an edge or is a candidate, its items have edges. A blob that loses its last
+// edge becomes a candidate.
+func (cy *cycle) link(ctx context.Context, changes []change, guards []engine.Pair) error {
+	ready := map[keys.Hash]bool{}
+	for len(changes) > 0 {
+		n := min(batchOps/3, len(changes))
+		b, first, err := cy.edit(ctx, changes[:n], ready)
+		if err != nil {
+			return err
+		}
+		if len(first) > 0 {
+			if err := cy.linkItems(ctx, first, ready); err != nil {
+				return err
+			}
+			continue // That may have changed what edit read.
+		}
+		if changes = changes[n:]; b.Ops() == 0 {
+			continue
+		}
+		b.Guards = guards
+		if err := cy.apply(ctx, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// edit makes a batch of changes. A blob that gets its first edge has to be ready: if it is a
+// list, its items have their edges. edit returns those that are not ready in first, and then
+// the batch is not to be applied. The value of a ready blob says whether vacuum can compress
+// it further.
+func (cy *cycle) edit(ctx context.Context, changes []change, ready map[keys.Hash]bool) (b *batch, first []keys.Hash, err error) {
+	recs, err := rows(ctx, cy, changes,
+		func(c change) []byte { return cy.space.Edge(c.blob, c.kind, c.holder) },
+		func(c change) []byte { return cy.space.Count(c.blob) })
+	if err != nil {
+		return nil, nil, err
+	}
+	b, t := &batch{}, newTally()
+	for i, c := range changes {
+		edge := recs[i][0]
+		value, err := c.edit(edge.Key, edge.Value)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := t.read(c.blob, recs[i][1]); err != nil {
+			return nil, nil, err
+		}
+		// An edge that is not counted: to go on would make the number wrong for good.
+		if edge.Value != nil && t.stood[c.blob] == 0 {
+			return nil, nil, codec.Corrupt(record.ErrMissing, "number of edges of the blob at %x", c.blob)
+		}
+		t.change(b, c.blob, edge, value)
+		if _, ok := ready[c.blob]; !ok && edge.Value == nil && value != nil && t.stood[c.blob] == 0 {
+			first = append(first, c.blob)
+		}
+	}
+	cy.setCounts(b, t, ready)
+	return b, first, nil
+}
+
+// A tally counts the edges of blobs while a batch changes them.
+type tally struct {
+	stood map[keys.Hash]uint64 // before the batch
+	now   map[keys.Hash]uint64 // after the batch
+}
+
+func newTally() *tally {
+	return &tally{stood: map[keys.Hash]uint64{}, now: map[keys.Hash]uint64{}}
+}
+
+// read begins to count the edges of a blob, whose number of edges stands in a record.
+func (t *tally) read(h keys.Hash, count engine.Pair) error {
+	if _, ok := t.stood[h]; ok {
+		return nil
+	}
+	n, err := openCount(count.Key, count.Value)
+	t.stood[h], t.now[h] = n, n
+	return err
+}
+
+// change makes b set an edge of a blob to value, or delete it if value is nil.
+func (t *tally) change(b *batch, h keys.Hash, edge engine.Pair, value []byte) {
+	switch {
+	case value == nil && edge.Value == nil, string(value) == string(edge.Value):
+	case value == nil:
+		b.Delete(edge.Key)
+		t.now[h]--
+	case edge.Value == nil:
+		t.now[h]++
+		b.Set(edge.Key, value)
+	default:
+		b.Set(edge.Key, value)
+	}
+}
+
+// setCounts makes b record the numbers of edges that have changed. loose says which blobs
+// vacuum can compress further.
+func (cy *cycle) setCounts(b *batch, t *tally, loose map[keys.Hash]bool) {
+	for h, n := range t.now {
+		if n != t.stood[h] {
+			cy.setCount(b, h, t.stood[h], n, loose[h])
+		}
+	}
+}
+
+// setCount makes b record how many edges a blob has, which had old edges. A blob without
+// edges becomes a candidate, and is nothing for vacuum to compress. A loose blob that gets its
+// first edge is listed for vacuum.
+func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) {
+	key, looseKey := cy.space.Count(h), cy.space.Loose(h)
+	if count == 0 {
+		b.Delete(key)
+		b.Delete(looseKey)
+		b.blobs--
+		cy.addCandidate(b, h)
+		return
+	}
+	b.Set(key, sealCount(key, count))
+	if old > 0 {
+		return
+	}
+	b.blobs++
+	if loose {
+		b.Set(looseKey, codec.Seal(looseKey, keys.Loose, []byte{1}))
+	}
+}
+
+// addCandidate makes b make a blob a candidate. A blob that is a candidate without need is no
+// harm: a sweep takes it off the list if it has edges.
+func (cy *cycle) addCandidate(b *batch, h keys.Hash) {
+	key := cy.space.Candidate(h)
+	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
+	if cy.only != nil && !cy.rechecking {
+		cy.only[h] = true
+	}
+}
+
+// linkItems gives the items of those of some blobs that are lists their edges to the list. If
+// ready is not nil, each of the blobs gets an entry in it, which says whether vacuum can
+// compress the blob further.
+func (cy *cycle) linkItems(ctx context.Context, hashes []keys.Hash, ready map[keys.Hash]bool) error {
+	marks, err := rows(ctx, cy, hashes, cy.space.Mark)
+	if err != nil {
+		return err
+	}
+	for i, h := range hashes {
+		m, err := blobs.OpenMark(marks[i][0].Key, marks[i][0].Value)
+		if err != nil {
+			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
+		}
+		if ready != nil {
+			ready[h] = m.Loose()
+		}
+		if !m.List {
+			continue
+		}
+		if err := cy.linkList(ctx, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// linkList gives the items of a list their edges to it. A list may have an item more than
+// once. An item may be a list in turn: link gives its items their edges first. The items are
+// smaller than the list, so this ends.
+func (cy *cycle) linkList(ctx context.Context, list keys.Hash) error {
+	items, err := cy.blobs.ItemsOf(ctx, list)
+	if err != nil {
+		return err
+	}
+	changes := make([]change, len(items))
+	for i, item := range items {
+		changes[i] = change{blob: item, kind: byList, holder: list, edit: func(key, _ []byte) ([]byte, error) {
+			return sealListEdge(key), nil
+		}}
+	}
+	return cy.link(ctx, unique(changes), nil)
 }

@@ -2,7 +2,6 @@ package reclaim
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -14,125 +13,152 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A stones says which nodes are tombstoned, by the first bytes of their ids: true for
-// a tombstone of the session that is looked at, false for one of its ancestors'.
-type stones map[[8]byte]bool
+// This file removes the content of nodes that no session shows any more. A node is shown by
+// its own session while that lives, and by the forks that share it. Vacuum first makes a plan
+// of who shows what, then stores each segment anew that has something to erase (rewrite.go),
+// and at last removes the attachment entries of erased nodes.
+//
+//	session   o──o──x──o──o        x is tombstoned in the session after the fork was made:
+//	                └─ fork        the fork shows it still, so its content stays
+//
+// Tombstones carry the epoch of the lifecycle record that they were set with, and a fork's origin
+// has the epoch at the fork. So a tombstone counts in a fork if it is not later.
 
-// stonesOf returns the tombstones that count in a session which reads these
-// ancestors and then itself.
-func (r *run) stonesOf(ctx context.Context, inc heads.Incarnation, ancestors []heads.Ancestor) (stones, error) {
-	out := stones{}
-	layers := append(append([]heads.Ancestor(nil), ancestors...), heads.Ancestor{Incarnation: inc, Epoch: open})
+// tombstones says which nodes are tombstoned, by the first bytes of their ids: true for a
+// tombstone of the session itself, false for one of an ancestor.
+type tombstones map[[8]byte]bool
+
+// has reports whether a node is tombstoned.
+func (t tombstones) has(id graph.ID) bool {
+	_, found := t[[8]byte(id[:8])]
+	return found
+}
+
+// own reports whether a node is tombstoned by the session itself.
+func (t tombstones) own(id graph.ID) bool { return t[[8]byte(id[:8])] }
+
+// tombstones returns the tombstones that count in a session: its own, and those of its
+// ancestors that were set before the session forked from them.
+func (cy *cycle) tombstones(ctx context.Context, inc heads.Incarnation, ancestors []heads.Ancestor) (tombstones, error) {
+	out := tombstones{}
+	layers := append(slices.Clone(ancestors), heads.Ancestor{Incarnation: inc, Epoch: open})
 	for i, l := range layers {
-		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Tombstone, l.Incarnation)) {
+		own := i == len(layers)-1
+		err := cy.each(ctx, cy.space.Of(keys.Tombstone, l.Incarnation), "tombstone", func(e entry) error {
+			t, err := heads.OpenTombstone(e.Key, e.Value)
 			if err != nil {
-				return nil, err
-			}
-			t, err := heads.OpenTombstone(p.Key, p.Value)
-			_, fields, ok := r.space.Fields(p.Key)
-			if err == nil && !ok {
-				err = record.ErrMalformed
-			}
-			if err != nil {
-				return nil, codec.Corrupt(err, "tombstone at key %x", p.Key)
+				return codec.Corrupt(err, "tombstone at key %x", e.Key)
 			}
 			if t.Epoch <= l.Epoch {
-				out[[8]byte(fields[16:])] = i == len(layers)-1
+				out[[8]byte(e.fields[16:])] = own
 			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// A plan says what of a session's nodes is to be erased.
+// A plan says which nodes of a session are to be erased.
 type plan struct {
 	before  graph.ID // the node before the session's first
-	views   []sight  // of the sessions that show its nodes: itself, if it lives, and forks
-	tree    *tree    // of a session that lives and has a floor
-	indexed uint64   // revisions behind are not in the index yet: the next vacuum has them
-	headKey []byte   // of a session that lives: guarded by what depends on its nodes, as
+	viewers []viewer // the sessions that show nodes of the session
+	tree    *tree    // of a session that lives and has a floor; else nil
+	indexed uint64   // Nodes of later revisions are not in the index yet. The next vacuum erases them.
+
+	// headKey and headRaw are the head of a session that lives. The batches that change
+	// attachment entries guard it.
+	headKey []byte
 	headRaw []byte
-	entries map[string][]byte // attachment entries that are to go, or to point elsewhere; nil value: to go
+	// entries has the attachment entries that are to change, by their keys. Nil values
+	// stand for entries that are to go.
+	entries map[string][]byte
 }
 
-// A sight is a session that shows nodes of another one up to some revision, and
-// the tombstones that count in it.
-type sight struct {
-	own    bool           // of the session itself
-	upTo   heads.Ancestor // zero revision: everything
-	stones stones
+// A viewer is a session that shows nodes of the session that is vacuumed: that session itself,
+// first and only if it lives, or a fork.
+type viewer struct {
+	own    bool           // It is the session itself.
+	upTo   heads.Ancestor // what a fork shares; the zero revision stands for everything
+	stones tombstones     // that count in it
 }
 
-func (s *sight) shows(at pack.Position) bool {
-	a := &s.upTo
+// shares reports whether the node at a position is in the graph of the viewer.
+func (w *viewer) shares(at pack.Position) bool {
+	a := &w.upTo
 	return a.Revision == 0 || at.Revision < uint64(a.Revision) ||
 		at.Revision == uint64(a.Revision) && (a.Nodes == 0 || at.Index < a.Nodes)
 }
 
-// gone reports whether nobody shows a node any more.
+// gone reports whether no session shows a node any more. Every viewer that shares the node has
+// tombstoned it, or is its own session and prunes it.
 func (p *plan) gone(n *pack.Node, at pack.Position) bool {
 	if at.Revision > p.indexed {
 		return false
 	}
-	for i := range p.views {
-		s := &p.views[i]
-		if !s.shows(at) {
-			continue
-		}
-		if _, dead := s.stones[[8]byte(n.ID[:8])]; !dead && !(s.own && p.tree.prunes(at)) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(p.viewers, func(w viewer) bool {
+		return w.shares(at) && !w.stones.has(n.ID) && !(w.own && p.tree.prunes(at))
+	})
 }
 
-// erase removes the content of the session's nodes that nobody shows any more,
-// and all packs behind a revision.
+// erase removes the content of the session's nodes that no session shows any more, and all
+// packs behind the revision last.
 func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	p, err := c.plan(ctx)
 	if err != nil {
 		return err
 	}
-	if err := c.entries(ctx, p, last); err != nil {
+	if err := c.planEntries(ctx, p, last); err != nil {
 		return err
 	}
+	// Ids are resolved over all segments, as those of a segment's first nodes may depend on the
+	// last node of the segment before.
 	before := p.before
 	for seg, err := range pack.Segments(ctx, c.engine, c.space, c.inc, 1, open) {
 		if err != nil {
 			return err
 		}
-		s := &rewriting{cleaning: c, plan: p, seg: &seg, before: before, last: last}
-		for i := range seg.Packs {
-			if seg.Packs[i].Revision > uint64(last) {
-				break // it goes, and the one before it may have gone when a vacuum was cut off
-			}
-			if before, err = seg.Packs[i].Resolve(before); err != nil {
-				return codec.Corrupt(err, "pack of revision %d of incarnation %x", seg.Packs[i].Revision, c.inc)
-			}
+		r := &rewriting{cleaning: c, plan: p, seg: &seg, before: before, last: last}
+		if before, err = c.resolve(&seg, before, last); err != nil {
+			return err
 		}
-		if err := s.rewrite(ctx); err != nil {
+		if err := r.rewrite(ctx); err != nil {
 			return err
 		}
 		if err := c.beat(ctx); err != nil {
 			return err
 		}
 	}
-	return c.settle(ctx, p)
+	return c.settleEntries(ctx, p)
 }
 
-// plan finds out who shows the session's nodes, and which are to be pruned.
+// resolve computes the ids of a segment's nodes up to the revision last, and returns the id of
+// the last one. The packs behind are to go. They can't be resolved if a vacuum that was cut off
+// has removed the packs before them.
+func (c *cleaning) resolve(seg *pack.Segment, before graph.ID, last head.Revision) (graph.ID, error) {
+	for i := range seg.Packs {
+		p := &seg.Packs[i]
+		if p.Revision > uint64(last) {
+			break
+		}
+		var err error
+		if before, err = p.Resolve(before); err != nil {
+			return before, codec.Corrupt(err, "pack of revision %d of incarnation %x", p.Revision, c.inc)
+		}
+	}
+	return before, nil
+}
+
+// plan finds out who shows the session's nodes, and which of them are to be pruned.
 func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 	p := &plan{entries: map[string][]byte{}, indexed: uint64(c.mark.revision)}
-	if c.life.State == heads.Live {
-		p.headKey = c.space.Head(c.life.Session)
-		vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
-		if err != nil {
+	lives := c.life.State == heads.Live
+	if lives {
+		if err := c.planHead(ctx, p); err != nil {
 			return nil, err
 		}
-		if string(vs[1]) != string(c.raw) {
-			return nil, errMoved
-		}
-		p.headRaw = vs[0]
 	}
 	origin, err := c.origin(ctx, c.inc)
 	if err != nil {
@@ -143,50 +169,93 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 		ancestors = origin.Ancestors
 		p.before = ancestors[len(ancestors)-1].Node
 	}
-	if c.life.State == heads.Live {
-		stones, err := c.stonesOf(ctx, c.inc, ancestors)
+	if lives {
+		stones, err := c.tombstones(ctx, c.inc, ancestors)
 		if err != nil {
 			return nil, err
 		}
-		p.views = append(p.views, sight{own: true, stones: stones})
+		p.viewers = append(p.viewers, viewer{own: true, stones: stones})
 	}
 	for _, h := range c.holders {
-		if h.ancestor.Revision == 0 {
-			continue // it shows none of them
-		}
-		o, err := c.origin(ctx, h.inc)
-		if err == nil && o == nil {
-			err = codec.Corrupt(record.ErrMissing, "origin of fork %x", h.inc)
-		}
-		if err != nil {
+		if err := c.addViewer(ctx, p, h); err != nil {
 			return nil, err
 		}
-		stones, err := c.stonesOf(ctx, h.inc, o.Ancestors)
-		if err != nil {
-			return nil, err
-		}
-		p.views = append(p.views, sight{upTo: h.ancestor, stones: stones})
 	}
-	if c.life.State == heads.Live && c.life.Floor > 0 {
+	if lives && c.life.Floor > 0 {
 		p.tree, err = c.tree(ctx, p)
 	}
 	return p, err
 }
 
-// entries finds the attachment entries that point to nodes which are to be
-// erased: they go, or point to the next node that has the attachment.
-func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) error {
-	n := 0
+// planHead reads the head of the session, which lives. A rename moves the head, so the
+// lifecycle record is read again with it.
+func (c *cleaning) planHead(ctx context.Context, p *plan) error {
+	p.headKey = c.space.Head(c.life.Session)
+	vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
+	if err == nil && string(vs[1]) != string(c.raw) {
+		err = errMoved
+	}
+	if err == nil {
+		p.headRaw = vs[0]
+	}
+	return err
+}
+
+// addViewer adds a fork to the viewers of a plan, unless it shares no nodes.
+func (c *cleaning) addViewer(ctx context.Context, p *plan, h holder) error {
+	if h.ancestor.Revision == 0 {
+		return nil
+	}
+	o, err := c.origin(ctx, h.inc)
+	if err != nil {
+		return err
+	}
+	if o == nil {
+		return codec.Corrupt(record.ErrMissing, "origin of fork %x", h.inc)
+	}
+	stones, err := c.tombstones(ctx, h.inc, o.Ancestors)
+	if err != nil {
+		return err
+	}
+	p.viewers = append(p.viewers, viewer{upTo: h.ancestor, stones: stones})
+	return nil
+}
+
+// planEntries finds the attachment entries that point to nodes which are to be erased. An
+// entry goes, or points to the next node that has the attachment. A session without attachments
+// costs an empty scan; for others all packs are read.
+func (c *cleaning) planEntries(ctx context.Context, p *plan, last head.Revision) error {
 	for pair, err := range c.engine.Scan(ctx, c.space.Of(keys.Attachment, c.inc)) {
 		if err != nil {
 			return err
 		}
 		p.entries[string(pair.Key)] = pair.Value
-		n++
 	}
-	if n == 0 {
+	if len(p.entries) == 0 {
 		return nil
 	}
+	first, err := c.firstNodes(ctx, p, last)
+	if err != nil {
+		return err
+	}
+	for key, value := range p.entries {
+		at, shown := first[key]
+		if !shown {
+			p.entries[key] = nil
+			continue
+		}
+		if now := at.SealAttachment([]byte(key)); string(now) != string(value) {
+			p.entries[key] = now
+		} else {
+			delete(p.entries, key)
+		}
+	}
+	return nil
+}
+
+// firstNodes returns, by the key of its entry, where the first node with each attachment is
+// that is not to be erased.
+func (c *cleaning) firstNodes(ctx context.Context, p *plan, last head.Revision) (map[string]pack.Position, error) {
 	first := map[string]pack.Position{}
 	err := c.nodes(ctx, p, last, func(n *pack.Node, at pack.Position) {
 		if p.gone(n, at) {
@@ -199,149 +268,28 @@ func (c *cleaning) entries(ctx context.Context, p *plan, last head.Revision) err
 			}
 		}
 	})
-	if err != nil {
-		return err
-	}
-	for key, value := range p.entries {
-		place, ok := first[key]
-		if !ok {
-			p.entries[key] = nil
-			continue
-		}
-		if now := place.SealAttachment([]byte(key)); string(now) != string(value) {
-			p.entries[key] = now
-		} else {
-			delete(p.entries, key)
-		}
-	}
-	return nil
+	return first, err
 }
 
-// A rewriting is the work on one segment.
-type rewriting struct {
-	*cleaning
-	plan   *plan
-	seg    *pack.Segment
-	before graph.ID
-	last   head.Revision
-}
-
-// rewrite stores the segment anew if something of it is to go.
-func (w *rewriting) rewrite(ctx context.Context) error {
-	b := &batch{}
-	packs := w.seg.Packs
-	for len(packs) > 0 && packs[len(packs)-1].Revision > uint64(w.last) {
-		packs = packs[:len(packs)-1]
-	}
-	changed, erased, stones := len(packs) < len(w.seg.Packs), 0, uint64(0)
-	raw := rawSize(packs)
-	detached := map[keys.Hash]bool{}
-	for i := range packs {
-		for j := range packs[i].Nodes {
-			n := &packs[i].Nodes[j]
-			at := pack.Position{Revision: packs[i].Revision, Index: j}
-			if n.Erased || !w.plan.gone(n, at) {
-				continue
-			}
-			for _, id := range n.Blobs() {
-				detached[w.space.BlobHash(id)] = true
-			}
-			if w.plan.tree.prunes(at) && !w.plan.views[0].stones[[8]byte(n.ID[:8])] {
-				key := w.space.Tombstone(w.inc, n.ID)
-				s := heads.Tombstone{Epoch: w.life.Epoch + 1, Pruned: true}
-				b.Set(key, s.Seal(key))
-				stones++
-			}
-			packs[i].Erase(j)
-			changed = true
-			erased++
-		}
-	}
-	if !changed {
-		return nil
-	}
-	// Records of detached blobs that come too early do no harm: an edge is derived anew.
-	blobs := slices.Collect(maps.Keys(detached))
-	for ; len(blobs) > batchOps; blobs = blobs[batchOps:] {
-		early := &batch{}
-		w.detach(early, blobs[:batchOps]...)
-		if err := w.apply(ctx, early, nil); err != nil {
-			return err
-		}
-	}
-	w.detach(b, blobs...)
-	set := map[string]bool{}
-	if len(packs) > 0 {
-		ks, vs, err := pack.EncodeSegment(w.space, w.inc, packs, w.before, w.seg.Level)
-		if err != nil {
-			return err
-		}
-		if w.seg.Level != codec.Fast {
-			key, value := pack.SealIndex(w.space, w.inc, packs)
-			ks, vs = append(ks, key), append(vs, value)
-		}
-		for i := range ks {
-			b.Set(ks[i], vs[i])
-			set[string(ks[i])] = true
-		}
-	}
-	old := w.seg.Keys
-	if w.seg.Level != codec.Fast {
-		old = append(old, w.space.Index(w.inc, w.seg.Packs[len(w.seg.Packs)-1].Revision))
-	}
-	for _, k := range old {
-		if !set[string(k)] {
-			b.Delete(k)
-		}
-	}
-	if stones > 0 { // the collector's own: they make nothing stale
-		w.mark.stones += stones
-		w.setBookmark(&b.Batch, w.inc, &w.mark)
-	}
-	err := w.apply(ctx, b, func(l *heads.Life) {
-		if w.seg.Packs[0].Revision > uint64(l.Sealed) { // what sealing goes by shrank
-			l.SealedRaw += raw - rawSize(packs)
-		}
-		l.Stones += stones
-	})
-	if err != nil {
-		return err
-	}
-	w.out.Nodes += erased
-	return nil
-}
-
-func rawSize(packs []pack.Pack) (n uint64) {
-	for i := range packs {
-		n += packs[i].Raw()
-	}
-	return n
-}
-
-// settle removes the attachment entries of what was erased.
-func (c *cleaning) settle(ctx context.Context, p *plan) error {
-	apply := func(b *batch) error {
-		if p.headKey != nil { // a commit may rely on an entry, or have made one
+// settleEntries changes the attachment entries as planned. Its batches guard the head: a
+// commit may rely on an entry, or have made one. The entries go after the nodes: a reader that
+// follows an entry to an erased node reports that the attachment is gone.
+func (c *cleaning) settleEntries(ctx context.Context, p *plan) error {
+	w := newWriter(func(ctx context.Context, b *batch) error {
+		if p.headKey != nil {
 			b.Guard(p.headKey, p.headRaw)
 		}
 		return c.apply(ctx, b, nil)
-	}
-	b := &batch{}
+	})
 	for key, value := range p.entries {
 		if value == nil {
-			b.Delete([]byte(key))
+			w.Delete([]byte(key))
 		} else {
-			b.Set([]byte(key), value)
+			w.Set([]byte(key), value)
 		}
-		if b.Ops() >= batchOps {
-			if err := apply(b); err != nil {
-				return err
-			}
-			b = &batch{}
+		if err := w.spill(ctx); err != nil {
+			return err
 		}
 	}
-	if b.Ops() == 0 {
-		return nil
-	}
-	return apply(b)
+	return w.flush(ctx)
 }

@@ -18,7 +18,7 @@ import (
 // allFaults makes TestEveryFaultAtEveryCall try every fault instead of a sample.
 var allFaults = flag.Bool("faults", false, "try every fault at every call of every scenario")
 
-// A blow is what goes wrong with one call of the engine.
+// A blow says how one call of the engine fails.
 type blow struct {
 	name  string
 	fault enginetest.Fault
@@ -30,7 +30,7 @@ type blow struct {
 	errs []error
 }
 
-// A landing is a moment at which a batch takes effect.
+// A landing says when a batch whose outcome the party does not know takes effect.
 type landing int
 
 const (
@@ -46,7 +46,7 @@ var (
 	died       = []error{engine.ErrClosed}
 )
 
-// blows are what may go wrong with any call; the call has no effect.
+// blows are the failures that any call may meet. The call has no effect.
 var blows = []blow{
 	{name: "unavailable", fault: enginetest.Fault{Err: engine.ErrUnavailable}, errs: []error{engine.ErrUnavailable}},
 	{name: "timed out", fault: enginetest.Fault{Err: errTimeout}, errs: []error{context.DeadlineExceeded}},
@@ -54,7 +54,7 @@ var blows = []blow{
 	{name: "dies", fault: enginetest.Fault{Crash: true}, errs: died},
 }
 
-// applyBlows are what else may go wrong with an Apply.
+// applyBlows are the failures that only Apply may meet.
 var applyBlows = []blow{
 	{name: "no space", fault: enginetest.Fault{Err: engine.ErrNoSpace}, errs: []error{engine.ErrNoSpace}},
 	{name: "dies, applied", fault: enginetest.Fault{Crash: true, Applied: true}, errs: died},
@@ -71,7 +71,7 @@ var applyBlows = []blow{
 	{name: "unknown and cancelled, applied at last", fault: enginetest.Fault{Err: engine.ErrUnknown}, cancels: true, lands: atLast, errs: unknown},
 }
 
-// others says when those parties do their part whose calls do not fail.
+// others says when the other parties, whose calls do not fail, do their part.
 type others int
 
 const (
@@ -97,7 +97,7 @@ func (tr *trial) String() string {
 	return fmt.Sprintf("%s: call %d, %s, after %d pairs: %s; the others %v", tr.actors[tr.party].name, tr.call, tr.op, tr.pairs, tr.blow.name, tr.others)
 }
 
-// run runs the trial, and returns the calls of the party.
+// run plays the trial, and returns the calls of the party.
 func (tr *trial) run(start *engine.Batch) ([]enginetest.Call, error) {
 	e := memory.New()
 	if err := e.Apply(ctx, start); err != nil {

@@ -11,155 +11,168 @@ import (
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// rebuild derives the index anew from the commits, and lists every blob that it
-// has no edge for. The run record says so until it is done: no run deletes
-// anything meanwhile.
-func (r *run) rebuild(ctx context.Context) error {
-	r.enter("sessions")
-	var before, after digests
-	compare := !r.state.rebuild
-	if compare {
-		// What is not damaged is brought up to date first, to be compared.
-		if err := r.changes(ctx, r.state.last); err == nil {
-			if before, err = r.digest(ctx); err != nil {
-				return err
-			}
-		} else if !isCorrupt(err) {
-			return err
-		} else {
-			r.Repaired, compare = true, false
-		}
-	}
-	r.Sessions, r.Commits = 0, 0 // what was read twice is reported once
-	r.state.rebuild = true
-	r.state.sessions, r.state.blobs = 0, 0
-	if err := r.apply(ctx, &batch{}); err != nil {
+// This file derives the index anew: it deletes the index, reads all sessions, and makes every
+// blob without edges a candidate. The cycle record says that this is under way. A cycle that
+// finds that record begins the same work again, so no cycle deletes blobs by half an index.
+//
+// To report whether the index was right, its digests are compared before and after. The index is
+// brought up to date before, as one that only lags behind the commits is not wrong.
+
+// rebuild derives the index anew from the commits. It reports in Repaired whether the index
+// was wrong before.
+func (cy *cycle) rebuild(ctx context.Context) error {
+	cy.enter("sessions")
+	before, err := cy.refresh(ctx)
+	if err != nil {
 		return err
 	}
-	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached, keys.Stale, keys.Loose} {
-		if err := r.clear(ctx, r.space.All(letter)); err != nil {
-			return err
-		}
+	cy.Sessions, cy.Commits = 0, 0 // What is read twice is reported once.
+	if err := cy.clearIndex(ctx); err != nil {
+		return err
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Life)) {
+	err = cy.each(ctx, cy.space.All(keys.Life), "lifecycle", func(e entry) error {
+		err := cy.session(ctx, e.inc())
+		if err == nil {
+			cy.step(1)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := cy.freed(ctx); err != nil {
+		return err
+	}
+	if before != nil {
+		after, err := cy.digest(ctx)
 		if err != nil {
-			return err
-		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(record.ErrMalformed, "lifecycle at key %x", p.Key)
-		}
-		if err := r.session(ctx, heads.Incarnation(fields)); err != nil {
-			return err
-		}
-		r.step(1)
-	}
-	if err := r.freed(ctx); err != nil {
-		return err
-	}
-	if compare {
-		var err error
-		if after, err = r.digest(ctx); err != nil {
 			return err
 		}
 		// If a session changed meanwhile, its edges did, too.
-		r.Repaired = after.bookmarks == before.bookmarks && after.edges != before.edges
+		cy.Repaired = after.bookmarks == before.bookmarks && after.edges != before.edges
 	}
-	b := &batch{}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Mark)) {
-		if err != nil {
+	return cy.addUnreferred(ctx)
+}
+
+// refresh brings the index up to date and returns its digests, to be compared with those of
+// the index that is derived anew. It returns nil if there is nothing to compare: the index
+// is damaged, or only half derived.
+func (cy *cycle) refresh(ctx context.Context) (*digests, error) {
+	if cy.state.rebuild {
+		return nil, nil
+	}
+	err := cy.changes(ctx, cy.state.last)
+	if isCorrupt(err) {
+		cy.Repaired = true
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cy.digest(ctx)
+}
+
+// clearIndex deletes the index. The first batch says so in the cycle record. Candidates stay:
+// a sweep takes those off the list that have edges then.
+func (cy *cycle) clearIndex(ctx context.Context) error {
+	cy.state.rebuild = true
+	cy.state.sessions, cy.state.blobs = 0, 0
+	if err := cy.apply(ctx, &batch{}); err != nil {
+		return err
+	}
+	// clear deletes a record whether or not it can be decoded.
+	for _, letter := range []byte{keys.Edge, keys.Count, keys.Bookmark, keys.Detached, keys.Stale, keys.Loose} {
+		if err := cy.clear(ctx, cy.space.All(letter)); err != nil {
 			return err
 		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(record.ErrMalformed, "mark at key %x", p.Key)
-		}
-		h := keys.Hash(fields)
-		vs, err := r.get(ctx, r.space.Count(h))
+	}
+	return nil
+}
+
+// addUnreferred makes all blobs without edges candidates, and gives the items of lists among
+// them their edges. The last batch says in the cycle record that the index is whole. A blob that
+// only an upload pins is a candidate, too: the sweep condemns it, and then revives it.
+func (cy *cycle) addUnreferred(ctx context.Context) error {
+	w := newWriter(cy.apply)
+	err := cy.each(ctx, cy.space.All(keys.Mark), "mark", func(e entry) error {
+		vs, err := cy.get(ctx, cy.space.Count(e.hash()))
 		if err != nil {
 			return err
 		}
 		if vs[0] == nil {
-			if err := r.represent(ctx, []keys.Hash{h}, nil); err != nil {
+			if err := cy.linkItems(ctx, []keys.Hash{e.hash()}, nil); err != nil {
 				return err
 			}
-			r.list(b, h)
+			cy.addCandidate(w.batch, e.hash())
 		}
-		if b.Ops() >= batchOps {
-			if err := r.apply(ctx, b); err != nil {
-				return err
-			}
-			b = &batch{}
-		}
+		return w.spill(ctx)
+	})
+	if err != nil {
+		return err
 	}
-	r.state.rebuild = false
-	return r.apply(ctx, b)
+	cy.state.rebuild = false
+	return cy.apply(ctx, w.batch)
 }
 
-// clear deletes all records of a range.
-func (r *run) clear(ctx context.Context, all engine.Range) error {
-	b := &batch{}
-	for p, err := range r.engine.Scan(ctx, all) {
-		if err != nil {
-			return err
-		}
-		b.Delete(p.Key)
-		if b.Ops() >= batchOps {
-			if err := r.apply(ctx, b); err != nil {
-				return err
-			}
-			b = &batch{}
-		}
-	}
-	return r.apply(ctx, b)
-}
-
-// Digests are numbers for the edges of sessions, and for how far these are read.
+// digests are sums over the edges of sessions, and over the bookmarks that say how far the
+// sessions were read. They do not depend on the order of records. Edges of lists are left out:
+// which lists have them depends on what was a candidate.
 type digests struct{ edges, bookmarks uint64 }
 
-func (r *run) digest(ctx context.Context) (d digests, err error) {
-	sum := func(parts ...[]byte) uint64 {
-		one := hash.Content.Sum(parts...)
-		return binary.LittleEndian.Uint64(one[:])
+// digest computes the digests of the index as it stands.
+func (cy *cycle) digest(ctx context.Context) (*digests, error) {
+	d, floors := &digests{}, map[heads.Incarnation]head.Revision{}
+	err := cy.eachKnown(ctx, cy.space.All(keys.Bookmark), func(e entry) error {
+		m, err := openBookmark(e.Key, e.Value)
+		if err != nil {
+			return codec.Corrupt(err, "bookmark at key %x", e.Key)
+		}
+		floors[e.inc()] = m.floor
+		d.addBookmark(e.Key, &m)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	floors := map[heads.Incarnation]head.Revision{}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Bookmark)) {
-		if err != nil {
-			return d, err
+	err = cy.eachKnown(ctx, cy.space.All(keys.Edge), func(e entry) error {
+		if e.fields[16] != bySession {
+			return nil
 		}
-		m, err := openBookmark(p.Key, p.Value)
-		if err != nil {
-			return d, codec.Corrupt(err, "bookmark at key %x", p.Key)
-		}
-		if _, fields, ok := r.space.Fields(p.Key); ok {
-			floors[heads.Incarnation(fields)] = m.floor
-		}
-		if m.held != head.Revision(open) {
-			m.revision = 0 // vacuum cuts it
-		} else if m.revision == 0 {
-			continue // it may have none
-		}
-		d.bookmarks += sum(p.Key, fmt.Append(nil, m.revision, m.floor, m.kept, m.held))
+		return d.addEdge(e.Pair, floors[heads.Incarnation(e.fields[17:])])
+	})
+	return d, err
+}
+
+// addBookmark adds a bookmark, but for what may differ between an index that grew and one
+// that was derived at once: a session without commits may have no bookmark, and vacuum cuts
+// the commits of a deleted one.
+func (d *digests) addBookmark(key []byte, m *bookmark) {
+	switch revision := m.revision; {
+	case !m.live():
+		d.bookmarks += sum(key, fmt.Append(nil, 0, m.floor, m.kept, m.held))
+	case revision > 0:
+		d.bookmarks += sum(key, fmt.Append(nil, revision, m.floor, m.kept, m.held))
 	}
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Edge)) {
-		if err != nil {
-			return d, err
-		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok || fields[16] != bySession {
-			continue
-		}
-		u, err := openUse(p.Key, p.Value)
-		if err != nil {
-			return d, err
-		}
-		if u.parts && u.last < uint64(floors[heads.Incarnation(fields[17:])]) {
-			u.last = 0 // of a kept revision: which of those below the floor is all the same
-		}
-		d.edges += sum(p.Key, u.seal(p.Key)) // whatever their order
+}
+
+// addEdge adds the edge of a session whose bookmark has a floor. If a kept revision below the
+// floor has the blob, the edge may name any such revision.
+func (d *digests) addEdge(p engine.Pair, floor head.Revision) error {
+	u, err := openUse(p.Key, p.Value)
+	if err != nil {
+		return err
 	}
-	return d, nil
+	if u.parts && u.last < uint64(floor) {
+		u.last = 0
+	}
+	d.edges += sum(p.Key, u.seal(p.Key))
+	return nil
+}
+
+// sum returns 8 bytes of a hash of parts.
+func sum(parts ...[]byte) uint64 {
+	one := hash.Content.Sum(parts...)
+	return binary.LittleEndian.Uint64(one[:])
 }

@@ -31,7 +31,7 @@ var (
 // last one of the host, have an unknown outcome, or take effect later; or others do
 // something then. After every step everything reachable is there, and now and then all
 // that was acknowledged is read back. After two vacuums nothing else is there; a dry run
-// says what the run does; a full run finds what the index says.
+// says what the collection does, and a full collection derives the index that stands.
 //
 // One of them: go test ./internal/reclaim -run RandomHistories -seed 17 -seeds 1
 func TestRandomHistories(t *testing.T) {
@@ -68,7 +68,7 @@ type history struct {
 	contents map[blob.ID][]byte // of uploads
 	next     int                // number of the next session
 	serial   uint64             // of the last commit
-	uploaded bool               // an upload of which nobody knows may hold blobs
+	uploaded bool               // an upload of which nobody knows may pin blobs
 }
 
 // A host has the store open, and dies now and then.

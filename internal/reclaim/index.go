@@ -8,69 +8,89 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// window is how many commits are indexed at once.
-const window = 256
+// This file adds the edges of commits that the index does not have yet. It reads the commits
+// after the bookmark and their packs in windows, and after each window moves the bookmark.
+// It never drops an edge. Commits chain by hash up to the head, and each says how many nodes
+// it has: so a record that damage hides is noticed, and no blob loses a reference by it.
+//
+// The batches that add edges guard the cycle record only. An edge too many keeps a blob for
+// longer, and no more: if the session is deleted or pruned meanwhile, it has a dirty record,
+// and the update that deals with it drops the edge. Edges may be added twice, by a cycle that
+// begins where another one was cut off: what an edge says is the same then.
 
-// index adds the edges of the commits past the bookmark, and moves it.
-func (r *run) index(ctx context.Context, v *view) error {
+// windowSize is how many commits are indexed at once: what they refer to is in memory.
+const windowSize = 256
+
+// index adds the edges of the commits after the bookmark, and moves the bookmark. At the end, in
+// a session that lives, the last commit has to be the one that the head names, by its id: the
+// chain of hashes from the bookmark to the head is whole then.
+func (cy *cycle) index(ctx context.Context, v *view) error {
 	if v.mark.revision == 0 {
-		origin, err := r.origin(ctx, v.inc)
-		if err != nil {
-			return err
-		}
-		v.mark.commit = heads.Genesis(v.inc, origin)
-		if origin != nil && !v.known {
-			var found uses
-			v.mark.parts = r.inherited(origin)
-			for _, p := range v.mark.parts {
-				found.of(p.blob).opened()
-			}
-			if err := r.add(ctx, v, &found, 0); err != nil {
-				return err
-			}
-		}
-	}
-	if v.mark.revision < v.life.Floor && v.life.State == heads.Live { // vacuum may have stored versions whole
-		var err error
-		if v.wholes, err = r.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
+		if err := cy.indexOrigin(ctx, v); err != nil {
 			return err
 		}
 	}
-	if v.mark.revision < v.target {
-		if v.mark.commit == (head.CommitID{}) {
-			key := r.space.Commit(v.inc, uint64(v.mark.revision))
-			vs, err := r.get(ctx, key)
-			if err != nil {
-				return err
-			}
-			if _, v.mark.commit, err = heads.OpenCommit(key, vs[0]); err != nil {
-				return codec.Corrupt(err, "commit %d of incarnation %x", v.mark.revision, v.inc)
-			}
-		}
+	if err := cy.resume(ctx, v); err != nil {
+		return err
 	}
+	// A bookmark may be ahead of the target: vacuum cuts the commits of a deleted session.
 	for v.mark.revision < v.target {
-		if err := r.window(ctx, v, min(v.target, v.mark.revision+window)); err != nil {
+		if err := cy.window(ctx, v, min(v.target, v.mark.revision+windowSize)); err != nil {
 			return err
 		}
 	}
-	if v.commit != (head.CommitID{}) && v.mark.commit != v.commit && v.mark.commit != (head.CommitID{}) {
+	if !v.commit.IsZero() && !v.mark.commit.IsZero() && v.mark.commit != v.commit {
 		return codec.Corrupt(record.ErrHash, "commit %d of incarnation %x: it is not the head's", v.target, v.inc)
 	}
 	return nil
 }
 
-// Uses are those that a run of commits has of blobs, in order.
+// indexOrigin adds the edges of the checkpoint that a fork began with, and begins the
+// bookmark of a session before its first commit.
+func (cy *cycle) indexOrigin(ctx context.Context, v *view) error {
+	origin, err := cy.origin(ctx, v.inc)
+	if err != nil {
+		return err
+	}
+	v.mark.commit = heads.Genesis(v.inc, origin)
+	if origin == nil || v.known {
+		return nil
+	}
+	var found uses
+	v.mark.parts = cy.inherited(origin)
+	for _, p := range v.mark.parts {
+		found.of(p.blob).opened()
+	}
+	return cy.add(ctx, v, &found, 0)
+}
+
+// resume reads what the bookmark of a session does not say and the commits after it need: the id
+// of the bookmark's commit, which the next one names, and versions that are stored whole.
+func (cy *cycle) resume(ctx context.Context, v *view) (err error) {
+	if v.mark.revision < v.life.Floor && v.life.State == heads.Live {
+		// Vacuum may have stored versions whole that commits made as deltas.
+		if v.wholes, err = cy.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
+			return err
+		}
+	}
+	if v.mark.revision < v.target && v.mark.commit.IsZero() {
+		_, v.mark.commit, err = cy.commit(ctx, v.inc, v.mark.revision)
+	}
+	return err
+}
+
+// uses has the uses that commits make of blobs, in the order in which the blobs came up.
 type uses struct {
 	order []keys.Hash
 	by    map[keys.Hash]*use
 }
 
+// of returns the use of a blob, which the caller may change.
 func (u *uses) of(h keys.Hash) *use {
 	if u.by == nil {
 		u.by = map[keys.Hash]*use{}
@@ -82,70 +102,67 @@ func (u *uses) of(h keys.Hash) *use {
 	return u.by[h]
 }
 
-// add adds edges for what commits refer to. What is not wanted any more, because
-// the session was deleted or its floor rose before it was read, may be there or
-// not: it gets no edge, but is listed, with its items. end is
-// the last revision of those commits.
-func (r *run) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
+// add adds edges for the blobs that commits up to revision end refer to.
+//
+// A reference may have ended before the index saw it, because the session was deleted or its
+// floor rose. Its blob may then be gone, and gets no edge. If the blob is there, it still has
+// to become a candidate: see ended.
+func (cy *cycle) add(ctx context.Context, v *view, found *uses, end head.Revision) error {
 	var changes []change
-	var past []keys.Hash
+	var ended []keys.Hash
 	for _, h := range found.order {
 		u := *found.by[h]
 		if v.life.State == heads.Deleted {
-			if u.parts, u.last = false, 0; u.node > uint64(v.held) {
-				u.node = 0
-			}
+			u = u.until(v.held)
 		}
-		old := u.node == 0 && (!u.parts || min(u.last, uint64(end)) < uint64(v.life.Floor))
-		if old {
-			past = append(past, h)
+		if u.node == 0 && (!u.parts || min(u.last, uint64(end)) < uint64(v.life.Floor)) {
+			ended = append(ended, h)
 		}
 		if u != (use{}) {
 			changes = append(changes, v.edit(h, func(was use) use { return was.then(u) }))
 		}
 	}
-	if len(past) > 0 {
-		absent, err := r.past(ctx, past, v.life.State == heads.Deleted)
+	if len(ended) > 0 {
+		absent, err := cy.ended(ctx, v, ended)
 		if err != nil {
 			return err
 		}
+		// An edge to a blob that is not stored would be counted as damage.
 		changes = slices.DeleteFunc(changes, func(c change) bool { return absent[c.blob] })
 	}
-	return r.link(ctx, changes, nil)
+	return cy.link(ctx, changes, nil)
 }
 
-// past returns which of blobs are not stored, and lists the others if they have
-// no edges and list is set.
-func (r *run) past(ctx context.Context, blobs []keys.Hash, list bool) (absent map[keys.Hash]bool, err error) {
-	absent = map[keys.Hash]bool{}
-	var there []keys.Hash
-	ks := make([][]byte, len(blobs))
-	for i, h := range blobs {
-		ks[i] = r.space.Mark(h)
-	}
-	vs, err := r.get(ctx, ks...)
+// ended returns which of some blobs, whose references by a session have ended, are not
+// stored. In a session that lives the others get edges, and become candidates when retain
+// drops these. In a deleted session they get none, and become candidates here.
+func (cy *cycle) ended(ctx context.Context, v *view, hashes []keys.Hash) (absent map[keys.Hash]bool, err error) {
+	marks, err := rows(ctx, cy, hashes, cy.space.Mark)
 	if err != nil {
 		return nil, err
 	}
-	for i, h := range blobs {
-		if vs[i] == nil {
+	absent = map[keys.Hash]bool{}
+	var stored []keys.Hash
+	for i, h := range hashes {
+		if marks[i][0].Value == nil {
 			absent[h] = true
 		} else {
-			there = append(there, h)
+			stored = append(stored, h)
 		}
 	}
-	if !list {
-		return absent, nil
+	if v.life.State == heads.Deleted {
+		err = cy.abandon(ctx, stored, nil)
 	}
-	return absent, r.abandon(ctx, there, nil)
+	return absent, err
 }
 
-// edit is a change of the session's edge to a blob; the zero use is no edge.
+// edit returns a change of the session's edge to a blob. f gets the use that the edge says,
+// or the zero use if there is no edge, and returns the use that it is to say. The zero use
+// removes the edge.
 func (v *view) edit(h keys.Hash, f func(use) use) change {
-	return change{blob: h, kind: bySession, holder: v.inc, edit: func(key, old []byte) ([]byte, error) {
-		was := use{}
+	return change{blob: h, kind: bySession, holder: v.inc, edit: func(key, old []byte) (_ []byte, err error) {
+		var was use
 		if old != nil {
-			var err error
 			if was, err = openUse(key, old); err != nil {
 				return nil, err
 			}
@@ -158,108 +175,96 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 	}}
 }
 
-// window indexes the commits up to last.
-func (r *run) window(ctx context.Context, v *view, last head.Revision) error {
-	mark := v.mark
-	mark.parts = slices.Clone(mark.parts)
-	var found uses
-	var nodes []int // of each commit
-	err := r.commits(ctx, v.inc, mark.revision, last, mark.commit, func(c *heads.Commit, id head.CommitID) error {
-		mark.revision, mark.commit = c.Revision, id
-		nodes = append(nodes, c.Nodes)
+// A window is the commits that are indexed at once. Its edges are added before its bookmark is
+// written:
+//
+//	bookmark 0 ──▶ edges of 1 to 256 ──▶ bookmark 256 ──▶ edges of 257 to 300 ──▶ bookmark 300
+type window struct {
+	mark  bookmark // as it is to be after the window
+	found uses
+	nodes []int // of each commit: how many of its nodes were not read yet
+}
+
+// window indexes the commits after the bookmark up to last.
+func (cy *cycle) window(ctx context.Context, v *view, last head.Revision) error {
+	w := &window{mark: v.mark}
+	w.mark.parts = slices.Clone(w.mark.parts)
+	if err := cy.windowCommits(ctx, v, w, last); err != nil {
+		return err
+	}
+	if err := cy.windowNodes(ctx, v, w, last); err != nil {
+		return err
+	}
+	if err := cy.add(ctx, v, &w.found, last); err != nil {
+		return err
+	}
+	v.read += len(w.nodes)
+	v.mark = w.mark
+	if len(w.found.order) == 0 || v.mark.revision == v.target {
+		return nil // The bookmark is written when the update of the session ends.
+	}
+	return cy.moveBookmark(ctx, v)
+}
+
+// windowCommits reads the commits of a window, and notes which blobs became checkpoint parts
+// and which ceased to be one. A commit that sets no part leaves the checkpoint as it was.
+func (cy *cycle) windowCommits(ctx context.Context, v *view, w *window, last head.Revision) error {
+	return cy.commits(ctx, v.inc, w.mark.revision, last, w.mark.commit, func(c *heads.Commit, id head.CommitID) error {
+		w.mark.revision, w.mark.commit = c.Revision, id
+		w.nodes = append(w.nodes, c.Nodes)
 		if c.PartsAt != c.Revision {
 			return nil
 		}
-		parts, err := r.nextParts(v.inc, mark.parts, c, v.wholes)
+		parts, err := cy.nextParts(v.inc, w.mark.parts, c, v.wholes)
 		if err != nil {
 			return err
 		}
-		for _, h := range lost(mark.parts, parts) {
-			found.of(h).closed(uint64(c.Revision) - 1)
+		for _, h := range lost(w.mark.parts, parts) {
+			w.found.of(h).closed(uint64(c.Revision) - 1)
 		}
-		for _, h := range lost(parts, mark.parts) {
-			found.of(h).opened()
+		for _, h := range lost(parts, w.mark.parts) {
+			w.found.of(h).opened()
 		}
-		mark.parts = parts
+		w.mark.parts = parts
+		return nil
+	})
+}
+
+// windowNodes reads the packs of a window, notes which blobs their nodes refer to, and checks
+// that each commit has as many nodes as it says. Erased nodes count, and refer to nothing.
+func (cy *cycle) windowNodes(ctx context.Context, v *view, w *window, last head.Revision) error {
+	first := uint64(v.mark.revision) + 1
+	err := cy.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
+		i := p.Revision - first
+		if w.nodes[i] -= len(p.Nodes); w.nodes[i] != 0 {
+			return codec.Corrupt(fmt.Errorf("%w: %d nodes more or fewer", record.ErrMissing, w.nodes[i]), "pack of revision %d of incarnation %x", p.Revision, v.inc)
+		}
+		for h := range cy.blobsOf(p) {
+			w.found.of(h).at(p.Revision)
+		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	err = r.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
-		i := int(p.Revision - uint64(v.mark.revision) - 1)
-		if nodes[i] -= len(p.Nodes); nodes[i] != 0 {
-			return codec.Corrupt(fmt.Errorf("%w: %d nodes more or fewer", record.ErrMissing, nodes[i]), "pack of revision %d of incarnation %x", p.Revision, v.inc)
-		}
-		for j := range p.Nodes {
-			for _, id := range p.Nodes[j].Blobs() {
-				found.of(r.space.BlobHash(id)).at(p.Revision)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+	if i := slices.IndexFunc(w.nodes, func(n int) bool { return n != 0 }); i >= 0 {
+		return codec.Corrupt(record.ErrMissing, "pack of revision %d of incarnation %x", first+uint64(i), v.inc)
 	}
-	for i, n := range nodes {
-		if n != 0 {
-			return codec.Corrupt(record.ErrMissing, "pack of revision %d of incarnation %x", int(v.mark.revision)+1+i, v.inc)
-		}
-	}
-	if err := r.add(ctx, v, &found, last); err != nil {
-		return err
-	}
-	v.read += len(nodes)
-	v.mark = mark
-	if len(found.order) == 0 || mark.revision == v.target {
-		return nil // the bookmark is written in the end
-	}
-	b := &batch{}
-	key := r.space.Bookmark(v.inc)
+	return nil
+}
+
+// moveBookmark writes the bookmark between two windows, so that a cycle that is cut off later
+// goes on from there. It leaves the stale record as it is: the bookmark has what was due before.
+func (cy *cycle) moveBookmark(ctx context.Context, v *view) error {
+	b, key := &batch{}, cy.space.Bookmark(v.inc)
 	b.Set(key, v.mark.seal(key))
 	if !v.known {
 		b.sessions++
 	}
 	v.known = true
-	if err := r.apply(ctx, b); err != nil {
+	if err := cy.apply(ctx, b); err != nil {
 		return err
 	}
-	r.Commits, v.read = r.Commits+v.read, 0
+	cy.Commits, v.read = cy.Commits+v.read, 0
 	return nil
-}
-
-// history returns where the run reads histories from.
-func (r *run) history() history.Store { return history.Store{Engine: r.engine, Space: r.space} }
-
-// commits calls f for the commits of an incarnation after one revision up to another, of
-// which the one before has the id previous, or any if that is zero. Between commits the
-// run shows that it makes progress.
-func (r *run) commits(ctx context.Context, inc heads.Incarnation, after, last head.Revision, previous head.CommitID, f func(*heads.Commit, head.CommitID) error) error {
-	of := history.Range{Inc: inc, Name: fmt.Sprintf("incarnation %x", inc), After: after, Last: last, Previous: previous}
-	return r.history().Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
-		if err := f(c, id); err != nil {
-			return err
-		}
-		return r.beat(ctx)
-	})
-}
-
-// packs calls f for the packs of an incarnation after one revision up to another. Between
-// packs the run shows that it makes progress.
-func (r *run) packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
-	return r.history().Packs(ctx, inc, after, last, func(p *pack.Pack) error {
-		if err := f(p); err != nil {
-			return err
-		}
-		return r.beat(ctx)
-	})
-}
-
-// origin returns what a fork began with, or nil for a session that is no attached fork. The
-// run shows that it makes progress.
-func (r *run) origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
-	if err := r.beat(ctx); err != nil {
-		return nil, err
-	}
-	return r.history().Origin(ctx, inc)
 }

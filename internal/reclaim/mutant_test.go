@@ -15,8 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// A mutant is an engine that leaves something out of what one party does: a rule
-// of the protocol that the party does not keep.
+// A mutant is an engine that changes the batches or reads of one party, as if the party did not
+// keep a rule of the protocol.
 type mutant struct {
 	name   string
 	in     string                     // the scenario that is to find it
@@ -59,8 +59,8 @@ func deletes(b *engine.Batch, l byte) bool {
 	return slices.ContainsFunc(b.Deletes, func(k []byte) bool { return letter(k) == l })
 }
 
-// Who writes a batch shows in what it writes.
-func byCollector(b *engine.Batch) bool { return writes(b, keys.Run) }
+// These tell from the records that a batch writes which party it comes from.
+func byCollector(b *engine.Batch) bool { return writes(b, keys.Cycle) }
 func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
 func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
 func byDelete(b *engine.Batch) bool    { return writes(b, keys.Predecessor) }
@@ -90,7 +90,7 @@ var mutants = []mutant{
 	}},
 	{name: "the collector does not look again", in: "upload of what expires", stale: true},
 	{name: "the collector does not guard marks that it deletes", in: "two commits share a blob that is garbage", party: sweeps, change: without(keys.Mark)},
-	{name: "the collector does not guard the run record", in: "two collectors and a commit", party: byCollector, change: without(keys.Run)},
+	{name: "the collector does not guard the cycle record", in: "two collectors and a commit", party: byCollector, change: without(keys.Cycle)},
 	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: without(keys.Dirty), blind: true},
 	{name: "the collector does not guard the lifecycle", in: "a fork's fork, delete and vacuum", party: byCollector, change: without(keys.Life)},
 	{name: "the collector does not guard an upload that expires", far: true, in: "upload of what expires", party: byCollector, change: without(keys.Upload)},
@@ -114,7 +114,7 @@ var mutants = []mutant{
 	{name: "a commit that goes on from an older node does not guard the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCommit, change: without(keys.Life)},
 }
 
-// mutated is an engine that a mutant works on.
+// mutated is the engine of a party, changed by a mutant.
 type mutated struct {
 	engine.Engine
 	m      *mutant
@@ -155,7 +155,7 @@ func (e *mutated) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pai
 	return e.Engine.Scan(ctx, r)
 }
 
-// Obligation 2: leaving out any one rule is found, and the schedule is printed.
+// Obligation 2: for each rule that is left out, some schedule fails. The test prints it.
 func TestEveryMutantIsFound(t *testing.T) {
 	for i := range mutants {
 		m := &mutants[i]

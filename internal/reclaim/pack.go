@@ -5,53 +5,63 @@ import (
 	"errors"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// pack compresses loose blobs as far as it goes: they were compressed for speed, on a
-// commit's path. A blob is listed as loose when it gets its first edge.
+// This file compresses blobs further. A commit compresses a blob for speed, because a host
+// waits for it. Such a blob is loose, and gets a loose record with its first edge; vacuum
+// compresses it as far as it goes, and deletes the record in the same batch. A blob that loses
+// its last edge loses its loose record, too: it is a candidate then.
+
+// packBatch is how many bytes of blobs are stored in one batch.
+const packBatch = 256 << 10
+
+// pack compresses the loose blobs.
 func (v *vacuum) pack(ctx context.Context) error {
-	const together = 256 << 10 // bytes of a batch
-	b, packed := &batch{}, 0
-	apply := func() error {
-		err := v.apply(ctx, b)
-		if err == nil {
-			v.out.Packed += packed
-		}
-		b, packed = &batch{}, 0
-		if errors.Is(err, engine.ErrConflict) {
-			return nil // a commit revived one of them: the next vacuum has them
-		}
+	p := &packing{vacuum: v, b: &batch{}}
+	err := v.each(ctx, v.space.All(keys.Loose), "loose record", func(e entry) error { return p.add(ctx, e) })
+	if err != nil || p.b.Ops() == 0 {
 		return err
 	}
-	for p, err := range v.engine.Scan(ctx, v.space.All(keys.Loose)) {
-		if err != nil {
-			return err
-		}
-		_, fields, ok := v.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(record.ErrMalformed, "loose record at key %x", p.Key)
-		}
-		done, err := v.blobs.Pack(ctx, &b.Batch, keys.Hash(fields))
-		if err != nil {
-			return err
-		}
-		if !done {
-			continue // it has no edge any more, or is condemned
-		}
-		packed++
-		b.Delete(p.Key)
-		if b.Bytes() >= together || b.Ops() >= batchOps {
-			if err := apply(); err != nil {
-				return err
-			}
-		}
-		v.step(1)
+	return p.flush(ctx)
+}
+
+// A packing gathers blobs that are stored anew.
+type packing struct {
+	*vacuum
+	b      *batch
+	packed int // blobs of the batch
+}
+
+// add compresses the blob of a loose record. A blob that has no edge any more, or is condemned,
+// is left as it is.
+func (p *packing) add(ctx context.Context, e entry) error {
+	done, err := p.blobs.Pack(ctx, &p.b.Batch, e.hash())
+	if err != nil || !done {
+		return err
 	}
-	if b.Ops() == 0 {
+	p.packed++
+	p.b.Delete(e.Key)
+	if p.b.Bytes() >= packBatch || p.b.Ops() >= batchOps {
+		if err := p.flush(ctx); err != nil {
+			return err
+		}
+	}
+	p.step(1)
+	return nil
+}
+
+// flush applies the batch. Each blob's mark is guarded. If a commit has revived one of the
+// blobs meanwhile, none of the batch is stored, and the next vacuum comes to them.
+func (p *packing) flush(ctx context.Context) error {
+	b, packed := p.b, p.packed
+	p.b, p.packed = &batch{}, 0
+	err := p.apply(ctx, b)
+	if err == nil {
+		p.out.Packed += packed
+	}
+	if errors.Is(err, engine.ErrConflict) {
 		return nil
 	}
-	return apply()
+	return err
 }

@@ -8,36 +8,52 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A part is a checkpoint part as the collector follows it: its name, and the blob
-// that its version needs. That is the version itself, if it is stored as a blob. For a
-// version that the session stores as a delta, it is the blob that the chain of deltas
-// began with; or the zero hash, if vacuum has stored a version of the chain whole, so
-// that the chain needs no blob any more.
+// This file follows the checkpoint parts of a session from commit to commit, as far as
+// blobs go. A version of a part is a blob, or a delta that the session stores itself. For the
+// index a delta prolongs the use of the blob that its chain began with: versions.go has the
+// chains.
+//
+//	revision   1        2        3        4        5
+//	commits    blob A   delta    delta    blob B   –          – the part carries over
+//	needs      A        A        A        B        B
+//
+// A commit records the parts that it set, and for each of the others the revision that set it.
+// The collector follows parts forward, from the bookmark's checkpoint, where it can: that takes
+// the commits alone. Where it needs a single checkpoint it reads the commits that set its parts.
+
+// A part is a checkpoint part as the collector follows it: its name, and the blob that its
+// version needs. That is the version itself, if it is stored as a blob. For a delta it is the
+// blob that the chain of deltas began with. It is the zero hash if vacuum has stored a version
+// of the chain whole, so that the chain needs no blob any more.
 type part struct {
 	name string
 	blob keys.Hash
 }
 
-// Wholes are the versions of a session that vacuum has stored whole.
+// wholes are the versions of a session that commits made as deltas and that vacuum has
+// stored whole.
 type wholes map[versionAt]bool
 
+// A versionAt is a version of a checkpoint part: the part's hash, and the revision that set
+// the version.
 type versionAt struct {
 	part     keys.Hash
 	revision head.Revision
 }
 
 // wholes reads which versions, from one revision up to another, vacuum has stored whole.
-func (r *run) wholes(ctx context.Context, inc heads.Incarnation, from, to head.Revision) (wholes, error) {
+func (cy *cycle) wholes(ctx context.Context, inc heads.Incarnation, from, to head.Revision) (wholes, error) {
 	out := wholes{}
-	for c, err := range r.blobs.Chains(ctx, inc) {
+	for c, err := range cy.blobs.Chains(ctx, inc) {
 		if err != nil {
 			return nil, err
 		}
-		for v, err := range r.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
+		for v, err := range cy.blobs.Versions(ctx, c, uint64(from), uint64(to)) {
 			if err != nil {
 				return nil, err
 			}
@@ -49,45 +65,45 @@ func (r *run) wholes(ctx context.Context, inc heads.Incarnation, from, to head.R
 	return out, nil
 }
 
-// inherited returns the checkpoint that a fork began with.
-func (r *run) inherited(origin *heads.Origin) []part {
+// inherited returns the checkpoint that a fork began with. A fork begins with whole versions.
+func (cy *cycle) inherited(origin *heads.Origin) []part {
 	if origin == nil {
 		return nil
 	}
 	out := make([]part, len(origin.Parts))
 	for i, p := range origin.Parts {
-		out[i] = part{p.Name, r.space.BlobHash(p.Blob)}
+		out[i] = part{p.Name, cy.space.BlobHash(p.Blob)}
 	}
 	return out
 }
 
-// nextParts returns the checkpoint after commit c, of which before was the one before.
-// Versions among stored are stored whole by the session.
-func (r *run) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
+// nextParts returns the checkpoint after commit c. before is the checkpoint before c, and
+// stored has the versions that the session stores whole. A part of before that c does not list
+// was removed by c.
+func (cy *cycle) nextParts(inc heads.Incarnation, before []part, c *heads.Commit, stored wholes) ([]part, error) {
 	if c.PartsAt != c.Revision {
 		return before, nil
 	}
 	after := make([]part, 0, len(c.Parts))
 	for _, p := range c.Parts {
-		if p.Set == c.Revision && !heads.IsDelta(p) {
-			after = append(after, part{p.Name, r.space.BlobHash(p.Blob)})
-			continue
-		}
-		if p.Set == c.Revision && len(stored) > 0 && stored[versionAt{r.space.PartHash(p.Name), c.Revision}] {
+		set := p.Set == c.Revision
+		switch {
+		case set && !heads.IsDelta(p):
+			after = append(after, part{p.Name, cy.space.BlobHash(p.Blob)})
+		case set && len(stored) > 0 && stored[versionAt{cy.space.PartHash(p.Name), c.Revision}]:
 			after = append(after, part{name: p.Name})
-			continue
+		default: // It carries over, or goes on with the chain of the version before.
+			i := slices.IndexFunc(before, func(q part) bool { return q.name == p.Name })
+			if i < 0 {
+				return nil, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", p.Name, c.Revision, inc)
+			}
+			after = append(after, before[i])
 		}
-		// It carries over, or goes on with the chain of the version before.
-		i := slices.IndexFunc(before, func(q part) bool { return q.name == p.Name })
-		if i < 0 {
-			return nil, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", p.Name, c.Revision, inc)
-		}
-		after = append(after, before[i])
 	}
 	return after, nil
 }
 
-// lost returns the blobs of parts that are not among those of others.
+// lost returns the blobs of parts that are not among those of others, each once.
 func lost(parts, others []part) []keys.Hash {
 	var out []keys.Hash
 	for _, p := range parts {
@@ -99,13 +115,14 @@ func lost(parts, others []part) []keys.Hash {
 	return out
 }
 
-// checkpointAt returns the parts of the checkpoint at a revision as the commit that
-// set it has them: of parts that carried over, Name and Set only.
-func (r *run) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
+// checkpointAt returns the parts of the checkpoint at a revision as they stand in the commit
+// that set the checkpoint. Of parts that carried over, it has Name and Set only:
+// history.PartsAt reads the commits that set these, which costs a read a part.
+func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
 	if revision == 0 {
-		return r.originParts(ctx, inc)
+		return cy.originParts(ctx, inc)
 	}
-	c, err := r.commit(ctx, inc, revision)
+	c, _, err := cy.commit(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
@@ -113,93 +130,94 @@ func (r *run) checkpointAt(ctx context.Context, inc heads.Incarnation, revision 
 	case c.Revision:
 		return c.Parts, nil
 	case 0:
-		return r.originParts(ctx, inc)
+		return cy.originParts(ctx, inc)
 	}
-	if c, err = r.commit(ctx, inc, c.PartsAt); err != nil {
+	if c, _, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
 		return nil, err
 	}
 	return c.Parts, nil
 }
 
-func (r *run) originParts(ctx context.Context, inc heads.Incarnation) ([]head.Part, error) {
-	origin, err := r.origin(ctx, inc)
+// originParts returns the checkpoint that a fork began with, and none for other sessions.
+func (cy *cycle) originParts(ctx context.Context, inc heads.Incarnation) ([]head.Part, error) {
+	origin, err := cy.origin(ctx, inc)
 	if err != nil || origin == nil {
 		return nil, err
 	}
 	return origin.Parts, nil
 }
 
-func (r *run) commit(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*heads.Commit, error) {
-	key := r.space.Commit(inc, uint64(revision))
-	vs, err := r.get(ctx, key)
-	if err != nil {
-		return nil, err
+// partSet returns a part as the commit of revision set has it or, for revision 0, as the fork
+// began with it. The origin is read for revision 0 only.
+func (cy *cycle) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
+	h := history.History{Store: cy.history(), Inc: inc, Name: nameOf(inc)}
+	var err error
+	if set == 0 {
+		h.Origin, err = cy.origin(ctx, inc)
+	} else {
+		err = cy.beat(ctx)
 	}
-	c, _, err := heads.OpenCommit(key, vs[0])
-	return c, codec.Corrupt(err, "commit %d of incarnation %x", revision, inc)
-}
-
-// partSet returns a part as the revision that set it did.
-func (r *run) partSet(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (head.Part, error) {
-	parts, err := r.checkpointAt(ctx, inc, set)
 	if err != nil {
 		return head.Part{}, err
 	}
-	i := slices.IndexFunc(parts, func(p head.Part) bool { return p.Name == name && p.Set == set })
-	if i < 0 {
-		return head.Part{}, codec.Corrupt(record.ErrMissing, "checkpoint part %q of commit %d of incarnation %x", name, set, inc)
-	}
-	return parts[i], nil
+	return h.Part(ctx, name, set)
 }
 
-// partsAt returns the checkpoint at a revision. It reads the commits that set the
-// parts, not those between.
-func (r *run) partsAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]part, error) {
-	parts, err := r.checkpointAt(ctx, inc, revision)
+// partsAt returns the checkpoint at a revision. It reads the commits that set the parts, not
+// those between.
+func (cy *cycle) partsAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]part, error) {
+	parts, err := cy.checkpointAt(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]part, len(parts))
 	for i, p := range parts {
-		if out[i], err = r.partOf(ctx, inc, p.Name, p.Set); err != nil {
+		if out[i], err = cy.partOf(ctx, inc, p.Name, p.Set); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// partOf returns the part whose version a revision set.
-func (r *run) partOf(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (part, error) {
-	p, err := r.partSet(ctx, inc, name, set)
+// partOf returns the part whose version a revision set. For a delta it reads the chain back to
+// the blob that it began with, to see whether vacuum has stored a version of it whole.
+func (cy *cycle) partOf(ctx context.Context, inc heads.Incarnation, name string, set head.Revision) (part, error) {
+	p, err := cy.partSet(ctx, inc, name, set)
 	if err != nil {
 		return part{}, err
 	}
 	if heads.IsDelta(p) {
-		chain := blobs.Chain{Session: inc, Part: r.space.PartHash(name)}
-		for v, err := range r.blobs.Versions(ctx, chain, uint64(p.Whole)+1, uint64(set)) {
-			if err != nil {
-				return part{}, err
-			}
-			if !v.IsDelta() {
-				return part{name: name}, nil
-			}
+		whole, err := cy.hasWhole(ctx, inc, p)
+		if err != nil || whole {
+			return part{name: name}, err
 		}
-		if p, err = r.partSet(ctx, inc, name, p.Whole); err != nil {
+		if p, err = cy.partSet(ctx, inc, name, p.Whole); err != nil {
 			return part{}, err
 		}
 	}
-	return part{name, r.space.BlobHash(p.Blob)}, nil
+	return part{name, cy.space.BlobHash(p.Blob)}, nil
 }
 
-// partsOfAll returns the blobs that the checkpoints at some revisions below another
-// one need.
-func (r *run) partsOfAll(ctx context.Context, inc heads.Incarnation, revisions []head.Revision, below head.Revision) (map[keys.Hash]bool, error) {
-	out := map[keys.Hash]bool{}
-	for _, k := range revisions {
-		if k >= below {
-			break
+// hasWhole reports whether vacuum has stored a version whole in the chain of a delta, from
+// after the blob that the chain began with up to the delta itself.
+func (cy *cycle) hasWhole(ctx context.Context, inc heads.Incarnation, delta head.Part) (bool, error) {
+	chain := blobs.Chain{Session: inc, Part: cy.space.PartHash(delta.Name)}
+	for v, err := range cy.blobs.Versions(ctx, chain, uint64(delta.Whole)+1, uint64(delta.Set)) {
+		if err != nil {
+			return false, err
 		}
-		parts, err := r.partsAt(ctx, inc, k)
+		if !v.IsDelta() {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// blobsAt returns the blobs that the checkpoints at some revisions need.
+func (cy *cycle) blobsAt(ctx context.Context, inc heads.Incarnation, revisions []head.Revision) (map[keys.Hash]bool, error) {
+	out := map[keys.Hash]bool{}
+	for _, r := range revisions {
+		parts, err := cy.partsAt(ctx, inc, r)
 		if err != nil {
 			return nil, err
 		}

@@ -19,9 +19,8 @@ var (
 	blobExpired = blobs.ErrExpired
 )
 
-// A model says by itself, from the records alone, what must be there and what must
-// not. It shares no code with package gc, and of the packages that both use only what
-// decodes records.
+// A model derives from the records alone which of them must be there and which must not. It
+// shares no code with package reclaim but the decoding of records.
 type model struct {
 	e     engine.Engine
 	space *keys.Space
@@ -59,29 +58,29 @@ func reachable(e engine.Engine, exact bool) error {
 	return m.strays()
 }
 
-// uploads wants what uploads hold.
+// uploads adds the blobs that uploads pin to those that have to be there.
 func (m *model) uploads(exact bool) error {
 	uploads := map[heads.Incarnation]bool{}
 	return m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
-		h, err := blobs.OpenHold(p.Key, p.Value)
+		pin, err := blobs.OpenPin(p.Key, p.Value)
 		inc := heads.Incarnation(fields[:16])
-		switch h.Kind {
+		switch pin.Kind {
 		case blobs.Uploading:
 			uploads[inc] = true
 		case blobs.Grant:
 			m.want[keys.Hash(fields[16:])] = "grant"
-		case blobs.Held:
+		case blobs.Pinned:
 			if uploads[inc] {
 				m.want[keys.Hash(fields[16:])] = "upload"
 			} else if exact {
-				return fmt.Errorf("what a finished upload held is there")
+				return fmt.Errorf("what a finished upload pinned is there")
 			}
 		}
 		return err
 	})
 }
 
-// blobs finds every blob that is wanted, and wants the items of lists.
+// blobs checks that every wanted blob is there, and wants the items of lists, too.
 func (m *model) blobs(exact bool) error {
 	for h, why := range m.root {
 		if m.want[h] == "" && exact {
@@ -133,7 +132,7 @@ func (m *model) blobs(exact bool) error {
 	return nil
 }
 
-// strays finds records that nothing wants.
+// strays returns an error if there is a record that nothing wants.
 func (m *model) strays() error {
 	if err := m.strayPacks(); err != nil {
 		return err
@@ -218,7 +217,7 @@ func (m *model) each(letter byte, f func(engine.Pair, []byte) error) error {
 	return nil
 }
 
-// session wants what a session that lives refers to.
+// session wants the blobs and versions that a session that lives refers to.
 func (m *model) session(p engine.Pair, _ []byte) error {
 	h, err := heads.OpenHead(p.Key, p.Value)
 	if err != nil {

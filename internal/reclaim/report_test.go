@@ -44,7 +44,7 @@ func TestG1_WhatIsReadAgainIsCountedOnce(t *testing.T) {
 	}
 }
 
-// G7: a run shows that it makes progress, however many forks it reads of: between two of
+// G7: a cycle shows that it makes progress, however many forks it reads of: between two of
 // its batches there are few other calls of the engine.
 func TestG7_ARunOfManyForksShowsProgress(t *testing.T) {
 	e := memory.New()
@@ -66,7 +66,7 @@ func TestG7_ARunOfManyForksShowsProgress(t *testing.T) {
 		most = max(most, since)
 		return enginetest.Fault{}
 	}}
-	// With so little patience a run shows progress whenever it thinks of it.
+	// With so little patience a cycle shows progress whenever it thinks of it.
 	collector, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: 1})
 	if err != nil {
 		t.Fatal(err)

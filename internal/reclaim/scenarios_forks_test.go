@@ -33,7 +33,7 @@ func nodeOf(w *world, id string, r head.Revision) (graph.ID, error) {
 	return st.Leaf, nil
 }
 
-// sideBranch makes session a: a root, a side branch of one node, and a main branch.
+// sideBranch makes session a with a root, a side branch of one node, and a main branch.
 func sideBranch(w *world) error {
 	s, err := w.create(turnstone.Request{ID: "a"})
 	if err != nil {

@@ -19,7 +19,8 @@ func session(id string, f func(w *world, s *turnstone.Session) error) func(w *wo
 	}
 }
 
-// next commits a version of a part with the version before at hand: as a delta.
+// next commits a version of a part. The handle has the version before, so the new one is stored
+// as a delta.
 func next(id string, i int) func(w *world) error {
 	return session(id, func(w *world, s *turnstone.Session) error {
 		if _, err := s.Checkpoint(w.ctx, 0); err != nil {
@@ -43,7 +44,7 @@ func fork(id, parent string) func(w *world) error {
 	}
 }
 
-// reads reads a checkpoint part, which must be one of the versions.
+// reads reads a checkpoint part, and checks that it is one of the versions.
 func reads(id string, versions ...int) func(w *world) error {
 	return session(id, func(w *world, s *turnstone.Session) error {
 		parts, err := s.Checkpoint(w.ctx, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 )
 
-// A scenario is what happens before, and parties that do their part at once.
+// A scenario is a store and parties that do something to it at the same time.
 type scenario struct {
 	name   string
 	before func(w *world) error

@@ -19,8 +19,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// limit is how many schedules TestEverySchedule runs of each scenario; the rest is
-// logged.
+// limit is how many schedules TestEverySchedule runs of each scenario. It logs how many it
+// left out.
 var limit = flag.Int("schedules", 0, "run at most so many schedules of each scenario, in a random order; 0 is all")
 
 // preemptions is how far TestEverySchedule goes; .ci/run asks for 2. With more than 1 it
@@ -97,8 +97,8 @@ func (sc *scenario) build(t testing.TB, change func(e engine.Engine) engine.Engi
 	}
 }
 
-// examined are states of a store that a check has passed. Most schedules differ in the
-// order of calls that do not touch each other, and lead to states that others led to.
+// examined has the states of a store that a check has passed. Most schedules differ only in the
+// order of calls that do not touch each other, and lead to the same states.
 type examined struct {
 	mu     sync.Mutex
 	states map[[hash.Size]byte]bool
@@ -129,7 +129,7 @@ func (x *examined) once(e engine.Engine, check func() error) error {
 }
 
 // stateOf returns a hash of all records, but for what is random in them: the values of
-// marks and dirty records that say nothing, and who wrote the run record.
+// marks and dirty records that say nothing, and who wrote the cycle record.
 func stateOf(e engine.Engine) ([hash.Size]byte, error) {
 	var all []byte
 	for p, err := range e.Scan(ctx, engine.Range{}) {
@@ -142,8 +142,8 @@ func stateOf(e engine.Engine) ([hash.Size]byte, error) {
 			value = value[:len(value)-12]
 		case keys.Dirty:
 			value = nil
-		case keys.Run:
-			body, err := codec.Open(p.Key, value, keys.Run)
+		case keys.Cycle:
+			body, err := codec.Open(p.Key, value, keys.Cycle)
 			if err != nil {
 				return [hash.Size]byte{}, err
 			}
@@ -160,7 +160,7 @@ func stateOf(e engine.Engine) ([hash.Size]byte, error) {
 	return hash.Content.Sum(all), nil
 }
 
-// end collects twice, after which nothing unreachable is left and all is well.
+// end vacuums twice and checks that nothing unreachable is left and that Verify finds no problem.
 func (sc *scenario) end(e engine.Engine) error {
 	w, err := open(e, 100, sc.later+24*time.Hour, 0)
 	if err != nil {

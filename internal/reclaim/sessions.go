@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -12,173 +13,244 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A view is what stands of a session, from one moment.
+// This file brings the index up to date with one session. The collector reads what stands of
+// the session (a view), adds the edges of new commits (index.go), derives edges anew from
+// which vacuum has detached a reference (detach.go), and drops the edges that retention or
+// deletion has ended (retain.go, release.go). At last it writes the bookmark and removes the
+// dirty record, guarded on the value that it read before: a change that came in between keeps
+// its dirty record.
+//
+//	read       lifecycle, dirty record, bookmark, head
+//	add        edges of the commits after the bookmark        no guards
+//	drop       edges that have ended                          guard the lifecycle record
+//	write      bookmark, stale record                         guard the lifecycle record
+//	remove     dirty record                                   guard it, and the lifecycle record
+//
+// A cycle that is cut off between two of these leaves the dirty record, and the next cycle does
+// the same work again from the bookmark that stands. Adding and dropping edges a second time
+// changes nothing.
+
+// A view is what stands of a session, from one moment, and what an update of the index has
+// found out about the session.
 type view struct {
 	inc    heads.Incarnation
 	life   *heads.Life
-	raw    []byte // of life
-	dirty  []byte
-	mark   bookmark
-	known  bool // there is a bookmark
-	target head.Revision
-	commit head.CommitID // at target; zero when that is not known
-	held   head.Revision // of a deleted session: forks hold its history up to here
-	guards []engine.Pair // of batches that drop edges: the lifecycle is as it was
-	wholes wholes        // those behind the bookmark
+	raw    []byte        // the record of life
+	dirty  []byte        // the dirty record, or nil
+	mark   bookmark      // The bookmark. It moves as commits are indexed.
+	known  bool          // There is a bookmark in the store.
+	target head.Revision // the last commit that the index is to follow
+	commit head.CommitID // of target, as the head says; zero for a deleted session
+	held   head.Revision // Of a deleted session: the last revision that forks hold.
+	guards []engine.Pair // Of batches that drop edges: the lifecycle record is as it was.
+	wholes wholes        // the versions behind the bookmark that vacuum has stored whole
 	read   int           // commits that were read since the bookmark was written last
 
-	renewed bool                // mark.parts was derived anew
-	freed   []heads.Incarnation // deleted ancestors, which the session does not hold any more
+	renewed bool                // mark.parts was derived anew, so the bookmark has to be written
+	freed   []heads.Incarnation // deleted ancestors that the session has let go of
 }
 
-// errMoved: the session was renamed or deleted between two reads.
+// errMoved reports that the session was renamed, deleted or otherwise changed between two
+// reads. Whoever gets it reads the session again.
 var errMoved = errors.New("gc: session moved")
 
-// session brings the index up to date with one session.
-func (r *run) session(ctx context.Context, inc heads.Incarnation) error {
-	before := r.Commits
+// hasChanged reports whether err says that a session has changed under its reader.
+func hasChanged(err error) bool {
+	return errors.Is(err, errMoved) || errors.Is(err, engine.ErrConflict)
+}
+
+// A retrier decides whether work on a session that failed begins anew.
+type retrier struct{ damaged int }
+
+// again reports whether to begin anew after err. A record that is absent may only have been
+// moved between two reads, by sealing, vacuum or a rename. Damage stays, and is returned after
+// the fourth time.
+func (r *retrier) again(err error) bool {
+	if hasChanged(err) {
+		return true
+	}
+	if !isCorrupt(err) || r.damaged == 3 {
+		return false
+	}
+	r.damaged++
+	return true
+}
+
+// session brings the index up to date with one session. It begins anew when the session
+// changes meanwhile. From the fourth attempt on it leaves the dirty record, which a session
+// that is committed to all the time would not let it remove. A sweep is safe all the same: a
+// commit that came after the candidates were condemned has seen them condemned.
+func (cy *cycle) session(ctx context.Context, inc heads.Incarnation) error {
+	before := cy.Commits
 	defer func() {
-		if r.Commits > before {
-			r.Sessions++
+		if cy.Commits > before {
+			cy.Sessions++
 		}
 	}()
-	for attempt, damaged := 0, 0; ; attempt++ {
-		err := r.follow(ctx, inc, attempt < 3)
-		var damage *record.CorruptError
-		switch {
-		case errors.Is(err, errMoved), errors.Is(err, engine.ErrConflict):
-			continue
-		case errors.As(err, &damage) && damaged < 3:
-			damaged++ // what is absent may have been moved meanwhile; damage stays
-			continue
+	var r retrier
+	for attempt := 0; ; attempt++ {
+		if err := cy.update(ctx, inc, attempt < 3); !r.again(err) {
+			return err
 		}
-		return err
 	}
 }
 
-// follow is one attempt of session. settle says whether to remove the dirty
-// record, which a session that is committed to all the time does not let happen.
-func (r *run) follow(ctx context.Context, inc heads.Incarnation, settle bool) error {
-	v, err := r.view(ctx, inc)
+// update is one attempt of session. settle says whether to remove the dirty record.
+func (cy *cycle) update(ctx context.Context, inc heads.Incarnation, settle bool) error {
+	v, err := cy.view(ctx, inc)
 	if err != nil || v == nil {
 		return err
 	}
 	old := v.mark
-	if err := r.index(ctx, v); err != nil {
+	// Edges are added before any are dropped: a blob that a commit uses again while an older use
+	// ends is never without edges.
+	if err := cy.index(ctx, v); err != nil {
 		return err
 	}
-	done, err := r.detached(ctx, v)
+	detached, err := cy.detached(ctx, v)
 	if err != nil {
 		return err
 	}
 	if v.life.State == heads.Deleted {
-		err = r.release(ctx, v)
+		err = cy.release(ctx, v)
 	} else {
-		err = r.retain(ctx, v)
+		err = cy.retain(ctx, v)
 	}
 	if err != nil {
 		return err
 	}
 	v.mark.stones = v.life.Stones
-	if err := r.outdate(ctx, v, &old); err != nil {
+	if err := cy.outdate(ctx, v, &old); err != nil {
 		return err
 	}
-	b := &batch{}
-	if !v.known || v.renewed || !sameBookmark(&old, &v.mark) {
-		r.setBookmark(&b.Batch, inc, &v.mark)
-	}
-	for _, a := range v.freed { // in the batch that says that this session was looked at
-		key := r.space.Dirty(a)
-		b.Set(key, heads.SealDirty(key))
-		r.again[a] = true
-	}
-	live := v.mark.held == head.Revision(open)
-	switch wasLive := v.known && old.held == head.Revision(open); {
-	case live && !wasLive:
-		b.sessions++
-	case !live && wasLive:
-		b.sessions--
-	}
-	apply := func() error {
-		if b.Ops() == 0 {
-			return nil
-		}
-		b.Guard(r.space.Life(inc), v.raw)
-		if err := r.apply(ctx, b); err != nil {
-			return err
-		}
-		r.Commits, v.read = r.Commits+v.read, 0
-		return nil
-	}
-	// What was detached is done when the bookmark stands: who begins at the one before
-	// adds the edges anew.
-	for len(done) > 0 {
-		if err := apply(); err != nil {
-			return err
-		}
-		n := min(batchOps, len(done))
-		b = &batch{}
-		b.Deletes, done = done[:n], done[n:]
-	}
-	if v.dirty != nil && settle {
-		b.Guard(r.space.Dirty(inc), v.dirty)
-		b.Delete(r.space.Dirty(inc))
-	}
-	return apply()
+	return cy.finish(ctx, v, &old, detached, settle)
 }
 
-// view reads what stands of a session, or returns nil when nothing does.
-func (r *run) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
-	lifeKey, dirtyKey, markKey := r.space.Life(inc), r.space.Dirty(inc), r.space.Bookmark(inc)
-	vs, err := r.get(ctx, lifeKey, dirtyKey, markKey)
+// finish writes the bookmark of a session, whose bookmark was old, and then removes the
+// records that the update has dealt with: those of detached references, and the dirty record
+// if settle is set.
+//
+// The records of detached references go after the bookmark stands. An update that begins at
+// the old bookmark adds the edges of the commits after it again, and has to see these records.
+func (cy *cycle) finish(ctx context.Context, v *view, old *bookmark, detached [][]byte, settle bool) error {
+	b := cy.bookmarkBatch(v, old)
+	for some := range slices.Chunk(detached, batchOps) {
+		if err := cy.applyUpdate(ctx, v, b); err != nil {
+			return err
+		}
+		b = &batch{}
+		b.Deletes = some
+	}
+	if v.dirty != nil && settle {
+		key := cy.space.Dirty(v.inc)
+		b.Guard(key, v.dirty)
+		b.Delete(key)
+	}
+	return cy.applyUpdate(ctx, v, b)
+}
+
+// bookmarkBatch returns a batch that sets the bookmark, if it has changed. The same batch
+// gives the deleted ancestors that the session has let go of dirty records, so that they are
+// looked at even if this cycle is cut off.
+func (cy *cycle) bookmarkBatch(v *view, old *bookmark) *batch {
+	b := &batch{}
+	if !v.known || v.renewed || !sameBookmark(old, &v.mark) {
+		cy.setBookmark(&b.Batch, v.inc, &v.mark)
+	}
+	for _, a := range v.freed {
+		key := cy.space.Dirty(a)
+		b.Set(key, heads.SealDirty(key))
+		cy.again[a] = true
+	}
+	switch lives, lived := v.mark.live(), v.known && old.live(); {
+	case lives && !lived:
+		b.sessions++
+	case lived && !lives:
+		b.sessions--
+	}
+	return b
+}
+
+// applyUpdate applies a batch of an update, if it has any writes. It guards the lifecycle
+// record, on which the update rests.
+func (cy *cycle) applyUpdate(ctx context.Context, v *view, b *batch) error {
+	if b.Ops() == 0 {
+		return nil
+	}
+	b.Guard(cy.space.Life(v.inc), v.raw)
+	if err := cy.apply(ctx, b); err != nil {
+		return err
+	}
+	cy.Commits, v.read = cy.Commits+v.read, 0
+	return nil
+}
+
+// view reads what stands of a session. It returns nil if vacuum has removed the session. The
+// lifecycle record, the dirty record and the bookmark are of one moment. Commits may come while
+// the head is read: the dirty record that was read then has another value, and stays.
+func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
+	lifeKey, markKey := cy.space.Life(inc), cy.space.Bookmark(inc)
+	vs, err := cy.get(ctx, lifeKey, cy.space.Dirty(inc), markKey)
 	if err != nil {
 		return nil, err
 	}
-	v := &view{inc: inc, raw: vs[0], dirty: vs[1], mark: bookmark{held: head.Revision(open)}}
-	if v.known = vs[2] != nil; v.known {
-		if v.mark, err = openBookmark(markKey, vs[2]); err != nil {
-			return nil, codec.Corrupt(err, "bookmark of incarnation %x", inc)
+	v := &view{inc: inc, raw: vs[0], dirty: vs[1], known: vs[2] != nil, mark: unread()}
+	if v.known {
+		if v.mark, err = openBookmarkOf(engine.Pair{Key: markKey, Value: vs[2]}, inc); err != nil {
+			return nil, err
 		}
 	}
-	if vs[0] == nil {
-		if v.known {
-			return nil, codec.Corrupt(record.ErrMissing, "lifecycle of incarnation %x", inc)
-		}
-		if v.dirty == nil {
-			return nil, nil
-		}
-		b := &batch{} // of a session that vacuum has removed
-		b.Guard(lifeKey, nil)
-		b.Guard(dirtyKey, v.dirty)
-		b.Delete(dirtyKey)
-		return nil, r.apply(ctx, b)
+	if v.raw == nil {
+		return nil, cy.forget(ctx, v)
 	}
-	if v.life, err = heads.OpenLife(lifeKey, vs[0]); err != nil {
-		return nil, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
+	life := engine.Pair{Key: lifeKey, Value: v.raw}
+	if v.life, err = openLife(life, inc); err != nil {
+		return nil, err
 	}
-	v.guards = []engine.Pair{{Key: lifeKey, Value: v.raw}}
+	v.guards = []engine.Pair{life}
 	if v.life.State == heads.Deleted {
 		v.target = v.life.Floor - 1
-		v.held, err = r.held(ctx, v)
+		v.held, err = cy.held(ctx, v)
 		return v, err
 	}
-	headKey := r.space.Head(v.life.Session)
-	if vs, err = r.get(ctx, headKey, lifeKey); err != nil {
-		return nil, err
+	return v, cy.viewHead(ctx, v)
+}
+
+// forget removes the dirty record of a session that has no lifecycle record: vacuum has
+// removed the session, with its bookmark.
+func (cy *cycle) forget(ctx context.Context, v *view) error {
+	if v.known {
+		return codec.Corrupt(record.ErrMissing, "lifecycle of incarnation %x", v.inc)
+	}
+	if v.dirty == nil {
+		return nil
+	}
+	b, dirtyKey := &batch{}, cy.space.Dirty(v.inc)
+	b.Guard(cy.space.Life(v.inc), nil)
+	b.Guard(dirtyKey, v.dirty)
+	b.Delete(dirtyKey)
+	return cy.apply(ctx, b)
+}
+
+// viewHead reads the head of a session that lives: the index is to follow the session up to
+// there. The head stands under the session's id, which a rename changes, so the lifecycle
+// record is read again with it.
+func (cy *cycle) viewHead(ctx context.Context, v *view) error {
+	key := cy.space.Head(v.life.Session)
+	vs, err := cy.get(ctx, key, cy.space.Life(v.inc))
+	if err != nil {
+		return err
 	}
 	if string(vs[1]) != string(v.raw) {
-		return nil, errMoved
+		return errMoved
 	}
-	h, err := heads.OpenHead(headKey, vs[0])
-	if err == nil && h.Incarnation != inc {
-		err = record.ErrHash
-	}
+	h, err := openHead(engine.Pair{Key: key, Value: vs[0]}, v.inc)
 	if err != nil {
-		return nil, codec.Corrupt(err, "head of incarnation %x", inc)
+		return err
 	}
 	v.target, v.commit = h.Revision, h.Commit
 	if v.target < v.mark.revision {
-		return nil, codec.Corrupt(fmt.Errorf("it is at revision %d, and was at %d", v.target, v.mark.revision), "head of incarnation %x", inc)
+		return codec.Corrupt(fmt.Errorf("it is at revision %d, and was at %d", v.target, v.mark.revision), "head of incarnation %x", v.inc)
 	}
-	return v, nil
+	return nil
 }

@@ -2,84 +2,94 @@ package reclaim
 
 import (
 	"context"
-	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// A due says what vacuum has to do with a session. It is part of the session's bookmark:
+// This file tells vacuum which sessions it has work with. A collection that takes over a
+// change of a session knows what the change leaves to vacuum, and says so in the session's
+// bookmark. A session whose bookmark says so has a stale record, so that vacuum reads nothing
+// of a session that has none.
+//
+//	commit                       ──▶ dueSeal    vacuum seals
+//	floor, release of a kept     ──▶ dueErase   vacuum looks for content to erase, and for
+//	revision, tombstone,                        versions and records to remove
+//	deletion
+//
+// What is due is set in the batch that writes the bookmark. So a change that the bookmark has
+// taken over is not forgotten, and the session has a dirty record for any other change.
+
+// A due is what vacuum has to do with a session. It is part of the session's bookmark:
 // the collection that finds a change of the session sets it, with the stale record by
 // which vacuum finds the session, and vacuum clears both when it is done.
 type due uint64
 
 const (
-	dueSeal  due = 1 << iota // seal what was committed
-	dueErase                 // look for content that nobody shows any more
+	dueSeal  due = 1 << iota // seal the commits that were made
+	dueErase                 // look for content that no session shows any more
 	dueEnd
 )
 
-// outdate sets what is due to a session whose bookmark was old. Tombstones and deletion
-// of a fork concern its ancestors, too: it may have been the last session that showed
-// some of their nodes.
-func (r *run) outdate(ctx context.Context, v *view, old *bookmark) error {
-	deleted := v.life.State == heads.Deleted && old.held == head.Revision(open)
+// outdate sets in the bookmark what is due to a session, whose bookmark was old.
+func (cy *cycle) outdate(ctx context.Context, v *view, old *bookmark) error {
+	deleted := v.life.State == heads.Deleted && old.live()
 	tombstoned := v.mark.stones != old.stones
-	released := func(k head.Revision) bool {
-		_, still := slices.BinarySearch(v.mark.kept, k)
-		return !still
-	}
 	if v.mark.revision != old.revision && v.life.State == heads.Live {
 		v.mark.due |= dueSeal
 	}
-	if deleted || tombstoned || v.mark.floor != old.floor || slices.ContainsFunc(old.kept, released) {
+	if deleted || tombstoned || v.mark.floor != old.floor || len(without(old.kept, v.mark.kept)) > 0 {
 		v.mark.due |= dueErase
 	}
-	if !deleted && !tombstoned {
-		return nil
+	if deleted || tombstoned {
+		return cy.outdateAncestors(ctx, v.inc)
 	}
-	origin, err := r.origin(ctx, v.inc)
-	if err != nil || origin == nil {
+	return nil
+}
+
+// outdateAncestors makes vacuum look for content to erase in the sessions that a fork shares
+// history with. The fork was deleted, or has new tombstones: it may have been the last session
+// that showed some of their nodes.
+func (cy *cycle) outdateAncestors(ctx context.Context, fork heads.Incarnation) error {
+	ancestors, err := cy.ancestors(ctx, fork)
+	if err != nil || len(ancestors) == 0 {
 		return err
 	}
-	ks := make([][]byte, len(origin.Ancestors))
-	for i, a := range origin.Ancestors {
-		ks[i] = r.space.Bookmark(a.Incarnation)
-	}
-	vs, err := r.get(ctx, ks...)
+	marks, err := rows(ctx, cy, ancestors, cy.space.Bookmark)
 	if err != nil {
 		return err
 	}
-	for i, a := range origin.Ancestors {
-		if vs[i] == nil {
-			continue // vacuum has removed it, or no collection has seen it yet
+	for i, inc := range ancestors {
+		if marks[i][0].Value == nil {
+			continue // Vacuum has removed the ancestor, or no collection has seen it yet.
 		}
-		m, err := openBookmark(ks[i], vs[i])
+		m, err := openBookmarkOf(marks[i][0], inc)
 		if err != nil {
-			return codec.Corrupt(err, "bookmark of incarnation %x", a.Incarnation)
+			return err
 		}
 		if m.due&dueErase != 0 {
 			continue
 		}
+		// This batch comes before that of the fork's own bookmark. If the cycle is cut off in
+		// between, the fork is looked at again.
 		m.due |= dueErase
 		b := &batch{}
-		r.setBookmark(&b.Batch, a.Incarnation, &m)
-		if err := r.apply(ctx, b); err != nil {
+		cy.setBookmark(&b.Batch, inc, &m)
+		if err := cy.apply(ctx, b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// setBookmark makes b set the bookmark of a session, and the stale record, which is there
-// if anything is due.
-func (r *run) setBookmark(b *engine.Batch, inc heads.Incarnation, m *bookmark) {
-	key := r.space.Bookmark(inc)
+// setBookmark makes b set the bookmark of a session, and the stale record, which is there if
+// and only if anything is due.
+func (cy *cycle) setBookmark(b *engine.Batch, inc heads.Incarnation, m *bookmark) {
+	key := cy.space.Bookmark(inc)
 	b.Set(key, m.seal(key))
-	if key := r.space.Stale(inc); m.due != 0 {
+	if key := cy.space.Stale(inc); m.due != 0 {
 		b.Set(key, codec.Seal(key, keys.Stale, []byte{1}))
 	} else {
 		b.Delete(key)

@@ -12,312 +12,367 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// sweepSize is how many candidates are condemned at once: what is held in memory,
-// and how often changes are looked at again.
+// This file deletes candidates, in three steps. docs/gc.md says why they are safe:
+//
+//  1. condemn writes the marks of candidates without edges. A commit that relied on one of
+//     them before is ordered before that write, and has left a dirty record.
+//  2. recheck reads everything that may refer to them: it brings the index up to date with
+//     all dirty sessions, and reads the pins of uploads.
+//  3. remove deletes those that nothing refers to, guarding the marks that condemn wrote. A
+//     commit that relies on one of them after step 1 has written its mark anew, so that the
+//     guard is false.
+//
+// A commit that refers to a stored blob guards the blob's mark as it saw it, and so can be in
+// one of three places only:
+//
+//	──── condemn ──────────────── recheck reads ──────────────── remove ────▶
+//	  a                                           b                        c
+//
+//	a  It has left a dirty record: the recheck reads the commit, and revives the blob.
+//	b  It saw the blob condemned, and set its mark live: the guard of remove is false. If it
+//	   saw the blob live, before the condemnation, its own guard is false, and it looks again.
+//	c  It finds no mark, and stores the blob anew.
+//
+// A commit of kind b may also be read by the recheck, which revives the blob like the commit
+// did. A cycle that is cut off leaves condemned candidates. The next sweep comes to them again.
+
+// sweepSize is how many candidates are condemned at once. It bounds what is in memory, and
+// decides how often changes are looked at again.
 const sweepSize = 1024
 
-// A suspect is a candidate that was condemned.
+// A suspect is a candidate that this cycle has condemned.
 type suspect struct {
 	hash keys.Hash
 	mark blobs.Mark
-	raw  []byte // its mark as this run condemned it
+	raw  []byte // the mark's record as the cycle wrote it
 }
 
-// sweep condemns the candidates, looks again at what changed until then, and
-// deletes what is still unreferenced. The items of a list that was deleted are
-// candidates next.
-func (r *run) sweep(ctx context.Context) error {
-	for start := r.space.All(keys.Candidate).Start; ; {
-		list, next, err := r.candidates(ctx, start)
+// errDisagree is the damage of an index whose records contradict each other.
+var errDisagree = errors.New("index does not agree with itself")
+
+// sweep deletes the candidates that nothing refers to. Deleting a list may make its items
+// candidates, so sweep begins at the first candidate again until it finds none.
+func (cy *cycle) sweep(ctx context.Context) error {
+	first := cy.space.All(keys.Candidate).Start
+	for start := first; start != nil; {
+		list, next, err := cy.candidates(ctx, start)
 		if err != nil {
 			return err
 		}
 		if len(list) > 0 {
-			r.Candidates += len(list)
-			suspects, err := r.condemn(ctx, list)
-			if err != nil {
+			if err := cy.sweepSome(ctx, list); err != nil {
 				return err
 			}
-			if len(suspects) > 0 {
-				r.Condemned += len(suspects)
-				if err := r.recheck(ctx, suspects); err != nil {
-					return err
-				}
-			}
-			r.step(len(list))
-			next = r.space.All(keys.Candidate).Start // what was deleted may have freed something
-		}
-		if next == nil {
-			return nil
+			next = first
 		}
 		start = next
-	}
-}
-
-// candidates reads the next candidates from start on; next is nil at the end.
-func (r *run) candidates(ctx context.Context, start []byte) (list []keys.Hash, next []byte, err error) {
-	all := r.space.All(keys.Candidate)
-	all.Start = start
-	for p, err := range r.engine.Scan(ctx, all) {
-		if err != nil {
-			return nil, nil, err
-		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return nil, nil, codec.Corrupt(record.ErrMalformed, "candidate at key %x", p.Key)
-		}
-		if h := keys.Hash(fields); r.only == nil || r.only[h] {
-			list = append(list, h)
-		}
-		if len(list) == sweepSize {
-			return list, engine.Successor(p.Key), nil
-		}
-	}
-	return list, nil, nil
-}
-
-// condemn condemns those of list that have no edges, and takes the others off
-// the list.
-func (r *run) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) {
-	var out []suspect
-	for len(list) > 0 {
-		n := min(batchOps/2, len(list))
-		ks := make([][]byte, 0, 2*n)
-		for _, h := range list[:n] {
-			ks = append(ks, r.space.Mark(h), r.space.Count(h))
-		}
-		vs, err := r.get(ctx, ks...)
-		if err != nil {
-			return nil, err
-		}
-		b := &batch{}
-		var suspects []suspect
-		for i, h := range list[:n] {
-			mark, key := vs[2*i], ks[2*i]
-			count, err := openCount(ks[2*i+1], vs[2*i+1])
-			if err != nil {
-				return nil, err
-			}
-			if count == 0 && mark != nil {
-				m, err := blobs.OpenMark(key, mark)
-				if err != nil {
-					return nil, codec.Corrupt(err, "mark of the blob at %x", h)
-				}
-				m.Condemned = true
-				s := suspect{hash: h, mark: m, raw: m.Seal(key)}
-				b.Set(key, s.raw) // whatever a commit made of it: recheck sees that commit
-				suspects = append(suspects, s)
-				continue
-			}
-			if mark == nil && count > 0 {
-				return nil, codec.Corrupt(record.ErrMissing, "mark of the blob at %x, which something refers to", h)
-			}
-			if mark != nil {
-				if err := r.revive(b, h, mark); err != nil {
-					return nil, err
-				}
-			}
-			b.Delete(r.space.Candidate(h))
-		}
-		err = r.apply(ctx, b)
-		if errors.Is(err, engine.ErrConflict) {
-			continue // a commit revived one of them: its mark is another now
-		}
-		if err != nil {
-			return nil, err
-		}
-		out, list = append(out, suspects...), list[n:]
-	}
-	return out, nil
-}
-
-// revive makes b set the mark of a blob live, if it is condemned: what an earlier
-// run left behind.
-func (r *run) revive(b *batch, h keys.Hash, raw []byte) error {
-	key := r.space.Mark(h)
-	m, err := blobs.OpenMark(key, raw)
-	if err != nil {
-		return codec.Corrupt(err, "mark of the blob at %x", h)
-	}
-	if m.Condemned {
-		m.Condemned = false
-		b.Guard(key, raw)
-		b.Set(key, m.Seal(key))
 	}
 	return nil
 }
 
-// recheck looks again at everything that may refer to suspects: whatever relied
-// on one of them before it was condemned has been applied by now, and whatever
-// relies on it later changes its mark. It revives what is referred to and
-// deletes the rest.
-func (r *run) recheck(ctx context.Context, suspects []suspect) error {
-	phase, done := r.phase, r.phaseDone
-	r.enter("sessions")
-	r.looking = true
-	err := r.changes(ctx, uint64(r.began.UnixNano()))
-	r.looking = false
+// candidates reads the next candidates from the key start on. next is where to go on, or nil
+// at the end. In a collection of one session, candidates that others made are passed over.
+func (cy *cycle) candidates(ctx context.Context, start []byte) (list []keys.Hash, next []byte, err error) {
+	all := cy.space.All(keys.Candidate)
+	all.Start = start
+	err = cy.each(ctx, all, "candidate", func(e entry) error {
+		if h := e.hash(); cy.only == nil || cy.only[h] {
+			list = append(list, h)
+		}
+		if len(list) < sweepSize {
+			return nil
+		}
+		next = engine.Successor(e.Key)
+		return errStop
+	})
+	return list, next, err
+}
+
+// sweepSome deletes those of some candidates that nothing refers to.
+func (cy *cycle) sweepSome(ctx context.Context, list []keys.Hash) error {
+	cy.Candidates += len(list)
+	suspects, err := cy.condemn(ctx, list)
 	if err != nil {
 		return err
 	}
-	r.phase, r.phaseDone = phase, done
+	if len(suspects) > 0 {
+		cy.Condemned += len(suspects)
+		if err := cy.recheck(ctx, suspects); err != nil {
+			return err
+		}
+	}
+	cy.step(len(list))
+	return nil
+}
+
+// condemn condemns the candidates that have no edges, and takes the others off the list of
+// candidates. After a conflict, which is with a commit that revived one of them, it reads
+// their marks again.
+func (cy *cycle) condemn(ctx context.Context, list []keys.Hash) ([]suspect, error) {
+	var out []suspect
+	for some := range slices.Chunk(list, batchOps/2) {
+		suspects, err := cy.condemnSome(ctx, some)
+		for errors.Is(err, engine.ErrConflict) {
+			suspects, err = cy.condemnSome(ctx, some)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, suspects...)
+	}
+	return out, nil
+}
+
+// condemnSome is condemn in one batch. The batch does not guard the marks that it condemns: if a
+// commit has set one since it was read, the recheck sees that commit.
+func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, error) {
+	recs, err := rows(ctx, cy, list, cy.space.Mark, cy.space.Count)
+	if err != nil {
+		return nil, err
+	}
+	b := &batch{}
+	var suspects []suspect
+	for i, h := range list {
+		mark, count := recs[i][0], recs[i][1]
+		edges, err := openCount(count.Key, count.Value)
+		if err != nil {
+			return nil, err
+		}
+		if mark.Value != nil && edges == 0 {
+			m, err := openMark(mark, h)
+			if err != nil {
+				return nil, err
+			}
+			// Seal draws new random bytes: no commit has seen this mark before.
+			m.Condemned = true
+			s := suspect{hash: h, mark: m, raw: m.Seal(mark.Key)}
+			b.Set(mark.Key, s.raw)
+			suspects = append(suspects, s)
+			continue
+		}
+		if err := cy.unlist(b, h, mark, edges); err != nil {
+			return nil, err
+		}
+	}
+	return suspects, cy.apply(ctx, b)
+}
+
+// unlist makes b take a candidate off the list that has edges or is not stored. An earlier
+// cycle that was cut off may have left it condemned.
+func (cy *cycle) unlist(b *batch, h keys.Hash, mark engine.Pair, edges uint64) error {
+	if mark.Value == nil && edges > 0 {
+		return codec.Corrupt(record.ErrMissing, "mark of the blob at %x, which something refers to", h)
+	}
+	if mark.Value != nil {
+		if err := cy.revive(b, h, mark.Value); err != nil {
+			return err
+		}
+	}
+	b.Delete(cy.space.Candidate(h))
+	return nil
+}
+
+// revive makes b set the mark of a blob live if it is condemned. raw is the mark's record,
+// which b guards.
+func (cy *cycle) revive(b *batch, h keys.Hash, raw []byte) error {
+	key := cy.space.Mark(h)
+	m, err := openMark(engine.Pair{Key: key, Value: raw}, h)
+	if err == nil && m.Condemned {
+		m.Condemned = false
+		b.Guard(key, raw)
+		b.Set(key, m.Seal(key))
+	}
+	return err
+}
+
+// recheck looks again at everything that may refer to suspects, revives those that something
+// refers to, and deletes the others. All its reads come after the suspects were condemned. A pin
+// may become a commit between two of these reads, so that the recheck sees neither. That commit
+// relied on a condemned blob and has set its mark live, and remove leaves the blob alone.
+func (cy *cycle) recheck(ctx context.Context, suspects []suspect) error {
+	if err := cy.lookAgain(ctx); err != nil {
+		return err
+	}
+	used, err := cy.used(ctx, suspects)
+	if err != nil {
+		return err
+	}
+	unused, err := cy.reviveUsed(ctx, suspects, used)
+	if err != nil {
+		return err
+	}
+	return cy.remove(ctx, unused)
+}
+
+// lookAgain brings the index up to date with all sessions that have changed until now, within
+// the phase that the cycle is in.
+func (cy *cycle) lookAgain(ctx context.Context) error {
+	phase, done := cy.phase, cy.phaseDone
+	cy.enter("sessions")
+	cy.rechecking = true
+	err := cy.changes(ctx, uint64(cy.began.UnixNano()))
+	cy.rechecking = false
+	cy.phase, cy.phaseDone = phase, done
+	return err
+}
+
+// used returns which suspects have edges or are pinned by uploads. It counts the edges by a
+// scan and by their number, and these have to agree: damage can make either of them look like
+// no edges.
+func (cy *cycle) used(ctx context.Context, suspects []suspect) (map[keys.Hash]bool, error) {
 	used := map[keys.Hash]bool{}
 	for _, s := range suspects {
 		used[s.hash] = false
 	}
-	if err := r.staged(ctx, used); err != nil {
-		return err
-	}
-	ks := make([][]byte, len(suspects))
-	for i, s := range suspects {
-		ks[i] = r.space.Count(s.hash)
-	}
-	vs, err := r.get(ctx, ks...)
-	if err != nil {
-		return err
-	}
-	for i, s := range suspects {
-		count, err := openCount(ks[i], vs[i])
-		if err != nil {
-			return err
+	err := cy.each(ctx, cy.space.All(keys.Upload), "upload", func(e entry) error {
+		h := keys.Hash(e.fields[16:])
+		if _, is := used[h]; is {
+			used[h] = true
 		}
-		edges := uint64(0)
-		for _, err := range r.engine.Scan(ctx, r.space.Of(keys.Edge, s.hash)) {
-			if err != nil {
-				return err
-			}
-			edges++
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	counts, err := rows(ctx, cy, suspects, func(s suspect) []byte { return cy.space.Count(s.hash) })
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range suspects {
+		count, err := openCount(counts[i][0].Key, counts[i][0].Value)
+		if err != nil {
+			return nil, err
+		}
+		edges, err := cy.edgesOf(ctx, s.hash)
+		if err != nil {
+			return nil, err
 		}
 		if edges != count {
-			return codec.Corrupt(errDisagree, "%d edges of the blob at %x, which are counted as %d", edges, s.hash, count)
+			return nil, codec.Corrupt(errDisagree, "%d edges of the blob at %x, which are counted as %d", edges, s.hash, count)
 		}
 		used[s.hash] = used[s.hash] || count > 0
 	}
-	keep, drop := &batch{}, suspects[:0]
-	for _, s := range suspects {
-		if !used[s.hash] {
-			drop = append(drop, s)
-			continue
-		}
-		r.Revived++
-		if err := r.revive(keep, s.hash, s.raw); err != nil {
-			return err
-		}
-		keep.Delete(r.space.Candidate(s.hash))
-		if keep.Ops() >= batchOps {
-			if err := r.keep(ctx, keep); err != nil {
-				return err
-			}
-			keep = &batch{}
-		}
-	}
-	if err := r.keep(ctx, keep); err != nil {
-		return err
-	}
-	return r.remove(ctx, drop)
+	return used, nil
 }
 
-var errDisagree = errors.New("index does not agree with itself")
-
-// keep applies the revival of suspects. If a commit revived one of them already,
-// they stay listed, and are looked at again.
-func (r *run) keep(ctx context.Context, b *batch) error {
-	if b.Ops() == 0 {
-		return nil
+// reviveUsed revives the suspects that are used and takes them off the list of candidates. It
+// returns the others.
+func (cy *cycle) reviveUsed(ctx context.Context, suspects []suspect, used map[keys.Hash]bool) (unused []suspect, err error) {
+	w := newWriter(cy.applyRevival)
+	for _, s := range suspects {
+		if !used[s.hash] {
+			unused = append(unused, s)
+			continue
+		}
+		cy.Revived++
+		if err := cy.revive(w.batch, s.hash, s.raw); err != nil {
+			return nil, err
+		}
+		w.Delete(cy.space.Candidate(s.hash))
+		if err := w.spill(ctx); err != nil {
+			return nil, err
+		}
 	}
-	err := r.apply(ctx, b)
+	return unused, w.flush(ctx)
+}
+
+// applyRevival applies a batch that revives suspects. If a commit has revived one of them
+// already, all of them stay candidates, and the sweep comes to them again.
+func (cy *cycle) applyRevival(ctx context.Context, b *batch) error {
+	err := cy.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
 		return nil
 	}
 	return err
 }
 
-// remove deletes suspects whose marks are as this run condemned them, with the
-// edges that they own.
-func (r *run) remove(ctx context.Context, suspects []suspect) error {
+// remove deletes suspects. It leaves out those whose marks have changed since they were
+// condemned: a commit relies on them. They stay candidates, and the sweep, which begins at the
+// first candidate again, comes to them again.
+func (cy *cycle) remove(ctx context.Context, suspects []suspect) error {
 	for len(suspects) > 0 {
-		n, err := r.removeSome(ctx, suspects)
-		if errors.Is(err, engine.ErrConflict) {
-			// A commit revived one of them: it is not ours any more.
-			var conflict *engine.ConflictError
-			if !errors.As(err, &conflict) {
-				return err
-			}
-			i := slices.IndexFunc(suspects, func(s suspect) bool { return string(r.space.Mark(s.hash)) == string(conflict.Key) })
-			if i < 0 {
-				return err
-			}
-			r.Revived++
-			suspects = slices.Delete(suspects, i, i+1)
+		n, err := cy.removeSome(ctx, suspects)
+		switch {
+		case err == nil:
+			suspects = suspects[n:]
 			continue
-		}
-		if err != nil {
+		case !errors.Is(err, engine.ErrConflict):
 			return err
 		}
-		suspects = suspects[n:]
+		changed := string(conflictKey(err))
+		i := slices.IndexFunc(suspects, func(s suspect) bool { return string(cy.space.Mark(s.hash)) == changed })
+		if i < 0 {
+			return err
+		}
+		cy.Revived++
+		suspects = slices.Delete(suspects, i, i+1)
 	}
 	return nil
 }
 
-// removeSome deletes the first few suspects and returns how many.
-func (r *run) removeSome(ctx context.Context, suspects []suspect) (n int, err error) {
-	b := &batch{}
-	stood, counts := map[keys.Hash]uint64{}, map[keys.Hash]uint64{}
+// removeSome deletes the first suspects in one batch, and returns how many. The items of lists
+// among them lose their edges in the same batch, and become candidates if these were the last.
+func (cy *cycle) removeSome(ctx context.Context, suspects []suspect) (n int, err error) {
+	b, t := &batch{}, newTally()
 	bytes := int64(0)
-	for _, s := range suspects {
-		if b.Ops() >= batchOps {
-			break
-		}
+	for n < len(suspects) && b.Ops() < batchOps {
+		s := suspects[n]
 		n++
 		bytes += s.mark.Bytes
-		key := r.space.Mark(s.hash)
-		b.Guard(key, s.raw)
-		b.Delete(key)
-		for i := range s.mark.Parts {
-			b.Delete(r.space.Blob(s.hash, i))
-		}
-		b.Delete(r.space.Candidate(s.hash))
+		cy.removeBlob(b, s)
 		if !s.mark.List {
 			continue
 		}
-		items, err := r.blobs.ItemsOf(ctx, s.hash)
-		if err != nil {
+		if err := cy.unlinkItems(ctx, b, t, s.hash); err != nil {
 			return 0, err
 		}
-		var ks [][]byte
-		for _, item := range items {
-			ks = append(ks, r.space.Edge(item, byList, s.hash), r.space.Count(item))
-		}
-		vs, err := r.get(ctx, ks...)
-		if err != nil {
-			return 0, err
-		}
-		seen := map[keys.Hash]bool{}
-		for i, item := range items {
-			if seen[item] || vs[2*i] == nil { // of a blob that never had an edge itself
-				continue
-			}
-			seen[item] = true
-			if _, ok := stood[item]; !ok {
-				if stood[item], err = openCount(ks[2*i+1], vs[2*i+1]); err != nil {
-					return 0, err
-				}
-				counts[item] = stood[item]
-			}
-			if counts[item] == 0 {
-				return 0, codec.Corrupt(errDisagree, "number of edges of the blob at %x", item)
-			}
-			counts[item]--
-			b.Delete(ks[2*i])
-		}
 	}
-	for item, count := range counts {
-		r.setCount(b, item, stood[item], count, false)
-	}
-	if err := r.apply(ctx, b); err != nil {
+	cy.setCounts(b, t, nil)
+	if err := cy.apply(ctx, b); err != nil {
 		return 0, err
 	}
-	r.Deleted += n
-	r.Bytes += bytes
+	cy.Deleted += n
+	cy.Bytes += bytes
 	return n, nil
+}
+
+// removeBlob makes b delete a suspect: its bytes, its mark as the cycle condemned it, which b
+// guards, and its place in the list of candidates.
+func (cy *cycle) removeBlob(b *batch, s suspect) {
+	key := cy.space.Mark(s.hash)
+	b.Guard(key, s.raw)
+	b.Delete(key)
+	for i := range s.mark.Parts {
+		b.Delete(cy.space.Blob(s.hash, i))
+	}
+	b.Delete(cy.space.Candidate(s.hash))
+}
+
+// unlinkItems makes b delete the edges of a list's items to the list, and counts them in t. An
+// item that has no edge to the list loses none.
+func (cy *cycle) unlinkItems(ctx context.Context, b *batch, t *tally, list keys.Hash) error {
+	items, err := cy.blobs.ItemsOf(ctx, list)
+	if err != nil {
+		return err
+	}
+	recs, err := rows(ctx, cy, items, func(item keys.Hash) []byte { return cy.space.Edge(item, byList, list) }, cy.space.Count)
+	if err != nil {
+		return err
+	}
+	seen := map[keys.Hash]bool{}
+	for i, item := range items {
+		edge, count := recs[i][0], recs[i][1]
+		if seen[item] || edge.Value == nil {
+			continue
+		}
+		seen[item] = true
+		if err := t.read(item, count); err != nil {
+			return err
+		}
+		if t.now[item] == 0 {
+			return codec.Corrupt(errDisagree, "number of edges of the blob at %x", item)
+		}
+		t.change(b, item, edge, nil)
+	}
+	return nil
 }

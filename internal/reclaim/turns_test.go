@@ -94,7 +94,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 	}
 }
 
-// G7: one that begins leaves a run that makes progress alone, and takes over one that does
+// G7: one that begins leaves a cycle that makes progress alone, and takes over one that does
 // not.
 func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
 	testscale.Slow(t)
@@ -156,7 +156,7 @@ func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-result; err != nil {
-		t.Errorf("the run that made progress: %v (superseded: %v)", err, errors.Is(err, gc.ErrSuperseded))
+		t.Errorf("the cycle that made progress: %v (superseded: %v)", err, errors.Is(err, gc.ErrSuperseded))
 	}
 	healthy(t, st)
 }

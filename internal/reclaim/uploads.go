@@ -3,206 +3,178 @@ package reclaim
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// uploads ends those that have expired, and lists what they and finished ones
-// held.
-func (r *run) uploads(ctx context.Context) error {
-	var owner keys.Incarnation
-	first := true
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Upload)) {
+// This file lets uploads expire. An upload has a record of its own and a pin for each blob
+// that it has stored. A finished upload has a grant, which pins the blob that stands for the
+// whole, and no record of its own any more. The blobs of an upload that is over become
+// candidates. They are deleted unless a commit or a list has edges to them by then.
+//
+//	begun       record (zero blob)
+//	stored      record, pin, pin, pin         the session is named in the record
+//	finished            pin, pin, pin, grant  an attachment that no commit refers to yet
+//	finished            pin, pin, pin         its blobs were committed
+//	collected                         grant   or nothing
+//
+// A finished upload leaves its pins to the collector. They go when the collector has given the
+// items of lists their edges, so that the list keeps the chunks from then on.
+
+// A pin is a record under keys.Upload.
+type pin struct {
+	blobs.Pin
+	engine.Pair
+	by   keys.Incarnation // the upload or, of a grant, the session
+	blob keys.Hash        // zero for the upload itself
+}
+
+// eachPin calls f for the pins of a range. Of a grant, Owner is the session that it is for.
+func (cy *cycle) eachPin(ctx context.Context, r engine.Range, f func(pin) error) error {
+	return cy.each(ctx, r, "upload", func(e entry) error {
+		p, err := blobs.OpenPin(e.Key, e.Value)
 		if err != nil {
+			return codec.Corrupt(err, "upload at key %x", e.Key)
+		}
+		by := keys.Incarnation(e.fields)
+		if p.Kind == blobs.Grant {
+			p.Owner = by
+		}
+		return f(pin{Pin: p, Pair: e.Pair, by: by, blob: keys.Hash(e.fields[16:])})
+	})
+}
+
+// uploads ends the uploads and grants that have expired, and makes the blobs of uploads that
+// are over candidates. The pins of an upload follow each other, after its own record if it
+// has one, and are dealt with together.
+func (cy *cycle) uploads(ctx context.Context) error {
+	var last *keys.Incarnation
+	return cy.eachPin(ctx, cy.space.All(keys.Upload), func(p pin) error {
+		if p.Kind == blobs.Grant {
+			_, err := cy.expire(ctx, p, []keys.Hash{p.blob})
 			return err
 		}
-		h, hold, err := r.hold(p)
-		if err != nil {
+		if last != nil && *last == p.by {
+			return nil
+		}
+		last = &p.by
+		stands, err := cy.uploadStands(ctx, p)
+		if err != nil || stands {
 			return err
 		}
-		of := keys.Incarnation(h.owner)
-		switch {
-		case hold.Kind == blobs.Grant:
-			hold.Owner = of
-			if _, err := r.expire(ctx, p, hold, []keys.Hash{h.blob}); err != nil {
-				return err
-			}
-		case of == owner && !first: // seen
-		case hold.Kind == blobs.Uploading:
-			if standing, err := r.expire(ctx, p, hold, nil); err != nil {
-				return err
-			} else if !standing {
-				err = r.orphans(ctx, of)
-				if err != nil {
-					return err
-				}
-			}
-		default:
-			// The scan may have passed the upload's place before it began.
-			if standing, err := r.standing(ctx, of); err != nil {
-				return err
-			} else if !standing {
-				if err := r.orphans(ctx, of); err != nil {
-					return err
-				}
-			}
-		}
-		if hold.Kind != blobs.Grant {
-			owner, first = of, false
-		}
-	}
-	return nil
+		return cy.orphans(ctx, p.by)
+	})
 }
 
-// A held blob, by whom.
-type heldBy struct {
-	owner [16]byte
-	blob  keys.Hash
-}
-
-func (r *run) hold(p engine.Pair) (h heldBy, hold blobs.Hold, err error) {
-	_, fields, ok := r.space.Fields(p.Key)
-	hold, err = blobs.OpenHold(p.Key, p.Value)
-	if err == nil && !ok {
-		err = record.ErrMalformed
+// uploadStands reports whether the upload of a pin stands, and ends the upload if it has
+// expired. p is the first record of the upload that a scan has found.
+func (cy *cycle) uploadStands(ctx context.Context, p pin) (bool, error) {
+	if p.Kind == blobs.Uploading {
+		return cy.expire(ctx, p, nil)
 	}
-	if err != nil {
-		return h, hold, codec.Corrupt(err, "upload at key %x", p.Key)
-	}
-	return heldBy{owner: [16]byte(fields[:16]), blob: keys.Hash(fields[16:])}, hold, nil
-}
-
-func (r *run) standing(ctx context.Context, owner keys.Incarnation) (bool, error) {
-	vs, err := r.get(ctx, r.space.Upload(owner, keys.Hash{}))
+	// The upload's own record comes first. It may have been written after the scan had
+	// passed its place.
+	vs, err := cy.get(ctx, cy.space.Upload(p.by, keys.Hash{}))
 	return err == nil && vs[0] != nil, err
 }
 
-// deleted reports whether a session is deleted.
-func (r *run) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
-	key := r.space.Life(inc)
-	vs, err := r.get(ctx, key)
-	if err != nil || vs[0] == nil {
-		return err == nil, err
-	}
-	life, err := heads.OpenLife(key, vs[0])
-	return err == nil && life.State == heads.Deleted, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
-}
-
-// expire removes an upload or a grant if its time is over, or its session deleted, and
-// lists what the grant held. It reports whether it stands.
-func (r *run) expire(ctx context.Context, p engine.Pair, hold blobs.Hold, held []keys.Hash) (standing bool, err error) {
-	if r.began.Before(hold.Expires) {
-		deleted, err := r.deleted(ctx, hold.Owner)
+// expire removes an upload or a grant if its time is over or its session is deleted, and
+// makes the blobs that it pinned candidates. It reports whether the upload or grant stands.
+func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands bool, err error) {
+	if cy.began.Before(p.Expires) {
+		deleted, err := cy.deleted(ctx, p.Owner)
 		if err != nil || !deleted {
-			r.Roots++
+			cy.Roots++
 			return true, err
 		}
 	}
-	if err := r.represent(ctx, held, nil); err != nil {
+	if err := cy.linkItems(ctx, pinned, nil); err != nil {
 		return true, err
 	}
 	b := &batch{}
 	b.Guard(p.Key, p.Value)
 	b.Delete(p.Key)
-	for _, h := range held {
-		r.list(b, h)
+	for _, h := range pinned {
+		cy.addCandidate(b, h)
 	}
-	err = r.apply(ctx, b)
+	// No later upload writes a record of the same value, so that a late attempt of this batch
+	// can't end one.
+	err = cy.apply(ctx, b)
 	if errors.Is(err, engine.ErrConflict) {
-		return true, nil // committed meanwhile, or uploaded again
+		return true, nil // A commit has used it meanwhile, or the blob was uploaded again.
 	}
 	if err == nil {
-		r.Expired++
+		cy.Expired++
 	}
 	return false, err
 }
 
-// orphans lists the blobs of an upload that is over. All of them get the edges of
-// what they are stored relative to before the first is let go of: the upload may
-// hold the chunks of a list that only a grant holds.
-func (r *run) orphans(ctx context.Context, owner keys.Incarnation) error {
-	for _, step := range []func([]keys.Hash) error{
-		func(hashes []keys.Hash) error { return r.represent(ctx, hashes, nil) },
-		func(hashes []keys.Hash) error {
-			entries := make([][]byte, len(hashes))
-			for i, h := range hashes {
-				entries[i] = r.space.Upload(owner, h)
-			}
-			r.step(len(hashes))
-			return r.abandon(ctx, hashes, entries)
-		},
-	} {
-		var hashes []keys.Hash
-		for p, err := range r.engine.Scan(ctx, r.space.Of(keys.Upload, owner)) {
-			if err != nil {
-				return err
-			}
-			h, hold, err := r.hold(p)
-			if err != nil {
-				return err
-			}
-			if hold.Kind != blobs.Held {
-				continue
-			}
-			if hashes = append(hashes, h.blob); len(hashes) == batchOps/2 {
-				if err := step(hashes); err != nil {
-					return err
-				}
-				hashes = nil
-			}
-		}
-		if len(hashes) > 0 {
-			if err := step(hashes); err != nil {
-				return err
-			}
-		}
+// deleted reports whether a session is deleted, whether or not vacuum has removed it.
+func (cy *cycle) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
+	key := cy.space.Life(inc)
+	vs, err := cy.get(ctx, key)
+	if err != nil || vs[0] == nil {
+		return err == nil, err
 	}
-	return nil
+	life, err := openLife(engine.Pair{Key: key, Value: vs[0]}, inc)
+	return err == nil && life.State == heads.Deleted, err
 }
 
-// abandon lists blobs that something has let go of, and removes what said that
-// it held them. The items of lists get their edges first.
-func (r *run) abandon(ctx context.Context, blobs []keys.Hash, entries [][]byte) error {
-	if err := r.represent(ctx, blobs, nil); err != nil {
+// orphans removes the pins of an upload that is over, and makes the blobs candidates. The
+// items of all lists get their edges before the first pin goes: the upload may pin chunks of
+// a list that only a grant pins.
+func (cy *cycle) orphans(ctx context.Context, upload keys.Incarnation) error {
+	err := cy.pinnedBy(ctx, upload, func(hashes []keys.Hash) error { return cy.linkItems(ctx, hashes, nil) })
+	if err != nil {
 		return err
 	}
-	for len(blobs) > 0 {
-		n := min(batchOps/2, len(blobs))
-		b := &batch{}
-		for i, h := range blobs[:n] {
-			r.list(b, h)
-			if entries != nil {
-				b.Delete(entries[i])
-			}
-		}
-		if err := r.apply(ctx, b); err != nil {
-			return err
-		}
-		if blobs = blobs[n:]; entries != nil {
-			entries = entries[n:]
-		}
-	}
-	return nil
+	return cy.pinnedBy(ctx, upload, func(hashes []keys.Hash) error {
+		cy.step(len(hashes))
+		return cy.abandon(ctx, hashes, func(h keys.Hash) []byte { return cy.space.Upload(upload, h) })
+	})
 }
 
-// staged sets used for the blobs that any upload holds.
-func (r *run) staged(ctx context.Context, used map[keys.Hash]bool) error {
-	for p, err := range r.engine.Scan(ctx, r.space.All(keys.Upload)) {
-		if err != nil {
+// pinnedBy calls f for the blobs that an upload pins, some at a time.
+func (cy *cycle) pinnedBy(ctx context.Context, upload keys.Incarnation, f func([]keys.Hash) error) error {
+	var hashes []keys.Hash
+	err := cy.eachPin(ctx, cy.space.Of(keys.Upload, upload), func(p pin) error {
+		if p.Kind != blobs.Pinned {
+			return nil
+		}
+		if hashes = append(hashes, p.blob); len(hashes) < batchOps/2 {
+			return nil
+		}
+		some := hashes
+		hashes = nil
+		return f(some)
+	})
+	if err != nil || len(hashes) == 0 {
+		return err
+	}
+	return f(hashes)
+}
+
+// abandon makes blobs candidates that something has let go of, and removes their pins if pin
+// returns the keys of these. The items of lists get their edges first.
+func (cy *cycle) abandon(ctx context.Context, hashes []keys.Hash, pin func(keys.Hash) []byte) error {
+	if err := cy.linkItems(ctx, hashes, nil); err != nil {
+		return err
+	}
+	for some := range slices.Chunk(hashes, batchOps/2) {
+		b := &batch{}
+		for _, h := range some {
+			cy.addCandidate(b, h)
+			if pin != nil {
+				b.Delete(pin(h))
+			}
+		}
+		if err := cy.apply(ctx, b); err != nil {
 			return err
-		}
-		_, fields, ok := r.space.Fields(p.Key)
-		if !ok {
-			return codec.Corrupt(record.ErrMalformed, "upload at key %x", p.Key)
-		}
-		h := keys.Hash(fields[16:])
-		if _, is := used[h]; is {
-			used[h] = true
 		}
 	}
 	return nil

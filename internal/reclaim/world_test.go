@@ -20,7 +20,7 @@ import (
 
 var ctx = context.Background()
 
-// noise are bytes that no compression hides.
+// noise returns n bytes that compression does not shorten.
 func noise(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	rng := rand.New(rand.NewPCG(seed, 7))
@@ -30,7 +30,8 @@ func noise(n int, seed uint64) []byte {
 	return b
 }
 
-// version is the i-th version of a checkpoint part: a delta of the one before.
+// version returns the i-th version of a checkpoint part. It differs little from the version
+// before, so a commit stores it as a delta.
 func version(i int) []byte {
 	return append(noise(6000, 77), noise(100, uint64(1000+i))...)
 }
@@ -44,7 +45,8 @@ type world struct {
 	ctx context.Context // of all that the party does
 }
 
-// open opens the store on e; what is random in it depends on seed.
+// open opens the store on e. Its random numbers depend on seed. Its clock stands, later than
+// epoch.
 func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retention) (*world, error) {
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{
 		NoAutoSeal: true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
@@ -61,7 +63,7 @@ func (w *world) create(r turnstone.Request) (*turnstone.Session, error) {
 	return s, err
 }
 
-// commit commits to a session; losing to others is part of the game.
+// commit commits to a session. Errors that other parties may cause are left out.
 func (w *world) commit(id string, c turnstone.Commit) error {
 	s, err := w.Session(w.ctx, id)
 	if err != nil {
@@ -72,7 +74,7 @@ func (w *world) commit(id string, c turnstone.Commit) error {
 	return fair(err)
 }
 
-// fair returns errors that no schedule may cause.
+// fair returns err, or nil if it is an error that other parties may cause.
 func fair(err error) error {
 	for _, ok := range []error{
 		turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrRevisionPruned, turnstone.ErrUploadExpired,
@@ -97,7 +99,7 @@ func saves(part []byte) turnstone.Commit {
 	return turnstone.Commit{Checkpoint: map[string][]byte{"p": part}}
 }
 
-// collect is a collector; another one may take over.
+// collect collects. Another collector may take over.
 func collect(w *world) error {
 	_, err := w.GC(w.ctx, gc.Options{})
 	if err != nil && strings.Contains(err.Error(), "taken over") {

@@ -65,7 +65,7 @@ func TestACopyHasTheFormatOfItsSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	if s, _, err = st.Create(ctx, turnstone.Request{ID: "s"}); err != nil {
+	if _, _, err = st.Create(ctx, turnstone.Request{ID: "s"}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = replicate.Copy(ctx, replicate.Options{From: from, To: to, Known: known, Progress: func(phase string, _ int) {

@@ -40,7 +40,7 @@ var kinds = map[byte]string{
 	keys.Pack:     "nodes",
 	keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Version: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
-	keys.Run: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
+	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
 }
 
 // Gather counts what a store holds. It reads all records of the store once.

@@ -17,7 +17,7 @@ import (
 var recordNames = map[byte]string{
 	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Commit: "commit", keys.Copying: "note of the last copy",
 	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
-	keys.Candidate: "candidate", keys.Run: "run record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
+	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
 	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
 	keys.OrderTime: "time in the order of sessions", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
