@@ -3,6 +3,7 @@ package turnstone
 import (
 	"context"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -20,6 +21,9 @@ func BlobsOf(st *Store) *blobs.Store { return st.blobs }
 
 // IncarnationOf returns the incarnation of s.
 func IncarnationOf(s *Session) heads.Incarnation { return s.session.Inc }
+
+// EngineOf returns the engine of st.
+func EngineOf(st *Store) engine.Engine { return st.engine }
 
 // SealFast seals s as the background does.
 func SealFast(ctx context.Context, s *Session) error { return s.seal(ctx, false) }

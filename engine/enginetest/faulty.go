@@ -72,15 +72,15 @@ func CrashAfter(n int) func(Call) Fault {
 
 // decide numbers the call and returns it with the fault that is planned for it.
 func (f *Faulty) decide(ctx context.Context, c Call) (Call, Fault) {
-	f.mu.Lock()
 	fault := f.planned(ctx, &c)
-	f.mu.Unlock()
 	time.Sleep(fault.Latency)
 	return c, fault
 }
 
-// planned numbers the call and asks the plan. The caller holds f.mu.
+// planned numbers the call and asks the plan.
 func (f *Faulty) planned(ctx context.Context, c *Call) Fault {
+	f.mu.Lock()
+	defer f.mu.Unlock() // also if the plan ends the test
 	for _, late := range f.late {
 		// The batch may be refused because its guards are false by now. No caller waits
 		// for the outcome.

@@ -47,7 +47,8 @@ func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error
 		report := v.Report
 		err = v.liveOrDeleted(ctx, inc)
 		var damage *record.CorruptError
-		if attempt == attempts || !errors.As(err, &damage) {
+		moved := errors.Is(err, history.ErrSessionDeleted) || errors.Is(err, history.ErrSessionNotFound) // or renamed
+		if attempt == attempts || !moved && !errors.As(err, &damage) {
 			return err
 		}
 		after, gerr := v.get(ctx, key)
