@@ -80,7 +80,7 @@ func (s *Session) living(ctx context.Context) (*heads.Incarnation, error) {
 }
 
 func (s *Store) collector() *reclaim.Collector {
-	return reclaim.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter)
+	return reclaim.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter, *s.opts.formats)
 }
 
 // turn waits until no other collection or vacuum of this store runs. Who has the turn

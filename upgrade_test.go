@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -271,6 +272,88 @@ func TestFV6_AStoreKeepsItsFormatUntilItIsUpgraded(t *testing.T) {
 		t.Errorf("what the older version tried left something: %v", err)
 	}
 	maintain(t, "at the end", upgraded)
+}
+
+// FV6: a collection or vacuum of a version that is too old for the format deletes nothing once
+// the store is upgraded, also when it is at work then. A record of a kind that the old version
+// does not know could keep a blob.
+func TestFV6_ACollectorThatIsTooOldEnds(t *testing.T) {
+	source := full(t)
+	if err := addTurns(openStore(t, source, &turnstone.Options{NoAutoSeal: true})); err != nil {
+		t.Fatal(err)
+	}
+	cycleKey := keys.CycleKey("")
+	for what, collect := range map[string]func(*turnstone.Store) error{
+		"gc":     func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
+		"vacuum": func(st *turnstone.Store) error { _, err := st.Vacuum(ctx, gc.VacuumOptions{}); return err },
+	} {
+		cut := 0
+		for n := 1; ; n++ {
+			e := copyOf(t, source)
+			upgraded, opened, calls := false, false, 0
+			st := openStore(t, &enginetest.Faulty{
+				Engine: e,
+				Plan: func(c enginetest.Call) enginetest.Fault {
+					if opened {
+						calls++
+					}
+					if opened && calls == n {
+						next, err := openNext(e, true)
+						if err != nil {
+							t.Error(err)
+						} else {
+							next.Close()
+						}
+						upgraded = true
+					}
+					return enginetest.Fault{}
+				},
+				Done: func(c enginetest.Call, err error) {
+					if upgraded && err == nil && c.Op == "Apply" && slices.ContainsFunc(c.Batch.Guards, func(p engine.Pair) bool { return bytes.Equal(p.Key, cycleKey) }) {
+						t.Errorf("%s upgraded before call %d: the old collector wrote in call %d", what, n, c.N)
+					}
+				},
+			}, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			opened = true
+			err := collect(st)
+			if !upgraded {
+				break
+			}
+			switch {
+			case errors.Is(err, gc.ErrSuperseded), errors.Is(err, record.ErrNewer):
+				cut++
+			case err != nil:
+				t.Errorf("%s upgraded before call %d: %v", what, n, err)
+			}
+			if err := collect(st); !errors.Is(err, record.ErrNewer) {
+				t.Errorf("%s after the upgrade: %v", what, err)
+			}
+		}
+		if cut < 10 {
+			t.Errorf("%s was cut off %d times", what, cut)
+		}
+	}
+
+	// A record of a new kind is of the new format, and no damage.
+	e := copyOf(t, source)
+	old := openStore(t, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	next, err := openNext(e, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	key := append(keys.Prefix(""), 'N', 1)
+	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.SealTail(key, []byte{'N', 2, 7}, 0)}}}); err != nil {
+		t.Fatal(err)
+	}
+	_, verify := old.Verify(ctx, turnstone.VerifyOptions{})
+	_, stats := old.Stats(ctx)
+	for what, err := range map[string]error{"Verify": verify, "Stats": stats} {
+		var damage *record.CorruptError
+		if !errors.Is(err, record.ErrNewer) || errors.As(err, &damage) {
+			t.Errorf("%s of a store with a record of a new kind: %v", what, err)
+		}
+	}
 }
 
 // FV6: wherever an upgrade is cut off, the store has one format or the other and all that it

@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// ErrSuperseded reports that another collector has taken over. What this one did stands,
-// and the other one goes on from there. Match it with errors.Is.
-var ErrSuperseded = errors.New("gc: another collector has taken over")
+// ErrSuperseded reports that another collector has taken over, or that the store was
+// upgraded meanwhile. What this one did stands, and the next one goes on from there. Match it
+// with errors.Is.
+var ErrSuperseded = errors.New("gc: another collector has taken over, or the store was upgraded")
 
 // Options of a collection. The zero value is a collection at full speed.
 type Options struct {

@@ -252,6 +252,9 @@ func (s *Space) Index(inc Incarnation, last uint64) []byte {
 // for the grant of a finished upload, a session. The zero blob stands for the upload itself.
 func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
 
+// Store returns what StoreKey returns for the namespace of s.
+func (s *Space) Store() []byte { return s.key(Store, 0) }
+
 // Cycle returns the key of the record of the garbage-collection cycle.
 func (s *Space) Cycle() []byte { return s.key(Cycle, 0) }
 

@@ -82,14 +82,15 @@ type Collector struct {
 	blobs    *blobs.Store
 	now      func() time.Time
 	patience time.Duration
+	known    heads.Formats
 }
 
 // New returns a collector for the namespace of space on e. The clock decides when
 // uploads expire, and nothing else. A cycle takes over from another one whose record has not
 // changed for as long as patience; at once if patience is not positive. That is safe at
 // any time: the other one ends with gc.ErrSuperseded.
-func New(e engine.Engine, space *keys.Space, blobs *blobs.Store, now func() time.Time, patience time.Duration) *Collector {
-	return &Collector{engine: e, space: space, blobs: blobs, now: now, patience: patience}
+func New(e engine.Engine, space *keys.Space, blobs *blobs.Store, now func() time.Time, patience time.Duration, known heads.Formats) *Collector {
+	return &Collector{engine: e, space: space, blobs: blobs, now: now, patience: patience, known: known}
 }
 
 // Run collects. It may be cancelled at any time, and the next cycle goes on from there. If

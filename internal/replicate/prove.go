@@ -50,7 +50,7 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) erro
 		return err
 	}
 	// The collector only checks its index. It collects nothing.
-	collector := reclaim.New(e, s.Space, s.Blobs, time.Now, 0)
+	collector := reclaim.New(e, s.Space, s.Blobs, time.Now, 0, c.Known)
 	r, err := verify.Check(ctx, s, collector, func(done int) { c.Progress(phase, done) })
 	if err == nil && len(r.Problems) > 0 {
 		err = fmt.Errorf("%s: %w", phase, r.Problems[0])
