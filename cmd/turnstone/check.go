@@ -86,6 +86,7 @@ func (a *app) stats() *cobra.Command {
 func printStats(w io.Writer, s *turnstone.Stats, allocated uint64) error {
 	p := printer{w: w}
 	p.printf("sessions     %d\ncommits      %d\nnodes        %d\nblobs        %d\n", s.Sessions, s.Commits, s.Nodes, s.Blobs)
+	p.printf("format       %d\n", s.Format)
 	p.printf("segments     %d sealed, %d loose\n", s.Sealed, s.Loose)
 	p.printf("logical      %s of payloads, %s of checkpoints\n", size(s.Payload), size(s.Checkpoints))
 	p.printf("stored       %s in %s%s\n", size(s.Stored.Total()), plural(s.Stored.Records, "record"), ratio(s.Payload+s.Checkpoints, s.Stored.Total()))

@@ -175,6 +175,7 @@ func verifyLineOf(v *turnstone.Verification) verifyLine {
 }
 
 type statsLine struct {
+	Format      uint64              `json:"format"`
 	Sessions    int                 `json:"sessions"`
 	Commits     int                 `json:"commits"`
 	Nodes       uint64              `json:"nodes"`
@@ -198,7 +199,7 @@ type kindLine struct {
 
 func statsLineOf(s *turnstone.Stats, allocated uint64) statsLine {
 	l := statsLine{
-		Sessions: s.Sessions, Commits: s.Commits, Nodes: s.Nodes, Blobs: s.Blobs, Sealed: s.Sealed, Loose: s.Loose, Deleted: s.Deleted,
+		Format: s.Format, Sessions: s.Sessions, Commits: s.Commits, Nodes: s.Nodes, Blobs: s.Blobs, Sealed: s.Sealed, Loose: s.Loose, Deleted: s.Deleted,
 		Payload: s.Payload, Checkpoints: s.Checkpoints, Records: s.Stored.Records, Stored: s.Stored.Total(), ByKind: map[string]kindLine{},
 		Allocated: allocated, Usage: usageLines(s.Usage),
 	}

@@ -126,7 +126,10 @@ func TestImportShowExport(t *testing.T) {
 	if out := must(t, "verify", "--store", store); !strings.Contains(out, "is right") {
 		t.Error(out)
 	}
-	if out := must(t, "stats", "--store", store); !strings.Contains(out, "nodes        3") || !strings.Contains(out, "on disk") {
+	if out := must(t, "upgrade", "--store", store); !strings.Contains(out, "has the newest format") {
+		t.Error(out)
+	}
+	if out := must(t, "stats", "--store", store); !strings.Contains(out, "nodes        3") || !strings.Contains(out, "format       1") || !strings.Contains(out, "on disk") {
 		t.Error(out)
 	}
 }
