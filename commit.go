@@ -117,7 +117,7 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 		return Result{}, commit.Stats{}, err
 	}
 	r, stats, err := s.store.commits.Commit(ctx, s.session, c.request())
-	if err == nil && !r.Replayed && stats.Raw-s.sealedRaw.Load() >= uint64(s.store.opts.SealBytes) {
+	if err == nil && !r.Replayed && stats.PackBytes-s.sealedBytes.Load() >= uint64(s.store.opts.SealBytes) {
 		s.sealLater()
 	}
 	return Result(r), stats, public(err)

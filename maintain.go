@@ -282,7 +282,7 @@ func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more
 	}
 	sealed, more, err := sizes.Next(ctx, c, s.session, current, all)
 	if err == nil {
-		s.sealedRaw.Store(sealed)
+		s.sealedBytes.Store(sealed)
 	}
 	return more, err
 }

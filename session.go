@@ -41,8 +41,8 @@ type Session struct {
 	store   *Store
 	session *history.Session
 
-	// sealedRaw is heads.Life.SealedRaw as it was seen last.
-	sealedRaw atomic.Uint64
+	// sealedBytes is heads.Life.SealedBytes as it was seen last.
+	sealedBytes atomic.Uint64
 }
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
@@ -68,7 +68,7 @@ func (s *Store) handle(h *history.Session, st *history.State) *Session {
 		return out
 	}
 	if st.Life != nil {
-		out.sealedRaw.Store(st.Life.SealedRaw)
+		out.sealedBytes.Store(st.Life.SealedBytes)
 	}
 	h.SeeOrderTime(st.OrderTime)
 	h.See(st.Head, nil)

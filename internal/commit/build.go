@@ -41,7 +41,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 	next := &heads.Head{
 		Incarnation: s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
 		PartsAt: c.PartsAt, Parts: w.built.parts,
-		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, Raw: h.Raw,
+		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, PackBytes: h.PackBytes,
 		Usage: head.AddUsage(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
 	}
 	if len(next.Usage) > w.store.Limits.Models {
@@ -51,7 +51,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 		if n := p.Size(); n > w.store.Limits.NodeBytes {
 			return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
 		}
-		next.Raw += p.Raw()
+		next.PackBytes += p.Uncompressed()
 		ks, vs, err := pack.EncodeSegment(space, s.Inc, []pack.Pack{*p}, h.Last, codec.Fast)
 		if err != nil {
 			return err

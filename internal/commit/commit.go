@@ -51,7 +51,7 @@ func (st *Store) Commit(ctx context.Context, s *history.Session, r *Request) (Re
 	}
 	stats := Stats{Hits: w.hits, Misses: w.misses}
 	if w.head != nil {
-		stats.Raw = w.head.Raw
+		stats.PackBytes = w.head.PackBytes
 	}
 	return result, stats, err
 }

@@ -90,5 +90,5 @@ type Stats struct {
 	// counts the others.
 	Hits, Misses int
 	// Raw is the size of all nodes of the session after the commit, before compression.
-	Raw uint64
+	PackBytes uint64
 }

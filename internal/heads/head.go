@@ -32,7 +32,7 @@ type Head struct {
 	Parts       []head.Part   // by name
 	Nodes       uint64        // of this session's own commits
 	Bytes       uint64        // of their payloads
-	Raw         uint64        // of their packs, before compression: what sealing goes by
+	PackBytes   uint64        // of their packs, before compression: what sealing goes by
 	Usage       []head.Usage  // totals by model
 	Updated     time.Time
 }
@@ -60,7 +60,7 @@ func (h *Head) Seal(key []byte) []byte {
 	appendParts(&e, h.Parts)
 	e.Uint(h.Nodes)
 	e.Uint(h.Bytes)
-	e.Uint(h.Raw)
+	e.Uint(h.PackBytes)
 	appendUsage(&e, h.Usage)
 	appendTime(&e, h.Updated)
 	return codec.SealTail(key, e.B, 0)
@@ -86,7 +86,7 @@ func OpenHead(key, value []byte) (*Head, error) {
 	d.Fixed(h.Commit[:])
 	h.PartsAt = head.Revision(d.Uint())
 	h.Parts = decodeParts(&d)
-	h.Nodes, h.Bytes, h.Raw = d.Uint(), d.Uint(), d.Uint()
+	h.Nodes, h.Bytes, h.PackBytes = d.Uint(), d.Uint(), d.Uint()
 	h.Usage = decodeUsage(&d, MaxModels)
 	h.Updated = decodeTime(&d)
 	return &h, d.Done()

@@ -22,7 +22,7 @@ var (
 
 	aHead = heads.Head{
 		Incarnation: heads.Incarnation{9}, Revision: 7, Leaf: graph.ID{1}, Last: graph.ID{2}, Commit: head.CommitID{3},
-		PartsAt: 7, Parts: parts, Nodes: 10, Bytes: 11, Raw: 12, Usage: usage, Updated: when,
+		PartsAt: 7, Parts: parts, Nodes: 10, Bytes: 11, PackBytes: 12, Usage: usage, Updated: when,
 	}
 	aCommit = heads.Commit{
 		Revision: 7, Previous: head.CommitID{1}, Leaf: graph.ID{2}, Last: graph.ID{3}, Nodes: 4, NodeDigest: [32]byte{5},
@@ -32,7 +32,7 @@ var (
 		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},
 		Detached: true, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
 	}
-	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedRaw: 5}
+	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5}
 	anOrigin = heads.Origin{Ancestors: []heads.Ancestor{{Incarnation: heads.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Parts: []head.Part{parts[0]}}
 )
 

@@ -118,16 +118,16 @@ const (
 // Life is the lifecycle record of an incarnation: what seals, forks, tombstones
 // or deletes guards it and sets it with the next epoch. Commits never set it.
 type Life struct {
-	Session   keys.Hash // of the session id
-	State     State
-	Floor     head.Revision // the oldest revision that can be read; behind the last one when deleted
-	Epoch     uint64        // +1 at every write
-	Sealed    head.Revision // up to here packs are in full segments
-	SealedRaw uint64        // Head.Raw at that revision
-	Packed    head.Revision // up to here segments are compressed as well as they can be; at most Sealed
-	Forks     uint64        // how many hold this history: a second witness of their entries
-	Refs      uint64        // how many revisions are kept by name: likewise
-	Stones    uint64        // how many tombstones there are: likewise
+	Session     keys.Hash // of the session id
+	State       State
+	Floor       head.Revision // the oldest revision that can be read; behind the last one when deleted
+	Epoch       uint64        // +1 at every write
+	Sealed      head.Revision // up to here packs are in full segments
+	SealedBytes uint64        // Head.PackBytes at that revision
+	Packed      head.Revision // up to here segments are compressed as well as they can be; at most Sealed
+	Forks       uint64        // how many hold this history: a second witness of their entries
+	Refs        uint64        // how many revisions are kept by name: likewise
+	Stones      uint64        // how many tombstones there are: likewise
 }
 
 // Seal returns l's record for key.
@@ -144,7 +144,7 @@ func (l *Life) Seal(key []byte) []byte {
 }
 
 func (l *Life) numbers() []*uint64 {
-	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedRaw, (*uint64)(&l.Packed), &l.Forks, &l.Refs}
+	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedBytes, (*uint64)(&l.Packed), &l.Forks, &l.Refs}
 }
 
 // OpenLife decodes the record of key.

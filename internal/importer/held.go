@@ -106,17 +106,17 @@ const (
 	forkNode = -2 // the parent is the node of the parent session where an attached fork begins
 )
 
-// A spot identifies the node of an event: a node holds an event if it has the same
+// A fingerprint identifies the node of an event: a node holds an event if it has the same
 // parent, kind, key and payload.
-type spot struct {
+type fingerprint struct {
 	parent    graph.ID
 	kind, key string
 	payload   [sha256.Size]byte
 }
 
-// spot returns the spot of an event below the given parent.
-func (e *Event) spot(parent graph.ID) spot {
-	return spot{parent, e.Kind, base(e.Key), sha256.Sum256(e.Payload)}
+// fingerprint returns the fingerprint of an event below the given parent.
+func (e *Event) fingerprint(parent graph.ID) fingerprint {
+	return fingerprint{parent, e.Kind, base(e.Key), sha256.Sum256(e.Payload)}
 }
 
 // version separates an event's key in the file from a suffix. Keys are unique in a
@@ -176,11 +176,11 @@ func (h *held) load(ctx context.Context) error {
 
 // match finds the node of each event. It returns the nodes of the session that no event
 // has.
-func (h *held) match(c *Conversation) map[spot][]graph.ID {
-	left := map[spot][]graph.ID{}
+func (h *held) match(c *Conversation) map[fingerprint][]graph.ID {
+	left := map[fingerprint][]graph.ID{}
 	for i := range h.own {
 		n := &h.own[i]
-		k := spot{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
+		k := fingerprint{n.Parent, n.Kind, base(n.Key), sha256.Sum256(n.Payload)}
 		left[k] = append(left[k], n.ID)
 	}
 	// If the file begins with the events of the last import, all of these events were
@@ -197,7 +197,7 @@ func (h *held) match(c *Conversation) map[spot][]graph.ID {
 			h.fresh++
 			continue
 		}
-		k := c.Events[i].spot(parent)
+		k := c.Events[i].fingerprint(parent)
 		switch same := left[k]; {
 		case len(same) > 0:
 			h.ids[i], left[k] = same[0], same[1:]
@@ -219,14 +219,14 @@ func (h *held) begins(c *Conversation) bool {
 
 // findMoved sets moved: it looks for new events among the nodes that no event has. Such
 // a node has another parent than its event.
-func (h *held) findMoved(c *Conversation, left map[spot][]graph.ID) {
-	elsewhere := map[spot]int{}
+func (h *held) findMoved(c *Conversation, left map[fingerprint][]graph.ID) {
+	elsewhere := map[fingerprint]int{}
 	for k, nodes := range left {
 		k.parent = graph.ID{}
 		elsewhere[k] += len(nodes)
 	}
 	for i := range c.Events {
-		k := c.Events[i].spot(graph.ID{})
+		k := c.Events[i].fingerprint(graph.ID{})
 		if h.isNew(i) && elsewhere[k] > 0 {
 			h.moved[i] = true
 			elsewhere[k]--

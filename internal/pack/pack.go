@@ -225,9 +225,9 @@ func (p *Pack) Digest() [hash.Size]byte {
 	return hash.Node.Sum(b)
 }
 
-// Raw is what p counts for when it is decided whether a session has gathered
+// Uncompressed is what p counts for when it is decided whether a session has gathered
 // enough to seal: about its encoded length.
-func (p *Pack) Raw() uint64 {
+func (p *Pack) Uncompressed() uint64 {
 	n := uint64(24)
 	for i := range p.Nodes {
 		n += 40 + uint64(len(p.Nodes[i].Inline))

@@ -192,7 +192,7 @@ func (c *cleaning) plan(ctx context.Context) (*plan, error) {
 func (c *cleaning) planHead(ctx context.Context, p *plan) error {
 	p.headKey = c.space.Head(c.life.Session)
 	vs, err := c.get(ctx, p.headKey, c.space.Life(c.inc))
-	if err == nil && string(vs[1]) != string(c.raw) {
+	if err == nil && string(vs[1]) != string(c.record) {
 		err = errMoved
 	}
 	if err == nil {

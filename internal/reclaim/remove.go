@@ -175,7 +175,7 @@ func (c *cleaning) leave(ctx context.Context, b *batch, ancestor heads.Incarnati
 // session. The stale record, which need not be there, is not counted.
 func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 	key := c.space.Life(c.inc)
-	b.Guard(key, c.raw)
+	b.Guard(key, c.record)
 	b.Delete(key)
 	b.Delete(c.space.Bookmark(c.inc))
 	c.out.Records += b.Ops()

@@ -44,7 +44,7 @@ func (r *rewriting) rewrite(ctx context.Context) error {
 	for len(r.packs) > 0 && r.packs[len(r.packs)-1].Revision > uint64(r.last) {
 		r.packs = r.packs[:len(r.packs)-1]
 	}
-	raw := rawSize(r.packs)
+	before := uncompressed(r.packs)
 	for i := range r.packs {
 		r.erasePack(&r.packs[i])
 	}
@@ -65,8 +65,8 @@ func (r *rewriting) rewrite(ctx context.Context) error {
 	// rests on the lifecycle record, which apply guards: forks, tombstones, kept revisions, the
 	// floor and commits that rewind set it.
 	err := r.apply(ctx, r.batch, func(l *heads.Life) {
-		if r.seg.Packs[0].Revision > uint64(l.Sealed) { // Sealing goes by the raw size of loose packs.
-			l.SealedRaw += raw - rawSize(r.packs)
+		if r.seg.Packs[0].Revision > uint64(l.Sealed) { // Sealing goes by the uncompressed size of loose packs.
+			l.SealedBytes += before - uncompressed(r.packs)
 		}
 		l.Stones += r.stones
 	})
@@ -153,10 +153,10 @@ func (r *rewriting) replace() error {
 	return nil
 }
 
-// rawSize returns the size of packs before compression.
-func rawSize(packs []pack.Pack) (n uint64) {
+// uncompressed returns the size of packs before compression.
+func uncompressed(packs []pack.Pack) (n uint64) {
 	for i := range packs {
-		n += packs[i].Raw()
+		n += packs[i].Uncompressed()
 	}
 	return n
 }

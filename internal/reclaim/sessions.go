@@ -35,7 +35,7 @@ import (
 type view struct {
 	inc    heads.Incarnation
 	life   *heads.Life
-	raw    []byte        // the record of life
+	record []byte        // the record of life
 	dirty  []byte        // the dirty record, or nil
 	mark   bookmark      // The bookmark. It moves as commits are indexed.
 	known  bool          // There is a bookmark in the store.
@@ -177,7 +177,7 @@ func (cy *cycle) applyUpdate(ctx context.Context, v *view, b *batch) error {
 	if b.Ops() == 0 {
 		return nil
 	}
-	b.Guard(cy.space.Life(v.inc), v.raw)
+	b.Guard(cy.space.Life(v.inc), v.record)
 	if err := cy.apply(ctx, b); err != nil {
 		return err
 	}
@@ -194,16 +194,16 @@ func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error)
 	if err != nil {
 		return nil, err
 	}
-	v := &view{inc: inc, raw: vs[0], dirty: vs[1], known: vs[2] != nil, mark: unread()}
+	v := &view{inc: inc, record: vs[0], dirty: vs[1], known: vs[2] != nil, mark: unread()}
 	if v.known {
 		if v.mark, err = openBookmarkOf(engine.Pair{Key: markKey, Value: vs[2]}, inc); err != nil {
 			return nil, err
 		}
 	}
-	if v.raw == nil {
+	if v.record == nil {
 		return nil, cy.forget(ctx, v)
 	}
-	life := engine.Pair{Key: lifeKey, Value: v.raw}
+	life := engine.Pair{Key: lifeKey, Value: v.record}
 	if v.life, err = openLife(life, inc); err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (cy *cycle) viewHead(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	if string(vs[1]) != string(v.raw) {
+	if string(vs[1]) != string(v.record) {
 		return errMoved
 	}
 	h, err := openHead(engine.Pair{Key: key, Value: vs[0]}, v.inc)

@@ -42,9 +42,9 @@ const sweepSize = 1024
 
 // A suspect is a candidate that this cycle has condemned.
 type suspect struct {
-	hash keys.Hash
-	mark blobs.Mark
-	raw  []byte // the mark's record as the cycle wrote it
+	hash   keys.Hash
+	mark   blobs.Mark
+	record []byte // the mark's record as the cycle wrote it
 }
 
 // errDisagree is the damage of an index whose records contradict each other.
@@ -145,8 +145,8 @@ func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, 
 			}
 			// Seal draws new random bytes: no commit has seen this mark before.
 			m.Condemned = true
-			s := suspect{hash: h, mark: m, raw: m.Seal(mark.Key)}
-			b.Set(mark.Key, s.raw)
+			s := suspect{hash: h, mark: m, record: m.Seal(mark.Key)}
+			b.Set(mark.Key, s.record)
 			suspects = append(suspects, s)
 			continue
 		}
@@ -172,14 +172,14 @@ func (cy *cycle) unlist(b *batch, h keys.Hash, mark engine.Pair, edges uint64) e
 	return nil
 }
 
-// revive makes b set the mark of a blob live if it is condemned. raw is the mark's record,
+// revive makes b set the mark of a blob live if it is condemned. record is the mark's record,
 // which b guards.
-func (cy *cycle) revive(b *batch, h keys.Hash, raw []byte) error {
+func (cy *cycle) revive(b *batch, h keys.Hash, record []byte) error {
 	key := cy.space.Mark(h)
-	m, err := openMark(engine.Pair{Key: key, Value: raw}, h)
+	m, err := openMark(engine.Pair{Key: key, Value: record}, h)
 	if err == nil && m.Condemned {
 		m.Condemned = false
-		b.Guard(key, raw)
+		b.Guard(key, record)
 		b.Set(key, m.Seal(key))
 	}
 	return err
@@ -265,7 +265,7 @@ func (cy *cycle) reviveUsed(ctx context.Context, suspects []suspect, used map[ke
 			continue
 		}
 		cy.Revived++
-		if err := cy.revive(w.batch, s.hash, s.raw); err != nil {
+		if err := cy.revive(w.batch, s.hash, s.record); err != nil {
 			return nil, err
 		}
 		w.Delete(cy.space.Candidate(s.hash))
@@ -340,7 +340,7 @@ func (cy *cycle) removeSome(ctx context.Context, suspects []suspect) (n int, err
 // guards, and its place in the list of candidates.
 func (cy *cycle) removeBlob(b *batch, s suspect) {
 	key := cy.space.Mark(s.hash)
-	b.Guard(key, s.raw)
+	b.Guard(key, s.record)
 	b.Delete(key)
 	for i := range s.mark.Parts {
 		b.Delete(cy.space.Blob(s.hash, i))

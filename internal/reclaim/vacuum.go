@@ -122,7 +122,7 @@ type cleaning struct {
 	*vacuum
 	inc     heads.Incarnation
 	life    *heads.Life
-	raw     []byte // the record of life
+	record  []byte // the record of life
 	mark    bookmark
 	holders []holder
 }
@@ -198,8 +198,8 @@ func (c *cleaning) readLife(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.raw = vs[0]
-	c.life, err = openLife(engine.Pair{Key: key, Value: c.raw}, c.inc)
+	c.record = vs[0]
+	c.life, err = openLife(engine.Pair{Key: key, Value: c.record}, c.inc)
 	return err
 }
 
@@ -257,13 +257,13 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*heads.Life)
 	if change != nil {
 		change(&next)
 	}
-	raw := next.Seal(key)
-	b.Guard(key, c.raw)
-	b.Set(key, raw)
+	record := next.Seal(key)
+	b.Guard(key, c.record)
+	b.Set(key, record)
 	if err := c.cycle.apply(ctx, b); err != nil {
 		return err
 	}
-	c.life, c.raw = &next, raw
+	c.life, c.record = &next, record
 	return nil
 }
 

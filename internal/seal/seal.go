@@ -45,7 +45,7 @@ const mostKeys = 6000
 // it can. A later call can add packs to a segment that is not full.
 func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*heads.Head, error), all bool) (sealed uint64, more bool, err error) {
 	err = c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
-		sealed, more = next.SealedRaw, false
+		sealed, more = next.SealedBytes, false
 		h, err := current(ctx)
 		if err != nil {
 			return false, err
@@ -65,7 +65,7 @@ func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, c
 		if p.full {
 			p.advance(next, all)
 		}
-		sealed, more = next.SealedRaw, p.full
+		sealed, more = next.SealedBytes, p.full
 		b.Reclaim = true // A segment takes less space than the packs that it replaces.
 		if rewrite {
 			err = p.replace(b, s, level)
@@ -129,7 +129,7 @@ func resolve(s *history.Session, packs []pack.Pack, before graph.ID) (last graph
 // don't compress.
 func sizes(packs []pack.Pack) (bytes uint64, size int) {
 	for i := range packs {
-		bytes, size = bytes+packs[i].Raw(), size+packs[i].Size()
+		bytes, size = bytes+packs[i].Uncompressed(), size+packs[i].Size()
 	}
 	return bytes, size
 }
@@ -161,7 +161,7 @@ func (p *plan) add(s *history.Session, segment *pack.Segment, sealed head.Revisi
 func (p *plan) advance(life *heads.Life, all bool) {
 	last := head.Revision(p.packs[len(p.packs)-1].Revision)
 	if last > life.Sealed {
-		life.Sealed, life.SealedRaw = last, life.SealedRaw+p.fresh
+		life.Sealed, life.SealedBytes = last, life.SealedBytes+p.fresh
 	}
 	if all {
 		life.Packed = last
