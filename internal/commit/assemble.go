@@ -49,45 +49,11 @@ func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b
 		pack: pack.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]pack.Node, len(in.Nodes))},
 		ids:  make([]graph.ID, len(in.Nodes)),
 	}
-	resolve := func(what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
-		switch r.Kind {
-		case RefNone:
-			return graph.ID{}, nil
-		case RefExisting:
-			if r.ID.IsZero() {
-				return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
-			}
-			if r.ID != b.leaf {
-				out.older = append(out.older, r.ID)
-			}
-			return r.ID, nil
-		case RefNew:
-			if r.Index < 0 || r.Index >= of {
-				return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
-			}
-			return out.ids[r.Index], nil
-		}
-		return fallback, nil
+	end, err := out.addNodes(in, payloads, &b)
+	if err != nil {
+		return nil, err
 	}
-	previous := b.leaf
-	var scratch []byte
-	for i := range in.Nodes {
-		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
-		parent, err := resolve("parent of node %d", i, n.Parent, previous)
-		if err != nil {
-			return nil, err
-		}
-		*stored = pack.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
-		if d := payloads[i]; d != nil {
-			stored.Blob = d.ID
-		} else {
-			stored.Inline = n.Payload
-		}
-		scratch = stored.Derive(salt, i, scratch)
-		out.ids[i], previous = stored.ID, stored.ID
-		out.bytes += uint64(len(n.Payload))
-	}
-	leaf, err := resolve("leaf after %d nodes", len(in.Nodes), in.Leaf, previous)
+	leaf, err := out.resolve(&b, "leaf after %d nodes", len(in.Nodes), in.Leaf, end)
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +76,53 @@ func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b
 	out.body = out.commit.Body()
 	out.id = heads.IDOf(out.body)
 	return out, nil
+}
+
+// addNodes makes the nodes of a request, and returns the last one or, if there are none, the leaf
+// of the base.
+func (out *built) addNodes(in *Request, payloads []*blobs.Draft, b *base) (last graph.ID, err error) {
+	last = b.leaf
+	var scratch []byte
+	for i := range in.Nodes {
+		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
+		parent, err := out.resolve(b, "parent of node %d", i, n.Parent, last)
+		if err != nil {
+			return graph.ID{}, err
+		}
+		*stored = pack.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
+		if d := payloads[i]; d != nil {
+			stored.Blob = d.ID
+		} else {
+			stored.Inline = n.Payload
+		}
+		scratch = stored.Derive(out.pack.Salt, i, scratch)
+		out.ids[i], last = stored.ID, stored.ID
+		out.bytes += uint64(len(n.Payload))
+	}
+	return last, nil
+}
+
+// resolve returns the node that r refers to, or fallback if r is zero. of is the number of new
+// nodes that r can refer to, and what says, with that number, what r is for.
+func (out *built) resolve(b *base, what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
+	switch r.Kind {
+	case RefNone:
+		return graph.ID{}, nil
+	case RefExisting:
+		if r.ID.IsZero() {
+			return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
+		}
+		if r.ID != b.leaf {
+			out.older = append(out.older, r.ID)
+		}
+		return r.ID, nil
+	case RefNew:
+		if r.Index < 0 || r.Index >= of {
+			return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
+		}
+		return out.ids[r.Index], nil
+	}
+	return fallback, nil
 }
 
 // mergeParts returns the checkpoint after a commit, in the order of the names of its parts, and

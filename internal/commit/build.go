@@ -21,11 +21,10 @@ import (
 
 // build makes the batch for a commit on top of head h, which record encodes.
 func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err error) {
-	s, space := w.s, w.store.Space
+	s := w.s
 	if w.built, err = assemble(w.in, w.payloads, w.parts, baseOf(h), w.salt, w.now); err != nil {
 		return err
 	}
-	c, p := &w.built.commit, &w.built.pack
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
 		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
@@ -38,29 +37,14 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 	if err := w.checkKeys(ctx); err != nil {
 		return err
 	}
-	next := &heads.Head{
-		Incarnation: s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
-		PartsAt: c.PartsAt, Parts: w.built.parts,
-		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, PackBytes: h.PackBytes,
-		Usage: head.AddUsage(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
+	next, err := w.nextHead(h)
+	if err != nil {
+		return err
 	}
-	if len(next.Usage) > w.store.Limits.Models {
-		return &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
+	if err := w.setPack(b, h); err != nil {
+		return err
 	}
-	if len(p.Nodes) > 0 {
-		if n := p.Size(); n > w.store.Limits.NodeBytes {
-			return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
-		}
-		next.PackBytes += p.Uncompressed()
-		ks, vs, err := pack.EncodeSegment(space, s.Inc, []pack.Pack{*p}, h.Last, codec.Fast)
-		if err != nil {
-			return err
-		}
-		for i := range ks {
-			b.Set(ks[i], vs[i])
-		}
-	}
-	key := w.store.Space.Commit(s.Inc, uint64(c.Revision))
+	key := w.store.Space.Commit(s.Inc, uint64(w.built.commit.Revision))
 	b.Set(key, heads.SealCommit(key, w.built.body))
 	w.index(b)
 	if err := w.stage.read(ctx); err != nil {
@@ -80,7 +64,49 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, s.OrderTime(), w.now)
 	w.head, w.record = next, next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.record)
-	// The limits are the same for all engines, so that a store can be copied to any of them.
+	return w.checkBatch(b)
+}
+
+// nextHead returns the head after the commit. h is the head before.
+func (w *writer) nextHead(h *heads.Head) (*heads.Head, error) {
+	c, p := &w.built.commit, &w.built.pack
+	next := &heads.Head{
+		Incarnation: w.s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
+		PartsAt: c.PartsAt, Parts: w.built.parts,
+		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, PackBytes: h.PackBytes,
+		Usage: head.AddUsage(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
+	}
+	if len(p.Nodes) > 0 {
+		next.PackBytes += p.Uncompressed()
+	}
+	if len(next.Usage) > w.store.Limits.Models {
+		return nil, &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
+	}
+	return next, nil
+}
+
+// setPack adds the pack of the new nodes, if there are any. h is the head before.
+func (w *writer) setPack(b *engine.Batch, h *heads.Head) error {
+	p := &w.built.pack
+	if len(p.Nodes) == 0 {
+		return nil
+	}
+	if n := p.Size(); n > w.store.Limits.NodeBytes {
+		return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
+	}
+	ks, vs, err := pack.EncodeSegment(w.store.Space, w.s.Inc, []pack.Pack{*p}, h.Last, codec.Fast)
+	if err != nil {
+		return err
+	}
+	for i := range ks {
+		b.Set(ks[i], vs[i])
+	}
+	return nil
+}
+
+// checkBatch fails if the batch exceeds a limit. The limits are the same for all engines, so
+// that a store can be copied to any of them.
+func (w *writer) checkBatch(b *engine.Batch) error {
 	switch {
 	case b.Ops() > w.store.Limits.Writes:
 		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(w.store.Limits.Writes)}

@@ -83,43 +83,30 @@ type writer struct {
 
 // attempt tries until the commit stands or fails.
 func (w *writer) attempt(ctx context.Context) (Result, error) {
-	s := w.s
-	h, record, fresh, err := current(ctx, s)
+	h, record, fresh, err := current(ctx, w.s)
 	if err != nil {
 		return Result{}, err
 	}
 	for {
-		if w.in.Expected != Any && h.Revision != w.in.Expected {
-			if fresh {
-				return w.orReplay(ctx, conflictOf(s, w.in.Expected, h))
+		err := w.checkExpected(h)
+		if err == nil {
+			if err := w.prepareFor(ctx, h); err != nil {
+				return Result{}, err
 			}
-			if h, record, err = readRecord(ctx, s); err != nil {
+			err = w.build(ctx, h, record)
+		}
+		switch {
+		case errors.Is(err, ErrBlobGone):
+			w.parts = nil
+			continue
+		case err != nil && fresh:
+			return w.orReplay(ctx, err)
+		case err != nil: // The reason may be that the head is out of date.
+			if h, record, err = readRecord(ctx, w.s); err != nil {
 				return Result{}, err
 			}
 			fresh = true
 			continue
-		}
-		if w.parts == nil {
-			if err := w.prepare(ctx, h); err != nil {
-				return Result{}, err
-			}
-		}
-		if !w.basesHold(h) {
-			w.parts = nil // Somebody else has committed another version of a part.
-			continue
-		}
-		if err := w.build(ctx, h, record); errors.Is(err, ErrBlobGone) {
-			w.parts = nil
-			continue
-		} else if err != nil {
-			if !fresh { // The reason may be that the head is out of date.
-				if h, record, err = readRecord(ctx, s); err != nil {
-					return Result{}, err
-				}
-				fresh = true
-				continue
-			}
-			return w.orReplay(ctx, err)
 		}
 		if err = w.Apply(ctx, w.batch); err == nil {
 			return w.done(), nil
@@ -127,22 +114,45 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 		if !errors.Is(err, engine.ErrConflict) {
 			return Result{}, err
 		}
-		s.Forget()
+		w.s.Forget()
 		if h, record, err = w.resolve(ctx, err); err != nil {
-			if errors.Is(err, errStands) {
-				return w.done(), nil
-			}
-			var replay *replayed
-			if errors.As(err, &replay) {
-				return replay.result, nil
-			}
-			if !decided(err) {
-				err = w.Result(err)
-			}
-			return Result{}, err
+			return w.resolved(err)
 		}
 		fresh = true
 	}
+}
+
+// checkExpected fails if the head is not at the revision that the request expects.
+func (w *writer) checkExpected(h *heads.Head) error {
+	if w.in.Expected != Any && h.Revision != w.in.Expected {
+		return conflictOf(w.s, w.in.Expected, h)
+	}
+	return nil
+}
+
+// prepareFor prepares contents, unless that was done and still fits the head: somebody else may
+// have committed another version of a checkpoint part meanwhile.
+func (w *writer) prepareFor(ctx context.Context, h *heads.Head) error {
+	for w.parts == nil || !w.basesHold(h) {
+		if err := w.prepare(ctx, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resolved returns what an error of resolve says of the commit.
+func (w *writer) resolved(err error) (Result, error) {
+	var replay *replayed
+	switch {
+	case errors.Is(err, errStands):
+		return w.done(), nil
+	case errors.As(err, &replay):
+		return replay.result, nil
+	case decided(err):
+		return Result{}, err
+	}
+	return Result{}, w.Result(err)
 }
 
 // done notes the new head and the new versions of checkpoint parts, and returns the result.
