@@ -76,22 +76,29 @@ func New(o *Options) (turnstone.Observer, error) {
 	if tracers == nil {
 		tracers = otel.GetTracerProvider()
 	}
-	m := meters.Meter(scope)
 	ob := &observer{tracer: tracers.Tracer(scope), engineSpans: o.EngineSpans}
-	var failed []error
-	// From what memory takes to what a vacuum takes.
-	bounds := metric.WithExplicitBucketBoundaries(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 10, 60)
-	for _, h := range []struct {
-		to         *metric.Float64Histogram
-		name, what string
-	}{
-		{&ob.duration, "db.client.operation.duration", "Duration of the operations of the store"},
-		{&ob.engineDuration, "turnstone.engine.duration", "Duration of the operations of the storage engine"},
-	} {
-		var err error
-		*h.to, err = m.Float64Histogram(h.name, metric.WithUnit("s"), metric.WithDescription(h.what), bounds)
-		failed = append(failed, err)
+	m := meters.Meter(scope)
+	if err := errors.Join(ob.makeHistograms(m), ob.makeCounters(m)); err != nil {
+		return nil, err
 	}
+	return ob, nil
+}
+
+// makeHistograms makes the histograms of durations. Their buckets reach from what an engine in
+// memory takes to what a vacuum takes.
+func (ob *observer) makeHistograms(m metric.Meter) error {
+	bounds := metric.WithExplicitBucketBoundaries(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 10, 60)
+	var store, engine error
+	ob.duration, store = m.Float64Histogram("db.client.operation.duration", metric.WithUnit("s"),
+		metric.WithDescription("Duration of the operations of the store"), bounds)
+	ob.engineDuration, engine = m.Float64Histogram("turnstone.engine.duration", metric.WithUnit("s"),
+		metric.WithDescription("Duration of the operations of the storage engine"), bounds)
+	return errors.Join(store, engine)
+}
+
+// makeCounters makes the counters.
+func (ob *observer) makeCounters(m metric.Meter) error {
+	var failed []error
 	for _, c := range []struct {
 		to               *metric.Int64Counter
 		name, unit, what string
@@ -112,10 +119,7 @@ func New(o *Options) (turnstone.Observer, error) {
 		*c.to, err = m.Int64Counter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.what))
 		failed = append(failed, err)
 	}
-	if err := errors.Join(failed...); err != nil {
-		return nil, err
-	}
-	return ob, nil
+	return errors.Join(failed...)
 }
 
 // Begin implements turnstone.Observer.
@@ -138,57 +142,70 @@ func (ob *observer) Begin(ctx context.Context, op turnstone.Operation) (context.
 	}
 }
 
+// measure records an operation and how it went.
 func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngine bool, took time.Duration, o *turnstone.Outcome) {
 	name := attribute.String("db.operation.name", op.Name)
 	attrs := []attribute.KeyValue{system, name}
 	if o.Err != nil {
 		attrs = append(attrs, attribute.String("error.type", turnstone.ErrorType(o.Err)))
 	}
-	with := metric.WithAttributeSet(attribute.NewSet(attrs...))
+	with, named := metric.WithAttributeSet(attribute.NewSet(attrs...)), metric.WithAttributes(system, name)
 	if ofEngine {
 		ob.engineDuration.Record(ctx, took.Seconds(), with)
-		ob.engineIO.Add(ctx, o.Bytes, metric.WithAttributes(system, name))
+		ob.engineIO.Add(ctx, o.Bytes, named)
 		return
 	}
 	ob.duration.Record(ctx, took.Seconds(), with)
-	all := metric.WithAttributes(system)
 	switch op.Name {
 	case turnstone.OpCommit:
-		ob.nodes.Add(ctx, int64(o.Items), all)
-		ob.written.Add(ctx, o.Bytes, all)
-		if o.Replayed {
-			ob.replays.Add(ctx, 1, all)
-		}
-		if errors.Is(o.Err, turnstone.ErrConflict) {
-			ob.conflicts.Add(ctx, 1, all)
-		}
-		for _, b := range []struct {
-			hit bool
-			n   int
-		}{{true, o.BaseHits}, {false, o.BaseMisses}} {
-			if b.n > 0 {
-				ob.bases.Add(ctx, int64(b.n), metric.WithAttributes(system, attribute.Bool("turnstone.hit", b.hit)))
-			}
-		}
+		ob.measureCommit(ctx, o)
 	case turnstone.OpLoad, turnstone.OpNode:
-		ob.readNodes.Add(ctx, int64(o.Items), all)
-		ob.readIO.Add(ctx, o.Bytes, metric.WithAttributes(system, name))
+		ob.readNodes.Add(ctx, int64(o.Items), metric.WithAttributes(system))
+		ob.readIO.Add(ctx, o.Bytes, named)
 	case turnstone.OpCheckpoint, turnstone.OpReadAttachment:
-		ob.readIO.Add(ctx, o.Bytes, metric.WithAttributes(system, name))
-	case turnstone.OpGC:
-		if o.GC != nil {
-			ob.deleted.Add(ctx, int64(o.GC.Deleted), all)
-			ob.freed.Add(ctx, int64(o.GC.Bytes), all)
-		}
-	case turnstone.OpVacuum:
-		if o.Vacuum != nil {
-			ob.deleted.Add(ctx, int64(o.Vacuum.Deleted), all)
-			ob.freed.Add(ctx, int64(o.Vacuum.Bytes), all)
-			ob.vacuumed.Add(ctx, int64(o.Vacuum.Records), all)
-		}
+		ob.readIO.Add(ctx, o.Bytes, named)
+	case turnstone.OpGC, turnstone.OpVacuum:
+		ob.measureReclaimed(ctx, o)
 	}
 }
 
+// measureCommit records what a commit wrote.
+func (ob *observer) measureCommit(ctx context.Context, o *turnstone.Outcome) {
+	all := metric.WithAttributes(system)
+	ob.nodes.Add(ctx, int64(o.Items), all)
+	ob.written.Add(ctx, o.Bytes, all)
+	if o.Replayed {
+		ob.replays.Add(ctx, 1, all)
+	}
+	if errors.Is(o.Err, turnstone.ErrConflict) {
+		ob.conflicts.Add(ctx, 1, all)
+	}
+	ob.addBases(ctx, true, o.BaseHits)
+	ob.addBases(ctx, false, o.BaseMisses)
+}
+
+// addBases counts n checkpoint parts by whether their last version was at hand.
+func (ob *observer) addBases(ctx context.Context, hit bool, n int) {
+	if n > 0 {
+		ob.bases.Add(ctx, int64(n), metric.WithAttributes(system, attribute.Bool("turnstone.hit", hit)))
+	}
+}
+
+// measureReclaimed records what a collection or vacuum deleted.
+func (ob *observer) measureReclaimed(ctx context.Context, o *turnstone.Outcome) {
+	all := metric.WithAttributes(system)
+	if g := o.GC; g != nil {
+		ob.deleted.Add(ctx, int64(g.Deleted), all)
+		ob.freed.Add(ctx, g.Bytes, all)
+	}
+	if v := o.Vacuum; v != nil {
+		ob.deleted.Add(ctx, int64(v.Deleted), all)
+		ob.freed.Add(ctx, v.Bytes, all)
+		ob.vacuumed.Add(ctx, int64(v.Records), all)
+	}
+}
+
+// finish ends a span with what is known of the operation.
 func finish(span trace.Span, o *turnstone.Outcome) {
 	if o.Items > 0 {
 		span.SetAttributes(attribute.Int("turnstone.items", o.Items))
