@@ -110,7 +110,8 @@ func public(t *testing.T) iter.Seq2[string, []declaration] {
 			if err := d.Decode(&p); err != nil {
 				t.Fatal(err)
 			}
-			if p.Name == "main" || strings.Contains(p.ImportPath, "/internal/") {
+			// What is in cmd is the command, and no library.
+			if p.Name == "main" || strings.Contains(p.ImportPath, "/internal/") || strings.Contains(p.ImportPath, "/cmd/") {
 				continue
 			}
 			var decls []declaration

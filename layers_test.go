@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "persistencetest", "turnstoneotel", "transcript", "internal/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.

@@ -128,7 +128,7 @@ func TestContestantsKeepWhatTheyAreGiven(t *testing.T) {
 
 func TestVariationsAreJSONOfTheSameLength(t *testing.T) {
 	templates := synthetic()
-	if dir := defaultCorpus(); dir != "" {
+	if dir := os.Getenv("TURNSTONE_CORPUS"); dir != "" {
 		real, err := loadTemplates(dir)
 		if err != nil {
 			t.Fatal(err)

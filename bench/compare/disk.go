@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/internal/disk"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // diskCorpus stores every transcript of the corpus but images.

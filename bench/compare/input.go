@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // A Turn is what one commit stores: the nodes that a turn of a conversation

@@ -48,7 +48,7 @@ func compare() error {
 		rounds   = flag.Int("rounds", 2, "rounds of what is measured more than once")
 		only     = flag.String("run", "", "run workloads that match this regular expression")
 		who      = flag.String("contestants", "", "measure contestants that match this regular expression")
-		corpus   = flag.String("corpus", defaultCorpus(), "folder of transcripts; without one, conversations are made up with the same distributions")
+		corpus   = flag.String("corpus", os.Getenv("TURNSTONE_CORPUS"), "folder of transcripts; without one, conversations are made up with the same distributions")
 		dir      = flag.String("dir", "", "where stores are made and removed again: a folder on the disk to be measured (default: that of temporary files)")
 		out      = flag.String("o", "", "write the results as JSON to this file")
 		write    = flag.String("write", "", "bring benchmarks.md, its figures and its data in this folder up to date")
@@ -126,21 +126,6 @@ func compare() error {
 		return results.write(*write)
 	}
 	return nil
-}
-
-// defaultCorpus is TURNSTONE_CORPUS, or shared/corpus beside the checkout.
-func defaultCorpus() string {
-	if dir := os.Getenv("TURNSTONE_CORPUS"); dir != "" {
-		return dir
-	}
-	dir, err := filepath.Abs("../../../shared/corpus")
-	if err != nil {
-		return ""
-	}
-	if _, err := os.Stat(dir); err != nil {
-		return ""
-	}
-	return dir
 }
 
 // plan orders the cells: contestants take turns within a workload, each round

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // importHelp is the help of import.

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 // logFlags has the flags of log.

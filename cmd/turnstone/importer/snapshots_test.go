@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/importer"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
 // After several snapshots of a file were imported, together or one after the other and in

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 func TestFilesThatAreCalledTheSameBecomeTwoSessions(t *testing.T) {

@@ -1,4 +1,4 @@
-package transcript_test
+package importer_test
 
 import (
 	"io/fs"
@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/importer"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -20,13 +20,7 @@ func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it saves the whole corpus")
 	}
-	dir := os.Getenv("TURNSTONE_CORPUS")
-	if dir == "" {
-		dir = "../../shared/corpus"
-	}
-	if _, err := os.Stat(dir); err != nil {
-		t.Skip("no corpus: set TURNSTONE_CORPUS to a folder of transcripts")
-	}
+	dir := corpus(t)
 	whole, deltas := openPlain(t), openPlain(t)
 	tr := transcript.New(whole.Factory())
 	turns, messages := 0, 0
@@ -51,8 +45,8 @@ func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 				t.Fatal(err)
 			}
 			at = r.Revision
-			if got := save(t, tr, c.ID, transcript.Snapshot{Messages: all}); got.Added != len(in.Nodes) {
-				t.Fatalf("%s: %+v of %d new messages", c.ID, got, len(in.Nodes))
+			if got, err := tr.Save(ctx, c.ID, transcript.Snapshot{Messages: all}); err != nil || got.Added != len(in.Nodes) {
+				t.Fatalf("%s: %+v of %d new messages, %v", c.ID, got, len(in.Nodes), err)
 			}
 			turns++
 		}
@@ -65,7 +59,9 @@ func TestCorpusTakesNoMoreThanDeltas(t *testing.T) {
 		t.Errorf("%d sessions: %d bytes, by deltas %d", len(final), a, b)
 	}
 	for id, all := range final {
-		save(t, tr, id, transcript.Snapshot{Messages: all})
+		if _, err := tr.Save(ctx, id, transcript.Snapshot{Messages: all}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if again := stored(t, whole); again != a {
 		t.Errorf("saving what is unchanged wrote %d bytes", again-a)

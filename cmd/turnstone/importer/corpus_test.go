@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
@@ -19,19 +20,15 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/disk"
-	"github.com/turnstonedb/turnstone/internal/importer"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-// corpus returns the directory of real transcripts: TURNSTONE_CORPUS, or shared/corpus
-// beside the checkout. The transcripts are not part of the project.
+// corpus returns the directory of real transcripts, which are not part of the project.
 func corpus(t *testing.T) string {
+	t.Helper()
 	dir := os.Getenv("TURNSTONE_CORPUS")
 	if dir == "" {
-		dir = "../../../../shared/corpus"
-	}
-	if _, err := os.Stat(dir); err != nil {
-		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS")
+		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS to a folder of them")
 	}
 	return dir
 }

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/importer"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 var ctx = context.Background()

@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/internal/importer"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 

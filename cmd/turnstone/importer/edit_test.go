@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/importer"
 )
 
 func TestAnEditedFileBecomesABranch(t *testing.T) {
