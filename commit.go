@@ -27,9 +27,10 @@ type Commit struct {
 	// Expected is the revision that the caller loaded. If the head is at
 	// another one, the commit fails with *ConflictError. See AnyRevision.
 	Expected head.Revision
-	// Turn, if set, makes the commit idempotent: committing the same content
-	// under the same turn id again returns the first result, however far the
-	// head has moved, and another content is *TurnConflictError.
+	// Turn, if set, makes the commit idempotent: committing the same content under the
+	// same turn id again returns the first result, however far the head has moved. Other
+	// content is a *TurnConflictError, unless vacuum has erased a node of that turn: then
+	// the turn id alone decides.
 	Turn string
 	// Nodes are appended in this order.
 	Nodes []NewNode
@@ -83,7 +84,7 @@ type Result struct {
 
 // Commit stores c: all of it or nothing. In the common case it takes one call of the engine:
 // nobody else has committed since this handle saw the head last, c goes on from the head's
-// leaf, has no attachments, and fits a batch.
+// leaf, has no attachments, has no event keys in an attached fork, and fits a batch.
 //
 // An error that matches ErrOutcomeUnknown leaves open whether the commit
 // stands; after any other error nothing of it is visible.

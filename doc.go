@@ -19,16 +19,16 @@
 // Badger engine's default durability); what it refused left no trace.
 //
 // A commit names the revision that its author loaded. If the head has moved, it fails with
-// [*ConflictError], which says where the head is now. Nothing is retried, rebased or merged
-// behind the caller's back; [Update] is a loop that does it for those who ask. A commit with
-// a turn id that was committed before returns that commit's result, however late.
+// [*ConflictError]. Nothing is rebased or merged behind the caller's back: a commit goes on a
+// newer head only with [AnyRevision] or [Update]. A turn that is committed again with the same
+// content returns the first result, however late; other content is a [*TurnConflictError].
 //
 // A read verifies every hash on its way and returns all that was asked for, or
 // an error: a [*record.CorruptError] names what is missing or damaged. Missing, empty
 // and deleted are different things.
 //
-// Every limit is a constant of this package, is checked before any effect, and
-// has a typed error, [*LimitError].
+// Every limit is a constant of this package. A call that exceeds one fails with a
+// [*LimitError] and changes nothing that can be read.
 //
 // # Reclaiming
 //
@@ -44,12 +44,11 @@
 //
 // # Packages
 //
-// The values of calls are in packages of their nouns: ids of nodes in graph, ids of blobs
+// Types that calls take and return are in small packages: ids of nodes in graph, ids of blobs
 // and attachments in blob, revisions and usage in head, options and reports of
 // maintenance in gc, errors of damaged records in record.
 //
 // Start reading the code at commit.go and internal/commit, then load.go and
-// internal/history; docs/design.md has a picture of it and says why it
-// is as it is, docs/gc.md how it is cleaned up, docs/format.md what every byte
-// means.
+// internal/history. docs/design.md has a picture of the code and says why it is as it is,
+// docs/gc.md says how garbage is collected, docs/format.md what every byte means.
 package turnstone

@@ -22,15 +22,15 @@ type Scope struct {
 	// At reads the state at an earlier revision: nodes except those tombstoned
 	// since, checkpoint and usage as they were. 0 means the head's revision.
 	At head.Revision
-	// Leaf reads the path to this node instead of the leaf.
+	// Leaf reads the path to this node instead of the path to the leaf.
 	Leaf graph.ID
 	// Full reads every node, side branches included, in the order of commits.
 	Full bool
 	// Last reads the last so many nodes of the path, without reading the rest.
 	Last int
-	// After reads what the commits after this revision added to the path,
-	// without reading the rest: nothing, if it is not behind the head. For a
-	// fork, its own revisions.
+	// After reads what the commits after this revision added to the path, without
+	// reading the rest: nothing if it is the loaded revision or a later one. A fork
+	// counts only its own revisions.
 	After head.Revision
 }
 
@@ -77,6 +77,7 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
+// load reads what scope says, once: Load tries again if maintenance came between.
 func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	h, _, err := s.session.Head(ctx)
 	if err != nil {

@@ -19,13 +19,13 @@ import (
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
-// GC deletes the blobs that nothing refers to any more: no commit of a session
-// that lives, no attached fork, no retained or kept revision, no upload that has
-// not expired. It may run at any time, beside commits and in several processes;
-// it may be cancelled, and the next one goes on. Collections and vacuums take turns:
-// see Options.TakeOverAfter. It reads what changed since the
-// last one. A *record.CorruptError says that something that should agree does not; then
-// nothing more is deleted.
+// GC deletes the blobs that nothing refers to any more: no node of a session that lives or that
+// an attached fork shares, no checkpoint of a retained or kept revision or that a fork began
+// with, and no upload that has not expired. It may run at any time, beside commits and in several
+// processes; it may be cancelled, and the next one goes on. Collections and vacuums take turns:
+// see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
+// o.Full is set. A *record.CorruptError says that a record is missing or damaged, or that two
+// records contradict each other; then nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, nil, o)
 }
@@ -96,10 +96,9 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 
 // Vacuum removes what is detached: the content of nodes that every session which
 // shows them has tombstoned, side branches that no retained revision leads to,
-// everything of deleted sessions that no attached fork holds, checkpoint versions
-// that nothing refers to and others were stored relative to. It collects what
-// that frees, seals what sessions have gathered, and compresses what commits and the
-// background compressed for speed. For all of this it reads what has changed since the
+// everything of deleted sessions that no attached fork holds, and versions of checkpoint
+// parts that are kept only because later ones are deltas of them. It collects what that
+// frees, seals the loose packs, and compresses again what was compressed for speed. For all of this it reads what has changed since the
 // last vacuum. Then it makes the engine give the space back, which takes the time and
 // the space of a copy of the store: afterwards none of the removed bytes is in the
 // store's files. It runs beside commits.
@@ -210,11 +209,11 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	}, nil
 }
 
-// Seal seals what the session has gathered, also when it is little, and compresses
+// Seal makes segments of the session's loose packs, even if they don't fill one, and compresses
 // again what was sealed in the background.
 func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
-// Seal seals what all sessions have gathered.
+// Seal is Session.Seal of all sessions.
 func (s *Store) Seal(ctx context.Context) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err

@@ -302,7 +302,7 @@ type Stats struct {
 	Stored  record.Bytes            // all records
 	ByKind  map[string]record.Bytes // the same, by what they hold
 	Blobs   int
-	Sealed  int // segments of more than one commit
+	Sealed  int // segments that were sealed
 	Loose   int // packs that are in no segment yet
 	Deleted int // deleted sessions whose data is not reclaimed yet
 }

@@ -1,5 +1,6 @@
-// Package blob names bytes that are stored once however often they are used: large
-// payloads, attachments and checkpoint parts.
+// Package blob has ID, the id of a blob, and Attachment, a node's reference to one. A blob is
+// bytes that are stored once however often they are used: a large payload, an attachment or a
+// checkpoint part.
 package blob
 
 import (

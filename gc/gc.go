@@ -1,7 +1,6 @@
-// Package gc has the options and reports of collections and vacuums, which reclaim what
-// nothing reaches. A collection deletes blobs that no commit, fork, kept revision or
-// upload refers to. A vacuum also removes the records of deleted sessions and the
-// content of tombstoned nodes, and gives the space back.
+// Package gc has the options and reports of collections and vacuums. A collection deletes blobs
+// that no node, retained checkpoint or upload refers to. A vacuum also removes the records of
+// deleted sessions and the content of tombstoned nodes, and gives the space back.
 //
 // See Store.GC and Store.Vacuum, docs/gc.md for why they are safe beside commits, and
 // package internal/reclaim for the code.

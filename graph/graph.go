@@ -1,4 +1,4 @@
-// Package graph names the nodes of a session's history.
+// Package graph has ID, the id of a node.
 //
 // The history of a session is a graph of nodes. A node is one immutable event, such
 // as a user's input or the result of a tool, and names the node before it. The nodes

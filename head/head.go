@@ -1,5 +1,5 @@
-// Package head says where a session stands: its revision, its commit, the parts of its
-// checkpoint and the tokens that it has used.
+// Package head has the types that say where a session stands: its revision, the id of its
+// commit, the parts of its checkpoint and the tokens that it has used.
 package head
 
 import (

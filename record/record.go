@@ -26,9 +26,9 @@ var (
 	ErrMalformed = errors.New("malformed record")
 )
 
-// A CorruptError names a stored object that is missing, damaged or undecodable. It is
-// never returned for something that was not stored, and no read returns less than was
-// asked for without one.
+// A CorruptError names a stored object that is missing, damaged or undecodable. A read that
+// finds damage returns a CorruptError, never a shorter result. What was never stored is no
+// CorruptError but an error that says that it was not found.
 type CorruptError struct {
 	Object string // what it is, for example `commit 12 of session "chat-1"`
 	Err    error  // what is wrong with it

@@ -1,4 +1,4 @@
-// Package apply applies batches whose outcome the engine can't always tell.
+// Package apply applies a batch again until the engine says whether the batch took effect.
 package apply
 
 import (

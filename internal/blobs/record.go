@@ -109,7 +109,7 @@ type Mark struct {
 }
 
 // Loose reports whether Pack can compress the blob further.
-func (m *Mark) Loose() bool { return !m.List && !m.Packed && m.Bytes <= packBytes }
+func (m *Mark) Loose() bool { return !m.List && !m.Packed && m.Bytes <= recompressBytes }
 
 // The bits of a mark's first byte.
 const (

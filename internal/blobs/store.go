@@ -210,8 +210,7 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []blob.ID) (absent
 }
 
 // Sizes returns the lengths of the contents of ids, in order, and -1 for one that is
-// not stored. It reads only of what this store has neither uploaded nor asked for
-// lately.
+// not stored. It reads only the sizes that are not in its cache.
 func (s *Store) Sizes(ctx context.Context, ids []blob.ID) ([]int64, error) {
 	const atOnce = 16 // the first part of a representation is up to 480 KiB
 	sizes := make([]int64, len(ids))

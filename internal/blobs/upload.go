@@ -128,7 +128,7 @@ func (u *Upload) begin(ctx context.Context) error {
 	b.Guard(u.key, nil)
 	b.Set(u.key, u.record)
 	err := u.apply(ctx, &b)
-	if u.unknown && errors.Is(err, engine.ErrConflict) { // with the first attempt?
+	if u.unknown && errors.Is(err, engine.ErrConflict) { // The conflict may be with the first attempt.
 		err = u.stands(ctx)
 	}
 	u.begun = err == nil
@@ -142,8 +142,9 @@ func (u *Upload) apply(ctx context.Context, b *engine.Batch) error {
 	return err
 }
 
-// put stores d in a batch with the pin that pin adds to it, or finds that d is stored. pin
-// returns the record by which put recognizes that an earlier attempt was applied.
+// put stores d, if it is not stored yet, in one batch with a pin. The function pin adds the pin
+// to the batch and returns its record: if that record is there after a conflict, an earlier
+// attempt has been applied.
 func (u *Upload) put(ctx context.Context, d *Draft, pin func(*engine.Batch) (engine.Pair, error)) (err error) {
 	defer func() {
 		if err != nil && u.unknown && !errors.Is(err, engine.ErrUnknown) {
@@ -221,11 +222,11 @@ func (u *Upload) Abandon(ctx context.Context) error {
 	return u.store.engine.Apply(ctx, &b)
 }
 
-// Write stores what r delivers, in content-defined chunks that are deduplicated
-// one by one, with memory for a few chunks. The upload pins them. Write returns
-// what is to be put last, which stands for the whole. size is the length
-// announced, or negative; another length is blob.ErrSize, and more than MaxBytes
-// ErrTooLarge.
+// Write cuts what r delivers into content-defined chunks and stores those that are not stored
+// yet, with memory for a few. The upload pins them. Write returns the blob of the whole content,
+// which it has not stored: the caller has to call Put or Grant with it. If size is not negative
+// and the content has another length, the error matches blob.ErrSize. If the content has more
+// than MaxBytes, it is ErrTooLarge.
 func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, error) {
 	c := u.store.chunks
 	cut, err := chunkers.NewChunker("fastcdc", r, &chunkers.ChunkerOpts{MinSize: c.Min, NormalSize: c.Normal, MaxSize: c.Max})

@@ -1,5 +1,6 @@
-// Package change runs calls that alter a store, and decides what their errors say about
-// effects. Uploads, which are many batches, have package blobs decide what became of each.
+// Package change runs calls that alter a store. It repeats an attempt whose guards were false,
+// and makes the error of a call say whether the call may have taken effect, as a whole or in
+// part. Package blobs does this for uploads, which apply many batches.
 package change
 
 import (
@@ -33,7 +34,7 @@ type Change struct {
 	Partly bool
 }
 
-// Settle calls attempt until it succeeds or fails otherwise than by a guard. An attempt
+// Settle calls attempt until it succeeds or fails for another reason than a false guard. An attempt
 // reads what stands, finds out whether there is anything left to do, and applies a batch
 // through the change. After the batch was applied it must not read: an error of that read
 // would be taken for the call's.
@@ -73,7 +74,7 @@ func (c *Change) Apply(ctx context.Context, b *engine.Batch) error {
 	return c.Result(err)
 }
 
-// Alter is one attempt of a call that changes a session otherwise than by appending to
+// Alter is one attempt of a call that changes a session in another way than by appending to
 // it. It reads the lifecycle records first. Then edit reads what depends on them and adds
 // to the batch; it reports whether there is anything to do. The batch guards the session's
 // lifecycle record and sets it to next.

@@ -1,12 +1,12 @@
 // Package commit is the write path: it turns a request into one batch and applies it.
 //
-// A commit goes through these steps, one file each:
+// A commit goes through these steps:
 //
 //	prepare    hashes and compresses contents, and stores those that are too large for
 //	           the batch ahead of it
 //	assemble   makes the commit and its nodes on top of the head; it is a pure function
 //	build      makes the batch, with a guard on everything that the commit relies on
-//	Apply      asks the engine to apply the batch
+//	Apply      asks the engine to apply the batch: see package change
 //	resolve    finds out which guard was false; the commit ends, or is built anew
 //
 // Preparing does not depend on the head, except that a checkpoint part may be stored as a
@@ -16,6 +16,7 @@
 // A host may commit a turn again because it does not know whether the first call succeeded.
 // The repeated turn is assembled on top of the state that the first one was built on. If
 // both have the same commit id, they are the same. This is why assemble is a pure function.
+// If vacuum has erased a node of the first turn, the turn id alone decides.
 package commit
 
 import (
@@ -35,10 +36,11 @@ import (
 
 // Commit stores all of a request or nothing.
 //
-// In the common case it is one Apply and reads nothing: it guards the head that the session
-// saw last, the absence of the turn id, and the marks of the blobs that the commit relies on.
-// When a guard is false, Commit reads the record that the guard is about. Then it returns a
-// typed error, or builds the batch anew.
+// In the common case it is one Apply and reads nothing: it guards the head that the session saw
+// last, the absence of the turn id and of the event keys, and the marks of the blobs that the
+// commit relies on. In an attached fork it reads whether an ancestor has an event key. When a
+// guard is false, Commit reads the head and the turn, and then the marks or the event key if the
+// guard was about one. Then it returns a typed error, or builds the batch anew.
 //
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.

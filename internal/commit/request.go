@@ -89,6 +89,7 @@ type Stats struct {
 	// Hits counts the checkpoint parts whose current version was in Store.Bases. Misses
 	// counts the others.
 	Hits, Misses int
-	// Raw is the size of all nodes of the session after the commit, before compression.
+	// PackBytes is about the size of the packs of the session's own commits, this one
+	// included, before compression: see pack.Pack.Uncompressed.
 	PackBytes uint64
 }

@@ -1,7 +1,7 @@
-// Package heads is what a session's history hangs from: its head, which every
-// commit replaces and nothing else does; its commits, which form a hash chain;
-// its lifecycle, which excludes from each other the operations that rewrite or
-// remove; its metadata; and, for an attached fork, its origin.
+// Package heads encodes and decodes the small records of sessions: heads; commits, which are a
+// chain of hashes; lifecycles; metadata; the origins of attached forks; tombstones, kept
+// revisions, turn ids, and the order of sessions by their last update. It also has the store
+// record and the note of a copy.
 package heads
 
 import (

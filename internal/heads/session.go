@@ -115,19 +115,20 @@ const (
 	Deleted State = 'd'
 )
 
-// Life is the lifecycle record of an incarnation: what seals, forks, tombstones
-// or deletes guards it and sets it with the next epoch. Commits never set it.
+// Life is the lifecycle record of an incarnation. A batch that seals, forks, tombstones, prunes,
+// keeps, renames, deletes or vacuums guards it and sets it with the next epoch. So does a commit
+// that names a node other than the head's leaf and its own new ones. Other commits don't touch it.
 type Life struct {
 	Session     keys.Hash // of the session id
 	State       State
-	Floor       head.Revision // the oldest revision that can be read; behind the last one when deleted
+	Floor       head.Revision // the first revision that retention keeps; of a deleted session, the one after its last
 	Epoch       uint64        // +1 at every write
 	Sealed      head.Revision // up to here packs are in full segments
 	SealedBytes uint64        // Head.PackBytes at that revision
 	Packed      head.Revision // up to here segments are compressed as well as they can be; at most Sealed
-	Forks       uint64        // how many hold this history: a second witness of their entries
-	Refs        uint64        // how many revisions are kept by name: likewise
-	Stones      uint64        // how many tombstones there are: likewise
+	Forks       uint64        // number of fork entries; a scan that finds fewer has missed some
+	Refs        uint64        // number of records of kept revisions; likewise for them
+	Stones      uint64        // number of tombstones; likewise for them
 }
 
 // Seal returns l's record for key.

@@ -22,9 +22,10 @@ type Position struct {
 	pack.Position
 }
 
-// Find returns the position of a node according to the index. The error is ErrNodeNotFound if
-// the session's graph does not have the node. Find reads the node only if several nodes have
-// similar ids, so the position may be wrong if the index is damaged: see Node.
+// Find looks for the first bytes of a node's id in the index of the session and then of each
+// ancestor, all of which it reads, and returns the position of the node. The error is
+// ErrNodeNotFound if the session's graph does not have the node. Find reads nodes only if several
+// ids begin alike; otherwise the position is right only if the index is: see Node.
 func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Position, error) {
 	missing := fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 	layers := h.Layers(last)

@@ -147,9 +147,9 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 	return best, err
 }
 
-// endedAt returns the revisions of layer l whose leaf was node. It leaves out the revisions up to
-// after, unless that is 0: then revision 0, which a fork began with, counts too. The layer is
-// of h's incarnation.
+// endedAt returns the revisions of layer l after revision after whose leaf was node. If after is
+// 0, revision 0 counts as well: its leaf is the node that the fork began at. l is the layer of
+// h's own incarnation.
 func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, node graph.ID) (ended []head.Revision, err error) {
 	if after == 0 && h.Origin != nil && l.First == node {
 		ended = append(ended, 0)

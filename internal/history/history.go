@@ -16,10 +16,10 @@
 // # Verification
 //
 // A commit's id is a hash that covers the id of the commit before it, and a node's id is a hash
-// that covers the id of its parent. Readers compute the ids from what is stored. So whoever
-// reads the commits up to the head's, or the path to a leaf, and finds the ids that it expects
-// has verified all of them. A reader that starts elsewhere compares the id itself: see
-// [Store.CommitAt] and [History.NodeAt].
+// that covers the id of its parent. Readers compute the ids from what is stored. So a reader that
+// reads the commits up to the head's, and finds the head's commit id, has verified all of them.
+// The same is true of the nodes on the path to a leaf. A reader that starts elsewhere compares
+// the id itself: see [Store.CommitAt] and [History.NodeAt].
 //
 // No hash covers the indexes by which nodes are found by id, event key and attachment. The node
 // at a position decides whether an index is right. The nodes of a pack have no ids before
@@ -134,8 +134,9 @@ func (h *History) Own(last head.Revision) Layer {
 	return layers[len(layers)-1]
 }
 
-// CommitAt returns the commit of revision r of an incarnation, and its id. The id is computed from
-// the commit. The caller has to compare it with the id that it expects.
+// CommitAt returns the commit of revision r of an incarnation, and its id, which is computed from
+// the commit. A caller that expects a certain id has to compare it; without that, the commit is
+// not verified against the chain.
 func (s Store) CommitAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*heads.Commit, head.CommitID, error) {
 	key := s.Space.Commit(inc, uint64(r))
 	values, err := s.Engine.Get(ctx, key)

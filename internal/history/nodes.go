@@ -119,8 +119,9 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	return out, nil
 }
 
-// Tail returns the end of the path to leaf, root first, with n nodes that are not hidden. It
-// reads backwards from the leaf, one segment at a time.
+// Tail returns the end of the path to leaf, oldest node first: as much of it as has n nodes that
+// are not hidden, or the whole path. Hidden nodes in between are included. It reads backwards
+// from the leaf, one segment at a time.
 //
 // In most cases the leaf is in the last commit, and the path goes on in the segment before. Tail
 // looks there first, and reads the index only if the node is elsewhere.

@@ -10,10 +10,10 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// pruned returns the node that keeps a commit from going on from node id, because vacuum pruned
-// it, or the zero id if there is none. It is id itself or, if id is erased, a node before it:
-// a commit can go on from a node that a host has tombstoned, but not from one whose parent is
-// pruned. Vacuum prunes nodes of side branches that no retained revision leads to.
+// pruned returns the nearest pruned node that makes it impossible to commit or fork after node
+// id, or the zero id. It looks at id and, as long as nodes are erased, at the nodes before it: a
+// commit may follow a tombstoned node, but not one whose parent vacuum pruned. Vacuum prunes
+// nodes of side branches that no retained revision leads to.
 func (h *History) pruned(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
 	for at := id; !at.IsZero(); {
 		pruned, err := h.hasPruned(ctx, at)

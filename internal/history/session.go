@@ -162,7 +162,7 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 }
 
 // Head reads the head, and the values of more keys as they stood at the same moment: see
-// ReadHead. It expects the head that was seen last, and sees the one that it reads.
+// ReadHead. It guesses the revision that was seen last, and remembers the head that it reads.
 func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
 	guess := head.Revision(0)
 	if seen, _ := s.Seen(); seen != nil {

@@ -20,8 +20,8 @@ type Request struct {
 	ForkNode graph.ID // The node to fork at. The zero id stands for the parent's leaf.
 }
 
-// Create makes the session that r describes, and created is true. The state of a new
-// session is nil. If a session has the id already, Create returns that one and its state.
+// Create makes the session that r describes, and returns it with a nil state. If a session has
+// that id already, Create returns that one and its state, and created is false.
 func (st *Store) Create(ctx context.Context, r *Request) (session *history.Session, state *history.State, created bool, err error) {
 	n := creator{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
 	err = change.Settle(ctx, st.Engine, func(c *change.Change) error { return n.attempt(ctx, c) })
@@ -86,7 +86,7 @@ func (n *creator) stands(ctx context.Context) (bool, error) {
 }
 
 // batch returns the batch that creates the session. It sets n.session to the session as it
-// is when the batch was applied.
+// will be once the batch is applied.
 func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about := n.request.About
 	about.Labels = mergedLabels(nil, about.Labels)

@@ -1,10 +1,12 @@
-// Package lifecycle has the calls that change a session otherwise than by a commit. They
+// Package lifecycle has the calls that change a session in another way than by a commit. They
 // create, fork, rename and delete sessions, save their metadata, tombstone nodes, and keep
 // and prune revisions.
 //
-// Most calls guard the session's lifecycle record and set it: see change.Alter. So they
-// exclude each other, and sealing and vacuum, without ever delaying a commit. The exceptions
-// are Create, for which there is no record yet, and SaveMetadata, which guards the metadata.
+// Most calls guard the session's lifecycle record and set it: see change.Alter. So they exclude
+// each other, sealing and vacuum. A commit that goes on from the head's leaf does not use that
+// record. Delete and Rename guard the head, too, and so exclude every commit. Create guards that
+// there is no record yet; for a fork it guards and sets those of its ancestors. SaveMetadata
+// guards the metadata.
 package lifecycle
 
 import "github.com/turnstonedb/turnstone/internal/commit"

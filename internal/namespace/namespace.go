@@ -41,7 +41,9 @@ type Request struct {
 }
 
 // Open returns the store record of a namespace. If the namespace is empty, Open creates the
-// store record.
+// record or, with r.MustExist, fails with ErrStoreNotFound. It fails if a copy into the namespace
+// is not finished, or if there are records without a store record. With r.Upgrade it raises the
+// format.
 func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err error) {
 	name := r.Name
 	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)

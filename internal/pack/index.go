@@ -13,13 +13,12 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Where a node is, is known by the first bytes of its id: an entry for each node
-// would be 35 bytes and what the engine adds, and at a commit as much work as
-// everything else that it writes. A loose pack has the prefixes of its nodes'
-// ids in front of its data; a sealed segment has a record of them, apart from
-// its data. Who looks for an old node reads those records, 6 bytes a node, and
-// the few packs that are loose; two nodes of a million in one session share a
-// prefix with a probability of 0.2 %, and then both are read.
+// prefixBytes is how many bytes of a node's id the index has. A record for each node would take
+// 35 bytes and what the engine adds, and would double what a commit writes. A loose pack has
+// the prefixes in front of its data; a sealed segment has a record of them (SealIndex). Looking
+// up a node reads all these records, about 6 bytes a node, and the loose packs. In a session of
+// a million nodes, a node shares its prefix with another one with a probability of 0.02 %; then
+// both are read.
 const prefixBytes = 4
 
 // A Prefix is what an index knows of a node's id.

@@ -1,15 +1,14 @@
-// Package pack is the history of a session: nodes, each one immutable event
-// that names the one before it, stored a commit at a time in packs, and runs of
-// packs in sealed segments.
+// Package pack stores the nodes of a session. The nodes of one commit are a pack. A commit
+// writes it as a loose pack; sealing compresses many packs into one segment. An index of the
+// first bytes of ids finds a node.
 //
 // # Identity
 //
-// A node's id is the hash of its canonical encoding: parent, kind, key, and a
-// salted digest of its content (payload and attachments). So an id vouches for
-// every node on the path to it, and yet a content can be erased: without the
-// salt, which lies beside it in the pack, the digest that remains tells nothing
-// of even a short text. Ids are derived while reading and never stored, except
-// where a reader enters in the middle (see heads.Commit).
+// A node's id is the hash of its parent, kind, key, and a salted digest of its content (payload
+// and attachments). So an id vouches for every node on the path to it. Vacuum can erase the
+// content and the salt and keep the digest: the id stays, and the digest betrays nothing, not
+// even of a short text. A node's own id is not stored: Pack.Resolve computes it. A parent is
+// stored as a distance if it is near, else as its id.
 package pack
 
 import (

@@ -124,6 +124,7 @@ func (p *Pack) appendParent(e *codec.Encoder, i int, before graph.ID) {
 	e.Bytes(parent[:])
 }
 
+// decodePack decodes what append encodes. The nodes have no ids until Resolve.
 func decodePack(d *codec.Decoder) (p Pack) {
 	d.Shape(3)
 	p.Revision = d.Uint()
@@ -248,13 +249,9 @@ func (p *Pack) Size() int {
 	return n
 }
 
-// A segment is a run of packs of one session, ascending by revision, as one
-// compressed value (or a few, when it is large): a loose pack is one of length
-// one. Its first value begins with the revision of its first pack and four times
-// the number of values plus its level, both uvarint; a loose one goes on with the
-// number of its nodes (uvarint) and the first bytes of their ids.
+// Sizes of segments.
 const (
-	maxSegment = 64 << 20  // raw bytes
+	maxSegment = 64 << 20  // uncompressed bytes
 	partBytes  = 480 << 10 // of a segment in one value
 	maxParts   = 256
 )
@@ -274,10 +271,10 @@ func (s *buffers) release() {
 	}
 }
 
-// EncodeSegment returns the pairs that store packs, which are resolved.
-// before is the id of the last node of the session before them. At codec.Fast it
-// is one loose pack; at other levels they are sealed and have a record of
-// SealIndex besides.
+// EncodeSegment returns the pairs that store packs as one segment. The packs are resolved, and
+// before is the id of the last node of the session before them. At codec.Fast the segment is a
+// loose pack, and there must be only one pack. At other levels the caller has to store the
+// record of SealIndex as well.
 func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before graph.ID, level codec.Level) (ks, vs [][]byte, err error) {
 	size := 64
 	for i := range packs {

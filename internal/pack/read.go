@@ -13,13 +13,15 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// A Segment is a stored run of packs, not resolved yet.
+// A Segment is a run of packs of one session, ascending by revision, that is stored as one
+// compressed value, or as a few if it is large. A loose pack is a segment of one pack that a
+// commit wrote. The packs that are read are not resolved.
 type Segment struct {
 	Packs []Pack
 	Keys  [][]byte // of its values
 	// Level is codec.Fast for a loose pack, and how well a sealed one is compressed.
 	Level codec.Level
-	loose []byte // the prefixes of a loose one
+	loose []byte // the prefixes of a loose pack
 }
 
 // Segments yields the segments that hold revisions from first to last of a
@@ -29,7 +31,8 @@ func Segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 	return segments(ctx, e, space, inc, first, last, 0)
 }
 
-// segments reads at most limit values when that is not 0.
+// segments is Segments. If limit is not 0, it reads at most that many values, and yields a
+// *partsError if they end in the middle of the first segment.
 func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.Incarnation, first, last uint64, limit int) iter.Seq2[Segment, error] {
 	return func(yield func(Segment, error) bool) {
 		var data []byte
@@ -96,22 +99,23 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 	}
 }
 
-// IsLoose reports whether the record of a segment's first value is that of a loose pack,
-// which no sealing has reached yet.
+// IsLoose reports whether a segment, of which p is the first value, is a loose pack.
 func IsLoose(space *keys.Space, p engine.Pair) (bool, error) {
-	_, fields, ok := space.Fields(p.Key)
+	_, _, ok := space.Fields(p.Key)
 	body, err := codec.Open(p.Key, p.Value, keys.Pack)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: key", record.ErrMalformed)
 	}
-	if err != nil {
-		return false, codec.Corrupt(err, "pack at key %x", p.Key)
+	var h segmentHead
+	if err == nil {
+		h, _, err = openHead(body)
 	}
-	first, _ := codec.Uvarint(body)
-	return first == binary.BigEndian.Uint64(fields[16:24]), nil
+	return h.level == codec.Fast, codec.Corrupt(err, "pack at key %x", p.Key)
 }
 
-// A segmentHead is what a segment's first value begins with.
+// A segmentHead is what a segment's first value begins with: the revision of its first pack and
+// four times the number of values plus the level, both uvarint. A loose pack goes on with the
+// number of its nodes (uvarint) and the first bytes of their ids.
 type segmentHead struct {
 	first    uint64 // revision
 	parts    int

@@ -38,7 +38,7 @@
 // retain.go and release.go drop them, and detach.go derives them anew; parts.go follows
 // checkpoint parts. sweep.go condemns and deletes; uploads.go lets uploads expire; full.go
 // derives the index anew; check.go and check_blobs.go compare it with the commits.
-// vacuum.go, remove.go, erase.go, rewrite.go, tree.go, versions.go and pack.go are vacuum.
+// vacuum.go, remove.go, erase.go, rewrite.go, tree.go, versions.go and recompress.go are vacuum.
 // Each kind of record of the index has a file: bookmark.go, edges.go, stale.go.
 package reclaim
 

@@ -2,7 +2,7 @@
 //
 // A commit writes its nodes as a loose pack. Sealing puts the packs of consecutive commits
 // into one segment: one frame that compresses twice as well, and one key instead of many.
-// It runs beside commits, and touches only packs of commits that stand. Each seal guards and
+// It runs beside commits, and touches only packs up to the head's revision. Each seal guards and
 // sets the session's lifecycle record, so it excludes tombstones, forks, deletion and vacuum.
 //
 //	commits     [p][p][p][p][p][p][p][p]       each commit writes a loose pack
@@ -37,9 +37,9 @@ type Sizes struct {
 // deletes.
 const mostKeys = 6000
 
-// Next is one attempt to seal the next segment of a session, whose head current reads.
-// sealed is how many bytes, before compression, are in full segments then. more reports
-// whether there may be another segment to seal.
+// Next tries once to seal the next segment of a session. current reads the session's head.
+// sealed is the uncompressed size of all packs that are in full segments after the attempt.
+// more reports whether there may be another segment to seal.
 //
 // If all is set, Next also seals packs that do not fill a segment, and compresses as well as
 // it can. A later call can add packs to a segment that is not full.

@@ -36,7 +36,7 @@ type packing struct {
 // add compresses the blob of a loose record. A blob that has no edge any more, or is condemned,
 // is left as it is.
 func (p *packing) add(ctx context.Context, e entry) error {
-	done, err := p.blobs.Pack(ctx, &p.b.Batch, e.hash())
+	done, err := p.blobs.Recompress(ctx, &p.b.Batch, e.hash())
 	if err != nil || !done {
 		return err
 	}

@@ -8,13 +8,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// packBytes bounds what Pack compresses: the result fits a batch.
-const packBytes = 1 << 20
+// recompressBytes bounds what Recompress compresses: the result fits a batch.
+const recompressBytes = 1 << 20
 
-// Pack makes b store the blob that h stands for compressed as far as it goes, if the
-// blob is stored whole and was compressed fast, on a commit's path. b guards the
-// blob's mark. Pack reports whether it added anything to b.
-func (s *Store) Pack(ctx context.Context, b *engine.Batch, h keys.Hash) (done bool, err error) {
+// Recompress makes b replace the values of a blob that was compressed fast, on a commit's path,
+// by ones that are compressed as well as can be, and guard its mark. It does nothing, and
+// returns false, for a list, for a blob of more than 1 MiB of values, and for one that is
+// condemned, missing or compressed so already.
+func (s *Store) Recompress(ctx context.Context, b *engine.Batch, h keys.Hash) (done bool, err error) {
 	markKey := s.space.Mark(h)
 	vs, err := s.engine.Get(ctx, markKey)
 	if err != nil || vs[0] == nil {
