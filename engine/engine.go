@@ -9,14 +9,13 @@
 //
 // Get, Scan pages and Apply are strictly serializable together: there is one
 // order of all of them that explains every result and agrees with real time.
-// In particular, once a read has returned without the effects of an Apply, that
-// Apply is never ordered before one whose effects the read saw (Fekete, O'Neil
-// and O'Neil, "A Read-Only Transaction Anomaly Under Snapshot Isolation", 2004).
+// In particular, if a read saw the effects of Apply B and not those of Apply A,
+// then A is ordered after B (Fekete, O'Neil and O'Neil, "A Read-Only Transaction Anomaly Under Snapshot Isolation", 2004).
 //
 // # Outcomes
 //
 // Apply returns nil when the batch is durable; [ErrConflict], [ErrTooLarge],
-// [ErrInvalid], [ErrNoSpace] and the context's error when it had no effect; and
+// [ErrInvalid], [ErrNoSpace], [ErrUnavailable] and the context's error when it had no effect; and
 // [ErrUnknown] when the driver cannot tell. After ErrUnknown the caller applies
 // the same batch again until it succeeds or fails with ErrConflict, and then
 // reads what stands there. An attempt that returned ErrUnknown may still take

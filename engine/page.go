@@ -2,10 +2,9 @@ package engine
 
 import "iter"
 
-// Paged is the loop of every driver's Scan. It calls page for r, yields what it
-// returns, and goes on behind the last key while page reports that there is
-// more. Page returns at most r.Limit pairs when that is set, and at least one
-// pair with more.
+// Paged is the loop of every driver's Scan. It calls page for r, yields the pairs that page
+// returns, and goes on after the last key while page reports that there is more. Page returns
+// at most r.Limit pairs if that is set, and at least one pair if it reports more.
 func Paged(r Range, page func(Range) (pairs []Pair, more bool, err error)) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		r := r

@@ -275,8 +275,8 @@ func (s *Snapshot) common(nodes []turnstone.Node) int {
 }
 
 // isStored reports whether a session has the history and the state of s already, for
-// example because of an earlier save whose outcome was unknown. The first same
-// messages are equal.
+// example because of an earlier save whose outcome was unknown. same is how many
+// messages at the beginning are equal.
 func (s *Snapshot) isStored(state *turnstone.State, same int) bool {
 	return same == len(s.Messages) && same == len(state.Nodes) && (s.State == nil || s.stateIs(state.Parts))
 }
@@ -309,7 +309,8 @@ func (s *Snapshot) checkpoint(parts []head.Part) (set map[string][]byte, drop []
 }
 
 // commit gives a session the history and the state of s and returns the revision that
-// it reached. The first same messages of the session stay. A long history takes
+// it reached. The session already has the first messages of s; same is how
+// many. They stay. A long history takes
 // several commits, of which the last one moves the leaf.
 func commit(ctx context.Context, session turnstone.Persistence, state *turnstone.State, same int, s *Snapshot) (head.Revision, error) {
 	set, drop := s.checkpoint(state.Parts)
@@ -481,7 +482,8 @@ func (s *Snapshot) merge(newer Snapshot) {
 	*s = newer
 }
 
-// mergeMetadata gives s the metadata of older that saving s leaves as it is.
+// mergeMetadata takes from older the fields that s neither sets nor unsets, merges the labels,
+// and adds the fields that older unsets.
 func (s *Snapshot) mergeMetadata(older *Snapshot) {
 	stays := func(f turnstone.Field) bool { return !slices.Contains(s.Unset, f) }
 	if s.Name == "" && stays(turnstone.FieldName) {

@@ -125,7 +125,7 @@ type Engine struct {
 	background sync.WaitGroup
 	rewriting  chan struct{} // of one element; the rewrite that runs holds it, and Close takes it for good
 
-	// Why the last flush and the last rewrite were given up; nil after a success.
+	// Why the last flush and the last rewrite failed; nil after a success.
 	flushTrouble, rewriteTrouble atomic.Pointer[error]
 
 	ctx    context.Context // for work in the background
@@ -238,7 +238,7 @@ func (e *Engine) usable() error {
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
 // Close implements engine.Engine. It waits for batches that were submitted. It returns an
-// error if the last flush or rewrite was given up: no data is lost, but the store takes
+// error if the last flush or rewrite failed: no data is lost, but the store takes
 // more space than it should. If the disk does not answer, Close returns an error after
 // four seconds if the store has failed, and otherwise after a minute. The files then stay
 // open, and the directory stays locked until the process ends.
@@ -288,7 +288,7 @@ func (e *Engine) rest() error {
 }
 
 // flushOnClose flushes memtables and ends the log, so that the next Open has little to
-// replay. It returns the error of any flush or rewrite that was given up. If the disk has
+// replay. It returns the error of any flush or rewrite that failed. If the disk has
 // no space for a table, the next Open replays the log instead.
 func (e *Engine) flushOnClose() error {
 	if e.usable() != nil {
@@ -330,7 +330,7 @@ func (e *Engine) flushOnClose() error {
 // a larger log to a table.
 const replayBytes = 1 << 20
 
-// note stores why a flush or a rewrite was given up, or nil if it succeeded.
+// note stores why a flush or a rewrite failed, or nil if it succeeded.
 func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
 	if err == nil {
 		trouble.Store(nil)
@@ -341,7 +341,7 @@ func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
 	}
 	trouble.Store(&err)
 	if e.opts.Logger != nil {
-		e.opts.Logger.Error("badger: flush or rewrite given up", "error", err)
+		e.opts.Logger.Error("badger: flush or rewrite failed", "error", err)
 	}
 }
 

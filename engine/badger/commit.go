@@ -133,8 +133,8 @@ func (e *Engine) commit(requests []*request, others bool) {
 	e.finish(g, others)
 }
 
-// write writes the batches of g whose guards hold to the log and to the memtable. If the
-// disk has no space for them, write refuses them before they have any effect.
+// write checks the guards of each batch of g, and writes those whose guards are true to the log
+// and then to the memtable. If the disk has no space, it refuses them before they have any effect.
 func (e *Engine) write(g *group) error {
 	w := groupWriter{ts: e.written + 1, buf: e.buf[:0]}
 	w.buf = append(w.buf, make([]byte, frameHeader)...)
@@ -227,7 +227,7 @@ func (e *Engine) mayGrow() error {
 	return nil
 }
 
-// stopUnlessShort adds to an error of the disk what was done. If the error is not a
+// stopUnlessShort adds to an error of the disk what the engine was doing. If the error is not a
 // shortage, it makes e refuse everything.
 func (e *Engine) stopUnlessShort(what string, err error) error {
 	err = fmt.Errorf("engine: %s: %w", what, mapped(err))

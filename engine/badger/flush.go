@@ -84,7 +84,7 @@ func (e *Engine) number() uint64 {
 }
 
 // awaitFlush waits until at most the given number of memtables wait to be flushed. It
-// fails if a flush was given up.
+// fails if a flush failed.
 func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 	for {
 		e.mu.RLock()

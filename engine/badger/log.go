@@ -288,6 +288,9 @@ func readLog(d files, number, after uint64) (*logContent, error) {
 	return c, nil
 }
 
+// readFrames reads frames up to one that can't be read, or one that ends the log. What follows,
+// but for zeros, is the torn tail. If a frame there says that a group was durable that was not
+// read, the log is damaged.
 func readFrames(f file, number, after uint64) (*logContent, error) {
 	size, err := f.Size()
 	if err != nil {

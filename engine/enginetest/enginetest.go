@@ -1,20 +1,20 @@
 // Package enginetest tests drivers against the contract of engine.Engine. The
 // whole test of a driver is one call of Run:
 //
-//	func TestEngine(t *testing.T) {
+//	func TestContract(t *testing.T) {
 //		enginetest.Run(t, enginetest.Driver{
 //			Durable: true,
 //			Open:    func(dir string) (engine.Engine, error) { return mydriver.Open(dir) },
 //		})
 //	}
 //
-// Every sentence of the contract is a case. Cases return errors instead of
+// Each case tests one rule of the contract. Cases return errors instead of
 // failing a testing.T, so that the suite itself can be tested: mutants of a correct
 // engine must fail it (mutant_test.go).
 //
 // The package also has tools for tests of code that uses an engine. Faulty is an
-// engine that fails as planned. Explore runs actors that share an engine under every
-// order of their calls.
+// engine that fails as planned. Explore runs actors that share an engine under the
+// orders of their calls that need at most a given number of preemptions.
 package enginetest
 
 import (

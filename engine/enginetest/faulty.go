@@ -77,7 +77,8 @@ func (f *Faulty) decide(ctx context.Context, c Call) (Call, Fault) {
 	return c, fault
 }
 
-// planned numbers the call and asks the plan.
+// planned first applies the batches that are late. Then it numbers the call and returns the
+// fault that the plan has for it, or the error of a crash.
 func (f *Faulty) planned(ctx context.Context, c *Call) Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock() // also if the plan ends the test

@@ -1,5 +1,5 @@
-// Package memory is the engine that lives in the process: the reference for
-// the contract, and the store of tests and of sessions that need not last.
+// Package memory is an engine that keeps its pairs in memory. It is the reference for the
+// contract, and for tests and sessions that need not last.
 package memory
 
 import (

@@ -1,5 +1,5 @@
-// Package open maps the URL of a store to an engine: for the command line and
-// for hosts that are configured by a string. Others call a driver's own Open.
+// Package open opens the engine that a URL names, for the command line and for hosts that are
+// configured by a string. Others call a driver's own Open.
 package open
 
 import (
@@ -21,7 +21,7 @@ import (
 // ErrURL reports a URL that names no engine of this build.
 var ErrURL = errors.New("open: unknown store URL")
 
-// Options of Open, of engines in directories. Nil and the zero value mean the
+// Options of Open. They apply to engines in directories. Nil and the zero value mean the
 // engines' defaults.
 type Options struct {
 	// MinFreeBytes is the free disk space below which new data is refused.

@@ -154,8 +154,9 @@ func (e *Engine) answer(c *commit, trouble <-chan struct{}) error {
 	}
 }
 
-// commitBatches is the committer: it alone hands batches to Pebble. It may be
-// parked within Pebble for ever; nobody waits for it then.
+// commitBatches is the committer: it alone hands batches to Pebble. It takes all batches that
+// wait, checks the guards of one after the other, and passes the group to the syncer. When idle,
+// it writes a promise. It may be parked within Pebble for ever; nobody waits for it then.
 func (e *Engine) commitBatches() {
 	defer close(e.synced)
 	defer func() {

@@ -6,13 +6,13 @@
 //
 //	Apply, Get, Scan, Vacuum, Close     callers wait for results, not for Pebble
 //	        |
-//	committer, syncer                   two goroutines hand batches to Pebble
+//	committer, syncer                   one hands batches to Pebble, the other waits for their syncs and answers
 //	        |
 //	     Pebble
 //	        |
 //	      noted                         writes down what must be in logs and MANIFEST, checks blocks
 //	        |
-//	      fence                         stops everything at the first change of a file that fails
+//	      fence                         stops everything the first time that changing a file fails
 //	        |
 //	  file system
 //
@@ -247,10 +247,9 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 	}
 }
 
-// A remover removes obsolete files, as pebble.DeleteCleaner does. It has a method
-// of pebble.ArchiveCleaner besides, by which that one says that it needs the
-// content of files: it keeps Pebble from keeping old logs and writing over them.
-// Their ends would hold removed bytes, and they would take space.
+// A remover removes obsolete files, as pebble.DeleteCleaner does. It also has the method of
+// pebble.ArchiveCleaner that says that the cleaner needs the content of files. So Pebble does
+// not recycle old logs: their ends would hold removed bytes, and they would take space.
 type remover struct {
 	pebble.DeleteCleaner
 	unrecycled

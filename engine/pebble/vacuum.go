@@ -10,11 +10,10 @@ import (
 )
 
 // Vacuum implements engine.Engine: it flushes and compacts the whole key space,
-// and returns when the files that held removed pairs are gone, for which it waits
-// for the readers of the time. Pebble's MANIFEST
-// goes on naming the first and last keys of removed files. Vacuum needs as much
-// free space as the store has tables. When its context ends, the compactions under
-// way go on, and Close waits for them.
+// and returns when the files that held removed pairs are gone; for that it waits for readers
+// that began before. Pebble's MANIFEST goes on naming the first and last keys of removed files.
+// Vacuum needs as much free space as the store has tables. When its context ends, the
+// compactions under way go on, and Close waits for them.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if e.db == nil {
 		return engine.ErrClosed
@@ -70,7 +69,8 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}
 }
 
-// compactAll is the work of a Vacuum.
+// compactAll checks the free space, flushes, compacts all keys, and waits until the replaced
+// tables and older logs are removed.
 func (e *Engine) compactAll(ctx context.Context) error {
 	m := e.db.Metrics()
 	total, need := m.Total(), reserve

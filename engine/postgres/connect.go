@@ -64,7 +64,7 @@ var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "
 // its own, whether it is still there. One that is not makes an Apply ErrUnknown.
 const pingAfter = 30 * time.Second
 
-// configure makes what the URL says what the driver wants.
+// configure adds the driver's settings to those of the URL. A server setting in the URL wins.
 func (e *Engine) configure(config *pgxpool.Config) {
 	given := config.ConnConfig.RuntimeParams
 	params := map[string]string{
@@ -109,9 +109,9 @@ func (e *Engine) configure(config *pgxpool.Config) {
 	config.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > e.pingAfter }
 }
 
-// neverCancel has a connection that is given up closed without a CancelRequest.
-// The server ends a wait for a synchronous standby upon one, and shows what it
-// committed to everybody, which whoever tries again would take for replicated.
+// neverCancel makes pgx close a connection that is given up without sending a CancelRequest.
+// After such a request the server stops waiting for a synchronous standby and makes the commit
+// visible; a caller that tries again would take it for replicated.
 func neverCancel(c *pgconn.Config) {
 	var connected atomic.Bool
 	dial, after := c.DialFunc, c.AfterConnect
@@ -130,8 +130,8 @@ func neverCancel(c *pgconn.Config) {
 	}
 }
 
-// unavailable wraps what keeps the database from being reached. That its error may
-// be a context's, of a time-out of the driver, is nobody's business.
+// unavailable wraps what keeps the database from being reached. It does not wrap a context's
+// error: that would be of a time-out of the driver, and look like the caller's.
 func unavailable(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)

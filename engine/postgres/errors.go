@@ -73,7 +73,7 @@ func ended(err error) (*pgconn.PgError, bool) {
 	return pe, severity == "ERROR"
 }
 
-// outcome says what the error of a transaction that writes means for it.
+// outcome returns the engine's error for err, with which a transaction that writes ended.
 func outcome(ctx context.Context, err error) error {
 	var before *notSent
 	if err == nil || errors.As(err, &before) {
@@ -89,7 +89,7 @@ func outcome(ctx context.Context, err error) error {
 	return lost(ctx, err)
 }
 
-// lost says what the error of a transaction that changed nothing means.
+// lost is outcome for a transaction that changed nothing.
 func lost(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -116,9 +116,10 @@ const (
 	longestWait = 100 * time.Millisecond
 )
 
-// retry runs f until it fails with something else than a serialization failure
-// or a deadlock, after which PostgreSQL asks to run the transaction again. When a
-// pooler shows itself by what became of prepared statements, it goes on without.
+// retry runs f, and runs it again after a serialization failure or a deadlock, as PostgreSQL
+// asks, up to maxAttempts times; then the error matches engine.ErrUnavailable. If an error shows
+// that a pooler is in front of the server (a prepared statement is unknown, or there twice),
+// retry runs f again without prepared statements.
 func (e *Engine) retry(ctx context.Context, f func() error) error {
 	wait := firstWait
 	for attempt := 1; ; attempt++ {

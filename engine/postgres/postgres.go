@@ -246,12 +246,11 @@ func (e *Engine) failing(ctx context.Context, guards []engine.Pair) ([]byte, err
 	return nil, nil
 }
 
-// calls returns what applies b.
+// calls returns the statements that apply b.
 //
-// What is guarded to be absent and set is an insert. Such a guard need not be
-// read, as the primary key refuses what is there; read, it would be a predicate
-// lock on the page of the index where the key belongs, which conflicts with every
-// insert of others there.
+// A key that b guards to be absent and sets is inserted: the primary key is its guard. Reading
+// the key would put a predicate lock on the page of the index where the key belongs, which
+// conflicts with every insert of others there.
 func (e *Engine) calls(b *engine.Batch) []call {
 	absent := map[string]bool{} // guarded to be absent; true: and set
 	for _, g := range b.Guards {

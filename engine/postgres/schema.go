@@ -16,8 +16,8 @@ import (
 const version = 1
 
 // check refuses a schema that a newer version made, and reports whether there is
-// one. A look at a database leaves nothing, and what is there needs no right to
-// define anything.
+// one. It only reads, so opening a store changes nothing and needs no right to define
+// anything.
 func (e *Engine) check(ctx context.Context) (there bool, err error) {
 	made := ""
 	err = e.read(ctx, func() call {

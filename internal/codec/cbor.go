@@ -233,8 +233,8 @@ func (d *Decoder) NextIsArray() bool { return len(d.B) > 0 && d.B[0]>>5 == major
 // NextIsUint reports whether the next item is an unsigned integer.
 func (d *Decoder) NextIsUint() bool { return len(d.B) > 0 && d.B[0]>>5 == majorUint }
 
-// Uvarint is binary.Uvarint that accepts the one shortest encoding only: of another
-// one n is 0, as of one that is cut.
+// Uvarint is binary.Uvarint that accepts the one shortest encoding only: n is 0 for a longer
+// encoding, and if b ends early.
 func Uvarint(b []byte) (v uint64, n int) {
 	v, n = binary.Uvarint(b)
 	if n > 1 && b[n-1] == 0 {

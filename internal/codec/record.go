@@ -1,6 +1,6 @@
-// Package codec gives every stored value its form: a record with a type, a
-// version and a checksum bound to its key, around a deterministic encoding, and
-// compression with a bound on what it expands to.
+// Package codec is the form of stored values. A record has a type, a version and a checksum over
+// its key and content. Its body is CBOR in a deterministic encoding. Compressed bytes state the
+// length of their content, so that reading is bounded.
 package codec
 
 import (
@@ -65,7 +65,7 @@ func SealTail(key, out []byte, from int) []byte {
 
 // Open checks a record of key and returns its body, which aliases value. Type,
 // version and checksum stand at the same place in every version of the format, so
-// that a record of another one is a record.FormatError, and never takes damage for one.
+// Open tells a record of another version (a record.FormatError) from damage.
 func Open(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
 		return nil, record.ErrMissing

@@ -1,9 +1,10 @@
 // Package erase removes a session, or some of its nodes, from the store's files, and reports
 // which content is still stored.
 //
-// An erasure has three steps. First it reads which incarnations and blobs to remove. Then its
-// caller deletes the session, or tombstones the nodes, and vacuums. Finally the erasure looks
-// for content that is still stored. There are two good reasons for that:
+// An erasure has three steps. First it reads which incarnations and blobs to remove. Then it
+// calls the functions that the caller passed: one deletes the session or tombstones the nodes,
+// the other vacuums. Finally it looks for content that is still stored. Content is rightly still
+// there for two reasons:
 //
 //   - A fork, or the session that was forked, still shows the content.
 //   - Another session, or an upload, has equal bytes.

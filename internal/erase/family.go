@@ -84,7 +84,7 @@ func (s Store) descendants(ctx context.Context, inc heads.Incarnation) ([]heads.
 
 // children returns the children of an incarnation. An erasure that is repeated must find
 // the children that the first call deleted, which are no longer listed as children. So
-// children also returns the forks that are deleted and that no fork needs which lives.
+// children also returns deleted forks that no live fork needs.
 func (s Store) children(ctx context.Context, inc heads.Incarnation) ([]heads.Incarnation, error) {
 	children, err := s.Children(ctx, inc)
 	if err != nil {

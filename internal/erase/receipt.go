@@ -140,7 +140,7 @@ func (s Store) withForks(ctx context.Context, incs []heads.Incarnation) ([]heads
 	return out, nil
 }
 
-// holder returns the id of the session that an incarnation lives as, and whether holds is
+// holder returns the id of the live session of an incarnation, and whether holds is
 // true for it. A session that does not live holds nothing.
 func (s Store) holder(ctx context.Context, inc heads.Incarnation, holds func(*history.Session) (bool, error)) (id string, held bool, err error) {
 	session, _, err := s.ByIncarnation(ctx, inc)

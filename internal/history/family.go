@@ -49,7 +49,7 @@ func (s Store) related(ctx context.Context, letter byte, to heads.Incarnation, o
 	return out, nil
 }
 
-// ByIncarnation returns the session that an incarnation lives as, and its state, or nil if
+// ByIncarnation returns the live session of an incarnation, and its state, or nil if
 // it does not live.
 func (s Store) ByIncarnation(ctx context.Context, inc heads.Incarnation) (*Session, *State, error) {
 	for {

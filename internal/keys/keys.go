@@ -1,6 +1,7 @@
 // Package keys is the one table of the keys that reach the engine. A key is the
-// 4-byte namespace prefix, a letter, and fields of fixed width: no user text is
-// ever part of one, and none can be guessed from outside (see docs/format.md).
+// 4-byte namespace prefix, a letter, and fields of fixed width. User text occurs only as a hash
+// under the store's secret, and incarnations are random. So only the three keys without fields
+// (Store, Copying, Cycle) can be guessed from outside. See docs/format.md.
 package keys
 
 import (
@@ -41,7 +42,7 @@ const (
 	Bookmark    = 'z' // incarnation: how far gc has read it
 	Candidate   = 'G' // H(blob id): may be garbage
 	Detached    = 'D' // incarnation, H(blob id): vacuum removed a reference
-	Stale       = 'V' // incarnation: changed since vacuum last looked
+	Stale       = 'V' // incarnation: a collection has found work for vacuum
 	Loose       = 'K' // H(blob id): vacuum may compress it further
 	Copying     = 'C' // the last copy into the store
 )
@@ -55,7 +56,7 @@ type Hash [16]byte
 
 const prefixSize = 4
 
-// widths are the lengths of the fields behind each letter.
+// widths are the lengths of the fields after each letter.
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Turn: 32, EventKey: 32, Life: 16,
 	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
@@ -277,7 +278,7 @@ func (s *Space) Detached(inc Incarnation, blob Hash) []byte {
 	return s.key(Detached, 0, inc[:], blob[:])
 }
 
-// Stale returns the key that says that a session changed since vacuum last looked.
+// Stale returns the key that says that a collection has found work for vacuum in a session.
 func (s *Space) Stale(inc Incarnation) []byte { return s.key(Stale, 0, inc[:]) }
 
 // Loose returns the key that lists blob for vacuum to compress it further.

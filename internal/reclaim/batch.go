@@ -61,7 +61,7 @@ func (cy *cycle) clear(ctx context.Context, all engine.Range) error {
 			return err
 		}
 		w.Delete(p.Key)
-		if err := w.spill(ctx); err != nil {
+		if err := w.flushMany(ctx); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // A bookmark says how far the index follows a session. The next collection compares it with
-// what stands of the session, and takes over the difference:
+// the records of the session, and takes over the difference:
 //
 //	revision, commit   against the head: commits to read, by index
 //	floor, kept        against the lifecycle record and kept revisions: parts to drop, by retain

@@ -227,8 +227,8 @@ func (k *check) edges(ctx context.Context) error {
 	return nil
 }
 
-// number checks that a blob has so many edges by their number, and is stored if it has any. The
-// edges and the number are not of one moment, and a collector may be at work, so number counts
+// number checks that the recorded number of a blob's edges is edges, and that the blob is stored
+// if it has any. The edges and the number are not of one moment, and a collector may be at work, so number counts
 // the edges up to three times more.
 func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
 	for attempt := 0; ; attempt++ {
@@ -318,7 +318,7 @@ func (k *check) session(ctx context.Context, inc heads.Incarnation) error {
 	}
 }
 
-// A standing is what stands of a session that has no dirty record, from one moment.
+// A standing has the records of a session that has no dirty record, from one moment.
 type standing struct {
 	inc     heads.Incarnation
 	life    *heads.Life
@@ -329,7 +329,7 @@ type standing struct {
 	head    []byte
 }
 
-// standing reads, with one call of the engine, what stands of a session whose id is known. It
+// standing reads, with one call of the engine, the records of a session whose id is known. It
 // returns nil if there is nothing to check: the session is gone, it has a dirty record, or one of
 // the records can't be decoded.
 func (k *check) standing(ctx context.Context, inc heads.Incarnation, id keys.Hash) (*standing, error) {
@@ -395,10 +395,9 @@ func (k *check) lags(ctx context.Context, s *standing, h *heads.Head) (bool, err
 	return err == nil && !slices.Equal(revisions(refs), m.kept), err
 }
 
-// deletedSession checks that the index knows that a session was deleted, and up to where forks
-// hold it, or that a collection will find out. Either the session has a dirty record, and then it
-// is not checked, or a fork that was deleted has one: when the collection comes to the fork, the
-// session gets its own.
+// deletedSession checks a deleted session without a dirty record: its bookmark has to say that it
+// was deleted, and up to which revision forks hold it. The latter is not checked while a deleted
+// fork has a dirty record: when a collection comes to the fork, the session gets its own.
 func (k *check) deletedSession(ctx context.Context, s *standing) error {
 	if s.mark.live() {
 		k.missing("no collection has seen that the session was deleted", "dirty record or bookmark of %s", k.list.Name(s.inc))

@@ -18,8 +18,8 @@ import (
 // blob any more: no blob may be left behind. It also checks that vacuum comes to each blob that
 // it can compress.
 
-// A blobSet is a set of blobs. The checks below remove blobs from a set of odd ones: stored blobs
-// of which nothing has been found yet by which the collector would come to them.
+// A blobSet is a set of blobs. The set odd below has the stored blobs for which no record has been
+// found yet that leads the collector to them. Each check removes those for which it finds one.
 type blobSet map[keys.Hash]bool
 
 // accounts checks that the collector will come to each stored blob. A blob goes from pin to
@@ -70,7 +70,7 @@ func (k *check) indexed(ctx context.Context, odd blobSet) error {
 	return nil
 }
 
-// waiting removes from odd the blobs that sessions with a dirty record refer to behind their
+// waiting removes from odd the blobs that sessions with a dirty record refer to after their
 // bookmarks, and the items of those that are lists. The next collection reads these sessions, and
 // gives the blobs their edges. waiting stops when odd is empty: it may have to read much.
 func (k *check) waiting(ctx context.Context, odd blobSet) error {
@@ -126,7 +126,7 @@ func (v *visit) all(ctx context.Context, hashes iter.Seq[keys.Hash]) error {
 	return nil
 }
 
-// unread visits the blobs that a session refers to behind its bookmark: as checkpoint parts that
+// unread visits the blobs that a session refers to after its bookmark: as checkpoint parts that
 // it began with if there is no bookmark, as parts that later commits set, and by nodes. It stops
 // at damage of the history, which Verify names.
 func (v *visit) unread(ctx context.Context, inc heads.Incarnation) error {

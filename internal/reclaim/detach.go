@@ -34,7 +34,7 @@ func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error)
 	if err != nil || len(ks) == 0 {
 		return nil, err
 	}
-	// A deleted session has no edges of nodes behind the last revision that forks hold.
+	// A deleted session has no edges of nodes after the last revision that forks hold.
 	err = cy.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *pack.Pack) error {
 		for h := range cy.blobsOf(p) {
 			if u := found.by[h]; u != nil {

@@ -32,7 +32,7 @@ const (
 	byList    byte = 'b' // a list that the blob is an item of
 )
 
-// open stands for a revision that has no end yet.
+// open is the end of a range of revisions that has not ended yet.
 const open = ^uint64(0)
 
 // A use says where a session refers to a blob. One edge stands for all references of the
@@ -184,7 +184,7 @@ func unique(changes []change) []change {
 	return out
 }
 
-// A linker gathers changes of the edges of a session, and links them some at a time.
+// A linker gathers changes of the edges of a session, and applies them in batches.
 type linker struct {
 	cy      *cycle
 	guards  []engine.Pair // of each batch
@@ -194,23 +194,23 @@ type linker struct {
 // add adds a change.
 func (l *linker) add(c change) { l.changes = append(l.changes, c) }
 
-// spill links the changes if they are many.
-func (l *linker) spill(ctx context.Context) error {
+// flushMany applies the changes if they are many.
+func (l *linker) flushMany(ctx context.Context) error {
 	if len(l.changes) < batchOps {
 		return nil
 	}
 	return l.flush(ctx)
 }
 
-// flush links the changes.
+// flush applies the changes.
 func (l *linker) flush(ctx context.Context) error {
 	err := l.cy.link(ctx, unique(l.changes), l.guards)
 	l.changes = nil
 	return err
 }
 
-// link applies changes of edges and keeps the numbers of edges with them. Each batch has
-// guards.
+// link applies changes of edges and keeps the numbers of edges with them. The batches of changes
+// also have guards; those that give items their edges do not.
 //
 // Before a list gets its first edge, its items get their edges to the list, and so on down to
 // the chunks. A commit that refers to a list therefore guards the mark of the list only: as long
@@ -241,10 +241,10 @@ func (cy *cycle) link(ctx context.Context, changes []change, guards []engine.Pai
 	return nil
 }
 
-// edit makes a batch of changes. A blob that gets its first edge has to be ready: if it is a
-// list, its items have their edges. edit returns those that are not ready in first, and then
-// the batch is not to be applied. The value of a ready blob says whether vacuum can compress
-// it further.
+// edit makes a batch of changes. A blob gets its first edge only if it is a key of ready:
+// linkItems has then given the items of a list their edges. The map's value says whether vacuum
+// can compress the blob further. edit returns the blobs that are not in ready as first; then
+// the batch must not be applied.
 func (cy *cycle) edit(ctx context.Context, changes []change, ready map[keys.Hash]bool) (b *batch, first []keys.Hash, err error) {
 	recs, err := rows(ctx, cy, changes,
 		func(c change) []byte { return cy.space.Edge(c.blob, c.kind, c.holder) },
@@ -352,9 +352,9 @@ func (cy *cycle) addCandidate(b *batch, h keys.Hash) {
 	}
 }
 
-// linkItems gives the items of those of some blobs that are lists their edges to the list. If
-// ready is not nil, each of the blobs gets an entry in it, which says whether vacuum can
-// compress the blob further.
+// linkItems looks at some blobs. If one is a list, its items get their edges to it. If ready is
+// not nil, it gets an entry for each blob, which says whether vacuum can compress the blob
+// further.
 func (cy *cycle) linkItems(ctx context.Context, hashes []keys.Hash, ready map[keys.Hash]bool) error {
 	marks, err := rows(ctx, cy, hashes, cy.space.Mark)
 	if err != nil {

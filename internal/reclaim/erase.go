@@ -104,7 +104,7 @@ func (p *plan) gone(n *pack.Node, at pack.Position) bool {
 }
 
 // erase removes the content of the session's nodes that no session shows any more, and all
-// packs behind the revision last.
+// packs after the revision last.
 func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	p, err := c.plan(ctx)
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 }
 
 // resolve computes the ids of a segment's nodes up to the revision last, and returns the id of
-// the last one. The packs behind are to go. They can't be resolved if a vacuum that was cut off
+// the last one. The packs after it are to go. They can't be resolved if a vacuum that was cut off
 // has removed the packs before them.
 func (c *cleaning) resolve(seg *pack.Segment, before graph.ID, last head.Revision) (graph.ID, error) {
 	for i := range seg.Packs {
@@ -287,7 +287,7 @@ func (c *cleaning) settleEntries(ctx context.Context, p *plan) error {
 		} else {
 			w.Set([]byte(key), value)
 		}
-		if err := w.spill(ctx); err != nil {
+		if err := w.flushMany(ctx); err != nil {
 			return err
 		}
 	}

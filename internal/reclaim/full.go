@@ -107,7 +107,7 @@ func (cy *cycle) addUnreferred(ctx context.Context) error {
 			}
 			cy.addCandidate(w.batch, e.hash())
 		}
-		return w.spill(ctx)
+		return w.flushMany(ctx)
 	})
 	if err != nil {
 		return err

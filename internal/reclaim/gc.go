@@ -1,7 +1,8 @@
-// Package reclaim deletes what nothing reaches. A collection deletes blobs that no commit,
-// fork, kept revision or upload refers to. A vacuum also removes the records of deleted
-// sessions and the content of tombstoned nodes. Both run beside commits; docs/gc.md says
-// why that is safe.
+// Package reclaim deletes what nothing reaches. A collection deletes blobs that no node, retained
+// checkpoint or upload refers to, and versions of checkpoint parts that no retained revision
+// needs. A vacuum also removes the records of deleted sessions and the content of tombstoned and
+// pruned nodes, seals packs, and compresses blobs further. Both run beside commits; docs/gc.md
+// says why that is safe.
 //
 // # Protocol
 //
@@ -17,7 +18,7 @@
 // their marks, then looks again at everything that changed until then, and only then
 // deletes the candidates whose marks are as the sweep wrote them. A commit that relies on a
 // blob guards the blob's mark, and revives the blob if it is condemned. So either the
-// collector sees the commit, or the commit sees the collector. No clock takes part.
+// collector sees the commit, or the commit sees the collector. This does not depend on clocks.
 //
 //	commit ──▶ dirty record of the session
 //	             │
@@ -39,7 +40,8 @@
 // checkpoint parts. sweep.go condemns and deletes; uploads.go lets uploads expire; full.go
 // derives the index anew; check.go and check_blobs.go compare it with the commits.
 // vacuum.go, remove.go, erase.go, rewrite.go, tree.go, versions.go and recompress.go are vacuum.
-// Each kind of record of the index has a file: bookmark.go, edges.go, stale.go.
+// The records of the index are in bookmark.go, edges.go and stale.go, those of detached references
+// in vacuum.go.
 package reclaim
 
 import (

@@ -69,7 +69,7 @@ func (cy *cycle) indexOrigin(ctx context.Context, v *view) error {
 	return cy.add(ctx, v, &found, 0)
 }
 
-// resume reads what the bookmark of a session does not say and the commits after it need: the id
+// resume reads what is needed to go on after the bookmark and is not in it: the id
 // of the bookmark's commit, which the next one names, and versions that are stored whole.
 func (cy *cycle) resume(ctx context.Context, v *view) (err error) {
 	if v.mark.revision < v.life.Floor && v.life.State == heads.Live {

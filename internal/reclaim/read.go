@@ -67,7 +67,7 @@ func rows[T any](ctx context.Context, cy *cycle, items []T, key ...func(T) []byt
 // An entry is a record that a scan has found.
 type entry struct {
 	engine.Pair
-	fields []byte // of the key, behind its letter
+	fields []byte // of the key, after its letter
 }
 
 // inc returns the incarnation that the key begins with.
@@ -79,9 +79,9 @@ func (e *entry) hash() keys.Hash { return keys.Hash(e.fields) }
 // errStop ends a scan before its range ends. The function that scans then returns nil.
 var errStop = errors.New("stop")
 
-// each calls f for the records of a range in the order of their keys. Errors call a record
-// what. The engine reads in pages, and later pages may be newer: f may write, and whoever calls
-// each may not take the records to be of one moment.
+// each calls f for the records of a range in the order of their keys. what names
+// such a record in errors. The engine reads in pages, and later pages may be newer, so f may
+// write, and callers must not assume that all records are of one moment.
 func (cy *cycle) each(ctx context.Context, r engine.Range, what string, f func(entry) error) error {
 	for p, err := range cy.engine.Scan(ctx, r) {
 		if err != nil {

@@ -48,7 +48,7 @@ func (cy *cycle) release(ctx context.Context, v *view) error {
 		for h := range cy.blobsOf(p) {
 			drop(h)
 		}
-		return l.spill(ctx)
+		return l.flushMany(ctx)
 	})
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (cy *cycle) everyPart(ctx context.Context, v *view, l *linker, drop func(ke
 		for _, h := range cy.partBlobs(c) {
 			drop(h)
 		}
-		return l.spill(ctx)
+		return l.flushMany(ctx)
 	})
 	if err != nil {
 		return err

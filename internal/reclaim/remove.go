@@ -13,7 +13,7 @@ import (
 
 // This file removes the records of deleted sessions. A session that no fork holds goes as a
 // whole, its lifecycle record last: only the absence of that record says that the session is
-// gone. A session that forks hold is cut behind the last revision that they hold. Either work
+// gone. A session that forks hold is cut after the last revision that they hold. Either work
 // first lowers the floor in the lifecycle record: on a deleted session the floor says how many
 // commits are expected to be there.
 //
@@ -89,7 +89,7 @@ func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 				stones++
 			}
 			w.Delete(p.Key)
-			if err := w.spill(ctx); err != nil {
+			if err := w.flushMany(ctx); err != nil {
 				return 0, err
 			}
 		}
@@ -124,15 +124,15 @@ func (c *cleaning) removeForks(ctx context.Context) (*batch, error) {
 			return nil, err
 		}
 		w.Delete(p.Key)
-		if err := w.spill(ctx); err != nil {
+		if err := w.flushMany(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return w.batch, nil
 }
 
-// leaveAncestors makes b remove what the session shares of its ancestors: its origin and its
-// entries as a fork.
+// leaveAncestors makes b remove the records that make the session a fork: its origin, and its
+// entry in each ancestor.
 func (c *cleaning) leaveAncestors(ctx context.Context, b *batch) error {
 	ancestors, err := c.ancestors(ctx, c.inc)
 	if err != nil || ancestors == nil {
@@ -147,8 +147,8 @@ func (c *cleaning) leaveAncestors(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// leave makes b remove the session's entry as a fork of an ancestor, and count it in the
-// ancestor's lifecycle record, if vacuum has not removed the ancestor before. b guards that
+// leave makes b remove the session's entry as a fork of an ancestor, and lower the number of
+// forks in the ancestor's lifecycle record, if vacuum has not removed the ancestor before. b guards that
 // record, so a conflict may be with a change of any ancestor.
 func (c *cleaning) leave(ctx context.Context, b *batch, ancestor heads.Incarnation) error {
 	forkKey, lifeKey := c.space.Fork(ancestor, c.inc), c.space.Life(ancestor)
@@ -183,7 +183,7 @@ func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 	return c.cycle.apply(ctx, b)
 }
 
-// cut removes of a deleted session what lies behind the last revision that forks hold, and the
+// cut removes of a deleted session what comes after the last revision that forks hold, and the
 // records that forks never read: versions of checkpoint parts, turn ids and kept revisions. A fork
 // begins with a checkpoint of its own, and looks turn ids up among its own commits only.
 func (c *cleaning) cut(ctx context.Context) error {
@@ -225,7 +225,7 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error
 			continue
 		}
 		w.Delete(p.Key)
-		if err := w.spill(ctx); err != nil {
+		if err := w.flushMany(ctx); err != nil {
 			return err
 		}
 	}
@@ -234,7 +234,7 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error
 
 // holdsRecord reports whether forks read a record of the session: an index entry of a node
 // that they hold. It counts the nodes of a commit, which is to be removed: the scan of commits
-// begins behind those that forks hold.
+// begins after those that forks hold.
 func (c *cleaning) holdsRecord(letter byte, p engine.Pair) (bool, error) {
 	switch letter {
 	case keys.Commit:

@@ -27,7 +27,7 @@ type rewriting struct {
 	plan   *plan
 	seg    *pack.Segment
 	before graph.ID      // the node before the segment's first
-	last   head.Revision // packs behind it go
+	last   head.Revision // packs after it go
 
 	batch    *batch
 	packs    []pack.Pack        // those that stay

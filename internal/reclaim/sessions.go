@@ -13,10 +13,10 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// This file brings the index up to date with one session. The collector reads what stands of
+// This file brings the index up to date with one session. The collector reads the records of
 // the session (a view), adds the edges of new commits (index.go), derives edges anew from
 // which vacuum has detached a reference (detach.go), and drops the edges that retention or
-// deletion has ended (retain.go, release.go). At last it writes the bookmark and removes the
+// deletion has ended (retain.go, release.go). Finally it writes the bookmark and removes the
 // dirty record, guarded on the value that it read before: a change that came in between keeps
 // its dirty record.
 //
@@ -30,7 +30,7 @@ import (
 // the same work again from the bookmark that stands. Adding and dropping edges a second time
 // changes nothing.
 
-// A view is what stands of a session, from one moment, and what an update of the index has
+// A view has the records of a session, from one moment, and what an update of the index has
 // found out about the session.
 type view struct {
 	inc    heads.Incarnation
@@ -43,7 +43,7 @@ type view struct {
 	commit head.CommitID // of target, as the head says; zero for a deleted session
 	held   head.Revision // Of a deleted session: the last revision that forks hold.
 	guards []engine.Pair // Of batches that drop edges: the lifecycle record is as it was.
-	wholes wholes        // the versions behind the bookmark that vacuum has stored whole
+	wholes wholes        // the versions after the bookmark that vacuum has stored whole
 	read   int           // commits that were read since the bookmark was written last
 
 	renewed bool                // mark.parts was derived anew, so the bookmark has to be written
@@ -126,8 +126,8 @@ func (cy *cycle) update(ctx context.Context, inc heads.Incarnation, settle bool)
 	return cy.finish(ctx, v, &old, detached, settle)
 }
 
-// finish writes the bookmark of a session, whose bookmark was old, and then removes the
-// records that the update has dealt with: those of detached references, and the dirty record
+// finish writes the bookmark of a session if it differs from old, the bookmark before the
+// update, and then removes the records that the update has dealt with: those of detached references, and the dirty record
 // if settle is set.
 //
 // The records of detached references go after the bookmark stands. An update that begins at
@@ -185,7 +185,7 @@ func (cy *cycle) applyUpdate(ctx context.Context, v *view, b *batch) error {
 	return nil
 }
 
-// view reads what stands of a session. It returns nil if vacuum has removed the session. The
+// view reads the records of a session. It returns nil if vacuum has removed the session. The
 // lifecycle record, the dirty record and the bookmark are of one moment. Commits may come while
 // the head is read: the dirty record that was read then has another value, and stays.
 func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// This file tells vacuum which sessions it has work with. A collection that takes over a
+// This file tells vacuum which sessions need work. A collection that takes over a
 // change of a session knows what the change leaves to vacuum, and says so in the session's
 // bookmark. A session whose bookmark says so has a stale record, so that vacuum reads nothing
 // of a session that has none.
@@ -33,7 +33,7 @@ const (
 	dueEnd
 )
 
-// outdate sets in the bookmark what is due to a session, whose bookmark was old.
+// outdate sets in the bookmark what vacuum has to do. old is the bookmark before the update.
 func (cy *cycle) outdate(ctx context.Context, v *view, old *bookmark) error {
 	deleted := v.life.State == heads.Deleted && old.live()
 	tombstoned := v.mark.stones != old.stones

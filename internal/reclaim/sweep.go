@@ -157,8 +157,8 @@ func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, 
 	return suspects, cy.apply(ctx, b)
 }
 
-// unlist makes b take a candidate off the list that has edges or is not stored. An earlier
-// cycle that was cut off may have left it condemned.
+// unlist makes b take a candidate off the list, because it has edges or is not stored, and
+// revive it if an earlier cycle, which was cut off, left it condemned.
 func (cy *cycle) unlist(b *batch, h keys.Hash, mark engine.Pair, edges uint64) error {
 	if mark.Value == nil && edges > 0 {
 		return codec.Corrupt(record.ErrMissing, "mark of the blob at %x, which something refers to", h)
@@ -204,8 +204,8 @@ func (cy *cycle) recheck(ctx context.Context, suspects []suspect) error {
 	return cy.remove(ctx, unused)
 }
 
-// lookAgain brings the index up to date with all sessions that have changed until now, within
-// the phase that the cycle is in.
+// lookAgain brings the index up to date with all sessions that have changed until now.
+// Meanwhile it reports the phase "sessions"; then the phase before goes on.
 func (cy *cycle) lookAgain(ctx context.Context) error {
 	phase, done := cy.phase, cy.phaseDone
 	cy.enter("sessions")
@@ -217,7 +217,7 @@ func (cy *cycle) lookAgain(ctx context.Context) error {
 }
 
 // used returns which suspects have edges or are pinned by uploads. It counts the edges by a
-// scan and by their number, and these have to agree: damage can make either of them look like
+// scan and reads their recorded number, and these have to agree: damage can make either of them look like
 // no edges.
 func (cy *cycle) used(ctx context.Context, suspects []suspect) (map[keys.Hash]bool, error) {
 	used := map[keys.Hash]bool{}
@@ -269,7 +269,7 @@ func (cy *cycle) reviveUsed(ctx context.Context, suspects []suspect, used map[ke
 			return nil, err
 		}
 		w.Delete(cy.space.Candidate(s.hash))
-		if err := w.spill(ctx); err != nil {
+		if err := w.flushMany(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// This file finds out which nodes of a session retained revisions lead to. A session's nodes
+// This file finds out to which nodes of a session its retained revisions lead. A session's nodes
 // are a tree: a commit may go on from any node, and what it does not go on from is a side
 // branch. Vacuum prunes a side branch below the floor when no leaf of a retained revision is
 // on it or on a branch that begins from it.
@@ -24,7 +24,7 @@ import (
 // The nodes are read in their order, so that the last node that is shown says it for those
 // before it on the same branch.
 
-// A tree says which nodes of a session retained revisions show. Most nodes follow the one
+// A tree says which nodes of a session are shown by retained revisions. Most nodes follow the one
 // before them, so a tree takes memory for the branches only.
 type tree struct {
 	floor    uint64                     // Nodes from this revision on are shown.

@@ -26,7 +26,7 @@ import (
 // A finished upload leaves its pins to the collector. They go when the collector has given the
 // items of lists their edges, so that the list keeps the chunks from then on.
 
-// A pin is a record under keys.Upload.
+// A pin is a record under keys.Upload: an upload's own record, the pin of a blob, or a grant.
 type pin struct {
 	blobs.Pin
 	engine.Pair
@@ -83,8 +83,9 @@ func (cy *cycle) uploadStands(ctx context.Context, p pin) (bool, error) {
 	return err == nil && vs[0] != nil, err
 }
 
-// expire removes an upload or a grant if its time is over or its session is deleted, and
-// makes the blobs that it pinned candidates. It reports whether the upload or grant stands.
+// expire removes p, the record of an upload or a grant, if its time is over or its session is
+// deleted, and makes the blobs of pinned candidates. The pins of an upload go later: see orphans.
+// It reports whether the upload or grant stands.
 func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands bool, err error) {
 	if cy.began.Before(p.Expires) {
 		deleted, err := cy.deleted(ctx, p.Owner)

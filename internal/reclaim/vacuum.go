@@ -11,14 +11,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// This file is the course of a vacuum: collect, do what is due to each stale session, compress
+// This file is the course of a vacuum: collect, do the work that is due on each stale session, compress
 // loose blobs, and collect what that freed. The work on one session is a cleaning. What it
 // removes of a session that lives is in erase.go and versions.go, of a deleted session in
 // remove.go.
 //
 //	session   lives, seals only  ──▶ seal
 //	          lives              ──▶ seal, store versions whole, erase nodes
-//	          deleted, held      ──▶ cut behind the last revision that forks hold, erase nodes
+//	          deleted, held      ──▶ cut after the last revision that forks hold, erase nodes
 //	          deleted            ──▶ remove all records
 //
 // Vacuum waits for the index in two ways. It erases no nodes of revisions that the index has not
@@ -26,11 +26,11 @@ import (
 // nobody holds of a deleted session only when the index has dropped its edges: afterwards the
 // collector could not tell which edges these are.
 
-// Vacuum collects. Then it does what is due to the sessions that changed since the last
+// Vacuum collects. Then it does the work that is due on the sessions that changed since the last
 // vacuum: it seals what was committed; it removes the content of nodes that every session
 // which shows them has tombstoned, and of side branches that no retained revision leads
 // to; and it removes the records of deleted sessions that no fork holds. It compresses
-// new blobs further, and collects what all of that freed. At last it makes the engine
+// new blobs further, and collects what all of that freed. Finally it makes the engine
 // give the space back, after which none of the removed bytes is left in the engine's
 // files. Commits go on meanwhile. Vacuum also returns the incarnations of the sessions that
 // it could not finish, because they changed again and again; the next vacuum does the rest.
@@ -96,7 +96,7 @@ func (v *vacuum) records(ctx context.Context) error {
 // maxAttempts is how often the work on a session is begun anew because it changed.
 const maxAttempts = 20
 
-// session does what is due to a session. It begins anew when the session changes. A session that
+// session does the work that is due on a session. It begins anew when the session changes. A session that
 // changes again and again is left to the next vacuum, which finds it by its stale record. Plain
 // commits do not set the lifecycle record. They are such a change only if attachment entries are
 // to change, as those batches guard the head.
@@ -127,8 +127,8 @@ type cleaning struct {
 	holders []holder
 }
 
-// clean is one attempt of session. It leaves the stale record if the session, or a fork of it,
-// has changed since the collection before.
+// clean is one attempt of session. It leaves the stale record of a deleted session if a
+// collection has yet to drop edges that nobody holds any more.
 func (v *vacuum) clean(ctx context.Context, inc heads.Incarnation) error {
 	c, err := v.cleaning(ctx, inc)
 	if err != nil || c == nil {
@@ -235,7 +235,7 @@ func (c *cleaning) prune(ctx context.Context) error {
 	return c.clearDue(ctx)
 }
 
-// clearDue records that nothing is due to the session. No guard is needed: only collectors
+// clearDue records that no work is due on the session. No guard is needed: only collectors
 // set bookmarks, and they take turns.
 func (c *cleaning) clearDue(ctx context.Context) error {
 	b := &batch{}
@@ -243,7 +243,7 @@ func (c *cleaning) clearDue(ctx context.Context) error {
 	return c.cycle.apply(ctx, b)
 }
 
-// setNothingDue makes b record that nothing is due to the session.
+// setNothingDue makes b record that no work is due on the session.
 func (c *cleaning) setNothingDue(b *batch) {
 	c.mark.due = 0
 	c.setBookmark(&b.Batch, c.inc, &c.mark)

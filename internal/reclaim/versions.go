@@ -25,8 +25,8 @@ import (
 // readings find alike. The batch that stores 4 whole guards the lifecycle record, like all batches
 // of a cleaning.
 
-// needed says which versions of a session below its floor retained revisions have. The
-// versions that a revision from the floor on set are all needed.
+// needed says which versions below a session's floor are in the checkpoints of retained
+// revisions. The versions that a revision from the floor on set are all needed.
 type needed struct {
 	floor head.Revision
 	below map[versionAt]bool
@@ -59,8 +59,8 @@ func (cy *cycle) needed(ctx context.Context, inc heads.Incarnation, floor head.R
 	return n, nil
 }
 
-// chains returns the versions of a part up to the floor that the session stores itself, as
-// chains: each version of a chain but the first is a delta of the one before.
+// chains returns, as chains, the versions of a part that the session itself stores, up to the
+// floor: each version of a chain but the first is a delta of the one before.
 func (cy *cycle) chains(ctx context.Context, c blobs.Chain, floor head.Revision) ([][]blobs.Version, error) {
 	var out [][]blobs.Version
 	last := uint64(0)
@@ -90,7 +90,7 @@ func (cy *cycle) dropVersions(ctx context.Context, c blobs.Chain, need *needed, 
 	for _, versions := range chains {
 		for i := len(versions) - 1; i >= 0 && !need.has(c.Part, versions[i].Revision); i-- {
 			w.Deletes = append(w.Deletes, cy.blobs.Keys(c, &versions[i])...)
-			if err := w.spill(ctx); err != nil {
+			if err := w.flushMany(ctx); err != nil {
 				return err
 			}
 		}

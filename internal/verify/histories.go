@@ -94,7 +94,7 @@ func (v *verifier) liveOrDeleted(ctx context.Context, inc heads.Incarnation) err
 	}
 }
 
-// open opens the session that an incarnation lives as, and checks that the records that
+// open opens the live session of an incarnation, and checks that the records that
 // lead to it agree. life is the incarnation's lifecycle record, and lifeValue the value
 // that it was decoded from. If the record has changed, open fails, and what it finds wrong
 // may be due to the change.

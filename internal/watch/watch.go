@@ -1,4 +1,4 @@
-// Package watch tells of the calls of an engine.
+// Package watch wraps an engine and calls a function before and after each Get, Scan and Apply.
 package watch
 
 import (

@@ -33,7 +33,9 @@ const (
 	maxNodes  = 2000
 )
 
-// grow adds the new events of c to a session.
+// grow brings a session up to date with c: it commits the new events, moves the leaf unless
+// others went on from there, and saves the metadata. An older snapshot of the file changes
+// nothing; one with missing events only adds its new events.
 func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) error {
 	r.Session, r.Outcome = h.session.ID(), Unchanged
 	file, err := h.layout()
@@ -214,7 +216,9 @@ func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made [
 	return nil
 }
 
-// cut returns where the commit that begins with event start ends.
+// cut returns the first event after the commit that begins with event start. A commit ends
+// before a new turn (or step), at the limits, and before an event that would set a checkpoint
+// part twice.
 func (p *plan) cut(start int) int {
 	size, nodes := 0, 0
 	set := map[string]bool{} // checkpoint parts that the commit sets
