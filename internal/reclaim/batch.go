@@ -35,8 +35,8 @@ func newWriter(apply func(context.Context, *batch) error) *writer {
 	return &writer{batch: &batch{}, apply: apply}
 }
 
-// spill applies the batch if it is full. It is called after each write.
-func (w *writer) spill(ctx context.Context) error {
+// flushMany applies the batch if it is full. It is called after each write.
+func (w *writer) flushMany(ctx context.Context) error {
 	if w.Ops() < batchOps {
 		return nil
 	}
