@@ -29,8 +29,8 @@ type Scope struct {
 	// Last reads the last so many nodes of the path, without reading the rest.
 	Last int
 	// After reads what the commits after this revision added to the path, without
-	// reading the rest: nothing if it is the loaded revision or a later one. A fork
-	// counts only its own revisions.
+	// reading the rest: nothing if it is the loaded revision or a later one. With At it
+	// reads what was added between the two. A fork counts only its own revisions.
 	After head.Revision
 }
 

@@ -1,5 +1,6 @@
 // Package head has the types that say where a session stands: its revision, the id of its
-// commit, the parts of its checkpoint and the tokens that it has used.
+// commit, the parts of its checkpoint and the tokens that it has used. The stored record of a head
+// is in package internal/heads.
 package head
 
 import (

@@ -70,19 +70,19 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 // nextHead returns the head after the commit. h is the head before.
 func (w *writer) nextHead(h *heads.Head) (*heads.Head, error) {
 	c, p := &w.built.commit, &w.built.pack
-	next := &heads.Head{
-		Incarnation: w.s.Inc, Revision: c.Revision, Leaf: c.Leaf, Last: c.Last, Commit: w.built.id,
-		PartsAt: c.PartsAt, Parts: w.built.parts,
-		Nodes: h.Nodes + uint64(len(p.Nodes)), Bytes: h.Bytes + w.built.bytes, PackBytes: h.PackBytes,
-		Usage: head.AddUsage(slices.Clone(h.Usage), w.in.Usage), Updated: w.now,
-	}
+	next := *h // what a commit does not change stays
+	next.Revision, next.Commit, next.Updated = c.Revision, w.built.id, w.now
+	next.Leaf, next.Last = c.Leaf, c.Last
+	next.PartsAt, next.Parts = c.PartsAt, w.built.parts
+	next.Nodes, next.Bytes = h.Nodes+uint64(len(p.Nodes)), h.Bytes+w.built.bytes
+	next.Usage = head.AddUsage(slices.Clone(h.Usage), w.in.Usage)
 	if len(p.Nodes) > 0 {
 		next.PackBytes += p.Uncompressed()
 	}
 	if len(next.Usage) > w.store.Limits.Models {
 		return nil, &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
 	}
-	return next, nil
+	return &next, nil
 }
 
 // setPack adds the pack of the new nodes, if there are any. h is the head before.

@@ -3,6 +3,7 @@ package heads_test
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -30,9 +31,9 @@ var (
 	}
 	anAbout = heads.About{
 		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},
-		Detached: true, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
+		Detached: true, Summary: true, Keep: 8, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
 	}
-	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5}
+	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5, Packed: 3, Forks: 6, Refs: 7, Stones: 8}
 	anOrigin = heads.Origin{Ancestors: []heads.Ancestor{{Incarnation: heads.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Parts: []head.Part{parts[0]}}
 )
 
@@ -58,6 +59,11 @@ func records() map[string]struct {
 
 func TestRecordsComeBack(t *testing.T) {
 	for name, r := range records() {
+		for i, v := 0, reflect.ValueOf(r.want).Elem(); i < v.NumField(); i++ {
+			if v.Field(i).IsZero() {
+				t.Errorf("%s: the sample has no %s, so nothing is tested of it", name, v.Type().Field(i).Name)
+			}
+		}
 		got, err := r.open(key, r.record)
 		if err != nil || fmt.Sprint(got) != fmt.Sprint(r.want) {
 			t.Errorf("%s: %v\n got %+v\nwant %+v", name, err, got, r.want)

@@ -253,6 +253,12 @@ func (s *Space) Index(inc Incarnation, last uint64) []byte {
 // for the grant of a finished upload, a session. The zero blob stands for the upload itself.
 func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
 
+// PackFields returns what the fields of a key of Pack say: the last revision of the segment, and
+// the number of the value in it.
+func PackFields(fields []byte) (last uint64, value int) {
+	return binary.BigEndian.Uint64(fields[16:]), int(fields[24])
+}
+
 // Store returns what StoreKey returns for the namespace of s.
 func (s *Space) Store() []byte { return s.key(Store, 0) }
 

@@ -146,8 +146,12 @@ func (x *indexer) loose() (again bool) {
 			return false
 		}
 		_, fields, ok := x.space.Fields(p.Key)
-		if ok && fields[24] > 0 {
-			continue // not its first value
+		var last uint64
+		if ok {
+			var value int
+			if last, value = keys.PackFields(fields); value > 0 {
+				continue
+			}
 		}
 		body, err := codec.Open(p.Key, p.Value, keys.Pack)
 		var h segmentHead
@@ -160,7 +164,6 @@ func (x *indexer) loose() (again bool) {
 		if err != nil {
 			return x.fail(err, "pack", p.Key)
 		}
-		last := binary.BigEndian.Uint64(fields[16:])
 		if h.level != codec.Fast && last != x.met {
 			x.met = last
 			return true

@@ -52,7 +52,7 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 				fail(p.Key, fmt.Errorf("%w: key", record.ErrMalformed))
 				return
 			}
-			part := int(fields[24])
+			end, part := keys.PackFields(fields)
 			body, err := codec.Open(p.Key, p.Value, keys.Pack)
 			if err == nil && part != len(seg.Keys) {
 				err = fmt.Errorf("%w: part %d follows %d parts", record.ErrMalformed, part, len(seg.Keys))
@@ -75,7 +75,6 @@ func segments(ctx context.Context, e engine.Engine, space *keys.Space, inc keys.
 				continue
 			}
 			seg.Packs, err = decodeSegment(data)
-			end := binary.BigEndian.Uint64(fields[16:])
 			if err == nil && (seg.Packs[0].Revision != start || seg.Packs[len(seg.Packs)-1].Revision != end) {
 				err = fmt.Errorf("%w: holds other revisions than its key says", record.ErrMalformed)
 			}

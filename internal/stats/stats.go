@@ -81,7 +81,7 @@ func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.P
 	case keys.Mark:
 		r.Blobs++
 	case keys.Pack:
-		if part := fields[24]; part == 0 { // The other parts are further values of the same segment.
+		if _, value := keys.PackFields(fields); value == 0 { // The others are further values of the same segment.
 			return r.countPack(space, p)
 		}
 	}
