@@ -37,16 +37,16 @@ func (s *Session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, s, o)
 }
 
-// collect collects the store that a call is on, or of it the session one if that is set.
-func collect(ctx context.Context, on callee, one *Session, o gc.Options) (*gc.Report, error) {
-	return observed(ctx, on, OpGC, one.ID(), func(ctx context.Context) (*gc.Report, error) {
+// collect collects the store that a call is on, or only one of its sessions if only is not nil.
+func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.Report, error) {
+	return observed(ctx, on, OpGC, only.ID(), func(ctx context.Context) (*gc.Report, error) {
 		if err := checkPace("collection", o.Pace); err != nil {
 			return nil, err
 		}
-		if o.Full && one != nil {
+		if o.Full && only != nil {
 			return nil, invalid("collection", "Full of one session: a full collection is of all sessions")
 		}
-		inc, err := one.living(ctx)
+		inc, err := only.living(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -114,14 +114,14 @@ func (s *Session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumRep
 	return r, err
 }
 
-// vacuum vacuums the store that a call is on, or of it the session one if that is set. It
+// vacuum vacuums the store that a call is on, or only one of its sessions if only is not nil. It
 // also returns the incarnations of the sessions that are not finished.
-func vacuum(ctx context.Context, on callee, one *Session, o gc.VacuumOptions) (_ *gc.VacuumReport, unfinished []heads.Incarnation, _ error) {
-	r, err := observed(ctx, on, OpVacuum, one.ID(), func(ctx context.Context) (*gc.VacuumReport, error) {
+func vacuum(ctx context.Context, on callee, only *Session, o gc.VacuumOptions) (_ *gc.VacuumReport, unfinished []heads.Incarnation, _ error) {
+	r, err := observed(ctx, on, OpVacuum, only.ID(), func(ctx context.Context) (*gc.VacuumReport, error) {
 		if err := checkPace("vacuum", o.Pace); err != nil {
 			return nil, err
 		}
-		inc, err := one.living(ctx)
+		inc, err := only.living(ctx)
 		if err != nil {
 			return nil, err
 		}

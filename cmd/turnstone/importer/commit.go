@@ -61,7 +61,7 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 		return nil
 	}
 	l.Clock.set(c.ended())
-	defer l.Clock.set(present)
+	defer l.Clock.set(noTime)
 	return h.session.SaveMetadata(ctx, h.metadata(c))
 }
 
@@ -159,7 +159,7 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
 		return nil
 	}
-	defer l.Clock.set(present)
+	defer l.Clock.set(noTime)
 	for start, final := 0, false; !final; {
 		end := p.cut(start)
 		final = end == len(c.Events)
@@ -195,7 +195,7 @@ func (l *loader) apply(ctx context.Context, p *plan, in turnstone.Commit, made [
 		// A large commit uploads its blobs first, and uploads expire by the clock of the
 		// store. The clock was set to the past, and a collection in another process, whose
 		// clock is right, removed the uploads.
-		l.Clock.set(present)
+		l.Clock.set(noTime)
 		res, err = p.h.session.Commit(ctx, in)
 	}
 	if errors.Is(err, turnstone.ErrInvalid) { // an edited event has the key of a tombstoned node

@@ -67,8 +67,8 @@ func (c *Conversation) seal() {
 	c.stamp = stamp{events: len(c.Events), all: c.digest(len(c.Events)), about: sum(h)}
 }
 
-// present is the time that makes a Clock tell the present.
-var present time.Time
+// noTime makes a Clock tell the present time.
+var noTime time.Time
 
 // ended returns the time of the last event, or the time at which the conversation began
 // if it has no events.

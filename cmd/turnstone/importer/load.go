@@ -261,7 +261,7 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 		}
 	}
 	temp := staging + c.ID
-	defer l.Clock.set(present)
+	defer l.Clock.set(noTime)
 	l.Clock.set(c.began)
 	if err := l.st.Delete(ctx, temp, turnstone.KeepChildren); err != nil {
 		return err
@@ -278,7 +278,7 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 	if err == nil {
 		err = l.st.Rename(ctx, temp, id)
 	}
-	l.Clock.set(present)
+	l.Clock.set(noTime)
 	if err != nil {
 		// The incomplete session is deleted also if the caller's context has ended.
 		return errors.Join(err, l.st.Delete(context.WithoutCancel(ctx), temp, turnstone.KeepChildren))
