@@ -507,3 +507,22 @@ func TestManyAttachments(t *testing.T) {
 		t.Errorf("%d messages", len(got.Messages))
 	}
 }
+
+// What a host passes to a Saver stays as it is, also when several saves become one.
+func TestASaverLeavesUsageAlone(t *testing.T) {
+	tr, _ := open(t)
+	s := tr.Saver("s", time.Hour, nil)
+	first := []head.Usage{{Model: "m", Input: 1}}
+	second := []head.Usage{{Model: "m", Input: 2}}
+	s.Save(transcript.Snapshot{Usage: first})
+	s.Save(transcript.Snapshot{Usage: second})
+	if err := s.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if first[0].Input != 1 || second[0].Input != 2 {
+		t.Errorf("the usage that was passed is %v and %v now", first, second)
+	}
+	if got := load(t, tr, "s"); len(got.Usage) != 1 || got.Usage[0].Input != 3 {
+		t.Errorf("saved usage %v", got.Usage)
+	}
+}

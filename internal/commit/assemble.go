@@ -160,8 +160,9 @@ type version struct {
 	size  int64
 	delta bool // whether it is stored as a delta
 
-	// A version that is stored whole has a draft, and a delta has data and a base. A version
-	// that is only compared with a stored commit has neither.
+	// A version that is stored whole has a draft, and a delta has data and a base. A part that
+	// keeps its content has only a base. A version that is only compared with a stored commit
+	// has none of them.
 
 	draft *blobs.Draft
 	data  []byte

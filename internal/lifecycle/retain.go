@@ -65,9 +65,8 @@ func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err erro
 func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, keep uint64) (moved bool, err error) {
 	s, state, err := st.ByIncarnation(ctx, inc)
 	if err == nil && s != nil {
-		session := s
-		session.See(state.Head, nil)
-		moved, err = st.Prune(ctx, session, keep)
+		s.See(state.Head, nil)
+		moved, err = st.Prune(ctx, s, keep)
 	}
 	if errors.Is(err, history.ErrSessionNotFound) || errors.Is(err, history.ErrSessionDeleted) {
 		err = nil

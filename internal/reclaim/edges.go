@@ -94,10 +94,9 @@ func openUse(key, value []byte) (u use, err error) {
 	if err != nil {
 		return u, codec.Corrupt(err, "edge at key %x", key)
 	}
-	malformed := codec.Corrupt(fmt.Errorf("%w: edge", record.ErrMalformed), "edge at key %x", key)
 	node, n := codec.Uvarint(b)
 	if n <= 0 {
-		return u, malformed
+		return u, malformedEdge(key)
 	}
 	u.node = node
 	if b = b[n:]; len(b) == 0 {
@@ -105,10 +104,14 @@ func openUse(key, value []byte) (u use, err error) {
 	}
 	last, n := codec.Uvarint(b)
 	if n != len(b) {
-		return u, malformed
+		return u, malformedEdge(key)
 	}
 	u.parts, u.last = true, last-1
 	return u, nil
+}
+
+func malformedEdge(key []byte) error {
+	return codec.Corrupt(fmt.Errorf("%w: edge", record.ErrMalformed), "edge at key %x", key)
 }
 
 // sealListEdge returns the edge of a list for key.

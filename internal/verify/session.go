@@ -116,7 +116,6 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		if a.Revision == 0 || v.checkedEnds[a] {
 			continue
 		}
-		v.checkedEnds[a] = true
 		_, id, err := v.store.CommitAt(ctx, a.Incarnation, a.Revision)
 		if err == nil && id != a.Commit {
 			err = codec.Corrupt(record.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
@@ -124,6 +123,7 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		if err != nil {
 			return err
 		}
+		v.checkedEnds[a] = true // not before: an attempt that found damage may be made again
 	}
 	return nil
 }
