@@ -38,10 +38,7 @@ func TestEraseOfAForkThatWasForkedAtItsBeginning(t *testing.T) {
 func TestTheReceiptKnowsWhatAForkBeganWith(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "a"})
-	for i := range 3 {
-		commit(t, s, saves(version(i)))
-	}
+	s := withVersions(t, st, "a", 3)
 	create(t, st, turnstone.Request{ID: "f", Parent: "a"})
 	collected(t, st, gc.Options{})
 	r, err := st.Erase(ctx, "f", turnstone.KeepChildren, turnstone.EraseOptions{})

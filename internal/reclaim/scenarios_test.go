@@ -164,13 +164,7 @@ var blobScenarios = []scenario{
 	},
 	{
 		name: "upload, expiry and gc", later: 2 * time.Hour,
-		before: func(w *world) error {
-			s, err := w.create(turnstone.Request{ID: "a"})
-			if err == nil {
-				_, err = s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
-			}
-			return both(err, collect(w))
-		},
+		before: uploaded,
 		actors: []party{
 			{"commit", func(w *world) error {
 				s, err := w.Session(w.ctx, "a")
@@ -186,13 +180,7 @@ var blobScenarios = []scenario{
 	},
 	{
 		name: "upload of what expires", later: 2 * time.Hour,
-		before: func(w *world) error {
-			s, err := w.create(turnstone.Request{ID: "a"})
-			if err == nil {
-				_, err = s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
-			}
-			return both(err, collect(w))
-		},
+		before: uploaded,
 		actors: []party{
 			{"upload", func(w *world) error {
 				s, err := w.Session(w.ctx, "a")

@@ -21,10 +21,7 @@ import (
 func TestARightIndexIsNotRepaired(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	for i := range 8 {
-		commit(t, s, saves(version(i)))
-	}
+	s := withVersions(t, st, "s", 8)
 	keep(t, s, "a", 1)
 	keep(t, s, "b", 2)
 	prune(t, s)
@@ -44,10 +41,7 @@ func TestARightIndexIsNotRepaired(t *testing.T) {
 func TestVerifyNamesALostVersionOfAKeptRevision(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	for i := range 8 {
-		commit(t, s, saves(version(i)))
-	}
+	s := withVersions(t, st, "s", 8)
 	keep(t, s, "a", 3)
 	prune(t, s)
 	vacuumed(t, st)
@@ -90,10 +84,7 @@ func TestVerifyNamesALostVersionOfAKeptRevision(t *testing.T) {
 func TestAFullCollectionBesideAKeepKnowsCutChains(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	for i := range 320 {
-		commit(t, s, saves(version(i)))
-	}
+	s := withVersions(t, st, "s", 320)
 	if _, err := s.Prune(ctx, 21); err != nil { // floor 300
 		t.Fatal(err)
 	}
@@ -189,10 +180,7 @@ func TestAForkInheritsTwoEqualParts(t *testing.T) {
 func TestAPartIsNotDroppedAndSetAtOnce(t *testing.T) {
 	e := memory.New()
 	st := openAt(t, e, fixed)
-	s := create(t, st, turnstone.Request{ID: "s"})
-	for i := range 3 {
-		commit(t, s, saves(version(i)))
-	}
+	s := withVersions(t, st, "s", 3)
 	for _, i := range []int{2, 9} {
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Drop: []string{"p"}, Checkpoint: map[string][]byte{"p": version(i)}})
 		if !errors.Is(err, turnstone.ErrInvalid) {

@@ -99,6 +99,16 @@ func saves(part []byte) turnstone.Commit {
 	return turnstone.Commit{Checkpoint: map[string][]byte{"p": part}}
 }
 
+// uploaded makes the session a, with an upload that no commit refers to and that a collection
+// has seen.
+func uploaded(w *world) error {
+	s, err := w.create(turnstone.Request{ID: "a"})
+	if err == nil {
+		_, err = s.PutAttachment(w.ctx, bytes.NewReader(upload), -1, "", "")
+	}
+	return both(err, collect(w))
+}
+
 // collect collects. Another collector may take over.
 func collect(w *world) error {
 	_, err := w.GC(w.ctx, gc.Options{})
@@ -239,4 +249,14 @@ type gets struct {
 func (g *gets) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 	g.on(ks)
 	return g.Engine.Get(ctx, ks...)
+}
+
+// withVersions makes a session with n commits, each of which sets the part p to another version.
+func withVersions(t testing.TB, st *turnstone.Store, id string, n int) *turnstone.Session {
+	t.Helper()
+	s := create(t, st, turnstone.Request{ID: id})
+	for i := range n {
+		commit(t, s, saves(version(i)))
+	}
+	return s
 }
