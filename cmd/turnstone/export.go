@@ -114,7 +114,7 @@ func findContent(ctx context.Context, st *turnstone.Store, id string, at head.Re
 	if len(id) != 64 || !hexadecimal(id) {
 		return nil, usageError{fmt.Errorf("%q is not a whole id: give the session as well", id)}
 	}
-	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
 		if err != nil {
 			return nil, err
 		}

@@ -206,7 +206,7 @@ func (l *linker) link(v *vertex, id graph.ID) {
 
 // addForks adds the attached forks of a session, and their forks.
 func (h *histories) addForks(ctx context.Context, st *turnstone.Store, parent string) error {
-	for i, err := range infos(ctx, st, turnstone.ListOptions{Parent: parent}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{Parent: parent}) {
 		if err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/record"
@@ -250,7 +251,7 @@ func (a *app) complete(c *cobra.Command, flags ...string) {
 func (a *app) completeIDs(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 	var out []string
 	_ = a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-		for i, err := range infos(cmd.Context(), st, turnstone.ListOptions{}) {
+		for i, err := range importer.Sessions(cmd.Context(), st, turnstone.ListOptions{}) {
 			if err != nil || len(out) == 100 {
 				return err
 			}

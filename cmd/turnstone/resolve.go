@@ -4,35 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"strconv"
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
-
-// infos yields the sessions that o selects, the most recently updated first.
-func infos(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions) iter.Seq2[*turnstone.Info, error] {
-	return func(yield func(*turnstone.Info, error) bool) {
-		for o.Limit = 200; ; {
-			page, err := st.List(ctx, o)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for i := range page.Sessions {
-				if !yield(&page.Sessions[i], nil) {
-					return
-				}
-			}
-			if o.After = page.Next; o.After == "" {
-				return
-			}
-		}
-	}
-}
 
 // session opens the session with the id name, or the only one whose id begins with name.
 func session(ctx context.Context, st *turnstone.Store, name string) (*turnstone.Session, error) {
@@ -60,7 +39,7 @@ func session(ctx context.Context, st *turnstone.Store, name string) (*turnstone.
 // idsBeginning returns up to limit ids of sessions that begin with prefix.
 func idsBeginning(ctx context.Context, st *turnstone.Store, prefix string, limit int) ([]string, error) {
 	var ids []string
-	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
 		if err != nil {
 			return nil, err
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
 // errLimit is the error for a negative --limit.
@@ -54,7 +55,7 @@ func (f *sessionsFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	l := f.lister(out, width(cmd.OutOrStdout()))
 	shown, more := 0, false
-	for i, err := range infos(cmd.Context(), st, f.ListOptions) {
+	for i, err := range importer.Sessions(cmd.Context(), st, f.ListOptions) {
 		if err != nil {
 			return err
 		}
@@ -178,7 +179,7 @@ func runTree(cmd *cobra.Command, st *turnstone.Store, args []string, asLines boo
 func readFamily(ctx context.Context, st *turnstone.Store) (*family, error) {
 	f := &family{children: map[string][]*turnstone.Info{}}
 	known := map[string]bool{}
-	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
 		if err != nil {
 			return nil, err
 		}

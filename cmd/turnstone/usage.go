@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -167,7 +168,7 @@ func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) 
 }
 
 func (l *ledger) readAll(ctx context.Context, st *turnstone.Store) error {
-	for i, err := range infos(ctx, st, turnstone.ListOptions{}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
 		if err != nil {
 			return err
 		}

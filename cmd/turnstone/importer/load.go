@@ -167,8 +167,8 @@ func compareSnapshots(a, b *Conversation) int {
 	return cmp.Compare(len(a.Events), len(b.Events))
 }
 
-// sessions yields the sessions that o selects.
-func sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions) iter.Seq2[*turnstone.Info, error] {
+// Sessions yields the sessions that o selects, the most recently updated first.
+func Sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions) iter.Seq2[*turnstone.Info, error] {
 	return func(yield func(*turnstone.Info, error) bool) {
 		for o.Limit = 1000; ; {
 			page, err := st.List(ctx, o)
@@ -191,7 +191,7 @@ func sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions)
 // index sets sessions: it finds the sessions that hold imported conversations.
 func (l *loader) index(ctx context.Context) error {
 	l.sessions = map[string][]string{}
-	for s, err := range sessions(ctx, l.st, turnstone.ListOptions{}) {
+	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{}) {
 		if err != nil {
 			return err
 		}
@@ -392,7 +392,7 @@ func (l *loader) loss(ctx context.Context, h *held) (Loss, error) {
 		return Loss{}, err
 	}
 	loss := Loss{Info: h.info, Kept: len(kept)}
-	for _, err := range sessions(ctx, l.st, turnstone.ListOptions{Parent: h.info.ID}) {
+	for _, err := range Sessions(ctx, l.st, turnstone.ListOptions{Parent: h.info.ID}) {
 		if err != nil {
 			return Loss{}, err
 		}
