@@ -41,8 +41,9 @@ func cutAfter(t *testing.T, e engine.Engine, o *turnstone.Options, letter byte, 
 	}
 }
 
-// full returns an engine with a store that has records of every kind: a copy, so that
-// it has a note of that, too. Its records are the same every time, but for random values.
+// full returns an engine with a store that has records of every kind. The store is a copy of
+// another one, because only a copy has the record that notes it. The records are the same every
+// time, except those that have random values.
 func full(t *testing.T) *memory.Engine {
 	t.Helper()
 	return fullOf(t, random)
@@ -111,7 +112,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	create(t, st, turnstone.Request{ID: "detached", Parent: "a", ForkNode: nodes[0], Detached: true})
 	must(st.Rename(ctx, "detached", "renamed"))
 
-	// A deleted session that only forks hold, one part of which nobody does.
+	// A deleted session. A fork holds its history, except the last commit.
 	d := create(t, st, turnstone.Request{ID: "d"})
 	commitTo(t, d, turnstone.Commit{
 		Nodes:      []turnstone.NewNode{{Kind: "user", Key: "dk", Payload: random(6000, 9), Attachments: []blob.Attachment{put(d, 400, 3)}}},
@@ -132,7 +133,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	must(st.Delete(ctx, "gone", turnstone.KeepChildren))
 	vacuum(t, st)
 
-	// What no collection has seen: commits, an upload, one that is not finished, a
+	// No collection has seen the rest: commits, an upload, an upload that is not finished, a
 	// deleted session and a deleted fork.
 	add(a, "after the vacuum")
 	put(a, 500, 4)
@@ -150,8 +151,8 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	must(st.Delete(ctx, "e", turnstone.KeepChildren))
 	must(st.Delete(ctx, "ef", turnstone.KeepChildren))
 
-	// A vacuum that was cut off when it had detached a blob, and a collection that was
-	// when it had listed one.
+	// One vacuum is cut off after it has detached a blob, and one collection after it has
+	// listed a candidate.
 	g := create(t, st, turnstone.Request{ID: "g"})
 	id := commitTo(t, g, turnstone.Commit{Nodes: saying(random(8000, 8)), Checkpoint: map[string][]byte{"p": []byte("one")}}).Nodes[0]
 	must(g.Tombstone(ctx, id))
@@ -171,7 +172,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 		}
 		return err
 	})
-	// And again what no collection has seen.
+	// Again, no collection has seen the rest.
 	put(a, 400_000, 11)
 	commitTo(t, a, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "image", Attachments: []blob.Attachment{put(a, 300_000, 12)}}}})
 	i := create(t, st, turnstone.Request{ID: "i", Parent: "h"})
@@ -245,7 +246,7 @@ func outcomeStore(t *testing.T) *memory.Engine {
 	return e
 }
 
-// everything is what all reads of a store give, as JSON; an error ends it.
+// everything returns what all reads of a store give, as JSON. It stops at the first error.
 func everything(st *turnstone.Store) (string, error) {
 	var out strings.Builder
 	tell := json.NewEncoder(&out).Encode
@@ -297,7 +298,7 @@ func everything(st *turnstone.Store) (string, error) {
 	return out.String(), nil
 }
 
-// visible is all that can be seen of a store that any call of effects alters.
+// visible returns all that can be seen of a store and that a call of effects can alter.
 func visible(t *testing.T, e engine.Engine) string {
 	t.Helper()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, MustExist: true})

@@ -33,7 +33,7 @@ type Saver struct {
 
 // Saver returns a saver for a session. A snapshot is saved within delay, however many
 // others follow. If report is not nil, the saver calls it after every save. A save that
-// failed is repeated with the next snapshot and on Flush. Report must not call Flush.
+// failed is repeated with the next snapshot and on Flush. The function report must not call Flush.
 //
 // If the first snapshot has a Base, each later save builds on the one before. If
 // another writer commits in between, the save fails with a *turnstone.ConflictError.

@@ -16,9 +16,9 @@
 // # Verification
 //
 // A commit's id is a hash that covers the id of the commit before it, and a node's id is a hash
-// that covers the id of its parent. Readers compute the ids from what is stored. So a reader that
-// reads the commits up to the head's, and finds the head's commit id, has verified all of them.
-// The same is true of the nodes on the path to a leaf. A reader that starts elsewhere compares
+// that covers the id of its parent. Readers compute the ids from what is stored. A reader that
+// computes the ids of all commits, and arrives at the id that the head has, has verified all of
+// them. The same is true of the nodes on the path to a leaf. A reader that starts elsewhere compares
 // the id itself: see [Store.CommitAt] and [History.NodeAt].
 //
 // No hash covers the indexes by which nodes are found by id, event key and attachment. The node

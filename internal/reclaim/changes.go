@@ -14,14 +14,14 @@ import (
 
 // This file finds the sessions that changed since the last cycle. Every change of a session
 // sets its dirty record in the same batch, to a value that never recurs. A scan alone is no
-// witness of what is not there, so sessions that were updated lately, by the order of last
-// updates, are compared with their bookmarks, too.
+// witness of what is not there. So the collector also compares sessions with their bookmarks if
+// the order of last updates says that they were updated lately.
 //
 // No other session is read, so a collection costs what changed since the last one, however many
 // sessions the store has: cost_test.go counts the reads.
 
-// skew is by how much the clocks of hosts may differ, and the order of sessions lag, for
-// that order to be a witness of what changed.
+// skew is how much the clocks of hosts may differ, and how far the order of sessions may lag,
+// so that the order is still a witness of what changed.
 const skew = 5 * time.Second
 
 // changes brings the index up to date with all sessions that changed. since is when the last
@@ -31,7 +31,7 @@ const skew = 5 * time.Second
 func (cy *cycle) changes(ctx context.Context, since uint64) error {
 	q := &queue{cy: cy}
 	// The collector removes dirty records that this scan has passed. The scan only goes forward:
-	// a session that becomes dirty again behind it is the next cycle's.
+	// the next cycle comes to a session that becomes dirty after the scan has passed it.
 	err := cy.each(ctx, cy.space.All(keys.Dirty), "dirty record", func(e entry) error { return q.add(ctx, e.inc()) })
 	if err != nil {
 		return err
@@ -96,8 +96,8 @@ func (cy *cycle) freed(ctx context.Context) error {
 	return nil
 }
 
-// updated adds to q the sessions that were updated after since, or a little before it, and
-// that the index does not follow to their heads.
+// updated looks at the sessions that were updated after since, or a little before it. It adds
+// those that have commits which the index lacks to q.
 func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 	var entries []heads.OrderEntry
 	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Order)) {
@@ -121,8 +121,8 @@ func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 	return cy.behind(ctx, entries, q)
 }
 
-// behind adds to q the sessions among entries that the index does not follow to their
-// heads.
+// behind compares the heads of some sessions with their bookmarks. It adds the sessions that
+// have commits which the index lacks to q.
 func (cy *cycle) behind(ctx context.Context, entries []heads.OrderEntry, q *queue) error {
 	recs, err := rows(ctx, cy, entries,
 		func(e heads.OrderEntry) []byte { return cy.space.Head(e.Session) },

@@ -18,10 +18,10 @@ import (
 //	                                               │ something refers to the blob: the edge says where
 //	                                               └ nothing does: the edge is dropped
 //
-// A detached record may be there without need, from a vacuum that was cut off. Then the edge is
-// derived as it was.
+// A vacuum that was cut off may leave a detached record although it removed no reference. Then the
+// edge that is derived is the one that was there.
 
-// detached derives the session's edges anew to the blobs from which vacuum has detached a
+// detached derives anew the edges of the session to blobs from which vacuum has removed a
 // reference. It returns the keys of the detached records, which are to go after the bookmark
 // has been written. It reads all packs of the session up to the bookmark, once for all blobs.
 func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
@@ -71,7 +71,7 @@ func (cy *cycle) findParts(ctx context.Context, v *view, found *uses) error {
 	if err != nil {
 		return err
 	}
-	// From the oldest retained revision to the newest: the last note of a blob stands.
+	// The revisions go from the oldest to the newest, so what the newest says of a blob stays.
 	var parts []part
 	note := func(last uint64) {
 		for _, p := range parts {

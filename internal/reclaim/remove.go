@@ -13,8 +13,8 @@ import (
 
 // This file removes the records of deleted sessions. A session that no fork holds goes as a
 // whole, its lifecycle record last: only the absence of that record says that the session is
-// gone. A session that forks hold is cut after the last revision that they hold. Either work
-// first lowers the floor in the lifecycle record: on a deleted session the floor says how many
+// gone. A session that forks hold is cut after the last revision that they hold. In both cases
+// vacuum first lowers the floor in the lifecycle record: on a deleted session the floor says how many
 // commits are expected to be there.
 //
 //	1  floor        no commit is expected any more, so one that is gone is no damage
@@ -147,9 +147,9 @@ func (c *cleaning) leaveAncestors(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// leave makes b remove the session's entry as a fork of an ancestor, and lower the number of
-// forks in the ancestor's lifecycle record, if vacuum has not removed the ancestor before. b guards that
-// record, so a conflict may be with a change of any ancestor.
+// leave makes b remove the session's entry as a fork of an ancestor, and lower the number of forks
+// in the ancestor's lifecycle record. It does nothing if vacuum has removed the ancestor before.
+// b guards the lifecycle record, so a conflict may be with a change of any ancestor.
 func (c *cleaning) leave(ctx context.Context, b *batch, ancestor heads.Incarnation) error {
 	forkKey, lifeKey := c.space.Fork(ancestor, c.inc), c.space.Life(ancestor)
 	vs, err := c.get(ctx, forkKey, lifeKey)
@@ -183,8 +183,8 @@ func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 	return c.cycle.apply(ctx, b)
 }
 
-// cut removes of a deleted session what comes after the last revision that forks hold, and the
-// records that forks never read: versions of checkpoint parts, turn ids and kept revisions. A fork
+// cut removes the records of a deleted session that come after the last revision that forks
+// hold, and those that forks never read: versions of checkpoint parts, turn ids and kept revisions. A fork
 // begins with a checkpoint of its own, and looks turn ids up among its own commits only.
 func (c *cleaning) cut(ctx context.Context) error {
 	if err := c.lowerFloor(ctx, c.mark.held+1); err != nil {
@@ -232,9 +232,9 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error
 	return nil
 }
 
-// holdsRecord reports whether forks read a record of the session: an index entry of a node
-// that they hold. It counts the nodes of a commit, which is to be removed: the scan of commits
-// begins after those that forks hold.
+// holdsRecord reports whether forks read a record of the session. They read index entries of nodes
+// that they hold. They do not read the commits that it is called for, as that scan begins after
+// the commits that forks hold; holdsRecord counts the nodes of these.
 func (c *cleaning) holdsRecord(letter byte, p engine.Pair) (bool, error) {
 	switch letter {
 	case keys.Commit:
