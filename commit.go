@@ -118,7 +118,7 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 		return Result{}, commit.Stats{}, err
 	}
 	r, stats, err := s.store.commits.Commit(ctx, s.session, c.request())
-	if err == nil && !r.Replayed && stats.PackBytes-s.sealedBytes.Load() >= uint64(s.store.opts.SealBytes) {
+	if err == nil && !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
 		s.sealLater()
 	}
 	return Result(r), stats, public(err)

@@ -247,7 +247,7 @@ func TestCopyRefusesOtherStoresAndDamage(t *testing.T) {
 func damage(t *testing.T, e engine.Engine) {
 	t.Helper()
 	for _, p := range pairs(t, e) {
-		if p.Key[4] == keys.Pack {
+		if p.Key[4] == keys.Segment {
 			v := bytes.Clone(p.Value)
 			v[len(v)/2] ^= 1
 			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: p.Key, Value: v}}}); err != nil {

@@ -11,15 +11,13 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine/enginetest"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )
@@ -164,16 +162,12 @@ func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
 	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	r := commitAt(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "u", Payload: []byte("true"), Key: "k"}, {Kind: "u", Payload: []byte("b"), Parent: turnstone.RefNone()}}})
-	seg, err := pack.SegmentAt(ctx, e, turnstone.SpaceOf(st), turnstone.IncarnationOf(s), 1)
+	turn, err := turnstone.HistoriesOf(st).TurnAt(ctx, turnstone.IncarnationOf(s), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &seg.Packs[0]
-	if _, err := p.Resolve(graph.ID{}); err != nil {
-		t.Fatal(err)
-	}
-	p.Nodes[0].Inline = []byte("FAKE")
-	ks, vs, err := pack.EncodeSegment(turnstone.SpaceOf(st), turnstone.IncarnationOf(s), seg.Packs, graph.ID{}, codec.Fast)
+	turn.Pack.Nodes[0].Inline = []byte("FAKE")
+	ks, vs, err := turns.EncodeTurn(turnstone.SpaceOf(st), turnstone.IncarnationOf(s), turn.Body(), &turn.Pack)
 	if err != nil || len(ks) != 1 {
 		t.Fatal(len(ks), err)
 	}
@@ -195,8 +189,8 @@ func TestR10_ANodeWhosePayloadWasReplacedIsNotRead(t *testing.T) {
 	}
 }
 
-// Without the index of a segment no node of it is found by its id. Load needs no index, and Verify
-// misses it.
+// A node is not taken for absent because the index is lost. Load needs no index, and Verify misses
+// it.
 func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
 	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
@@ -206,11 +200,12 @@ func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b engine.Batch
-	b.Delete(turnstone.SpaceOf(st).Index(turnstone.IncarnationOf(s), 2))
+	b.Delete(turnstone.SpaceOf(st).Index(turnstone.IncarnationOf(s), 2, 0))
 	if err := e.Apply(ctx, &b); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Node(ctx, r.Leaf); !errors.Is(err, turnstone.ErrNodeNotFound) {
+	var damage *record.CorruptError
+	if _, err := s.Node(ctx, r.Leaf); !errors.As(err, &damage) {
 		t.Error(err)
 	}
 	if _, err := s.Load(ctx, turnstone.Scope{Last: 1}); err != nil { // needs no index

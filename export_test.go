@@ -6,7 +6,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // What follows lets the tests of package turnstone_test reach records and call what runs in
@@ -15,6 +17,11 @@ import (
 
 // SpaceOf returns the keys of the namespace of st.
 func SpaceOf(st *Store) *keys.Space { return st.space }
+
+// HistoriesOf returns what st reads histories with, without a cache.
+func HistoriesOf(st *Store) history.Store {
+	return history.Store{Reader: turns.Reader{Engine: st.engine, Space: st.space}, Blobs: st.blobs}
+}
 
 // BlobsOf returns the blobs of st.
 func BlobsOf(st *Store) *blobs.Store { return st.blobs }

@@ -12,11 +12,10 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // example reads a block of docs/format.md: what follows "key" and "value", up
@@ -53,34 +52,25 @@ func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	space := keys.New("", [hash.Size]byte{}) // the example's keys hold no H(x)
 	inc := keys.Incarnation{0xaa, 0xbb}
 
-	packKey, packValue := example(t, doc, "pack")
-	if string(packKey) != string(space.Pack(inc, 1, 0)) {
-		t.Errorf("key of the pack: %x", packKey)
+	key, value := example(t, doc, "turn")
+	if string(key) != string(space.Segment(inc, 1, 0)) {
+		t.Errorf("key of the turn: %x", key)
 	}
 	e := memory.New()
-	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: packKey, Value: packValue}}}); err != nil {
+	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: value}}}); err != nil {
 		t.Fatal(err)
 	}
-	seg, err := pack.SegmentAt(ctx, e, space, inc, 1)
+	segment, err := turns.Reader{Engine: e, Space: space}.At(ctx, inc, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	last, err := seg.Packs[0].Resolve(graph.ID{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := seg.Packs[0].Nodes
+	turn := segment.Turn(1)
+	n, id := turn.Pack.Nodes, turn.ID
 	if len(n) != 2 || n[0].Kind != "user" || n[0].Key != "m1" || string(n[0].Inline) != "hi" || n[1].Kind != "assistant" || n[1].Parent != n[0].ID {
 		t.Errorf("nodes %+v", n)
 	}
-
-	commitKey, commitValue := example(t, doc, "commit")
-	c, id, err := heads.OpenCommit(commitKey, commitValue)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(commitKey) != string(space.Commit(inc, 1)) || c.Leaf != last || c.Previous != heads.Genesis(inc, nil) || c.Turn != "t1" || c.Nodes != 2 {
-		t.Errorf("commit %+v", c)
+	if turn.Leaf != n[1].ID || turn.Previous != heads.Genesis(inc, nil) || turn.Turn != "t1" || turn.Nodes != 2 {
+		t.Errorf("commit %+v", turn.Commit)
 	}
 	for _, s := range []string{n[0].ID.String(), n[1].ID.String(), id.String()} {
 		if !strings.Contains(doc, s) {

@@ -18,7 +18,7 @@ import (
 // is accepted is what would have been written.
 func FuzzSmallRecords(f *testing.F) {
 	key := keys.StoreKey("")
-	r := heads.Store{Format: 1, Namespace: "n", Inline: 5 << 10, Chunks: blobs.DefaultChunking}
+	r := heads.Store{Format: 1, Namespace: "n", Chunks: blobs.DefaultChunking}
 	sealed := r.Seal(key)
 	f.Add(sealed[2 : len(sealed)-4])
 	f.Add([]byte{0x80, 0x01})
@@ -29,7 +29,7 @@ func FuzzSmallRecords(f *testing.F) {
 			}
 		}
 		_, _ = heads.OpenTombstone(key, codec.Seal(key, keys.Tombstone, body))
-		_, _ = pack.OpenPosition(key, codec.Seal(key, keys.EventKey, body), keys.EventKey)
+		_, _ = pack.OpenAttachment(key, codec.Seal(key, keys.Attachment, body))
 		st, err := Open(context.Background(), memory.New(), &Options{NoAutoSeal: true, TakeOverAfter: -1})
 		if err != nil {
 			t.Fatal(err)

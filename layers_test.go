@@ -18,7 +18,7 @@ var layers = []string{
 	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
 	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/maintain", "internal/watch", "internal/apply",
 	"record", "graph", "blob", "head", "gc",
-	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats",
+	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
 	"", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
@@ -64,7 +64,7 @@ var may = map[string][]string{
 	"internal/stats":           {"engine", "internal/pack", "internal/heads", "internal/history", "internal/keys", "internal/codec"},
 	"internal/lifecycle":       {"engine", "internal/blobs", "internal/pack", "internal/heads", "internal/change", "internal/commit", "internal/history", "internal/codec"},
 	"internal/seal":            {"engine", "internal/pack", "internal/heads", "internal/change", "internal/history", "internal/codec"},
-	"internal/reclaim":         {"engine", "internal/apply", "internal/blobs", "internal/pack", "internal/heads", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
+	"internal/reclaim":         {"engine", "internal/apply", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"internal/errtype":         {"engine", "internal/change", "internal/codec", "internal/commit", "internal/history", "internal/lifecycle", "internal/namespace", "internal/replicate"},
 	"internal/erase":           {"engine", "internal/blobs", "internal/pack", "internal/heads", "internal/reclaim", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/verify":          {"engine", "internal/blobs", "internal/pack", "internal/heads", "internal/reclaim", "internal/history", "internal/keys", "internal/codec"},

@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -83,7 +83,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: slices.Clone(h.Parts), Usage: slices.Clone(h.Usage), Time: h.Updated}
+	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: slices.Clone(h.Parts), Usage: slices.Clone(h.Usage), Time: h.Time}
 	if scope.At != 0 && scope.At != h.Revision {
 		past, err := s.session.At(ctx, h, scope.At)
 		if err != nil {
@@ -100,7 +100,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 		if leaf = scope.Leaf; hidden.Has(leaf) {
 			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
 		}
-		if _, _, err := s.session.Node(ctx, st.Revision, leaf); err != nil {
+		if _, _, err := s.session.Find(ctx, st.Revision, leaf); err != nil {
 			return nil, err
 		}
 	}
@@ -156,7 +156,7 @@ func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		n, _, err := s.session.Node(ctx, h.Revision, id)
+		n, _, err := s.session.Find(ctx, h.Revision, id)
 		if err != nil {
 			return Node{}, err
 		}
@@ -269,9 +269,9 @@ func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEn
 	if err != nil {
 		return err
 	}
-	return s.session.Commits(ctx, after, h.Revision, func(c *heads.Commit, id head.CommitID) error {
+	return s.session.Turns(ctx, after, h.Revision, func(c *turns.Turn) error {
 		e := LogEntry{
-			Revision: c.Revision, Commit: id, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
+			Revision: c.Revision, Commit: c.ID, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
 			Pruned: !retained(c.Revision),
 		}
 		for _, p := range c.Parts {

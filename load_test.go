@@ -42,8 +42,7 @@ func TestR10_AReadThatIsCutOffReportsNoDamage(t *testing.T) {
 		{"a chunk", space.Blob(space.BlobHash(chunks[0]), 0), checkpoint},
 		{"a list", space.Blob(space.BlobHash(blob.Sum(chunked)), 0), checkpoint},
 		{"a later part", space.Blob(space.BlobHash(blob.Sum(parted)), 1), load},
-		{"a pack", space.Pack(inc, 2, 0), load},
-		{"a commit", space.Commit(inc, 2), load},
+		{"a segment", space.Segment(inc, 2, 0), load},
 	} {
 		for _, cause := range []error{down, context.Canceled} {
 			during, cancel := context.WithCancel(ctx)

@@ -15,7 +15,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/maintain"
 	"github.com/turnstonedb/turnstone/internal/reclaim"
-	"github.com/turnstonedb/turnstone/internal/seal"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
@@ -274,14 +273,13 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 
 // sealOne seals at most one segment and reports whether there may be another.
 func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
-	sizes := seal.Sizes{Full: s.store.opts.SealBytes, Most: MaxSeal}
 	current := func(ctx context.Context) (*heads.Head, error) {
 		h, _, err := s.session.Head(ctx)
 		return h, err
 	}
-	sealed, more, err := sizes.Next(ctx, c, s.session, current, all)
+	sealed, more, err := s.store.sizes.Next(ctx, c, s.session, current, all)
 	if err == nil {
-		s.sealedBytes.Store(sealed)
+		s.sealed.Store(&sealed)
 	}
 	return more, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/turns"
 
 	"github.com/turnstonedb/turnstone"
 
@@ -18,7 +19,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // In the background segments are sealed fast; who asks for it gets them as small
@@ -39,7 +39,8 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 	}
 	levels := func() (out []codec.Level) {
 		t.Helper()
-		for seg, err := range pack.Segments(ctx, e, turnstone.SpaceOf(st), turnstone.IncarnationOf(s), 1, uint64(len(want))) {
+		of := turns.Range{Inc: turnstone.IncarnationOf(s), Last: head.Revision(len(want))}
+		for seg, err := range turnstone.HistoriesOf(st).Segments(ctx, of) {
 			if err != nil {
 				t.Fatal(err)
 			}

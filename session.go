@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
+	"github.com/turnstonedb/turnstone/internal/seal"
 )
 
 // Info is what is known of a session without reading its history.
@@ -41,8 +42,7 @@ type Session struct {
 	store   *Store
 	session *history.Session
 
-	// sealedBytes is heads.Life.SealedBytes as it was seen last.
-	sealedBytes atomic.Uint64
+	sealed atomic.Pointer[seal.Sealed] // as it was seen last
 }
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
@@ -64,11 +64,12 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 // it was created just now.
 func (s *Store) handle(h *history.Session, st *history.State) *Session {
 	out := &Session{store: s, session: h}
+	out.sealed.Store(&seal.Sealed{})
 	if st == nil {
 		return out
 	}
 	if st.Life != nil {
-		out.sealedBytes.Store(st.Life.SealedBytes)
+		out.sealed.Store(&seal.Sealed{Revision: st.Life.Sealed, Bytes: st.Life.SealedBytes})
 	}
 	h.SeeOrderTime(st.OrderTime)
 	h.See(st.Head, nil)
@@ -126,8 +127,8 @@ func info(a *heads.About, h *heads.Head) Info {
 		Created: a.Created, Updated: a.Updated,
 		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
 	}
-	if h.Updated.After(i.Updated) {
-		i.Updated = h.Updated
+	if h.Time.After(i.Updated) {
+		i.Updated = h.Time
 	}
 	return i
 }

@@ -38,6 +38,7 @@ type Store struct {
 	record    heads.Store
 	commits   *commit.Store
 	lifecycle *lifecycle.Store
+	sizes     seal.Sizes
 	sealing   *seal.Queue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
@@ -63,7 +64,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		s.engine = observe(e, s.opts.Observer)
 	}
 	s.opts.SealBytes = cmp.Or(s.opts.SealBytes, 192<<10)
-	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 32<<20)
+	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 64<<20)
 	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
 	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
 	s.opts.formats = cmp.Or(s.opts.formats, &heads.Known)
@@ -89,14 +90,15 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.histories = namespace.Histories(s.engine, &s.record)
+	s.histories = namespace.Histories(s.engine, &s.record).WithCache(s.opts.CacheBytes / 2)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
-		Store: s.histories, Inline: s.record.Inline, Bases: commit.NewBases(s.opts.CacheBytes),
+		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes / 2), Met: commit.NewMet(),
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
 	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: MaxAncestors, Kept: MaxKept, Labels: MaxLabels}}
+	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(5*s.opts.SealBytes, MaxSeal), Most: MaxSeal * 5 / 4}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)
 	return s, nil

@@ -243,7 +243,7 @@ func TestVF5_ACommitInTheMiddleOfTheScanIsNoDamage(t *testing.T) {
 	var done atomic.Bool
 	e.scan = func(engine.Range) func(engine.Pair) error {
 		return func(p engine.Pair) error {
-			if l, _, _ := turnstone.SpaceOf(st).Fields(p.Key); l == keys.Commit && !done.Swap(true) {
+			if l, _, _ := turnstone.SpaceOf(st).Fields(p.Key); l == keys.Segment && !done.Swap(true) {
 				commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": []byte("new")}})
 			}
 			return nil

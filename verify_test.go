@@ -186,8 +186,6 @@ func (s *table) harmless(p engine.Pair) string {
 	switch letter := p.Key[4]; {
 	case letter == keys.Copying:
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
-	case letter == keys.Turn && s.dead[string(fields[:16])]:
-		return "a turn of a deleted session: only a commit of that session would ask for it"
 	case letter == keys.Predecessor && s.incs[string(fields)] == "":
 		return "the predecessor record of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):

@@ -13,89 +13,74 @@ import (
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
-
-// A base is the state that a commit is built on. For a new commit it is the head. For a turn
-// that is repeated it is the state before the first commit of the turn.
-type base struct {
-	revision   head.Revision
-	commit     head.CommitID
-	leaf, last graph.ID
-	partsAt    head.Revision
-	parts      []head.Part
-}
-
-func baseOf(h *heads.Head) base {
-	return base{revision: h.Revision, commit: h.Commit, leaf: h.Leaf, last: h.Last, partsAt: h.PartsAt, parts: h.Parts}
-}
 
 // A built is a commit that was assembled.
 type built struct {
-	pack   pack.Pack
-	commit heads.Commit
-	body   []byte
-	id     head.CommitID
-	ids    []graph.ID
-	parts  []head.Part
-	bytes  uint64     // the size of all payloads
-	older  []graph.ID // the nodes that the commit names, except new ones and the leaf of the base
+	turn  turns.Turn
+	body  []byte // of the commit
+	ids   []graph.ID
+	parts []head.Part
+	bytes uint64     // the size of all payloads
+	older []graph.ID // the nodes that the commit names, except new ones and the leaf of the base
 }
 
-// assemble returns the commit that a request makes on top of b. It is a pure function: the same
-// request on top of the same base has the same commit id.
-func assemble(in *Request, payloads []*blobs.Draft, parts map[string]*version, b base, salt pack.Salt, now time.Time) (*built, error) {
-	revision := b.revision + 1
-	out := &built{
-		pack: pack.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]pack.Node, len(in.Nodes))},
-		ids:  make([]graph.ID, len(in.Nodes)),
-	}
-	end, err := out.addNodes(in, payloads, &b)
+// assemble returns the commit that a request makes on top of b, the state of the head or, for a turn
+// that is repeated, the one before the first commit of the turn. It is a pure function: the same
+// request on top of the same state has the same commit id.
+func assemble(in *Request, payloads []payload, parts map[string]*version, b *heads.State, salt pack.Salt, now time.Time) (*built, error) {
+	revision := b.Revision + 1
+	out := &built{ids: make([]graph.ID, len(in.Nodes))}
+	out.turn.Pack = pack.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]pack.Node, len(in.Nodes))}
+	end, err := out.addNodes(in, payloads, b)
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := out.resolve(&b, "leaf after %d nodes", len(in.Nodes), in.Leaf, end)
+	leaf, err := out.resolve(b, "leaf after %d nodes", len(in.Nodes), in.Leaf, end)
 	if err != nil {
 		return nil, err
 	}
-	last := b.last
+	last := b.Last
 	if len(out.ids) > 0 {
 		last = out.ids[len(out.ids)-1]
 	}
 	var changed bool
-	out.parts, changed = mergeParts(b.parts, parts, in.Drop, revision)
-	out.commit = heads.Commit{
-		Revision: revision, Previous: b.commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
-		PartsAt: b.partsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
+	out.parts, changed = mergeParts(b.Parts, parts, in.Drop, revision)
+	c := &out.turn.Commit
+	*c = heads.Commit{
+		Revision: revision, Previous: b.Commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
+		PartsAt: b.PartsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
 	}
 	if changed {
-		out.commit.PartsAt, out.commit.Parts = revision, out.parts
+		c.PartsAt, c.Parts = revision, out.parts
 	}
-	if !out.pack.Linear(leaf) {
-		out.commit.NodeDigest = out.pack.Digest()
+	if !out.turn.Pack.Linear(leaf) {
+		c.NodeDigest = out.turn.Pack.Digest()
 	}
-	out.body = out.commit.Body()
-	out.id = heads.IDOf(out.body)
+	out.body = c.Body()
+	out.turn.ID = heads.IDOf(out.body)
 	return out, nil
 }
 
 // addNodes makes the nodes of a request, and returns the last one or, if there are none, the leaf
 // of the base.
-func (out *built) addNodes(in *Request, payloads []*blobs.Draft, b *base) (last graph.ID, err error) {
-	last = b.leaf
+func (out *built) addNodes(in *Request, payloads []payload, b *heads.State) (last graph.ID, err error) {
+	last = b.Leaf
 	var scratch []byte
 	for i := range in.Nodes {
-		n, stored := &in.Nodes[i], &out.pack.Nodes[i]
+		n, stored := &in.Nodes[i], &out.turn.Pack.Nodes[i]
 		parent, err := out.resolve(b, "parent of node %d", i, n.Parent, last)
 		if err != nil {
 			return graph.ID{}, err
 		}
 		*stored = pack.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
-		if d := payloads[i]; d != nil {
-			stored.Blob = d.ID
+		if p := &payloads[i]; p.apart != nil {
+			stored.Blob = p.sum
 		} else {
-			stored.Inline = n.Payload
+			stored.Inline, stored.Sum = n.Payload, p.sum
 		}
-		scratch = stored.Derive(out.pack.Salt, i, scratch)
+		scratch = stored.Derive(out.turn.Pack.Salt, i, scratch)
 		out.ids[i], last = stored.ID, stored.ID
 		out.bytes += uint64(len(n.Payload))
 	}
@@ -104,7 +89,7 @@ func (out *built) addNodes(in *Request, payloads []*blobs.Draft, b *base) (last 
 
 // resolve returns the node that r refers to, or fallback if r is zero. of is the number of new
 // nodes that r can refer to, and what says, with that number, what r is for.
-func (out *built) resolve(b *base, what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
+func (out *built) resolve(b *heads.State, what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
 	switch r.Kind {
 	case RefNone:
 		return graph.ID{}, nil
@@ -112,7 +97,7 @@ func (out *built) resolve(b *base, what string, of int, r Ref, fallback graph.ID
 		if r.ID.IsZero() {
 			return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
 		}
-		if r.ID != b.leaf {
+		if r.ID != b.Leaf {
 			out.older = append(out.older, r.ID)
 		}
 		return r.ID, nil
@@ -152,6 +137,12 @@ func mergeParts(old []head.Part, set map[string]*version, drop []string, revisio
 	}
 	slices.SortFunc(parts, func(a, b head.Part) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
 	return parts, changed
+}
+
+// A payload is what is known of a node's payload before the node is made.
+type payload struct {
+	sum   blob.ID      // of a payload of more than pack.MaxPlain bytes
+	apart *blobs.Draft // of one that is stored as a blob
 }
 
 // A version is what a commit sets a checkpoint part to.

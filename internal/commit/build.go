@@ -12,41 +12,37 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // build makes the batch for a commit on top of head h, which record encodes.
 func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err error) {
 	s := w.s
-	if w.built, err = assemble(w.in, w.payloads, w.parts, baseOf(h), w.salt, w.now); err != nil {
+	if w.built, err = assemble(w.in, w.payloads, w.parts, &h.State, w.salt, w.now); err != nil {
 		return err
 	}
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
 		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
-	b := &engine.Batch{Sets: make([]engine.Pair, 0, 8+len(w.in.Nodes)), Guards: make([]engine.Pair, 0, 4)}
+	if _, err := history.Try(ctx, w.s, func() (struct{}, error) { return struct{}{}, w.checkNames(ctx, h) }); err != nil {
+		return err
+	}
+	b := &engine.Batch{Sets: make([]engine.Pair, 0, 4), Guards: make([]engine.Pair, 0, 2)}
 	w.batch = b
 	b.Guard(s.HeadKey, record)
 	if err := w.checkOlder(ctx, h); err != nil {
-		return err
-	}
-	if err := w.checkKeys(ctx); err != nil {
 		return err
 	}
 	next, err := w.nextHead(h)
 	if err != nil {
 		return err
 	}
-	if err := w.setPack(b, h); err != nil {
+	if err := w.setTurn(b); err != nil {
 		return err
 	}
-	key := w.store.Space.Commit(s.Inc, uint64(w.built.commit.Revision))
-	b.Set(key, heads.SealCommit(key, w.built.body))
-	w.index(b)
 	if err := w.stage.read(ctx); err != nil {
 		return err
 	}
@@ -60,7 +56,9 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 	for _, t := range w.grants[:min(len(w.grants), maxGrants)] {
 		b.Delete(t)
 	}
-	b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
+	if h.Collected {
+		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
+	}
 	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, s.OrderTime(), w.now)
 	w.head, w.record = next, next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.record)
@@ -69,39 +67,31 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 
 // nextHead returns the head after the commit. h is the head before.
 func (w *writer) nextHead(h *heads.Head) (*heads.Head, error) {
-	c, p := &w.built.commit, &w.built.pack
+	t := &w.built.turn
 	next := *h // what a commit does not change stays
-	next.Revision, next.Commit, next.Updated = c.Revision, w.built.id, w.now
-	next.Leaf, next.Last = c.Leaf, c.Last
-	next.PartsAt, next.Parts = c.PartsAt, w.built.parts
-	next.Nodes, next.Bytes = h.Nodes+uint64(len(p.Nodes)), h.Bytes+w.built.bytes
+	next.Base, next.Parts = t.Base(t.ID), w.built.parts
+	next.Nodes, next.PartBytes = h.Nodes+uint64(t.Nodes), h.PartBytes+t.PartBytes()
+	next.Bytes = h.Bytes + w.built.bytes
 	next.Usage = head.AddUsage(slices.Clone(h.Usage), w.in.Usage)
-	if len(p.Nodes) > 0 {
-		next.PackBytes += p.Uncompressed()
-	}
+	next.PackBytes += t.Pack.Uncompressed()
+	next.Collected = false
 	if len(next.Usage) > w.store.Limits.Models {
 		return nil, &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
 	}
 	return &next, nil
 }
 
-// setPack adds the pack of the new nodes, if there are any. h is the head before.
-func (w *writer) setPack(b *engine.Batch, h *heads.Head) error {
-	p := &w.built.pack
-	if len(p.Nodes) == 0 {
-		return nil
-	}
+// setTurn adds the commit with its nodes.
+func (w *writer) setTurn(b *engine.Batch) error {
+	p := &w.built.turn.Pack
 	if n := p.Size(); n > w.store.Limits.NodeBytes {
 		return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
 	}
-	ks, vs, err := pack.EncodeSegment(w.store.Space, w.s.Inc, []pack.Pack{*p}, h.Last, codec.Fast)
-	if err != nil {
-		return err
-	}
+	ks, vs, err := turns.EncodeTurn(w.store.Space, w.s.Inc, w.built.body, p)
 	for i := range ks {
 		b.Set(ks[i], vs[i])
 	}
-	return nil
+	return err
 }
 
 // checkBatch fails if the batch exceeds a limit. The limits are the same for all engines, so
@@ -119,26 +109,6 @@ func (w *writer) checkBatch(b *engine.Batch) error {
 // maxGrants is how many grants of uploads a commit deletes. The others expire.
 const maxGrants = 1000
 
-// index adds the entries by which the new nodes are found by their event keys, and the commit
-// by its turn id. Guards make sure that none of them is taken.
-func (w *writer) index(b *engine.Batch) {
-	s, space := w.s, w.store.Space
-	revision := w.built.pack.Revision
-	for i := range w.built.pack.Nodes {
-		n := &w.built.pack.Nodes[i]
-		if n.Key != "" {
-			key, place := space.EventKey(s.Inc, n.Key), pack.Position{Revision: revision, Index: i}
-			b.Guard(key, nil)
-			b.Set(key, place.SealEventKey(key))
-		}
-	}
-	if w.in.Turn != "" {
-		key := space.Turn(s.Inc, w.in.Turn)
-		b.Guard(key, nil)
-		b.Set(key, heads.SealTurn(key, head.Revision(revision)))
-	}
-}
-
 // addBlobs makes the batch store the new blobs and deltas, and guard the marks of the blobs
 // that are stored already. It adds an entry for each attachment that the session did not have.
 func (w *writer) addBlobs(b *engine.Batch) error {
@@ -151,8 +121,8 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 		seen[d.ID] = true
 		return w.stage.Add(b, d)
 	}
-	for _, d := range w.payloads {
-		if err := add(d); err != nil {
+	for i := range w.payloads {
+		if err := add(w.payloads[i].apart); err != nil {
 			return err
 		}
 	}
@@ -160,7 +130,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 		// A part that the commit does not change needs no guard of its own: the head, which
 		// the batch guards, keeps its blob.
 		v := w.parts[p.Name]
-		if v == nil || p.Set != w.built.commit.Revision {
+		if v == nil || p.Set != w.built.turn.Revision {
 			continue
 		}
 		if v.delta {
@@ -181,7 +151,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 				b.Guard(key, own)
 			} else if seen {
 				delete(w.attached, string(key)) // A later node of this commit adds no second entry.
-				place := pack.Position{Revision: w.built.pack.Revision, Index: i}
+				place := pack.Position{Revision: uint64(w.built.turn.Revision), Index: i}
 				b.Set(key, place.SealAttachment(key))
 			}
 		}
@@ -215,51 +185,36 @@ func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 	return err
 }
 
-// checkKeys checks that no node which a fork shares of its ancestors has the event key of a
-// new node. The shared nodes never change, so checkKeys looks only once for each call of Commit,
-// and adds no guards. The session's own event keys are not checked here: the batch guards their
-// entries.
-func (w *writer) checkKeys(ctx context.Context) error {
-	if w.s.Origin == nil || w.keysFree {
-		return nil
-	}
-	layers := slices.DeleteFunc(w.s.Layers(0), func(l history.Layer) bool { return l.Last == 0 })
-	type entry struct{ node, layer int }
-	var all []entry
-	for i := range w.in.Nodes {
-		for j := range layers {
-			if w.in.Nodes[i].Key != "" {
-				all = append(all, entry{i, j})
-			}
-		}
-	}
-	for part := range slices.Chunk(all, 1000) {
-		ks := make([][]byte, len(part))
-		for i, e := range part {
-			ks[i] = w.store.Space.EventKey(layers[e.layer].Inc, w.in.Nodes[e.node].Key)
-		}
-		vs, err := w.store.Engine.Get(ctx, ks...)
+// checkNames checks that no commit of the session has the turn id, and no node of its graph one of
+// the event keys. The index knows this as of the head, which the batch guards. If the turn was
+// committed before, the error is the one that replay returns.
+func (w *writer) checkNames(ctx context.Context, h *heads.Head) error {
+	if w.in.Turn != "" {
+		t, err := w.s.FindTurn(ctx, h.Revision, w.in.Turn)
 		if err != nil {
 			return err
 		}
-		for i, e := range part {
-			if vs[i] == nil {
-				continue
-			}
-			place, err := pack.OpenPosition(ks[i], vs[i], keys.EventKey)
-			if err != nil {
-				return codec.Corrupt(err, "event key %q of incarnation %x", w.in.Nodes[e.node].Key, layers[e.layer].Inc)
-			}
-			if layers[e.layer].Has(place) {
-				return w.keyTaken(e.node, place, ", which the session inherits")
-			}
+		if t != nil {
+			return w.replay(ctx, t)
 		}
 	}
-	w.keysFree = true
+	for i := range w.in.Nodes {
+		key := w.in.Nodes[i].Key
+		if key == "" {
+			continue
+		}
+		n, err := w.s.NodeByKey(ctx, h.Revision, key)
+		if errors.Is(err, history.ErrNodeNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		whose := ""
+		if n.Inherited {
+			whose = ", which the session inherits"
+		}
+		return change.NewInvalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d%s already", key, n.Revision, whose)
+	}
 	return nil
-}
-
-// keyTaken returns the error for a new node whose event key belongs to the node at a position.
-func (w *writer) keyTaken(node int, place pack.Position, whose string) error {
-	return change.NewInvalid(fmt.Sprintf("node %d", node), "event key %q belongs to a node of revision %d%s already", w.in.Nodes[node].Key, place.Revision, whose)
 }

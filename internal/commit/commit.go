@@ -37,10 +37,10 @@ import (
 // Commit stores all of a request or nothing.
 //
 // In the common case it is one Apply and reads nothing: it guards the head that the session saw
-// last, the absence of the turn id and of the event keys, and the marks of the blobs that the
-// commit relies on. In an attached fork it reads whether an ancestor has an event key. When a
-// guard is false, Commit reads the head and the turn, and then the marks or the event key if the
-// guard was about one. Then it returns a typed error, or builds the batch anew.
+// last, and the marks of the blobs that the commit relies on. That the turn id and the event keys are
+// new is known from the index of the session as of that head, which is in memory; if it is not, it is
+// read. When a guard is false, Commit reads the head, what was committed meanwhile, and the marks if
+// the guard was about one. Then it returns a typed error, or builds the batch anew.
 //
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
@@ -66,12 +66,11 @@ type writer struct {
 	salt  pack.Salt
 	now   time.Time
 
-	payloads []*blobs.Draft      // for each of in.Nodes, nil if the payload is stored in the pack
+	payloads []payload           // for each of in.Nodes
 	parts    map[string]*version // for each of in.Checkpoint; the map is nil until prepare
 	stage    Stage               // the blobs that the commit refers to
 	attached map[string][]byte   // the session's entries of the attachments by key, nil if there is none
 	grants   [][]byte            // the keys of the grants that the commit uses up
-	keysFree bool                // whether checkKeys found that no ancestor has an event key of in.Nodes
 
 	built  *built
 	batch  *engine.Batch
@@ -101,8 +100,10 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 		case errors.Is(err, ErrBlobGone):
 			w.parts = nil
 			continue
+		case isReplay(err):
+			return w.resolved(err)
 		case err != nil && fresh:
-			return w.orReplay(ctx, err)
+			return w.orReplay(ctx, h, err)
 		case err != nil: // The reason may be that the head is out of date.
 			if h, record, err = readRecord(ctx, w.s); err != nil {
 				return Result{}, err
@@ -159,8 +160,11 @@ func (w *writer) resolved(err error) (Result, error) {
 
 // done notes the new head and the new versions of checkpoint parts, and returns the result.
 func (w *writer) done() Result {
-	s, c := w.s, &w.built.commit
+	s, t := w.s, &w.built.turn
 	s.See(w.head, w.record)
+	if ix, ok := s.Indexes.Get(s.Inc); ok {
+		ix.Add(t)
+	}
 	w.stage.applied(w.batch)
 	for _, p := range w.built.parts {
 		if v := w.parts[p.Name]; v != nil {
@@ -176,7 +180,7 @@ func (w *writer) done() Result {
 			s.SeeOrderTime(p.Value)
 		}
 	}
-	return Result{Revision: c.Revision, Commit: w.built.id, Leaf: c.Leaf, Nodes: w.built.ids}
+	return Result{Revision: t.Revision, Commit: t.ID, Leaf: t.Leaf, Nodes: w.built.ids}
 }
 
 // asBase returns the version as a base for the next one. p is the part in the new head.

@@ -10,9 +10,11 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // prepare hashes and compresses the contents that the commit stores. It stores those that are
@@ -21,15 +23,22 @@ import (
 func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 	w.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
 	w.stage = w.store.NewStage(w.s.Inc)
-	w.payloads = make([]*blobs.Draft, len(w.in.Nodes))
+	w.payloads = make([]payload, len(w.in.Nodes))
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	w.hits, w.misses = 0, 0
 	var err error
+	room := inlineBytes
 	for i := range w.in.Nodes {
-		if p := w.in.Nodes[i].Payload; uint64(len(p)) > w.store.Inline {
-			if w.payloads[i], err = w.stage.Draft(ctx, blob.Sum(p), p); err != nil {
-				return err
-			}
+		p, content := &w.payloads[i], w.in.Nodes[i].Payload
+		if len(content) <= pack.MaxPlain {
+			continue
+		}
+		p.sum = blob.Sum(content)
+		if room -= len(content); w.together(h, p.sum, len(content)) && room >= 0 {
+			continue
+		}
+		if p.apart, err = w.stage.Draft(ctx, p.sum, content); err != nil {
+			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
@@ -38,6 +47,33 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 		}
 	}
 	return nil
+}
+
+// These say which payloads of more than pack.MaxPlain bytes are stored as blobs. A blob is stored
+// once, however many nodes have it, but a payload that is stored with its neighbours takes half of
+// the space or less: they have much in common.
+const (
+	alwaysApart = 64 << 10  // a payload of more bytes is a blob
+	inlineBytes = 256 << 10 // of such payloads in one commit, which has to fit a batch
+	mostMet     = 8192      // payloads that Met remembers
+)
+
+// A Met remembers larger payloads that commits had, the last ones.
+type Met = cache.Cache[blob.ID, struct{}]
+
+// NewMet returns a Met that remembers none.
+func NewMet() *Met { return cache.New[blob.ID, struct{}](mostMet) }
+
+// together reports whether a payload is stored with the other nodes of its commit. What a session
+// begins with is a prompt or the description of tools, and many sessions begin alike. So it is
+// stored as a blob, and so is what this process has met before.
+func (w *writer) together(h *heads.Head, id blob.ID, size int) bool {
+	if h.Revision == 0 || size > alwaysApart {
+		return false
+	}
+	_, met := w.store.Met.Get(id)
+	w.store.Met.Put(id, struct{}{}, 1)
+	return !met
 }
 
 // version prepares a version of a checkpoint part. It prepares a delta if the cache has the

@@ -14,8 +14,8 @@ import (
 // A Store is a store that commits are written to.
 type Store struct {
 	history.Store
-	Inline uint64 // Payloads of more bytes are stored as blobs.
 	Bases  *Bases
+	Met    *Met
 	Limits Limits
 	Now    func() time.Time // The time in UTC, to the nanosecond.
 	Random func([]byte)     // Fills a slice with random bytes.

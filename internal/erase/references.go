@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -38,7 +39,7 @@ func (s Store) blobsOfOne(ctx context.Context, inc heads.Incarnation) ([]blob.ID
 		if err == nil || !errors.As(err, &damage) {
 			return out, err
 		}
-		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && *now == *life {
+		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && now.Epoch == life.Epoch {
 			return nil, errors.Join(lerr, err)
 		}
 	}
@@ -104,9 +105,9 @@ func checkpointBlobs(ctx context.Context, h *history.History, last head.Revision
 			out = append(out, p.Blob)
 		}
 	}
-	err = h.Commits(ctx, 0, last, func(c *heads.Commit, _ head.CommitID) error {
-		for _, p := range c.Parts {
-			if p.Set == c.Revision && !heads.IsDelta(p) {
+	err = h.Turns(ctx, 0, last, func(t *turns.Turn) error {
+		for _, p := range t.Parts {
+			if p.Set == t.Revision && !heads.IsDelta(p) {
 				out = append(out, p.Blob)
 			}
 		}

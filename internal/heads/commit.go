@@ -8,7 +8,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
@@ -28,6 +27,8 @@ type Commit struct {
 	Usage      []head.Usage    // of this turn
 	Turn       string          // the caller's turn id; may be empty
 	Time       time.Time
+
+	leafIsLast bool // between DecodeCompact and Complete
 }
 
 // Body returns the canonical encoding.
@@ -108,22 +109,7 @@ func DecodeCommit(body []byte) (*Commit, error) {
 		}
 	} else {
 		c.PartsAt = c.Revision
-		c.Parts = make([]head.Part, d.Array(MaxParts))
-		for i := range c.Parts {
-			p := &c.Parts[i]
-			d.Shape(5)
-			p.Name, p.Set = d.Text(), head.Revision(d.Uint())
-			if p.Set == c.Revision {
-				d.Fixed(p.Blob[:])
-				p.Size = blobs.Size(&d)
-				p.Whole = decodeWhole(&d, p.Set)
-			} else if blob, size, whole := d.Null(), d.Null(), d.Null(); !blob || !size || !whole || p.Set > c.Revision {
-				d.Fail("part %q of revision %d", p.Name, p.Set)
-			}
-			if i > 0 && p.Name <= c.Parts[i-1].Name {
-				d.Fail("parts out of order")
-			}
-		}
+		c.decodeParts(&d)
 	}
 	c.Usage = decodeUsage(&d, MaxModels)
 	c.Turn = d.Text()
@@ -131,18 +117,115 @@ func DecodeCommit(body []byte) (*Commit, error) {
 	return &c, d.Done()
 }
 
-// SealCommit returns the record of the commit with this body: see Commit.Body.
-func SealCommit(key, body []byte) []byte { return codec.Seal(key, keys.Commit, body) }
+// decodeParts decodes what appendParts encodes.
+func (c *Commit) decodeParts(d *codec.Decoder) {
+	c.Parts = make([]head.Part, d.Array(MaxParts))
+	for i := range c.Parts {
+		p := &c.Parts[i]
+		d.Shape(5)
+		p.Name, p.Set = d.Text(), head.Revision(d.Uint())
+		if p.Set == c.Revision {
+			d.Fixed(p.Blob[:])
+			p.Size = blobs.Size(d)
+			p.Whole = decodeWhole(d, p.Set)
+		} else if blob, size, whole := d.Null(), d.Null(), d.Null(); !blob || !size || !whole || p.Set > c.Revision {
+			d.Fail("part %q of revision %d", p.Name, p.Set)
+		}
+		if i > 0 && p.Name <= c.Parts[i-1].Name {
+			d.Fail("parts out of order")
+		}
+	}
+}
 
-// OpenCommit decodes the record of key and returns the commit and its id.
-func OpenCommit(key, value []byte) (*Commit, head.CommitID, error) {
-	body, err := codec.Open(key, value, keys.Commit)
-	if err != nil {
-		return nil, head.CommitID{}, err
+// PartBytes returns the size of the checkpoint parts that the commit set.
+func (c *Commit) PartBytes() (n uint64) {
+	for _, p := range c.Parts {
+		if p.Set == c.Revision {
+			n += uint64(p.Size)
+		}
 	}
-	c, err := DecodeCommit(body)
-	if err != nil {
-		return nil, head.CommitID{}, err
+	return n
+}
+
+// Base returns what the next commit builds on. id is the commit's own.
+func (c *Commit) Base(id head.CommitID) Base {
+	return Base{Revision: c.Revision, Commit: id, Leaf: c.Leaf, Last: c.Last, PartsAt: c.PartsAt, Time: c.Time}
+}
+
+// How a compact commit says which leaf it has: one of these numbers, null for none, or an id.
+const (
+	leafIsLast   = 0 // the node that was appended last
+	leafIsBefore = 1 // the leaf of the commit before
+)
+
+// AppendCompact encodes what a reader of the commits before and of the commit's nodes does not know
+// of the commit, as five items: leaf, checkpoint, usage, turn id, and the time since the commit
+// before, in zigzag encoding.
+func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
+	switch {
+	case c.Leaf.IsZero():
+		e.Null()
+	case c.Leaf == c.Last:
+		e.Uint(leafIsLast)
+	case c.Leaf == before.Leaf:
+		e.Uint(leafIsBefore)
+	default:
+		e.Bytes(c.Leaf[:])
 	}
-	return c, IDOf(body), nil
+	if c.PartsAt == c.Revision {
+		c.appendParts(e)
+	} else {
+		e.Null()
+	}
+	appendUsage(e, c.Usage)
+	e.Text(c.Turn)
+	d := c.Time.UnixNano() - before.Time.UnixNano()
+	e.Uint(uint64(d)<<1 ^ uint64(d>>63))
+}
+
+// DecodeCompact decodes what AppendCompact encodes. Complete has to be called when the commit's
+// nodes are known.
+func DecodeCompact(d *codec.Decoder, before *Base) *Commit {
+	c := &Commit{Revision: before.Revision + 1, Previous: before.Commit}
+	switch {
+	case d.Null():
+	case d.NextIsUint():
+		if n := d.Uint(); n == leafIsBefore {
+			c.Leaf = before.Leaf
+		} else if c.leafIsLast = true; n != leafIsLast {
+			d.Fail("leaf %d", n)
+		}
+	default:
+		d.Fixed(c.Leaf[:])
+	}
+	if d.Null() {
+		c.PartsAt = before.PartsAt
+	} else {
+		c.PartsAt = c.Revision
+		c.decodeParts(d)
+	}
+	c.Usage = decodeUsage(d, MaxModels)
+	c.Turn = d.Text()
+	n := d.Uint()
+	nanos := before.Time.UnixNano() + int64(n>>1^-(n&1))
+	if nanos < 0 {
+		d.Fail("time %d", nanos)
+	}
+	c.Time = time.Unix(0, nanos).UTC()
+	return c
+}
+
+// Complete sets what follows from the commit's nodes, which are resolved, and from the last node
+// before them.
+func (c *Commit) Complete(p *pack.Pack, before graph.ID) {
+	c.Nodes, c.Last = len(p.Nodes), before
+	if c.Nodes > 0 {
+		c.Last = p.Nodes[c.Nodes-1].ID
+	}
+	if c.leafIsLast {
+		c.Leaf = c.Last
+	}
+	if !p.Linear(c.Leaf) {
+		c.NodeDigest = p.Digest()
+	}
 }

@@ -1,10 +1,12 @@
 // Package heads encodes and decodes the small records of sessions: heads; commits, which are a
 // chain of hashes; lifecycles; metadata; the origins of attached forks; tombstones, kept
-// revisions, turn ids, and the order of sessions by their last update. It also has the store
+// revisions, and the order of sessions by their last update. It also has the store
 // record and the note of a copy.
 package heads
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/graph"
@@ -13,6 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // Incarnation is the identity of a session from creation to deletion.
@@ -21,20 +24,68 @@ type Incarnation = keys.Incarnation
 // IsDelta reports whether a part's version is stored as a delta of the one before.
 func IsDelta(p head.Part) bool { return p.Whole != p.Set }
 
-// A Head is where a session stands.
+// A Base is what a commit says of itself and of those before it: what the next one builds on.
+type Base struct {
+	Revision head.Revision
+	Commit   head.CommitID
+	Leaf     graph.ID      // where the next turn goes on; zero before the first node
+	Last     graph.ID      // the node that was appended last, which need not be on the path to Leaf
+	PartsAt  head.Revision // the last commit that changed the checkpoint
+	Time     time.Time     // of the commit
+}
+
+// A State is where a session stands at a revision.
+type State struct {
+	Base
+	Parts     []head.Part  // of the checkpoint, by name
+	Usage     []head.Usage // totals by model
+	Nodes     uint64       // that the session's own commits have added
+	PartBytes uint64       // of all versions of checkpoint parts that they have set
+}
+
+// A Head is where a session stands now.
 type Head struct {
 	Incarnation Incarnation
-	Revision    head.Revision
-	Leaf        graph.ID // where the next turn goes on; zero before the first node
-	Last        graph.ID // the node that was appended last, which need not be on the path to Leaf
-	Commit      head.CommitID
-	PartsAt     head.Revision // the last commit that changed the checkpoint
-	Parts       []head.Part   // by name
-	Nodes       uint64        // of this session's own commits
-	Bytes       uint64        // of their payloads
-	PackBytes   uint64        // of their packs, before compression: what sealing goes by
-	Usage       []head.Usage  // totals by model
-	Updated     time.Time
+	State
+	Bytes     uint64 // of the payloads of the session's own commits
+	PackBytes uint64 // of their packs, before compression: what sealing goes by
+	// Collected says that the session has no dirty record. The commit that finds it set adds the
+	// record, so that a collector looks at the session.
+	Collected bool
+}
+
+// Begin returns the state of a session before its first commit. Its time is 1970.
+func Begin(inc Incarnation, o *Origin) State {
+	s := State{Base: Base{Commit: Genesis(inc, o), Time: time.Unix(0, 0).UTC()}}
+	if o != nil {
+		s.Leaf = o.Node()
+		s.Last, s.Parts = s.Leaf, o.Parts
+	}
+	return s
+}
+
+// Then returns the state after a commit that is built on s.
+func (s *State) Then(c *Commit, id head.CommitID) (State, error) {
+	next := State{
+		Base: c.Base(id), Parts: s.Parts, Usage: head.AddUsage(slices.Clone(s.Usage), c.Usage),
+		Nodes: s.Nodes + uint64(c.Nodes), PartBytes: s.PartBytes + c.PartBytes(),
+	}
+	if c.PartsAt != c.Revision {
+		return next, nil
+	}
+	next.Parts = slices.Clone(c.Parts)
+	for i := range next.Parts {
+		p := &next.Parts[i]
+		if p.Set == c.Revision {
+			continue
+		}
+		old := slices.IndexFunc(s.Parts, func(q head.Part) bool { return q.Name == p.Name && q.Set == p.Set })
+		if old < 0 {
+			return next, fmt.Errorf("%w: checkpoint part %q of revision %d", record.ErrMissing, p.Name, p.Set)
+		}
+		*p = s.Parts[old]
+	}
+	return next, nil
 }
 
 // Limits of records; the root package checks them before any effect.
@@ -43,26 +94,64 @@ const (
 	MaxModels = 256 // of a head's totals
 )
 
+// Append encodes b except its revision, as five items.
+func (b *Base) Append(e *codec.Encoder) {
+	e.Bytes(b.Commit[:])
+	e.ID(b.Leaf)
+	if b.Last == b.Leaf {
+		e.Null()
+	} else {
+		e.ID(b.Last)
+	}
+	e.Uint(uint64(b.PartsAt))
+	appendTime(e, b.Time)
+}
+
+// DecodeBase decodes what Base.Append encodes for a revision.
+func DecodeBase(d *codec.Decoder, revision head.Revision) (b Base) {
+	b.Revision = revision
+	d.Fixed(b.Commit[:])
+	b.Leaf = d.ID()
+	if b.Last = d.ID(); b.Last.IsZero() {
+		b.Last = b.Leaf
+	} else if b.Last == b.Leaf {
+		d.Fail("last node given twice")
+	}
+	if b.PartsAt = head.Revision(d.Uint()); b.PartsAt > revision {
+		d.Fail("checkpoint of revision %d", b.PartsAt)
+	}
+	b.Time = decodeTime(d)
+	return b
+}
+
+// Append encodes s except its revision, as nine items.
+func (s *State) Append(e *codec.Encoder) {
+	s.Base.Append(e)
+	appendParts(e, s.Parts)
+	appendUsage(e, s.Usage)
+	e.Uint(s.Nodes)
+	e.Uint(s.PartBytes)
+}
+
+// DecodeState decodes what State.Append encodes for a revision.
+func DecodeState(d *codec.Decoder, revision head.Revision) (s State) {
+	s.Base = DecodeBase(d, revision)
+	s.Parts = decodeParts(d)
+	s.Usage = decodeUsage(d, MaxModels)
+	s.Nodes, s.PartBytes = d.Uint(), d.Uint()
+	return s
+}
+
 // Seal returns h's record for key.
 func (h *Head) Seal(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.Head, codec.Version)}
-	e.Array(12)
+	e.Array(14)
 	e.Bytes(h.Incarnation[:])
 	e.Uint(uint64(h.Revision))
-	e.ID(h.Leaf)
-	if h.Last == h.Leaf {
-		e.Null()
-	} else {
-		e.ID(h.Last)
-	}
-	e.Bytes(h.Commit[:])
-	e.Uint(uint64(h.PartsAt))
-	appendParts(&e, h.Parts)
-	e.Uint(h.Nodes)
+	h.State.Append(&e)
 	e.Uint(h.Bytes)
 	e.Uint(h.PackBytes)
-	appendUsage(&e, h.Usage)
-	appendTime(&e, h.Updated)
+	e.Bool(h.Collected)
 	return codec.SealTail(key, e.B, 0)
 }
 
@@ -74,21 +163,11 @@ func OpenHead(key, value []byte) (*Head, error) {
 	}
 	d := codec.Decoder{B: body}
 	var h Head
-	d.Shape(12)
+	d.Shape(14)
 	d.Fixed(h.Incarnation[:])
-	h.Revision = head.Revision(d.Uint())
-	h.Leaf = d.ID()
-	if h.Last = d.ID(); h.Last.IsZero() {
-		h.Last = h.Leaf
-	} else if h.Last == h.Leaf {
-		d.Fail("last node given twice")
-	}
-	d.Fixed(h.Commit[:])
-	h.PartsAt = head.Revision(d.Uint())
-	h.Parts = decodeParts(&d)
-	h.Nodes, h.Bytes, h.PackBytes = d.Uint(), d.Uint(), d.Uint()
-	h.Usage = decodeUsage(&d, MaxModels)
-	h.Updated = decodeTime(&d)
+	h.State = DecodeState(&d, head.Revision(d.Uint()))
+	h.Bytes, h.PackBytes = d.Uint(), d.Uint()
+	h.Collected = d.Bool()
 	return &h, d.Done()
 }
 

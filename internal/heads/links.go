@@ -6,23 +6,10 @@ import (
 	"math/rand/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
-
-// SealTurn returns the record that maps a turn id to the revision of its commit.
-func SealTurn(key []byte, r head.Revision) []byte {
-	return codec.Seal(key, keys.Turn, binary.AppendUvarint(nil, uint64(r)))
-}
-
-// OpenTurn decodes what SealTurn encodes.
-func OpenTurn(key, value []byte) (head.Revision, error) {
-	body, err := codec.Open(key, value, keys.Turn)
-	r, _ := codec.Uvarint(body)
-	return head.Revision(r), err
-}
 
 // SealFork returns the record of an ancestor that names an attached fork. It holds the
 // hash of the fork's id at the time of the fork.

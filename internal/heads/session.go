@@ -106,13 +106,13 @@ func OpenAbout(key, value []byte) (*About, error) {
 	return &a, d.Done()
 }
 
-// State says whether an incarnation lives.
-type State byte
+// LifeState says whether an incarnation lives.
+type LifeState byte
 
 // States.
 const (
-	Live    State = 'l'
-	Deleted State = 'd'
+	Live    LifeState = 'l'
+	Deleted LifeState = 'd'
 )
 
 // Life is the lifecycle record of an incarnation. A batch that seals, forks, tombstones, prunes,
@@ -120,7 +120,7 @@ const (
 // that names a node other than the head's leaf and its own new ones. Other commits don't touch it.
 type Life struct {
 	Session     keys.Hash // of the session id
-	State       State
+	State       LifeState
 	Floor       head.Revision // the first revision that retention keeps; of a deleted session, the one after its last
 	Epoch       uint64        // +1 at every write
 	Sealed      head.Revision // up to here packs are in full segments
@@ -129,6 +129,28 @@ type Life struct {
 	Forks       uint64        // number of fork entries; a scan that finds fewer has missed some
 	Refs        uint64        // number of records of kept revisions; likewise for them
 	Stones      uint64        // number of tombstones; likewise for them
+	Runs        []Run         // of the index of what is sealed, oldest first
+}
+
+// A Run is a part of a session's index: the entries of the commits from the one after the run
+// before up to Last.
+type Run struct {
+	Last head.Revision
+	Bits int // It is stored in 1<<Bits pages.
+}
+
+// MaxRuns bounds the runs of an index.
+const MaxRuns = 1 << 12
+
+// MaxRunBits bounds the pages of a run.
+const MaxRunBits = 5
+
+// Indexed returns the revision up to which commits are sealed, and in the index.
+func (l *Life) Indexed() head.Revision {
+	if len(l.Runs) == 0 {
+		return 0
+	}
+	return l.Runs[len(l.Runs)-1].Last
 }
 
 // Seal returns l's record for key.
@@ -138,14 +160,17 @@ func (l *Life) Seal(key []byte) []byte {
 	for _, n := range l.numbers() {
 		b = binary.AppendUvarint(b, *n)
 	}
-	if l.Stones > 0 { // else nothing stands for it
-		b = binary.AppendUvarint(b, l.Stones)
+	before := head.Revision(0)
+	for _, r := range l.Runs {
+		b = binary.AppendUvarint(b, uint64(r.Last-before))
+		b = binary.AppendUvarint(b, uint64(r.Bits))
+		before = r.Last
 	}
 	return codec.Seal(key, keys.Life, b)
 }
 
 func (l *Life) numbers() []*uint64 {
-	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedBytes, (*uint64)(&l.Packed), &l.Forks, &l.Refs}
+	return []*uint64{(*uint64)(&l.Floor), &l.Epoch, (*uint64)(&l.Sealed), &l.SealedBytes, (*uint64)(&l.Packed), &l.Forks, &l.Refs, &l.Stones}
 }
 
 // OpenLife decodes the record of key.
@@ -154,10 +179,10 @@ func OpenLife(key, value []byte) (*Life, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(b) < 17 || State(b[16]) != Live && State(b[16]) != Deleted {
+	if len(b) < 17 || LifeState(b[16]) != Live && LifeState(b[16]) != Deleted {
 		return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
 	}
-	l := &Life{State: State(b[16])}
+	l := &Life{State: LifeState(b[16])}
 	copy(l.Session[:], b)
 	b = b[17:]
 	for _, n := range l.numbers() {
@@ -167,12 +192,15 @@ func OpenLife(key, value []byte) (*Life, error) {
 		}
 		*n, b = v, b[size:]
 	}
-	if len(b) > 0 {
-		v, size := codec.Uvarint(b)
-		if size != len(b) || v == 0 {
+	last := head.Revision(0)
+	for len(b) > 0 {
+		step, n := codec.Uvarint(b)
+		bits, m := codec.Uvarint(b[max(n, 0):])
+		if n <= 0 || m <= 0 || step == 0 || bits > MaxRunBits || len(l.Runs) == MaxRuns {
 			return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
 		}
-		l.Stones = v
+		last, b = last+head.Revision(step), b[n+m:]
+		l.Runs = append(l.Runs, Run{Last: last, Bits: int(bits)})
 	}
 	return l, nil
 }
@@ -180,6 +208,7 @@ func OpenLife(key, value []byte) (*Life, error) {
 // Next returns a copy of l with the next epoch.
 func (l *Life) Next() Life {
 	n := *l
+	n.Runs = slices.Clone(l.Runs)
 	n.Epoch++
 	return n
 }
@@ -219,6 +248,9 @@ func (o *Origin) body() []byte {
 	appendParts(&e, o.Parts)
 	return e.B
 }
+
+// Node returns the node that the fork begins at.
+func (o *Origin) Node() graph.ID { return o.Ancestors[len(o.Ancestors)-1].Node }
 
 // Seal returns o's record for key.
 func (o *Origin) Seal(key []byte) []byte { return codec.Seal(key, keys.Origin, o.body()) }

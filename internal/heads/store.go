@@ -22,19 +22,17 @@ type Store struct {
 	ID        [16]byte
 	Namespace string
 	Secret    [hash.Size]byte // the key of the hashes in keys
-	Inline    uint64          // payloads of more bytes are blobs
 	Chunks    blobs.Chunking
 }
 
 // Seal returns the record for key.
 func (s *Store) Seal(key []byte) []byte {
 	var e codec.Encoder
-	e.Array(8)
+	e.Array(7)
 	e.Uint(s.Format)
 	e.Bytes(s.ID[:])
 	e.Text(s.Namespace)
 	e.Bytes(s.Secret[:])
-	e.Uint(s.Inline)
 	e.Uint(uint64(s.Chunks.Min))
 	e.Uint(uint64(s.Chunks.Normal))
 	e.Uint(uint64(s.Chunks.Max))
@@ -54,13 +52,12 @@ func OpenStore(key, value []byte, known Formats) (s Store, err error) {
 	if want := min(max(s.Format, known.Oldest), known.Newest); s.Format != want && d.Err() == nil {
 		return s, &record.FormatError{Have: s.Format, Want: want}
 	}
-	if n != 8 {
+	if n != 7 {
 		d.Fail("store record of %d fields", n)
 	}
 	d.Fixed(s.ID[:])
 	s.Namespace = d.Text()
 	d.Fixed(s.Secret[:])
-	s.Inline = d.Uint()
 	s.Chunks = blobs.Chunking{Min: int(d.Uint()), Normal: int(d.Uint()), Max: int(d.Uint())}
 	return s, d.Done()
 }

@@ -12,53 +12,6 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Parts returns the checkpoint parts at revision r of the session itself. Revision 0 stands for
-// the parts that a fork began with.
-func (h *History) Parts(ctx context.Context, r head.Revision) ([]head.Part, error) {
-	if r == 0 {
-		return h.originParts(), nil
-	}
-	c, _, err := h.CommitAt(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return h.PartsAt(ctx, c)
-}
-
-// originParts returns the checkpoint parts that a fork began with.
-func (h *History) originParts() []head.Part {
-	if h.Origin == nil {
-		return nil
-	}
-	return slices.Clone(h.Origin.Parts)
-}
-
-// PartsAt returns the checkpoint parts at a commit of the session itself. A commit records
-// the parts that it set, and for each of the others the revision that set it. PartsAt reads the
-// commits of these revisions.
-func (h *History) PartsAt(ctx context.Context, c *heads.Commit) ([]head.Part, error) {
-	if c.PartsAt == 0 {
-		return h.originParts(), nil
-	}
-	if c.PartsAt != c.Revision {
-		var err error
-		if c, _, err = h.CommitAt(ctx, c.PartsAt); err != nil {
-			return nil, err
-		}
-	}
-	parts := slices.Clone(c.Parts)
-	for i, p := range parts {
-		if p.Set == c.Revision {
-			continue
-		}
-		var err error
-		if parts[i], err = h.Part(ctx, p.Name, p.Set); err != nil {
-			return nil, err
-		}
-	}
-	return parts, nil
-}
-
 // Part returns a checkpoint part as the commit of a revision set it. Revision 0 stands for the
 // parts that a fork began with.
 func (h *History) Part(ctx context.Context, name string, set head.Revision) (head.Part, error) {
@@ -66,11 +19,11 @@ func (h *History) Part(ctx context.Context, name string, set head.Revision) (hea
 	if set == 0 && h.Origin != nil {
 		parts = h.Origin.Parts
 	} else {
-		c, _, err := h.CommitAt(ctx, set)
+		t, err := h.TurnAt(ctx, set)
 		if err != nil {
 			return head.Part{}, err
 		}
-		parts = c.Parts
+		parts = t.Parts
 	}
 	i := slices.IndexFunc(parts, func(p head.Part) bool { return p.Name == name && p.Set == set })
 	if i < 0 || parts[i].Blob.IsZero() {

@@ -10,6 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 var (
@@ -36,8 +38,6 @@ type Fork struct {
 // If the node was the leaf of no revision, the fork takes over the checkpoint before the commit
 // that added the node. Revisions of the session come before those of its ancestors. The error
 // is ErrRevisionPruned if none of these revisions is retained and the checkpoint has parts.
-//
-// ForkAt reads the commits since the node was added, unless the node is the session's leaf.
 func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*Fork, error) {
 	f := &Fork{}
 	if h.Origin != nil {
@@ -55,7 +55,7 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 		f.Ancestors = append(f.Ancestors, own)
 		return f, h.takeCheckpoint(ctx, f, now, node, Position{})
 	}
-	at, err := h.Find(ctx, now.Revision, node)
+	_, at, err := h.Find(ctx, now.Revision, node)
 	if err != nil {
 		return nil, err
 	}
@@ -66,12 +66,12 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 		switch {
 		case a.Incarnation == at.Layer.Inc:
 			r := head.Revision(at.Revision)
-			c, id, err := h.Store.CommitAt(ctx, a.Incarnation, r)
+			t, err := h.Store.TurnAt(ctx, a.Incarnation, r)
 			if err != nil {
 				return nil, err
 			}
-			a.Revision, a.Commit, a.Node, shared = r, id, node, true
-			if a.Nodes = 0; at.Index+1 < c.Nodes {
+			a.Revision, a.Commit, a.Node, shared = r, t.ID, node, true
+			if a.Nodes = 0; at.Index+1 < t.Nodes {
 				a.Nodes = at.Index + 1
 			}
 		case shared: // The fork shares only the tombstones of this ancestor.
@@ -119,16 +119,12 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 				return best, err
 			}
 		}
-		after := head.Revision(0)
-		if here {
-			after = head.Revision(added.Revision) - 1
-		}
-		ended, err := of.endedAt(ctx, l, after, node)
+		ended, err := of.endedAt(ctx, l, here, added.Position, node)
 		if err != nil {
 			return best, err
 		}
 		if here && len(ended) == 0 && best.of == nil {
-			ended = []head.Revision{after}
+			ended = []head.Revision{head.Revision(added.Revision) - 1}
 		}
 		if len(ended) > 0 {
 			r, retained, err := h.newestRetained(ctx, l.Inc, ended)
@@ -143,28 +139,40 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 			break
 		}
 	}
-	best.parts, err = best.of.Parts(ctx, best.revision)
+	st, err := best.of.StateAt(ctx, best.revision)
+	best.parts = st.Parts
 	return best, err
 }
 
-// endedAt returns the revisions of layer l after revision after whose leaf was node. If after is
-// 0, revision 0 counts as well: its leaf is the node that the fork began at. l is the layer of
-// h's own incarnation.
-func (h *History) endedAt(ctx context.Context, l Layer, after head.Revision, node graph.ID) (ended []head.Revision, err error) {
-	if after == 0 && h.Origin != nil && l.First == node {
-		ended = append(ended, 0)
-	}
+// endedAt returns the revisions of layer l whose leaf was node, in order. They include the one that
+// added the node, if that is here, and revision 0 of a fork that began at the node. l is the layer
+// of h's own incarnation, and added is where the node is if that is in this layer.
+func (h *History) endedAt(ctx context.Context, l Layer, here bool, added pack.Position, node graph.ID) (ended []head.Revision, err error) {
 	last := l.Last
 	if l.Nodes > 0 { // The session shares only a part of the last commit, without its leaf.
 		last--
 	}
-	err = h.Commits(ctx, after, last, func(c *heads.Commit, _ head.CommitID) error {
-		if c.Leaf == node {
-			ended = append(ended, c.Revision)
+	places, err := h.places(ctx, Layer{Inc: l.Inc, Last: last}, turns.Name{Kind: turns.LeafEntry, ID: node})
+	if err != nil {
+		return nil, err
+	}
+	if here && head.Revision(added.Revision) <= last {
+		places = append(places, added)
+	}
+	for _, p := range places {
+		t, err := h.TurnAt(ctx, head.Revision(p.Revision))
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	return ended, err
+		if t.Leaf == node {
+			ended = append(ended, t.Revision)
+		}
+	}
+	if h.Origin != nil && l.First == node {
+		ended = append(ended, 0)
+	}
+	slices.Sort(ended)
+	return ended, nil
 }
 
 // newestRetained returns the newest retained revision among some revisions of an incarnation. If

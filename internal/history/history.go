@@ -19,11 +19,10 @@
 // that covers the id of its parent. Readers compute the ids from what is stored. A reader that
 // computes the ids of all commits, and arrives at the id that the head has, has verified all of
 // them. The same is true of the nodes on the path to a leaf. A reader that starts elsewhere compares
-// the id itself: see [Store.CommitAt] and [History.NodeAt].
+// the id itself: see [Store.TurnAt].
 //
 // No hash covers the indexes by which nodes are found by id, event key and attachment. The node
-// at a position decides whether an index is right. The nodes of a pack have no ids before
-// pack.Pack.Resolve computes them.
+// at a position decides whether an index is right.
 //
 // # Changes meanwhile
 //
@@ -37,15 +36,13 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // ErrNodeNotFound says that the session's graph has no such node.
@@ -53,9 +50,15 @@ var ErrNodeNotFound = errors.New("turnstone: node not found")
 
 // A Store is a store that histories are read from.
 type Store struct {
-	Engine engine.Engine
-	Space  *keys.Space
-	Blobs  *blobs.Store // payloads, attachments and checkpoint parts
+	turns.Reader
+	Blobs *blobs.Store // payloads, attachments and checkpoint parts
+}
+
+// WithCache returns s with caches that take so many bytes: most of it for segments, the rest for
+// indexes.
+func (s Store) WithCache(bytes int) Store {
+	s.Cache, s.Indexes, s.Pages = turns.NewCache(bytes*3/4), turns.NewIndexes(bytes/8), turns.NewPages(bytes/8)
+	return s
 }
 
 // A History is the history of one incarnation, which may be deleted. It holds no state
@@ -134,112 +137,83 @@ func (h *History) Own(last head.Revision) Layer {
 	return layers[len(layers)-1]
 }
 
-// CommitAt returns the commit of revision r of an incarnation, and its id, which is computed from
-// the commit. A caller that expects a certain id has to compare it; without that, the commit is
-// not verified against the chain.
-func (s Store) CommitAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*heads.Commit, head.CommitID, error) {
-	key := s.Space.Commit(inc, uint64(r))
-	values, err := s.Engine.Get(ctx, key)
+// TurnAt returns the turn of revision r of an incarnation. It is verified against the commits of its
+// segment. A caller that expects a certain commit id has to compare it. The caller must not
+// change the turn.
+func (s Store) TurnAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
+	segment, err := s.Reader.At(ctx, inc, r)
 	if err != nil {
-		return nil, head.CommitID{}, err
+		return nil, codec.Corrupt(err, "commit %d of %s", r, nameOf(inc))
 	}
-	c, id, err := heads.OpenCommit(key, values[0])
-	if err == nil && c.Revision != r {
-		err = fmt.Errorf("%w: it is of revision %d", record.ErrHash, c.Revision)
-	}
-	return c, id, codec.Corrupt(err, "commit %d of %s", r, nameOf(inc))
+	return segment.Turn(r), nil
 }
 
-// CommitAt returns the commit of revision r of the session itself, and its id.
-func (h *History) CommitAt(ctx context.Context, r head.Revision) (*heads.Commit, head.CommitID, error) {
-	return h.Store.CommitAt(ctx, h.Inc, r)
+// TurnAt returns the turn of revision r of the session itself.
+func (h *History) TurnAt(ctx context.Context, r head.Revision) (*turns.Turn, error) {
+	return h.Store.TurnAt(ctx, h.Inc, r)
 }
 
-// Commits calls f for the session's own commits after revision after up to revision last, in
-// order. It verifies that each commit follows the one before it.
-func (h *History) Commits(ctx context.Context, after, last head.Revision, f func(*heads.Commit, head.CommitID) error) error {
-	if last <= after {
-		return nil
+// Turns calls f for the session's own turns after revision after up to revision last, in
+// order. It verifies that each commit follows the one before it. f must not change them.
+func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*turns.Turn) error) error {
+	of := turns.Range{Inc: h.Inc, Name: h.Name, After: after, Last: last}
+	if after == 0 {
+		of.Previous = heads.Genesis(h.Inc, h.Origin)
 	}
-	previous := heads.Genesis(h.Inc, h.Origin)
-	if after > 0 {
-		var err error
-		if _, previous, err = h.CommitAt(ctx, after); err != nil {
+	return h.Reader.Turns(ctx, of, f)
+}
+
+// StateAt returns where the session stood at revision r. It reads the segment with that revision
+// and the state at the end of the one before or, if the revision is not sealed yet, the commits
+// since the last sealed one.
+func (h *History) StateAt(ctx context.Context, r head.Revision) (heads.State, error) {
+	if r == 0 {
+		return heads.Begin(h.Inc, h.Origin), nil
+	}
+	s, err := h.stateAt(ctx, r)
+	return s, codec.Corrupt(err, "commit %d of %s", r, h.Name)
+}
+
+func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, err error) {
+	key := h.Space.Life(h.Inc)
+	values, err := h.Engine.Get(ctx, key)
+	if err != nil {
+		return s, err
+	}
+	life, err := heads.OpenLife(key, values[0])
+	if err != nil {
+		return s, err
+	}
+	if sealed := life.Indexed(); r > sealed {
+		if s, err = h.EndOf(ctx, sealed); err != nil {
+			return s, err
+		}
+		of := turns.Range{Inc: h.Inc, Name: h.Name, After: sealed, Last: r, Previous: s.Commit}
+		return s, h.Reader.Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
+			s, err = s.Then(c, id)
 			return err
-		}
+		})
 	}
-	return h.Store.Commits(ctx, Range{Inc: h.Inc, Name: h.Name, After: after, Last: last, Previous: previous}, f)
+	segment, err := h.Reader.At(ctx, h.Inc, r)
+	if err != nil {
+		return s, err
+	}
+	if segment.Last == r && !segment.Loose() {
+		return segment.End, nil
+	}
+	if s, err = h.EndOf(ctx, segment.First-1); err != nil {
+		return s, err
+	}
+	for i := 0; err == nil && s.Revision < r; i++ {
+		s, err = s.Then(&segment.Turns[i].Commit, segment.Turns[i].ID)
+	}
+	return s, err
 }
 
-// A Range is a range of an incarnation's commits.
-type Range struct {
-	Inc   heads.Incarnation
-	Name  string        // what errors call the history
-	After head.Revision // the range begins after this commit
-	Last  head.Revision // the range ends with this commit
-	// Previous is the id of the commit of revision After, which the first commit of the
-	// range has to follow. If Previous is zero, the first commit may follow any commit.
-	Previous head.CommitID
-}
-
-// Commits calls f for the commits of a range in order. It verifies that none is missing and that
-// each follows the one before it.
-func (s Store) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
-	if of.Last <= of.After {
-		return nil // A scan with a limit of 0 has no limit.
+// EndOf returns the state at a revision that is 0 or the last one of a sealed segment.
+func (h *History) EndOf(ctx context.Context, r head.Revision) (heads.State, error) {
+	if r == 0 {
+		return heads.Begin(h.Inc, h.Origin), nil
 	}
-	next, previous := of.After+1, of.Previous
-	scan := s.Space.Of(keys.Commit, of.Inc)
-	scan.Limit = int(min(of.Last-of.After, 1<<30))
-	if of.After > 0 {
-		scan.Start = s.Space.Commit(of.Inc, uint64(next))
-	}
-	for p, err := range s.Engine.Scan(ctx, scan) {
-		if err != nil {
-			return err
-		}
-		c, id, err := heads.OpenCommit(p.Key, p.Value)
-		switch {
-		case err != nil:
-		case c.Revision != next:
-			err = record.ErrMissing
-		case c.Previous != previous && !previous.IsZero():
-			err = fmt.Errorf("%w: it does not follow commit %d", record.ErrHash, next-1)
-		}
-		if err != nil {
-			return codec.Corrupt(err, "commit %d of %s", next, of.Name)
-		}
-		if err := f(c, id); err != nil {
-			return err
-		}
-		previous, next = id, next+1
-	}
-	if next != of.Last+1 {
-		return codec.Corrupt(record.ErrMissing, "commit %d of %s", next, of.Name)
-	}
-	return nil
-}
-
-// Packs calls f for the packs of an incarnation after revision after up to revision last, in
-// order. A commit without nodes has no pack. The nodes have no ids yet: see pack.Pack.Resolve.
-func (s Store) Packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
-	done := uint64(after)
-	for segment, err := range pack.Segments(ctx, s.Engine, s.Space, inc, uint64(after+1), uint64(last)) {
-		if err != nil {
-			return err
-		}
-		for i := range segment.Packs {
-			p := &segment.Packs[i]
-			// A segment can begin before the range. If it was sealed meanwhile, it can
-			// begin with packs that f was called for already.
-			if p.Revision <= done || p.Revision > uint64(last) {
-				continue
-			}
-			if err := f(p); err != nil {
-				return err
-			}
-			done = p.Revision
-		}
-	}
-	return nil
+	return h.Reader.End(ctx, h.Inc, r)
 }

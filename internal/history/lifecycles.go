@@ -67,6 +67,15 @@ func Retry[T any](ctx context.Context, s *Session, read func() (T, error)) (T, e
 	return WithLifecycles(ctx, s, func(*Lifecycles) (T, error) { return read() })
 }
 
+// Try is Retry that does not read the lifecycle records as long as read succeeds.
+func Try[T any](ctx context.Context, s *Session, read func() (T, error)) (T, error) {
+	out, err := read()
+	if err == nil || !transient(err) {
+		return out, err
+	}
+	return Retry(ctx, s, read)
+}
+
 // Lifecycles reads the lifecycle records of a session and its ancestors. The error is
 // ErrSessionDeleted if the session does not live under its id.
 func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {

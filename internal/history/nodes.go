@@ -3,14 +3,13 @@ package history
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -27,57 +26,35 @@ func (n *Node) Position() pack.Position {
 	return pack.Position{Revision: uint64(n.Revision), Index: n.Index}
 }
 
-// AppendNodes appends to all the nodes of a layer that were committed after a revision.
-func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision, all []Node) ([]Node, error) {
-	if l.Last == 0 {
-		return all, nil
-	}
-	before, err := h.LastBefore(ctx, l, after+1)
-	if err != nil {
-		return nil, err
-	}
-	err = h.Packs(ctx, l.Inc, after, l.Last, func(p *pack.Pack) error {
-		var err error
-		if before, err = h.resolve(p, before); err != nil {
-			return err
-		}
-		shared := p.Nodes
-		if head.Revision(p.Revision) == l.Last && l.Nodes > 0 {
-			shared = shared[:min(l.Nodes, len(shared))]
-		}
-		all = h.appendNodes(all, l, p.Revision, shared)
-		return nil
-	})
-	return all, err
+// nodeOf returns a node of a turn of a layer.
+func (h *History) nodeOf(l Layer, t *turns.Turn, index int) Node {
+	return Node{Node: t.Pack.Nodes[index], Revision: t.Revision, Index: index, Inherited: l.Inc != h.Inc}
 }
 
-// resolve computes the ids of the nodes of a pack, and returns the last id. before is the id of
-// the node before them.
-func (h *History) resolve(p *pack.Pack, before graph.ID) (last graph.ID, err error) {
-	if last, err = p.Resolve(before); err != nil {
-		err = codec.Corrupt(err, "pack of revision %d of %s", p.Revision, h.Name)
+// AppendTurn appends to all the nodes of a turn of a layer that the session shares.
+func (h *History) AppendTurn(all []Node, l Layer, t *turns.Turn) []Node {
+	n := len(t.Pack.Nodes)
+	if t.Revision == l.Last && l.Nodes > 0 {
+		n = min(n, l.Nodes)
 	}
-	return last, err
-}
-
-// appendNodes appends to all the nodes of one commit of a layer.
-func (h *History) appendNodes(all []Node, l Layer, revision uint64, nodes []pack.Node) []Node {
-	for i := range nodes {
-		all = append(all, Node{Node: nodes[i], Revision: head.Revision(revision), Index: i, Inherited: l.Inc != h.Inc})
+	for i := range n {
+		all = append(all, h.nodeOf(l, t, i))
 	}
 	return all
 }
 
-// LastBefore returns the id of the last node of a layer before revision r.
-func (h *History) LastBefore(ctx context.Context, l Layer, r head.Revision) (graph.ID, error) {
-	if r <= 1 {
-		return l.First, nil
-	}
-	c, _, err := h.Store.CommitAt(ctx, l.Inc, r-1)
-	if err != nil {
-		return graph.ID{}, err
-	}
-	return c.Last, nil
+// AppendNodes appends to all the nodes of a layer that were committed after a revision. It verifies
+// that the commits are a chain, which ends with l.Commit if that is set.
+func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision, all []Node) ([]Node, error) {
+	of := turns.Range{Inc: l.Inc, Name: h.Name, After: after, Last: l.Last}
+	err := h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
+		if t.Revision == l.Last && !l.Commit.IsZero() && t.ID != l.Commit {
+			return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, h.Name)
+		}
+		all = h.AppendTurn(all, l, t)
+		return nil
+	})
+	return all, err
 }
 
 // Path returns the nodes on the path to leaf that were committed after revision after up to
@@ -107,7 +84,7 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 		}
 	}
 	if !want.IsZero() { // The index must have the node, at a position before the nodes that were read.
-		at, err := h.Find(ctx, last, want)
+		_, at, err := h.Find(ctx, last, want)
 		if errors.Is(err, ErrNodeNotFound) || err == nil && (after == 0 || at.Layer.Inc == h.Inc && head.Revision(at.Revision) > after) {
 			err = codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
 		}
@@ -124,31 +101,35 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 // from the leaf, one segment at a time.
 //
 // In most cases the leaf is in the last commit, and the path goes on in the segment before. Tail
-// looks there first, and reads the index only if the node is elsewhere.
+// looks there first, and asks the index only if the node is elsewhere.
 func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n int, hidden Tombstones) ([]Node, error) {
 	var out []Node
 	l, next := h.Own(last), last
 	for want := leaf; !want.IsZero() && n > 0; {
-		segment, err := h.segmentAt(ctx, l, next)
-		if errors.Is(err, record.ErrMissing) || err == nil && !slices.ContainsFunc(segment, func(f Node) bool { return f.ID == want }) {
-			l, segment, err = h.SegmentOf(ctx, last, want)
+		var segment []Node
+		var err error
+		if next > 0 {
+			if segment, next, err = h.segmentAt(ctx, l, next); err != nil {
+				return nil, err
+			}
+			next--
 		}
-		if err != nil {
-			return nil, linked(err, want)
+		if !slices.ContainsFunc(segment, func(f Node) bool { return f.ID == want }) {
+			var at Position
+			if _, at, err = h.Find(ctx, last, want); err != nil {
+				return nil, linked(err, want)
+			}
+			l, next = at.Layer, head.Revision(at.Revision)
+			continue
 		}
-		next = segment[0].Revision - 1
-		progress := false
 		for i := len(segment) - 1; i >= 0 && n > 0; i-- {
-			if segment[i].ID != want || segment[i].Revision > l.Last {
+			if segment[i].ID != want {
 				continue
 			}
-			if progress = true; !hidden.Has(want) {
+			if !hidden.Has(want) {
 				n--
 			}
 			out, want = append(out, segment[i]), segment[i].Parent
-		}
-		if !progress {
-			return nil, codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
 		}
 	}
 	slices.Reverse(out)
@@ -163,132 +144,39 @@ func linked(err error, id graph.ID) error {
 	return err
 }
 
-// All returns every node of the session up to revision last, whose commit has this id. It compares
-// the nodes with the commits, because the id of a leaf covers only its own path.
-func (h *History) All(ctx context.Context, last head.Revision, commit head.CommitID) ([]Node, error) {
-	var all []Node
+// All returns every node of the session up to revision last, whose commit has this id.
+func (h *History) All(ctx context.Context, last head.Revision, commit head.CommitID) (all []Node, err error) {
 	layers := h.Layers(last)
 	layers[len(layers)-1].Commit = commit
 	for _, l := range layers {
-		start := len(all)
-		var err error
 		if all, err = h.AppendNodes(ctx, l, 0, all); err != nil {
-			return nil, err
-		}
-		if err := h.VerifyLayer(ctx, l, all[start:]); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
 }
 
-// VerifyLayer checks that nodes are exactly those that the commits of a layer added, and that
-// these commits are a chain that ends with l.Commit, if that is set.
-func (h *History) VerifyLayer(ctx context.Context, l Layer, nodes []Node) error {
-	before := l.First
-	err := h.Store.Commits(ctx, Range{Inc: l.Inc, Name: h.Name, Last: l.Last}, func(c *heads.Commit, id head.CommitID) error {
-		if c.Revision == l.Last && !l.Commit.IsZero() && id != l.Commit {
-			return codec.Corrupt(record.ErrHash, "commit %d of %s", c.Revision, h.Name)
-		}
-		n := 0
-		for n < len(nodes) && nodes[n].Revision == c.Revision {
-			n++
-		}
-		// If only a part of the last commit is shared, the commit can't be compared with it. The
-		// part ends with the fork node, whose id covers it.
-		if shared := c.Revision == l.Last && l.Nodes > 0; !shared {
-			if err := vouch(c, nodes[:n], before); err != nil {
-				return codec.Corrupt(err, "pack of revision %d of %s", c.Revision, h.Name)
-			}
-		}
-		nodes, before = nodes[n:], c.Last
-		return nil
-	})
-	if err == nil && len(nodes) > 0 && l.Last > 0 {
-		err = codec.Corrupt(record.ErrMissing, "commit %d of %s", l.Last+1, h.Name)
-	}
-	return err
-}
-
-// vouch compares the nodes of one commit with the commit. before is the last node before them.
-func vouch(c *heads.Commit, nodes []Node, before graph.ID) error {
-	if len(nodes) != c.Nodes {
-		return fmt.Errorf("%w: %d of %d nodes", record.ErrMissing, len(nodes), c.Nodes)
-	}
-	pack := pack.Pack{Nodes: make([]pack.Node, len(nodes))}
-	for i := range nodes {
-		pack.Nodes[i] = nodes[i].Node
-		before = nodes[i].ID
-	}
-	linear := c.NodeDigest == [32]byte{}
-	if before != c.Last || linear != pack.Linear(c.Leaf) || !linear && pack.Digest() != c.NodeDigest {
-		return record.ErrHash
-	}
-	return nil
-}
-
 // SegmentOf returns the layer that has node id, and the nodes of the segment that the node is in.
 func (h *History) SegmentOf(ctx context.Context, last head.Revision, id graph.ID) (Layer, []Node, error) {
-	at, err := h.Find(ctx, last, id)
+	_, at, err := h.Find(ctx, last, id)
 	if err != nil {
 		return Layer{}, nil, err
 	}
-	nodes, err := h.segmentAt(ctx, at.Layer, head.Revision(at.Revision))
+	nodes, _, err := h.segmentAt(ctx, at.Layer, head.Revision(at.Revision))
 	return at.Layer, nodes, err
 }
 
-// segmentAt returns the nodes of the segment that has revision r of a layer.
-func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) ([]Node, error) {
-	segment, err := pack.SegmentAt(ctx, h.Engine, h.Space, l.Inc, uint64(r))
-	if errors.Is(err, pack.ErrNoSegment) {
-		err = codec.Corrupt(record.ErrMissing, "pack of revision %d of %s", r, h.Name)
-	}
+// segmentAt returns the nodes of the segment that has revision r of a layer, as far as the session
+// shares them, and the first revision of the segment.
+func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) (nodes []Node, first head.Revision, err error) {
+	segment, err := h.Reader.At(ctx, l.Inc, r)
 	if err != nil {
-		return nil, err
+		return nil, 0, codec.Corrupt(err, "commit %d of %s", r, h.Name)
 	}
-	before, err := h.LastBefore(ctx, l, head.Revision(segment.Packs[0].Revision))
-	if err != nil {
-		return nil, err
-	}
-	var out []Node
-	for i := range segment.Packs {
-		p := &segment.Packs[i]
-		if before, err = h.resolve(p, before); err != nil {
-			return nil, err
-		}
-		out = h.appendNodes(out, l, p.Revision, p.Nodes)
-	}
-	return out, nil
-}
-
-// Pack returns the pack of revision r of an incarnation. Its nodes have no ids yet.
-func (h *History) Pack(ctx context.Context, inc heads.Incarnation, r head.Revision) (pack.Pack, error) {
-	segment, err := pack.SegmentAt(ctx, h.Engine, h.Space, inc, uint64(r))
-	if err == nil {
-		for _, p := range segment.Packs {
-			if p.Revision == uint64(r) {
-				return p, nil
-			}
+	for i := range segment.Turns {
+		if t := &segment.Turns[i]; t.Revision <= l.Last {
+			nodes = h.AppendTurn(nodes, l, t)
 		}
 	}
-	if err == nil || errors.Is(err, pack.ErrNoSegment) {
-		err = codec.Corrupt(record.ErrMissing, "pack of revision %d of %s", r, h.Name)
-	}
-	return pack.Pack{}, err
-}
-
-// commitNodes returns the nodes of revision r of a layer, and the id of the node before
-// them.
-func (h *History) commitNodes(ctx context.Context, l Layer, r head.Revision) (nodes []Node, before graph.ID, err error) {
-	p, err := h.Pack(ctx, l.Inc, r)
-	if err != nil {
-		return nil, before, err
-	}
-	if before, err = h.LastBefore(ctx, l, r); err != nil {
-		return nil, before, err
-	}
-	if _, err := h.resolve(&p, before); err != nil {
-		return nil, before, err
-	}
-	return h.appendNodes(nil, l, p.Revision, p.Nodes), before, nil
+	return nodes, segment.First, nil
 }

@@ -20,7 +20,7 @@ func (h *History) pruned(ctx context.Context, last head.Revision, id graph.ID) (
 		if err != nil || pruned {
 			return at, err
 		}
-		n, _, err := h.Node(ctx, last, at)
+		n, _, err := h.Find(ctx, last, at)
 		if err != nil || !n.Erased {
 			return graph.ID{}, err
 		}

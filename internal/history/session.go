@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -133,8 +134,8 @@ func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, erro
 // guess is the revision at which the caller expects the head. ReadHead calls the engine once if
 // the guess is right, and twice otherwise, however fast others commit.
 //
-// ReadHead also reads the commit that the head names, and the commit after that, which must not
-// exist. So it notices a head that is older than the last commit, which an intact engine never
+// ReadHead also reads the segment that ends with the commit that the head names, and the commit after
+// that, which must not exist. So it notices a head that is older than the last commit, which an intact engine never
 // returns.
 func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *heads.Head, value []byte, values [][]byte, err error) {
 	h, values, err = s.headAt(ctx, guess, more)
@@ -215,10 +216,10 @@ func (s *Session) OrderTime() []byte {
 	return s.orderTime
 }
 
-// headAt reads the head, the commit of revision r, the commit after it, and more keys in one call.
+// headAt reads the head, the ends of segments at revision r and at the one after it, and more keys in one call.
 // If the head is at r, headAt verifies it. The values are those of all these keys.
 func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*heads.Head, [][]byte, error) {
-	ks := append([][]byte{s.HeadKey, s.commitKey(r), s.commitKey(r + 1)}, more...)
+	ks := append([][]byte{s.HeadKey, s.endKey(r), s.endKey(r + 1)}, more...)
 	values, err := s.Engine.Get(ctx, ks...)
 	if err != nil {
 		return nil, nil, err
@@ -243,7 +244,7 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 	return h, values, s.verifyHead(h, values[1])
 }
 
-// verifyHead compares a head with the record of its commit.
+// verifyHead compares a head with its commit. value is the first one of the commit's segment.
 func (s *Session) verifyHead(h *heads.Head, value []byte) error {
 	if h.Revision == 0 {
 		if h.Commit != heads.Genesis(s.Inc, s.Origin) {
@@ -251,14 +252,15 @@ func (s *Session) verifyHead(h *heads.Head, value []byte) error {
 		}
 		return nil
 	}
-	c, id, err := heads.OpenCommit(s.commitKey(h.Revision), value)
-	if err == nil && (id != h.Commit || c.Revision != h.Revision || c.Leaf != h.Leaf || c.Last != h.Last || c.PartsAt != h.PartsAt) {
+	base, err := turns.OpenLast(s.Space, s.endKey(h.Revision), value)
+	if err == nil && base != h.Base {
 		err = record.ErrHash
 	}
 	return codec.Corrupt(err, "commit %d of %s", h.Revision, s.Name)
 }
 
-func (h *History) commitKey(r head.Revision) []byte { return h.Space.Commit(h.Inc, uint64(r)) }
+// endKey returns the key of the first value of the segment that ends with revision r.
+func (h *History) endKey(r head.Revision) []byte { return h.Space.Segment(h.Inc, uint64(r), 0) }
 
 // Life returns the lifecycle record of an incarnation, or nil if there is none.
 func (s Store) Life(ctx context.Context, inc heads.Incarnation) (*heads.Life, error) {
@@ -290,7 +292,7 @@ func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, 
 		if err == nil {
 			return about, nil
 		}
-		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && *now == *life {
+		if now, lerr := s.Life(ctx, inc); lerr != nil || now != nil && now.Epoch == life.Epoch {
 			return nil, errors.Join(lerr, codec.Corrupt(err, "metadata of %s", nameOf(inc)))
 		}
 		// It was renamed or deleted meanwhile.

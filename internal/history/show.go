@@ -1,10 +1,11 @@
 package history
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"time"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -42,7 +43,8 @@ func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hi
 	return out, h.readPayloads(ctx, out)
 }
 
-// readPayloads reads the payloads that are stored as blobs.
+// readPayloads reads the payloads that are stored as blobs, and copies what may be in the cache: the
+// nodes are the caller's.
 func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	const atOnce = 64
 	var ids []blob.ID
@@ -59,7 +61,9 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 		return nil
 	}
 	for i := range nodes {
+		nodes[i].Attachments = slices.Clone(nodes[i].Attachments)
 		if nodes[i].Blob.IsZero() {
+			nodes[i].Inline = bytes.Clone(nodes[i].Inline)
 			continue
 		}
 		if ids, at = append(ids, nodes[i].Blob), append(at, i); len(ids) == atOnce {
@@ -74,20 +78,10 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	return nil
 }
 
-// A Past is the state of a session at an earlier revision.
-type Past struct {
-	Revision head.Revision
-	Commit   head.CommitID
-	Leaf     graph.ID
-	Time     time.Time
-	Parts    []head.Part
-	Usage    []head.Usage // The sum of all commits up to the revision.
-}
-
 // At returns the state at revision r of the session, whose head is h. The error is
 // ErrRevisionNotFound if the session has not reached the revision, and ErrRevisionPruned if the
-// session does not retain it. At reads all commits up to the revision.
-func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*Past, error) {
+// session does not retain it.
+func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
 	if r > h.Revision {
 		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
 	}
@@ -100,18 +94,8 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*Past
 	} else if !kept {
 		return nil, fmt.Errorf("%w: %d of %s, whose floor is %d", ErrRevisionPruned, r, s.Name, l.Own.Floor)
 	}
-	p := &Past{}
-	err = s.Commits(ctx, 0, r, func(c *heads.Commit, id head.CommitID) error {
-		p.Usage = head.AddUsage(p.Usage, c.Usage)
-		if c.Revision != r {
-			return nil
-		}
-		p.Revision, p.Commit, p.Leaf, p.Time = c.Revision, id, c.Leaf, c.Time
-		var err error
-		p.Parts, err = s.PartsAt(ctx, c)
-		return err
-	})
-	return p, err
+	st, err := s.StateAt(ctx, r)
+	return &st, err
 }
 
 // Tombstones are the nodes that a session does not show. The keys of the records have only the
@@ -156,7 +140,7 @@ func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
 // it that the session shows, or the zero id.
 func (h *History) visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
 	for hidden.Has(id) {
-		n, _, err := h.Node(ctx, last, id)
+		n, _, err := h.Find(ctx, last, id)
 		if err != nil {
 			return graph.ID{}, linked(err, id)
 		}
@@ -173,7 +157,7 @@ func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if _, _, err := s.Node(ctx, h.Revision, id); err != nil {
+		if _, _, err := s.Find(ctx, h.Revision, id); err != nil {
 			return false, err
 		}
 		hidden, err := s.Tombstones(ctx)

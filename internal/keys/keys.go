@@ -16,19 +16,16 @@ const (
 	Store       = 'A' // the store record
 	About       = 'a' // H(session id): metadata
 	Blob        = 'b' // H(blob id), part: bytes in a representation
-	Commit      = 'c' // incarnation, revision
 	Dirty       = 'd' // incarnation: changed since gc last looked
 	Attachment  = 'e' // incarnation, H(blob id): the session has this attachment
 	Fork        = 'f' // ancestor's incarnation, fork's incarnation
 	Cycle       = 'g' // the garbage-collection cycle
 	Edge        = 'h' // H(blob id), kind of holder, holder: something refers to the blob
-	Turn        = 'i' // incarnation, H(turn id): revision
 	Count       = 'j' // H(blob id): how many edges there are
-	EventKey    = 'k' // incarnation, H(event key): revision, position
 	Life        = 'l' // incarnation: lifecycle
 	Mark        = 'm' // H(blob id)
 	Origin      = 'o' // incarnation: ancestors of an attached fork
-	Pack        = 'p' // incarnation, last revision, part: nodes
+	Segment     = 'p' // incarnation, last revision, value: commits and their nodes
 	Version     = 'P' // incarnation, H(part name), revision, value: a version of a checkpoint part
 	Child       = 'q' // parent's incarnation, child's incarnation
 	Ref         = 'r' // incarnation, H(name): a revision that is kept
@@ -38,7 +35,7 @@ const (
 	OrderTime   = 'v' // incarnation: time of its entry under Order
 	Predecessor = 'w' // H(session id): a session of this id was deleted or renamed
 	Upload      = 'x' // upload or incarnation, H(blob id): a pin, which keeps the blobs of an upload
-	Index       = 'y' // incarnation, last revision: the nodes of a sealed segment
+	Index       = 'y' // incarnation, last revision, page: where nodes, event keys and turn ids are
 	Bookmark    = 'z' // incarnation: how far gc has read it
 	Candidate   = 'G' // H(blob id): may be garbage
 	Detached    = 'D' // incarnation, H(blob id): vacuum removed a reference
@@ -58,9 +55,9 @@ const prefixSize = 4
 
 // widths are the lengths of the fields after each letter.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, About: 16, Blob: 17, Commit: 24, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Turn: 32, EventKey: 32, Life: 16,
-	Mark: 16, Origin: 16, Pack: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
-	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 24, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
+	Store: 0, Copying: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
+	Mark: 16, Origin: 16, Segment: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
+	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 }
 
 // A Space makes the keys of one namespace.
@@ -177,14 +174,9 @@ func (s *Space) Child(parent, child Incarnation) []byte {
 	return s.key(Child, 0, parent[:], child[:])
 }
 
-// Commit returns the key of a commit.
-func (s *Space) Commit(inc Incarnation, revision uint64) []byte {
-	return binary.BigEndian.AppendUint64(s.key(Commit, 8, inc[:]), revision)
-}
-
-// Pack returns the key of a part of the pack or segment that ends with revision last.
-func (s *Space) Pack(inc Incarnation, last uint64, part int) []byte {
-	return append(binary.BigEndian.AppendUint64(s.key(Pack, 9, inc[:]), last), byte(part))
+// Segment returns the key of a value of the segment that ends with revision last.
+func (s *Space) Segment(inc Incarnation, last uint64, value int) []byte {
+	return append(binary.BigEndian.AppendUint64(s.key(Segment, 9, inc[:]), last), byte(value))
 }
 
 // PartHash returns the hash of a checkpoint part's name.
@@ -201,17 +193,11 @@ func (s *Space) Tombstone(inc Incarnation, id [hash.Size]byte) []byte {
 	return s.key(Tombstone, 0, inc[:], id[:8])
 }
 
-// EventKey returns the index key of a caller's key.
-func (s *Space) EventKey(inc Incarnation, key string) []byte {
-	h := s.keyed.Sum16('k', []byte(key))
-	return s.key(EventKey, 0, inc[:], h[:])
-}
+// EventKey returns the hash of a caller's key.
+func (s *Space) EventKey(key string) Hash { return s.keyed.Sum16('k', []byte(key)) }
 
-// Turn returns the index key of a turn id.
-func (s *Space) Turn(inc Incarnation, turn string) []byte {
-	h := s.keyed.Sum16('i', []byte(turn))
-	return s.key(Turn, 0, inc[:], h[:])
-}
+// Turn returns the hash of a turn id.
+func (s *Space) Turn(turn string) Hash { return s.keyed.Sum16('i', []byte(turn)) }
 
 // Attachment returns the key that says that a session has an attachment.
 func (s *Space) Attachment(inc Incarnation, blob Hash) []byte {
@@ -244,18 +230,18 @@ func (s *Space) Ref(inc Incarnation, name string) []byte {
 	return s.key(Ref, 0, inc[:], h[:])
 }
 
-// Index returns the key of the index of the segment that ends with revision last.
-func (s *Space) Index(inc Incarnation, last uint64) []byte {
-	return binary.BigEndian.AppendUint64(s.key(Index, 8, inc[:]), last)
+// Index returns the key of a page of the run of an index that ends with revision last.
+func (s *Space) Index(inc Incarnation, last uint64, page int) []byte {
+	return append(binary.BigEndian.AppendUint64(s.key(Index, 9, inc[:]), last), byte(page))
 }
 
 // Upload returns the key of the pin by which owner keeps a blob. The owner is an upload or,
 // for the grant of a finished upload, a session. The zero blob stands for the upload itself.
 func (s *Space) Upload(owner [16]byte, blob Hash) []byte { return s.key(Upload, 0, owner[:], blob[:]) }
 
-// PackFields returns what the fields of a key of Pack say: the last revision of the segment, and
-// the number of the value in it.
-func PackFields(fields []byte) (last uint64, value int) {
+// SegmentFields returns what the fields of a key of Segment say: the last revision of the segment,
+// and the number of the value in it.
+func SegmentFields(fields []byte) (last uint64, value int) {
 	return binary.BigEndian.Uint64(fields[16:]), int(fields[24])
 }
 

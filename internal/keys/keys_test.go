@@ -22,13 +22,13 @@ var (
 func all() map[string][]byte {
 	h, b := space.Session("chat"), space.BlobHash(id)
 	return map[string][]byte{
-		"A store": keys.StoreKey("golden"), "a about": space.About(h), "b blob": space.Blob(b, 1), "c commit": space.Commit(inc, 258),
+		"A store": keys.StoreKey("golden"), "a about": space.About(h), "b blob": space.Blob(b, 1),
 		"d dirty": space.Dirty(inc), "e attachment": space.Attachment(inc, b), "f fork": space.Fork(inc, keys.Incarnation{0xcc}),
-		"w predecessor": space.Predecessor(h), "i turn": space.Turn(inc, "turn-1"), "k event key": space.EventKey(inc, "msg_1"), "l life": space.Life(inc),
-		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p pack": space.Pack(inc, 258, 2),
+		"w predecessor": space.Predecessor(h), "l life": space.Life(inc),
+		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p segment": space.Segment(inc, 258, 2),
 		"q child": space.Child(keys.Incarnation{0xcc}, inc), "P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
 		"r ref": space.Ref(inc, "release"), "g cycle": space.Cycle(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
-		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258), "z bookmark": space.Bookmark(inc),
+		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258, 2), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
 		"V stale": space.Stale(inc), "K loose": space.Loose(b),
 		"u order": space.Order(1700000000000000000, inc), "v order time": space.OrderTime(inc),

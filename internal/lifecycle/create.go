@@ -69,7 +69,9 @@ func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 		return err
 	}
 	err = c.Apply(ctx, b)
-	n.created = err == nil
+	if n.created = err == nil; n.created {
+		n.Begin(n.session.Inc)
+	}
 	return err
 }
 
@@ -99,7 +101,6 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 		return nil, err
 	}
 	about.Incarnation = inc
-	h := heads.Head{Incarnation: inc, Updated: about.Updated}
 	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
 		if s.Origin, err = n.fork(ctx, &b, n.request, &about, &n.stage); err != nil {
@@ -107,11 +108,12 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 		}
 	}
 	if o := s.Origin; o != nil {
-		h.Leaf, h.Last, h.Parts = about.ForkNode, about.ForkNode, o.Parts
 		key := n.Space.Origin(inc)
 		b.Set(key, o.Seal(key))
 	}
-	h.Commit = heads.Genesis(inc, s.Origin)
+	h := heads.Head{Incarnation: inc, State: heads.Begin(inc, s.Origin)}
+	h.Time = about.Updated
+	h.Collected = len(h.Parts) == 0 // A fork with a checkpoint has a dirty record: see inherit.
 	record := h.Seal(s.HeadKey)
 	b.Guard(s.HeadKey, nil)
 	b.Set(s.HeadKey, record)

@@ -226,7 +226,7 @@ func (l *lister) addSession(e heads.OrderEntry, ks, values [][]byte) error {
 	item := Item{Head: h, About: about}
 	// The clock may have been set back since the entry was made. A session is never listed
 	// after its entry.
-	item.at = max(uint64(max(about.Updated.UnixNano(), h.Updated.UnixNano())), e.Time)
+	item.at = max(uint64(max(about.Updated.UnixNano(), h.Time.UnixNano())), e.Time)
 	if l.keeps(&item) {
 		l.sorted = append(l.sorted, item)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -71,7 +72,7 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 		if r.MustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
 		}
-		rec = heads.Store{Format: r.Known.Newest, Namespace: name, Inline: inlineBytes, Chunks: blobs.DefaultChunking}
+		rec = heads.Store{Format: r.Known.Newest, Namespace: name, Chunks: blobs.DefaultChunking}
 		r.Random(rec.ID[:])
 		r.Random(rec.Secret[:])
 		var b engine.Batch
@@ -141,5 +142,5 @@ func firstKey(ctx context.Context, e engine.Engine, name string) ([]byte, error)
 // Histories returns the histories of the namespace with this store record.
 func Histories(e engine.Engine, rec *heads.Store) history.Store {
 	space := keys.New(rec.Namespace, rec.Secret)
-	return history.Store{Engine: e, Space: space, Blobs: blobs.New(e, space, rec.Chunks)}
+	return history.Store{Reader: turns.Reader{Engine: e, Space: space}, Blobs: blobs.New(e, space, rec.Chunks)}
 }

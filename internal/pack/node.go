@@ -1,6 +1,5 @@
-// Package pack stores the nodes of a session. The nodes of one commit are a pack. A commit
-// writes it as a loose pack; sealing compresses many packs into one segment. An index of the
-// first bytes of ids finds a node.
+// Package pack encodes the nodes of a session. The nodes of one commit are a pack; package turns
+// stores packs with their commits.
 //
 // # Identity
 //
@@ -9,6 +8,10 @@
 // content and the salt and keep the digest: the id stays, and the digest betrays nothing, not
 // even of a short text. A node's own id is not stored: Pack.Resolve computes it. A parent is
 // stored as a distance if it is near, else as its id.
+//
+// A payload of more than [MaxPlain] bytes counts in the digest by its blob id. So the id of a node
+// does not depend on where the payload is stored: in the pack, or apart as a blob that other nodes
+// share.
 package pack
 
 import (
@@ -32,6 +35,9 @@ type Node struct {
 	Inline []byte
 	Blob   blob.ID
 	Size   int64 // of the payload, in bytes
+	// Sum is the blob id of an inline payload of more than MaxPlain bytes. It is computed if it
+	// is zero.
+	Sum blob.ID
 
 	Attachments []blob.Attachment
 
@@ -69,9 +75,20 @@ func (n *Node) derive(own [hash.Size]byte, scratch []byte) []byte {
 
 // digest is the salted digest of n's content.
 func (n *Node) digest(own [hash.Size]byte, scratch []byte) (sum [hash.Size]byte, _ []byte) {
-	c := codec.Encoder{B: scratch[:0]}
-	n.appendContent(&c)
-	return hash.Content.Sum(own[:], c.B), c.B
+	e := codec.Encoder{B: scratch[:0]}
+	switch {
+	case !n.Blob.IsZero():
+		appendApart(&e, n.Blob, n.Size)
+	case len(n.Inline) > MaxPlain:
+		if n.Sum.IsZero() {
+			n.Sum = blob.Sum(n.Inline)
+		}
+		appendApart(&e, n.Sum, int64(len(n.Inline)))
+	default:
+		e.Bytes(n.Inline)
+	}
+	n.appendAttachments(&e)
+	return hash.Content.Sum(own[:], e.B), e.B
 }
 
 // Blobs returns the blobs that n refers to.
@@ -86,30 +103,50 @@ func (n *Node) Blobs() []blob.ID {
 	return out
 }
 
-// appendContent encodes what erasure removes: the payload (a byte string, or an
-// array of blob id and size) and the attachments.
-func (n *Node) appendContent(e *codec.Encoder) {
+// appendContent encodes what erasure removes: the payload (the length of an inline one, which is
+// appended to payloads, or an array of blob id and size) and the attachments.
+func (n *Node) appendContent(e *codec.Encoder, payloads []byte) []byte {
 	if n.Blob.IsZero() {
-		e.Bytes(n.Inline)
+		e.Uint(uint64(len(n.Inline)))
+		payloads = append(payloads, n.Inline...)
 	} else {
-		e.Array(2)
-		e.Bytes(n.Blob[:])
-		e.Uint(uint64(n.Size))
+		appendApart(e, n.Blob, n.Size)
 	}
+	n.appendAttachments(e)
+	return payloads
+}
+
+func appendApart(e *codec.Encoder, id blob.ID, size int64) {
+	e.Array(2)
+	e.Bytes(id[:])
+	e.Uint(uint64(size))
+}
+
+func (n *Node) appendAttachments(e *codec.Encoder) {
 	e.Array(len(n.Attachments))
 	for _, a := range n.Attachments {
 		blobs.AppendAttachment(e, a)
 	}
 }
 
-func (n *Node) decodeContent(d *codec.Decoder) {
+// decodeContent decodes what appendContent encodes. The payload aliases payloads, of which it
+// returns the rest.
+func (n *Node) decodeContent(d *codec.Decoder, payloads []byte) []byte {
 	if d.NextIsArray() {
 		d.Shape(2)
 		d.Fixed(n.Blob[:])
 		n.Size = blobs.Size(d)
+		if n.Size <= MaxPlain {
+			d.Fail("blob of %d bytes as a payload", n.Size)
+		}
 	} else {
-		n.Inline = d.Bytes()
-		n.Size = int64(len(n.Inline))
+		size := d.Uint()
+		if size > uint64(len(payloads)) {
+			d.Fail("payload of %d bytes, and %d are left", size, len(payloads))
+			size = 0
+		}
+		n.Inline, payloads = payloads[:size:size], payloads[size:]
+		n.Size = int64(size)
 	}
 	if c := d.Array(MaxAttachments); c > 0 {
 		n.Attachments = make([]blob.Attachment, c)
@@ -117,7 +154,12 @@ func (n *Node) decodeContent(d *codec.Decoder) {
 			n.Attachments[i] = blobs.DecodeAttachment(d)
 		}
 	}
+	return payloads
 }
+
+// MaxPlain is how many bytes of a payload count in the digest of its node as they are. A longer
+// payload counts by its blob id. It is part of the format.
+const MaxPlain = 5 << 10
 
 // Limits of what a pack may hold; the root package checks them before any effect.
 const (

@@ -2,10 +2,8 @@ package pack
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -43,17 +41,19 @@ const (
 	refID                  // byte string
 )
 
-// append encodes p: [revision, salt, [node…]], a node as
+// Append encodes p as two items, salt and [node, …], a node as
 // [parent, kind, key, payload, attachments]. An erased node is
 // [parent, kind, key, digest], and then the salt is an array of those of the
-// nodes, null for an erased one. before is the id of the last node of the
-// session before p.
-func (p *Pack) append(e *codec.Encoder, before graph.ID) {
-	e.Array(3)
-	e.Uint(p.Revision)
-	if p.salts == nil {
+// nodes, null for an erased one. A pack without nodes has null as its salt. Inline payloads are
+// appended to payloads, which Append returns: by themselves they compress better. before is the id
+// of the last node of the session before p, or zero if a reader of p will not know it.
+func (p *Pack) Append(e *codec.Encoder, payloads []byte, before graph.ID) []byte {
+	switch {
+	case len(p.Nodes) == 0:
+		e.Null()
+	case p.salts == nil:
 		e.Bytes(p.Salt[:])
-	} else {
+	default:
 		e.Array(len(p.salts))
 		for i := range p.salts {
 			if p.Nodes[i].Erased {
@@ -77,9 +77,10 @@ func (p *Pack) append(e *codec.Encoder, before graph.ID) {
 		if n.Erased {
 			e.Bytes(n.Digest[:])
 		} else {
-			n.appendContent(e)
+			payloads = n.appendContent(e, payloads)
 		}
 	}
+	return payloads
 }
 
 // Erase removes the content of the i-th node and the commit's salt, from which
@@ -98,7 +99,7 @@ func (p *Pack) Erase(i int) {
 		p.Salt = Salt{}
 	}
 	n.Digest, _ = n.digest(p.salts[i], nil)
-	n.Erased, n.Inline, n.Blob, n.Size, n.Attachments = true, nil, blob.ID{}, 0, nil
+	n.Erased, n.Inline, n.Blob, n.Sum, n.Size, n.Attachments = true, nil, blob.ID{}, blob.ID{}, 0, nil
 	p.salts[i] = [hash.Size]byte{}
 }
 
@@ -124,12 +125,16 @@ func (p *Pack) appendParent(e *codec.Encoder, i int, before graph.ID) {
 	e.Bytes(parent[:])
 }
 
-// decodePack decodes what append encodes. The nodes have no ids until Resolve.
-func decodePack(d *codec.Decoder) (p Pack) {
-	d.Shape(3)
-	p.Revision = d.Uint()
+// Decode decodes what Append encodes for the commit of a revision, and returns the rest of
+// payloads. The nodes alias payloads, and have no ids until Resolve.
+func Decode(d *codec.Decoder, payloads []byte, revision uint64) (p Pack, rest []byte) {
+	p.Revision = revision
 	var salted []bool
-	if d.NextIsArray() {
+	empty := false
+	switch {
+	case d.Null():
+		empty = true
+	case d.NextIsArray():
 		p.salts = make([][hash.Size]byte, d.Array(MaxNodes))
 		salted = make([]bool, len(p.salts))
 		for i := range p.salts {
@@ -140,13 +145,13 @@ func decodePack(d *codec.Decoder) (p Pack) {
 		if !slices.Contains(salted, false) {
 			d.Fail("salts of nodes none of which is erased")
 		}
-	} else {
+	default:
 		d.Fixed(p.Salt[:])
 	}
 	n := d.Array(MaxNodes)
-	if p.salts != nil && len(p.salts) != n {
+	if empty != (n == 0) || p.salts != nil && len(p.salts) != n {
 		d.Fail("%d salts of %d nodes", len(p.salts), n)
-		return p
+		return p, payloads
 	}
 	p.Nodes, p.refs = make([]Node, n), make([]ref, n)
 	for i := range p.Nodes {
@@ -172,10 +177,10 @@ func decodePack(d *codec.Decoder) (p Pack) {
 		if p.Nodes[i].Erased = erased; erased {
 			d.Fixed(p.Nodes[i].Digest[:])
 		} else {
-			p.Nodes[i].decodeContent(d)
+			payloads = p.Nodes[i].decodeContent(d, payloads)
 		}
 	}
-	return p
+	return p, payloads
 }
 
 // Resolve derives the ids of p's nodes. before is the id of the last node of
@@ -226,6 +231,41 @@ func (p *Pack) Digest() [hash.Size]byte {
 	return hash.Node.Sum(b)
 }
 
+// A Position says where a node is: in which commit, and which of its nodes it is.
+type Position struct {
+	Revision uint64
+	Index    int
+}
+
+// Before reports whether p was committed before q.
+func (p Position) Before(q Position) bool {
+	return p.Revision < q.Revision || p.Revision == q.Revision && p.Index < q.Index
+}
+
+// SealAttachment returns the record that maps an attachment to the position of the first
+// node that has it.
+func (p Position) SealAttachment(key []byte) []byte {
+	body := binary.AppendUvarint(make([]byte, 0, 16), p.Revision)
+	return codec.Seal(key, keys.Attachment, binary.AppendUvarint(body, uint64(p.Index)))
+}
+
+// OpenAttachment decodes what SealAttachment encodes.
+func OpenAttachment(key, value []byte) (p Position, err error) {
+	body, err := codec.Open(key, value, keys.Attachment)
+	if err != nil {
+		return Position{}, err
+	}
+	rev, n := codec.Uvarint(body)
+	if n <= 0 {
+		return Position{}, fmt.Errorf("%w: position", record.ErrMalformed)
+	}
+	pos, m := codec.Uvarint(body[n:])
+	if m <= 0 || n+m != len(body) || pos >= MaxNodes {
+		return Position{}, fmt.Errorf("%w: position", record.ErrMalformed)
+	}
+	return Position{Revision: rev, Index: int(pos)}, nil
+}
+
 // Uncompressed is what p counts for when it is decided whether a session has gathered
 // enough to seal: about its encoded length.
 func (p *Pack) Uncompressed() uint64 {
@@ -247,94 +287,4 @@ func (p *Pack) Size() int {
 		}
 	}
 	return n
-}
-
-// Sizes of segments.
-const (
-	maxSegment = 64 << 20  // uncompressed bytes
-	partBytes  = 480 << 10 // of a segment in one value
-	maxParts   = 256
-)
-
-// ErrPackTooLarge reports packs that do not fit a segment.
-var ErrPackTooLarge = errors.New("pack: too large")
-
-// buffers are what a segment is encoded in; its records are copies.
-type buffers struct{ raw, data []byte }
-
-var scratch = sync.Pool{New: func() any { return new(buffers) }}
-
-// release gives s back, unless it is large.
-func (s *buffers) release() {
-	if cap(s.raw)+cap(s.data) <= 1<<20 {
-		scratch.Put(s)
-	}
-}
-
-// EncodeSegment returns the pairs that store packs as one segment. The packs are resolved, and
-// before is the id of the last node of the session before them. At codec.Fast the segment is a
-// loose pack, and there must be only one pack. At other levels the caller has to store the
-// record of SealIndex as well.
-func EncodeSegment(space *keys.Space, inc keys.Incarnation, packs []Pack, before graph.ID, level codec.Level) (ks, vs [][]byte, err error) {
-	size := 64
-	for i := range packs {
-		size += packs[i].Size()
-	}
-	s := scratch.Get().(*buffers)
-	defer s.release()
-	e := codec.Encoder{B: slices.Grow(s.raw[:0], size)}
-	e.Array(len(packs))
-	for i := range packs {
-		packs[i].append(&e, before)
-		if n := len(packs[i].Nodes); n > 0 {
-			before = packs[i].Nodes[n-1].ID
-		}
-	}
-	if len(e.B) > maxSegment {
-		return nil, nil, fmt.Errorf("%w: %d bytes", ErrPackTooLarge, len(e.B))
-	}
-	data := codec.Compress(s.data[:0], e.B, level)
-	s.raw, s.data = e.B, data
-	parts := (len(data) + partBytes - 1) / partBytes
-	if parts > maxParts {
-		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrPackTooLarge, len(data))
-	}
-	last := packs[len(packs)-1].Revision
-	for i := range parts {
-		key := space.Pack(inc, last, i)
-		body := data[i*partBytes : min(len(data), (i+1)*partBytes)]
-		var front []byte
-		if i == 0 {
-			h := segmentHead{first: packs[0].Revision, parts: parts, level: level}
-			front = h.append(make([]byte, 0, 24+prefixBytes*len(packs[0].Nodes)))
-			if level == codec.Fast {
-				front = packs[0].appendPrefixes(front)
-			}
-		}
-		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Pack, front, body))
-	}
-	return ks, vs, nil
-}
-
-// decodeSegment returns the packs of a segment from its joined values.
-func decodeSegment(data []byte) ([]Pack, error) {
-	raw, err := codec.Decompress(data, nil, maxSegment)
-	if err != nil {
-		return nil, err
-	}
-	d := codec.Decoder{B: raw}
-	packs := make([]Pack, d.Array(1<<20))
-	for i := range packs {
-		packs[i] = decodePack(&d)
-		if i > 0 && packs[i].Revision <= packs[i-1].Revision {
-			d.Fail("revision %d after %d", packs[i].Revision, packs[i-1].Revision)
-		}
-	}
-	if err := d.Done(); err != nil {
-		return nil, err
-	}
-	if len(packs) == 0 {
-		return nil, fmt.Errorf("%w: empty segment", record.ErrMalformed)
-	}
-	return packs, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -254,7 +254,7 @@ func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
 // use checks the edge of a session: a node of the revision that it names refers to the blob,
 // or vacuum has detached the blob and a record says so. The histories that Verify has read before
 // answer for most edges. For others, such as those of sessions that changed since, use reads the
-// pack of the revision.
+// turn of the revision.
 func (k *check) use(ctx context.Context, e entry) error {
 	if e.fields[16] != bySession {
 		return nil
@@ -266,8 +266,8 @@ func (k *check) use(ctx context.Context, e entry) error {
 	}
 	r := head.Revision(u.node)
 	found := false
-	err = k.packs(ctx, inc, r-1, r, func(p *pack.Pack) error {
-		for b := range k.blobsOf(p) {
+	err = k.turns(ctx, inc, r-1, r, head.CommitID{}, func(t *turns.Turn) error {
+		for b := range k.blobsOf(&t.Pack) {
 			found = found || b == h
 		}
 		return nil

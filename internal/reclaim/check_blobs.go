@@ -11,7 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file checks that the collector comes to each stored blob when nothing refers to the
@@ -147,35 +147,16 @@ func (v *visit) unread(ctx context.Context, inc heads.Incarnation) error {
 			}
 		}
 	}
-	whole, err := v.unreadParts(ctx, inc, m.revision)
-	if err != nil || !whole {
-		return err
-	}
-	err = v.packs(ctx, inc, m.revision, head.Revision(open)-1, func(p *pack.Pack) error { return v.all(ctx, v.blobsOf(p)) })
+	err = v.turns(ctx, inc, m.revision, turns.Open, head.CommitID{}, func(t *turns.Turn) error {
+		if err := v.all(ctx, slices.Values(v.partBlobs(&t.Commit))); err != nil {
+			return err
+		}
+		return v.all(ctx, v.blobsOf(&t.Pack))
+	})
 	if isCorrupt(err) {
 		return nil
 	}
 	return err
-}
-
-// unreadParts visits the checkpoint parts that commits after a revision set. It reports whether
-// all commits could be decoded.
-func (v *visit) unreadParts(ctx context.Context, inc heads.Incarnation, after head.Revision) (whole bool, err error) {
-	commits := v.space.Of(keys.Commit, inc)
-	commits.Start = v.space.Commit(inc, uint64(after)+1)
-	for p, err := range v.engine.Scan(ctx, commits) {
-		if err != nil {
-			return false, err
-		}
-		c, _, err := heads.OpenCommit(p.Key, p.Value)
-		if err != nil {
-			return false, nil
-		}
-		if err := v.all(ctx, slices.Values(v.partBlobs(c))); err != nil {
-			return false, err
-		}
-	}
-	return true, nil
 }
 
 // loose checks that vacuum comes to every blob that it can compress further. The three records

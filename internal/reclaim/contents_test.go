@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // A view says which of its own nodes and of its ancestors' a session that lives shows.
@@ -47,42 +48,27 @@ func (m *model) packsOf(inc heads.Incarnation) ([]pack.Pack, error) {
 	if packs, ok := m.packs[inc]; ok {
 		return packs, nil
 	}
-	var last graph.ID
-	key, lifeKey := m.space.Origin(inc), m.space.Life(inc)
-	vs, err := m.e.Get(ctx, key, lifeKey)
+	lifeKey := m.space.Life(inc)
+	vs, err := m.e.Get(ctx, lifeKey)
 	if err != nil {
 		return nil, err
 	}
-	life, err := heads.OpenLife(lifeKey, vs[1])
+	life, err := heads.OpenLife(lifeKey, vs[0])
 	if err != nil {
 		return nil, fmt.Errorf("lifecycle of %x: %w", inc[:4], err)
 	}
-	end := uint64(math.MaxUint64)
+	end := turns.Open
 	if life.State == heads.Deleted {
-		end = uint64(life.Floor) - 1
-	}
-	if vs[0] != nil {
-		o, err := heads.OpenOrigin(key, vs[0])
-		if err != nil {
-			return nil, err
-		}
-		last = o.Ancestors[len(o.Ancestors)-1].Node
+		end = life.Floor - 1
 	}
 	packs := []pack.Pack{}
-	for seg, err := range pack.Segments(ctx, m.e, m.space, inc, 1, end) {
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range seg.Packs {
-			if p.Revision <= end {
-				packs = append(packs, p)
-			}
-		}
-	}
-	for i := range packs {
-		if last, err = packs[i].Resolve(last); err != nil {
-			return nil, fmt.Errorf("nodes of revision %d of %x: %w", packs[i].Revision, inc[:4], err)
-		}
+	r := turns.Reader{Engine: m.e, Space: m.space}
+	err = r.Turns(ctx, turns.Range{Inc: inc, Last: end}, func(t *turns.Turn) error {
+		packs = append(packs, t.Pack)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	m.packs[inc] = packs
 	return packs, nil
@@ -97,7 +83,7 @@ func (m *model) contents(exact bool) error {
 		}
 	}
 	done := map[heads.Incarnation]bool{}
-	return m.each(keys.Pack, func(_ engine.Pair, fields []byte) error {
+	return m.each(keys.Segment, func(_ engine.Pair, fields []byte) error {
 		inc := heads.Incarnation(fields[:16])
 		if done[inc] {
 			return nil
@@ -177,7 +163,7 @@ func (m *model) lookAt(v *view) error {
 
 // strayPacks returns an error if a value of a segment belongs to no segment.
 func (m *model) strayPacks() error {
-	return m.each(keys.Pack, func(_ engine.Pair, fields []byte) error {
+	return m.each(keys.Segment, func(_ engine.Pair, fields []byte) error {
 		inc, last := heads.Incarnation(fields[:16]), binary.BigEndian.Uint64(fields[16:])
 		for _, p := range m.packs[inc] {
 			if p.Revision == last {

@@ -141,7 +141,7 @@ func damage(t *testing.T, on driver, choose func(name string) bool) {
 	var keep [][]byte
 	for _, p := range snapshot(t, whole) {
 		switch letter(p.Key) {
-		case keys.Blob, keys.Commit, keys.Pack, keys.Head, keys.Life, keys.Origin, keys.Ref:
+		case keys.Blob, keys.Segment, keys.Head, keys.Life, keys.Origin, keys.Ref:
 			keep = append(keep, p.Key)
 		}
 	}

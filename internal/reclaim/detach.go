@@ -6,7 +6,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file derives edges anew. When vacuum removes a reference of a session to a blob, it
@@ -23,7 +23,7 @@ import (
 
 // detached derives anew the edges of the session to blobs from which vacuum has removed a
 // reference. It returns the keys of the detached records, which are to go after the bookmark
-// has been written. It reads all packs of the session up to the bookmark, once for all blobs.
+// has been written. It reads all turns of the session up to the bookmark, once for all blobs.
 func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error) {
 	var found uses
 	err = cy.each(ctx, cy.space.Of(keys.Detached, v.inc), "detached blob", func(e entry) error {
@@ -35,10 +35,10 @@ func (cy *cycle) detached(ctx context.Context, v *view) (ks [][]byte, err error)
 		return nil, err
 	}
 	// A deleted session has no edges of nodes after the last revision that forks hold.
-	err = cy.packs(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), func(p *pack.Pack) error {
-		for h := range cy.blobsOf(p) {
+	err = cy.turns(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), head.CommitID{}, func(t *turns.Turn) error {
+		for h := range cy.blobsOf(&t.Pack) {
 			if u := found.by[h]; u != nil {
-				u.at(p.Revision)
+				u.at(uint64(t.Revision))
 			}
 		}
 		return nil
@@ -87,9 +87,9 @@ func (cy *cycle) findParts(ctx context.Context, v *view, found *uses) error {
 		}
 		note(uint64(r))
 	}
-	err = cy.commits(ctx, v.inc, from, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) (err error) {
-		parts, err = cy.nextParts(v.inc, parts, c, nil)
-		note(uint64(c.Revision))
+	err = cy.turns(ctx, v.inc, from, v.mark.revision, head.CommitID{}, func(t *turns.Turn) (err error) {
+		parts, err = cy.nextParts(v.inc, parts, &t.Commit, nil)
+		note(uint64(t.Revision))
 		return err
 	})
 	note(open)

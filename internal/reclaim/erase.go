@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -103,8 +104,8 @@ func (p *plan) gone(n *pack.Node, at pack.Position) bool {
 	})
 }
 
-// erase removes the content of the session's nodes that no session shows any more, and all
-// packs after the revision last.
+// erase removes the content of the session's nodes that no session shows any more, up to the revision
+// last. The segment with that revision ends with it then.
 func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	p, err := c.plan(ctx)
 	if err != nil {
@@ -113,17 +114,12 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 	if err := c.planEntries(ctx, p, last); err != nil {
 		return err
 	}
-	// Ids are resolved over all segments, as those of a segment's first nodes may depend on the
-	// last node of the segment before.
-	before := p.before
-	for seg, err := range pack.Segments(ctx, c.engine, c.space, c.inc, 1, open) {
+	of := turns.Range{Inc: c.inc, Name: nameOf(c.inc), Last: last}
+	for seg, err := range c.history().Segments(ctx, of) {
 		if err != nil {
 			return err
 		}
-		r := &rewriting{cleaning: c, plan: p, seg: &seg, before: before, last: last}
-		if before, err = c.resolve(&seg, before, last); err != nil {
-			return err
-		}
+		r := &rewriting{cleaning: c, plan: p, seg: seg, last: last}
 		if err := r.rewrite(ctx); err != nil {
 			return err
 		}
@@ -132,23 +128,6 @@ func (c *cleaning) erase(ctx context.Context, last head.Revision) error {
 		}
 	}
 	return c.settleEntries(ctx, p)
-}
-
-// resolve computes the ids of a segment's nodes up to the revision last, and returns the id of
-// the last one. The packs after it are to go. They can't be resolved if a vacuum that was cut off
-// has removed the packs before them.
-func (c *cleaning) resolve(seg *pack.Segment, before graph.ID, last head.Revision) (graph.ID, error) {
-	for i := range seg.Packs {
-		p := &seg.Packs[i]
-		if p.Revision > uint64(last) {
-			break
-		}
-		var err error
-		if before, err = p.Resolve(before); err != nil {
-			return before, codec.Corrupt(err, "pack of revision %d of incarnation %x", p.Revision, c.inc)
-		}
-	}
-	return before, nil
 }
 
 // plan finds out who shows the session's nodes, and which of them are to be pruned.
@@ -223,7 +202,7 @@ func (c *cleaning) addViewer(ctx context.Context, p *plan, h holder) error {
 
 // planEntries finds the attachment entries that point to nodes which are to be erased. An
 // entry goes, or points to the next node that has the attachment. A session without attachments
-// costs an empty scan; for others all packs are read.
+// costs an empty scan; for others all turns are read.
 func (c *cleaning) planEntries(ctx context.Context, p *plan, last head.Revision) error {
 	for pair, err := range c.engine.Scan(ctx, c.space.Of(keys.Attachment, c.inc)) {
 		if err != nil {
@@ -257,7 +236,7 @@ func (c *cleaning) planEntries(ctx context.Context, p *plan, last head.Revision)
 // that is not to be erased.
 func (c *cleaning) firstNodes(ctx context.Context, p *plan, last head.Revision) (map[string]pack.Position, error) {
 	first := map[string]pack.Position{}
-	err := c.nodes(ctx, p, last, func(n *pack.Node, at pack.Position) {
+	err := c.nodes(ctx, last, func(n *pack.Node, at pack.Position) {
 		if p.gone(n, at) {
 			return
 		}

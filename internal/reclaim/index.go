@@ -2,14 +2,13 @@ package reclaim
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -69,17 +68,14 @@ func (cy *cycle) indexOrigin(ctx context.Context, v *view) error {
 	return cy.add(ctx, v, &found, 0)
 }
 
-// resume reads what is needed to go on after the bookmark and is not in it: the id
-// of the bookmark's commit, which the next one names, and versions that are stored whole.
+// resume reads what is needed to go on after the bookmark and is not in it: versions that are stored
+// whole.
 func (cy *cycle) resume(ctx context.Context, v *view) (err error) {
 	if v.mark.revision < v.life.Floor && v.life.State == heads.Live {
 		// Vacuum may have stored versions whole that commits made as deltas.
 		if v.wholes, err = cy.wholes(ctx, v.inc, v.mark.revision+1, v.life.Floor); err != nil {
 			return err
 		}
-	}
-	if v.mark.revision < v.target && v.mark.commit.IsZero() {
-		_, v.mark.commit, err = cy.commit(ctx, v.inc, v.mark.revision)
 	}
 	return err
 }
@@ -182,23 +178,19 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 type window struct {
 	mark  bookmark // as it is to be after the window
 	found uses
-	nodes []int // of each commit: how many of its nodes were not read yet
 }
 
 // window indexes the commits after the bookmark up to last.
 func (cy *cycle) window(ctx context.Context, v *view, last head.Revision) error {
 	w := &window{mark: v.mark}
 	w.mark.parts = slices.Clone(w.mark.parts)
-	if err := cy.windowCommits(ctx, v, w, last); err != nil {
-		return err
-	}
-	if err := cy.windowNodes(ctx, v, w, last); err != nil {
+	if err := cy.windowTurns(ctx, v, w, last); err != nil {
 		return err
 	}
 	if err := cy.add(ctx, v, &w.found, last); err != nil {
 		return err
 	}
-	v.read += len(w.nodes)
+	v.read += int(last - v.mark.revision)
 	v.mark = w.mark
 	if len(w.found.order) == 0 || v.mark.revision == v.target {
 		return nil // The bookmark is written when the update of the session ends.
@@ -206,21 +198,24 @@ func (cy *cycle) window(ctx context.Context, v *view, last head.Revision) error 
 	return cy.moveBookmark(ctx, v)
 }
 
-// windowCommits reads the commits of a window, and notes which blobs became checkpoint parts
-// and which ceased to be one. A commit that sets no part leaves the checkpoint as it was.
-func (cy *cycle) windowCommits(ctx context.Context, v *view, w *window, last head.Revision) error {
-	return cy.commits(ctx, v.inc, w.mark.revision, last, w.mark.commit, func(c *heads.Commit, id head.CommitID) error {
-		w.mark.revision, w.mark.commit = c.Revision, id
-		w.nodes = append(w.nodes, c.Nodes)
-		if c.PartsAt != c.Revision {
+// windowTurns reads the turns of a window. It notes which blobs became checkpoint parts and which
+// ceased to be one, and to which the nodes refer. A commit that sets no part leaves the checkpoint as
+// it was. An erased node refers to nothing.
+func (cy *cycle) windowTurns(ctx context.Context, v *view, w *window, last head.Revision) error {
+	return cy.turns(ctx, v.inc, w.mark.revision, last, w.mark.commit, func(t *turns.Turn) error {
+		w.mark.revision, w.mark.commit = t.Revision, t.ID
+		for h := range cy.blobsOf(&t.Pack) {
+			w.found.of(h).at(uint64(t.Revision))
+		}
+		if t.PartsAt != t.Revision {
 			return nil
 		}
-		parts, err := cy.nextParts(v.inc, w.mark.parts, c, v.wholes)
+		parts, err := cy.nextParts(v.inc, w.mark.parts, &t.Commit, v.wholes)
 		if err != nil {
 			return err
 		}
 		for _, h := range lost(w.mark.parts, parts) {
-			w.found.of(h).closed(uint64(c.Revision) - 1)
+			w.found.of(h).closed(uint64(t.Revision) - 1)
 		}
 		for _, h := range lost(parts, w.mark.parts) {
 			w.found.of(h).opened()
@@ -228,29 +223,6 @@ func (cy *cycle) windowCommits(ctx context.Context, v *view, w *window, last hea
 		w.mark.parts = parts
 		return nil
 	})
-}
-
-// windowNodes reads the packs of a window, notes which blobs their nodes refer to, and checks
-// that each commit has as many nodes as it says. Erased nodes count, and refer to nothing.
-func (cy *cycle) windowNodes(ctx context.Context, v *view, w *window, last head.Revision) error {
-	first := uint64(v.mark.revision) + 1
-	err := cy.packs(ctx, v.inc, v.mark.revision, last, func(p *pack.Pack) error {
-		i := p.Revision - first
-		if w.nodes[i] -= len(p.Nodes); w.nodes[i] != 0 {
-			return codec.Corrupt(fmt.Errorf("%w: %d nodes more or fewer", record.ErrMissing, w.nodes[i]), "pack of revision %d of incarnation %x", p.Revision, v.inc)
-		}
-		for h := range cy.blobsOf(p) {
-			w.found.of(h).at(p.Revision)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if i := slices.IndexFunc(w.nodes, func(n int) bool { return n != 0 }); i >= 0 {
-		return codec.Corrupt(record.ErrMissing, "pack of revision %d of incarnation %x", first+uint64(i), v.inc)
-	}
-	return nil
 }
 
 // moveBookmark writes the bookmark between two windows, so that a cycle that is cut off later

@@ -61,7 +61,7 @@ func deletes(b *engine.Batch, l byte) bool {
 
 // These tell from the records that a batch writes which party it comes from.
 func byCollector(b *engine.Batch) bool { return writes(b, keys.Cycle) }
-func byCommit(b *engine.Batch) bool    { return writes(b, keys.Commit) }
+func byCommit(b *engine.Batch) bool    { return writes(b, keys.Segment) && writes(b, keys.Head) }
 func byFork(b *engine.Batch) bool      { return writes(b, keys.Origin) }
 func byDelete(b *engine.Batch) bool    { return writes(b, keys.Predecessor) }
 func bySeal(b *engine.Batch) bool      { return writes(b, keys.Index) && !byCollector(b) }
@@ -97,7 +97,7 @@ var mutants = []mutant{
 	{name: "a commit that rewinds does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCommit, change: func(b *engine.Batch) {
 		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Life })
 	}},
-	{name: "vacuum does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: func(b *engine.Batch) bool { return byCollector(b) && writes(b, keys.Pack) }, change: func(b *engine.Batch) {
+	{name: "vacuum does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: func(b *engine.Batch) bool { return byCollector(b) && writes(b, keys.Segment) }, change: func(b *engine.Batch) {
 		b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return letter(p.Key) == keys.Life })
 	}},
 	{name: "an upload does not guard the live mark of what is stored", in: "upload of what expires", party: byUpload, change: marks(false, false)},

@@ -116,13 +116,12 @@ func lost(parts, others []part) []keys.Hash {
 }
 
 // checkpointAt returns the parts of the checkpoint at a revision as they stand in the commit
-// that set the checkpoint. Of parts that carried over, it has Name and Set only:
-// history.PartsAt reads the commits that set these, which costs a read a part.
+// that set the checkpoint. Of parts that carried over, it has Name and Set only.
 func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revision head.Revision) ([]head.Part, error) {
 	if revision == 0 {
 		return cy.originParts(ctx, inc)
 	}
-	c, _, err := cy.commit(ctx, inc, revision)
+	c, err := cy.commit(ctx, inc, revision)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +131,7 @@ func (cy *cycle) checkpointAt(ctx context.Context, inc heads.Incarnation, revisi
 	case 0:
 		return cy.originParts(ctx, inc)
 	}
-	if c, _, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
+	if c, err = cy.commit(ctx, inc, c.PartsAt); err != nil {
 		return nil, err
 	}
 	return c.Parts, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 var (
@@ -158,7 +159,7 @@ func (m *model) strays() error {
 	if err != nil {
 		return err
 	}
-	for _, letter := range []byte{keys.Commit, keys.Pack, keys.Life, keys.Index, keys.Turn, keys.Origin, keys.Bookmark} {
+	for _, letter := range []byte{keys.Segment, keys.Life, keys.Index, keys.Origin, keys.Bookmark} {
 		err := m.each(letter, func(_ engine.Pair, fields []byte) error {
 			if !m.sess[heads.Incarnation(fields)] {
 				return fmt.Errorf("record %q of session %x is left behind", letter, fields[:4])
@@ -353,14 +354,12 @@ func (m *model) part(inc heads.Incarnation, part head.Part, why string) error {
 	return nil
 }
 
-func (m *model) commit(inc heads.Incarnation, r head.Revision) (*heads.Commit, error) {
-	key := m.space.Commit(inc, uint64(r))
-	vs, err := m.e.Get(ctx, key)
+func (m *model) commit(inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
+	s, err := turns.Reader{Engine: m.e, Space: m.space}.At(ctx, inc, r)
 	if err != nil {
 		return nil, err
 	}
-	c, _, err := heads.OpenCommit(key, vs[0])
-	return c, err
+	return s.Turn(r), nil
 }
 
 // history wants the nodes of a session up to a revision.

@@ -15,11 +15,12 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
 // This file has what a cycle reads records with: by key, by a scan of a range, and as
-// commits and packs of a session. Reads that may take long show other cycles that this one
+// turns of a session. Reads that may take long show other cycles that this one
 // makes progress (cycle.beat). Damage is returned as a *record.CorruptError that names the
 // record.
 
@@ -166,37 +167,29 @@ func openHead(p engine.Pair, inc heads.Incarnation) (*heads.Head, error) {
 func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
 
 // history returns where the cycle reads histories from.
-func (cy *cycle) history() history.Store { return history.Store{Engine: cy.engine, Space: cy.space} }
+func (cy *cycle) history() history.Store {
+	return history.Store{Reader: turns.Reader{Engine: cy.engine, Space: cy.space}}
+}
 
-// commits calls f for the commits of an incarnation after one revision up to another. The
-// first of them has to follow the commit whose id is previous; if that is zero, it may follow
-// any.
-func (cy *cycle) commits(ctx context.Context, inc heads.Incarnation, after, last head.Revision, previous head.CommitID, f func(*heads.Commit, head.CommitID) error) error {
-	of := history.Range{Inc: inc, Name: nameOf(inc), After: after, Last: last, Previous: previous}
-	return cy.history().Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
-		if err := f(c, id); err != nil {
+// turns calls f for the turns of an incarnation after one revision up to another. The first of them
+// has to follow the commit whose id is previous; if that is zero, it may follow any. f may change
+// them, as a collector reads without a cache.
+func (cy *cycle) turns(ctx context.Context, inc heads.Incarnation, after, last head.Revision, previous head.CommitID, f func(*turns.Turn) error) error {
+	of := turns.Range{Inc: inc, Name: nameOf(inc), After: after, Last: last, Previous: previous}
+	return cy.history().Reader.Turns(ctx, of, func(t *turns.Turn) error {
+		if err := f(t); err != nil {
 			return err
 		}
 		return cy.beat(ctx)
 	})
 }
 
-// packs calls f for the packs of an incarnation after one revision up to another.
-func (cy *cycle) packs(ctx context.Context, inc heads.Incarnation, after, last head.Revision, f func(*pack.Pack) error) error {
-	return cy.history().Packs(ctx, inc, after, last, func(p *pack.Pack) error {
-		if err := f(p); err != nil {
-			return err
-		}
-		return cy.beat(ctx)
-	})
-}
-
-// commit returns the commit of a revision, and its id.
-func (cy *cycle) commit(ctx context.Context, inc heads.Incarnation, r head.Revision) (*heads.Commit, head.CommitID, error) {
+// commit returns the turn of a revision.
+func (cy *cycle) commit(ctx context.Context, inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
 	if err := cy.beat(ctx); err != nil {
-		return nil, head.CommitID{}, err
+		return nil, err
 	}
-	return cy.history().CommitAt(ctx, inc, r)
+	return cy.history().TurnAt(ctx, inc, r)
 }
 
 // origin returns what a fork began with, or nil for a session that is no attached fork.

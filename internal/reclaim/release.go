@@ -8,7 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -44,8 +44,8 @@ func (cy *cycle) release(ctx context.Context, v *view) error {
 			return err
 		}
 	}
-	err := cy.packs(ctx, v.inc, 0, v.mark.revision, func(p *pack.Pack) error {
-		for h := range cy.blobsOf(p) {
+	err := cy.turns(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(t *turns.Turn) error {
+		for h := range cy.blobsOf(&t.Pack) {
 			drop(h)
 		}
 		return l.flushMany(ctx)
@@ -68,8 +68,8 @@ func (cy *cycle) everyPart(ctx context.Context, v *view, l *linker, drop func(ke
 	for _, p := range cy.inherited(origin) {
 		drop(p.blob)
 	}
-	err = cy.commits(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
-		for _, h := range cy.partBlobs(c) {
+	err = cy.turns(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(t *turns.Turn) error {
+		for _, h := range cy.partBlobs(&t.Commit) {
 			drop(h)
 		}
 		return l.flushMany(ctx)
@@ -192,11 +192,11 @@ func (cy *cycle) held(ctx context.Context, v *view) (most head.Revision, err err
 			continue // The fork began before the first commit.
 		}
 		most = max(most, a.Revision)
-		_, id, err := cy.commit(ctx, v.inc, a.Revision)
+		t, err := cy.commit(ctx, v.inc, a.Revision)
 		if err != nil {
 			return 0, err
 		}
-		if id != a.Commit {
+		if t.ID != a.Commit {
 			return 0, codec.Corrupt(record.ErrHash, "commit %d of incarnation %x, which fork %x holds", a.Revision, v.inc, h.inc)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file removes the records of deleted sessions. A session that no fork holds goes as a
@@ -27,7 +28,7 @@ import (
 // sessionLetters are the records of a session whose keys begin with its incarnation, and to
 // which nothing else refers.
 var sessionLetters = []byte{
-	keys.Child, keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Child, keys.Segment, keys.Version, keys.Index, keys.Attachment, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds.
@@ -67,6 +68,7 @@ func (c *cleaning) lowerFloor(ctx context.Context, floor head.Revision) error {
 // so that a reader of a fork that was deleted meanwhile notices.
 func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 	stones := uint64(0) // of the batch
+	var count turns.NodeCount
 	w := newWriter(func(ctx context.Context, b *batch) error {
 		c.out.Records += b.Ops()
 		err := c.apply(ctx, b, func(l *heads.Life) { l.Stones -= min(stones, l.Stones) })
@@ -79,12 +81,10 @@ func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 				return 0, err
 			}
 			switch letter {
-			case keys.Commit:
-				n, err := nodesOf(p)
-				if err != nil {
+			case keys.Segment:
+				if err := count.Add(c.space, p); err != nil {
 					return 0, err
 				}
-				nodes += n
 			case keys.Tombstone:
 				stones++
 			}
@@ -94,16 +94,7 @@ func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 			}
 		}
 	}
-	return nodes, w.flush(ctx)
-}
-
-// nodesOf returns how many nodes a commit has.
-func nodesOf(p engine.Pair) (int, error) {
-	commit, _, err := heads.OpenCommit(p.Key, p.Value)
-	if err != nil {
-		return 0, codec.Corrupt(err, "commit at key %x", p.Key)
-	}
-	return commit.Nodes, nil
+	return count.Nodes, w.flush(ctx)
 }
 
 // removeForks removes the entries of the forks that held the session. These are deleted, and
@@ -184,8 +175,8 @@ func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 }
 
 // cut removes the records of a deleted session that come after the last revision that forks
-// hold, and those that forks never read: versions of checkpoint parts, turn ids and kept revisions. A fork
-// begins with a checkpoint of its own, and looks turn ids up among its own commits only.
+// hold, and those that forks never read: versions of checkpoint parts and kept revisions. A fork
+// begins with a checkpoint of its own. Entries of the index that lead to what was removed do no harm.
 func (c *cleaning) cut(ctx context.Context) error {
 	if err := c.lowerFloor(ctx, c.mark.held+1); err != nil {
 		return err
@@ -197,32 +188,41 @@ func (c *cleaning) cut(ctx context.Context) error {
 		c.out.Records += b.Ops()
 		return c.apply(ctx, b, nil)
 	})
-	for _, letter := range []byte{keys.Commit, keys.Version, keys.EventKey, keys.Attachment, keys.Turn, keys.Ref} {
-		if err := c.cutRecords(ctx, w, letter); err != nil {
+	var count turns.NodeCount
+	for _, letter := range []byte{keys.Segment, keys.Version, keys.Attachment, keys.Ref} {
+		if err := c.cutRecords(ctx, w, letter, &count); err != nil {
 			return err
 		}
 	}
+	c.out.Nodes += count.Nodes
 	c.out.Records += w.Ops()
 	c.setNothingDue(w.batch)
 	return c.apply(ctx, w.batch, nil)
 }
 
-// cutRecords removes the records of a letter that no fork reads.
-func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error {
+// cutRecords removes the records of a letter that no fork reads, and counts the nodes of segments.
+func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte, count *turns.NodeCount) error {
 	r := c.space.Of(letter, c.inc)
-	if letter == keys.Commit {
-		r.Start = c.space.Commit(c.inc, uint64(c.mark.held+1))
+	if letter == keys.Segment {
+		r.Start = c.space.Segment(c.inc, uint64(c.mark.held+1), 0)
 	}
 	for p, err := range c.engine.Scan(ctx, r) {
 		if err != nil {
 			return err
 		}
-		held, err := c.holdsRecord(letter, p)
-		if err != nil {
-			return err
-		}
-		if held {
-			continue
+		switch letter {
+		case keys.Segment:
+			if err := count.Add(c.space, p); err != nil {
+				return err
+			}
+		case keys.Attachment:
+			at, err := pack.OpenAttachment(p.Key, p.Value)
+			if err != nil {
+				return codec.Corrupt(err, "index entry at key %x", p.Key)
+			}
+			if head.Revision(at.Revision) <= c.mark.held {
+				continue
+			}
 		}
 		w.Delete(p.Key)
 		if err := w.flushMany(ctx); err != nil {
@@ -230,23 +230,4 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte) error
 		}
 	}
 	return nil
-}
-
-// holdsRecord reports whether forks read a record of the session. They read index entries of nodes
-// that they hold. They do not read the commits that it is called for, as that scan begins after
-// the commits that forks hold; holdsRecord counts the nodes of these.
-func (c *cleaning) holdsRecord(letter byte, p engine.Pair) (bool, error) {
-	switch letter {
-	case keys.Commit:
-		n, err := nodesOf(p)
-		c.out.Nodes += n
-		return false, err
-	case keys.EventKey, keys.Attachment:
-		at, err := pack.OpenPosition(p.Key, p.Value, letter)
-		if err != nil {
-			return false, codec.Corrupt(err, "index entry at key %x", p.Key)
-		}
-		return head.Revision(at.Revision) <= c.mark.held, nil
-	}
-	return false, nil
 }

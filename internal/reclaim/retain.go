@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file drops the edges of checkpoint parts in a session that lives. A part is needed as
@@ -71,8 +72,8 @@ func (cy *cycle) passed(ctx context.Context, v *view, gone map[keys.Hash]bool) e
 	if err != nil {
 		return err
 	}
-	return cy.commits(ctx, v.inc, from, to, head.CommitID{}, func(c *heads.Commit, _ head.CommitID) error {
-		next, err := cy.nextParts(v.inc, parts, c, v.wholes)
+	return cy.turns(ctx, v.inc, from, to, head.CommitID{}, func(t *turns.Turn) error {
+		next, err := cy.nextParts(v.inc, parts, &t.Commit, v.wholes)
 		if err != nil {
 			return err
 		}

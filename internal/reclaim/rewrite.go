@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file stores one segment anew without the content that is to be erased. One batch
@@ -24,37 +25,36 @@ import (
 // A rewriting is the work on one segment.
 type rewriting struct {
 	*cleaning
-	plan   *plan
-	seg    *pack.Segment
-	before graph.ID      // the node before the segment's first
-	last   head.Revision // packs after it go
+	plan *plan
+	seg  *turns.Segment
+	last head.Revision // turns after it go
 
 	batch    *batch
-	packs    []pack.Pack        // those that stay
+	turns    []turns.Turn       // those that stay
 	detached map[keys.Hash]bool // blobs that erased nodes referred to
 	erased   int                // nodes
 	stones   uint64             // tombstones that batch sets
 }
 
-// rewrite stores the segment anew if anything of it is to go. It erases in the packs that were
+// rewrite stores the segment anew if anything of it is to go. It erases in the turns that were
 // read, so the segment's size before is computed first.
 func (r *rewriting) rewrite(ctx context.Context) error {
 	r.batch, r.detached = &batch{}, map[keys.Hash]bool{}
-	r.packs = r.seg.Packs
-	for len(r.packs) > 0 && r.packs[len(r.packs)-1].Revision > uint64(r.last) {
-		r.packs = r.packs[:len(r.packs)-1]
+	r.turns = r.seg.Turns
+	if r.seg.Last > r.last {
+		r.turns = r.turns[:r.last+1-r.seg.First]
 	}
-	before := uncompressed(r.packs)
-	for i := range r.packs {
-		r.erasePack(&r.packs[i])
+	before := uncompressed(r.turns)
+	for i := range r.turns {
+		r.erasePack(&r.turns[i].Pack)
 	}
-	if r.erased == 0 && len(r.packs) == len(r.seg.Packs) {
+	if r.erased == 0 && len(r.turns) == len(r.seg.Turns) {
 		return nil
 	}
 	if err := r.detachAll(ctx); err != nil {
 		return err
 	}
-	if err := r.replace(); err != nil {
+	if err := r.replace(ctx); err != nil {
 		return err
 	}
 	if r.stones > 0 { // These are the collector's own: they leave vacuum nothing to do.
@@ -65,8 +65,8 @@ func (r *rewriting) rewrite(ctx context.Context) error {
 	// rests on the lifecycle record, which apply guards: forks, tombstones, kept revisions, the
 	// floor and commits that rewind set it.
 	err := r.apply(ctx, r.batch, func(l *heads.Life) {
-		if r.seg.Packs[0].Revision > uint64(l.Sealed) { // Sealing goes by the uncompressed size of loose packs.
-			l.SealedBytes += before - uncompressed(r.packs)
+		if r.seg.First > l.Sealed { // Sealing goes by the uncompressed size of what is in no full segment.
+			l.SealedBytes += before - uncompressed(r.turns)
 		}
 		l.Stones += r.stones
 	})
@@ -121,31 +121,22 @@ func (r *rewriting) detachAll(ctx context.Context) error {
 	return nil
 }
 
-// replace makes the batch store the packs that stay in place of the segment. A sealed segment
-// has a record with its index. The keys of a segment have its last revision: if packs at the end
-// go, the segment gets other keys, and those that it does not use any more are deleted.
-func (r *rewriting) replace() error {
-	sealed := r.seg.Level != codec.Fast
+// replace makes the batch store the turns that stay in place of the segment. The keys of a segment
+// have its last revision: if turns at the end go, the segment gets other keys, and those that it does
+// not use any more are deleted.
+func (r *rewriting) replace(ctx context.Context) error {
+	next := *r.seg
+	next.Turns, next.Last = r.turns, r.turns[len(r.turns)-1].Revision
+	ks, vs, err := r.encode(ctx, &next)
+	if err != nil {
+		return err
+	}
 	set := map[string]bool{}
-	if len(r.packs) > 0 {
-		ks, vs, err := pack.EncodeSegment(r.space, r.inc, r.packs, r.before, r.seg.Level)
-		if err != nil {
-			return err
-		}
-		if sealed {
-			key, value := pack.SealIndex(r.space, r.inc, r.packs)
-			ks, vs = append(ks, key), append(vs, value)
-		}
-		for i := range ks {
-			r.batch.Set(ks[i], vs[i])
-			set[string(ks[i])] = true
-		}
+	for i := range ks {
+		r.batch.Set(ks[i], vs[i])
+		set[string(ks[i])] = true
 	}
-	old := r.seg.Keys
-	if sealed {
-		old = append(old, r.space.Index(r.inc, r.seg.Packs[len(r.seg.Packs)-1].Revision))
-	}
-	for _, k := range old {
+	for _, k := range r.seg.Keys {
 		if !set[string(k)] {
 			r.batch.Delete(k)
 		}
@@ -153,10 +144,33 @@ func (r *rewriting) replace() error {
 	return nil
 }
 
-// uncompressed returns the size of packs before compression.
-func uncompressed(packs []pack.Pack) (n uint64) {
-	for i := range packs {
-		n += packs[i].Uncompressed()
+// encode returns the records of a segment that takes the place of r.seg.
+func (r *rewriting) encode(ctx context.Context, next *turns.Segment) (ks, vs [][]byte, err error) {
+	if next.Loose() {
+		t := &next.Turns[0]
+		return turns.EncodeTurn(r.space, r.inc, t.Body(), &t.Pack)
+	}
+	if next.Last != r.seg.Last {
+		h, err := r.history().Open(ctx, r.inc)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next.End, err = h.EndOf(ctx, r.seg.First-1); err != nil {
+			return nil, nil, codec.Corrupt(err, "commit %d of %s", r.seg.First-1, nameOf(r.inc))
+		}
+		for i := range next.Turns {
+			if next.End, err = next.End.Then(&next.Turns[i].Commit, next.Turns[i].ID); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return turns.EncodeSealed(r.space, r.inc, next)
+}
+
+// uncompressed returns the size of the packs of turns before compression.
+func uncompressed(of []turns.Turn) (n uint64) {
+	for i := range of {
+		n += of[i].Pack.Uncompressed()
 	}
 	return n
 }

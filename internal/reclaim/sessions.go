@@ -17,14 +17,14 @@ import (
 // the session (a view), adds the edges of new commits (index.go), derives edges anew from
 // which vacuum has detached a reference (detach.go), and drops the edges that retention or
 // deletion has ended (retain.go, release.go). Finally it writes the bookmark and removes the
-// dirty record, guarded on the value that it read before: a change that came in between keeps
-// its dirty record.
+// dirty record, guarded on the value that it read before, and on the head: a change that came in
+// between keeps its dirty record.
 //
 //	read       lifecycle, dirty record, bookmark, head
 //	add        edges of the commits after the bookmark        no guards
 //	drop       edges that have ended                          guard the lifecycle record
 //	write      bookmark, stale record                         guard the lifecycle record
-//	remove     dirty record                                   guard it, and the lifecycle record
+//	remove     dirty record, and note that in the head        guard both, and the lifecycle record
 //
 // A cycle that is cut off between two of these leaves the dirty record, and the next cycle does
 // the same work again from the bookmark that stands. Adding and dropping edges a second time
@@ -41,6 +41,8 @@ type view struct {
 	known  bool          // There is a bookmark in the store.
 	target head.Revision // the last commit that the index is to follow
 	commit head.CommitID // of target, as the head says; zero for a deleted session
+	head   *heads.Head   // nil for a deleted session
+	seen   engine.Pair   // the record of head
 	held   head.Revision // Of a deleted session: the last revision that forks hold.
 	guards []engine.Pair // Of batches that drop edges: the lifecycle record is as it was.
 	wholes wholes        // the versions after the bookmark that vacuum has stored whole
@@ -142,11 +144,24 @@ func (cy *cycle) finish(ctx context.Context, v *view, old *bookmark, detached []
 		b.Deletes = some
 	}
 	if v.dirty != nil && settle {
-		key := cy.space.Dirty(v.inc)
-		b.Guard(key, v.dirty)
-		b.Delete(key)
+		cy.settle(v, b)
 	}
 	return cy.applyUpdate(ctx, v, b)
+}
+
+// settle makes b remove the dirty record of a session, and say so in the head: the next commit sets
+// a dirty record again. Commits in between have not set it, so the head is guarded as well.
+func (cy *cycle) settle(v *view, b *batch) {
+	key := cy.space.Dirty(v.inc)
+	b.Guard(key, v.dirty)
+	b.Delete(key)
+	if v.head == nil || v.head.Collected {
+		return
+	}
+	next := *v.head
+	next.Collected = true
+	b.Guard(v.seen.Key, v.seen.Value)
+	b.Set(v.seen.Key, next.Seal(v.seen.Key))
 }
 
 // bookmarkBatch returns a batch that sets the bookmark, if it has changed. The same batch
@@ -248,7 +263,7 @@ func (cy *cycle) viewHead(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	v.target, v.commit = h.Revision, h.Commit
+	v.target, v.commit, v.head, v.seen = h.Revision, h.Commit, h, engine.Pair{Key: key, Value: vs[0]}
 	if v.target < v.mark.revision {
 		return codec.Corrupt(fmt.Errorf("it is at revision %d, and was at %d", v.target, v.mark.revision), "head of incarnation %x", v.inc)
 	}

@@ -121,11 +121,11 @@ func TestG10_VacuumSealsWhatWasCommitted(t *testing.T) {
 			commit(t, s, says([]byte("1")))
 		}
 		commit(t, other, says([]byte("2")))
-		if packs := records(t, e, keys.Pack); packs < 6 {
+		if packs := records(t, e, keys.Segment); packs < 6 {
 			t.Fatalf("%d packs", packs)
 		}
 		vacuumed(t, st)
-		if packs := records(t, e, keys.Pack); packs != 2 {
+		if packs := records(t, e, keys.Segment); packs != 2 {
 			t.Errorf("%d packs after a vacuum of two sessions", packs)
 		}
 	}
@@ -134,7 +134,7 @@ func TestG10_VacuumSealsWhatWasCommitted(t *testing.T) {
 	if _, err := s.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if packs := records(t, e, keys.Pack); packs != 3 {
+	if packs := records(t, e, keys.Segment); packs != 3 {
 		t.Errorf("%d packs after a vacuum of one session of two", packs)
 	}
 }
@@ -204,7 +204,7 @@ func TestG10_ARenamedSessionIsSealed(t *testing.T) {
 			}
 		}), fixed))
 		vacuumed(t, st)
-		if packs := records(t, e, keys.Pack); packs != 1 {
+		if packs := records(t, e, keys.Segment); packs != 1 {
 			t.Errorf("renamed at call %d: %d packs", at, packs)
 		}
 	}
@@ -220,7 +220,7 @@ func TestG7_SealingABusySessionEnds(t *testing.T) {
 	}
 	attempts := 0
 	r := vacuumed(t, openAt(t, hooked(e, func(c enginetest.Call) {
-		if c.Batch == nil || !writes(c.Batch, keys.Pack) {
+		if c.Batch == nil || !writes(c.Batch, keys.Segment) {
 			return
 		}
 		if attempts++; attempts > 1000 {
@@ -234,7 +234,7 @@ func TestG7_SealingABusySessionEnds(t *testing.T) {
 		t.Errorf("unfinished: %q", r.Unfinished)
 	}
 	vacuumed(t, st)
-	if packs := records(t, e, keys.Pack); packs != 1 {
+	if packs := records(t, e, keys.Segment); packs != 1 {
 		t.Errorf("%d packs after the next vacuum", packs)
 	}
 }

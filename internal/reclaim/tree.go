@@ -7,9 +7,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // This file finds out to which nodes of a session its retained revisions lead. A session's nodes
@@ -91,9 +90,9 @@ func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
 // an ancestor, or of a revision below the floor.
 func (c *cleaning) leaves(ctx context.Context, last head.Revision) (map[graph.ID]bool, error) {
 	leaves := map[graph.ID]bool{}
-	err := c.commits(ctx, c.inc, 0, last, head.CommitID{}, func(commit *heads.Commit, _ head.CommitID) error {
-		if commit.Revision >= c.life.Floor && !commit.Leaf.IsZero() {
-			leaves[commit.Leaf] = true
+	err := c.turns(ctx, c.inc, min(c.life.Floor-1, last), last, head.CommitID{}, func(t *turns.Turn) error {
+		if !t.Leaf.IsZero() {
+			leaves[t.Leaf] = true
 		}
 		return nil
 	})
@@ -106,7 +105,7 @@ func (c *cleaning) leaves(ctx context.Context, last head.Revision) (map[graph.ID
 func (c *cleaning) readBranches(ctx context.Context, p *plan, t *tree, last head.Revision, leaves map[graph.ID]bool) error {
 	parents := map[graph.ID]bool{}
 	before := p.before
-	err := c.nodes(ctx, p, last, func(n *pack.Node, at pack.Position) {
+	err := c.nodes(ctx, last, func(n *pack.Node, at pack.Position) {
 		if len(t.branches) == 0 || n.Parent != before {
 			t.branches = append(t.branches, branch{first: at, parent: n.Parent})
 			if !n.Parent.IsZero() && n.Parent != p.before {
@@ -123,7 +122,7 @@ func (c *cleaning) readBranches(ctx context.Context, p *plan, t *tree, last head
 	if err != nil || len(parents) == 0 {
 		return err
 	}
-	return c.nodes(ctx, p, last, func(n *pack.Node, at pack.Position) {
+	return c.nodes(ctx, last, func(n *pack.Node, at pack.Position) {
 		if parents[n.ID] {
 			t.places[n.ID] = at
 		}
@@ -146,16 +145,12 @@ func (t *tree) showLeaves(leaves map[graph.ID]bool) {
 	}
 }
 
-// nodes calls f for the nodes of the session up to a revision, with their ids. It reads all
-// packs again, as keeping the nodes would take memory for the whole session.
-func (c *cleaning) nodes(ctx context.Context, to *plan, last head.Revision, f func(*pack.Node, pack.Position)) error {
-	before := to.before
-	return c.packs(ctx, c.inc, 0, last, func(p *pack.Pack) (err error) {
-		if before, err = p.Resolve(before); err != nil {
-			return codec.Corrupt(err, "pack of revision %d of incarnation %x", p.Revision, c.inc)
-		}
-		for i := range p.Nodes {
-			f(&p.Nodes[i], pack.Position{Revision: p.Revision, Index: i})
+// nodes calls f for the nodes of the session up to a revision. It reads all turns again, as keeping
+// the nodes would take memory for the whole session.
+func (c *cleaning) nodes(ctx context.Context, last head.Revision, f func(*pack.Node, pack.Position)) error {
+	return c.turns(ctx, c.inc, 0, last, head.CommitID{}, func(t *turns.Turn) error {
+		for i := range t.Pack.Nodes {
+			f(&t.Pack.Nodes[i], pack.Position{Revision: uint64(t.Revision), Index: i})
 		}
 		return nil
 	})

@@ -1,16 +1,17 @@
-// Package seal turns loose packs into segments.
+// Package seal turns loose segments into sealed ones.
 //
-// A commit writes its nodes as a loose pack. Sealing puts the packs of consecutive commits
-// into one segment: one frame that compresses twice as well, and one key instead of many.
-// It runs beside commits, and touches only packs up to the head's revision. Each seal guards and
+// A commit writes its turn as a loose segment. Sealing puts the turns of consecutive commits
+// into one segment: one frame that compresses twice as well, and one key instead of many. It adds
+// them to the stored index of the session.
+// It runs beside commits, and touches only turns up to the head's revision. Each seal guards and
 // sets the session's lifecycle record, so it excludes tombstones, forks, deletion and vacuum.
 //
-//	commits     [p][p][p][p][p][p][p][p]       each commit writes a loose pack
-//	sealed      [  segment  ][p][p][p][p]      as soon as the packs fill a segment
-//	sealed all  [  segment  ][ segment  ]      vacuum seals the rest, too
+//	commits     [t][t][t][t][t][t][t][t]       each commit writes a loose segment
+//	sealed      [  segment  ][t][t][t][t]      as soon as the turns fill a segment
+//	sealed all  [       segment         ]      vacuum seals the rest, too, and makes larger segments
 //
 // Sealing shares the processor with commits, so in the background it compresses fast. When
-// vacuum seals all packs it compresses as well as it can, and it compresses again the
+// vacuum seals all turns it compresses as well as it can, and it compresses again the
 // segments that were sealed in the background.
 package seal
 
@@ -18,34 +19,36 @@ import (
 	"context"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // Sizes bound a segment.
 type Sizes struct {
-	Full int // A segment is full at this many bytes before compression.
-	Most int // A segment never takes more bytes, even if nothing of it compresses.
+	Full  int // A segment that is sealed beside commits is full at this many bytes before compression,
+	Turns int // or at this many turns.
+	Large int // A segment that vacuum makes is full at this many bytes before compression.
+	Most  int // A segment never takes more bytes, even if nothing of it compresses.
 }
 
-// mostKeys is how many keys of packs a segment replaces at most. A batch has room for so many
+// mostKeys is how many keys a segment replaces at most. A batch has room for so many
 // deletes.
 const mostKeys = 6000
 
 // Next tries once to seal the next segment of a session. current reads the session's head.
-// sealed is the uncompressed size of all packs that are in full segments after the attempt.
-// more reports whether there may be another segment to seal.
+// sealed is what is in full segments after the attempt, and more reports whether there may be
+// another segment to seal.
 //
-// If all is set, Next also seals packs that do not fill a segment, and compresses as well as
-// it can. A later call can add packs to a segment that is not full.
-func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*heads.Head, error), all bool) (sealed uint64, more bool, err error) {
+// If all is set, Next also seals turns that do not fill a segment, and compresses as well as
+// it can. A later call can add turns to a segment that is not full.
+func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*heads.Head, error), all bool) (sealed Sealed, more bool, err error) {
+	var life *heads.Life
 	err = c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
-		sealed, more = next.SealedBytes, false
+		sealed, more, life = sealedBy(next), false, nil
 		h, err := current(ctx)
 		if err != nil {
 			return false, err
@@ -54,128 +57,163 @@ func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, c
 		if all {
 			level, after = codec.Best, next.Packed
 		}
-		p, err := z.plan(ctx, s, after, next.Sealed, h.Revision)
+		p, err := z.plan(ctx, s, after, next.Sealed, h.Revision, all)
 		if err != nil {
 			return false, err
 		}
 		rewrite := p.segments > 1 || p.level < level
-		if len(p.packs) == 0 || !p.full && !(all && rewrite) {
+		if len(p.turns) == 0 || !p.full && !(all && rewrite) {
 			return false, nil
 		}
 		if p.full {
-			p.advance(next, all)
+			p.advance(next)
 		}
-		sealed, more = next.SealedBytes, p.full
-		b.Reclaim = true // A segment takes less space than the packs that it replaces.
+		b.Reclaim = true // A segment takes less space than what it replaces.
 		if rewrite {
-			err = p.replace(b, s, level)
+			if err := p.replace(ctx, b, s, next, level); err != nil {
+				return false, err
+			}
 		}
-		return true, err
+		sealed, more, life = sealedBy(next), p.full, next
+		return true, nil
 	})
+	if ix, ok := s.Indexes.Get(s.Inc); ok && err == nil && life != nil {
+		ix.Sealed(life)
+	}
 	return sealed, more, err
 }
 
-// A plan says which packs become one segment.
-type plan struct {
-	packs    []pack.Pack
-	keys     [][]byte    // the keys that store the packs now
-	before   graph.ID    // the last node before the packs
-	bytes    uint64      // the size of the packs before compression
-	fresh    uint64      // the part of it that is in no full segment yet
-	size     int         // a bound for the size of the packs if they don't compress
-	segments int         // how many segments or loose packs there are now
-	level    codec.Level // the level of the segment that is compressed least
-	full     bool        // the packs fill a segment
+// Sealed says how much of a session is in full segments.
+type Sealed struct {
+	Revision head.Revision // up to which
+	Bytes    uint64        // of nodes before compression
 }
 
-// plan reads the packs after a revision, at which a segment ends, until they fill another
+func sealedBy(l *heads.Life) Sealed { return Sealed{l.Sealed, l.SealedBytes} }
+
+// Due reports whether a session whose head is at a revision has enough for another segment. bytes
+// are those of all its nodes.
+func (z Sizes) Due(s Sealed, r head.Revision, bytes uint64) bool {
+	return bytes-min(s.Bytes, bytes) >= uint64(z.Full) || r >= s.Revision+head.Revision(z.Turns)
+}
+
+// A plan says which turns become one segment.
+type plan struct {
+	sizes    Sizes
+	all      bool
+	turns    []turns.Turn
+	keys     [][]byte    // the keys that store the turns now
+	before   heads.Base  // what the first turn builds on
+	bytes    uint64      // the size of the packs before compression
+	fresh    uint64      // the part of it that is in no full segment yet
+	size     int         // a bound for the size of the turns if they don't compress
+	segments int         // how many segments there are now
+	level    codec.Level // the level of the segment that is compressed least
+	full     bool        // the turns fill a segment
+}
+
+// plan reads the turns after a revision, at which a segment ends, until they fill another
 // segment. sealed is the revision up to which all segments are full, and last is the head's.
-func (z Sizes) plan(ctx context.Context, s *history.Session, after, sealed, last head.Revision) (*plan, error) {
-	before, err := s.LastBefore(ctx, s.Own(last), after+1)
-	if err != nil {
-		return nil, err
-	}
-	p := &plan{before: before, level: codec.Best}
-	for segment, err := range pack.Segments(ctx, s.Engine, s.Space, s.Inc, uint64(after+1), uint64(last)) {
+func (z Sizes) plan(ctx context.Context, s *history.Session, after, sealed, last head.Revision, all bool) (*plan, error) {
+	p := &plan{sizes: z, all: all, level: codec.Best}
+	of := turns.Range{Inc: s.Inc, Name: s.Name, After: after, Last: last}
+	for segment, err := range s.Segments(ctx, of) {
 		if err != nil {
 			return nil, err
 		}
-		if before, err = resolve(s, segment.Packs, before); err != nil {
+		if p.full = !p.hasRoom(segment); p.full {
+			break
+		}
+		p.add(segment, sealed)
+		if p.full = p.isFull(); p.full {
+			break
+		}
+	}
+	if len(p.turns) == 0 {
+		return p, nil
+	}
+	if p.turns[0].Revision == 1 {
+		p.before = heads.Begin(s.Inc, s.Origin).Base
+		return p, nil
+	}
+	if p.before.Last.IsZero() { // The first segment is loose, and does not say on which node it builds.
+		before, err := s.TurnAt(ctx, p.before.Revision)
+		if err != nil {
 			return nil, err
 		}
-		if p.full = !p.hasRoom(z, &segment); p.full {
-			break
-		}
-		p.add(s, &segment, sealed)
-		if p.full = p.bytes >= uint64(z.Full); p.full {
-			break
-		}
+		p.before = before.Base(before.ID)
 	}
 	return p, nil
 }
 
-// resolve gives the nodes of packs their ids. before is the last node before them, and
-// resolve returns the last one among them.
-func resolve(s *history.Session, packs []pack.Pack, before graph.ID) (last graph.ID, err error) {
-	for i := range packs {
-		if before, err = packs[i].Resolve(before); err != nil {
-			return before, codec.Corrupt(err, "pack of revision %d of %s", packs[i].Revision, s.Name)
-		}
+// isFull reports whether the turns fill a segment.
+func (p *plan) isFull() bool {
+	if p.all {
+		return p.bytes >= uint64(p.sizes.Large)
 	}
-	return before, nil
+	return p.bytes >= uint64(p.sizes.Full) || len(p.turns) >= p.sizes.Turns
 }
 
-// sizes returns the size of packs before compression, and a bound for their size if they
-// don't compress.
-func sizes(packs []pack.Pack) (bytes uint64, size int) {
-	for i := range packs {
-		bytes, size = bytes+packs[i].Uncompressed(), size+packs[i].Size()
+// sizes returns the size of the nodes of turns before compression, and a bound for the size of the
+// turns if they don't compress.
+func sizes(of []turns.Turn) (bytes uint64, size int) {
+	for i := range of {
+		t := &of[i]
+		bytes, size = bytes+t.Pack.Uncompressed(), size+t.Pack.Size()+400+len(t.Parts)*180+len(t.Usage)*100
 	}
 	return bytes, size
 }
 
-// hasRoom reports whether the packs of a segment can be added. An empty plan always has room
+// hasRoom reports whether the turns of a segment can be added. An empty plan always has room
 // for them.
-func (p *plan) hasRoom(z Sizes, segment *pack.Segment) bool {
-	_, size := sizes(segment.Packs)
-	return len(p.packs) == 0 || p.size+size <= z.Most && len(p.keys) <= mostKeys
+func (p *plan) hasRoom(segment *turns.Segment) bool {
+	_, size := sizes(segment.Turns)
+	return len(p.turns) == 0 || p.size+size <= p.sizes.Most && len(p.keys) <= mostKeys
 }
 
-// add adds the packs of a segment. sealed is the revision up to which all segments are full.
-func (p *plan) add(s *history.Session, segment *pack.Segment, sealed head.Revision) {
-	p.packs, p.keys = append(p.packs, segment.Packs...), append(p.keys, segment.Keys...)
-	end := segment.Packs[len(segment.Packs)-1].Revision
-	if segment.Level != codec.Fast { // It is not a loose pack, so it has an index record.
-		p.keys = append(p.keys, s.Space.Index(s.Inc, end))
+// add adds the turns of a segment. sealed is the revision up to which all segments are full.
+func (p *plan) add(segment *turns.Segment, sealed head.Revision) {
+	if len(p.turns) == 0 {
+		p.before = segment.Before
 	}
-	bytes, size := sizes(segment.Packs)
+	p.turns, p.keys = append(p.turns, segment.Turns...), append(p.keys, segment.Keys...)
+	bytes, size := sizes(segment.Turns)
 	p.bytes, p.size, p.level = p.bytes+bytes, p.size+size, min(p.level, segment.Level)
-	if head.Revision(end) > sealed {
+	if segment.Last > sealed {
 		p.fresh += bytes
 	}
 	p.segments++
 }
 
-// advance notes in a lifecycle record that the packs are in a full segment and, if all is
+// last returns the revision of the last turn.
+func (p *plan) last() head.Revision { return p.turns[len(p.turns)-1].Revision }
+
+// advance notes in a lifecycle record that the turns are in a full segment and, if all is
 // set, that the segment is compressed as well as can be.
-func (p *plan) advance(life *heads.Life, all bool) {
-	last := head.Revision(p.packs[len(p.packs)-1].Revision)
-	if last > life.Sealed {
-		life.Sealed, life.SealedBytes = last, life.SealedBytes+p.fresh
+func (p *plan) advance(life *heads.Life) {
+	if p.last() > life.Sealed {
+		life.Sealed, life.SealedBytes = p.last(), life.SealedBytes+p.fresh
 	}
-	if all {
-		life.Packed = last
+	if p.all {
+		life.Packed = p.last()
 	}
 }
 
-// replace makes b store the packs as one segment, and delete the keys that store them now.
-func (p *plan) replace(b *engine.Batch, s *history.Session, level codec.Level) error {
-	keys, values, err := pack.EncodeSegment(s.Space, s.Inc, p.packs, p.before, level)
+// replace makes b store the turns as one segment, delete the keys that store them now, and add
+// those that were loose to the index.
+func (p *plan) replace(ctx context.Context, b *engine.Batch, s *history.Session, life *heads.Life, level codec.Level) error {
+	end, err := s.EndOf(ctx, p.before.Revision)
+	for i := 0; err == nil && i < len(p.turns); i++ {
+		end, err = end.Then(&p.turns[i].Commit, p.turns[i].ID)
+	}
+	if err != nil {
+		return codec.Corrupt(err, "state of %s before revision %d", s.Name, p.last())
+	}
+	segment := &turns.Segment{First: p.turns[0].Revision, Last: p.last(), Level: level, Before: p.before, End: end, Turns: p.turns}
+	keys, values, err := turns.EncodeSealed(s.Space, s.Inc, segment)
 	if err != nil {
 		return err
 	}
-	indexKey, index := pack.SealIndex(s.Space, s.Inc, p.packs)
-	keys, values = append(keys, indexKey), append(values, index)
 	set := map[string]bool{}
 	for i := range keys {
 		b.Set(keys[i], values[i])
@@ -186,5 +224,8 @@ func (p *plan) replace(b *engine.Batch, s *history.Session, level codec.Level) e
 			b.Delete(k)
 		}
 	}
-	return nil
+	if p.last() <= life.Indexed() {
+		return nil
+	}
+	return s.Append(ctx, b, s.Inc, life, p.turns[life.Indexed()+1-p.turns[0].Revision:])
 }

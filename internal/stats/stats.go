@@ -10,7 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -36,9 +36,8 @@ type Report struct {
 var kinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.OrderTime: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
-	keys.Commit: "commits", keys.Turn: "commits",
-	keys.Pack:     "nodes",
-	keys.EventKey: "index", keys.Attachment: "index", keys.Index: "index",
+	keys.Segment:    "history",
+	keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Version: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",
 	keys.Cycle: "gc", keys.Edge: "gc", keys.Count: "gc", keys.Bookmark: "gc", keys.Candidate: "gc", keys.Detached: "gc", keys.Stale: "gc", keys.Loose: "gc", keys.Copying: "sessions",
 }
@@ -76,13 +75,11 @@ func (r *Report) count(space *keys.Space, letter byte, fields []byte, p engine.P
 		return r.countHead(p)
 	case keys.Life:
 		return r.countLife(p)
-	case keys.Commit:
-		return r.countCommit(p)
 	case keys.Mark:
 		r.Blobs++
-	case keys.Pack:
-		if _, value := keys.PackFields(fields); value == 0 { // The others are further values of the same segment.
-			return r.countPack(space, p)
+	case keys.Segment:
+		if _, value := keys.SegmentFields(fields); value == 0 { // The others are further values of the same segment.
+			return r.countSegment(space, p)
 		}
 	}
 	return nil
@@ -94,7 +91,9 @@ func (r *Report) countHead(p engine.Pair) error {
 		return codec.Corrupt(err, "head at key %x", p.Key)
 	}
 	r.Sessions++
+	r.Commits += int(h.Revision)
 	r.Nodes += h.Nodes
+	r.Checkpoints += h.PartBytes
 	r.Payload += h.Bytes
 	r.Usage = head.AddUsage(r.Usage, h.Usage)
 	return nil
@@ -111,22 +110,8 @@ func (r *Report) countLife(p engine.Pair) error {
 	return nil
 }
 
-func (r *Report) countCommit(p engine.Pair) error {
-	c, _, err := heads.OpenCommit(p.Key, p.Value)
-	if err != nil {
-		return codec.Corrupt(err, "commit at key %x", p.Key)
-	}
-	r.Commits++
-	for _, part := range c.Parts {
-		if part.Set == c.Revision {
-			r.Checkpoints += uint64(part.Size)
-		}
-	}
-	return nil
-}
-
-func (r *Report) countPack(space *keys.Space, p engine.Pair) error {
-	loose, err := pack.IsLoose(space, p)
+func (r *Report) countSegment(space *keys.Space, p engine.Pair) error {
+	loose, err := turns.IsLoose(space, p)
 	if err != nil {
 		return err
 	}

@@ -50,8 +50,8 @@ func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *hea
 // isNoFork checks that the first commit of an incarnation that has no origin is not one of
 // a fork.
 func (v *verifier) isNoFork(ctx context.Context, inc heads.Incarnation) error {
-	c, _, err := v.store.CommitAt(ctx, inc, 1)
-	if err == nil && c.Previous != heads.Genesis(inc, nil) {
+	t, err := v.store.TurnAt(ctx, inc, 1)
+	if err == nil && t.Previous != heads.Genesis(inc, nil) {
 		err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", record.ErrMissing), "origin of %s", v.name(inc))
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -24,11 +25,11 @@ type nodeCheck struct {
 	live  bool          // whether the incarnation lives
 	// shown reports whether a session shows a node of a deleted incarnation. The blobs of
 	// other nodes may be gone.
-	shown  func(n *history.Node) bool
-	nodes  []history.Node
-	layers []history.Layer            // all of them, this one last
-	own    map[graph.ID]pack.Position // where the nodes are
-	index  map[pack.Entry]bool
+	shown   func(n *history.Node) bool
+	nodes   []history.Node
+	layers  []history.Layer            // all of them, this one last
+	own     map[graph.ID]pack.Position // where the nodes are
+	entries []turns.Entry              // that the index has to have
 }
 
 // liveNodes checks the nodes of a session that lives, up to commit last. The caller has
@@ -50,7 +51,7 @@ func (c *nodeCheck) check(ctx context.Context) error {
 	if err := steady(ctx, c.h, func() error { return c.read(ctx) }); err != nil {
 		return err
 	}
-	if err := c.readIndex(ctx); err != nil {
+	if err := c.checkIndex(ctx); err != nil {
 		return err
 	}
 	c.own = make(map[graph.ID]pack.Position, len(c.nodes))
@@ -70,33 +71,45 @@ func (c *nodeCheck) check(ctx context.Context) error {
 }
 
 // read reads the nodes and verifies that they are those of the commits.
-func (c *nodeCheck) read(ctx context.Context) (err error) {
-	if !c.live {
-		err = c.h.Commits(ctx, 0, c.layer.Last, func(*heads.Commit, head.CommitID) error { return nil })
-		if err != nil {
-			return err
+func (c *nodeCheck) read(ctx context.Context) error {
+	c.nodes, c.entries = nil, nil
+	return c.h.Turns(ctx, 0, c.layer.Last, func(t *turns.Turn) error {
+		if t.Revision == c.layer.Last && !c.layer.Commit.IsZero() && t.ID != c.layer.Commit {
+			return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, c.h.Name)
 		}
-	}
-	if c.nodes, err = c.h.AppendNodes(ctx, c.layer, 0, nil); err != nil {
-		return err
-	}
-	return c.h.VerifyLayer(ctx, c.layer, c.nodes)
+		c.nodes = c.h.AppendTurn(c.nodes, c.layer, t)
+		c.entries = turns.Entries(c.entries, c.store.Space, t)
+		return nil
+	})
 }
 
-// readIndex reads where the index says that the nodes are. After a damaged record it
-// reads no further.
-func (c *nodeCheck) readIndex(ctx context.Context) error {
-	c.index = map[pack.Entry]bool{}
-	for e, err := range pack.Index(ctx, c.store.Engine, c.store.Space, c.h.Inc) {
-		if endsCheck(err) {
+// checkIndex checks that the stored index has the entries of all turns up to the revision that the
+// lifecycle record says.
+func (c *nodeCheck) checkIndex(ctx context.Context) error {
+	err := steady(ctx, c.h, func() error {
+		life, err := c.store.Life(ctx, c.h.Inc)
+		if err != nil || life == nil {
 			return err
 		}
+		stored, err := c.store.Runs(ctx, c.h.Inc, life.Runs)
 		if err != nil {
-			c.problem(err, "index of %s", c.h.Name)
-			break
+			return err
 		}
-		c.index[e] = true
+		found := make(map[turns.Entry]bool, len(stored))
+		for _, e := range stored {
+			found[e] = true
+		}
+		for _, e := range c.entries {
+			if e.At.Revision <= uint64(life.Indexed()) && !found[e] {
+				return codec.Corrupt(record.ErrMissing, "index entry of revision %d of %s", e.At.Revision, c.h.Name)
+			}
+		}
+		return nil
+	})
+	if endsSession(err) {
+		return err
 	}
+	c.problemOf(c.h.Name, err)
 	return nil
 }
 
@@ -106,12 +119,6 @@ func (c *nodeCheck) node(ctx context.Context, n *history.Node) error {
 		c.Nodes++
 	}
 	c.refer(n)
-	if err := c.indexEntry(ctx, n); err != nil {
-		return err
-	}
-	if err := c.eventKey(ctx, n); err != nil {
-		return err
-	}
 	return c.parent(ctx, n)
 }
 
@@ -127,49 +134,6 @@ func (c *nodeCheck) refer(n *history.Node) {
 			c.uses[use] = n.Revision
 		}
 	}
-}
-
-// indexEntry checks that the index leads to a node.
-func (c *nodeCheck) indexEntry(ctx context.Context, n *history.Node) error {
-	entry := pack.Entry{Prefix: pack.PrefixOf(n.ID), Position: n.Position()}
-	if c.index[entry] {
-		return nil
-	}
-	// Sealing may have moved the entry while the index was read, so look again.
-	err := steady(ctx, c.h, func() error {
-		for e, err := range pack.Index(ctx, c.store.Engine, c.store.Space, c.h.Inc) {
-			if err != nil || e == entry {
-				return err
-			}
-		}
-		return codec.Corrupt(record.ErrMissing, "index entry of node %s of %s", n.ID, c.h.Name)
-	})
-	if endsSession(err) {
-		return err
-	}
-	c.problemOf(c.h.Name, err)
-	return nil
-}
-
-// eventKey checks that a node is found by its event key, if it has one.
-func (c *nodeCheck) eventKey(ctx context.Context, n *history.Node) error {
-	if n.Key == "" {
-		return nil
-	}
-	key := c.store.Space.EventKey(c.h.Inc, n.Key)
-	value, err := c.get(ctx, key)
-	if err != nil {
-		return err
-	}
-	p, err := pack.OpenPosition(key, value, keys.EventKey)
-	if err == nil && p != n.Position() {
-		err = pointsElsewhere(p)
-	}
-	if err != nil && c.removed(ctx, n.Revision) {
-		return nil
-	}
-	c.problem(err, "event key of node %s of %s", n.ID, c.h.Name)
-	return nil
 }
 
 // pointsElsewhere is the error of an index entry that names the wrong node.
@@ -197,7 +161,7 @@ func (c *nodeCheck) parent(ctx context.Context, n *history.Node) error {
 		return nil
 	}
 	err := steady(ctx, c.h, func() error {
-		_, _, err := c.h.Node(ctx, c.layer.Last, p)
+		_, _, err := c.h.Find(ctx, c.layer.Last, p)
 		return err
 	}, c.layers[:len(c.layers)-1]...)
 	if endsSession(err) {
@@ -259,7 +223,7 @@ func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *histo
 	if err != nil {
 		return err
 	}
-	p, err := pack.OpenPosition(key, value, keys.Attachment)
+	p, err := pack.OpenAttachment(key, value)
 	if err == nil && p != first.Position() && !erased[p] {
 		err = pointsElsewhere(p)
 	}

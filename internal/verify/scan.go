@@ -15,10 +15,10 @@ import (
 
 // recordNames is what problems call the records of each letter.
 var recordNames = map[byte]string{
-	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Commit: "commit", keys.Copying: "note of the last copy",
+	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Copying: "note of the last copy",
 	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
-	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Turn: "turn", keys.Count: "number of edges",
-	keys.EventKey: "event key", keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Pack: "pack", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
+	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Count: "number of edges",
+	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
 	keys.OrderTime: "time in the order of sessions", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 }
@@ -35,7 +35,7 @@ type badRecord struct {
 // name one.
 func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
 	switch letter {
-	case keys.Commit, keys.Dirty, keys.Attachment, keys.Turn, keys.EventKey, keys.Life, keys.Origin, keys.Pack, keys.Version, keys.Ref,
+	case keys.Dirty, keys.Attachment, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref,
 		keys.Tombstone, keys.OrderTime, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
 		return heads.Incarnation(fields), true
 	case keys.Child:

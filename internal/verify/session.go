@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -66,44 +67,37 @@ func (v *verifier) commits(ctx context.Context, ses *session, h *heads.Head) err
 	if err != nil {
 		return err
 	}
-	var usage []head.Usage
-	nodes, last := uint64(0), &heads.Commit{}
-	err = ses.Commits(ctx, 0, h.Revision, func(c *heads.Commit, _ head.CommitID) error {
-		v.Commits++
-		usage, nodes, last = head.AddUsage(usage, c.Usage), nodes+uint64(c.Nodes), c
-		if err := v.turn(ctx, ses, c); err != nil {
+	sum := heads.Begin(ses.Inc, ses.Origin)
+	of := turns.Range{Inc: ses.Inc, Name: ses.Name, Last: h.Revision, Previous: sum.Commit}
+	for s, err := range ses.Segments(ctx, of) {
+		if err != nil {
 			return err
 		}
-		checkpoints.follow(c)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if err := checkHeadParts(ctx, ses, h, last); err != nil {
-		return err
+		for i := range s.Turns {
+			if s.Turns[i].Revision <= sum.Revision || s.Turns[i].Revision > h.Revision {
+				continue
+			}
+			v.Commits++
+			if sum, err = sum.Then(&s.Turns[i].Commit, s.Turns[i].ID); err != nil {
+				return codec.Corrupt(err, "commit %d of %s", s.Turns[i].Revision, ses.Name)
+			}
+			checkpoints.follow(&s.Turns[i].Commit)
+		}
+		if !s.Loose() && s.Last == sum.Revision && !same(&s.End, &sum) {
+			v.problem(errors.New("totals or checkpoint differ from the commits"), "end of the segment with commit %d of %s", s.Last, ses.Name)
+		}
 	}
 	if err := checkpoints.check(ctx, h.Revision); err != nil {
 		return err
 	}
-	if fmt.Sprint(usage) != fmt.Sprint(h.Usage) || nodes != h.Nodes {
-		v.problem(errors.New("totals differ from the sum of the commits"), "head of session %q", ses.ID)
+	if h.Revision > 0 && !same(&sum, &h.State) {
+		v.problem(errors.New("totals or checkpoint differ from the commits"), "head of session %q", ses.ID)
 	}
 	return nil
 }
 
-// checkHeadParts checks that the head has the checkpoint of the last commit. A session
-// without commits has none to compare.
-func checkHeadParts(ctx context.Context, ses *session, h *heads.Head, last *heads.Commit) error {
-	if h.Revision == 0 {
-		return nil
-	}
-	parts, err := ses.PartsAt(ctx, last)
-	if err == nil && fmt.Sprint(parts) != fmt.Sprint(h.Parts) {
-		err = fmt.Errorf("checkpoint differs from commit %d", h.Revision)
-	}
-	return codec.Corrupt(err, "head of session %q", ses.ID)
-}
+// same reports whether two states agree.
+func same(a, b *heads.State) bool { return fmt.Sprint(*a) == fmt.Sprint(*b) }
 
 // ancestors checks that a fork's ancestors have the commits at which the fork says that
 // the shared histories end. The ancestors themselves were checked before. Forks of a
@@ -116,8 +110,8 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		if a.Revision == 0 || v.checkedEnds[a] {
 			continue
 		}
-		_, id, err := v.store.CommitAt(ctx, a.Incarnation, a.Revision)
-		if err == nil && id != a.Commit {
+		t, err := v.store.TurnAt(ctx, a.Incarnation, a.Revision)
+		if err == nil && t.ID != a.Commit {
 			err = codec.Corrupt(record.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
 		}
 		if err != nil {
@@ -125,24 +119,6 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		}
 		v.checkedEnds[a] = true // not before: an attempt that found damage may be made again
 	}
-	return nil
-}
-
-// turn checks that a commit is found by its turn id, if it has one.
-func (v *verifier) turn(ctx context.Context, ses *session, c *heads.Commit) error {
-	if c.Turn == "" {
-		return nil
-	}
-	key := v.store.Space.Turn(ses.Inc, c.Turn)
-	value, err := v.get(ctx, key)
-	if err != nil {
-		return err
-	}
-	r, err := heads.OpenTurn(key, value)
-	if err == nil && r != c.Revision {
-		err = fmt.Errorf("points to revision %d", r)
-	}
-	v.problem(err, "turn %q of session %q", c.Turn, ses.ID)
 	return nil
 }
 

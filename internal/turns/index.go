@@ -1,0 +1,258 @@
+package turns
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/maphash"
+	"sync"
+
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/cache"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// An Index finds the nodes and commits of one incarnation as of a revision. What it knows stays
+// true, since revisions don't change: a commit that guards the head of that revision needs no guard
+// to know that nobody has its event keys or its turn id. It is safe for concurrent use.
+type Index struct {
+	inc heads.Incarnation
+
+	mu       sync.Mutex       // guards the fields below
+	revision head.Revision    // the last one that the index knows
+	runs     []run            // up to their last revision the entries are stored
+	loose    []looseEntry     // of the revisions after that, in order
+	by       map[uint64]int32 // the last entry of each hash in loose, plus 1
+	counted  int              // how many entries of loose the cache knows of
+}
+
+// A looseEntry is an entry of a loose segment.
+type looseEntry struct {
+	hash uint64
+	at   pack.Position
+	next int32 // the entry of the same hash before, plus 1, or 0
+}
+
+// A Name is what an entry is looked for by: the id of a node, or an event key or a turn id.
+type Name struct {
+	Kind Kind
+	ID   graph.ID // of NodeEntry and LeafEntry
+	Text string   // of KeyEntry and TurnEntry
+}
+
+var seed = maphash.MakeSeed()
+
+// loose returns the hash of a name in the loose part of an index.
+func (n *Name) loose() uint64 {
+	const mix = 0x9e3779b97f4a7c15 // an odd number without pattern, 2^64 by the golden ratio
+	if n.Kind == KeyEntry || n.Kind == TurnEntry {
+		return maphash.String(seed, n.Text) + uint64(n.Kind)*mix
+	}
+	return binary.LittleEndian.Uint64(n.ID[:]) + uint64(n.Kind)*mix
+}
+
+// stored returns the hash of a name in runs.
+func (n *Name) stored(r Reader) uint32 {
+	switch n.Kind {
+	case KeyEntry:
+		return hashName(r.Space.EventKey(n.Text))
+	case TurnEntry:
+		return hashName(r.Space.Turn(n.Text))
+	}
+	return hashID(n.ID)
+}
+
+// Indexes keeps the indexes of sessions.
+type Indexes = cache.Cache[heads.Incarnation, *Index]
+
+// NewIndexes returns an empty cache that holds at most a number of bytes.
+func NewIndexes(maximum int) *Indexes { return cache.New[heads.Incarnation, *Index](maximum) }
+
+const (
+	looseBytes = 72   // what a loose entry takes in memory
+	mostLoose  = 8192 // entries, after which the index is read again: much of it was sealed by somebody else
+)
+
+// Index returns the index of an incarnation, which knows the revisions up to last at least. It
+// reads only what is new since it was asked for before.
+func (r Reader) Index(ctx context.Context, inc heads.Incarnation, last head.Revision) (*Index, error) {
+	ix, ok := r.Indexes.Get(inc)
+	if ok {
+		done, grown, err := ix.advance(ctx, r, last)
+		if grown {
+			ix.keep(r)
+		}
+		if done || err != nil {
+			return ix, err
+		}
+	}
+	ix = &Index{inc: inc}
+	if err := ix.read(ctx, r, last); err != nil {
+		return nil, err
+	}
+	ix.keep(r)
+	return ix, nil
+}
+
+// keep puts the index into the cache, with the size that it has now.
+func (ix *Index) keep(r Reader) {
+	ix.mu.Lock()
+	ix.counted = len(ix.loose)
+	ix.mu.Unlock()
+	r.Indexes.Put(ix.inc, ix, 512+looseBytes*ix.counted)
+}
+
+// Begin puts the index of a new session into the cache.
+func (r Reader) Begin(inc heads.Incarnation) {
+	r.Indexes.Put(inc, &Index{inc: inc}, 512)
+}
+
+// read reads the index up to a revision: the lifecycle record says which runs there are, and what
+// is loose is read itself.
+func (ix *Index) read(ctx context.Context, r Reader, last head.Revision) error {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	for range 3 { // Sealing may go on meanwhile.
+		key := r.Space.Life(ix.inc)
+		values, err := r.Engine.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		life, err := heads.OpenLife(key, values[0])
+		if err != nil {
+			return codec.Corrupt(err, "lifecycle of incarnation %x", ix.inc)
+		}
+		ix.runs, ix.loose, ix.by, ix.revision = runsOf(ix.inc, life.Runs), nil, nil, life.Indexed()
+		if done, err := ix.follow(ctx, r, last); done || err != nil {
+			return err
+		}
+	}
+	return codec.Corrupt(record.ErrMissing, "index of incarnation %x", ix.inc)
+}
+
+// advance reads what is new up to a revision. Done is false if that can't be read any more as
+// the commits wrote it. Grown says that the cache has to be told of the size of the index.
+func (ix *Index) advance(ctx context.Context, r Reader, last head.Revision) (done, grown bool, err error) {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if len(ix.loose) > mostLoose {
+		return false, false, nil
+	}
+	done, err = ix.follow(ctx, r, last)
+	return done, done && (len(ix.loose) > 2*ix.counted+64 || 2*len(ix.loose)+64 < ix.counted), err
+}
+
+// follow adds the entries of the loose segments up to a revision. It reports false if one of the
+// turns is sealed.
+func (ix *Index) follow(ctx context.Context, r Reader, last head.Revision) (bool, error) {
+	if last <= ix.revision {
+		return true, nil
+	}
+	of := Range{Inc: ix.inc, Name: nameOf(ix.inc), After: ix.revision, Last: last}
+	for s, err := range r.Segments(ctx, of) {
+		if err != nil {
+			return false, err
+		}
+		if !s.Loose() {
+			return false, nil
+		}
+		ix.add(&s.Turns[0])
+	}
+	return true, nil
+}
+
+// Add adds the entries of a turn, if the index knows all turns before it and not the turn itself.
+func (ix *Index) Add(t *Turn) {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if t.Revision == ix.revision+1 {
+		ix.add(t)
+	}
+}
+
+func (ix *Index) add(t *Turn) {
+	revision := uint64(t.Revision)
+	for i := range t.Pack.Nodes {
+		n, at := &t.Pack.Nodes[i], pack.Position{Revision: revision, Index: i}
+		ix.addEntry(Name{Kind: NodeEntry, ID: n.ID}, at)
+		if n.Key != "" {
+			ix.addEntry(Name{Kind: KeyEntry, Text: n.Key}, at)
+		}
+	}
+	at := pack.Position{Revision: revision}
+	if t.Turn != "" {
+		ix.addEntry(Name{Kind: TurnEntry, Text: t.Turn}, at)
+	}
+	if t.movesLeaf() {
+		ix.addEntry(Name{Kind: LeafEntry, ID: t.Leaf}, at)
+	}
+	ix.revision = t.Revision
+}
+
+func (ix *Index) addEntry(n Name, at pack.Position) { ix.addHash(n.loose(), at) }
+
+func (ix *Index) addHash(hash uint64, at pack.Position) {
+	if ix.by == nil {
+		ix.by = map[uint64]int32{}
+	}
+	ix.loose = append(ix.loose, looseEntry{hash: hash, at: at, next: ix.by[hash]})
+	ix.by[hash] = int32(len(ix.loose))
+}
+
+// Sealed tells the index of the runs of a lifecycle record. The entries up to their last revision
+// need not be kept in memory any more.
+func (ix *Index) Sealed(life *heads.Life) {
+	ix.mu.Lock()
+	defer ix.mu.Unlock()
+	if ix.revision < life.Indexed() {
+		ix.revision = life.Indexed()
+	}
+	rest := ix.loose
+	for len(rest) > 0 && rest[0].at.Revision <= uint64(life.Indexed()) {
+		rest = rest[1:]
+	}
+	ix.runs, ix.loose, ix.by = runsOf(ix.inc, life.Runs), nil, nil
+	for _, e := range rest {
+		ix.addHash(e.hash, e.at)
+	}
+}
+
+// Find returns the positions of the entries of a name, those of the newest revisions first. What
+// is there may have another name with the same hash.
+func (r Reader) Find(ctx context.Context, ix *Index, name Name) ([]pack.Position, error) {
+	for attempt := 0; ; attempt++ {
+		out, err := ix.find(ctx, r, name)
+		if !errors.Is(err, record.ErrMissing) || attempt == 3 {
+			return out, err
+		}
+		// Runs were merged meanwhile.
+		ix.mu.Lock()
+		last := ix.revision
+		ix.mu.Unlock()
+		if err := ix.read(ctx, r, last); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (ix *Index) find(ctx context.Context, r Reader, name Name) (out []pack.Position, err error) {
+	hash := name.loose()
+	ix.mu.Lock()
+	for i := ix.by[hash]; i > 0; i = ix.loose[i-1].next {
+		out = append(out, ix.loose[i-1].at)
+	}
+	runs := ix.runs
+	ix.mu.Unlock()
+	if len(runs) == 0 {
+		return out, nil
+	}
+	stored, err := r.find(ctx, runs, name.Kind, name.stored(r))
+	for i := len(stored); i > 0; i-- {
+		out = append(out, stored[i-1])
+	}
+	return out, err
+}

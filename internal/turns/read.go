@@ -1,0 +1,371 @@
+package turns
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/cache"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// A Reader reads the segments of a store.
+type Reader struct {
+	Engine  engine.Engine
+	Space   *keys.Space
+	Cache   *Cache // this and the others may be nil
+	Indexes *Indexes
+	Pages   *Pages
+}
+
+// nameOf is what errors call an incarnation.
+func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
+
+// A Cache keeps sealed segments that were decoded and verified. A segment is read from the engine
+// all the same, and the cache is asked only whether these very bytes were decoded before. So what
+// was erased or damaged since is not found in it.
+type Cache = cache.Cache[string, *decoded]
+
+// NewCache returns an empty cache that holds at most a number of bytes.
+func NewCache(maximum int) *Cache { return cache.New[string, *decoded](maximum) }
+
+// A decoded segment must not be changed.
+type decoded struct {
+	values  [][]byte
+	segment *Segment
+}
+
+// nodeBytes is about what a decoded node takes in memory beside its payload.
+const nodeBytes = 320
+
+func (d *decoded) size() int {
+	n := 0
+	for _, v := range d.values {
+		n += 6 * len(v) // what was compressed, and about as much as that makes
+	}
+	for i := range d.segment.Turns {
+		n += nodeBytes * (1 + len(d.segment.Turns[i].Pack.Nodes))
+	}
+	return n
+}
+
+// A Range is a range of an incarnation's revisions.
+type Range struct {
+	Inc   heads.Incarnation
+	Name  string        // what errors call the history
+	After head.Revision // the range begins after this revision
+	Last  head.Revision // the range ends with this revision, or with the last one that is there if it is Open
+	// Previous is the id of the commit of revision After, which the first commit of the
+	// range has to follow. If it is zero, the first commit may follow any commit.
+	Previous head.CommitID
+}
+
+// Open is the Last of a range that has no end.
+const Open = ^head.Revision(0)
+
+// Segments yields the segments that hold the revisions of a range, in order, verified, and each
+// following the one before. None is missing. The first segment can begin before the range, and the
+// last one end after it. Sealing may run meanwhile: then a segment can begin with turns that were
+// yielded before.
+//
+// The caller must not change the segments.
+func (r Reader) Segments(ctx context.Context, of Range) iter.Seq2[*Segment, error] {
+	return func(yield func(*Segment, error) bool) {
+		if of.Last <= of.After {
+			return
+		}
+		next, previous := of.After+1, of.Previous
+		for raw, err := range r.records(ctx, of.Inc, next, 0) {
+			var s *Segment
+			if err == nil {
+				s, err = r.decode(of.Inc, raw)
+			}
+			if err == nil {
+				err = s.follows(next, previous)
+			}
+			if err != nil {
+				yield(nil, codec.Corrupt(err, "commit %d of %s", next, of.Name))
+				return
+			}
+			if !yield(s, nil) {
+				return
+			}
+			next, previous = s.Last+1, s.Turns[len(s.Turns)-1].ID
+			if s.Last >= of.Last {
+				return
+			}
+		}
+		if of.Last != Open {
+			yield(nil, codec.Corrupt(record.ErrMissing, "commit %d of %s", next, of.Name))
+		}
+	}
+}
+
+// follows checks that revision next is in s, and follows the commit with the id previous, if that
+// is not zero.
+func (s *Segment) follows(next head.Revision, previous head.CommitID) error {
+	t := s.Turn(next)
+	if t == nil {
+		return record.ErrMissing
+	}
+	if t.Previous != previous && !previous.IsZero() {
+		return fmt.Errorf("%w: it does not follow commit %d", record.ErrHash, next-1)
+	}
+	return nil
+}
+
+// Turns calls f for the turns of a range in order. They must not be changed.
+func (r Reader) Turns(ctx context.Context, of Range, f func(*Turn) error) error {
+	done := of.After
+	for s, err := range r.Segments(ctx, of) {
+		if err != nil {
+			return err
+		}
+		for i := range s.Turns {
+			t := &s.Turns[i]
+			if t.Revision <= done || t.Revision > of.Last {
+				continue
+			}
+			if err := f(t); err != nil {
+				return err
+			}
+			done = t.Revision
+		}
+	}
+	return nil
+}
+
+// At returns the segment that holds a revision. The caller must not change it.
+func (r Reader) At(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*Segment, error) {
+	raw, err := r.first(ctx, inc, revision)
+	if err != nil {
+		return nil, err
+	}
+	s, err := r.decode(inc, raw)
+	if err == nil && s.First > revision {
+		err = record.ErrMissing
+	}
+	return s, err
+}
+
+// first reads the first segment that ends with a revision or a later one.
+func (r Reader) first(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*rawSegment, error) {
+	for limit := 2; ; { // a sealed segment has so many values, unless it is large
+		raw, err := (*rawSegment)(nil), record.ErrMissing
+		for raw, err = range r.records(ctx, inc, revision, limit) {
+			break
+		}
+		var more *valuesError
+		if !errors.As(err, &more) || more.want <= limit {
+			return raw, err
+		}
+		limit = more.want
+	}
+}
+
+// Commits calls f for the commits of a range that are loose, without reading their nodes, and
+// returns the last revision that it met. It ends at a sealed segment.
+func (r Reader) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
+	next, previous := of.After+1, of.Previous
+	for raw, err := range r.records(ctx, of.Inc, next, 0) {
+		var c *heads.Commit
+		var id head.CommitID
+		switch {
+		case err != nil:
+		case raw.header.level != codec.Fast || raw.header.first != uint64(next):
+			err = record.ErrMissing
+		default:
+			if c, id, _, err = openCommit(raw.header, raw.rest); err == nil && c.Previous != previous && !previous.IsZero() {
+				err = record.ErrHash
+			}
+		}
+		if err == nil {
+			err = f(c, id)
+		}
+		if err != nil {
+			return codec.Corrupt(err, "commit %d of %s", next, of.Name)
+		}
+		if next, previous = next+1, id; next > of.Last {
+			return nil
+		}
+	}
+	return codec.Corrupt(record.ErrMissing, "commit %d of %s", next, of.Name)
+}
+
+// A rawSegment is a segment as it was read.
+type rawSegment struct {
+	header header
+	rest   []byte // of the first value
+	keys   [][]byte
+	values [][]byte
+}
+
+// A valuesError reports a segment of more values than were asked for.
+type valuesError struct{ want int }
+
+func (e *valuesError) Error() string { return fmt.Sprintf("turns: segment of %d values", e.want) }
+
+// records yields the segments that end with a revision or a later one. If limit is not 0, it reads
+// at most that many values, and yields a *valuesError if they end in the middle of a segment.
+func (r Reader) records(ctx context.Context, inc heads.Incarnation, from head.Revision, limit int) iter.Seq2[*rawSegment, error] {
+	return func(yield func(*rawSegment, error) bool) {
+		scan := engine.Range{Start: r.Space.Segment(inc, uint64(from), 0), End: r.Space.Of(keys.Segment, inc).End, Limit: limit}
+		raw := &rawSegment{}
+		for p, err := range r.Engine.Scan(ctx, scan) {
+			if err == nil {
+				err = raw.add(r.Space, p)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if len(raw.values) < raw.header.values {
+				continue
+			}
+			if !yield(raw, nil) {
+				return
+			}
+			raw = &rawSegment{}
+		}
+		if n := len(raw.values); n > 0 && limit > 0 {
+			yield(nil, &valuesError{raw.header.values})
+		} else if n > 0 {
+			yield(nil, fmt.Errorf("%w: %d of %d values", record.ErrMissing, n, raw.header.values))
+		}
+	}
+}
+
+// add adds a value.
+func (raw *rawSegment) add(space *keys.Space, p engine.Pair) (err error) {
+	if len(raw.values) == 0 {
+		if raw.header, raw.rest, err = openHeader(space, p.Key, p.Value); err != nil {
+			return err
+		}
+	} else if !bytes.Equal(p.Key, space.Segment(heads.Incarnation(p.Key[5:]), raw.header.last, len(raw.values))) {
+		return fmt.Errorf("%w: value %d of %d", record.ErrMissing, len(raw.values), raw.header.values)
+	}
+	raw.keys, raw.values = append(raw.keys, p.Key), append(raw.values, p.Value)
+	return nil
+}
+
+// decode decodes a segment, unless the cache has it.
+func (r Reader) decode(inc heads.Incarnation, raw *rawSegment) (*Segment, error) {
+	sealed := raw.header.level != codec.Fast
+	name := string(raw.keys[0])
+	if sealed {
+		if d, ok := r.Cache.Get(name); ok && slices.EqualFunc(d.values, raw.values, bytes.Equal) {
+			return d.segment, nil
+		}
+	}
+	var data []byte
+	for i, v := range raw.values[1:] {
+		body, err := codec.Open(raw.keys[i+1], v, keys.Segment)
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, body...)
+	}
+	s, err := decode(inc, raw.header, raw.rest, data)
+	if err != nil {
+		return nil, err
+	}
+	s.Keys = raw.keys
+	if sealed {
+		d := &decoded{raw.values, s}
+		r.Cache.Put(name, d, d.size())
+	}
+	return s, nil
+}
+
+// End returns the state at the end of the sealed segment that ends with a revision.
+func (r Reader) End(ctx context.Context, inc heads.Incarnation, revision head.Revision) (heads.State, error) {
+	key := r.Space.Segment(inc, uint64(revision), 0)
+	values, err := r.Engine.Get(ctx, key)
+	if err != nil {
+		return heads.State{}, err
+	}
+	h, rest, err := openHeader(r.Space, key, values[0])
+	if err == nil && h.level == codec.Fast {
+		err = fmt.Errorf("%w: loose segment", record.ErrMalformed)
+	}
+	if err != nil {
+		return heads.State{}, err
+	}
+	return openEnd(h, rest)
+}
+
+// OpenLast returns what the first value of the segment that ends with a revision says of the last
+// commit. Value is nil if there is none.
+func OpenLast(space *keys.Space, key, value []byte) (heads.Base, error) {
+	h, rest, err := openHeader(space, key, value)
+	if err != nil {
+		return heads.Base{}, err
+	}
+	if h.level != codec.Fast {
+		s, err := openEnd(h, rest)
+		return s.Base, err
+	}
+	c, id, _, err := openCommit(h, rest)
+	if err != nil {
+		return heads.Base{}, err
+	}
+	return c.Base(id), nil
+}
+
+// IsLoose reports whether the segment whose first value p is was stored by a commit.
+func IsLoose(space *keys.Space, p engine.Pair) (loose bool, err error) {
+	h, _, err := openHeader(space, p.Key, p.Value)
+	return h.level == codec.Fast, codec.Corrupt(err, "segment at key %x", p.Key)
+}
+
+// A NodeCount counts the nodes of segments that are removed, from their first values, in the order
+// of their keys.
+type NodeCount struct {
+	Nodes int
+	total uint64        // of the session up to the last segment
+	last  head.Revision // of that segment
+}
+
+// Add counts the nodes of the segment that p is a value of. What the first segment has is not known
+// if it is sealed and others were before it.
+func (c *NodeCount) Add(space *keys.Space, p engine.Pair) error {
+	if _, fields, ok := space.Fields(p.Key); ok {
+		if _, at := keys.SegmentFields(fields); at > 0 {
+			return nil
+		}
+	}
+	err := c.add(space, p)
+	return codec.Corrupt(err, "segment at key %x", p.Key)
+}
+
+func (c *NodeCount) add(space *keys.Space, p engine.Pair) error {
+	h, rest, err := openHeader(space, p.Key, p.Value)
+	if err != nil {
+		return err
+	}
+	if h.level == codec.Fast {
+		commit, _, _, err := openCommit(h, rest)
+		if err == nil {
+			c.Nodes, c.total = c.Nodes+commit.Nodes, c.total+uint64(commit.Nodes)
+		}
+		c.last = head.Revision(h.last)
+		return err
+	}
+	end, err := openEnd(h, rest)
+	if err != nil {
+		return err
+	}
+	if head.Revision(h.first) == c.last+1 {
+		c.Nodes += int(end.Nodes - min(c.total, end.Nodes))
+	}
+	c.total, c.last = end.Nodes, head.Revision(h.last)
+	return nil
+}
