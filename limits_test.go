@@ -96,6 +96,26 @@ func measured(maximum int64, limit string, beyond int, in func(n int) turnstone.
 	}}
 }
 
+// manyAttachments uploads 1,700 attachments.
+func manyAttachments(t *testing.T, s *turnstone.Session) (all []blob.Attachment) {
+	for i := range 1700 {
+		all = append(all, upload(t, s, fmt.Append(nil, i)))
+	}
+	return all
+}
+
+// manyWrites returns a commit of about n writes: two for each of 3,900 payloads, one for each of
+// 1,000 grants of uploads, and one for each attachment, of which there are more than 1,000.
+func manyWrites(attachments []blob.Attachment, n int) (c turnstone.Commit) {
+	for i := range 3900 {
+		c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: bytes.Repeat(fmt.Appendf(nil, "%d ", i), 6000)})
+	}
+	for i, a := range attachments[:n-2*len(c.Nodes)-1000] {
+		c.Nodes[i].Attachments = []blob.Attachment{a}
+	}
+	return c
+}
+
 var bounds = map[string]bound{
 	"namespace": {maximum: turnstone.MaxNamespace, limit: "namespace bytes", try: func(t *testing.T, n int) error {
 		st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Namespace: text(n)})
@@ -255,17 +275,18 @@ var bounds = map[string]bound{
 		}
 		return commit(size, turn)
 	}},
-	"commit writes": measured(turnstone.MaxCommitWrites, "writes", 11_000, func(n int) turnstone.Commit {
-		var c turnstone.Commit
-		for i := range 4000 { // two each, and n - 8,000 of these have a key
-			node := turnstone.NewNode{Kind: "k", Payload: bytes.Repeat(fmt.Appendf(nil, "%d ", i), 6000)}
-			if i < n-8000 {
-				node.Key = fmt.Sprint(i)
-			}
-			c.Nodes = append(c.Nodes, node)
+	"commit writes": {maximum: turnstone.MaxCommitWrites, limit: "writes", try: func(t *testing.T, n int) error {
+		const beyond = 10_500
+		s := limited(t)
+		all := manyAttachments(t, s)
+		_, err := s.Commit(ctx, manyWrites(all, beyond))
+		var le *turnstone.LimitError
+		if !errors.As(err, &le) || le.Limit != "writes" {
+			t.Fatalf("%d writes and more: %v", beyond, err)
 		}
-		return c
-	}),
+		_, err = s.Commit(ctx, manyWrites(all, beyond-int(le.Have)+n))
+		return err
+	}},
 	"node bytes": {maximum: turnstone.MaxCommitNodeBytes, limit: "node bytes", try: func(t *testing.T, n int) error {
 		s := limited(t)
 		a, err := s.PutAttachment(ctx, strings.NewReader("x"), -1, "", text(turnstone.MaxAttachmentText))
@@ -442,11 +463,7 @@ func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
 func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
 	st := openStore(t, memory.New(), nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
-	var n []turnstone.NewNode
-	for i := range 4096 {
-		n = append(n, turnstone.NewNode{Kind: "u", Key: fmt.Sprint(i), Payload: bytes.Repeat(fmt.Append(nil, i, " "), 1200)})
-	}
-	_, err := s.Commit(ctx, turnstone.Commit{Nodes: n})
+	_, err := s.Commit(ctx, manyWrites(manyAttachments(t, s), 10_500))
 	var le *turnstone.LimitError
 	if !errors.As(err, &le) || le.Limit != "writes" {
 		t.Error(err)

@@ -271,7 +271,7 @@ func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEn
 	}
 	return s.session.Turns(ctx, after, h.Revision, func(c *turns.Turn) error {
 		e := LogEntry{
-			Revision: c.Revision, Commit: c.ID, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: c.Usage,
+			Revision: c.Revision, Commit: c.ID, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: slices.Clone(c.Usage),
 			Pruned: !retained(c.Revision),
 		}
 		for _, p := range c.Parts {

@@ -23,14 +23,16 @@ type Options struct {
 	// It must not call the session that commits.
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
-	// packs are sealed into one segment. Default 192 KiB, at most MaxSeal. Larger
-	// compresses better and makes reading one old node slower.
+	// commits are sealed into one segment. Default 192 KiB, at most MaxSeal. Vacuum
+	// makes segments of five times that. Larger compresses better and makes reading
+	// one old node slower, unless it is in the cache.
 	SealBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.
 	NoAutoSeal bool
-	// CacheBytes bounds the contents of checkpoint parts that are kept so that
-	// the next version can be stored as a delta. Default 32 MiB. A part whose
-	// last version is not at hand is stored whole.
+	// CacheBytes bounds what is kept in memory. Half of it is for the contents of
+	// checkpoint parts, so that the next version can be stored as a delta: a part
+	// whose last version is not at hand is stored whole. The other half is for
+	// histories that were read. Default 64 MiB.
 	CacheBytes int
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.
@@ -102,12 +104,12 @@ const (
 	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
-	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
+	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1.25 MiB: more
 	// of them is stored ahead of the commit.
 	MaxCommitBytes = 2 << 20
-	// MaxCommitWrites is how many records a commit may write: one for each node with
-	// a key and each attachment, two or more for each payload above 5 KiB and
-	// checkpoint part that is new, and about ten.
+	// MaxCommitWrites is how many records a commit may write: two for each
+	// attachment, two or more for each payload that is stored apart and each
+	// checkpoint part that is new, and about five.
 	MaxCommitWrites = 10_000
 	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
 	// compression: texts, payloads of up to 5 KiB, 160 bytes a node, 64 an

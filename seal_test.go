@@ -65,7 +65,7 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 		verify(t, st)
 	}
 	for round := range 2 {
-		commit(70)
+		commit(75)
 		if err := turnstone.SealFast(ctx, s); err != nil { // what the background does
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestWhatTheBackgroundSealedFastIsSealedAgain(t *testing.T) {
 		if err := s.Seal(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if got := levels(); len(got) < 2 || slices.ContainsFunc(got, func(l codec.Level) bool { return l != codec.Best }) {
+		if got := levels(); len(got) != 1+round || slices.ContainsFunc(got, func(l codec.Level) bool { return l != codec.Best }) {
 			t.Errorf("round %d: levels %v after Seal", round, got)
 		}
 		complete()
@@ -233,14 +233,14 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true, SealBytes: 1 << 20})
 		s := create(t, st, turnstone.Request{ID: "s"})
 		var n []turnstone.NewNode
-		for i := range 120 {
+		for i := range 220 {
 			n = append(n, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(i))})
 		}
 		r := commitAt(t, s, turnstone.Commit{Turn: "T", Nodes: n})
 		commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
 		commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
 		other := session(t, st, "s")
-		k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
+		k := turnstone.SpaceOf(st).Segment(turnstone.IncarnationOf(s), 1, 0)
 		seen := 0
 		e.between = func(key []byte) {
 			if string(key) == string(k) {

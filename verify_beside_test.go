@@ -60,6 +60,9 @@ func TestVF4_WhatACutMaintenanceLeavesIsNoDamage(t *testing.T) {
 			if err == nil {
 				break
 			}
+			if !errors.Is(err, engine.ErrClosed) {
+				t.Fatalf("%s after %d batches: %v", name, n, err)
+			}
 		}
 		t.Logf("%s: cut at up to %d places", name, n-1)
 	}
@@ -208,7 +211,7 @@ func TestVF5_ASessionThatIsRenamedMeanwhileIsVerified(t *testing.T) {
 		besideEachCall(t,
 			func(st *turnstone.Store) {
 				s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"), []byte("y"))
-				lost := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
+				lost := turnstone.SpaceOf(st).Segment(turnstone.IncarnationOf(s), 1, 0)
 				if err := turnstone.EngineOf(st).Apply(ctx, &engine.Batch{Deletes: [][]byte{lost}}); err != nil {
 					t.Fatal(err)
 				}
@@ -267,7 +270,7 @@ func TestVF5_ASealMeanwhileIsNoDamage(t *testing.T) {
 	commitAt(t, s, turnstone.Commit{Turn: "T", Nodes: n})
 	commitAt(t, s, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
 	commitAt(t, s, turnstone.Commit{Expected: 2, Nodes: saying([]byte("x"))})
-	k := turnstone.SpaceOf(st).Pack(turnstone.IncarnationOf(s), 1, 0)
+	k := turnstone.SpaceOf(st).Segment(turnstone.IncarnationOf(s), 1, 0)
 	other := session(t, st, "s")
 	seen := 0
 	e.between = func(key []byte) {

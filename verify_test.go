@@ -23,9 +23,9 @@ import (
 
 // named says what a problem with the record of each kind is called.
 var named = map[byte]string{
-	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob", 'c': "commit",
-	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'i': "turn", 'j': "number of edges",
-	'k': "event key", 'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "pack", 'q': "child entry", 'r': "kept revision", 's': "head",
+	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob",
+	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
+	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'q': "child entry", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
 

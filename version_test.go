@@ -124,7 +124,7 @@ func TestFV2_AStoreOfAnUnknownFormatIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := vs[0][2 : len(vs[0])-4]
-	if body[0] != 0x88 || body[1] != 1 { // 8 items, the first of which is the format
+	if body[0] != 0x87 || body[1] != 1 { // 7 items, the first of which is the format
 		t.Fatalf("the store record begins with %x", body[:2])
 	}
 	for _, c := range []struct {

@@ -44,20 +44,20 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 		f.Ancestors = slices.Clone(h.Origin.Ancestors)
 	}
 	own := heads.Ancestor{Incarnation: h.Inc, Node: node, Commit: heads.Genesis(h.Inc, h.Origin)}
-	switch {
-	case node == now.Leaf:
+	if node == now.Leaf {
 		own.Revision, own.Commit = now.Revision, now.Commit
 		f.Parts, f.Of, f.At = slices.Clone(now.Parts), h.Inc, now.Revision
 		f.Ancestors = append(f.Ancestors, own)
 		return f, nil
-	case h.Origin != nil && node == f.Ancestors[len(f.Ancestors)-1].Node:
-		own.Commit = head.CommitID{} // The fork shares only the tombstones of the session.
-		f.Ancestors = append(f.Ancestors, own)
-		return f, h.takeCheckpoint(ctx, f, now, node, Position{})
 	}
 	_, at, err := h.Find(ctx, now.Revision, node)
 	if err != nil {
 		return nil, err
+	}
+	if h.Origin != nil && node == h.Origin.Node() {
+		own.Commit = head.CommitID{} // The fork shares only the tombstones of the session.
+		f.Ancestors = append(f.Ancestors, own)
+		return f, h.takeCheckpoint(ctx, f, now, node, at)
 	}
 	f.Ancestors = append(f.Ancestors, own)
 	shared := false
@@ -81,9 +81,7 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 	return f, h.takeCheckpoint(ctx, f, now, node, at)
 }
 
-// takeCheckpoint sets the checkpoint of a fork at node. added is the position of the node. If
-// node is the one that the session itself forked from, added is zero: this node was the leaf of
-// the session at revision 0.
+// takeCheckpoint sets the checkpoint of a fork at node. added is the position of the node.
 func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, node graph.ID, added Position) error {
 	turn, err := h.turnOf(ctx, now, node, added)
 	if err != nil {

@@ -61,6 +61,12 @@ func (s Store) WithCache(bytes int) Store {
 	return s
 }
 
+// Uncached returns s without caches, for who reads everything once.
+func (s Store) Uncached() Store {
+	s.Cache, s.Indexes, s.Pages = nil, nil, nil
+	return s
+}
+
 // A History is the history of one incarnation, which may be deleted. It holds no state
 // of its own and is safe for concurrent use.
 type History struct {

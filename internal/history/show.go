@@ -95,6 +95,7 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*head
 		return nil, fmt.Errorf("%w: %d of %s, whose floor is %d", ErrRevisionPruned, r, s.Name, l.Own.Floor)
 	}
 	st, err := s.StateAt(ctx, r)
+	st.Parts, st.Usage = slices.Clone(st.Parts), slices.Clone(st.Usage) // The cache may have them.
 	return &st, err
 }
 

@@ -44,7 +44,8 @@ func (cy *cycle) release(ctx context.Context, v *view) error {
 			return err
 		}
 	}
-	err := cy.turns(ctx, v.inc, 0, v.mark.revision, head.CommitID{}, func(t *turns.Turn) error {
+	// Vacuum may have removed what forks had let go of before.
+	err := cy.turns(ctx, v.inc, 0, min(v.mark.revision, v.mark.held), head.CommitID{}, func(t *turns.Turn) error {
 		for h := range cy.blobsOf(&t.Pack) {
 			drop(h)
 		}

@@ -52,7 +52,7 @@ const maxProblems = 1000
 func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, progress func(done int)) (*Report, error) {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
-		v := newVerifier(s, collector, progress)
+		v := newVerifier(s.Uncached(), collector, progress)
 		for _, step := range []func(context.Context) error{
 			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.contents, v.index,
 		} {
