@@ -141,7 +141,12 @@ func damage(t *testing.T, on driver, choose func(name string) bool) {
 	var keep [][]byte
 	for _, p := range snapshot(t, whole) {
 		switch letter(p.Key) {
-		case keys.Blob, keys.Segment, keys.Head, keys.Life, keys.Origin, keys.Ref:
+		case keys.Segment:
+			// A vacuum that ends early has not sealed it. What is loose has the same first key.
+			if p.Key[len(p.Key)-1] == 0 {
+				keep = append(keep, p.Key)
+			}
+		case keys.Blob, keys.Head, keys.Life, keys.Origin, keys.Ref:
 			keep = append(keep, p.Key)
 		}
 	}

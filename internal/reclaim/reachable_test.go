@@ -194,7 +194,7 @@ func spaceOf(e engine.Engine) (*keys.Space, error) {
 	d := codec.Decoder{B: body}
 	var id [16]byte
 	var secret [hash.Size]byte
-	d.Shape(8)
+	d.Shape(7)
 	d.Uint()
 	d.Fixed(id[:])
 	d.Text()
