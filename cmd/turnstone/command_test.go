@@ -217,7 +217,8 @@ func TestChanges(t *testing.T) {
 			t.Errorf("%v: %q", args, out)
 		}
 	}
-	run("with 2 nodes", "fork", "s@2", "f", "--name", "forked")
+	run("with 2 nodes", "fork", "s@2", "f", "--name", "forked", "--group", "forks")
+	run("forked", "sessions", "--group", "forks")
 	run("part 2", "cat", "f", "p")
 	run("part 1", "cat", "s", "p", "--at", "1")
 	run("at revision 4", "rewind", "s@1", "--parts")
@@ -228,14 +229,20 @@ func TestChanges(t *testing.T) {
 	run("is empty, at revision 5", "rewind", "s", "--empty")
 	run("with 0 nodes", "fork", "s", "d", "--detached")
 	run("", "rename", "d", "e")
-	run("", "label", "e", "x=1", "--name", "new name", "--model", "m", "--cwd", "/w")
+	run("", "label", "e", "x=1", "--name", "new name", "--model", "m", "--cwd", "/w", "--group", "app/user")
 	run("new name", "sessions", "--label", "x=1", "--model", "m", "--name", "NEW")
+	run("new name", "sessions", "--group", "app")
+	run(`"group":"app/user"`, "sessions", "--group", "app/user", "--json")
+	run("group     app/user", "show", "e")
+	if out := must(t, "sessions", "--group", "app/other", "--store", url); strings.Contains(out, "new name") {
+		t.Error(out)
+	}
 	run("", "label", "e", "x=")
 	if out := must(t, "sessions", "--label", "x=1", "--store", url); strings.Contains(out, "new name") {
 		t.Error(out)
 	}
-	run("", "label", "e", "y=2", "--unset", "name,model,labels")
-	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) {
+	run("", "label", "e", "y=2", "--unset", "name,model,group,labels")
+	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) || strings.Contains(out, "app/user") {
 		t.Error(out)
 	}
 	run("", "rm", "e")

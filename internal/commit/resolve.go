@@ -39,12 +39,11 @@ func (*replayed) Error() string { return "turn replayed" }
 func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []byte, error) {
 	s, space := w.s, w.store.Space
 	turnKey := space.Turn(s.Inc, w.in.Turn)
-	timeKey := space.OrderTime(s.Inc)
-	h, vs, err := s.Head(ctx, s.HeadKey, timeKey, turnKey)
+	h, vs, err := s.Head(ctx, s.HeadKey, space.Place(s.Inc), turnKey)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.SeeOrderTime(vs[1])
+	s.SeePlace(vs[1])
 	if w.Unknown && h.Revision >= w.built.commit.Revision {
 		_, id, err := s.CommitAt(ctx, w.built.commit.Revision)
 		if err != nil {

@@ -27,7 +27,7 @@ import (
 // sessionLetters are the records of a session whose keys begin with its incarnation, and to
 // which nothing else refers.
 var sessionLetters = []byte{
-	keys.Child, keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Pack, keys.Commit, keys.Version, keys.Index, keys.EventKey, keys.Attachment, keys.Turn, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds.

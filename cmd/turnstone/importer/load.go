@@ -21,6 +21,8 @@ type Options struct {
 	// Replace deletes a session whose content differs from the conversation, and
 	// imports the conversation anew. See Losses.
 	Replace bool
+	// Group is the group of new sessions. Those that are there keep theirs.
+	Group string
 	// Clock, if set, is the clock of the store. Load sets it, so that sessions and
 	// commits get the times of the file.
 	Clock *Clock
@@ -293,7 +295,7 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 
 // begin creates an empty session for c with the given id.
 func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, error) {
-	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Labels: c.labels()}}
+	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
 	if c.Parent != "" {
 		if err := l.descend(ctx, c, &req); err != nil {
 			return nil, err
