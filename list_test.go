@@ -127,6 +127,25 @@ func TestM7_AHandleKnowsListsThatAnotherHandleChanged(t *testing.T) {
 	verify(t, st)
 }
 
+// A commit of the handle that saved metadata knows the new place, and so applies one batch.
+func TestM7_AHandleKnowsThePlaceThatItChanged(t *testing.T) {
+	now, applies := time.Unix(1_700_000_000, 0), 0
+	e := &enginetest.Faulty{Engine: memory.New(), Done: func(c enginetest.Call, _ error) {
+		if c.Op == "Apply" {
+			applies++
+		}
+	}}
+	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { now = now.Add(time.Second); return now }})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	if err := s.SaveMetadata(ctx, turnstone.Metadata{Group: "g"}); err != nil {
+		t.Fatal(err)
+	}
+	applies = 0
+	if commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("1"))}); applies != 1 {
+		t.Errorf("%d batches", applies)
+	}
+}
+
 // A page reads as much and calls the engine as often whether there are 100 sessions or 5,000: the
 // first page and a later one of all sessions, of a group, of a label, and of the children of one.
 func TestM8_APageCostsItsSessions(t *testing.T) {
@@ -142,6 +161,9 @@ func TestM8_APageCostsItsSessions(t *testing.T) {
 		for i := range sessions {
 			m := turnstone.Metadata{Group: "app/user", Labels: map[string]string{"l": "v"}}
 			create(t, st, turnstone.Request{ID: fmt.Sprint(i), Metadata: m, Parent: "p", Detached: true})
+		}
+		for i := range sessions { // These are in the list of all only, before the others.
+			create(t, st, turnstone.Request{ID: fmt.Sprint("other", i)})
 		}
 		out := map[string]cost{}
 		for name, o := range map[string]turnstone.ListOptions{
@@ -216,6 +238,26 @@ func TestF6_ChildrenThatMoveMeanwhileAreFound(t *testing.T) {
 	}
 }
 
+// The receipt of an erasure knows children that move to the front while they are looked for.
+func TestG8_AChildThatMovesMeanwhileIsInTheReceipt(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	e := &pager{Engine: memory.New()}
+	st := openStore(t, e, &turnstone.Options{Now: func() time.Time { now = now.Add(time.Second); return now }})
+	create(t, st, turnstone.Request{ID: "p"})
+	old := create(t, st, turnstone.Request{ID: "old", Parent: "p", Detached: true}, random(6000, 1))
+	create(t, st, turnstone.Request{ID: "new", Parent: "p", Detached: true}, random(6000, 2))
+	e.between = func(key []byte) {
+		if key[4] == keys.Entry {
+			e.between = nil
+			commitTo(t, old, turnstone.Commit{Expected: 1, Nodes: saying([]byte("x"))})
+		}
+	}
+	r, err := st.Erase(ctx, "p", turnstone.CascadeChildren, turnstone.EraseOptions{})
+	if err != nil || r.Gone != 2 || e.between != nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // Verify reports an entry of a session that is not in the list, at another time than its place
 // says, or of a session that does not exist, and lists that are not those of the metadata.
 func TestVF6_VerifyChecksListsBothWays(t *testing.T) {
@@ -259,6 +301,10 @@ func TestVF6_VerifyChecksListsBothWays(t *testing.T) {
 			e := entry
 			e.Session[0]++
 			b.Set(e.Seal(space))
+		},
+		"no entry in a list of the metadata": func(b *engine.Batch) {
+			b.Set(placeKey, (&heads.Place{Time: at.Time}).Seal(placeKey))
+			b.Delete(space.Entry(space.Grouped("g"), at.Time, entry.Incarnation))
 		},
 		"too few lists": func(b *engine.Batch) { b.Set(placeKey, (&heads.Place{Time: at.Time}).Seal(placeKey)) },
 		"too many lists": func(b *engine.Batch) {

@@ -22,9 +22,14 @@ func groups(s *suite) {
 	for i, group := range all {
 		s.create(turnstone.Request{ID: fmt.Sprint(i), Metadata: turnstone.Metadata{Group: group, Labels: map[string]string{"odd": fmt.Sprint(i % 2)}}})
 	}
+	for id, group := range map[string]string{"x": "a/b", "y": "a/bc", "z": ""} {
+		s.create(turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}, Parent: "0", Detached: true})
+	}
 	s.twice(func() {
+		s.equal("by parent and group", s.sorted(turnstone.ListOptions{Parent: "0", Group: "a/b"}), []string{"x"})
+		s.equal("by parent and the group above", s.sorted(turnstone.ListOptions{Parent: "0", Group: "a", Limit: 1}), []string{"x", "y"})
 		for group, want := range map[string][]string{
-			"a": {"1", "2", "3", "4", "7"}, "a/b": {"2", "3", "7"}, "a/b/c": {"3"}, "a/bc": {"4"}, "ab": {"5"}, "b": {"6"}, "b/a": {"6"},
+			"a": {"1", "2", "3", "4", "7", "x", "y"}, "a/b": {"2", "3", "7", "x"}, "a/b/c": {"3"}, "a/bc": {"4", "y"}, "ab": {"5"}, "b": {"6"}, "b/a": {"6"},
 			"1/2": {"8"}, all[8]: {"8"}, all[9]: {"9"}, "c": nil, "a/b/c/d": nil, "A": nil,
 		} {
 			s.equal("group "+group, s.sorted(turnstone.ListOptions{Group: group, Limit: 2}), want)
@@ -47,7 +52,7 @@ func groups(s *suite) {
 		s.is(err, turnstone.ErrLimit)
 		s.is(p.SaveMetadata(ctx, turnstone.Metadata{Group: large}), turnstone.ErrLimit)
 	}
-	s.equal("group a after all that was refused", s.sorted(turnstone.ListOptions{Group: "a"}), []string{"1", "2", "3", "4", "7"})
+	s.equal("group a after all that was refused", s.sorted(turnstone.ListOptions{Group: "a"}), []string{"1", "2", "3", "4", "7", "x", "y"})
 }
 
 // listsFollow changes what lists go by, and checks that they follow at once.
