@@ -146,6 +146,38 @@ func TestM7_AHandleKnowsThePlaceThatItChanged(t *testing.T) {
 	}
 }
 
+// A label whose name begins with a dot costs no entry.
+func TestM9_ALabelThatBeginsWithADotHasNoEntry(t *testing.T) {
+	e, st := onMemory(t, nil)
+	entries := func() (n int) {
+		for _, p := range pairs(t, e) {
+			if p.Key[4] == keys.Entry {
+				n++
+			}
+		}
+		return n
+	}
+	s := create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Labels: map[string]string{".fact": "1", ".": "2", "l": "v"}}})
+	if n := entries(); n != 2 {
+		t.Errorf("%d entries", n)
+	}
+	if err := s.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{".other": "1", "m": "v"}}); err != nil {
+		t.Fatal(err)
+	}
+	if n := entries(); n != 3 {
+		t.Errorf("%d entries", n)
+	}
+	for _, name := range []string{".fact", ".", ".other", "m"} {
+		info, err := s.Info(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids := listed(t, st, turnstone.ListOptions{Labels: map[string]string{name: info.Labels[name]}}); !slices.Equal(ids, []string{"s"}) {
+			t.Errorf("%s: %v", name, ids)
+		}
+	}
+}
+
 // A page reads as much and calls the engine as often whether there are 100 sessions or 5,000: the
 // first page and a later one of all sessions, of a group, of a label, and of the children of one.
 func TestM8_APageCostsItsSessions(t *testing.T) {

@@ -109,9 +109,8 @@ const (
 	// of them is stored ahead of the commit.
 	MaxCommitBytes = 2 << 20
 	// MaxCommitWrites is how many records a commit may write: one for each node with
-	// a key and each attachment, two or more for each payload above 5 KiB and
-	// checkpoint part that is new, two for each list that the session is in (by label,
-	// group and parent), and about ten.
+	// a key and each attachment, two or more for each payload above 5 KiB and checkpoint
+	// part that is new, two for each label, group and parent of the session, and about ten.
 	MaxCommitWrites = 10_000
 	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
 	// compression: texts, payloads of up to 5 KiB, 160 bytes a node, 64 an

@@ -133,7 +133,7 @@ type Metadata struct {
 	// Group is the directory that the session is in: up to MaxGroupDepth names between slashes, for
 	// example "app/user". A name that may contain a slash has to be escaped.
 	Group  string
-	Labels map[string]string
+	Labels map[string]string // a name that begins with a dot is not indexed: a list by it reads all sessions
 	// Retention of this session, before the one of Options; 0 is none of its own.
 	Retention Retention
 }
@@ -223,10 +223,10 @@ type Page struct {
 }
 
 // List returns sessions, the most recently updated first. An update moves a session to the front
-// only a quarter of a second after the last move, so the order lags by up to that. Pages are
-// stable: going through all of them shows no session twice and misses none that was neither
-// updated nor deleted meanwhile. Of several conditions, List reads the sessions that meet one
-// (the parent, else the group, else the label whose name is first in byte order) and leaves out others.
+// a quarter of a second after the last move at the earliest, so the order lags by up to that. Going
+// through all pages shows no session twice and misses none that was neither updated nor deleted
+// meanwhile. Of several conditions, List reads the sessions of one (the parent, else the group,
+// else the first indexed label by name) and leaves out those that do not meet the others.
 func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
 		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })

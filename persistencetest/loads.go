@@ -323,7 +323,7 @@ func (s *suite) updatedSessions() []string {
 	s.Helper()
 	const n = 90
 	for i := range n {
-		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
+		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1", ".fact": fmt.Sprint(i % 3)}}}
 		if i >= 80 {
 			r.Parent, r.Detached = "s05", true
 		}
@@ -366,6 +366,9 @@ func (s *suite) checkFilters(ids []string) {
 	for _, limit := range []int{3, 100} {
 		s.equal("by labels", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
 		s.equal("by one label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1"}}), mod)
+		s.equal("by a label without an index", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1"}}), mod)
+		s.equal("by labels of both kinds", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1", "mod": "1"}}), mod)
+		s.equal("by labels of both kinds that exclude each other", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1", "mod": "2"}}), []string(nil))
 		s.equal("by the label of all", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"all": "1"}}), ids)
 		both := slices.DeleteFunc(slices.Clone(mod), func(id string) bool { return !slices.Contains(kids, id) })
 		s.equal("by parent and label", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05", Labels: map[string]string{"mod": "1"}}), both)

@@ -46,7 +46,7 @@ same name become two sessions. --as gives a path to standard input, or the old p
 to a file that was moved.
 
 Fields of a file outside its messages become the checkpoint parts import-outside and
-import-shared. Short fields among them also become labels that begin with "file.".
+import-shared. Short fields among them also become labels that begin with ".file.".
 Commits have the times of the file, if it has any.
 
 A new conversation is imported as a whole or not at all. If input can't be read, the
@@ -184,7 +184,7 @@ func lost(l *importer.Loss) string {
 func ownLabels(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for key, value := range all {
-		if !strings.HasPrefix(key, "import.") && !strings.HasPrefix(key, "file.") {
+		if !strings.HasPrefix(key, ".import.") && !strings.HasPrefix(key, ".file.") && key != "import.identity" {
 			own[key] = value
 		}
 	}

@@ -96,14 +96,21 @@ func (p *Place) Has(e *Entry) bool {
 	return e.Time == p.Time && (e.List == keys.List{} || slices.Contains(p.Lists, e.List))
 }
 
+// Indexed reports whether a label of that name has a list. One whose name begins with a dot has
+// none: it is a fact about the session that nobody lists sessions by, and costs no entry. A corpus
+// of 433 imported sessions has 4,834 labels, and an entry of each would take 9 % of its store.
+func Indexed(label string) bool { return !strings.HasPrefix(label, ".") }
+
 // ListsOf returns the lists that a session is in besides the list of all sessions, in order: one
-// for its parent, one for each of its labels, one for its group and for each group above that.
+// for its parent, one for each indexed label, one for its group and for each group above that.
 func ListsOf(space *keys.Space, a *About) (out []keys.List) {
 	if a.Parent != (Incarnation{}) {
 		out = append(out, keys.Children(a.Parent))
 	}
 	for name, value := range a.Labels {
-		out = append(out, space.Labelled(name, value))
+		if Indexed(name) {
+			out = append(out, space.Labelled(name, value))
+		}
 	}
 	for group := a.Group; group != ""; {
 		out = append(out, space.Grouped(group))

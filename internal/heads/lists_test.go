@@ -83,7 +83,7 @@ func TestEntriesFollowTheSession(t *testing.T) {
 	s := newShelf(t)
 	one, two := keys.Hash{1}, keys.Hash{2}
 	parent := heads.Incarnation{7}
-	a := heads.About{Incarnation: s.inc, Parent: parent, Group: "a/bc/d", Labels: map[string]string{"x": "1", "y": "2"}}
+	a := heads.About{Incarnation: s.inc, Parent: parent, Group: "a/bc/d", Labels: map[string]string{"x": "1", "y": "2", ".fact": "3"}}
 	groups := []keys.List{s.space.Grouped("a"), s.space.Grouped("a/bc"), s.space.Grouped("a/bc/d")}
 	full := append([]keys.List{keys.Children(parent), s.space.Labelled("x", "1"), s.space.Labelled("y", "2")}, groups...)
 	now := when
@@ -107,6 +107,10 @@ func TestEntriesFollowTheSession(t *testing.T) {
 	}
 	if change(now.Add(1)) {
 		t.Error("metadata that change no list wrote entries")
+	}
+	a.Labels[".fact"] = "4"
+	if change(now.Add(1)) {
+		t.Error("a label that is not indexed wrote entries")
 	}
 	a.Group, a.Labels = "a/other", map[string]string{"x": "1"}
 	change(now.Add(1)) // Within the window it stays where it is.

@@ -38,16 +38,18 @@ type Query struct {
 }
 
 // list returns the list that is read: the children of the parent, or else the group, or else the
-// label whose name is the first in byte order, or else all sessions.
+// indexed label whose name is the first in byte order, or else all sessions.
 func (q *Query) list(space *keys.Space) keys.List {
 	switch {
 	case q.Parent != nil:
 		return keys.Children(*q.Parent)
 	case q.Group != "":
 		return space.Grouped(q.Group)
-	case len(q.Labels) > 0:
-		name := slices.Sorted(maps.Keys(q.Labels))[0]
-		return space.Labelled(name, q.Labels[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(q.Labels)) {
+		if heads.Indexed(name) {
+			return space.Labelled(name, q.Labels[name])
+		}
 	}
 	return keys.List{}
 }
