@@ -62,16 +62,13 @@ func (p *Place) Seal(key []byte) []byte {
 
 // OpenPlace decodes the record of key.
 func OpenPlace(key, value []byte) (*Place, error) {
-	body, err := codec.Open(key, value, keys.Place)
+	time, lists, err := splitPlace(key, value)
 	if err != nil {
 		return nil, err
 	}
-	if len(body) < 8 || len(body)%16 != 8 {
-		return nil, fmt.Errorf("%w: place in lists", record.ErrMalformed)
-	}
-	p := &Place{Time: binary.BigEndian.Uint64(body)}
+	p := &Place{Time: time}
 	last := keys.List{} // That is the list of all sessions, which the record does not name.
-	for b := body[8:]; len(b) > 0; b = b[16:] {
+	for b := lists; len(b) > 0; b = b[16:] {
 		l := keys.List(b)
 		if bytes.Compare(l[:], last[:]) <= 0 {
 			return nil, fmt.Errorf("%w: place in lists out of order", record.ErrMalformed)
@@ -79,6 +76,18 @@ func OpenPlace(key, value []byte) (*Place, error) {
 		p.Lists, last = append(p.Lists, l), l
 	}
 	return p, nil
+}
+
+// splitPlace returns the time of a place and the bytes of its lists.
+func splitPlace(key, value []byte) (time uint64, lists []byte, err error) {
+	body, err := codec.Open(key, value, keys.Place)
+	if err == nil && len(body)%16 != 8 {
+		err = fmt.Errorf("%w: place in lists", record.ErrMalformed)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	return binary.BigEndian.Uint64(body), body[8:], nil
 }
 
 // Entries returns the entries of a session whose place is p. The first one is that of the list
@@ -167,12 +176,16 @@ func AddToLists(b *engine.Batch, space *keys.Space, a *About, session keys.Hash,
 // where it is, as nothing else says in which lists it is.
 func MoveInLists(b *engine.Batch, space *keys.Space, inc Incarnation, session keys.Hash, old []byte, now time.Time) {
 	key := space.Place(inc)
+	at, _, err := splitPlace(key, old)
+	if err != nil || moved(at, now) == at { // This is nearly every commit.
+		return
+	}
 	from, err := OpenPlace(key, old)
-	if err != nil || moved(from.Time, now) == from.Time {
+	if err != nil {
 		return
 	}
 	b.Guard(key, old)
-	relist(b, space, inc, session, from, &Place{Time: moved(from.Time, now), Lists: from.Lists})
+	relist(b, space, inc, session, from, &Place{Time: moved(at, now), Lists: from.Lists})
 }
 
 // ChangeLists makes b enter a session in the lists that its metadata a say, and in no others. It
