@@ -15,7 +15,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -214,7 +213,7 @@ func TestM8_APageCostsItsSessions(t *testing.T) {
 		}
 		return out
 	}
-	few, many := costs(100), costs(testscale.Pick(5000, 2000, 2000))
+	few, many := costs(100), costs(5000)
 	for _, name := range slices.Sorted(maps.Keys(few)) {
 		t.Logf("%s: %d calls, %d records", name, few[name].calls, few[name].read)
 		if few[name] != many[name] {

@@ -22,7 +22,7 @@ type mutant struct {
 	in     string                     // the scenario that is to find it
 	party  func(b *engine.Batch) bool // whose batches; nil: all
 	change func(b *engine.Batch)
-	blind  bool // the second witness of what changed, the order of sessions, sees nothing
+	blind  bool // the second witness of what changed, the list of all sessions, sees nothing
 	stale  bool // reads of what refers to blobs are as before the first condemnation
 	far    bool // only schedules with three preemptions find it: tens of thousands are tried, in a long run
 }
