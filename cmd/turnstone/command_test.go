@@ -165,6 +165,15 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 			t.Errorf("%s: %d %s\n%s\nwant\n%s", args, code, errs, out, want)
 		}
 	}
+	must(t, "label", "f", "--group", "app/user", "--store", a.url)
+	for group, want := range map[string]string{"app": "m,5,0,0,0,0\n", "app/user": "m,5,0,0,0,0\n", "app/other": ""} {
+		if out := must(t, "usage", "--csv", "--group", group, "--store", a.url); out != "model,input,output,cached,written,reasoning\n"+want {
+			t.Errorf("group %s: %q", group, out)
+		}
+	}
+	if code, _, errs := status(t, nil, "usage", "f", "--group", "app", "--store", a.url); code != 2 {
+		t.Errorf("%d: %s", code, errs)
+	}
 	if out := must(t, "usage", "--store", a.url); !strings.Contains(out, "35     3       0       0        0          total") {
 		t.Error(out)
 	}
