@@ -177,6 +177,20 @@ func TestM9_ALabelThatBeginsWithADotHasNoEntry(t *testing.T) {
 	}
 }
 
+// A list by a condition that few sessions meet reads the others in few calls.
+func TestM9_SessionsAreLeftOutInFewCalls(t *testing.T) {
+	calls := 0
+	e := &enginetest.Faulty{Engine: memory.New(), Done: func(enginetest.Call, error) { calls++ }}
+	st := openStore(t, e, nil)
+	for i := range 3000 {
+		create(t, st, turnstone.Request{ID: fmt.Sprint(i), Metadata: turnstone.Metadata{Labels: map[string]string{".fact": fmt.Sprint(i)}}})
+	}
+	calls = 0
+	if ids := listed(t, st, turnstone.ListOptions{Limit: 1, Labels: map[string]string{".fact": "0"}}); !slices.Equal(ids, []string{"0"}) || calls > 30 {
+		t.Errorf("%v, %d calls", ids, calls)
+	}
+}
+
 // A page reads as much and calls the engine as often whether there are 100 sessions or 5,000: the
 // first page and a later one of all sessions, of a group, of a label, and of the children of one.
 func TestM8_APageCostsItsSessions(t *testing.T) {

@@ -103,8 +103,9 @@ func Sessions(ctx context.Context, s history.Store, q Query) (*Page, error) {
 		l.rest.Start = s.Space.Entry(q.list(s.Space), binary.BigEndian.Uint64(b), heads.Incarnation(b[8:]))
 	}
 	p := &Page{}
-	// One session more than the page has tells whether there is a next page.
-	for size := q.Limit + 1; len(p.Items) <= q.Limit && !l.done; size = max(size, 64) {
+	// One session more than the page has tells whether there is a next page. If the other
+	// conditions leave sessions out, each step reads twice as many as the one before.
+	for size := q.Limit + 1; len(p.Items) <= q.Limit && !l.done; size = min(2*size, 1000) {
 		items, err := l.read(ctx, size)
 		if err != nil {
 			return nil, err
