@@ -75,6 +75,31 @@ func ExampleStore_Create_fork() {
 
 // A commit names the revision that its author loaded. Who lost against another writer loads
 // again, and decides anew.
+// A host that serves several users of several apps lists the sessions of one user, or of an app.
+func ExampleStore_List() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	for id, group := range map[string]string{"one": "travel/ann", "two": "travel/bob", "three": "shop/ann"} {
+		if _, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, group := range []string{"travel", "travel/ann"} {
+		page, err := store.List(ctx, turnstone.ListOptions{Group: group})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(group, len(page.Sessions))
+	}
+	// Output:
+	// travel 2
+	// travel/ann 1
+}
+
 func ExampleSession_Commit() {
 	ctx := context.Background()
 	store, err := turnstone.Open(ctx, memory.New(), nil)

@@ -94,7 +94,9 @@ func TestTheTableOfKeysIsComplete(t *testing.T) {
 		rows += m[1]
 	}
 	for _, l := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
-		letters += l[:1]
+		if !strings.Contains(letters, l[:1]) { // There may be several keys of one letter.
+			letters += l[:1]
+		}
 	}
 	sorted := func(s string) string {
 		b := []byte(s)

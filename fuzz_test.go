@@ -36,11 +36,13 @@ func FuzzSmallRecords(f *testing.F) {
 		}
 		defer st.Close()
 		inc := keys.Incarnation{1}
-		at := st.space.Order(1, inc)
-		_, _ = heads.OpenOrder(st.space, engine.Pair{Key: at, Value: codec.Seal(at, keys.Order, body)})
-		_, _ = heads.OpenOrderTime(st.space.OrderTime(inc), codec.Seal(st.space.OrderTime(inc), keys.OrderTime, body))
-		child := st.space.Child(keys.Incarnation{2}, inc)
-		if err := st.engine.Apply(context.Background(), &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Child, body)}}}); err != nil {
+		if p, err := heads.OpenPlace(key, codec.Seal(key, keys.Place, body)); err == nil {
+			if again := p.Seal(key); !bytes.Equal(again, codec.Seal(key, keys.Place, body)) {
+				t.Errorf("place %x was accepted", body)
+			}
+		}
+		child := st.space.Entry(keys.Children(keys.Incarnation{2}), 1, inc)
+		if err := st.engine.Apply(context.Background(), &engine.Batch{Sets: []engine.Pair{{Key: child, Value: codec.Seal(child, keys.Entry, body)}}}); err != nil {
 			t.Fatal(err)
 		}
 		_, _ = st.histories.Children(context.Background(), keys.Incarnation{2})

@@ -62,7 +62,7 @@ var may = map[string][]string{
 	"internal/commit":          {"internal/cache", "internal/turns", "engine", "internal/blobs", "internal/pack", "internal/heads", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/replicate":       {"engine", "internal/heads", "internal/reclaim", "internal/change", "internal/history", "internal/list", "internal/namespace", "internal/verify", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"internal/namespace":       {"internal/turns", "engine", "internal/blobs", "internal/heads", "internal/change", "internal/history", "internal/keys", "internal/codec"},
-	"internal/list":            {"internal/heads", "internal/history", "internal/keys", "internal/codec"},
+	"internal/list":            {"engine", "internal/heads", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/stats":           {"internal/turns", "engine", "internal/pack", "internal/heads", "internal/history", "internal/keys", "internal/codec"},
 	"internal/lifecycle":       {"engine", "internal/blobs", "internal/pack", "internal/heads", "internal/change", "internal/commit", "internal/history", "internal/codec"},
 	"internal/seal":            {"internal/turns", "engine", "internal/pack", "internal/heads", "internal/change", "internal/history", "internal/codec"},

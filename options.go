@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -96,6 +97,8 @@ const (
 	MaxModel          = 128      // bytes of a model's name
 	MaxTokens         = 1 << 40  // tokens in one count of one commit
 	MaxText           = 4096     // bytes of a name, and of a working directory
+	MaxGroup          = 512      // bytes of a session's group, UTF-8
+	MaxGroupDepth     = 8        // names in a group
 	MaxLabels         = 64       // labels of a session
 	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
 	MaxKept           = 1000     // revisions of a session that are kept by name
@@ -109,7 +112,8 @@ const (
 	MaxCommitBytes = 2 << 20
 	// MaxCommitWrites is how many records a commit may write: two for each
 	// attachment, two or more for each payload that is stored apart and each
-	// checkpoint part that is new, and about five.
+	// checkpoint part that is new, two for each label, group and parent of the
+	// session, and about five.
 	MaxCommitWrites = 10_000
 	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
 	// compression: texts, payloads of up to 5 KiB, 160 bytes a node, 64 an
@@ -170,12 +174,22 @@ func checkMetadata(m *Metadata) error {
 	c.text("name", m.Name, 0, MaxText)
 	c.text("model", m.Model, 0, MaxModel)
 	c.text("cwd", m.Cwd, 0, MaxText)
+	c.group(m.Group)
 	c.limit("labels", len(m.Labels), MaxLabels)
 	for k, v := range m.Labels {
 		c.text("label name", k, 1, MaxLabel)
 		c.text("label value", v, 0, MaxLabel)
 	}
 	return c.err
+}
+
+// group checks a group: names between slashes, or nothing.
+func (c *checker) group(path string) {
+	c.text("group", path, 0, MaxGroup)
+	c.limit("names of a group", strings.Count(path, "/")+1, MaxGroupDepth)
+	if path != "" && strings.Contains("/"+path+"/", "//") {
+		c.invalid("group %q has an empty name", path)
+	}
 }
 
 func (c *checker) positive(what string, n int64) {

@@ -58,7 +58,7 @@ var effects = []effect{
 		return fmt.Sprint(r.Revision), err
 	}},
 	{name: "metadata", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
-		return "", s.SaveMetadata(ctx, turnstone.Metadata{Name: "other"})
+		return "", s.SaveMetadata(ctx, turnstone.Metadata{Name: "other", Group: "g/h", Labels: map[string]string{"l": "v"}})
 	}},
 	{name: "rename", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		return "", st.Rename(ctx, "b", "renamed")

@@ -71,7 +71,7 @@ func (s *Store) handle(h *history.Session, st *history.State) *Session {
 	if st.Life != nil {
 		out.sealed.Store(&seal.Sealed{Revision: st.Life.Sealed, Bytes: st.Life.SealedBytes})
 	}
-	h.SeeOrderTime(st.OrderTime)
+	h.SeePlace(st.Place)
 	h.See(st.Head, nil)
 	return out
 }
@@ -122,7 +122,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 func info(a *heads.About, h *heads.Head) Info {
 	i := Info{
 		ID:       a.ID,
-		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Labels: a.Labels, Retention: Retention(a.Keep)},
+		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Group: a.Group, Labels: a.Labels, Retention: Retention(a.Keep)},
 		ForkNode: a.ForkNode, Detached: a.Detached, Summary: a.Summary,
 		Created: a.Created, Updated: a.Updated,
 		Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit, Nodes: h.Nodes, Bytes: h.Bytes, Usage: slices.Clone(h.Usage),
@@ -144,15 +144,13 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 	if err := checkMetadata(&m); err != nil {
 		return err
 	}
-	for _, f := range empty {
+	about := heads.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Group: m.Group, Keep: uint64(m.Retention), Labels: m.Labels}
+	fields := make([]lifecycle.Field, len(empty))
+	for i, f := range empty {
 		if err := f.Check(); err != nil {
 			return err
 		}
-	}
-	about := heads.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Keep: uint64(m.Retention), Labels: m.Labels}
-	fields := make([]lifecycle.Field, len(empty))
-	for i, f := range empty {
-		fields[i] = emptied[f]
+		fields[i] = lifecycle.Field(f)
 	}
 	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
 }
@@ -165,17 +163,14 @@ const (
 	FieldName      Field = "name"
 	FieldModel     Field = "model"
 	FieldCwd       Field = "cwd"
+	FieldGroup     Field = "group"
 	FieldRetention Field = "retention"
 	FieldLabels    Field = "labels" // all of them
 )
 
-var emptied = map[Field]lifecycle.Field{
-	FieldName: lifecycle.Name, FieldModel: lifecycle.Model, FieldCwd: lifecycle.Cwd, FieldRetention: lifecycle.Keep, FieldLabels: lifecycle.Labels,
-}
-
 // Check returns an *InvalidError if f names no field.
 func (f Field) Check() error {
-	if _, known := emptied[f]; known {
+	if slices.Contains(lifecycle.Fields, lifecycle.Field(f)) {
 		return nil
 	}
 	return invalid("metadata", "no field is called %q", string(f))

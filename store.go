@@ -129,10 +129,13 @@ func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).U
 // Metadata is what a host may say of a session at any time: see
 // Session.SaveMetadata. No label has an empty value.
 type Metadata struct {
-	Name   string // for people
-	Model  string
-	Cwd    string // working directory
-	Labels map[string]string
+	Name  string // for people
+	Model string
+	Cwd   string // working directory
+	// Group is the directory that the session is in: up to MaxGroupDepth names between slashes, for
+	// example "app/user". A name that may contain a slash has to be escaped.
+	Group  string
+	Labels map[string]string // a name that begins with a dot is not indexed: a list by it reads all sessions
 	// Retention of this session, before the one of Options; 0 is none of its own.
 	Retention Retention
 }
@@ -187,7 +190,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 	}
 	h, st, created, err := s.lifecycle.Create(ctx, &lifecycle.Request{
 		About: heads.About{
-			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Labels: r.Labels,
+			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Group: r.Group, Labels: r.Labels,
 			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
 		},
 		Parent: r.Parent, ForkNode: r.ForkNode,
@@ -207,6 +210,8 @@ type ListOptions struct {
 	Limit int
 	// Parent keeps the children of this session only, which must exist.
 	Parent string
+	// Group keeps sessions of this group and of the groups below it.
+	Group string
 	// Labels keeps sessions that have all of these.
 	Labels map[string]string
 	// Summary, if set, keeps only sessions that are summaries, or only those that are not.
@@ -219,9 +224,11 @@ type Page struct {
 	Next     string // ListOptions.After of the next page; "" on the last one
 }
 
-// List returns sessions, the most recently updated first. Pages are stable: going through all
-// of them shows no session twice and misses none that was neither updated nor deleted
-// meanwhile. Sessions updated in the same instant are ordered by incarnation.
+// List returns sessions, the most recently updated first. An update moves a session to the front
+// a quarter of a second after the last move at the earliest, so the order lags by up to that. Going
+// through all pages shows no session twice and misses none that was neither updated nor deleted
+// meanwhile. Of several conditions, List reads the sessions of one (the parent, else the group,
+// else the first indexed label by name) and leaves out those that do not meet the others.
 func (s *Store) List(ctx context.Context, o ListOptions) (Page, error) {
 	return observed(ctx, s, OpList, "", func(ctx context.Context) (Page, error) { return s.list(ctx, o) },
 		func(p Page, out *Outcome) { out.Items = len(p.Sessions) })
@@ -232,10 +239,11 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 	c := checker{of: "list"}
 	c.positive("Limit", int64(o.Limit))
 	c.limit("sessions of a page", o.Limit, MaxPage)
+	c.group(o.Group)
 	if c.err != nil {
 		return Page{}, c.err
 	}
-	q := list.Query{After: o.After, Limit: o.Limit, Keep: o.keeps}
+	q := list.Query{After: o.After, Limit: o.Limit, Group: o.Group, Labels: o.Labels, Summary: o.Summary}
 	if o.Parent != "" {
 		parent, err := s.Session(ctx, o.Parent)
 		if err != nil {
@@ -244,11 +252,8 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 		q.Parent = &parent.session.Inc
 	}
 	p, err := list.Sessions(ctx, s.histories, q)
-	if errors.Is(err, list.ErrCursor) {
-		err = invalid("list", "After is no cursor of an earlier page")
-	}
 	if err != nil {
-		return Page{}, err
+		return Page{}, public(err)
 	}
 	out := Page{Sessions: make([]Info, len(p.Items)), Next: p.Next}
 	for i, item := range p.Items {
@@ -256,19 +261,6 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 		out.Sessions[i].Parent = item.Parent
 	}
 	return out, nil
-}
-
-// keeps reports whether the list is to have a session.
-func (o *ListOptions) keeps(a *heads.About) bool {
-	if o.Summary != nil && *o.Summary != a.Summary {
-		return false
-	}
-	for k, v := range o.Labels {
-		if got, ok := a.Labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
 }
 
 // Rename gives the session called from the id to, atomically: lists, reads and

@@ -79,7 +79,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 		return a
 	}
 
-	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Labels: map[string]string{"k": "v"}, Retention: 9}})
+	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Group: "app/user", Labels: map[string]string{"k": "v"}, Retention: 9}})
 	att := put(a, 300, 1)
 	part := random(4000, 2)
 	var nodes []graph.ID

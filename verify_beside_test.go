@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -181,6 +182,60 @@ func TestVF5_ASessionThatIsDeletedMeanwhileIsNoDamage(t *testing.T) {
 			}
 			return err
 		})
+}
+
+// A session moves in its lists, enters others or is renamed while Verify reads.
+func TestVF5_ASessionThatMovesInListsMeanwhileIsNoDamage(t *testing.T) {
+	for name, move := range map[string]func(s *turnstone.Session, st *turnstone.Store) error{
+		"commit": func(s *turnstone.Session, _ *turnstone.Store) error {
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("1"))})
+			return err
+		},
+		"metadata": func(s *turnstone.Session, _ *turnstone.Store) error {
+			return s.SaveMetadata(ctx, turnstone.Metadata{Group: "h", Labels: map[string]string{"l": "", "m": "v"}})
+		},
+		"rename": func(_ *turnstone.Session, st *turnstone.Store) error { return st.Rename(ctx, "s", "t") },
+	} {
+		var v *turnstone.Verification
+		besideEachCall(t,
+			func(st *turnstone.Store) {
+				create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Group: "g", Labels: map[string]string{"l": "v"}}})
+			},
+			func(st *turnstone.Store) (err error) {
+				v, err = st.Verify(ctx, turnstone.VerifyOptions{})
+				return err
+			},
+			func(st *turnstone.Store) {
+				later := openStore(t, turnstone.EngineOf(st), &turnstone.Options{Now: func() time.Time { return time.Now().Add(time.Hour) }})
+				if err := move(session(t, later, "s"), later); err != nil {
+					t.Error(name, err)
+				}
+			},
+			func(_ *turnstone.Store, _ engine.Engine, err error) error {
+				if err == nil && !v.OK() {
+					err = v.Problems[0]
+				}
+				if err != nil {
+					err = fmt.Errorf("%s: %w", name, err)
+				}
+				return err
+			})
+	}
+}
+
+// A session that moves before each call of the engine is no damage, and the check ends.
+func TestVF5_ASessionThatMovesAllTheTimeIsNoDamage(t *testing.T) {
+	e, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "s", Metadata: turnstone.Metadata{Group: "g"}})
+	now := time.Now()
+	s := session(t, openStore(t, e, &turnstone.Options{Now: func() time.Time { now = now.Add(time.Hour); return now }}), "s")
+	busy := &enginetest.Faulty{Engine: e, Plan: func(enginetest.Call) enginetest.Fault {
+		if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+			t.Error(err)
+		}
+		return enginetest.Fault{}
+	}}
+	verify(t, openStore(t, busy, nil))
 }
 
 // A session gets its first commit while Verify reads, which may have seen an empty head.

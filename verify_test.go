@@ -25,8 +25,8 @@ import (
 var named = map[byte]string{
 	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob",
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
-	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'q': "child entry", 'r': "kept revision", 's': "head",
-	't': "tombstone", 'u': "order of sessions", 'v': "order of sessions", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
+	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
+	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
 }
 
 // Whatever record is removed, altered or put in the place of another one of its
@@ -157,13 +157,13 @@ func (s *table) identities(key []byte) (out []string) {
 	switch key[4] {
 	case keys.Store, keys.Cycle, keys.Copying:
 		return []string{""}
-	case keys.Order:
-		parts = [][]byte{fields[8:]}
+	case keys.Entry:
+		parts = [][]byte{fields[24:]}
 	case keys.About, keys.Head, keys.Predecessor:
 		parts = [][]byte{fields, []byte(s.incs[string(fields)])}
 	case keys.Edge:
 		parts = [][]byte{fields[:16], fields[17:]}
-	case keys.Fork, keys.Child, keys.Upload, keys.Detached:
+	case keys.Fork, keys.Upload, keys.Detached:
 		parts = [][]byte{fields[:16], fields[16:]}
 	default:
 		parts = [][]byte{fields[:16]}

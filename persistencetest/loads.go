@@ -226,7 +226,7 @@ var metadata = []behaviour{
 	}},
 	{name: "M5_EveryFieldAndLabelCanBeUnset", test: func(s *suite) {
 		full := func() turnstone.Metadata {
-			return turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}
+			return turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}
 		}
 		cases := []struct {
 			m     turnstone.Metadata
@@ -236,6 +236,8 @@ var metadata = []behaviour{
 			{empty: []turnstone.Field{turnstone.FieldName}, want: func(m *turnstone.Metadata) { m.Name = "" }},
 			{empty: []turnstone.Field{turnstone.FieldModel}, want: func(m *turnstone.Metadata) { m.Model = "" }},
 			{empty: []turnstone.Field{turnstone.FieldCwd}, want: func(m *turnstone.Metadata) { m.Cwd = "" }},
+			{empty: []turnstone.Field{turnstone.FieldGroup}, want: func(m *turnstone.Metadata) { m.Group = "" }},
+			{m: turnstone.Metadata{Group: "i"}, want: func(m *turnstone.Metadata) { m.Group = "i" }},
 			{empty: []turnstone.Field{turnstone.FieldRetention}, want: func(m *turnstone.Metadata) { m.Retention = 0 }},
 			{empty: []turnstone.Field{turnstone.FieldLabels}, want: func(m *turnstone.Metadata) { m.Labels = nil }},
 			{m: turnstone.Metadata{Labels: map[string]string{"a": ""}}, want: func(m *turnstone.Metadata) { delete(m.Labels, "a") }},
@@ -248,7 +250,7 @@ var metadata = []behaviour{
 				},
 			},
 			{
-				empty: []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldLabels},
+				empty: []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldGroup, turnstone.FieldRetention, turnstone.FieldLabels},
 				want:  func(m *turnstone.Metadata) { *m = turnstone.Metadata{} },
 			},
 			{want: func(*turnstone.Metadata) {}},
@@ -269,7 +271,12 @@ var metadata = []behaviour{
 		})
 	}},
 	{name: "M3_M4_ListsAreOrderedStableAndFiltered", test: lists},
+	{name: "M6_AGroupHasTheSessionsOfGroupsBelowIt", test: groups},
+	{name: "M7_ListsFollowTheMetadata", test: listsFollow},
 }
+
+// lag is longer than lists may lag behind updates.
+const lag = 300 * time.Millisecond
 
 func (s *suite) pages(o turnstone.ListOptions) (ids []string) {
 	s.Helper()
@@ -300,6 +307,8 @@ func lists(s *suite) {
 		s.checkFilters(want)
 	})
 	s.checkPagesWhileUpdated(want)
+	time.Sleep(lag)
+	s.checkPagesWhileUpdated(s.pages(turnstone.ListOptions{}))
 	for _, bad := range []string{"x", "zz", "00"} {
 		_, err := s.Factory.List(ctx, turnstone.ListOptions{After: bad})
 		s.is(err, turnstone.ErrInvalid)
@@ -314,12 +323,13 @@ func (s *suite) updatedSessions() []string {
 	s.Helper()
 	const n = 90
 	for i := range n {
-		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1"}}}
+		r := turnstone.Request{ID: fmt.Sprintf("s%02d", i), Summary: i%10 == 0, Metadata: turnstone.Metadata{Labels: map[string]string{"mod": fmt.Sprint(i % 3), "all": "1", ".fact": fmt.Sprint(i % 3)}}}
 		if i >= 80 {
 			r.Parent, r.Detached = "s05", true
 		}
 		s.create(r)
 	}
+	time.Sleep(lag)
 	var ids []string
 	for _, i := range rand.New(rand.NewPCG(5, 6)).Perm(n) {
 		id := fmt.Sprintf("s%02d", i)
@@ -354,11 +364,20 @@ func (s *suite) checkFilters(ids []string) {
 	}
 	yes := true
 	for _, limit := range []int{3, 100} {
-		s.equal("by label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
+		s.equal("by labels", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1", "all": "1"}}), mod)
+		s.equal("by one label", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"mod": "1"}}), mod)
+		s.equal("by a label without an index", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1"}}), mod)
+		s.equal("by labels of both kinds", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1", "mod": "1"}}), mod)
+		s.equal("by labels of both kinds that exclude each other", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{".fact": "1", "mod": "2"}}), []string(nil))
+		s.equal("by the label of all", s.pages(turnstone.ListOptions{Limit: limit, Labels: map[string]string{"all": "1"}}), ids)
+		both := slices.DeleteFunc(slices.Clone(mod), func(id string) bool { return !slices.Contains(kids, id) })
+		s.equal("by parent and label", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05", Labels: map[string]string{"mod": "1"}}), both)
 		s.equal("by parent", s.pages(turnstone.ListOptions{Limit: limit, Parent: "s05"}), kids)
 		s.equal("by kind", s.pages(turnstone.ListOptions{Limit: limit, Summary: &yes}), kind)
 	}
-	s.equal("no such label", s.pages(turnstone.ListOptions{Labels: map[string]string{"mod": "7"}}), []string(nil))
+	for _, none := range []map[string]string{{"mod": "7"}, {"all": ""}, {"other": ""}, {"al": "l1"}, {"mod": "1", "all": "2"}} {
+		s.equal(fmt.Sprint("no such labels: ", none), s.pages(turnstone.ListOptions{Labels: none}), []string(nil))
+	}
 }
 
 // checkPagesWhileUpdated updates sessions between two pages of a list. No session
@@ -377,7 +396,7 @@ func (s *suite) checkPagesWhileUpdated(ids []string) {
 		moved[id] = true
 		s.commit(s.session(id), turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("moved")})
 	}
-	s.create(turnstone.Request{ID: "late"})
+	s.create(turnstone.Request{ID: fmt.Sprint("late", len(ids))})
 	for _, id := range s.pages(turnstone.ListOptions{Limit: 11, After: page.Next}) {
 		seen[id]++
 	}

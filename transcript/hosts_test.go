@@ -371,7 +371,7 @@ func latest(t *testing.T, tr *transcript.Transcripts, _ *turnstone.Store) {
 			all = append(got.Messages, history("2")...)
 		}
 		save(t, tr, id, transcript.Snapshot{Messages: all})
-		time.Sleep(time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // so that the second save of "a" comes more than a quarter of a second after the first
 	}
 	page, err := tr.List(ctx, turnstone.ListOptions{})
 	var ids []string

@@ -89,7 +89,8 @@ func (t *Transcripts) store() turnstone.Factory {
 	return t.factory
 }
 
-// List returns a page of sessions, the most recently updated one first.
+// List returns a page of sessions, the most recently updated one first. The order lags by up to a
+// quarter of a second: see turnstone.Store.List.
 func (t *Transcripts) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
 	return t.store().List(ctx, o)
 }
@@ -145,8 +146,9 @@ func (t *Transcripts) Load(ctx context.Context, id string) (tr *Transcript, ok b
 	}
 }
 
-// Latest returns the history that was updated last. If the store has no session, ok
-// is false and err is nil.
+// Latest returns the history that was updated last. If several were within a quarter of a
+// second, it may return another one of these, like List. If the store has no session, ok is false
+// and err is nil.
 func (t *Transcripts) Latest(ctx context.Context) (tr *Transcript, ok bool, err error) {
 	for {
 		page, err := t.store().List(ctx, turnstone.ListOptions{Limit: 1})
@@ -407,8 +409,8 @@ func fits(messages []Message) int {
 // changes reports whether saving the metadata of s changes have.
 func (s *Snapshot) changes(have *turnstone.Metadata) bool {
 	return differs(s, turnstone.FieldName, have.Name, s.Name) || differs(s, turnstone.FieldModel, have.Model, s.Model) ||
-		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldRetention, have.Retention, s.Retention) ||
-		s.changesLabels(have.Labels)
+		differs(s, turnstone.FieldCwd, have.Cwd, s.Cwd) || differs(s, turnstone.FieldGroup, have.Group, s.Group) ||
+		differs(s, turnstone.FieldRetention, have.Retention, s.Retention) || s.changesLabels(have.Labels)
 }
 
 // changesLabels reports whether saving the labels of s changes have.
@@ -494,6 +496,9 @@ func (s *Snapshot) mergeMetadata(older *Snapshot) {
 	}
 	if s.Cwd == "" && stays(turnstone.FieldCwd) {
 		s.Cwd = older.Cwd
+	}
+	if s.Group == "" && stays(turnstone.FieldGroup) {
+		s.Group = older.Group
 	}
 	if s.Retention == 0 && stays(turnstone.FieldRetention) {
 		s.Retention = older.Retention

@@ -191,9 +191,9 @@ func TestW4EditedMakesABranch(t *testing.T) {
 func TestW5MetadataIsUnset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, _ := open(t)
-		all := []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldLabels}
-		full := turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Retention: 7, Labels: map[string]string{"x": "1"}}
-		for _, unset := range append([][]turnstone.Field{all}, []turnstone.Field{all[0]}, all[1:2], all[2:3], all[3:4], all[4:]) {
+		all := []turnstone.Field{turnstone.FieldName, turnstone.FieldModel, turnstone.FieldCwd, turnstone.FieldRetention, turnstone.FieldGroup, turnstone.FieldLabels}
+		full := turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"x": "1"}}
+		for _, unset := range append([][]turnstone.Field{all}, []turnstone.Field{all[0]}, all[1:2], all[2:3], all[3:4], all[4:5], all[5:]) {
 			want := full
 			for _, f := range unset {
 				switch f {
@@ -203,6 +203,8 @@ func TestW5MetadataIsUnset(t *testing.T) {
 					want.Model = ""
 				case turnstone.FieldCwd:
 					want.Cwd = ""
+				case turnstone.FieldGroup:
+					want.Group = ""
 				case turnstone.FieldRetention:
 					want.Retention = 0
 				case turnstone.FieldLabels:

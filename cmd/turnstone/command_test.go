@@ -165,6 +165,15 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 			t.Errorf("%s: %d %s\n%s\nwant\n%s", args, code, errs, out, want)
 		}
 	}
+	must(t, "label", "f", "--group", "app/user", "--store", a.url)
+	for group, want := range map[string]string{"app": "m,5,0,0,0,0\n", "app/user": "m,5,0,0,0,0\n", "app/other": ""} {
+		if out := must(t, "usage", "--csv", "--group", group, "--store", a.url); out != "model,input,output,cached,written,reasoning\n"+want {
+			t.Errorf("group %s: %q", group, out)
+		}
+	}
+	if code, _, errs := status(t, nil, "usage", "f", "--group", "app", "--store", a.url); code != 2 {
+		t.Errorf("%d: %s", code, errs)
+	}
 	if out := must(t, "usage", "--store", a.url); !strings.Contains(out, "35     3       0       0        0          total") {
 		t.Error(out)
 	}
@@ -217,7 +226,8 @@ func TestChanges(t *testing.T) {
 			t.Errorf("%v: %q", args, out)
 		}
 	}
-	run("with 2 nodes", "fork", "s@2", "f", "--name", "forked")
+	run("with 2 nodes", "fork", "s@2", "f", "--name", "forked", "--group", "forks")
+	run("forked", "sessions", "--group", "forks")
 	run("part 2", "cat", "f", "p")
 	run("part 1", "cat", "s", "p", "--at", "1")
 	run("at revision 4", "rewind", "s@1", "--parts")
@@ -228,14 +238,20 @@ func TestChanges(t *testing.T) {
 	run("is empty, at revision 5", "rewind", "s", "--empty")
 	run("with 0 nodes", "fork", "s", "d", "--detached")
 	run("", "rename", "d", "e")
-	run("", "label", "e", "x=1", "--name", "new name", "--model", "m", "--cwd", "/w")
+	run("", "label", "e", "x=1", "--name", "new name", "--model", "m", "--cwd", "/w", "--group", "app/user")
 	run("new name", "sessions", "--label", "x=1", "--model", "m", "--name", "NEW")
+	run("new name", "sessions", "--group", "app")
+	run(`"group":"app/user"`, "sessions", "--group", "app/user", "--json")
+	run("group     app/user", "show", "e")
+	if out := must(t, "sessions", "--group", "app/other", "--store", url); strings.Contains(out, "new name") {
+		t.Error(out)
+	}
 	run("", "label", "e", "x=")
 	if out := must(t, "sessions", "--label", "x=1", "--store", url); strings.Contains(out, "new name") {
 		t.Error(out)
 	}
-	run("", "label", "e", "y=2", "--unset", "name,model,labels")
-	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) {
+	run("", "label", "e", "y=2", "--unset", "name,model,group,labels")
+	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) || strings.Contains(out, "app/user") {
 		t.Error(out)
 	}
 	run("", "rm", "e")

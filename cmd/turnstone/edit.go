@@ -30,6 +30,7 @@ func (a *app) fork() *cobra.Command {
 		}),
 	}
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
+	c.Flags().StringVar(&r.Group, "group", "", "group of the new session, names between slashes")
 	c.Flags().BoolVar(&r.Detached, "detached", false, "record the parent, but begin with an empty history")
 	a.complete(c)
 	return c
@@ -200,7 +201,7 @@ func (a *app) label() *cobra.Command {
 	var asLines bool
 	c := &cobra.Command{
 		Use:     "label SESSION [KEY=VALUE…]",
-		Short:   "Set or list the labels of a session, or set its name, model or directory",
+		Short:   "Set or list the labels of a session, or set its name, model, directory or group",
 		Long:    "Set labels of a session; KEY= removes a label. Without labels and flags, list the labels. Fields that --unset\nnames are emptied before the others are set.",
 		Example: "turnstone label trip rating=good --name 'Kyoto in April'\nturnstone label trip\nturnstone label trip --unset name",
 		Args:    cobra.MinimumNArgs(1),
@@ -209,7 +210,7 @@ func (a *app) label() *cobra.Command {
 			if m.Labels, err = parseLabels(args[1:]); err != nil {
 				return err
 			}
-			if err := refuseEmptyFlags(cmd, "name", "model", "cwd"); err != nil {
+			if err := refuseEmptyFlags(cmd, "name", "model", "cwd", "group"); err != nil {
 				return err
 			}
 			empty, err := parseFields(fields)
@@ -221,7 +222,7 @@ func (a *app) label() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" || len(empty) > 0 {
+				if len(m.Labels) > 0 || m.Name != "" || m.Model != "" || m.Cwd != "" || m.Group != "" || len(empty) > 0 {
 					return s.SaveMetadata(cmd.Context(), m, empty...)
 				}
 				return listLabels(cmd, s, asLines)
@@ -231,7 +232,8 @@ func (a *app) label() *cobra.Command {
 	c.Flags().StringVar(&m.Name, "name", "", "set the name that people read")
 	c.Flags().StringVar(&m.Model, "model", "", "set the model")
 	c.Flags().StringVar(&m.Cwd, "cwd", "", "set the working directory")
-	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: name, model, cwd, retention, labels, or several of them")
+	c.Flags().StringVar(&m.Group, "group", "", "set the group, names between slashes")
+	c.Flags().StringSliceVar(&fields, "unset", nil, "fields to empty: name, model, cwd, group, retention, labels, or several of them")
 	jsonFlag(c, &asLines)
 	a.complete(c)
 	return c
@@ -266,7 +268,7 @@ func parseFields(names []string) ([]turnstone.Field, error) {
 	for i, name := range names {
 		fields[i] = turnstone.Field(name)
 		if err := fields[i].Check(); err != nil {
-			return nil, usageError{fmt.Errorf("--unset must be name, model, cwd, retention or labels, not %q", name)}
+			return nil, usageError{fmt.Errorf("--unset must be name, model, cwd, group, retention or labels, not %q", name)}
 		}
 	}
 	return fields, nil

@@ -46,7 +46,7 @@ same name become two sessions. --as gives a path to standard input, or the old p
 to a file that was moved.
 
 Fields of a file outside its messages become the checkpoint parts import-outside and
-import-shared. Short fields among them also become labels that begin with "file.".
+import-shared. Short fields among them also become labels that begin with ".file.".
 Commits have the times of the file, if it has any.
 
 A new conversation is imported as a whole or not at all. If input can't be read, the
@@ -55,7 +55,7 @@ command prints file, line and reason, and imports nothing of any file. With
 
 // importFlags has the flags of import.
 type importFlags struct {
-	by, as                        string
+	by, as, group                 string
 	skipBad, dryRun, replace, yes bool
 }
 
@@ -86,12 +86,13 @@ func (a *app) importFiles() *cobra.Command {
 						return err
 					}
 				}
-				return load(cmd, st, e, convs, importer.Options{BySteps: f.by == "step", Replace: f.replace, Clock: clock})
+				return load(cmd, st, e, convs, importer.Options{BySteps: f.by == "step", Group: f.group, Replace: f.replace, Clock: clock})
 			})
 		},
 	}
 	c.Flags().StringVar(&f.by, "by", "turn", "what becomes a commit: turn (a user message and all up to the next one) or step (messages of the assistant and the results of its tools); each version of a checkpoint part gets a commit in any case")
 	c.Flags().StringVar(&f.as, "as", "", "import the file as if it were at this path")
+	c.Flags().StringVar(&f.group, "group", "", "the group of new sessions, names between slashes")
 	c.Flags().BoolVar(&f.skipBad, "skip-bad", false, "import what can be read, although parts of files can't be")
 	c.Flags().BoolVar(&f.replace, "replace", false, "delete the sessions of files that have changed, and import the files anew")
 	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask before --replace deletes sessions")
@@ -183,7 +184,7 @@ func lost(l *importer.Loss) string {
 func ownLabels(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for key, value := range all {
-		if !strings.HasPrefix(key, "import.") && !strings.HasPrefix(key, "file.") {
+		if !strings.HasPrefix(key, ".import.") && !strings.HasPrefix(key, ".file.") && key != "import.identity" {
 			own[key] = value
 		}
 	}

@@ -26,6 +26,7 @@ type sessionLine struct {
 	Name     string            `json:"name,omitempty"`
 	Model    string            `json:"model,omitempty"`
 	Cwd      string            `json:"cwd,omitempty"`
+	Group    string            `json:"group,omitempty"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Parent   string            `json:"parent,omitempty"`
 	ForkNode string            `json:"forkNode,omitempty"`
@@ -44,7 +45,7 @@ type sessionLine struct {
 // lineOf returns the line of a session.
 func lineOf(i *turnstone.Info) sessionLine {
 	return sessionLine{
-		ID: i.ID, Name: i.Name, Model: i.Model, Cwd: i.Cwd, Labels: i.Labels, Parent: i.Parent, ForkNode: hexID(i.ForkNode), Detached: i.Detached,
+		ID: i.ID, Name: i.Name, Model: i.Model, Cwd: i.Cwd, Group: i.Group, Labels: i.Labels, Parent: i.Parent, ForkNode: hexID(i.ForkNode), Detached: i.Detached,
 		Summary: i.Summary, Created: i.Created.UTC(), Updated: i.Updated.UTC(), Revision: uint64(i.Revision), Leaf: hexID(i.Leaf),
 		Commit: i.Commit.String(), Nodes: i.Nodes, Bytes: i.Bytes, Usage: usageLines(i.Usage),
 	}

@@ -43,6 +43,7 @@ func (a *app) sessions() *cobra.Command {
 	}
 	c.Flags().IntVar(&f.limit, "limit", 50, "greatest number of sessions to show; 0 shows all")
 	c.Flags().StringVar(&f.Parent, "parent", "", "list only children of this session")
+	c.Flags().StringVar(&f.Group, "group", "", "list only sessions of this group and of those below it, for example app or app/user")
 	c.Flags().StringToStringVar(&f.Labels, "label", nil, "list only sessions with this label, KEY=VALUE; if repeated, only those with all labels")
 	c.Flags().StringVar(&f.model, "model", "", "list only sessions of this model")
 	c.Flags().StringVar(&f.name, "name", "", "list only sessions with this text in their name")

@@ -107,7 +107,7 @@ func printNodes(w io.Writer, nodes []turnstone.Node, side string) error {
 func (r *reader) head(i *turnstone.Info, st *turnstone.State) {
 	field := func(name, text string) { r.printf("%s\n", hang(fmt.Sprintf("%-9s ", name), text, r.columns)) }
 	r.printf("session   %s\n", bold(line(i.ID, 200)))
-	for _, f := range [][2]string{{"name", i.Name}, {"model", i.Model}, {"cwd", i.Cwd}, {"parent", i.Parent}, {"labels", labels(i.Labels)}} {
+	for _, f := range [][2]string{{"name", i.Name}, {"model", i.Model}, {"cwd", i.Cwd}, {"group", i.Group}, {"parent", i.Parent}, {"labels", labels(i.Labels)}} {
 		if f[1] != "" {
 			field(f[0], line(f[1], 2000))
 		}

@@ -21,6 +21,7 @@ import (
 // usageFlags has the flags of usage.
 type usageFlags struct {
 	by             []string
+	group          string
 	asCSV, asLines bool
 }
 
@@ -29,7 +30,7 @@ func (a *app) usage() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "usage [SESSION…]",
 		Short: "Sum up the tokens that were used by session, model and day",
-		Long: "Sum up the tokens that all sessions, or the named ones, used, by session, model and day. A fork counts only\n" +
+		Long: "Sum up the tokens that all sessions, those of a group, or the named ones used, by session, model and day. A fork counts only\n" +
 			"its own turns. Days are in the local time zone.",
 		Example: "turnstone usage\nturnstone usage --by session,model\nturnstone usage trip --by day --csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,8 +39,11 @@ func (a *app) usage() *cobra.Command {
 					return usageError{fmt.Errorf("--by must be a list of session, model and day, not %q", strings.Join(f.by, ","))}
 				}
 			}
+			if f.group != "" && len(args) > 0 {
+				return usageError{errors.New("--group is for all sessions of the group: name no session beside it")}
+			}
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error {
-				l := ledger{by: f.by, sums: map[account]*head.Usage{}}
+				l := ledger{by: f.by, group: f.group, sums: map[account]*head.Usage{}}
 				if err := l.read(cmd.Context(), st, args); err != nil {
 					return err
 				}
@@ -48,6 +52,7 @@ func (a *app) usage() *cobra.Command {
 		},
 	}
 	c.Flags().StringSliceVar(&f.by, "by", []string{"model"}, "what to sum up by: session, model, day, or several of them")
+	c.Flags().StringVar(&f.group, "group", "", "sum up the sessions of this group and of those below it")
 	c.Flags().BoolVar(&f.asCSV, "csv", false, "print comma-separated values (RFC 4180)")
 	jsonFlag(c, &f.asLines)
 	c.MarkFlagsMutuallyExclusive("csv", "json")
@@ -115,8 +120,9 @@ type account struct{ session, day, model string }
 
 // A ledger sums up usage.
 type ledger struct {
-	by   []string // the columns by which it sums: session, day, model
-	sums map[account]*head.Usage
+	by    []string // the columns by which it sums: session, day, model
+	group string   // the group whose sessions it reads if none are named; "" is all
+	sums  map[account]*head.Usage
 }
 
 func (l *ledger) has(column string) bool { return slices.Contains(l.by, column) }
@@ -141,7 +147,7 @@ func (l *ledger) add(session, day string, usage []head.Usage) {
 	}
 }
 
-// read adds up the sessions named, or all sessions if there are no names.
+// read adds up the sessions named, or all sessions of the group if there are no names.
 func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) error {
 	if len(names) == 0 {
 		return l.readAll(ctx, st)
@@ -168,7 +174,7 @@ func (l *ledger) read(ctx context.Context, st *turnstone.Store, names []string) 
 }
 
 func (l *ledger) readAll(ctx context.Context, st *turnstone.Store) error {
-	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{}) {
+	for i, err := range importer.Sessions(ctx, st, turnstone.ListOptions{Group: l.group}) {
 		if err != nil {
 			return err
 		}

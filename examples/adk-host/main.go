@@ -64,7 +64,7 @@ func run(ctx context.Context, url, id, message string) error {
 // it creates if there is none, commits the events of the invocation, and returns
 // the agent's reply.
 func turn(ctx context.Context, store *turnstone.Store, id, message string) (reply string, _ error) {
-	stored, _, err := store.Create(ctx, turnstone.Request{ID: id})
+	stored, _, err := store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: app + "/" + user}})
 	if err != nil {
 		return "", err
 	}

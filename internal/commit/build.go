@@ -59,7 +59,7 @@ func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err e
 	if h.Collected {
 		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 	}
-	heads.MoveInOrder(b, w.store.Space, s.Inc, s.Hash, s.OrderTime(), w.now)
+	heads.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
 	w.head, w.record = next, next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.record)
 	return w.checkBatch(b)

@@ -174,10 +174,10 @@ func (w *writer) done() Result {
 	for _, name := range w.in.Drop {
 		w.store.Bases.Drop(s.Inc, name)
 	}
-	timeKey := w.store.Space.OrderTime(s.Inc)
+	placeKey := w.store.Space.Place(s.Inc)
 	for _, p := range w.batch.Sets {
-		if bytes.Equal(p.Key, timeKey) {
-			s.SeeOrderTime(p.Value)
+		if bytes.Equal(p.Key, placeKey) {
+			s.SeePlace(p.Value)
 		}
 	}
 	return Result{Revision: t.Revision, Commit: t.ID, Leaf: t.Leaf, Nodes: w.built.ids}

@@ -39,12 +39,11 @@ func isReplay(err error) bool {
 // attempt, or the error that the commit ends with.
 func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []byte, error) {
 	s, space := w.s, w.store.Space
-	timeKey := space.OrderTime(s.Inc)
-	h, vs, err := s.Head(ctx, s.HeadKey, timeKey)
+	h, vs, err := s.Head(ctx, s.HeadKey, space.Place(s.Inc))
 	if err != nil {
 		return nil, nil, err
 	}
-	s.SeeOrderTime(vs[1])
+	s.SeePlace(vs[1])
 	if w.Unknown && h.Revision >= w.built.turn.Revision {
 		t, err := s.TurnAt(ctx, w.built.turn.Revision)
 		if err != nil {

@@ -1,6 +1,6 @@
 // Package heads encodes and decodes the small records of sessions: heads; commits, which are a
 // chain of hashes; lifecycles; metadata; the origins of attached forks; tombstones, kept
-// revisions, and the order of sessions by their last update. It also has the store
+// revisions, and the entries of sessions in lists. It also has the store
 // record and the note of a copy.
 package heads
 

@@ -33,10 +33,11 @@ var (
 		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Time: when,
 	}
 	anAbout = heads.About{
-		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},
+		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Group: "g/h", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},
 		Detached: true, Summary: true, Keep: 8, Labels: map[string]string{"x": "1", "a": ""}, Created: when, Updated: when,
 	}
 	aLife    = heads.Life{Session: keys.Hash{1}, State: heads.Deleted, Floor: 2, Epoch: 3, Sealed: 4, SealedBytes: 5, Packed: 3, Forks: 6, Refs: 7, Stones: 8, Runs: []heads.Run{{Last: 3, Bits: 1}, {Last: 4}}}
+	aPlace   = heads.Place{Time: 5, Lists: []keys.List{{1}, {2, 3}}}
 	anOrigin = heads.Origin{Ancestors: []heads.Ancestor{{Incarnation: heads.Incarnation{1}, Revision: 2, Commit: head.CommitID{3}, Node: graph.ID{4}, Nodes: 5, Epoch: 6}}, Parts: []head.Part{parts[0]}}
 )
 
@@ -56,6 +57,7 @@ func records() map[string]struct {
 		"commit": {codec.Seal(key, keys.Segment, aCommit.Body()), &aCommit, openCommit},
 		"about":  {anAbout.Seal(key), &anAbout, func(k, v []byte) (any, error) { return heads.OpenAbout(k, v) }},
 		"life":   {aLife.Seal(key), &aLife, func(k, v []byte) (any, error) { return heads.OpenLife(k, v) }},
+		"place":  {aPlace.Seal(key), &aPlace, func(k, v []byte) (any, error) { return heads.OpenPlace(k, v) }},
 		"origin": {anOrigin.Seal(key), &anOrigin, func(k, v []byte) (any, error) { return heads.OpenOrigin(k, v) }},
 	}
 }
@@ -117,7 +119,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(r.record[2 : len(r.record)-4])
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for name, typ := range map[string]byte{"head": keys.Head, "commit": keys.Segment, "about": keys.About, "life": keys.Life, "origin": keys.Origin} {
+		for name, typ := range map[string]byte{"head": keys.Head, "commit": keys.Segment, "about": keys.About, "life": keys.Life, "place": keys.Place, "origin": keys.Origin} {
 			record := codec.Seal(key, typ, body)
 			got, err := records()[name].open(key, record)
 			if err != nil {
@@ -132,6 +134,8 @@ func FuzzDecode(f *testing.F) {
 			case *heads.About:
 				again = v.Seal(key)
 			case *heads.Life:
+				again = v.Seal(key)
+			case *heads.Place:
 				again = v.Seal(key)
 			case *heads.Origin:
 				again = v.Seal(key)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
@@ -14,21 +13,6 @@ import (
 // SealFork returns the record of an ancestor that names an attached fork. It holds the
 // hash of the fork's id at the time of the fork.
 func SealFork(key []byte, fork keys.Hash) []byte { return codec.Seal(key, keys.Fork, fork[:]) }
-
-// SealChild returns the record that lists a session under its parent.
-func SealChild(key []byte) []byte { return codec.Seal(key, keys.Child, []byte{1}) }
-
-// OpenChild decodes the record of a child, and returns the child's incarnation.
-func OpenChild(space *keys.Space, p engine.Pair) (child Incarnation, err error) {
-	_, fields, ok := space.Fields(p.Key)
-	if _, err = codec.Open(p.Key, p.Value, keys.Child); err == nil && !ok {
-		err = fmt.Errorf("%w: child", record.ErrMalformed)
-	}
-	if err == nil {
-		child = Incarnation(fields[16:])
-	}
-	return child, err
-}
 
 // SealPredecessor returns the record of a session id that names the incarnation which had
 // the id last, and was deleted or renamed. A request for a new session of the id guards

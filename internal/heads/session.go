@@ -23,6 +23,7 @@ type About struct {
 	Name        string
 	Model       string
 	Cwd         string
+	Group       string      // names between slashes, or ""
 	Parent      Incarnation // zero if it has none; the parent may be gone
 	ForkNode    graph.ID    // node of the parent
 	Detached    bool
@@ -36,12 +37,13 @@ type About struct {
 // Seal returns a's record for key.
 func (a *About) Seal(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.About, codec.Version)}
-	e.Array(13)
+	e.Array(14)
 	e.Text(a.ID)
 	e.Bytes(a.Incarnation[:])
 	e.Text(a.Name)
 	e.Text(a.Model)
 	e.Text(a.Cwd)
+	e.Text(a.Group)
 	if a.Parent == (Incarnation{}) {
 		e.Null()
 	} else {
@@ -77,10 +79,10 @@ func OpenAbout(key, value []byte) (*About, error) {
 	}
 	d := codec.Decoder{B: body}
 	var a About
-	d.Shape(13)
+	d.Shape(14)
 	a.ID = d.Text()
 	d.Fixed(a.Incarnation[:])
-	a.Name, a.Model, a.Cwd = d.Text(), d.Text(), d.Text()
+	a.Name, a.Model, a.Cwd, a.Group = d.Text(), d.Text(), d.Text(), d.Text()
 	if !d.Null() {
 		d.Fixed(a.Parent[:])
 	}

@@ -12,12 +12,28 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Children returns the incarnations that are listed as children of a session.
-func (s Store) Children(ctx context.Context, parent heads.Incarnation) ([]heads.Incarnation, error) {
-	return s.related(ctx, keys.Child, parent, func(p engine.Pair) (heads.Incarnation, error) {
-		child, err := heads.OpenChild(s.Space, p)
-		return child, codec.Corrupt(err, "child at key %x", p.Key)
-	})
+// Children returns the incarnations that are listed as children of a session. A child moves in the
+// list when it is updated, and may pass a scan that reads several pages. So Children scans until
+// it finds no child that it has not found before.
+func (s Store) Children(ctx context.Context, parent heads.Incarnation) (out []heads.Incarnation, err error) {
+	seen := map[heads.Incarnation]bool{}
+	for more := true; more; {
+		more = false
+		found, err := s.related(ctx, keys.Entry, keys.Children(parent), func(p engine.Pair) (heads.Incarnation, error) {
+			e, err := heads.OpenEntry(s.Space, p)
+			return e.Incarnation, err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, child := range found {
+			if !seen[child] {
+				seen[child], more = true, true
+				out = append(out, child)
+			}
+		}
+	}
+	return out, nil
 }
 
 // Forks returns the attached forks of a session, the forks of these, and so on. It includes
@@ -32,9 +48,9 @@ func (s Store) Forks(ctx context.Context, ancestor heads.Incarnation) ([]heads.I
 	})
 }
 
-// related returns the incarnations that the records of one letter and one incarnation name. open
+// related returns the incarnations that the records of one letter and one first field name. open
 // decodes a record.
-func (s Store) related(ctx context.Context, letter byte, to heads.Incarnation, open func(engine.Pair) (heads.Incarnation, error)) ([]heads.Incarnation, error) {
+func (s Store) related(ctx context.Context, letter byte, to [16]byte, open func(engine.Pair) (heads.Incarnation, error)) ([]heads.Incarnation, error) {
 	var out []heads.Incarnation
 	for p, err := range s.Engine.Scan(ctx, s.Space.Of(letter, to)) {
 		if err != nil {

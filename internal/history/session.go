@@ -37,7 +37,7 @@ type Session struct {
 	mu        sync.Mutex  // guards the fields below
 	head      *heads.Head // never changed, only replaced
 	headValue []byte      // the record of head, or nil if the next commit has to read the head
-	orderTime []byte      // the record of the session's time in the order of sessions
+	place     []byte      // the record of the session's place in lists
 }
 
 // Session returns the session with an id and an incarnation. It reads nothing.
@@ -52,9 +52,9 @@ func (s Store) Session(id string, inc heads.Incarnation) *Session {
 
 // A State is the state of a session when it was opened.
 type State struct {
-	Head      *heads.Head
-	Life      *heads.Life
-	OrderTime []byte // The record of the session's time in the order of sessions.
+	Head  *heads.Head
+	Life  *heads.Life
+	Place []byte // The record of the session's place in lists.
 }
 
 // OpenSession returns the session that has an id, and its state. The error is ErrSessionNotFound
@@ -83,7 +83,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	}
 	out.Inc, out.LifeKey, out.DirtyKey = inc, s.Space.Life(inc), s.Space.Dirty(inc)
 	originKey := s.Space.Origin(inc)
-	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.OrderTime(inc)); err != nil {
+	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.Place(inc)); err != nil {
 		return nil, nil, err
 	}
 	if about.Parent != (heads.Incarnation{}) && !about.Detached {
@@ -98,7 +98,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	if err != nil && !out.gone(ctx) {
 		return nil, nil, codec.Corrupt(err, "lifecycle of %s", out.Name)
 	}
-	st.OrderTime = values[2]
+	st.Place = values[2]
 	return out, st, nil
 }
 
@@ -202,18 +202,18 @@ func (s *Session) Forget() {
 	s.headValue = nil
 }
 
-// SeeOrderTime tells the session of the record of its time in the order of sessions.
-func (s *Session) SeeOrderTime(value []byte) {
+// SeePlace tells the session of the record of its place in lists.
+func (s *Session) SeePlace(value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.orderTime = value
+	s.place = value
 }
 
-// OrderTime returns the record of the session's time in the order of sessions, as it was seen last.
-func (s *Session) OrderTime() []byte {
+// Place returns the record of the session's place in lists, as it was seen last.
+func (s *Session) Place() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.orderTime
+	return s.place
 }
 
 // headAt reads the head, the ends of segments at revision r and at the one after it, and more keys in one call.
@@ -297,4 +297,58 @@ func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, 
 		}
 		// It was renamed or deleted meanwhile.
 	}
+}
+
+// AboutsOf returns the metadata of those incarnations that live. It calls the engine twice, however
+// many they are, and more often only if one of them is renamed or deleted meanwhile.
+func (s Store) AboutsOf(ctx context.Context, incs []heads.Incarnation) (map[heads.Incarnation]*heads.About, error) {
+	out := make(map[heads.Incarnation]*heads.About, len(incs))
+	incs, aboutKeys, err := s.aboutKeys(ctx, incs)
+	if err != nil || len(incs) == 0 {
+		return out, err
+	}
+	values, err := s.Engine.Get(ctx, aboutKeys...)
+	if err != nil {
+		return nil, err
+	}
+	for i, inc := range incs {
+		about, err := heads.OpenAbout(aboutKeys[i], values[i])
+		if err != nil || about.Incarnation != inc {
+			if about, err = s.About(ctx, inc); err != nil {
+				return nil, err
+			}
+		}
+		if about != nil {
+			out[inc] = about
+		}
+	}
+	return out, nil
+}
+
+// aboutKeys returns those of the incarnations that live, and the keys of their metadata.
+func (s Store) aboutKeys(ctx context.Context, incs []heads.Incarnation) (live []heads.Incarnation, aboutKeys [][]byte, err error) {
+	if len(incs) == 0 {
+		return nil, nil, nil
+	}
+	ks := make([][]byte, len(incs))
+	for i, inc := range incs {
+		ks[i] = s.Space.Life(inc)
+	}
+	values, err := s.Engine.Get(ctx, ks...)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, inc := range incs {
+		if values[i] == nil {
+			continue
+		}
+		life, err := heads.OpenLife(ks[i], values[i])
+		if err != nil {
+			return nil, nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
+		}
+		if life.State == heads.Live {
+			live, aboutKeys = append(live, inc), append(aboutKeys, s.Space.About(life.Session))
+		}
+	}
+	return live, aboutKeys, nil
 }

@@ -27,12 +27,11 @@ const (
 	Origin      = 'o' // incarnation: ancestors of an attached fork
 	Segment     = 'p' // incarnation, last revision, value: commits and their nodes
 	Version     = 'P' // incarnation, H(part name), revision, value: a version of a checkpoint part
-	Child       = 'q' // parent's incarnation, child's incarnation
 	Ref         = 'r' // incarnation, H(name): a revision that is kept
 	Head        = 's' // H(session id)
 	Tombstone   = 't' // incarnation, 8 bytes of the node id
-	Order       = 'u' // inverted time, incarnation: order by last update
-	OrderTime   = 'v' // incarnation: time of its entry under Order
+	Entry       = 'u' // list, inverted time, incarnation: a session in a list, latest update first
+	Place       = 'v' // incarnation: where its entries are
 	Predecessor = 'w' // H(session id): a session of this id was deleted or renamed
 	Upload      = 'x' // upload or incarnation, H(blob id): a pin, which keeps the blobs of an upload
 	Index       = 'y' // incarnation, last revision, page: where nodes, event keys and turn ids are
@@ -51,12 +50,15 @@ type Incarnation [16]byte
 // A Hash is the keyed 16-byte hash that stands for an identifier in keys.
 type Hash [16]byte
 
+// A List stands for a list of sessions in keys. The zero List is the list of all sessions.
+type List [16]byte
+
 const prefixSize = 4
 
 // widths are the lengths of the fields after each letter.
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
-	Mark: 16, Origin: 16, Segment: 25, Version: 41, Child: 32, Head: 16, Tombstone: 24, Order: 24, OrderTime: 16,
+	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 }
 
@@ -169,11 +171,6 @@ func (s *Space) Fork(ancestor, fork Incarnation) []byte {
 	return s.key(Fork, 0, ancestor[:], fork[:])
 }
 
-// Child returns the key that lists child under its parent.
-func (s *Space) Child(parent, child Incarnation) []byte {
-	return s.key(Child, 0, parent[:], child[:])
-}
-
 // Segment returns the key of a value of the segment that ends with revision last.
 func (s *Space) Segment(inc Incarnation, last uint64, value int) []byte {
 	return append(binary.BigEndian.AppendUint64(s.key(Segment, 9, inc[:]), last), byte(value))
@@ -215,14 +212,31 @@ func (s *Space) Mark(blob Hash) []byte { return s.key(Mark, 0, blob[:]) }
 // Dirty returns the key that says that a session changed since gc last looked.
 func (s *Space) Dirty(inc Incarnation) []byte { return s.key(Dirty, 0, inc[:]) }
 
-// Order returns the key of a session in the order of last updates, latest first.
-func (s *Space) Order(time uint64, inc Incarnation) []byte {
-	k := binary.BigEndian.AppendUint64(s.key(Order, 24), ^time)
+// Children returns the list of the children of a session.
+func Children(parent Incarnation) List { return List(parent) }
+
+// Grouped returns the list of the sessions of a group and of the groups below it.
+func (s *Space) Grouped(path string) List { return s.keyed.Sum16('g', []byte(path)) }
+
+// Labelled returns the list of the sessions that have a label of that name and value.
+func (s *Space) Labelled(name, value string) List {
+	text := binary.AppendUvarint(make([]byte, 0, 2+len(name)+len(value)), uint64(len(name)))
+	return s.keyed.Sum16('l', append(append(text, name...), value...))
+}
+
+// Entry returns the key of a session's entry in a list.
+func (s *Space) Entry(list List, time uint64, inc Incarnation) []byte {
+	k := binary.BigEndian.AppendUint64(s.key(Entry, 24, list[:]), ^time)
 	return append(k, inc[:]...)
 }
 
-// OrderTime returns the key that says where a session stands under Order.
-func (s *Space) OrderTime(inc Incarnation) []byte { return s.key(OrderTime, 0, inc[:]) }
+// EntryFields returns what the fields of a key of Entry say.
+func EntryFields(fields []byte) (list List, time uint64, inc Incarnation) {
+	return List(fields), ^binary.BigEndian.Uint64(fields[16:]), Incarnation(fields[24:])
+}
+
+// Place returns the key of the record that says where a session's entries are.
+func (s *Space) Place(inc Incarnation) []byte { return s.key(Place, 0, inc[:]) }
 
 // Ref returns the key of a revision of inc that is kept under a name.
 func (s *Space) Ref(inc Incarnation, name string) []byte {

@@ -26,12 +26,15 @@ func all() map[string][]byte {
 		"d dirty": space.Dirty(inc), "e attachment": space.Attachment(inc, b), "f fork": space.Fork(inc, keys.Incarnation{0xcc}),
 		"w predecessor": space.Predecessor(h), "l life": space.Life(inc),
 		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p segment": space.Segment(inc, 258, 2),
-		"q child": space.Child(keys.Incarnation{0xcc}, inc), "P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
+		"P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
 		"r ref": space.Ref(inc, "release"), "g cycle": space.Cycle(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258, 2), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
 		"V stale": space.Stale(inc), "K loose": space.Loose(b),
-		"u order": space.Order(1700000000000000000, inc), "v order time": space.OrderTime(inc),
+		"u entry": space.Entry(keys.List{}, 1700000000000000000, inc), "v place": space.Place(inc),
+		"u entry of a child": space.Entry(keys.Children(keys.Incarnation{0xcc}), 1700000000000000000, inc),
+		"u entry of a group": space.Entry(space.Grouped("app/user"), 1700000000000000000, inc),
+		"u entry of a label": space.Entry(space.Labelled("name", "value"), 1700000000000000000, inc),
 	}
 }
 
@@ -80,8 +83,27 @@ func TestKeysHoldNoUserText(t *testing.T) {
 	}
 }
 
-func TestOrderIsLatestFirst(t *testing.T) {
-	if bytes.Compare(space.Order(2, inc), space.Order(1, inc)) >= 0 {
+func TestListsAreLatestFirst(t *testing.T) {
+	if bytes.Compare(space.Entry(keys.List{}, 2, inc), space.Entry(keys.List{}, 1, inc)) >= 0 {
 		t.Error("a later time sorts behind an earlier one")
+	}
+	_, fields, _ := space.Fields(space.Entry(keys.List{7}, 3, inc))
+	if list, time, of := keys.EntryFields(fields); list != (keys.List{7}) || time != 3 || of != inc {
+		t.Error(list, time, of)
+	}
+}
+
+// Two labels are never one list, wherever the name ends and the value begins; nor are a label
+// and a group.
+func TestListsDiffer(t *testing.T) {
+	seen := map[keys.List]string{{}: "all"}
+	for what, l := range map[string]keys.List{
+		"a=bc": space.Labelled("a", "bc"), "ab=c": space.Labelled("ab", "c"), "abc=": space.Labelled("abc", ""),
+		"group abc": space.Grouped("abc"), "group a/bc": space.Grouped("a/bc"), "label of a group's bytes": space.Labelled("", "abc"),
+	} {
+		if other, taken := seen[l]; taken {
+			t.Errorf("%s is the list of %s", what, other)
+		}
+		seen[l] = what
 	}
 }

@@ -120,7 +120,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	b.Set(s.AboutKey, about.Seal(s.AboutKey))
 	life := heads.Life{Session: hash, State: heads.Live}
 	b.Set(s.LifeKey, life.Seal(s.LifeKey))
-	s.SeeOrderTime(heads.AddToOrder(&b, n.Space, inc, hash, about.Updated))
+	s.SeePlace(heads.AddToLists(&b, n.Space, &about, hash, about.Updated))
 	s.See(&h, record)
 	n.session, n.state = s, nil
 	return &b, nil

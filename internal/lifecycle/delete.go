@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -49,28 +50,19 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 				return false, err
 			}
 		}
-		timeKey := st.Space.OrderTime(s.Inc)
-		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, s.AboutKey, timeKey)
-		if err != nil {
-			return false, err
-		}
-		about, err := s.OpenAbout(vs[1])
+		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc))
 		if err != nil {
 			return false, err
 		}
 		next.State, next.Floor = heads.Deleted, h.Revision+1
 		b.Reclaim = true
 		b.Guard(s.HeadKey, vs[0])
-		b.Guard(timeKey, vs[2])
 		b.Delete(s.HeadKey)
 		b.Delete(s.AboutKey)
-		heads.RemoveFromOrder(b, st.Space, s.Inc, vs[2])
+		heads.RemoveFromLists(b, st.Space, s.Inc, vs[1])
 		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 		key := st.Space.Predecessor(s.Hash)
 		b.Set(key, heads.SealPredecessor(key, s.Inc))
-		if about.Parent != (heads.Incarnation{}) {
-			b.Delete(st.Space.Child(about.Parent, s.Inc))
-		}
 		return true, nil
 	})
 }
@@ -78,18 +70,24 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 // deleteChildren deletes the children of a session, and theirs. If the policy is
 // RefuseChildren and there is a child, it fails with ErrHasChildren instead.
 func (st *Store) deleteChildren(ctx context.Context, c *change.Change, s *history.Session, policy Policy) error {
-	children, err := st.Children(ctx, s.Inc)
-	if err != nil {
-		return err
-	}
-	if len(children) > 0 && policy == RefuseChildren {
-		return fmt.Errorf("%w: %q", ErrHasChildren, s.ID)
-	}
-	for _, child := range children {
-		if err := st.Delete(ctx, child, policy); err != nil {
+	deleted := map[heads.Incarnation]bool{}
+	for { // A child that was updated meanwhile may have passed the scan: see history.Store.Children.
+		children, err := st.Children(ctx, s.Inc)
+		if err != nil {
 			return err
 		}
-		c.Partly = true
+		if len(children) > 0 && policy == RefuseChildren {
+			return fmt.Errorf("%w: %q", ErrHasChildren, s.ID)
+		}
+		children = slices.DeleteFunc(children, func(inc heads.Incarnation) bool { return deleted[inc] })
+		if len(children) == 0 {
+			return nil
+		}
+		for _, child := range children {
+			if err := st.Delete(ctx, child, policy); err != nil {
+				return err
+			}
+			deleted[child], c.Partly = true, true
+		}
 	}
-	return nil
 }

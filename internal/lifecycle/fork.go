@@ -68,8 +68,6 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.
 		}
 	}
 	f.about.ForkNode = node
-	key := f.Space.Child(f.parent.Inc, f.about.Incarnation)
-	f.batch.Set(key, heads.SealChild(key))
 	if f.about.Detached {
 		next := l.Own.Next()
 		f.batch.Guard(l.Keys[0], l.Values[0])

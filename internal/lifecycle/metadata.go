@@ -11,24 +11,27 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A Field is a field of the metadata that SaveMetadata can empty.
-type Field int
+// A Field names a field of the metadata that SaveMetadata can empty: see turnstone.Field.
+type Field string
 
 // The fields of the metadata.
 const (
-	Name Field = iota
-	Model
-	Cwd
-	Keep
-	Labels
+	Name   Field = "name"
+	Model  Field = "model"
+	Cwd    Field = "cwd"
+	Group  Field = "group"
+	Keep   Field = "retention"
+	Labels Field = "labels"
 )
+
+// Fields are all fields of the metadata.
+var Fields = []Field{Name, Model, Cwd, Group, Keep, Labels}
 
 // SaveMetadata empties fields of a session's metadata, and then sets those fields that are
 // set in m. Labels are merged. The revision of the session stays the same.
 func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.About, empty []Field) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		timeKey := st.Space.OrderTime(s.Inc)
-		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, timeKey)
+		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, st.Space.Place(s.Inc))
 		if err != nil {
 			return err
 		}
@@ -51,8 +54,12 @@ func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.
 		var b engine.Batch
 		b.Guard(s.AboutKey, vs[1])
 		b.Set(s.AboutKey, about.Seal(s.AboutKey))
-		heads.MoveInOrder(&b, st.Space, s.Inc, s.Hash, vs[2], about.Updated)
-		return c.Apply(ctx, &b)
+		place := heads.ChangeLists(&b, st.Space, about, s.Hash, vs[2], about.Updated)
+		if err := c.Apply(ctx, &b); err != nil {
+			return err
+		}
+		s.SeePlace(place)
+		return nil
 	})
 }
 
@@ -66,6 +73,8 @@ func unset(a *heads.About, fields []Field) {
 			a.Model = ""
 		case Cwd:
 			a.Cwd = ""
+		case Group:
+			a.Group = ""
 		case Keep:
 			a.Keep = 0
 		case Labels:
@@ -79,6 +88,7 @@ func set(a, m *heads.About) {
 	a.Name = cmp.Or(m.Name, a.Name)
 	a.Model = cmp.Or(m.Model, a.Model)
 	a.Cwd = cmp.Or(m.Cwd, a.Cwd)
+	a.Group = cmp.Or(m.Group, a.Group)
 	a.Keep = cmp.Or(m.Keep, a.Keep)
 	a.Labels = mergedLabels(a.Labels, m.Labels)
 }

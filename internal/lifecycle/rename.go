@@ -32,8 +32,8 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Sessio
 	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		space := st.Space
 		hash := space.Session(to)
-		headKey, aboutKey, timeKey := space.Head(hash), space.About(hash), space.OrderTime(s.Inc)
-		h, vs, err := s.Head(ctx, s.HeadKey, s.AboutKey, timeKey, headKey, space.Predecessor(hash))
+		headKey, aboutKey := space.Head(hash), space.About(hash)
+		h, vs, err := s.Head(ctx, s.HeadKey, s.AboutKey, space.Place(s.Inc), headKey, space.Predecessor(hash))
 		if err != nil {
 			return false, err
 		}
@@ -50,15 +50,11 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Sessio
 		b.Guard(s.AboutKey, vs[1])
 		b.Guard(headKey, nil)
 		b.Guard(space.Predecessor(hash), vs[4])
-		b.Guard(timeKey, vs[2])
 		b.Delete(s.HeadKey)
 		b.Delete(s.AboutKey)
 		b.Set(headKey, h.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
-		if at, ok := heads.OpenOrderTime(timeKey, vs[2]); ok {
-			entry := heads.OrderEntry{Time: at, Incarnation: s.Inc, Session: hash}
-			b.Set(entry.Seal(space))
-		}
+		heads.RenameInLists(b, space, s.Inc, hash, vs[2])
 		key := space.Predecessor(s.Hash)
 		b.Set(key, heads.SealPredecessor(key, s.Inc))
 		return true, nil

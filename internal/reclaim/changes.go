@@ -15,13 +15,13 @@ import (
 // This file finds the sessions that changed since the last cycle. Every change of a session
 // sets its dirty record in the same batch, to a value that never recurs. A scan alone is no
 // witness of what is not there. So the collector also compares sessions with their bookmarks if
-// the order of last updates says that they were updated lately.
+// the list of all sessions says that they were updated lately.
 //
 // No other session is read, so a collection costs what changed since the last one, however many
 // sessions the store has: cost_test.go counts the reads.
 
-// skew is how much the clocks of hosts may differ, and how far the order of sessions may lag,
-// so that the order is still a witness of what changed.
+// skew is how much the clocks of hosts may differ, and how far the list of all sessions may
+// lag, so that the list is still a witness of what changed.
 const skew = 5 * time.Second
 
 // changes brings the index up to date with all sessions that changed. since is when the last
@@ -99,12 +99,12 @@ func (cy *cycle) freed(ctx context.Context) error {
 // updated looks at the sessions that were updated after since, or a little before it. It adds
 // those that have commits which the index lacks to q.
 func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
-	var entries []heads.OrderEntry
-	for p, err := range cy.engine.Scan(ctx, cy.space.All(keys.Order)) {
+	var entries []heads.Entry
+	for p, err := range cy.engine.Scan(ctx, cy.space.Of(keys.Entry, keys.List{})) {
 		if err != nil {
 			return err
 		}
-		e, err := heads.OpenOrder(cy.space, p)
+		e, err := heads.OpenEntry(cy.space, p)
 		if err != nil {
 			return err
 		}
@@ -123,10 +123,10 @@ func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 
 // behind compares the heads of some sessions with their bookmarks. It adds the sessions that
 // have commits which the index lacks to q.
-func (cy *cycle) behind(ctx context.Context, entries []heads.OrderEntry, q *queue) error {
+func (cy *cycle) behind(ctx context.Context, entries []heads.Entry, q *queue) error {
 	recs, err := rows(ctx, cy, entries,
-		func(e heads.OrderEntry) []byte { return cy.space.Head(e.Session) },
-		func(e heads.OrderEntry) []byte { return cy.space.Bookmark(e.Incarnation) })
+		func(e heads.Entry) []byte { return cy.space.Head(e.Session) },
+		func(e heads.Entry) []byte { return cy.space.Bookmark(e.Incarnation) })
 	if err != nil {
 		return err
 	}

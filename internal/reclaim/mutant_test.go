@@ -22,7 +22,7 @@ type mutant struct {
 	in     string                     // the scenario that is to find it
 	party  func(b *engine.Batch) bool // whose batches; nil: all
 	change func(b *engine.Batch)
-	blind  bool // the second witness of what changed, the order of sessions, sees nothing
+	blind  bool // the second witness of what changed, the list of all sessions, sees nothing
 	stale  bool // reads of what refers to blobs are as before the first condemnation
 	far    bool // only schedules with three preemptions find it: tens of thousands are tried, in a long run
 }
@@ -143,12 +143,12 @@ func (e *mutated) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 func (e *mutated) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
-	if e.m.blind && len(r.Start) > 4 && letter(r.Start) == keys.Order {
+	if e.m.blind && len(r.Start) > 4 && letter(r.Start) == keys.Entry {
 		return e.Engine.Scan(ctx, engine.Range{Start: []byte{0}, End: []byte{0, 0}})
 	}
 	if e.frozen != nil && len(r.Start) > 4 {
 		switch letter(r.Start) {
-		case keys.Dirty, keys.Order, keys.Upload:
+		case keys.Dirty, keys.Entry, keys.Upload:
 			return e.frozen.Scan(ctx, r)
 		}
 	}

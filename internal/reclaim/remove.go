@@ -28,7 +28,7 @@ import (
 // sessionLetters are the records of a session whose keys begin with its incarnation, and to
 // which nothing else refers.
 var sessionLetters = []byte{
-	keys.Child, keys.Segment, keys.Version, keys.Index, keys.Attachment, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Segment, keys.Version, keys.Index, keys.Attachment, keys.Tombstone, keys.Ref, keys.Detached,
 }
 
 // remove removes a deleted session that no fork holds.

@@ -11,7 +11,6 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/list"
 	"github.com/turnstonedb/turnstone/internal/namespace"
@@ -65,7 +64,7 @@ func (c *copier) heads(ctx context.Context, e engine.Engine) (map[string]head.Co
 		return nil, err
 	}
 	commits := map[string]head.CommitID{}
-	for q := (list.Query{Limit: 1000, Keep: func(*heads.About) bool { return true }}); ; {
+	for q := (list.Query{Limit: 1000}); ; {
 		page, err := list.Sessions(ctx, s, q)
 		if err != nil {
 			return nil, err

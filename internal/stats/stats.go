@@ -35,7 +35,7 @@ type Report struct {
 // kinds says under which name Report.ByKind counts the records of a letter.
 var kinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
-	keys.Fork: "sessions", keys.Child: "sessions", keys.Order: "sessions", keys.OrderTime: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
+	keys.Fork: "sessions", keys.Entry: "sessions", keys.Place: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Segment:    "history",
 	keys.Attachment: "index", keys.Index: "index",
 	keys.Blob: "blobs", keys.Version: "blobs", keys.Mark: "blobs", keys.Upload: "blobs", keys.Ref: "sessions",

@@ -18,9 +18,9 @@ var recordNames = map[byte]string{
 	keys.Store: "store record", keys.About: "metadata", keys.Blob: "blob", keys.Copying: "note of the last copy",
 	keys.Detached: "detached blob", keys.Stale: "stale record", keys.Loose: "loose record", keys.Dirty: "dirty record", keys.Attachment: "attachment entry", keys.Fork: "fork entry",
 	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Count: "number of edges",
-	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part", keys.Child: "child entry",
-	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Order: "place in the order of sessions",
-	keys.OrderTime: "time in the order of sessions", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",
+	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
+	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 }
 
 // A badRecord is a record whose key or value the format does not allow.
@@ -36,12 +36,11 @@ type badRecord struct {
 func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
 	switch letter {
 	case keys.Dirty, keys.Attachment, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref,
-		keys.Tombstone, keys.OrderTime, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
+		keys.Tombstone, keys.Place, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
 		return heads.Incarnation(fields), true
-	case keys.Child:
-		return heads.Incarnation(fields[16:]), true
-	case keys.Order:
-		return heads.Incarnation(fields[8:]), true
+	case keys.Entry:
+		_, _, inc := keys.EntryFields(fields)
+		return inc, true
 	}
 	return inc, false
 }
@@ -92,6 +91,8 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 		if h, err := heads.OpenHead(p.Key, p.Value); err == nil {
 			v.mentioned[h.Incarnation] = p.Key
 		}
+	case keys.Entry:
+		v.entries[string(p.Key)] = true
 	case keys.Tombstone:
 		v.tombstones[inc]++
 	case keys.Fork:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
@@ -54,10 +53,7 @@ func (v *verifier) session(ctx context.Context, ses *session) error {
 	if err := v.liveNodes(ctx, &ses.History, h.Revision, h.Commit); err != nil {
 		return err
 	}
-	if err := v.child(ctx, ses); err != nil {
-		return err
-	}
-	return v.order(ctx, ses)
+	return v.lists(ctx, ses)
 }
 
 // commits checks the chain of commits, the checkpoint parts that they set, and the head
@@ -120,66 +116,4 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		v.checkedEnds[a] = true // not before: an attempt that found damage may be made again
 	}
 	return nil
-}
-
-// child checks that a session is found among the children of its parent. Lists and
-// deletions look for it there.
-func (v *verifier) child(ctx context.Context, ses *session) error {
-	_, vs, err := ses.readHead(ctx, ses.AboutKey)
-	if err != nil {
-		return err
-	}
-	about, err := ses.OpenAbout(vs[0])
-	if err != nil || about.Parent == (heads.Incarnation{}) {
-		return err
-	}
-	key := v.store.Space.Child(about.Parent, ses.Inc)
-	_, vs, err = ses.readHead(ctx, key) // The head stands as long as the entry does: a deletion removes both.
-	if err != nil {
-		return err
-	}
-	_, err = heads.OpenChild(v.store.Space, engine.Pair{Key: key, Value: vs[0]})
-	if parent, perr := v.store.Life(ctx, about.Parent); perr != nil || parent == nil {
-		return perr // Vacuum has removed the parent with its entries.
-	}
-	v.problem(err, "child entry of session %q with the parent %s", ses.ID, v.name(about.Parent))
-	if o := ses.Origin; o != nil && o.Ancestors[len(o.Ancestors)-1].Incarnation != about.Parent {
-		v.problem(fmt.Errorf("%w: it forked from another session than its parent", record.ErrHash), "metadata of session %q", ses.ID)
-	}
-	return nil
-}
-
-// order checks that a session is where lists look for it. The session may move meanwhile,
-// so order looks several times.
-func (v *verifier) order(ctx context.Context, ses *session) error {
-	const attempts = 3
-	for range attempts {
-		if found, err := v.inOrder(ctx, ses); found || err != nil {
-			return err
-		}
-	}
-	if _, _, err := ses.readHead(ctx); err != nil {
-		return err // The session was deleted meanwhile.
-	}
-	v.problem(record.ErrMissing, "place in the order of sessions of session %q", ses.ID)
-	return nil
-}
-
-// inOrder reports whether a session is in the order of sessions, at its own time.
-func (v *verifier) inOrder(ctx context.Context, ses *session) (bool, error) {
-	timeKey := v.store.Space.OrderTime(ses.Inc)
-	value, err := v.get(ctx, timeKey)
-	if err != nil {
-		return false, err
-	}
-	at, ok := heads.OpenOrderTime(timeKey, value)
-	if !ok {
-		return false, nil
-	}
-	key := v.store.Space.Order(at, ses.Inc)
-	if value, err = v.get(ctx, key); err != nil {
-		return false, err
-	}
-	entry, err := heads.OpenOrder(v.store.Space, engine.Pair{Key: key, Value: value})
-	return err == nil && entry.Session == ses.Hash, nil
 }

@@ -54,7 +54,7 @@ func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, p
 	for attempt := 1; ; attempt++ {
 		v := newVerifier(s.Uncached(), collector, progress)
 		for _, step := range []func(context.Context) error{
-			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.contents, v.index,
+			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.strayEntries, v.contents, v.index,
 		} {
 			if err := step(ctx); err != nil {
 				return &v.Report, err
@@ -87,6 +87,8 @@ type verifier struct {
 	// unmatched has the fork entries that no origin confirms, and those that an origin
 	// implies and that were not found.
 	unmatched map[forkEntry]bool
+	// entries has the keys of the list entries that no session's place confirms.
+	entries map[string]bool
 	// depth is the number of a fork's ancestors.
 	depth map[heads.Incarnation]int
 	// shared says how much of an incarnation's history forks share that live.
@@ -124,6 +126,7 @@ func newVerifier(s history.Store, collector *reclaim.Collector, progress func(in
 		tombstones:  map[heads.Incarnation]uint64{},
 		forks:       map[heads.Incarnation]uint64{},
 		unmatched:   map[forkEntry]bool{},
+		entries:     map[string]bool{},
 		depth:       map[heads.Incarnation]int{},
 		shared:      map[heads.Incarnation]history.Layer{},
 		names:       map[heads.Incarnation]string{},

@@ -199,7 +199,7 @@ func claudeUsage(t *testing.T, dir string, st *turnstone.Store) {
 		}
 	}
 	var stored uint64
-	page, err := st.List(ctx, turnstone.ListOptions{Limit: 1000, Labels: map[string]string{"import.format": "claude-code"}})
+	page, err := st.List(ctx, turnstone.ListOptions{Limit: 1000, Labels: map[string]string{".import.format": "claude-code"}})
 	if err != nil {
 		t.Fatal(err)
 	}

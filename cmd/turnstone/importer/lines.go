@@ -336,7 +336,7 @@ func (e *piEvent) header(c *Conversation) {
 	}
 	c.Cwd, c.Model = e.Cwd, e.Model
 	if e.BranchedFrom != "" {
-		c.Labels = map[string]string{"pi.branched-from": clip(e.BranchedFrom, 256)}
+		c.Labels = map[string]string{".pi.branched-from": clip(e.BranchedFrom, 256)}
 	}
 }
 

@@ -21,6 +21,8 @@ type Options struct {
 	// Replace deletes a session whose content differs from the conversation, and
 	// imports the conversation anew. See Losses.
 	Replace bool
+	// Group is the group of new sessions. Those that are there keep theirs.
+	Group string
 	// Clock, if set, is the clock of the store. Load sets it, so that sessions and
 	// commits get the times of the file.
 	Clock *Clock
@@ -56,15 +58,14 @@ type Result struct {
 }
 
 const (
-	staging     = "importing:"    // prefix of the id of a session that is not complete
-	digestLabel = "import.digest" // label with the stamp of what was imported last
+	staging     = "importing:"     // prefix of the id of a session that is not complete
+	digestLabel = ".import.digest" // label with the stamp of what was imported last
 )
 
 // A loader is one run of Load.
 type loader struct {
 	Options
-	st       *turnstone.Store
-	sessions map[string][]string // ids of the sessions that hold conversations of an identity
+	st *turnstone.Store
 }
 
 // Load commits conversations to st.
@@ -88,12 +89,6 @@ func Load(ctx context.Context, st *turnstone.Store, convs []Conversation, o Opti
 	order := inOrder(convs)
 	l := &loader{Options: o, st: st}
 	results := make([]Result, 0, len(order))
-	if err := l.index(ctx); err != nil {
-		if len(order) > 0 && ctx.Err() == nil {
-			results = append(results, Result{Conversation: order[0], Outcome: Failed, Err: err})
-		}
-		return results
-	}
 	for _, c := range order {
 		if ctx.Err() != nil {
 			break
@@ -188,23 +183,26 @@ func Sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions)
 	}
 }
 
-// index sets sessions: it finds the sessions that hold imported conversations.
-func (l *loader) index(ctx context.Context) error {
-	l.sessions = map[string][]string{}
-	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{}) {
+// holders returns the ids of the sessions that hold conversations of an identity.
+func (l *loader) holders(ctx context.Context, identity string) (ids []string, err error) {
+	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{Labels: map[string]string{identityLabel: identity}}) {
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if id := s.Labels[identityLabel]; id != "" && !strings.HasPrefix(s.ID, staging) {
-			l.sessions[id] = append(l.sessions[id], s.ID)
+		if !strings.HasPrefix(s.ID, staging) {
+			ids = append(ids, s.ID)
 		}
 	}
-	return nil
+	return ids, nil
 }
 
 // find returns the session that holds c, compared with c, or nil if no session does.
 func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
-	for _, id := range l.sessions[c.Identity] {
+	ids, err := l.holders(ctx, c.Identity)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
 		s, err := l.st.Session(ctx, id)
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
 			continue // deleted meanwhile
@@ -285,15 +283,13 @@ func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old str
 	}
 	if r.Session, r.Outcome = id, Imported; old != "" {
 		r.Outcome = Replaced
-	} else {
-		l.sessions[c.Identity] = append(l.sessions[c.Identity], id)
 	}
 	return nil
 }
 
 // begin creates an empty session for c with the given id.
 func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, error) {
-	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Labels: c.labels()}}
+	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
 	if c.Parent != "" {
 		if err := l.descend(ctx, c, &req); err != nil {
 			return nil, err
@@ -308,9 +304,12 @@ func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, 
 
 // descend sets the parent session in req, and the node of the parent where c begins.
 func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Request) error {
-	ids := l.sessions[c.Parent]
+	ids, err := l.holders(ctx, c.Parent)
+	if err != nil {
+		return err
+	}
 	if len(ids) == 0 && !c.Attached {
-		req.Labels["import.parent"] = c.Parent // the parent was not imported
+		req.Labels[".import.parent"] = c.Parent // the parent was not imported
 		return nil
 	}
 	if len(ids) == 0 {
@@ -343,7 +342,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 // labels returns the labels that an import gives to the session of c.
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
-		digestLabel: c.stamp.String(), identityLabel: c.Identity, "import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), "import.format": c.Format,
+		digestLabel: c.stamp.String(), identityLabel: c.Identity, ".import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), ".import.format": c.Format,
 	}
 	for k, v := range c.Labels {
 		out[k] = v
@@ -361,9 +360,6 @@ type Loss struct {
 // Losses returns the sessions that Load would delete for convs with Options.Replace.
 func Losses(ctx context.Context, st *turnstone.Store, convs []Conversation) ([]Loss, error) {
 	l := &loader{st: st}
-	if err := l.index(ctx); err != nil {
-		return nil, err
-	}
 	var out []Loss
 	seen := map[string]bool{}
 	for i := range convs {

@@ -40,8 +40,8 @@ func marshal(v any) []byte {
 }
 
 const (
-	fieldLabel = "file." // prefix of labels that come from fields of a file
-	maxFields  = 24      // number of such labels; the rest of turnstone.MaxLabels is left to hosts
+	fieldLabel = ".file." // prefix of labels that come from fields of a file
+	maxFields  = 24       // number of such labels; the rest of turnstone.MaxLabels is left to hosts
 )
 
 // described are the objects whose fields say how a run went.

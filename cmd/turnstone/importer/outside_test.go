@@ -24,28 +24,28 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 	}{
 		"tau.json": {
 			data:    `[{"task_id":3,"trial":1,"reward":0.5,"info":{"user_cost":1e-3,"task":{"instruction":"be rude"}},"traj":[]}]`,
-			labels:  map[string]string{"file.task_id": "3", "file.trial": "1", "file.reward": "0.5", "file.info.user_cost": "1e-3"},
+			labels:  map[string]string{".file.task_id": "3", ".file.trial": "1", ".file.reward": "0.5", ".file.info.user_cost": "1e-3"},
 			outside: `{"info":{"user_cost":1e-3,"task":{"instruction":"be rude"}},"reward":0.5,"task_id":3,"trial":1}`,
 		},
 		"tau2.json": {
 			data:    `{"timestamp":"t","info":{"seed":7},"tasks":[{"id":"8"}],"simulations":[{"id":"sim","task_id":"8","termination_reason":"user_stop","reward_info":{"reward":1.0},"messages":[{"role":"user","content":"x"}]}]}`,
-			labels:  map[string]string{"file.id": "sim", "file.task_id": "8", "file.termination_reason": "user_stop", "file.reward_info.reward": "1.0"},
+			labels:  map[string]string{".file.id": "sim", ".file.task_id": "8", ".file.termination_reason": "user_stop", ".file.reward_info.reward": "1.0"},
 			outside: `{"id":"sim","reward_info":{"reward":1.0},"task_id":"8","termination_reason":"user_stop"}`,
 			shared:  `{"info":{"seed":7},"tasks":[{"id":"8"}],"timestamp":"t"}`,
 		},
 		"swe.traj": {
 			data:    `{"environment":"env<1>","history":[{"role":"user","content":"issue"},{"role":"assistant","content":"a"}],"trajectory":[{"action":"ls","messages":[1]},{"action":"rm","messages":[2]}],"info":{"exit_status":"submitted","submission":"diff"}}`,
-			labels:  map[string]string{"file.environment": "env<1>", "file.info.exit_status": "submitted", "file.info.submission": "diff"},
+			labels:  map[string]string{".file.environment": "env<1>", ".file.info.exit_status": "submitted", ".file.info.submission": "diff"},
 			outside: `{"environment":"env<1>","info":{"exit_status":"submitted","submission":"diff"},"trajectory":[{"action":"ls"},{"action":"rm","messages":[2]}]}`,
 		},
 		"hands.jsonl": {
 			data:    `{"instance_id":"repo__1","instruction":"` + long + `","test_result":{"resolved":true},"history":[{"action":"message","content":"do"}]}` + "\n",
-			labels:  map[string]string{"file.instance_id": "repo__1", "file.test_result.resolved": "true"},
+			labels:  map[string]string{".file.instance_id": "repo__1", ".file.test_result.resolved": "true"},
 			outside: `{"instance_id":"repo__1","instruction":"` + long + `","test_result":{"resolved":true}}`,
 		},
 		"chat.json": {
 			data:    `{"system":"be kind","model":"m","messages":[{"role":"user","content":"a"}]}`,
-			labels:  map[string]string{"file.system": "be kind", "file.model": "m"},
+			labels:  map[string]string{".file.system": "be kind", ".file.model": "m"},
 			outside: `{"model":"m","system":"be kind"}`,
 		},
 	} {
@@ -59,7 +59,7 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 			info := infoOf(t, s)
 			n := 0
 			for key, value := range info.Labels {
-				if strings.HasPrefix(key, "file.") {
+				if strings.HasPrefix(key, ".file.") {
 					n++
 					if c.labels[key] != value {
 						t.Errorf("%s: label %s is %q, want %q", file, key, value, c.labels[key])
@@ -85,7 +85,7 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 		}
 		s := session(t, st, r[0].Session)
 		info := infoOf(t, s)
-		if info.Labels["file.more"] == "" && info.Labels["file.reward_info.more"] == "" || file == "chat.json" && info.Labels["file.system"] != "" {
+		if info.Labels[".file.more"] == "" && info.Labels[".file.reward_info.more"] == "" || file == "chat.json" && info.Labels[".file.system"] != "" {
 			t.Errorf("%s: %v", file, info.Labels)
 		}
 		verify(t, st)
