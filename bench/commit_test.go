@@ -206,17 +206,17 @@ func BenchmarkCommit(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer st.Close()
-	s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	var s *turnstone.Session
 	c := turn(1, 1)
 	c.Expected = turnstone.AnyRevision
 	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
+	for i := 0; b.Loop(); i++ {
+		if i%200 == 0 { // about as many turns as a session gathers until it is sealed
+			if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
+				b.Fatal(err)
+			}
+		}
 		c.Turn = fmt.Sprint(i)
-		i++
 		if _, err := s.Commit(ctx, c); err != nil {
 			b.Fatal(err)
 		}
@@ -227,7 +227,7 @@ func BenchmarkCommit(b *testing.B) {
 type null struct{ engine.Engine }
 
 func (n null) Apply(ctx context.Context, b *engine.Batch) error {
-	if slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return p.Key[4] == 'p' }) { // a pack
+	if slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return p.Key[4] == 'p' }) { // a segment
 		return nil
 	}
 	return n.Engine.Apply(ctx, b)

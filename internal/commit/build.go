@@ -113,10 +113,13 @@ const maxGrants = 1000
 // that are stored already. It adds an entry for each attachment that the session did not have.
 func (w *writer) addBlobs(b *engine.Batch) error {
 	s, store := w.s, w.store.Blobs
-	seen := map[blob.ID]bool{}
+	var seen map[blob.ID]bool
 	add := func(d *blobs.Draft) error {
 		if d == nil || seen[d.ID] {
 			return nil
+		}
+		if seen == nil {
+			seen = map[blob.ID]bool{}
 		}
 		seen[d.ID] = true
 		return w.stage.Add(b, d)
@@ -203,12 +206,12 @@ func (w *writer) checkNames(ctx context.Context, h *heads.Head) error {
 		if key == "" {
 			continue
 		}
-		n, err := w.s.NodeByKey(ctx, h.Revision, key)
-		if errors.Is(err, history.ErrNodeNotFound) {
-			continue
-		}
+		n, found, err := w.s.HasKey(ctx, h.Revision, key)
 		if err != nil {
 			return err
+		}
+		if !found {
+			continue
 		}
 		whose := ""
 		if n.Inherited {

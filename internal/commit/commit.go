@@ -67,7 +67,8 @@ type writer struct {
 	now   time.Time
 
 	payloads []payload           // for each of in.Nodes
-	parts    map[string]*version // for each of in.Checkpoint; the map is nil until prepare
+	parts    map[string]*version // for each of in.Checkpoint
+	prepared bool                // whether payloads and parts are set
 	stage    Stage               // the blobs that the commit refers to
 	attached map[string][]byte   // the session's entries of the attachments by key, nil if there is none
 	grants   [][]byte            // the keys of the grants that the commit uses up
@@ -98,7 +99,7 @@ func (w *writer) attempt(ctx context.Context) (Result, error) {
 		}
 		switch {
 		case errors.Is(err, ErrBlobGone):
-			w.parts = nil
+			w.prepared = false
 			continue
 		case isReplay(err):
 			return w.resolved(err)
@@ -136,7 +137,7 @@ func (w *writer) checkExpected(h *heads.Head) error {
 // prepareFor prepares contents, unless that was done and still fits the head: somebody else may
 // have committed another version of a checkpoint part meanwhile.
 func (w *writer) prepareFor(ctx context.Context, h *heads.Head) error {
-	for w.parts == nil || !w.basesHold(h) {
+	for !w.prepared || !w.basesHold(h) {
 		if err := w.prepare(ctx, h); err != nil {
 			return err
 		}

@@ -24,7 +24,7 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 	w.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
 	w.stage = w.store.NewStage(w.s.Inc)
 	w.payloads = make([]payload, len(w.in.Nodes))
-	w.parts = make(map[string]*version, len(w.in.Checkpoint))
+	w.parts, w.prepared = nil, true
 	w.hits, w.misses = 0, 0
 	var err error
 	room := inlineBytes
@@ -41,6 +41,10 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 			return err
 		}
 	}
+	if len(w.in.Checkpoint) == 0 {
+		return nil
+	}
+	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
 		if w.parts[name], err = w.version(ctx, h, name, w.in.Checkpoint[name]); err != nil {
 			return err
@@ -136,10 +140,11 @@ func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 			ks = append(ks, space.Attachment(w.s.Inc, hash), space.Upload(w.s.Inc, hash))
 		}
 	}
-	w.attached, w.grants = map[string][]byte{}, nil
+	w.attached, w.grants = nil, nil
 	if len(ids) == 0 {
 		return nil
 	}
+	w.attached = make(map[string][]byte, len(ids))
 	vs, err := w.store.Engine.Get(ctx, ks...)
 	if err != nil {
 		return err

@@ -31,6 +31,9 @@ func (*replayed) Error() string { return "turn replayed" }
 
 // isReplay reports whether err says that the turn was committed before.
 func isReplay(err error) bool {
+	if err == nil {
+		return false
+	}
 	var r *replayed
 	return errors.As(err, &r) || errors.Is(err, ErrTurnConflict)
 }

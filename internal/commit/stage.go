@@ -36,7 +36,7 @@ var ErrBlobGone = errors.New("blob removed")
 
 // NewStage returns an empty stage. owner may be zero until something is stored ahead.
 func (s *Store) NewStage(owner heads.Incarnation) Stage {
-	return Stage{store: s, Owner: owner, Marks: blobs.Marks{}, drafts: map[blob.ID]*blobs.Draft{}}
+	return Stage{store: s, Owner: owner, Marks: blobs.Marks{}}
 }
 
 // room reports whether the batch has room for n more bytes, and takes it.
@@ -53,6 +53,9 @@ func (g *Stage) room(n int) bool {
 func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.Draft, error) {
 	if d := g.drafts[id]; d != nil {
 		return d, nil
+	}
+	if g.drafts == nil {
+		g.drafts = map[blob.ID]*blobs.Draft{}
 	}
 	d, err := blobs.Prepare(id, content)
 	if errors.Is(err, blobs.ErrStream) {

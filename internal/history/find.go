@@ -34,31 +34,47 @@ func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (No
 // and in the oldest ancestor last. The error is ErrNodeNotFound if no node of the session's graph
 // has the key.
 func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string) (Node, error) {
-	n, _, found, err := h.find(ctx, last, turns.Name{Kind: turns.KeyEntry, Text: key}, func(n *Node) bool { return n.Key == key })
+	n, found, err := h.HasKey(ctx, last, key)
 	if err == nil && !found {
 		err = fmt.Errorf("%w: event key %q of %s", ErrNodeNotFound, key, h.Name)
 	}
 	return n, err
 }
 
+// HasKey is NodeByKey that reports whether a node has the key.
+func (h *History) HasKey(ctx context.Context, last head.Revision, key string) (n Node, found bool, err error) {
+	n, _, found, err = h.find(ctx, last, turns.Name{Kind: turns.KeyEntry, Text: key}, func(n *Node) bool { return n.Key == key })
+	return n, found, err
+}
+
 // find returns the first node that an index names and that is the one which is looked for. It asks
 // the index of the session first, and that of the oldest ancestor last.
 func (h *History) find(ctx context.Context, last head.Revision, name turns.Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
-	layers := h.Layers(last)
-	slices.Reverse(layers)
-	for _, l := range layers {
-		places, err := h.places(ctx, l, name)
-		if err != nil {
+	if n, at, found, err = h.findIn(ctx, h.Own(last), name, is); found || err != nil || h.Origin == nil {
+		return n, at, found, err
+	}
+	ancestors := h.Layers(last)[:len(h.Origin.Ancestors)]
+	for i := len(ancestors) - 1; i >= 0; i-- {
+		if n, at, found, err = h.findIn(ctx, ancestors[i], name, is); found || err != nil {
+			return n, at, found, err
+		}
+	}
+	return Node{}, Position{}, false, nil
+}
+
+// findIn is find for one layer.
+func (h *History) findIn(ctx context.Context, l Layer, name turns.Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
+	places, err := h.places(ctx, l, name)
+	if err != nil {
+		return n, at, false, err
+	}
+	for _, p := range places {
+		at = Position{l, p}
+		if n, err = h.NodeAt(ctx, at); err != nil {
 			return n, at, false, err
 		}
-		for _, p := range places {
-			at = Position{l, p}
-			if n, err = h.NodeAt(ctx, at); err != nil {
-				return n, at, false, err
-			}
-			if is(&n) {
-				return n, at, true, nil
-			}
+		if is(&n) {
+			return n, at, true, nil
 		}
 	}
 	return Node{}, Position{}, false, nil

@@ -134,13 +134,16 @@ func (h *History) Layers(last head.Revision) []Layer {
 			first = a.Node
 		}
 	}
-	return append(out, Layer{Inc: h.Inc, Last: last, First: first, Epoch: ^uint64(0)})
+	return append(out, h.Own(last))
 }
 
 // Own returns the last of the session's layers, which is its own history.
 func (h *History) Own(last head.Revision) Layer {
-	layers := h.Layers(last)
-	return layers[len(layers)-1]
+	l := Layer{Inc: h.Inc, Last: last, Epoch: ^uint64(0)}
+	if h.Origin != nil {
+		l.First = h.Origin.Node()
+	}
+	return l
 }
 
 // TurnAt returns the turn of revision r of an incarnation. It is verified against the commits of its

@@ -28,6 +28,7 @@ type Index struct {
 	loose    []looseEntry     // of the revisions after that, in order
 	by       map[uint64]int32 // the last entry of each hash in loose, plus 1
 	counted  int              // how many entries of loose the cache knows of
+	most     int              // how many loose entries there may be before somebody else may have sealed much of them
 }
 
 // A looseEntry is an entry of a loose segment.
@@ -74,7 +75,10 @@ func NewIndexes(maximum int) *Indexes { return cache.New[heads.Incarnation, *Ind
 
 const (
 	looseBytes = 72   // what a loose entry takes in memory
-	mostLoose  = 8192 // entries, after which the index is read again: much of it was sealed by somebody else
+	mostLoose  = 8192 // entries: more than what a session gathers until it is sealed
+	// mostCounted is what an index counts for at most. So the index of a session that is never sealed
+	// is kept as well: to read it at each commit would take ever longer.
+	mostCounted = 256 << 10
 )
 
 // Index returns the index of an incarnation, which knows the revisions up to last at least. It
@@ -103,7 +107,7 @@ func (ix *Index) keep(r Reader) {
 	ix.mu.Lock()
 	ix.counted = len(ix.loose)
 	ix.mu.Unlock()
-	r.Indexes.Put(ix.inc, ix, 512+looseBytes*ix.counted)
+	r.Indexes.Put(ix.inc, ix, min(512+looseBytes*ix.counted, mostCounted))
 }
 
 // Begin puts the index of a new session into the cache.
@@ -117,14 +121,9 @@ func (ix *Index) read(ctx context.Context, r Reader, last head.Revision) error {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
 	for range 3 { // Sealing may go on meanwhile.
-		key := r.Space.Life(ix.inc)
-		values, err := r.Engine.Get(ctx, key)
+		life, err := ix.life(ctx, r)
 		if err != nil {
 			return err
-		}
-		life, err := heads.OpenLife(key, values[0])
-		if err != nil {
-			return codec.Corrupt(err, "lifecycle of incarnation %x", ix.inc)
 		}
 		ix.runs, ix.loose, ix.by, ix.revision = runsOf(ix.inc, life.Runs), nil, nil, life.Indexed()
 		if done, err := ix.follow(ctx, r, last); done || err != nil {
@@ -134,13 +133,29 @@ func (ix *Index) read(ctx context.Context, r Reader, last head.Revision) error {
 	return codec.Corrupt(record.ErrMissing, "index of incarnation %x", ix.inc)
 }
 
+// life reads the lifecycle record.
+func (ix *Index) life(ctx context.Context, r Reader) (*heads.Life, error) {
+	key := r.Space.Life(ix.inc)
+	values, err := r.Engine.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	life, err := heads.OpenLife(key, values[0])
+	return life, codec.Corrupt(err, "lifecycle of incarnation %x", ix.inc)
+}
+
 // advance reads what is new up to a revision. Done is false if that can't be read any more as
 // the commits wrote it. Grown says that the cache has to be told of the size of the index.
 func (ix *Index) advance(ctx context.Context, r Reader, last head.Revision) (done, grown bool, err error) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
-	if len(ix.loose) > mostLoose {
-		return false, false, nil
+	if len(ix.loose) > max(ix.most, mostLoose) {
+		life, err := ix.life(ctx, r)
+		if err != nil {
+			return false, false, err
+		}
+		ix.sealed(life)
+		ix.most = 2 * len(ix.loose)
 	}
 	done, err = ix.follow(ctx, r, last)
 	return done, done && (len(ix.loose) > 2*ix.counted+64 || 2*len(ix.loose)+64 < ix.counted), err
@@ -208,6 +223,10 @@ func (ix *Index) addHash(hash uint64, at pack.Position) {
 func (ix *Index) Sealed(life *heads.Life) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
+	ix.sealed(life)
+}
+
+func (ix *Index) sealed(life *heads.Life) {
 	if ix.revision < life.Indexed() {
 		ix.revision = life.Indexed()
 	}

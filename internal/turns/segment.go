@@ -56,13 +56,13 @@ const (
 var ErrTooLarge = errors.New("turns: segment too large")
 
 // buffers are what a segment is encoded in; its records are copies.
-type buffers struct{ structure, payloads, data []byte }
+type buffers struct{ front, structure, payloads, raw, data []byte }
 
 var scratch = sync.Pool{New: func() any { return new(buffers) }}
 
 // release gives b back, unless it is large.
 func (b *buffers) release() {
-	if cap(b.structure)+cap(b.payloads)+cap(b.data) <= 1<<20 {
+	if cap(b.front)+cap(b.structure)+cap(b.payloads)+cap(b.raw)+cap(b.data) <= 1<<20 {
 		scratch.Put(b)
 	}
 }
@@ -71,9 +71,8 @@ func (b *buffers) release() {
 func EncodeTurn(space *keys.Space, inc keys.Incarnation, body []byte, p *pack.Pack) (ks, vs [][]byte, err error) {
 	b := scratch.Get().(*buffers)
 	defer b.release()
-	front := make([]byte, 0, 24+len(body))
-	front = binary.AppendUvarint(front, uint64(len(body)))
-	front = append(front, body...)
+	b.front = binary.AppendUvarint(b.front[:0], uint64(len(body)))
+	b.front = append(b.front, body...)
 	data := b.data[:0]
 	if len(p.Nodes) > 0 {
 		e := codec.Encoder{B: slices.Grow(b.structure[:0], 64+64*len(p.Nodes))}
@@ -82,19 +81,18 @@ func EncodeTurn(space *keys.Space, inc keys.Incarnation, body []byte, p *pack.Pa
 			return nil, nil, err
 		}
 	}
-	return store(space, inc, header{first: p.Revision, last: p.Revision, level: codec.Fast}, front, data)
+	return store(space, inc, header{first: p.Revision, last: p.Revision, level: codec.Fast}, b.front, data)
 }
 
 // compress compresses structure, behind its length, and then b.payloads.
 func (b *buffers) compress(structure []byte, level codec.Level) ([]byte, error) {
 	b.structure = structure
-	var size [binary.MaxVarintLen64]byte
-	n := binary.PutUvarint(size[:], uint64(len(structure)))
-	raw := slices.Concat(size[:n], structure, b.payloads)
-	if len(raw) > maxSegment {
-		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, len(raw))
+	b.raw = binary.AppendUvarint(b.raw[:0], uint64(len(structure)))
+	b.raw = append(append(b.raw, structure...), b.payloads...)
+	if len(b.raw) > maxSegment {
+		return nil, fmt.Errorf("%w: %d bytes", ErrTooLarge, len(b.raw))
 	}
-	b.data = codec.Compress(b.data[:0], raw, level)
+	b.data = codec.Compress(b.data[:0], b.raw, level)
 	return b.data, nil
 }
 
@@ -147,23 +145,21 @@ func store(space *keys.Space, inc keys.Incarnation, h header, front, data []byte
 	if h.level != codec.Fast {
 		room = 0
 	}
-	pieces := [][]byte{data[:min(room, len(data))]}
-	for rest := data[len(pieces[0]):]; len(rest) > 0; {
-		n := min(valueBytes, len(rest))
-		pieces, rest = append(pieces, rest[:n]), rest[n:]
-	}
-	if h.values = len(pieces); h.values > maxValues {
+	piece, rest := data[:min(room, len(data))], data[min(room, len(data)):]
+	h.values = 1 + (len(rest)+valueBytes-1)/valueBytes
+	if h.values > maxValues {
 		return nil, nil, fmt.Errorf("%w: %d bytes compressed", ErrTooLarge, len(data))
 	}
-	for i, piece := range pieces {
-		key := space.Segment(inc, h.last, i)
-		var head []byte
-		if i == 0 {
-			head = binary.AppendUvarint(make([]byte, 0, 16+len(front)), h.last-h.first)
-			head = binary.AppendUvarint(head, uint64(h.values)<<2|uint64(h.level))
-			head = append(head, front...)
-		}
-		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Segment, head, piece))
+	ks, vs = make([][]byte, h.values), make([][]byte, h.values)
+	var head [2 * binary.MaxVarintLen64]byte
+	n := binary.PutUvarint(head[:], h.last-h.first)
+	n += binary.PutUvarint(head[n:], uint64(h.values)<<2|uint64(h.level))
+	ks[0] = space.Segment(inc, h.last, 0)
+	vs[0] = codec.Seal(ks[0], keys.Segment, head[:n], front, piece)
+	for i := 1; i < h.values; i++ {
+		piece, rest = rest[:min(valueBytes, len(rest))], rest[min(valueBytes, len(rest)):]
+		ks[i] = space.Segment(inc, h.last, i)
+		vs[i] = codec.Seal(ks[i], keys.Segment, piece)
 	}
 	return ks, vs, nil
 }
