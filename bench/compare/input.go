@@ -28,6 +28,7 @@ type Turn struct {
 type Node struct {
 	Kind    string
 	Payload []byte // JSON
+	Key     string // the host's name for the event, or ""
 }
 
 // Bytes is the length of the payloads and the part.
@@ -66,7 +67,7 @@ func loadTemplates(dir string) (templates [][]Turn, err error) {
 				turns = append(turns, Turn{})
 			}
 			t := &turns[len(turns)-1]
-			t.Nodes = append(t.Nodes, Node{e.Kind, e.Payload})
+			t.Nodes = append(t.Nodes, Node{Kind: e.Kind, Payload: e.Payload})
 			t.Usage = append(t.Usage, e.Usage...)
 		}
 		if len(turns) > 0 {
@@ -193,7 +194,7 @@ func synthetic() [][]Turn {
 			var t Turn
 			for j := range draw(shape.Nodes) {
 				kind := [3]string{"user", "assistant", "tool"}[min(j, 1+j%2)]
-				t.Nodes = append(t.Nodes, Node{kind, payload(kind, draw(shape.Bytes))})
+				t.Nodes = append(t.Nodes, Node{Kind: kind, Payload: payload(kind, draw(shape.Bytes))})
 			}
 			t.Usage = []head.Usage{{Model: "model", Input: 1200, Output: 80}}
 			out[i] = append(out[i], t)
@@ -225,7 +226,7 @@ func (in *Input) Conversation() []Turn {
 	for i := range t {
 		out[i] = Turn{Nodes: make([]Node, len(t[i].Nodes)), Usage: t[i].Usage}
 		for j, n := range t[i].Nodes {
-			out[i].Nodes[j] = Node{n.Kind, in.vary(n.Payload)}
+			out[i].Nodes[j] = Node{Kind: n.Kind, Payload: in.vary(n.Payload)}
 		}
 	}
 	return out

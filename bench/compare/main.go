@@ -34,12 +34,12 @@ func main() {
 
 var full = Scale{
 	Seconds: 1, Turns: 25_000, Repeats: 20, Sessions: 100_000, Hot: 1_000_000,
-	Growth: []int{1e4, 1e5, 1e6, 1e7}, Slow: 300,
+	Growth: []int{1e4, 1e5, 1e6, 1e7}, Steps: 340, Commits: 20_000, Many: 20_000, Rewrite: 500, Slow: 300,
 }
 
 var quick = Scale{
 	Seconds: 0.4, Turns: 20_000, Repeats: 5, Sessions: 3_000, Hot: 10_000,
-	Growth: []int{1e4, 3e4}, Slow: 20,
+	Growth: []int{1e4, 3e4}, Steps: 60, Commits: 2_000, Many: 2_000, Rewrite: 50, Slow: 20,
 }
 
 func compare() error {
@@ -142,12 +142,12 @@ func plan(only, who string, rounds int, corpus string, quick bool, scale Scale) 
 	var cells []Cell
 	for round := range rounds {
 		for _, w := range workloads {
-			if !run.MatchString(w.Name) || w.Once && round > 0 || quick && w.Full {
+			if !run.MatchString(w.Name) || w.Once && round > 0 || quick && w.Full || w.Real && corpus == "" {
 				continue
 			}
 			for i := range contestants {
 				c := &contestants[(i+round*5)%len(contestants)]
-				if match.MatchString(c.Name) && w.Who(c) {
+				if match.MatchString(c.Name) && w.takes(c) {
 					cells = append(cells, Cell{Workload: w.Name, Contestant: c.Name, Round: round, Corpus: corpus, Scale: scale})
 				}
 			}
