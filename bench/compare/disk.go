@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
@@ -31,7 +32,7 @@ func diskCorpus(r *run) error {
 				}
 				t := &turns[len(turns)-1]
 				t.Nodes = append(t.Nodes, Node{Kind: e.Kind, Payload: e.Payload})
-				t.Usage = append(t.Usage, e.Usage...)
+				t.Usage = head.AddUsage(t.Usage, e.Usage)
 			}
 			templates = append(templates, turns)
 		}

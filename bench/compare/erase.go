@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -44,9 +45,8 @@ func eraseOne(r *run) error {
 		return err
 	}
 	defer st.Close()
-	turn := func(i, j int) *Turn {
-		return &Turn{Nodes: []Node{{Kind: "user", Payload: fmt.Appendf(nil, `{"session":%d,"turn":%d}`, i, j)}}}
-	}
+	in := r.input(10)
+	turn := func(i, j int) *Turn { return withBlobs(in, i, j) }
 	if err := fill(n, func(i int) error { return st.Commit(id(i), 0, turn(i, 0)) }); err != nil {
 		return err
 	}
@@ -86,4 +86,22 @@ func (r *run) apart(name string, counted *timed, f, change func(i int) error) er
 	}
 	r.out[name], r.out[name+", engine"] = quantile(own, 0.5), quantile(engines, 0.5)
 	return nil
+}
+
+// withBlobs returns a turn of a session that has what a collector has to look at: a
+// system prompt that all sessions share, a large payload of its own, and a
+// checkpoint part.
+func withBlobs(in *Input, session, turn int) *Turn {
+	text := func(seed, n int) string {
+		at := seed * 7919 % (len(in.text) - n)
+		return string(bytes.ToValidUTF8(in.text[at:at+n], nil))
+	}
+	payload := func(text string) []byte {
+		return compactJSON(map[string]any{"session": session, "turn": turn, "content": text})
+	}
+	system := compactJSON(map[string]string{"role": "system", "content": text(1, 8000)})
+	return &Turn{
+		Nodes: []Node{{Kind: "system", Payload: system}, {Kind: "user", Payload: payload("Go on.")}, {Kind: "tool", Payload: payload(text(session*10+turn, 6000))}},
+		Part:  payload(text(session+turn, 300)),
+	}
 }

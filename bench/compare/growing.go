@@ -16,7 +16,7 @@ const growingBytes = 9 << 10
 // an agent appends some, and saves all.
 type Growing struct {
 	in    *Input
-	turns []Turn // that are not in it yet
+	nodes []Node // that are not in it yet
 	state []byte // without the bracket at its end
 }
 
@@ -25,25 +25,32 @@ func (in *Input) Growing() *Growing { return &Growing{in: in, state: []byte("[")
 // Next returns the turn of the next step: its messages as nodes, and the whole list.
 func (g *Growing) Next() Turn {
 	var t Turn
-	for added := 0; added < growingBytes; {
-		if len(g.turns) == 0 {
-			g.turns = g.in.Conversation()
+	for begin := len(g.state); len(g.state)-begin < growingBytes; {
+		n := g.message()
+		if len(g.state) > 1 {
+			g.state = append(g.state, ',')
 		}
-		for _, n := range g.turns[0].Nodes {
-			if len(n.Payload) > 2*growingBytes { // the steps are about as long as each other
-				continue
-			}
-			if len(g.state) > 1 {
-				g.state = append(g.state, ',')
-			}
-			g.state = append(g.state, n.Payload...)
-			t.Nodes = append(t.Nodes, n)
-			added += len(n.Payload)
-		}
-		g.turns = g.turns[1:]
+		g.state = append(g.state, n.Payload...)
+		t.Nodes = append(t.Nodes, n)
 	}
 	t.Part = append(bytes.Clone(g.state), ']')
 	return t
+}
+
+// message returns the next message. Those that are much longer than a step are
+// left out, so that the steps are about as long as each other.
+func (g *Growing) message() Node {
+	for {
+		for len(g.nodes) == 0 {
+			for _, t := range g.in.Conversation() {
+				g.nodes = append(g.nodes, t.Nodes...)
+			}
+		}
+		n := g.nodes[0]
+		if g.nodes = g.nodes[1:]; len(n.Payload) <= 2*growingBytes {
+			return n
+		}
+	}
 }
 
 // growing measures steps that save a growing part whole, reading the last version

@@ -22,6 +22,7 @@ type Turn struct {
 	Nodes []Node
 	Part  []byte // the checkpoint part, or nil
 	Usage []head.Usage
+	Label string // that the first turn gives the session, or ""
 }
 
 // A Node is one message or event.
@@ -68,7 +69,7 @@ func loadTemplates(dir string) (templates [][]Turn, err error) {
 			}
 			t := &turns[len(turns)-1]
 			t.Nodes = append(t.Nodes, Node{Kind: e.Kind, Payload: e.Payload})
-			t.Usage = append(t.Usage, e.Usage...)
+			t.Usage = head.AddUsage(t.Usage, e.Usage)
 		}
 		if len(turns) > 0 {
 			templates = append(templates, turns)

@@ -9,7 +9,10 @@ func labelled(r *run) error {
 	labels := max(n/50, 1)
 	label := func(i int) string { return fmt.Sprint("project-", i%labels) }
 	st, err := r.filled("labelled", func(st Store) error {
-		return fill(n, func(i int) error { return st.(Labeller).Create(fmt.Sprintf("labelled-%06d", i), label(i)) })
+		return fill(n, func(i int) error {
+			t := Turn{Nodes: []Node{{Kind: "user", Payload: fmt.Appendf(nil, `{"session":%d}`, i)}}, Label: label(i)}
+			return st.Commit(fmt.Sprintf("labelled-%06d", i), 0, &t)
+		})
 	})
 	if err != nil {
 		return err
@@ -18,7 +21,7 @@ func labelled(r *run) error {
 	i := 0
 	r.out["first page"], err = r.median(r.Scale.Repeats, func() error {
 		i++
-		ids, err := st.(Labeller).ListLabel(label(i), 50)
+		ids, err := st.(LabelLister).ListLabel(label(i), 50)
 		if err == nil && len(ids) != min(50, n) {
 			err = fmt.Errorf("%d sessions instead of 50", len(ids))
 		}

@@ -111,11 +111,15 @@ func lists(large, hot bool) func(r *run) error {
 // justCreated measures the first page in the process that has made the sessions a
 // moment ago.
 func (r *run) justCreated(fillStore func(st Store) error) error {
-	st, _, remove, err := r.freshStore()
+	dir, remove, err := r.fresh()
 	if err != nil {
 		return err
 	}
 	defer remove()
+	st, err := r.contestant.Open(dir, false)
+	if err != nil {
+		return err
+	}
 	defer st.Close()
 	if err := fillStore(st); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -68,35 +69,40 @@ func keepBusy(st Store, sessions int, turns []Turn, long time.Duration) (count i
 	return commits.Load(), err
 }
 
-// rewrite measures the memory of a process while it makes the files of a large
-// store as small as they get.
-func rewrite(r *run) error {
-	dir, err := r.prepared("rewrite", r.fillRandom)
-	if err == nil {
-		err = r.spoil("rewrite")
-	}
-	if err != nil {
+// rewrite measures the memory of a process while it vacuums a large store: first
+// a new one, of which everything is packed again, in the process that has filled
+// it; then in another process the same one, after a single commit.
+func rewrite(first bool) func(r *run) error {
+	return func(r *run) error {
+		dir, err := r.prepared("rewrite", r.fillRandom)
+		if err != nil {
+			return err
+		}
+		r.templates = nil
+		st, err := r.contestant.Open(dir, false)
+		if err != nil {
+			return err
+		}
+		defer st.Close()
+		if !first {
+			if err := st.Commit("another", 0, &Turn{Nodes: []Node{{Kind: "user", Payload: []byte(`{"text":"more"}`)}}}); err != nil {
+				return err
+			}
+			defer os.RemoveAll(filepath.Dir(dir))
+		}
+		debug.FreeOSMemory()
+		taken, err := disk.Allocated(dir)
+		if err != nil {
+			return err
+		}
+		r.out["store"], r.out["before"] = float64(taken), status("VmRSS")
+		stop := watchMemory()
+		start := time.Now()
+		err = st.(Compacter).Compact()
+		r.out["compact"] = float64(time.Since(start).Microseconds())
+		r.out["resident"], r.out["anonymous"] = stop()
 		return err
 	}
-	defer os.RemoveAll(dir)
-	r.templates = nil
-	debug.FreeOSMemory()
-	before, err := disk.Allocated(dir)
-	if err != nil {
-		return err
-	}
-	st, err := r.contestant.Open(dir, false)
-	if err != nil {
-		return err
-	}
-	defer st.Close()
-	stop := watchMemory()
-	start := time.Now()
-	err = st.(Compacter).Compact()
-	r.out["compact"] = float64(time.Since(start).Microseconds())
-	r.out["resident"], r.out["anonymous"] = stop()
-	r.out["store"] = float64(before)
-	return err
 }
 
 // fillRandom commits payloads of several sizes that do not compress.

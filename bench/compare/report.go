@@ -160,8 +160,8 @@ func (r *Results) tables() []table {
 			}
 		case strings.HasPrefix(w.Name, "memory"):
 			t.columns = []column{{"anonymous, at most", "anonymous", size}, {"before the store was opened", "before", size}, {"resident, at most", "resident", size}, {"commits", "commits", count}}
-		case w.Name == "rewrite":
-			t.columns = []column{{"the store", "store", size}, {"took", "compact", duration}, {"resident, at most", "resident", size}, {"anonymous, at most", "anonymous", size}}
+		case strings.HasPrefix(w.Name, "rewrite"):
+			t.columns = []column{{"the store", "store", size}, {"took", "compact", duration}, {"resident before", "before", size}, {"resident, at most", "resident", size}, {"anonymous, at most", "anonymous", size}}
 		case w.Name == "vacuum-one":
 			t.columns = []column{
 				{"vacuum", "vacuum", duration},

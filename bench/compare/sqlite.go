@@ -56,7 +56,7 @@ SELECT data FROM checkpoints JOIN blobs USING (hash) WHERE session = ? AND revis
 // writing are the statements of a commit, prepared.
 var writing = []string{
 	`BEGIN IMMEDIATE`,
-	`INSERT INTO sessions (id, model, revision, created, updated) VALUES (?1, 'model', 0, ?2, ?2)`,
+	`INSERT INTO sessions (id, model, label, revision, created, updated) VALUES (?1, 'model', NULLIF(?2, ''), 0, ?3, ?3)`,
 	`SELECT leaf FROM sessions WHERE id = ?`,
 	`INSERT INTO nodes (session, id, parent, kind, revision, key, body) VALUES (?, ?, ?, ?, ?, NULLIF(?, ''), ?)`,
 	`INSERT OR IGNORE INTO blobs (hash, data) VALUES (?, ?)`,
@@ -186,7 +186,7 @@ func (s *sqlite) Commit(session string, commits int, t *Turn) error {
 	}
 	err := func() error {
 		if commits == 0 {
-			if _, err := s.do[doCreate].Exec(session, now.UnixNano()); err != nil {
+			if _, err := s.do[doCreate].Exec(session, t.Label, now.UnixNano()); err != nil {
 				return err
 			}
 		}
@@ -289,15 +289,6 @@ func (s *sqlite) PartAt(session string, commits int) ([]byte, error) {
 	}
 	defer r.Close()
 	return r.DecodeAll(packed, nil)
-}
-
-// Create makes a session with a label and no history.
-func (s *sqlite) Create(session, label string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, err := s.w.Exec(`INSERT INTO sessions (id, model, label, revision, created, updated) VALUES (?1, 'model', ?2, 0, ?3, ?3)`,
-		session, label, time.Now().UnixNano())
-	return err
 }
 
 func (s *sqlite) ListLabel(label string, limit int) (ids []string, err error) {

@@ -66,10 +66,8 @@ type Historian interface {
 	LastAt(session string, commits, n int) (Path, error)
 }
 
-// A Labeller creates sessions that have a label, and lists the sessions of a
-// label, the last updated ones first.
-type Labeller interface {
-	Create(session, label string) error
+// A LabelLister lists the sessions that have a label, the last updated ones first.
+type LabelLister interface {
 	ListLabel(label string, limit int) (ids []string, err error)
 }
 

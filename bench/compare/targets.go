@@ -99,7 +99,7 @@ var targets = []target{
 	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone badger process", "sqlite normal", "sqlite files normal")},
 	{"commit p50, one session, against one synced append", 1.3, false, "×", more("commit-1", "p50 µs", us, "append log")},
 	{"growing part, steps/s, against saving it whole in SQLite", 4, true, "×", against("growing-part", "steps/s", us, "langgraph sqlite full")},
-	{"growing part, bytes on disk compacted, against the same", 215, true, "× fewer", func(r *Results) (float64, bool) {
+	{"growing part, bytes on disk compacted, against the same", 203, true, "× fewer", func(r *Results) (float64, bool) {
 		return against("growing-part", "compacted", "langgraph sqlite full", us)(r)
 	}},
 
@@ -130,8 +130,8 @@ var targets = []target{
 	{"bytes on disk, transcripts, against SQLite (better layout)", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", sqliteFull...)},
 	{"bytes on disk, transcripts, against JSON files", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", "json files")},
 	{"records of a long Claude Code session, vacuumed, against zstd -19, greatest", 1.3, false, "×", figure("disk-long", "greatest ratio", 1)},
-	{"prompts of SWE-smith, 17 versions, against the last", 1.2, false, "×", promptsTarget("swesmith-pandas-pr_53856")},
-	{"prompts of SWE-smith, 22 versions, against the last", 1.4, false, "×", promptsTarget("swesmith-pydantic-pr_8316")},
+	{"prompts of SWE-smith, 17 versions, vacuumed, against the last", 1.2, false, "×", promptsTarget("swesmith-pandas-pr_53856")},
+	{"prompts of SWE-smith, 22 versions, vacuumed, against the last", 1.4, false, "×", promptsTarget("swesmith-pydantic-pr_8316")},
 	{"bytes on disk, 100 turns with the part, against SQLite", 30, true, "× fewer", fewer("disk-parts", "bytes", sqliteFull...)},
 
 	// Upkeep, growth and memory.
@@ -149,7 +149,7 @@ var targets = []target{
 
 func promptsTarget(file string) func(*Results) (float64, bool) {
 	return func(r *Results) (float64, bool) {
-		v, ok := r.value("disk-prompts", "turnstone memory", file+", committed")
+		v, ok := r.value("disk-prompts", "turnstone memory", file+", vacuumed")
 		return v.Median, ok
 	}
 }

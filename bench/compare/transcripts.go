@@ -73,7 +73,9 @@ func longSessions(r *run) error {
 		r.out["zstd -19"] += float64(len(zipped))
 		r.out["records"] += records
 		r.out["bytes"] += taken
-		ratios = append(ratios, records/float64(len(zipped)))
+		ratio := records / float64(len(zipped))
+		r.out[strings.TrimSuffix(filepath.Base(file), ".jsonl.gz")] = ratio
+		ratios = append(ratios, ratio)
 	}
 	if len(ratios) == 0 {
 		return errors.New("no long session in the corpus")

@@ -81,7 +81,11 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	var s *turnstone.Session
 	var err error
 	if commits == 0 {
-		if s, _, err = o.store.Create(ctx, turnstone.Request{ID: id}); err == nil {
+		r := turnstone.Request{ID: id}
+		if t.Label != "" {
+			r.Labels = map[string]string{labelName: t.Label}
+		}
+		if s, _, err = o.store.Create(ctx, r); err == nil {
 			o.sessions.Store(id, s)
 		}
 	} else {
@@ -102,12 +106,6 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	if err == nil && result.Replayed {
 		err = fmt.Errorf("turn %d of %q was there already: a replay is no commit", commits, id)
 	}
-	return err
-}
-
-// Create makes a session with a label and no history.
-func (o *ours) Create(id, label string) error {
-	_, _, err := o.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Labels: map[string]string{labelName: label}}})
 	return err
 }
 
