@@ -23,7 +23,7 @@ func reads(r *run) error {
 		if err := commitAll(st, "keyed", keyed(in.Long(10_000))); err != nil {
 			return err
 		}
-		for i := range firstLoads {
+		for i := range r.firstLoads() {
 			if err := commitAll(st, fmt.Sprint("first-", i), in.Long(1000)); err != nil {
 				return err
 			}
@@ -131,7 +131,7 @@ func reads(r *run) error {
 }
 
 // firstLoads is the number of sessions of 1,000 nodes that are loaded once.
-const firstLoads = 7
+func (r *run) firstLoads() int { return min(7, max(r.Scale.Repeats-2, 1)) }
 
 // firstTime measures loads of sessions that this process has not read yet, while
 // the files are in the page cache. The session other is loaded before.
@@ -139,7 +139,7 @@ func (r *run) firstTime(from Reader, other string) error {
 	if _, err := from.Load(other); err != nil {
 		return err
 	}
-	took := make([]time.Duration, firstLoads)
+	took := make([]time.Duration, r.firstLoads())
 	for i := range took {
 		start := time.Now()
 		p, err := from.Load(fmt.Sprint("first-", i))

@@ -9,6 +9,7 @@ type target struct {
 	least bool // want is the least that will do; else the most
 	unit  string
 	get   func(r *Results) (float64, bool)
+	large bool // it is about large stores: a quick run says nothing of it
 }
 
 const us = "turnstone badger"
@@ -87,64 +88,62 @@ const (
 
 var targets = []target{
 	// Commits.
-	{"durable commits/s, 64 sessions, against SQLite FULL (better layout)", 7, true, "×", more("commit-64", perSecond, us, sqliteFull...)},
-	{"durable commits/s, 64 sessions, against plain Badger", 5, true, "×", more("commit-64", perSecond, us, "plain badger")},
-	{"durable commits/s, 64 sessions, against the working log", 0.5, true, "×", against("commit-64", perSecond, us, "working log")},
-	{"durable commits/s, one session, against the working log", 0.75, true, "×", against("commit-1", perSecond, us, "working log")},
-	{"durable commits/s, 64 sessions, against the better bare log", 0.3, true, "×", more("commit-64", perSecond, us, bareLogs...)},
-	{"durable commits/s, 256 sessions, against the better bare log", 0.3, true, "×", more("commit-256", perSecond, us, bareLogs...)},
-	{"processor time a turn, 64 sessions, against the working log", 2, false, "×", against("commit-64", "processor µs", us, "working log")},
-	{"p99 against p50, 64 sessions", 4, false, "×", within("commit-64", "p99 µs", "p50 µs")},
-	{"durable commits/s, 64 sessions, Pebble against Badger", 0.9, true, "×", against("commit-64", perSecond, "turnstone pebble", us)},
-	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone badger process", "sqlite normal", "sqlite files normal")},
-	{"commit p50, one session, against one synced append", 1.3, false, "×", more("commit-1", "p50 µs", us, "append log")},
-	{"growing part, steps/s, against saving it whole in SQLite", 4, true, "×", against("growing-part", "steps/s", us, "langgraph sqlite full")},
-	{"growing part, bytes on disk compacted, against the same", 203, true, "× fewer", func(r *Results) (float64, bool) {
-		return against("growing-part", "compacted", "langgraph sqlite full", us)(r)
-	}},
+	{"durable commits/s, 64 sessions, against SQLite FULL (better layout)", 7, true, "×", more("commit-64", perSecond, us, sqliteFull...), false},
+	{"durable commits/s, 64 sessions, against plain Badger", 5, true, "×", more("commit-64", perSecond, us, "plain badger"), false},
+	{"durable commits/s, 64 sessions, against the working log", 0.5, true, "×", against("commit-64", perSecond, us, "working log"), false},
+	{"durable commits/s, one session, against the working log", 0.75, true, "×", against("commit-1", perSecond, us, "working log"), false},
+	{"durable commits/s, 64 sessions, against the better bare log", 0.3, true, "×", more("commit-64", perSecond, us, bareLogs...), false},
+	{"durable commits/s, 256 sessions, against the better bare log", 0.3, true, "×", more("commit-256", perSecond, us, bareLogs...), false},
+	{"processor time a turn, 64 sessions, against the working log", 2, false, "×", against("commit-64", "processor µs", us, "working log"), false},
+	{"p99 against p50, 64 sessions", 4, false, "×", within("commit-64", "p99 µs", "p50 µs"), false},
+	{"durable commits/s, 64 sessions, Pebble against Badger", 0.9, true, "×", against("commit-64", perSecond, "turnstone pebble", us), false},
+	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone badger process", "sqlite normal", "sqlite files normal"), false},
+	{"commit p50, one session, against one synced append", 1.3, false, "×", more("commit-1", "p50 µs", us, "append log"), false},
+	{"growing part, steps/s, against saving it whole in SQLite", 4, true, "×", against("growing-part", "steps/s", us, "langgraph sqlite full"), true},
+	{"growing part, bytes on disk compacted, against the same", 203, true, "× fewer", against("growing-part", "compacted", "langgraph sqlite full", us), true},
 
 	// Reads.
-	{"opening and loading 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "open and cold load 1000", sqliteFull...)},
-	{"load of 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "cold load 1000", sqliteFull...)},
-	{"load of 1,000 nodes, hot, again, against SQLite (better layout)", 8, true, "× faster", fewer("read", "load 1000", sqliteFull...)},
-	{"load of 1,000 nodes, hot, first time, against SQLite (better layout)", 4, true, "× faster", fewer("read", "first load 1000", sqliteFull...)},
-	{"last 20 nodes of 10,000, against loading all", 50, true, "× faster", within("read", "load 10000", "last 20")},
-	{"one node by id, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node", 1)},
-	{"one node by key, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node by key", 1)},
-	{"last 10 nodes as of one commit ago, many commits", 1, false, " ms", figure("past", "last 10", millisecond)},
-	{"checkpoint as of one commit ago, many commits", 1, false, " ms", figure("past", "checkpoint", millisecond)},
+	{"opening and loading 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "open and cold load 1000", sqliteFull...), false},
+	{"load of 1,000 nodes, cold, against SQLite (better layout)", 2, true, "× faster", fewer("read", "cold load 1000", sqliteFull...), false},
+	{"load of 1,000 nodes, hot, again, against SQLite (better layout)", 8, true, "× faster", fewer("read", "load 1000", sqliteFull...), false},
+	{"load of 1,000 nodes, hot, first time, against SQLite (better layout)", 4, true, "× faster", fewer("read", "first load 1000", sqliteFull...), false},
+	{"last 20 nodes of 10,000, against loading all", 50, true, "× faster", within("read", "load 10000", "last 20"), false},
+	{"one node by id, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node", 1), false},
+	{"one node by key, hot, 10,000 nodes", 40, false, " µs", figure("read", "one node by key", 1), false},
+	{"last 10 nodes as of one commit ago, many commits", 1, false, " ms", figure("past", "last 10", millisecond), true},
+	{"checkpoint as of one commit ago, many commits", 1, false, " ms", figure("past", "checkpoint", millisecond), true},
 
 	// Lists.
-	{"first page of 1,000 sessions just created", 1, false, " ms", figure("list", "first page, just created", millisecond)},
-	{"first page of 1,000 sessions, store opened again", 1, false, " ms", figure("list", "first page", millisecond)},
-	{"first page by a label, many sessions", 5, false, " ms", figure("list-label", "first page", millisecond)},
-	{"first page of many sessions after many commits by 64 hot ones", 5, false, " ms", figure("list-large-hot", "first page", millisecond)},
+	{"first page of 1,000 sessions just created", 1, false, " ms", figure("list", "first page, just created", millisecond), false},
+	{"first page of 1,000 sessions, store opened again", 1, false, " ms", figure("list", "first page", millisecond), false},
+	{"first page by a label, many sessions", 5, false, " ms", figure("list-label", "first page", millisecond), true},
+	{"first page of many sessions after many commits by 64 hot ones", 5, false, " ms", figure("list-large-hot", "first page", millisecond), true},
 	{"the same, against 1,000 sessions", 2, false, "×", func(r *Results) (float64, bool) {
 		a, aok := r.value("list-large-hot", us, "first page")
 		b, bok := r.value("list-hot", us, "first page")
 		return ratio(a.Median, aok, b.Median, bok)
-	}},
+	}, true},
 
 	// Bytes.
-	{"bytes on disk, transcripts, against their payloads", 4.5, true, "× fewer", within("disk-corpus", "raw", "bytes")},
-	{"bytes on disk, transcripts, against SQLite (better layout)", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", sqliteFull...)},
-	{"bytes on disk, transcripts, against JSON files", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", "json files")},
-	{"records of a long Claude Code session, vacuumed, against zstd -19, greatest", 1.3, false, "×", figure("disk-long", "greatest ratio", 1)},
-	{"prompts of SWE-smith, 17 versions, vacuumed, against the last", 1.2, false, "×", promptsTarget("swesmith-pandas-pr_53856")},
-	{"prompts of SWE-smith, 22 versions, vacuumed, against the last", 1.4, false, "×", promptsTarget("swesmith-pydantic-pr_8316")},
-	{"bytes on disk, 100 turns with the part, against SQLite", 30, true, "× fewer", fewer("disk-parts", "bytes", sqliteFull...)},
+	{"bytes on disk, transcripts, against their payloads", 4.5, true, "× fewer", within("disk-corpus", "raw", "bytes"), false},
+	{"bytes on disk, transcripts, against SQLite (better layout)", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", sqliteFull...), false},
+	{"bytes on disk, transcripts, against JSON files", 3.5, true, "× fewer", fewer("disk-corpus", "bytes", "json files"), false},
+	{"records of a long Claude Code session, vacuumed, against zstd -19, greatest", 1.3, false, "×", figure("disk-long", "greatest ratio", 1), false},
+	{"prompts of SWE-smith, 17 versions, vacuumed, against the last", 1.2, false, "×", promptsTarget("swesmith-pandas-pr_53856"), false},
+	{"prompts of SWE-smith, 22 versions, vacuumed, against the last", 1.4, false, "×", promptsTarget("swesmith-pydantic-pr_8316"), false},
+	{"bytes on disk, 100 turns with the part, against SQLite", 30, true, "× fewer", fewer("disk-parts", "bytes", sqliteFull...), false},
 
 	// Upkeep, growth and memory.
-	{"vacuum with one changed session of many, without the engine's", 100, false, " ms", figure("vacuum-one", "vacuum", millisecond)},
-	{"erasing one session of many, without the engine's", 100, false, " ms", figure("vacuum-one", "erase", millisecond)},
+	{"vacuum with one changed session of many, without the engine's", 100, false, " ms", figure("vacuum-one", "vacuum", millisecond), true},
+	{"erasing one session of many, without the engine's", 100, false, " ms", figure("vacuum-one", "erase", millisecond), true},
 	{"commit p50, as the store grows, largest against smallest", 1.3, false, "×", func(r *Results) (float64, bool) {
 		g := r.Scale.Growth
 		return within("growth", fmt.Sprint("commit at ", g[len(g)-1]), fmt.Sprint("commit at ", g[0]))(r)
-	}},
-	{"anonymous memory, one busy session", 50, false, " MB", figure("memory-1", "anonymous", megabyte)},
-	{"anonymous memory, 64 busy sessions", 100, false, " MB", figure("memory-64", "anonymous", megabyte)},
-	{"resident memory, rewriting a large store", 200, false, " MB", figure("rewrite", "resident", megabyte)},
-	{"resident memory after many commits, steady", 200, false, " MB", figure("list-large-hot", "resident", megabyte)},
+	}, true},
+	{"anonymous memory, one busy session", 50, false, " MB", figure("memory-1", "anonymous", megabyte), true},
+	{"anonymous memory, 64 busy sessions", 100, false, " MB", figure("memory-64", "anonymous", megabyte), true},
+	{"resident memory, rewriting a large store", 200, false, " MB", figure("rewrite", "resident", megabyte), true},
+	{"resident memory after many commits, steady", 200, false, " MB", figure("list-large-hot", "resident", megabyte), true},
 }
 
 func promptsTarget(file string) func(*Results) (float64, bool) {
