@@ -66,28 +66,10 @@ func growing(r *run) error {
 		return err
 	}
 	defer func() { st.Close() }()
-	in := r.input(6)
-	in.rand = rand.New(rand.NewPCG(6, 6))
-	g := in.Growing()
-	versions := map[int][]byte{} // some
-	var took []time.Duration
-	var all time.Duration
-	steps := r.Scale.Steps
-	for i := range steps {
-		t := g.Next()
-		start := time.Now()
-		if err := st.Commit("agent", i, &t); err != nil {
-			return err
-		}
-		took = append(took, time.Since(start))
-		all += took[i]
-		if i%50 == 0 || i == steps-1 {
-			versions[i+1] = t.Part
-		}
+	versions, err := r.growingSteps(st)
+	if err != nil {
+		return err
 	}
-	r.out["steps/s"] = float64(steps) / all.Seconds()
-	r.out["p50 µs"], r.out["p99 µs"] = quantile(took, 0.5), quantile(took, 0.99)
-	r.out["last version"] = float64(len(versions[steps]))
 	if onDisk(r.contestant) {
 		if err := st.Close(); err != nil {
 			return err
@@ -96,15 +78,50 @@ func growing(r *run) error {
 			return err
 		}
 	}
-	if err := r.growingBack(st.(PartReader), versions, steps); err != nil {
+	if err := r.growingBack(st.(PartReader), versions); err != nil {
 		return err
 	}
 	return r.growingSize(st, dir)
 }
 
+// growingSteps commits the steps, and returns some versions of the part, by their
+// revisions.
+func (r *run) growingSteps(st Store) (map[int][]byte, error) {
+	in := r.input(6)
+	in.rand = rand.New(rand.NewPCG(6, 6))
+	g := in.Growing()
+	versions := map[int][]byte{}
+	steps := r.Scale.Steps
+	took := make([]time.Duration, steps)
+	var all time.Duration
+	stop, err := r.profile()
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	for i := range took {
+		t := g.Next()
+		start := time.Now()
+		if err := st.Commit("agent", i, &t); err != nil {
+			return nil, err
+		}
+		took[i] = time.Since(start)
+		all += took[i]
+		if i%50 == 0 || i == steps-1 {
+			versions[i+1] = t.Part
+		}
+	}
+	r.out["steps/s"] = float64(steps) / all.Seconds()
+	r.out["p50 µs"], r.out["p99 µs"] = quantile(took, 0.5), quantile(took, 0.99)
+	r.out["last version"] = float64(len(versions[steps]))
+	return versions, nil
+}
+
 // growingBack checks versions, and measures how long the last one takes.
-func (r *run) growingBack(from PartReader, versions map[int][]byte, last int) error {
+func (r *run) growingBack(from PartReader, versions map[int][]byte) error {
+	last := 0
 	for commits, want := range versions {
+		last = max(last, commits)
 		got, err := from.PartAt("agent", commits)
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,9 @@ func TestWorkingLogThatLosesATurnIsNoticed(t *testing.T) {
 	var records [][]byte
 	for rest := whole; len(rest) > 0; {
 		n := int(binary.LittleEndian.Uint32(rest)) + 4
+		if sum := crc32.Checksum(rest[:n-4], crc32.MakeTable(crc32.Castagnoli)); binary.LittleEndian.Uint32(rest[n-4:]) != sum {
+			t.Fatal("a record ends with something else than the CRC-32C of what is before")
+		}
 		records, rest = append(records, rest[:n]), rest[n:]
 	}
 	if len(records) != 2*len(turns) {
@@ -100,7 +104,7 @@ func TestWorkingLogHashesWhatItStores(t *testing.T) {
 	next := b.build("s", &h, &turn)
 	read := func() *logRecord {
 		r := &logRecord{}
-		if err := r.decode(b.record[4 : len(b.record)-4]); err != nil {
+		if err := r.decode(bytes.Clone(b.record[4 : len(b.record)-4])); err != nil {
 			t.Fatal(err)
 		}
 		return r

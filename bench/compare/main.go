@@ -53,7 +53,7 @@ func compare() error {
 		out      = flag.String("o", "", "write the results as JSON to this file")
 		write    = flag.String("write", "", "bring benchmarks.md, its figures and its data in this folder up to date")
 		from     = flag.String("from", "", "measure nothing: report on the results in this file")
-		profiles = flag.String("profile", "", "write cpu, allocation and block profiles of the commits to this folder")
+		profiles = flag.String("profile", "", "write cpu, allocation and block profiles of commits and of a growing part to this folder")
 		describe = flag.Bool("describe", false, "print the distributions of the input and end")
 		cell     = flag.String("cell", "", "run one measurement (what the processes are started with)")
 	)
