@@ -37,6 +37,7 @@ type Scale struct {
 	Steps    int     // that save a growing part
 	Commits  int     // of the session whose past is read
 	Many     int     // sessions of the list by a label, and beside the one that is vacuumed
+	Busy     float64 // seconds for which sessions commit while memory is measured
 	Rewrite  float64 // megabytes of the store that is rewritten
 	Slow     float64 // a preparation that takes longer, in seconds, is given up
 }

@@ -222,7 +222,7 @@ func TestWorkloadsRun(t *testing.T) {
 	}
 	scale := Scale{
 		Seconds: 0.2, Turns: 6000, Repeats: 1, Sessions: 200, Hot: 640, Growth: []int{100, 200},
-		Steps: 60, Commits: 300, Many: 150, Rewrite: 10, Slow: 100,
+		Steps: 60, Commits: 300, Many: 150, Busy: 0.3, Rewrite: 10, Slow: 100,
 	}
 	corpus := os.Getenv("TURNSTONE_CORPUS")
 	results := &Results{Scale: scale, Rounds: 1}

@@ -34,12 +34,12 @@ func main() {
 
 var full = Scale{
 	Seconds: 1, Turns: 25_000, Repeats: 20, Sessions: 100_000, Hot: 1_000_000,
-	Growth: []int{1e4, 1e5, 1e6, 1e7}, Steps: 340, Commits: 20_000, Many: 20_000, Rewrite: 500, Slow: 300,
+	Growth: []int{1e4, 1e5, 1e6, 1e7}, Steps: 340, Commits: 20_000, Many: 20_000, Busy: 10, Rewrite: 500, Slow: 300,
 }
 
 var quick = Scale{
 	Seconds: 0.4, Turns: 20_000, Repeats: 5, Sessions: 3_000, Hot: 10_000,
-	Growth: []int{1e4, 3e4}, Steps: 60, Commits: 2_000, Many: 2_000, Rewrite: 50, Slow: 20,
+	Growth: []int{1e4, 3e4}, Steps: 60, Commits: 2_000, Many: 2_000, Busy: 1.5, Rewrite: 50, Slow: 20,
 }
 
 func compare() error {

@@ -38,7 +38,7 @@ func busy(sessions int) func(r *run) error {
 		}
 		defer st.Close()
 		stop := watchMemory()
-		count, err := keepBusy(st, sessions, turns, time.Duration(10*r.Scale.Seconds*float64(time.Second)))
+		count, err := keepBusy(st, sessions, turns, time.Duration(r.Scale.Busy*float64(time.Second)))
 		r.out["resident"], r.out["anonymous"] = stop()
 		r.out["commits"] = float64(count)
 		return err
