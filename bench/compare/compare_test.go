@@ -226,6 +226,9 @@ func TestWorkloadsRun(t *testing.T) {
 	}
 	corpus := os.Getenv("TURNSTONE_CORPUS")
 	results := &Results{Scale: scale, Rounds: 1}
+	if testing.Short() {
+		scale.Turns = 1000
+	}
 	names := []string{us, "sqlite full", "langgraph sqlite full", "plain badger", "working log", "append log"}
 	if !testing.Short() { // all that targets name
 		names = append(names, "turnstone badger process", "turnstone pebble", "turnstone memory", "sqlite normal", "json files", "json lines")
