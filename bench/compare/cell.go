@@ -34,6 +34,11 @@ type Scale struct {
 	Sessions int     // of the large list
 	Hot      int     // commits by 64 hot sessions before the list and memory are measured
 	Growth   []int   // nodes
+	Steps    int     // that save a growing part
+	Commits  int     // of the session whose past is read
+	Many     int     // sessions of the list by a label, and beside the one that is vacuumed
+	Busy     float64 // seconds for which sessions commit while memory is measured
+	Rewrite  float64 // megabytes of the store that is rewritten
 	Slow     float64 // a preparation that takes longer, in seconds, is given up
 }
 
@@ -45,6 +50,7 @@ type Workload struct {
 	Name, Title string
 	Once        bool // one round is enough: it is not about time, or long
 	Full        bool // not in a quick run
+	Real        bool // about real transcripts: left out without a corpus
 	Who         func(c *Contestant) bool
 	Run         func(r *run) error
 }
@@ -171,6 +177,23 @@ func (r *run) prepared(name string, f func(st Store) error) (string, error) {
 		return "", err
 	}
 	return filepath.Join(dir, "store"), os.WriteFile(done, nil, 0o600)
+}
+
+// filled opens the store that f has filled: one that was prepared, or a new one if
+// the contestant keeps nothing.
+func (r *run) filled(name string, f func(st Store) error) (Store, error) {
+	if !onDisk(r.contestant) {
+		st, err := r.contestant.Open("", true)
+		if err == nil {
+			err = f(st)
+		}
+		return st, err
+	}
+	dir, err := r.prepared(name, f)
+	if err != nil {
+		return nil, err
+	}
+	return r.contestant.Open(dir, false)
 }
 
 // spoil says that this cell changes the store that was prepared under a name.

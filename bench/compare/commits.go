@@ -39,16 +39,24 @@ func commits(sessions int, withPart bool) func(r *run) error {
 			return err
 		}
 		defer stop()
-		took, elapsed, err := together(st, scripts, time.Duration(r.Scale.Seconds*float64(time.Second)))
+		before, err := processorTime()
+		if err != nil {
+			return err
+		}
+		took, all, elapsed, err := together(st, scripts, time.Duration(r.Scale.Seconds*float64(time.Second)))
+		after, terr := processorTime()
 		scripts, r.templates = nil, nil // what is left of the input is not the store's
 		r.out["resident"], r.out["resident of files"] = resident()
-		if err := errors.Join(err, st.Close()); err != nil {
+		if err := errors.Join(err, terr, st.Close()); err != nil {
 			return err
 		}
 		r.out["commits/s"] = float64(len(took)) / elapsed.Seconds()
 		r.out["p50 µs"] = quantile(took, 0.5)
 		r.out["p99 µs"] = quantile(took, 0.99)
 		r.out["commits"] = float64(len(took))
+		if !withPart { // making the next version of the part is not the store's
+			r.out["processor µs"] = float64((after - before).Nanoseconds()) / 1000 / float64(all)
+		}
 		return nil
 	}
 }
@@ -125,8 +133,9 @@ func (s *script) commit(st Store, i int) (time.Duration, error) {
 }
 
 // together runs the scripts concurrently for so long, or until one is at its
-// end, and returns how long each commit took after a warm-up of a tenth of that.
-func together(st Store, scripts []*script, limit time.Duration) (took []time.Duration, elapsed time.Duration, err error) {
+// end, and returns how long each commit took after a warm-up of a tenth of that,
+// and the number of all commits.
+func together(st Store, scripts []*script, limit time.Duration) (took []time.Duration, count int, elapsed time.Duration, err error) {
 	type commit struct{ ended, took time.Duration }
 	var over atomic.Bool
 	var mu sync.Mutex // guards all and err
@@ -167,7 +176,7 @@ func together(st Store, scripts []*script, limit time.Duration) (took []time.Dur
 	if err == nil && len(took) == 0 {
 		err = errors.New("no commit in the time that was given")
 	}
-	return took, elapsed - warm, err
+	return took, len(all), elapsed - warm, err
 }
 
 // commitAll commits a conversation as one session.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
@@ -30,10 +31,15 @@ func diskCorpus(r *run) error {
 					turns = append(turns, Turn{})
 				}
 				t := &turns[len(turns)-1]
-				t.Nodes = append(t.Nodes, Node{e.Kind, e.Payload})
-				t.Usage = append(t.Usage, e.Usage...)
+				t.Nodes = append(t.Nodes, Node{Kind: e.Kind, Payload: e.Payload})
+				t.Usage = head.AddUsage(t.Usage, e.Usage)
 			}
 			templates = append(templates, turns)
+		}
+	}
+	for _, c := range templates {
+		for i := range c {
+			r.out["raw"] += float64(c[i].Bytes())
 		}
 	}
 	return r.disk(templates, nil)
@@ -52,7 +58,7 @@ func diskParts(r *run) error {
 	in.rand = rand.New(rand.NewPCG(3, 3))
 	turns := make([]Turn, 100)
 	for i := range turns { // with little else: it is about the part
-		turns[i].Nodes = []Node{{"assistant", fmt.Appendf(nil, `{"turn":%d}`, i)}}
+		turns[i].Nodes = []Node{{Kind: "assistant", Payload: fmt.Appendf(nil, `{"turn":%d}`, i)}}
 	}
 	return r.disk([][]Turn{turns}, in.Part())
 }

@@ -22,12 +22,14 @@ type Turn struct {
 	Nodes []Node
 	Part  []byte // the checkpoint part, or nil
 	Usage []head.Usage
+	Label string // that the first turn gives the session, or ""
 }
 
 // A Node is one message or event.
 type Node struct {
 	Kind    string
 	Payload []byte // JSON
+	Key     string // the host's name for the event, or ""
 }
 
 // Bytes is the length of the payloads and the part.
@@ -66,8 +68,8 @@ func loadTemplates(dir string) (templates [][]Turn, err error) {
 				turns = append(turns, Turn{})
 			}
 			t := &turns[len(turns)-1]
-			t.Nodes = append(t.Nodes, Node{e.Kind, e.Payload})
-			t.Usage = append(t.Usage, e.Usage...)
+			t.Nodes = append(t.Nodes, Node{Kind: e.Kind, Payload: e.Payload})
+			t.Usage = head.AddUsage(t.Usage, e.Usage)
 		}
 		if len(turns) > 0 {
 			templates = append(templates, turns)
@@ -193,7 +195,7 @@ func synthetic() [][]Turn {
 			var t Turn
 			for j := range draw(shape.Nodes) {
 				kind := [3]string{"user", "assistant", "tool"}[min(j, 1+j%2)]
-				t.Nodes = append(t.Nodes, Node{kind, payload(kind, draw(shape.Bytes))})
+				t.Nodes = append(t.Nodes, Node{Kind: kind, Payload: payload(kind, draw(shape.Bytes))})
 			}
 			t.Usage = []head.Usage{{Model: "model", Input: 1200, Output: 80}}
 			out[i] = append(out[i], t)
@@ -225,7 +227,7 @@ func (in *Input) Conversation() []Turn {
 	for i := range t {
 		out[i] = Turn{Nodes: make([]Node, len(t[i].Nodes)), Usage: t[i].Usage}
 		for j, n := range t[i].Nodes {
-			out[i].Nodes[j] = Node{n.Kind, in.vary(n.Payload)}
+			out[i].Nodes[j] = Node{Kind: n.Kind, Payload: in.vary(n.Payload)}
 		}
 	}
 	return out

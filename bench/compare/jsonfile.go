@@ -131,16 +131,12 @@ func (s *jsonFiles) Load(id string) (p Path, err error) {
 // Last has to read all.
 func (s *jsonFiles) Last(id string, n int) (Path, error) {
 	p, err := s.Load(id)
-	from := max(0, len(p.IDs)-n)
-	return Path{p.Payloads[from:], p.IDs[from:]}, err
+	return p.last(n), err
 }
 
 func (s *jsonFiles) One(id, node string) ([]byte, error) {
 	p, err := s.Load(id)
-	if i := slices.Index(p.IDs, node); err == nil && i >= 0 {
-		return p.Payloads[i], nil
-	}
-	return nil, cmp.Or(err, os.ErrNotExist)
+	return p.one(node, err)
 }
 
 func (s *jsonFiles) Fork(id, fork string) error {
@@ -153,8 +149,21 @@ func (s *jsonFiles) Fork(id, fork string) error {
 }
 
 // List looks at the times of all files, and reads those of the page.
-func (s *jsonFiles) List(after string, limit int) ([]string, string, error) {
-	entries, err := os.ReadDir(s.dir)
+func (s *jsonFiles) List(after string, limit int) (ids []string, next string, err error) {
+	page, next, err := listFiles(s.dir, ".json", after, limit)
+	for _, id := range page {
+		o, err := s.read(id)
+		if err != nil {
+			return nil, "", err
+		}
+		ids = append(ids, o.ID)
+	}
+	return ids, next, err
+}
+
+// listFiles returns the names of a page of files, the last changed ones first.
+func listFiles(dir, suffix, after string, limit int) (ids []string, next string, err error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, "", err
 	}
@@ -164,7 +173,7 @@ func (s *jsonFiles) List(after string, limit int) ([]string, string, error) {
 	}
 	files := make([]file, 0, len(entries))
 	for _, e := range entries {
-		id, ok := strings.CutSuffix(e.Name(), ".json")
+		id, ok := strings.CutSuffix(e.Name(), suffix)
 		info, err := e.Info()
 		if ok && err == nil {
 			files = append(files, file{info.ModTime().UnixNano(), id})
@@ -175,13 +184,8 @@ func (s *jsonFiles) List(after string, limit int) ([]string, string, error) {
 	if after != "" {
 		from = slices.IndexFunc(files, func(f file) bool { return f.id == after }) + 1
 	}
-	ids, next := []string{}, ""
 	for _, f := range files[from:min(from+limit, len(files))] {
-		o, err := s.read(f.id)
-		if err != nil {
-			return nil, "", err
-		}
-		ids, next = append(ids, o.ID), f.id
+		ids, next = append(ids, f.id), f.id
 	}
 	return ids, next, nil
 }

@@ -161,17 +161,19 @@ type appendLog struct {
 const logAhead = 64 << 20
 
 func openLog(ahead bool) func(dir string, bulk bool) (Store, error) {
-	return func(dir string, bulk bool) (Store, error) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, err
-		}
-		f, err := os.OpenFile(filepath.Join(dir, "log"), os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		s := &appendLog{file: f, bulk: bulk, ahead: ahead, done: make(chan struct{})}
-		return s, s.prepare()
+	return func(dir string, bulk bool) (Store, error) { return newLog(dir, bulk, ahead) }
+}
+
+func newLog(dir string, bulk, ahead bool) (*appendLog, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
 	}
+	f, err := os.OpenFile(filepath.Join(dir, "log"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	s := &appendLog{file: f, bulk: bulk, ahead: ahead, done: make(chan struct{})}
+	return s, s.prepare()
 }
 
 // prepare writes zeros ahead, so that a sync has no metadata to write.
@@ -188,13 +190,22 @@ func (s *appendLog) prepare() error {
 }
 
 func (s *appendLog) Apply(b *engine.Batch) error {
+	return s.add(func(group []byte) []byte {
+		for _, p := range b.Sets {
+			group = append(append(group, p.Key...), p.Value...)
+		}
+		for _, k := range b.Deletes {
+			group = append(group, k...)
+		}
+		return group
+	})
+}
+
+// add appends to the group that is written next, and returns when that is
+// durable.
+func (s *appendLog) add(to func(group []byte) []byte) error {
 	s.mu.Lock()
-	for _, p := range b.Sets {
-		s.waiting = append(append(s.waiting, p.Key...), p.Value...)
-	}
-	for _, k := range b.Deletes {
-		s.waiting = append(s.waiting, k...)
-	}
+	s.waiting = to(s.waiting)
 	done := s.done
 	if !s.busy {
 		s.busy = true

@@ -28,7 +28,7 @@ func lists(large, hot bool) func(r *run) error {
 				mu.Lock()
 				c := in.Conversation()
 				mu.Unlock()
-				turn := Turn{Nodes: []Node{{"user", fmt.Appendf(nil, `{"session":%d}`, i)}}, Usage: c[0].Usage}
+				turn := Turn{Nodes: []Node{{Kind: "user", Payload: fmt.Appendf(nil, `{"session":%d}`, i)}}, Usage: c[0].Usage}
 				for _, t := range c { // a small one: the list is about heads
 					if t.Bytes() < 2000 {
 						turn = t
@@ -37,6 +37,11 @@ func lists(large, hot bool) func(r *run) error {
 				}
 				return st.Commit(fmt.Sprintf("listed-%06d", i), 0, &turn)
 			})
+		}
+		if !large && !hot {
+			if err := r.justCreated(fillStore); err != nil {
+				return err
+			}
 		}
 		var st Store
 		var err error
@@ -101,6 +106,32 @@ func lists(large, hot bool) func(r *run) error {
 		})
 		return err
 	}
+}
+
+// justCreated measures the first page in the process that has made the sessions a
+// moment ago.
+func (r *run) justCreated(fillStore func(st Store) error) error {
+	dir, remove, err := r.fresh()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	st, err := r.contestant.Open(dir, false)
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	if err := fillStore(st); err != nil {
+		return err
+	}
+	r.out["first page, just created"], err = r.median(r.Scale.Repeats, func() error {
+		ids, _, err := st.(Lister).List("", 50)
+		if err == nil && len(ids) != 50 {
+			err = fmt.Errorf("%d sessions instead of 50", len(ids))
+		}
+		return err
+	})
+	return err
 }
 
 // heat commits turns by 64 sessions.

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -82,12 +85,62 @@ func field(file, name string) (string, error) {
 // how much of it is pages of files, in bytes.
 func resident() (all, files float64) {
 	debug.FreeOSMemory()
-	bytes := func(name string) float64 {
-		v, _ := field("/proc/self/status", name)
-		kB, _ := strconv.ParseFloat(strings.TrimSuffix(v, " kB"), 64)
-		return kB * 1024
+	return status("VmRSS"), status("RssFile")
+}
+
+// status returns a size of this process in bytes.
+func status(name string) float64 {
+	v, _ := field("/proc/self/status", name)
+	kB, _ := strconv.ParseFloat(strings.TrimSuffix(v, " kB"), 64)
+	return kB * 1024
+}
+
+// watchMemory looks at the memory of this process every few milliseconds, until
+// stop is called, which returns the greatest sizes: of all that is resident, and
+// of what is not pages of files.
+func watchMemory() (stop func() (all, anonymous float64)) {
+	over, seen := make(chan struct{}), make(chan [2]float64)
+	go func() {
+		var most [2]float64
+		for tick := time.NewTicker(10 * time.Millisecond); ; {
+			most[0], most[1] = max(most[0], status("VmRSS")), max(most[1], status("RssAnon"))
+			select {
+			case <-tick.C:
+			case <-over:
+				tick.Stop()
+				seen <- most
+				return
+			}
+		}
+	}()
+	return func() (float64, float64) {
+		close(over)
+		most := <-seen
+		return most[0], most[1]
 	}
-	return bytes("VmRSS"), bytes("RssFile")
+}
+
+// processorTime returns what this process has used of the processors, in user
+// and system mode.
+func processorTime() (time.Duration, error) {
+	var u unix.Rusage
+	err := unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), err
+}
+
+// warm reads the files of dir into the page cache.
+func warm(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, f)
+		return errors.Join(err, f.Close())
+	})
 }
 
 // evict drops the files of dir, which no process has open, from the page cache.

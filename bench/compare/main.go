@@ -34,12 +34,12 @@ func main() {
 
 var full = Scale{
 	Seconds: 1, Turns: 25_000, Repeats: 20, Sessions: 100_000, Hot: 1_000_000,
-	Growth: []int{1e4, 1e5, 1e6, 1e7}, Slow: 300,
+	Growth: []int{1e4, 1e5, 1e6, 1e7}, Steps: 340, Commits: 20_000, Many: 20_000, Busy: 10, Rewrite: 500, Slow: 300,
 }
 
 var quick = Scale{
 	Seconds: 0.4, Turns: 20_000, Repeats: 5, Sessions: 3_000, Hot: 10_000,
-	Growth: []int{1e4, 3e4}, Slow: 20,
+	Growth: []int{1e4, 3e4}, Steps: 60, Commits: 2_000, Many: 2_000, Busy: 1.5, Rewrite: 50, Slow: 20,
 }
 
 func compare() error {
@@ -53,7 +53,7 @@ func compare() error {
 		out      = flag.String("o", "", "write the results as JSON to this file")
 		write    = flag.String("write", "", "bring benchmarks.md, its figures and its data in this folder up to date")
 		from     = flag.String("from", "", "measure nothing: report on the results in this file")
-		profiles = flag.String("profile", "", "write cpu, allocation and block profiles of the commits to this folder")
+		profiles = flag.String("profile", "", "write cpu, allocation and block profiles of commits and of a growing part to this folder")
 		describe = flag.Bool("describe", false, "print the distributions of the input and end")
 		cell     = flag.String("cell", "", "run one measurement (what the processes are started with)")
 	)
@@ -142,12 +142,12 @@ func plan(only, who string, rounds int, corpus string, quick bool, scale Scale) 
 	var cells []Cell
 	for round := range rounds {
 		for _, w := range workloads {
-			if !run.MatchString(w.Name) || w.Once && round > 0 || quick && w.Full {
+			if !run.MatchString(w.Name) || w.Once && round > 0 || quick && w.Full || w.Real && corpus == "" {
 				continue
 			}
 			for i := range contestants {
 				c := &contestants[(i+round*5)%len(contestants)]
-				if match.MatchString(c.Name) && w.Who(c) {
+				if match.MatchString(c.Name) && w.takes(c) {
 					cells = append(cells, Cell{Workload: w.Name, Contestant: c.Name, Round: round, Corpus: corpus, Scale: scale})
 				}
 			}

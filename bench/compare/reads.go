@@ -20,6 +20,14 @@ func reads(r *run) error {
 				return err
 			}
 		}
+		if err := commitAll(st, "keyed", keyed(in.Long(10_000))); err != nil {
+			return err
+		}
+		for i := range r.firstLoads() {
+			if err := commitAll(st, fmt.Sprint("first-", i), in.Long(1000)); err != nil {
+				return err
+			}
+		}
 		// Others, so that these do not stand alone.
 		for i := range 100 {
 			if err := commitAll(st, fmt.Sprint("other-", i), in.Conversation()); err != nil {
@@ -61,7 +69,13 @@ func reads(r *run) error {
 				return err
 			}
 		}
+		if err := warm(dir); err != nil {
+			return err
+		}
 		if st, err = r.contestant.Open(dir, false); err != nil {
+			return err
+		}
+		if err := r.firstTime(st.(Reader), ids(lengths[0])); err != nil {
 			return err
 		}
 	}
@@ -102,6 +116,9 @@ func reads(r *run) error {
 	}); err != nil {
 		return err
 	}
+	if err := r.oneByKey(st); err != nil {
+		return err
+	}
 	i := 0
 	fork, err := r.median(5, func() error {
 		i++
@@ -110,5 +127,67 @@ func reads(r *run) error {
 	if err == nil {
 		r.out["fork"] = fork
 	}
+	return err
+}
+
+// firstLoads is the number of sessions of 1,000 nodes that are loaded once.
+func (r *run) firstLoads() int { return min(7, max(r.Scale.Repeats-2, 1)) }
+
+// firstTime measures loads of sessions that this process has not read yet, while
+// the files are in the page cache. The session other is loaded before.
+func (r *run) firstTime(from Reader, other string) error {
+	if _, err := from.Load(other); err != nil {
+		return err
+	}
+	took := make([]time.Duration, r.firstLoads())
+	for i := range took {
+		start := time.Now()
+		p, err := from.Load(fmt.Sprint("first-", i))
+		if err == nil && len(p.Payloads) != 1000 {
+			err = fmt.Errorf("%d nodes instead of 1,000", len(p.Payloads))
+		}
+		if err != nil {
+			return err
+		}
+		took[i] = time.Since(start)
+	}
+	r.out["first load 1000"] = quantile(took, 0.5)
+	return nil
+}
+
+// keyed gives the nodes of turns keys.
+func keyed(turns []Turn) []Turn {
+	n := 0
+	for _, t := range turns {
+		for i := range t.Nodes {
+			t.Nodes[i].Key = keyOf(n)
+			n++
+		}
+	}
+	return turns
+}
+
+func keyOf(i int) string { return fmt.Sprintf("event-%06d-of-the-host", i) }
+
+// oneByKey measures single nodes by their keys, in a session of 10,000 that was
+// loaded before.
+func (r *run) oneByKey(st Store) error {
+	from, ok := st.(KeyReader)
+	if !ok {
+		return nil
+	}
+	all, err := st.(Reader).Load("keyed")
+	if err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(9, uint64(r.Round)))
+	r.out["one node by key"], err = r.median(10*r.Scale.Repeats, func() error {
+		i := random.IntN(len(all.Payloads))
+		got, err := from.ByKey("keyed", keyOf(i))
+		if err == nil && len(got) != len(all.Payloads[i]) {
+			err = fmt.Errorf("the node %s is another one", keyOf(i))
+		}
+		return err
+	})
 	return err
 }

@@ -23,12 +23,14 @@ import (
 // compressed blobs by hash.
 const schema = `
 CREATE TABLE IF NOT EXISTS sessions (
-	id TEXT PRIMARY KEY, name TEXT, model TEXT, parent TEXT, revision INTEGER NOT NULL, leaf TEXT,
+	id TEXT PRIMARY KEY, name TEXT, model TEXT, label TEXT, parent TEXT, revision INTEGER NOT NULL, leaf TEXT,
 	usage TEXT, created INTEGER NOT NULL, updated INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS sessions_updated ON sessions (updated, id);
+CREATE INDEX IF NOT EXISTS sessions_label ON sessions (label, updated, id) WHERE label IS NOT NULL;
 CREATE TABLE IF NOT EXISTS nodes (
-	session TEXT NOT NULL, id TEXT NOT NULL, parent TEXT, kind TEXT NOT NULL, revision INTEGER NOT NULL, body TEXT NOT NULL,
+	session TEXT NOT NULL, id TEXT NOT NULL, parent TEXT, kind TEXT NOT NULL, revision INTEGER NOT NULL, key TEXT, body TEXT NOT NULL,
 	PRIMARY KEY (session, id));
+CREATE UNIQUE INDEX IF NOT EXISTS nodes_key ON nodes (session, key) WHERE key IS NOT NULL;
 CREATE TABLE IF NOT EXISTS blobs (hash BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checkpoints (
 	session TEXT NOT NULL, revision INTEGER NOT NULL, part TEXT NOT NULL, hash BLOB NOT NULL,
@@ -42,7 +44,11 @@ WITH RECURSIVE path (id, parent, body, depth) AS (
 	UNION ALL
 	SELECT n.id, n.parent, n.body, p.depth + 1 FROM path p JOIN nodes n ON n.session = ?1 AND n.id = p.parent)
 SELECT id, body FROM path LIMIT ?2`
-	oneNode   = `SELECT body FROM nodes WHERE session = ? AND id = ?`
+	oneNode = `SELECT body FROM nodes WHERE session = ? AND id = ?`
+	byKey   = `SELECT body FROM nodes WHERE session = ? AND key = ?`
+	partAt  = `
+SELECT data FROM checkpoints JOIN blobs USING (hash) WHERE session = ? AND revision <= ? AND part = 'execution' ORDER BY revision DESC LIMIT 1`
+	labelPage = `SELECT id FROM sessions WHERE label = ? ORDER BY updated DESC, id DESC LIMIT ?`
 	firstPage = `SELECT id, updated FROM sessions ORDER BY updated DESC, id DESC LIMIT ?`
 	nextPage  = `SELECT id, updated FROM sessions WHERE (updated, id) < (?, ?) ORDER BY updated DESC, id DESC LIMIT ?`
 )
@@ -50,9 +56,9 @@ SELECT id, body FROM path LIMIT ?2`
 // writing are the statements of a commit, prepared.
 var writing = []string{
 	`BEGIN IMMEDIATE`,
-	`INSERT INTO sessions (id, model, revision, created, updated) VALUES (?1, 'model', 0, ?2, ?2)`,
+	`INSERT INTO sessions (id, model, label, revision, created, updated) VALUES (?1, 'model', NULLIF(?2, ''), 0, ?3, ?3)`,
 	`SELECT leaf FROM sessions WHERE id = ?`,
-	`INSERT INTO nodes (session, id, parent, kind, revision, body) VALUES (?, ?, ?, ?, ?, ?)`,
+	`INSERT INTO nodes (session, id, parent, kind, revision, key, body) VALUES (?, ?, ?, ?, ?, NULLIF(?, ''), ?)`,
 	`INSERT OR IGNORE INTO blobs (hash, data) VALUES (?, ?)`,
 	`INSERT INTO checkpoints (session, revision, part, hash) VALUES (?, ?, ?, ?)`,
 	`UPDATE sessions SET revision = revision + 1, leaf = ?, usage = ?, updated = ? WHERE id = ? AND revision = ?`,
@@ -180,7 +186,7 @@ func (s *sqlite) Commit(session string, commits int, t *Turn) error {
 	}
 	err := func() error {
 		if commits == 0 {
-			if _, err := s.do[doCreate].Exec(session, now.UnixNano()); err != nil {
+			if _, err := s.do[doCreate].Exec(session, t.Label, now.UnixNano()); err != nil {
 				return err
 			}
 		}
@@ -189,7 +195,7 @@ func (s *sqlite) Commit(session string, commits int, t *Turn) error {
 			return err
 		}
 		for i, n := range t.Nodes {
-			if _, err := s.do[doNode].Exec(session, ids[i], leaf, n.Kind, commits+1, bodies[i]); err != nil {
+			if _, err := s.do[doNode].Exec(session, ids[i], leaf, n.Kind, commits+1, n.Key, bodies[i]); err != nil {
 				return err
 			}
 			leaf = sql.NullString{String: ids[i], Valid: true}
@@ -250,18 +256,59 @@ func (s *sqlite) Last(session string, n int) (p Path, err error) {
 	return p, rows.Err()
 }
 
-func (s *sqlite) One(session, node string) ([]byte, error) {
-	st, err := s.reading(oneNode)
+func (s *sqlite) One(session, node string) ([]byte, error) { return s.one(oneNode, session, node) }
+
+func (s *sqlite) ByKey(session, key string) ([]byte, error) { return s.one(byKey, session, key) }
+
+func (s *sqlite) one(query, session, name string) ([]byte, error) {
+	st, err := s.reading(query)
 	if err != nil {
 		return nil, err
 	}
 	var raw []byte
-	if err := st.QueryRow(session, node).Scan(&raw); err != nil {
+	if err := st.QueryRow(session, name).Scan(&raw); err != nil {
 		return nil, err
 	}
 	var b body
 	err = json.Unmarshal(raw, &b)
 	return b.Payload, err
+}
+
+func (s *sqlite) PartAt(session string, commits int) ([]byte, error) {
+	st, err := s.reading(partAt)
+	if err != nil {
+		return nil, err
+	}
+	var packed []byte
+	if err := st.QueryRow(session, commits).Scan(&packed); err != nil {
+		return nil, err
+	}
+	r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return r.DecodeAll(packed, nil)
+}
+
+func (s *sqlite) ListLabel(label string, limit int) (ids []string, err error) {
+	st, err := s.reading(labelPage)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := st.Query(label, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
 }
 
 // Fork copies the history, as stores of this schema do.
@@ -276,7 +323,7 @@ func (s *sqlite) Fork(session, fork string) error {
 	now := time.Now().UnixNano()
 	for _, q := range []string{
 		`INSERT INTO sessions (id, name, model, parent, revision, leaf, usage, created, updated) SELECT ?2, name, model, id, revision, leaf, usage, ?3, ?3 FROM sessions WHERE id = ?1`,
-		`INSERT INTO nodes (session, id, parent, kind, revision, body) SELECT ?2, id, parent, kind, revision, body FROM nodes WHERE session = ?1`,
+		`INSERT INTO nodes (session, id, parent, kind, revision, key, body) SELECT ?2, id, parent, kind, revision, key, body FROM nodes WHERE session = ?1`,
 		`INSERT INTO checkpoints (session, revision, part, hash) SELECT ?2, revision, part, hash FROM checkpoints WHERE session = ?1`,
 	} {
 		if _, err := tx.Exec(q, session, fork, now); err != nil {
@@ -427,6 +474,16 @@ func (s *sqliteFiles) Load(id string) (Path, error) { return s.Last(id, -1) }
 func (s *sqliteFiles) Last(id string, n int) (p Path, err error) {
 	err = s.with(id, func(db *sqlite) error { p, err = db.Last(id, n); return err })
 	return p, err
+}
+
+func (s *sqliteFiles) ByKey(id, key string) (b []byte, err error) {
+	err = s.with(id, func(db *sqlite) error { b, err = db.ByKey(id, key); return err })
+	return b, err
+}
+
+func (s *sqliteFiles) PartAt(id string, commits int) (part []byte, err error) {
+	err = s.with(id, func(db *sqlite) error { part, err = db.PartAt(id, commits); return err })
+	return part, err
 }
 
 func (s *sqliteFiles) One(id, node string) (b []byte, err error) {

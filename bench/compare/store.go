@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 )
 
 // A Store is what is compared. Its methods are called concurrently, those of
@@ -33,6 +36,41 @@ type Path struct {
 	IDs      []string // of the nodes
 }
 
+// last returns the last n nodes of p.
+func (p Path) last(n int) Path {
+	from := max(0, len(p.IDs)-n)
+	return Path{p.Payloads[from:], p.IDs[from:]}
+}
+
+// one returns the payload of a node of p, which was loaded with err.
+func (p Path) one(node string, err error) ([]byte, error) {
+	if i := slices.Index(p.IDs, node); err == nil && i >= 0 {
+		return p.Payloads[i], nil
+	}
+	return nil, cmp.Or(err, os.ErrNotExist)
+}
+
+// A KeyReader finds a node by the key that it was committed with.
+type KeyReader interface {
+	ByKey(session, key string) ([]byte, error)
+}
+
+// A PartReader returns the checkpoint part as it was after so many commits.
+type PartReader interface {
+	PartAt(session string, commits int) ([]byte, error)
+}
+
+// A Historian returns the last n nodes of a session as it was after so many
+// commits.
+type Historian interface {
+	LastAt(session string, commits, n int) (Path, error)
+}
+
+// A LabelLister lists the sessions that have a label, the last updated ones first.
+type LabelLister interface {
+	ListLabel(label string, limit int) (ids []string, err error)
+}
+
 // A Lister lists sessions, the last updated ones first, in pages.
 type Lister interface {
 	List(after string, limit int) (ids []string, next string, err error)
@@ -57,6 +95,11 @@ type Contestant struct {
 	Open func(dir string, bulk bool) (Store, error)
 	// Replay, if set, says that the store takes batches instead of turns.
 	Replay bool
+	// Limit says that it is no store that anybody would pick, but what one could
+	// reach at most. It is read by tests only.
+	Limit bool
+	// Only, if set, is the one workload that it is made for.
+	Only string
 	// Twin says that it differs from the one before in durability only: where
 	// nothing is committed durably, that one stands for both.
 	Twin bool
@@ -80,9 +123,13 @@ var contestants = []Contestant{
 	{Name: "sqlite files normal", Durable: processCrash, Twin: true, Open: openSQLiteFiles("NORMAL")},
 	{Name: "adk sqlite", Durable: powerLoss, Open: openADK},
 	{Name: "json files", Durable: powerLoss, Open: openJSONFiles},
+	{Name: "json lines", Durable: powerLoss, Open: openJSONLines},
+	{Name: "langgraph sqlite full", Durable: powerLoss, Only: "growing-part", Open: openLangGraph("FULL")},
+	{Name: "langgraph sqlite normal", Durable: processCrash, Only: "growing-part", Open: openLangGraph("NORMAL")},
 	{Name: "bbolt", Durable: powerLoss, Replay: true, Open: openBolt},
 	{Name: "plain badger", Durable: powerLoss, Replay: true, Open: openPlainBadger},
 	{Name: "plain pebble", Durable: powerLoss, Replay: true, Open: openPlainPebble},
+	{Name: "working log", Durable: powerLoss, Limit: true, Open: openWorkingLog},
 	{Name: "append log", Durable: powerLoss, Replay: true, Open: openLog(false)},
 	{Name: "preallocated log", Durable: powerLoss, Replay: true, Open: openLog(true)},
 }

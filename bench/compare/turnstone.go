@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/turnstonedb/turnstone"
@@ -26,25 +27,33 @@ type ours struct {
 
 func openTurnstone(kind string) func(dir string, bulk bool) (Store, error) {
 	return func(dir string, bulk bool) (Store, error) {
-		var e engine.Engine
-		var err error
-		switch kind {
-		case "memory":
-			e = memory.New()
-		case "pebble":
-			e, err = pebble.Open(dir, &pebble.Options{NoSync: bulk})
-		default:
-			o := badger.Options{}
-			if bulk || kind == "badger-process" {
-				o.Durability = badger.Process
-			}
-			e, err = badger.Open(dir, &o)
-		}
+		e, err := openEngine(kind, dir, bulk)
 		if err != nil {
 			return nil, err
 		}
 		return newOurs(e)
 	}
+}
+
+// openEngine opens the engine of a contestant: badger, badger-process, pebble or
+// memory.
+func openEngine(kind, dir string, bulk bool) (engine.Engine, error) {
+	switch kind {
+	case "memory":
+		return memory.New(), nil
+	case "pebble":
+		return pebble.Open(dir, &pebble.Options{NoSync: bulk})
+	}
+	o := badger.Options{}
+	if bulk || kind == "badger-process" {
+		o.Durability = badger.Process
+	}
+	return badger.Open(dir, &o)
+}
+
+// engineOf returns the kind of engine of the contestant, which is Turnstone.
+func engineOf(c *Contestant) string {
+	return strings.ReplaceAll(strings.TrimPrefix(c.Name, "turnstone "), " ", "-")
 }
 
 func newOurs(e engine.Engine) (*ours, error) {
@@ -72,7 +81,11 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	var s *turnstone.Session
 	var err error
 	if commits == 0 {
-		if s, _, err = o.store.Create(ctx, turnstone.Request{ID: id}); err == nil {
+		r := turnstone.Request{ID: id}
+		if t.Label != "" {
+			r.Labels = map[string]string{labelName: t.Label}
+		}
+		if s, _, err = o.store.Create(ctx, r); err == nil {
 			o.sessions.Store(id, s)
 		}
 	} else {
@@ -84,7 +97,7 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	c := turnstone.Commit{Expected: head.Revision(commits), Turn: fmt.Sprint("turn-", commits), Usage: t.Usage}
 	c.Nodes = make([]turnstone.NewNode, len(t.Nodes))
 	for i, n := range t.Nodes {
-		c.Nodes[i] = turnstone.NewNode{Kind: n.Kind, Payload: n.Payload}
+		c.Nodes[i] = turnstone.NewNode{Kind: n.Kind, Key: n.Key, Payload: n.Payload}
 	}
 	if t.Part != nil {
 		c.Checkpoint = map[string][]byte{"execution": t.Part}
@@ -96,9 +109,24 @@ func (o *ours) Commit(id string, commits int, t *Turn) error {
 	return err
 }
 
+const labelName = "project"
+
 func (o *ours) Load(id string) (Path, error) { return o.read(id, turnstone.Scope{}) }
 
 func (o *ours) Last(id string, n int) (Path, error) { return o.read(id, turnstone.Scope{Last: n}) }
+
+func (o *ours) LastAt(id string, commits, n int) (Path, error) {
+	return o.read(id, turnstone.Scope{At: head.Revision(commits), Last: n})
+}
+
+func (o *ours) PartAt(id string, commits int) ([]byte, error) {
+	s, err := o.session(id)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := s.Checkpoint(ctx, head.Revision(commits))
+	return parts["execution"], err
+}
 
 func (o *ours) read(id string, scope turnstone.Scope) (Path, error) {
 	s, err := o.store.Session(ctx, id)
@@ -129,13 +157,31 @@ func (o *ours) One(id, node string) ([]byte, error) {
 	return found.Payload, err
 }
 
+func (o *ours) ByKey(id, key string) ([]byte, error) {
+	s, err := o.session(id)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.NodeByKey(ctx, key)
+	return found.Payload, err
+}
+
 func (o *ours) Fork(id, fork string) error {
 	_, _, err := o.store.Create(ctx, turnstone.Request{ID: fork, Parent: id})
 	return err
 }
 
 func (o *ours) List(after string, limit int) ([]string, string, error) {
-	page, err := o.store.List(ctx, turnstone.ListOptions{After: after, Limit: limit})
+	return o.list(turnstone.ListOptions{After: after, Limit: limit})
+}
+
+func (o *ours) ListLabel(label string, limit int) ([]string, error) {
+	ids, _, err := o.list(turnstone.ListOptions{Limit: limit, Labels: map[string]string{labelName: label}})
+	return ids, err
+}
+
+func (o *ours) list(options turnstone.ListOptions) ([]string, string, error) {
+	page, err := o.store.List(ctx, options)
 	ids := make([]string, len(page.Sessions))
 	for i := range page.Sessions {
 		ids[i] = page.Sessions[i].ID
