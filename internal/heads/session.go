@@ -36,7 +36,7 @@ type About struct {
 
 // Seal returns a's record for key.
 func (a *About) Seal(key []byte) []byte {
-	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.About, codec.Version)}
+	e := codec.Encoder{B: make([]byte, 0, 256)}
 	e.Array(14)
 	e.Text(a.ID)
 	e.Bytes(a.Incarnation[:])
@@ -65,15 +65,22 @@ func (a *About) Seal(key []byte) []byte {
 	}
 	appendTime(&e, a.Created)
 	appendTime(&e, a.Updated)
-	return codec.SealTail(key, e.B, 0)
+	return codec.Seal(key, keys.About, codec.Compress(nil, e.B, codec.Medium))
 }
 
 // MaxLabels bounds the labels of a session.
 const MaxLabels = 64
 
+// maxAbout bounds the metadata of a session before compression.
+const maxAbout = 1 << 20
+
 // OpenAbout decodes the record of key.
 func OpenAbout(key, value []byte) (*About, error) {
-	body, err := codec.Open(key, value, keys.About)
+	data, err := codec.Open(key, value, keys.About)
+	if err != nil {
+		return nil, err
+	}
+	body, err := codec.Decompress(data, nil, maxAbout)
 	if err != nil {
 		return nil, err
 	}
