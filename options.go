@@ -25,7 +25,7 @@ type Options struct {
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
 	// commits are sealed into one segment. Default 192 KiB, at most MaxSeal. Vacuum
-	// makes segments of five times that. Larger compresses better and makes reading
+	// makes segments of seven times that, at most 1.25 MiB. Larger compresses better and makes reading
 	// one old node slower, unless it is in the cache.
 	SealBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.

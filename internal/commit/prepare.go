@@ -34,7 +34,9 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 			continue
 		}
 		p.sum = blob.Sum(content)
-		if room -= len(content); w.together(h, p.sum, len(content)) && room >= 0 {
+		first := h.Revision == 0 && i < prompts
+		if !first && w.together(p.sum, len(content)) && len(content) <= room {
+			room -= len(content)
 			continue
 		}
 		if p.apart, err = w.stage.Draft(ctx, p.sum, content); err != nil {
@@ -57,27 +59,31 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 // once, however many nodes have it, but a payload that is stored with its neighbours takes half of
 // the space or less: they have much in common.
 const (
-	alwaysApart = 64 << 10  // a payload of more bytes is a blob
-	inlineBytes = 256 << 10 // of such payloads in one commit, which has to fit a batch
+	// prompts is how many nodes a session begins with that many sessions may have: a prompt and the
+	// description of tools.
+	prompts     = 2
+	alwaysApart = 128 << 10 // a payload of more bytes is a blob
+	inlineBytes = 512 << 10 // of such payloads in one commit, which has to fit a batch
 	mostMet     = 8192      // payloads that Met remembers
 )
 
-// A Met remembers larger payloads that commits had, the last ones.
-type Met = cache.Cache[blob.ID, struct{}]
+// A Met remembers in which session larger payloads were met first.
+type Met = cache.Cache[blob.ID, heads.Incarnation]
 
 // NewMet returns a Met that remembers none.
-func NewMet() *Met { return cache.New[blob.ID, struct{}](mostMet) }
+func NewMet() *Met { return cache.New[blob.ID, heads.Incarnation](mostMet) }
 
-// together reports whether a payload is stored with the other nodes of its commit. What a session
-// begins with is a prompt or the description of tools, and many sessions begin alike. So it is
-// stored as a blob, and so is what this process has met before.
-func (w *writer) together(h *heads.Head, id blob.ID, size int) bool {
-	if h.Revision == 0 || size > alwaysApart {
+// together reports whether a payload is stored with the other nodes of its commit. What this process
+// has met in another session is stored as a blob.
+func (w *writer) together(id blob.ID, size int) bool {
+	if size > alwaysApart {
 		return false
 	}
-	_, met := w.store.Met.Get(id)
-	w.store.Met.Put(id, struct{}{}, 1)
-	return !met
+	inc, met := w.store.Met.Get(id)
+	if !met {
+		w.store.Met.Put(id, w.s.Inc, 1)
+	}
+	return !met || inc == w.s.Inc
 }
 
 // version prepares a version of a checkpoint part. It prepares a delta if the cache has the
