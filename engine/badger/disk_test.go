@@ -172,7 +172,7 @@ func (c nameChange) play(names map[string]*inode) {
 	}
 }
 
-func (d *disk) view(name string) ([]byte, func() error, error) {
+func (d *disk) view(name string, _ int64) ([]byte, func() error, error) {
 	f, err := d.open(name)
 	if err != nil {
 		return nil, nil, err

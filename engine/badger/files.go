@@ -24,9 +24,9 @@ type files interface {
 	rename(from, to string) error // replaces to
 	// sync makes the names that the directory holds durable.
 	sync() error
-	// view maps name for reading until unmap is called. Reading data may fault
-	// when the disk fails: see caught.
-	view(name string) (data []byte, unmap func() error, err error)
+	// view maps name for reading until unmap is called, and reads its last bytes from the
+	// disk at once. Reading data may fault when the disk fails: see caught.
+	view(name string, last int64) (data []byte, unmap func() error, err error)
 	close() error
 }
 
@@ -87,7 +87,7 @@ func (d directory) rename(from, to string) error { return os.Rename(d.path(from)
 func (d directory) sync() error                  { return d.handle.Sync() }
 func (d directory) close() error                 { return d.handle.Close() }
 
-func (d directory) view(name string) (data []byte, unmap func() error, err error) {
+func (d directory) view(name string, last int64) (data []byte, unmap func() error, err error) {
 	f, err := os.Open(d.path(name))
 	if err != nil {
 		return nil, nil, err
@@ -96,6 +96,12 @@ func (d directory) view(name string) (data []byte, unmap func() error, err error
 	info, err := f.Stat()
 	if err != nil || info.Size() == 0 {
 		return nil, func() error { return nil }, err
+	}
+	// When a page of a mapping is first touched, the kernel reads the pages around as well,
+	// up to megabytes. It does not for a read, nor for pages that it has.
+	last = min(last, info.Size())
+	if _, err := f.ReadAt(make([]byte, last), info.Size()-last); err != nil {
+		return nil, nil, err
 	}
 	if data, err = z.Mmap(f, false, info.Size()); err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)

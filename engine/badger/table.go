@@ -9,6 +9,7 @@ import (
 	"hash/maphash"
 	"io/fs"
 	"sort"
+	"sync"
 
 	"github.com/dgraph-io/badger/v4/options"
 	"github.com/dgraph-io/badger/v4/table"
@@ -45,6 +46,10 @@ type tableInfo struct {
 	tailSum uint32 // CRC-32C of index and footer
 }
 
+// lastBlock is the size of most tables' last blocks. Opening a table reads its index and
+// footer, and the last block for the biggest key.
+const lastBlock = 8 << 10
+
 // An openTable is one of Badger's tables, mapped.
 type openTable struct {
 	tableInfo
@@ -62,7 +67,7 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 			err = fmt.Errorf("table %s: %w", name, err)
 		}
 	}()
-	data, unmap, err := d.view(name)
+	data, unmap, err := d.view(name, info.tail+lastBlock)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: it is missing", engine.ErrCorrupt)
 	}
@@ -311,10 +316,11 @@ func (w *tableWriter) finish() (run, error) {
 	if err := w.files.sync(); err != nil {
 		return nil, lost(err)
 	}
-	r, err := openRun(w.files, w.infos)
+	runs, err := openRuns(w.files, [][]tableInfo{w.infos})
 	if err != nil {
 		return nil, err
 	}
+	r := runs[0]
 	var got census
 	var damaged error
 	it := &runIterator{run: r, damaged: &damaged}
@@ -343,23 +349,50 @@ func (w *tableWriter) discard() error {
 	return removeAll(w.files, names)
 }
 
-func openRun(d files, infos []tableInfo) (run, error) {
-	var r run
-	for _, info := range infos {
-		t, err := openTableFile(d, info)
-		if err != nil {
-			return nil, errors.Join(err, r.close())
+// openAtOnce is how many tables are opened at the same time. A table that no cache has takes
+// two or three reads of the disk, one after the other.
+const openAtOnce = 16
+
+// openRuns opens the tables of runs. If it fails, none is open.
+func openRuns(d files, infos [][]tableInfo) ([]run, error) {
+	runs := make([]run, len(infos))
+	var opening sync.WaitGroup
+	slots := make(chan struct{}, openAtOnce)
+	var mu sync.Mutex // guards failed
+	var failed error
+	for i := range infos {
+		runs[i] = make(run, len(infos[i]))
+		for j, info := range infos[i] {
+			slots <- struct{}{}
+			opening.Go(func() {
+				defer func() { <-slots }()
+				var err error
+				if runs[i][j], err = openTableFile(d, info); err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+				}
+			})
 		}
-		r = append(r, t)
 	}
-	return r, nil
+	opening.Wait()
+	if failed == nil {
+		return runs, nil
+	}
+	for _, r := range runs {
+		failed = errors.Join(failed, r.close())
+	}
+	return nil, failed
 }
 
-// close unmaps the tables. No reader may use them.
+// close unmaps the tables, of which those that could not be opened are nil. No reader may
+// use them.
 func (r run) close() error {
 	var err error
 	for _, t := range r {
-		err = errors.Join(err, t.unmap())
+		if t != nil {
+			err = errors.Join(err, t.unmap())
+		}
 	}
 	return err
 }

@@ -1,0 +1,118 @@
+package badger
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// filled returns the directory of a closed store with so many megabytes.
+func filled(t testing.TB, megabytes int) string {
+	dir := filepath.Join(t.TempDir(), "store")
+	e, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.NewChaCha8([32]byte{1})
+	for range megabytes {
+		var b engine.Batch
+		for range 1000 {
+			value := make([]byte, 1000)
+			r.Read(value)
+			b.Set(binary.BigEndian.AppendUint64(nil, r.Uint64()), value)
+		}
+		if err := e.Apply(context.Background(), &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// evict drops the files of dir from the page cache.
+func evict(t testing.TB, dir string) {
+	names, err := filepath.Glob(dir + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+}
+
+// fromDisk returns how many bytes this process has read from disks.
+func fromDisk(t testing.TB) (n int) {
+	data, err := os.ReadFile("/proc/self/io")
+	if err == nil {
+		_, rest, _ := strings.Cut(string(data), "\nread_bytes:")
+		_, err = fmt.Sscan(rest, &n)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	return n
+}
+
+// Opening a store that no cache has reads the indexes of its tables and not their blocks.
+func TestOpeningReadsIndexesOnly(t *testing.T) {
+	dir := filled(t, 30)
+	evict(t, dir)
+	before := fromDisk(t)
+	e, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	read := fromDisk(t) - before
+	if read == 0 {
+		t.Skip("the file system is in memory")
+	}
+	if read > 10<<20 {
+		t.Errorf("%d bytes were read to open a store of 30 MB", read)
+	}
+}
+
+func BenchmarkOpenCold(b *testing.B) {
+	for _, megabytes := range []int{12, 100} {
+		b.Run(fmt.Sprint(megabytes, "MB"), func(b *testing.B) {
+			dir := filled(b, megabytes)
+			before := fromDisk(b)
+			for b.Loop() {
+				b.StopTimer()
+				evict(b, dir)
+				b.StartTimer()
+				e, err := Open(dir, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				if err := e.Close(); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(fromDisk(b)-before)/float64(b.N), "read-B/op")
+		})
+	}
+}
