@@ -27,6 +27,8 @@ type files interface {
 	// view maps name for reading until unmap is called, and reads its last bytes from the
 	// disk at once. Reading data may fault when the disk fails: see caught.
 	view(name string, last int64) (data []byte, unmap func() error, err error)
+	// soon begins to read a part of a view from the disk. It is a hint.
+	soon(data []byte)
 	close() error
 }
 
@@ -97,8 +99,8 @@ func (d directory) view(name string, last int64) (data []byte, unmap func() erro
 	if err != nil || info.Size() == 0 {
 		return nil, func() error { return nil }, err
 	}
-	// When a page of a mapping is first touched, the kernel reads the pages around as well,
-	// up to megabytes. It does not for a read, nor for pages that it has.
+	// Without advice, the kernel reads what is around the first page that is touched as well,
+	// up to megabytes: the whole table for its index.
 	last = min(last, info.Size())
 	if _, err := f.ReadAt(make([]byte, last), info.Size()-last); err != nil {
 		return nil, nil, err
@@ -106,8 +108,11 @@ func (d directory) view(name string, last int64) (data []byte, unmap func() erro
 	if data, err = z.Mmap(f, false, info.Size()); err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
+	localdir.ReadSparingly(data)
 	return data, func() error { return z.Munmap(data) }, nil
 }
+
+func (d directory) soon(data []byte) { localdir.ReadAhead(data) }
 
 type osFile struct{ *os.File }
 

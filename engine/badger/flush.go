@@ -115,6 +115,8 @@ func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 func (e *Engine) flushLoop() {
 	again := time.NewTicker(flushAgain)
 	defer again.Stop()
+	forget := time.NewTicker(askAgain)
+	defer forget.Stop()
 	for { // look first: Open may have replayed several logs
 		for e.waiting() && e.usable() == nil && e.ctx.Err() == nil {
 			err := e.flush()
@@ -131,6 +133,8 @@ func (e *Engine) flushLoop() {
 		select {
 		case <-e.full:
 		case <-again.C:
+		case <-forget.C:
+			e.forget()
 		case <-e.stop:
 			return
 		}

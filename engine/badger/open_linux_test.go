@@ -8,9 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -54,8 +53,9 @@ func evict(t testing.TB, dir string) {
 		if err := f.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-			t.Fatal(err)
+		const dontNeed = 4
+		if _, _, errno := syscall.Syscall6(syscall.SYS_FADVISE64, f.Fd(), 0, 0, dontNeed, 0, 0); errno != 0 {
+			t.Fatal(errno)
 		}
 		f.Close()
 	}
@@ -90,6 +90,63 @@ func TestOpeningReadsIndexesOnly(t *testing.T) {
 	}
 	if read > 10<<20 {
 		t.Errorf("%d bytes were read to open a store of 30 MB", read)
+	}
+}
+
+// asking counts the bytes that readers ask for.
+type asking struct {
+	directory
+	asked *int
+}
+
+func (a asking) soon(data []byte) { *a.asked += len(data) }
+
+// A reader asks for the block that it seeks and, while it moves on, for what is behind; for
+// each section once until the engine forgets.
+func TestAReaderAsksAheadOnce(t *testing.T) {
+	dir := filled(t, 12)
+	names, err := openDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	e, err := openFiles(asking{names, &asked}, memTableSize+logExtra, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.content.close()
+	size := 0
+	for _, r := range e.content.runs {
+		size += int(r.bytes())
+	}
+	get := func() {
+		if _, err := e.Get(context.Background(), []byte{0x80, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scan := func(r engine.Range) {
+		for _, err := range e.Scan(context.Background(), r) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	get()
+	for _, step := range []struct {
+		name        string
+		do          func()
+		least, most int
+	}{
+		{"a page", func() { scan(engine.Range{Start: []byte{0x40}, Limit: 10}) }, 1, size / 4},
+		{"the same page", func() { scan(engine.Range{Start: []byte{0x40}, Limit: 10}) }, 0, 0},
+		{"all", func() { scan(engine.Range{}) }, size * 3 / 4, size},
+		{"all once more", func() { scan(engine.Range{}) }, 0, 0},
+		{"all, long after", func() { e.forget(); scan(engine.Range{}) }, size * 9 / 10, size},
+	} {
+		asked = 0
+		if step.do(); asked < step.least || asked > step.most {
+			t.Errorf("%s: asked for %d bytes of %d, not %d to %d", step.name, asked, size, step.least, step.most)
+		}
 	}
 }
 

@@ -53,8 +53,9 @@ const lastBlock = 8 << 10
 // An openTable is one of Badger's tables, mapped.
 type openTable struct {
 	tableInfo
-	table *table.Table
-	unmap func() error
+	table    *table.Table
+	sections *sections
+	unmap    func() error
 }
 
 // openTableFile opens the table that info describes. If the file is not the one that was
@@ -91,7 +92,7 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
 	}
-	return &openTable{tableInfo: info, table: bt, unmap: unmap}, nil
+	return &openTable{tableInfo: info, table: bt, sections: newSections(data, info.tail, d.soon), unmap: unmap}, nil
 }
 
 // describe returns the manifest's entry for a table that Badger has built. A table ends
@@ -146,12 +147,13 @@ func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
 type tableIterator struct {
 	it      *table.Iterator
 	of      *openTable
+	section int // the iterator was last there
 	broken  bool
 	damaged *error // set when the table is found to be damaged
 }
 
 func newTableIterator(t *openTable, damaged *error) *tableIterator {
-	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, damaged: damaged}
+	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, section: -1, damaged: damaged}
 }
 
 // check ends the iterator with an error if it panicked, or if it has no pair although more
@@ -176,12 +178,26 @@ func (it *tableIterator) Rewind() {
 
 func (it *tableIterator) Seek(key []byte) {
 	defer it.check(y.CompareKeys(key, it.of.table.Biggest()) <= 0)
+	it.of.sections.seek(key)
 	it.it.Seek(key)
 }
 
 func (it *tableIterator) Next() {
 	defer it.check(!bytes.Equal(it.it.Key(), it.of.table.Biggest()))
 	it.it.Next()
+	it.ahead()
+}
+
+// ahead asks for the sections behind the one that the iterator is in.
+func (it *tableIterator) ahead() {
+	if !it.it.Valid() {
+		return
+	}
+	s := it.of.sections
+	if at := s.at(it.it.Value().Value); at >= 0 && at != it.section {
+		it.section = at
+		s.need(at, at+aheadOf)
+	}
 }
 
 func (it *tableIterator) Valid() bool          { return !it.broken && it.it.Valid() }
