@@ -104,7 +104,7 @@ type Engine struct {
 
 	// Each group has a timestamp. Timestamps ascend by one.
 	written uint64        // the last timestamp in the log; only the committer uses it
-	buf     []byte        // buffer for the next frame; only the committer uses it
+	writer  groupWriter   // only the committer uses it
 	acked   atomic.Uint64 // the last timestamp that is durable; readers see up to it
 
 	failed atomic.Pointer[error] // why the engine refuses everything

@@ -188,7 +188,8 @@ func (d *disk) view(name string, _ int64) ([]byte, func() error, error) {
 	return data, func() error { return nil }, err
 }
 
-func (d *disk) soon([]byte) {}
+func (d *disk) soon([]byte)    {}
+func (d *disk) release([]byte) {}
 
 // used returns how many bytes files have allocated.
 func (d *disk) used() int64 {

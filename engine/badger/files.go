@@ -29,6 +29,8 @@ type files interface {
 	view(name string, last int64) (data []byte, unmap func() error, err error)
 	// soon begins to read a part of a view from the disk. It is a hint.
 	soon(data []byte)
+	// release says that a view is not read for a while. It is a hint.
+	release(data []byte)
 	close() error
 }
 
@@ -112,7 +114,8 @@ func (d directory) view(name string, last int64) (data []byte, unmap func() erro
 	return data, func() error { return z.Munmap(data) }, nil
 }
 
-func (d directory) soon(data []byte) { localdir.ReadAhead(data) }
+func (d directory) soon(data []byte)    { localdir.ReadAhead(data) }
+func (d directory) release(data []byte) { localdir.Release(data) }
 
 type osFile struct{ *os.File }
 

@@ -93,13 +93,14 @@ func TestOpeningReadsIndexesOnly(t *testing.T) {
 	}
 }
 
-// asking counts the bytes that readers ask for.
+// asking counts the bytes that readers ask for and release.
 type asking struct {
 	directory
-	asked *int
+	asked, released *int
 }
 
-func (a asking) soon(data []byte) { *a.asked += len(data) }
+func (a asking) soon(data []byte)    { *a.asked += len(data) }
+func (a asking) release(data []byte) { *a.released += len(data) }
 
 // A reader asks for the block that it seeks and, while it moves on, for what is behind; for
 // each section once until the engine forgets.
@@ -109,8 +110,8 @@ func TestAReaderAsksAheadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := 0
-	e, err := openFiles(asking{names, &asked}, memTableSize+logExtra, nil)
+	asked, released := 0, 0
+	e, err := openFiles(asking{names, &asked, &released}, memTableSize+logExtra, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,6 +148,16 @@ func TestAReaderAsksAheadOnce(t *testing.T) {
 		if step.do(); asked < step.least || asked > step.most {
 			t.Errorf("%s: asked for %d bytes of %d, not %d to %d", step.name, asked, size, step.least, step.most)
 		}
+	}
+	if released > 0 {
+		t.Errorf("%d bytes were released", released)
+	}
+	// A rewrite keeps in memory neither the tables that it has read nor those that it has compared.
+	if err := e.rewrite(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if least := size + int(e.content.runs[0].bytes()); released < least {
+		t.Errorf("a rewrite released %d bytes of %d", released, least)
 	}
 }
 

@@ -55,6 +55,7 @@ type openTable struct {
 	tableInfo
 	table    *table.Table
 	sections *sections
+	release  func() // lets go of the pages that were read
 	unmap    func() error
 }
 
@@ -92,7 +93,10 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
 	}
-	return &openTable{tableInfo: info, table: bt, sections: newSections(data, info.tail, d.soon), unmap: unmap}, nil
+	return &openTable{
+		tableInfo: info, table: bt, sections: newSections(data, info.tail, d.soon),
+		release: func() { d.release(data) }, unmap: unmap,
+	}, nil
 }
 
 // describe returns the manifest's entry for a table that Badger has built. A table ends
@@ -210,6 +214,7 @@ type runIterator struct {
 	run     run
 	at      int
 	it      *tableIterator // iterates over run[at], if at < len(run)
+	once    bool           // each table is released when it was read
 	damaged *error
 }
 
@@ -217,6 +222,9 @@ func (it *runIterator) open(i int) bool {
 	if it.it != nil {
 		it.it.Close()
 		it.it = nil
+		if it.once {
+			it.run[it.at].release()
+		}
 	}
 	if it.at = i; i == len(it.run) {
 		return false
@@ -339,7 +347,7 @@ func (w *tableWriter) finish() (run, error) {
 	r := runs[0]
 	var got census
 	var damaged error
-	it := &runIterator{run: r, damaged: &damaged}
+	it := &runIterator{run: r, once: true, damaged: &damaged}
 	for it.Rewind(); it.Valid(); it.Next() {
 		got.add(it.Key(), it.Value())
 	}

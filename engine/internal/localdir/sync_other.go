@@ -15,3 +15,6 @@ func ReadSparingly([]byte) {}
 
 // ReadAhead does nothing here.
 func ReadAhead([]byte) {}
+
+// Release does nothing here.
+func Release([]byte) {}
