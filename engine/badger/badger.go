@@ -39,6 +39,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dgraph-io/badger/v4/skl"
+
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
@@ -117,6 +119,8 @@ type Engine struct {
 	toSync   chan *group    // groups that are written; the committer closes it
 	unsynced atomic.Int32   // number of groups that syncLoop has not answered
 	syncing  sync.WaitGroup // waits for these groups; only the committer adds to it
+
+	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
 
 	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
 	nextNumber uint64        // number of the next log or table

@@ -39,7 +39,7 @@ func (e *Engine) rotate() error {
 		return e.stopUnlessShort("begin a log", err)
 	}
 	e.mu.Lock()
-	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written))
+	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written, e.spare.Swap(nil)))
 	e.mu.Unlock()
 	e.flushSoon()
 	return nil
@@ -127,6 +127,11 @@ func (e *Engine) flushLoop() {
 			e.mu.Unlock()
 			if err != nil {
 				break
+			}
+			// The memory of a list takes milliseconds to clear, in which the committer would
+			// commit nothing. The memtable that was flushed had as much.
+			if e.spare.Load() == nil {
+				e.spare.Store(newList(e.logSize))
 			}
 			e.rewriteIfGrown()
 		}

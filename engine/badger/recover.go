@@ -117,7 +117,7 @@ func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 		if err != nil {
 			return nil, err
 		}
-		mt := newMemtable(c.log, e.written)
+		mt := newMemtable(c.log, e.written, nil)
 		e.content.memtables = append(e.content.memtables, mt)
 		for _, g := range c.groups {
 			full := false
