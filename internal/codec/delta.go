@@ -33,7 +33,7 @@ import (
 const (
 	// dictBytes is the largest size of all windows together. Of 32, 64, 128 and 256 KiB this
 	// one is where the time begins to grow faster than the bytes shrink: for a list
-	// of messages that grows to 2.4 MB, 128 KiB make deltas of 0.98 times the bytes in
+	// of messages that grows to 2.4 MB, 128 KiB make deltas of 0.99 times the bytes in
 	// 1.2 times the time.
 	dictBytes = 64 << 10
 	// The windows are as large as so many times the fresh bytes, and at least
