@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
@@ -194,4 +195,31 @@ func TestADeltaOfAnySizesGivesItsContent(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestR13_AVersionOfAPartTakesSpaceForWhatIsNew(t *testing.T) {
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "a"})
+	var list []byte
+	for i := range 60 {
+		list = fmt.Appendf(list, `{"role":"tool","id":"call_%d","content":"%x"},`, i, random(1500, uint64(i)))
+		commitTo(t, s, turnstone.Commit{Checkpoint: map[string][]byte{"a": fmt.Appendf(nil, `{"messages":[%s],"count":%d}`, list, i)}})
+	}
+	deltas, n := 0, 0
+	for p, err := range e.Scan(ctx, engine.Range{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Key[4] == byte(keys.Version) {
+			deltas, n = deltas+len(p.Value), n+1
+		}
+	}
+	whole := len(codec.Compress(nil, list, codec.Best))
+	if n < 55 || deltas > whole*3/2 {
+		t.Errorf("%d deltas take %d bytes, the last version %d", n, deltas, whole)
+	}
+	if parts, err := s.Checkpoint(ctx, 60); err != nil || !bytes.Contains(parts["a"], list) {
+		t.Errorf("another content: %v", err)
+	}
+	verify(t, st)
 }

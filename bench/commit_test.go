@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -187,14 +188,15 @@ func recorded(b *testing.B, round int) [][]*engine.Batch {
 	return out
 }
 
-// A recorder keeps the last batch that was applied.
+// A recorder keeps the last batch that was applied, and counts the bytes of all.
 type recorder struct {
 	engine.Engine
-	last *engine.Batch
+	last  *engine.Batch
+	bytes int
 }
 
 func (r *recorder) Apply(ctx context.Context, b *engine.Batch) error {
-	r.last = b
+	r.last, r.bytes = b, r.bytes+b.Bytes()
 	return r.Engine.Apply(ctx, b)
 }
 
@@ -370,4 +372,70 @@ func BenchmarkResume(b *testing.B) {
 			}
 		})
 	}
+}
+
+// messages returns the versions of a checkpoint part that is a list of messages, as a
+// host saves it that knows nothing of deltas: each one is the whole list with one message more,
+// and the number of messages behind it. Every third message has what an earlier one had.
+func messages(n int) (versions [][]byte) {
+	r := rand.New(rand.NewPCG(1, 2))
+	zipf := rand.NewZipf(r, 1.1, 3, 3999)
+	var list, seen []byte
+	for i := range n {
+		var text []byte
+		for len(text) < 6<<10 {
+			text = fmt.Appendf(text, "%x ", 7919*zipf.Uint64())
+		}
+		if at := r.IntN(len(seen) + 1); i%3 == 2 && at+4<<10 < len(seen) {
+			copy(text[1<<10:], seen[at:at+4<<10])
+		}
+		seen = append(seen, text...)
+		list = fmt.Appendf(list, `,{"role":"tool","id":"call_%x","content":%q}`, r.Uint64(), text)
+		versions = append(versions, fmt.Appendf(nil, `{"messages":[%s],"count":%d}`, list[1:], i))
+	}
+	return versions
+}
+
+// BenchmarkGrowingPart saves a list of messages that grows to 2 MB whole at each of 340 steps, and
+// reads the last version, which is up to 120 deltas away from one that stands by itself.
+func BenchmarkGrowingPart(b *testing.B) {
+	versions := messages(340)
+	raw := 0
+	for _, v := range versions {
+		raw += len(v)
+	}
+	var s *turnstone.Session
+	b.Run("save", func(b *testing.B) {
+		r := &recorder{Engine: memory.New()}
+		st, err := turnstone.Open(ctx, r, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { st.Close() })
+		b.ReportAllocs()
+		n := 0
+		for b.Loop() {
+			n++
+			if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(n)}); err != nil {
+				b.Fatal(err)
+			}
+			for i, v := range versions {
+				if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"state": v}}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		steps := float64(n * len(versions))
+		b.ReportMetric(float64(b.Elapsed().Microseconds())/steps, "µs/step")
+		b.ReportMetric(float64(r.bytes)/steps, "stored-B/step")
+		b.ReportMetric(float64(raw)/float64(len(versions)), "raw-B/step")
+	})
+	b.Run("read", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := s.Checkpoint(ctx, head.Revision(len(versions))); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

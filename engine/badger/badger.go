@@ -39,6 +39,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dgraph-io/badger/v4/skl"
+
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
@@ -104,7 +106,7 @@ type Engine struct {
 
 	// Each group has a timestamp. Timestamps ascend by one.
 	written uint64        // the last timestamp in the log; only the committer uses it
-	buf     []byte        // buffer for the next frame; only the committer uses it
+	writer  groupWriter   // only the committer uses it
 	acked   atomic.Uint64 // the last timestamp that is durable; readers see up to it
 
 	failed atomic.Pointer[error] // why the engine refuses everything
@@ -117,6 +119,8 @@ type Engine struct {
 	toSync   chan *group    // groups that are written; the committer closes it
 	unsynced atomic.Int32   // number of groups that syncLoop has not answered
 	syncing  sync.WaitGroup // waits for these groups; only the committer adds to it
+
+	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
 
 	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
 	nextNumber uint64        // number of the next log or table

@@ -136,11 +136,9 @@ func (e *Engine) commit(requests []*request, others bool) {
 // write checks the guards of each batch of g, and writes those whose guards are true to the log
 // and then to the memtable. If the disk has no space, it refuses them before they have any effect.
 func (e *Engine) write(g *group) error {
-	w := groupWriter{ts: e.written + 1, buf: e.buf[:0]}
-	w.buf = append(w.buf, make([]byte, frameHeader)...)
-	if len(g.requests) > 1 {
-		w.pending = map[string][]byte{}
-	}
+	w := &e.writer
+	w.begin(e.written+1, len(g.requests) > 1)
+	defer w.end()
 	newData := e.mayGrow()
 	kept := 0 // bytes of log and memtable that stay free for batches that reclaim
 	err := e.guarded(func(c *content) error {
@@ -165,7 +163,6 @@ func (e *Engine) write(g *group) error {
 		}
 		return nil
 	})
-	e.buf = w.buf
 	if err != nil || len(w.writes) == 0 {
 		return err
 	}
@@ -243,7 +240,24 @@ type groupWriter struct {
 	buf     []byte            // the frame; see appendSet
 	writes  []operation       // the writes in buf, with keys and values that belong to the batches
 	cost    int               // bytes that the writes take of the memtable
-	pending map[string][]byte // the newest value of each key in writes; nil for a group of one request
+	pending map[string][]byte // the newest value of each key in writes
+	track   bool              // pending is needed, because the group has more than one request
+}
+
+// begin begins a group. It uses the memory of the group before.
+func (w *groupWriter) begin(ts uint64, track bool) {
+	w.ts, w.cost, w.track = ts, 0, track
+	w.buf = append(w.buf[:0], make([]byte, frameHeader)...)
+	if w.pending == nil {
+		w.pending = map[string][]byte{}
+	}
+}
+
+// end lets go of the batches of the group.
+func (w *groupWriter) end() {
+	clear(w.writes)
+	w.writes = w.writes[:0]
+	clear(w.pending)
 }
 
 // conflict returns the conflict of the first guard of b that does not hold, or nil.
@@ -277,7 +291,7 @@ func (w *groupWriter) add(b *engine.Batch) {
 func (w *groupWriter) write(key, value []byte) {
 	w.writes = append(w.writes, operation{key, value})
 	w.cost += cost(key, value)
-	if w.pending != nil {
+	if w.track {
 		w.pending[string(key)] = value
 	}
 }

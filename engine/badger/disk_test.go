@@ -172,7 +172,7 @@ func (c nameChange) play(names map[string]*inode) {
 	}
 }
 
-func (d *disk) view(name string) ([]byte, func() error, error) {
+func (d *disk) view(name string, _ int64) ([]byte, func() error, error) {
 	f, err := d.open(name)
 	if err != nil {
 		return nil, nil, err
@@ -187,6 +187,9 @@ func (d *disk) view(name string) ([]byte, func() error, error) {
 	}
 	return data, func() error { return nil }, err
 }
+
+func (d *disk) soon([]byte)    {}
+func (d *disk) release([]byte) {}
 
 // used returns how many bytes files have allocated.
 func (d *disk) used() int64 {

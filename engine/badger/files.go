@@ -24,9 +24,13 @@ type files interface {
 	rename(from, to string) error // replaces to
 	// sync makes the names that the directory holds durable.
 	sync() error
-	// view maps name for reading until unmap is called. Reading data may fault
-	// when the disk fails: see caught.
-	view(name string) (data []byte, unmap func() error, err error)
+	// view maps name for reading until unmap is called, and reads its last bytes from the
+	// disk at once. Reading data may fault when the disk fails: see caught.
+	view(name string, last int64) (data []byte, unmap func() error, err error)
+	// soon begins to read a part of a view from the disk. It is a hint.
+	soon(data []byte)
+	// release says that a view is not read for a while. It is a hint.
+	release(data []byte)
 	close() error
 }
 
@@ -87,7 +91,7 @@ func (d directory) rename(from, to string) error { return os.Rename(d.path(from)
 func (d directory) sync() error                  { return d.handle.Sync() }
 func (d directory) close() error                 { return d.handle.Close() }
 
-func (d directory) view(name string) (data []byte, unmap func() error, err error) {
+func (d directory) view(name string, last int64) (data []byte, unmap func() error, err error) {
 	f, err := os.Open(d.path(name))
 	if err != nil {
 		return nil, nil, err
@@ -97,11 +101,21 @@ func (d directory) view(name string) (data []byte, unmap func() error, err error
 	if err != nil || info.Size() == 0 {
 		return nil, func() error { return nil }, err
 	}
+	// Without advice, the kernel reads what is around the first page that is touched as well,
+	// up to megabytes: the whole table for its index.
+	last = min(last, info.Size())
+	if _, err := f.ReadAt(make([]byte, last), info.Size()-last); err != nil {
+		return nil, nil, err
+	}
 	if data, err = z.Mmap(f, false, info.Size()); err != nil {
 		return nil, nil, os.NewSyscallError("mmap", err)
 	}
+	localdir.ReadSparingly(data)
 	return data, func() error { return z.Munmap(data) }, nil
 }
+
+func (d directory) soon(data []byte)    { localdir.ReadAhead(data) }
+func (d directory) release(data []byte) { localdir.Release(data) }
 
 type osFile struct{ *os.File }
 

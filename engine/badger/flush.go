@@ -39,7 +39,7 @@ func (e *Engine) rotate() error {
 		return e.stopUnlessShort("begin a log", err)
 	}
 	e.mu.Lock()
-	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written))
+	e.content.memtables = append(e.content.memtables, newMemtable(l, e.written, e.spare.Swap(nil)))
 	e.mu.Unlock()
 	e.flushSoon()
 	return nil
@@ -115,6 +115,8 @@ func (e *Engine) awaitFlush(ctx context.Context, most int) error {
 func (e *Engine) flushLoop() {
 	again := time.NewTicker(flushAgain)
 	defer again.Stop()
+	forget := time.NewTicker(askAgain)
+	defer forget.Stop()
 	for { // look first: Open may have replayed several logs
 		for e.waiting() && e.usable() == nil && e.ctx.Err() == nil {
 			err := e.flush()
@@ -126,11 +128,18 @@ func (e *Engine) flushLoop() {
 			if err != nil {
 				break
 			}
+			// The memory of a list takes milliseconds to clear, in which the committer would
+			// commit nothing. The memtable that was flushed had as much.
+			if e.spare.Load() == nil {
+				e.spare.Store(newList(e.logSize))
+			}
 			e.rewriteIfGrown()
 		}
 		select {
 		case <-e.full:
 		case <-again.C:
+		case <-forget.C:
+			e.forget()
 		case <-e.stop:
 			return
 		}

@@ -29,11 +29,20 @@ const (
 const deletion = 1
 
 // newMemtable returns an empty memtable for l. The last group before it has the timestamp
-// last.
-func newMemtable(l *log, last uint64) *memtable {
-	arena := int(l.size) - logExtra
-	return &memtable{list: skl.NewSkiplist(int64(arena)), log: l, arena: arena, size: 2 * entryBytes, last: last}
+// last. It has the given list, which must have been made by newList for a log of the same
+// size, or a new one if that is nil.
+func newMemtable(l *log, last uint64, list *skl.Skiplist) *memtable {
+	if list == nil {
+		list = newList(l.size)
+	}
+	return &memtable{list: list, log: l, arena: arena(l.size), size: 2 * entryBytes, last: last}
 }
+
+// arena returns the size of the memory for the skip list of a memtable whose log has the
+// given size.
+func arena(logSize int64) int { return int(logSize) - logExtra }
+
+func newList(logSize int64) *skl.Skiplist { return skl.NewSkiplist(int64(arena(logSize))) }
 
 // fits reports whether writes of the given cost fit into the memtable.
 func (m *memtable) fits(cost int) bool { return m.size+cost <= m.arena }

@@ -51,7 +51,7 @@ func TestAMemtableCountsMoreThanItTakes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := newMemtable(l, 0)
+		m := newMemtable(l, 0, nil)
 		buf := make([]byte, 513)
 		values := make([]byte, 512<<10)
 		for n := uint64(1); ; n++ {

@@ -24,6 +24,7 @@ type content struct {
 	memtables []*memtable // the last one is being written
 	runs      []run       // the first one is the newest
 	flushed   uint64      // timestamp up to which groups are in runs
+	once      bool        // tables are released when they were read, so that a rewrite takes little memory
 }
 
 // get returns the value of a key as of a timestamp, or nil. The caller must not change
@@ -52,7 +53,7 @@ func (c *content) iterator(damaged *error) y.Iterator {
 		its = append(its, c.memtables[i].list.NewUniIterator(false))
 	}
 	for _, r := range c.runs {
-		its = append(its, &runIterator{run: r, damaged: damaged})
+		its = append(its, &runIterator{run: r, once: c.once, damaged: damaged})
 	}
 	return table.NewMergeIterator(its, false)
 }

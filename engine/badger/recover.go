@@ -41,12 +41,8 @@ func (e *Engine) recover() (err error) {
 			err = errors.Join(err, e.content.close())
 		}
 	}()
-	for _, infos := range m.runs {
-		r, err := openRun(e.files, infos)
-		if err != nil {
-			return err
-		}
-		e.content.runs = append(e.content.runs, r)
+	if e.content.runs, err = openRuns(e.files, m.runs); err != nil {
+		return err
 	}
 	logs, err := e.replay(m.log)
 	if err == nil {
@@ -121,7 +117,7 @@ func (e *Engine) replay(number uint64) (logs []*logContent, err error) {
 		if err != nil {
 			return nil, err
 		}
-		mt := newMemtable(c.log, e.written)
+		mt := newMemtable(c.log, e.written, nil)
 		e.content.memtables = append(e.content.memtables, mt)
 		for _, g := range c.groups {
 			full := false

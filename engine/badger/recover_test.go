@@ -239,7 +239,7 @@ func TestOpenRefusesBeforeItChangesAnything(t *testing.T) {
 // unreadable maps tables whose pages can't be read.
 type unreadable struct{ directory }
 
-func (u unreadable) view(name string) ([]byte, func() error, error) {
+func (u unreadable) view(name string, _ int64) ([]byte, func() error, error) {
 	f, err := os.Open(u.path(name))
 	if err != nil {
 		return nil, nil, err

@@ -125,7 +125,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 	}
 	w := &tableWriter{files: e.files, number: e.number}
 	n := 0
-	merged, err := e.writeRun(w, &content{runs: old}, func(v y.ValueStruct) (bool, error) {
+	merged, err := e.writeRun(w, &content{runs: old, once: true}, func(v y.ValueStruct) (bool, error) {
 		if n++; n%mergeGap == 0 {
 			if err := errors.Join(ctx.Err(), e.ctx.Err(), e.usable()); err != nil {
 				return false, err

@@ -9,6 +9,7 @@ import (
 	"hash/maphash"
 	"io/fs"
 	"sort"
+	"sync"
 
 	"github.com/dgraph-io/badger/v4/options"
 	"github.com/dgraph-io/badger/v4/table"
@@ -45,11 +46,17 @@ type tableInfo struct {
 	tailSum uint32 // CRC-32C of index and footer
 }
 
+// lastBlock is the size of most tables' last blocks. Opening a table reads its index and
+// footer, and the last block for the biggest key.
+const lastBlock = 8 << 10
+
 // An openTable is one of Badger's tables, mapped.
 type openTable struct {
 	tableInfo
-	table *table.Table
-	unmap func() error
+	table    *table.Table
+	sections *sections
+	release  func() // lets go of the pages that were read
+	unmap    func() error
 }
 
 // openTableFile opens the table that info describes. If the file is not the one that was
@@ -62,7 +69,7 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 			err = fmt.Errorf("table %s: %w", name, err)
 		}
 	}()
-	data, unmap, err := d.view(name)
+	data, unmap, err := d.view(name, info.tail+lastBlock)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: it is missing", engine.ErrCorrupt)
 	}
@@ -86,7 +93,10 @@ func openTableFile(d files, info tableInfo) (t *openTable, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrCorrupt, errText(err))
 	}
-	return &openTable{tableInfo: info, table: bt, unmap: unmap}, nil
+	return &openTable{
+		tableInfo: info, table: bt, sections: newSections(data, info.tail, d.soon),
+		release: func() { d.release(data) }, unmap: unmap,
+	}, nil
 }
 
 // describe returns the manifest's entry for a table that Badger has built. A table ends
@@ -141,12 +151,13 @@ func (r run) get(seek []byte, hash uint32) (v []byte, found bool, err error) {
 type tableIterator struct {
 	it      *table.Iterator
 	of      *openTable
+	section int // the iterator was last there
 	broken  bool
 	damaged *error // set when the table is found to be damaged
 }
 
 func newTableIterator(t *openTable, damaged *error) *tableIterator {
-	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, damaged: damaged}
+	return &tableIterator{it: t.table.NewIterator(table.NOCACHE), of: t, section: -1, damaged: damaged}
 }
 
 // check ends the iterator with an error if it panicked, or if it has no pair although more
@@ -171,12 +182,26 @@ func (it *tableIterator) Rewind() {
 
 func (it *tableIterator) Seek(key []byte) {
 	defer it.check(y.CompareKeys(key, it.of.table.Biggest()) <= 0)
+	it.of.sections.seek(key)
 	it.it.Seek(key)
 }
 
 func (it *tableIterator) Next() {
 	defer it.check(!bytes.Equal(it.it.Key(), it.of.table.Biggest()))
 	it.it.Next()
+	it.ahead()
+}
+
+// ahead asks for the sections behind the one that the iterator is in.
+func (it *tableIterator) ahead() {
+	if !it.it.Valid() {
+		return
+	}
+	s := it.of.sections
+	if at := s.at(it.it.Value().Value); at >= 0 && at != it.section {
+		it.section = at
+		s.need(at, at+aheadOf)
+	}
 }
 
 func (it *tableIterator) Valid() bool          { return !it.broken && it.it.Valid() }
@@ -189,6 +214,7 @@ type runIterator struct {
 	run     run
 	at      int
 	it      *tableIterator // iterates over run[at], if at < len(run)
+	once    bool           // each table is released when it was read
 	damaged *error
 }
 
@@ -196,6 +222,9 @@ func (it *runIterator) open(i int) bool {
 	if it.it != nil {
 		it.it.Close()
 		it.it = nil
+		if it.once {
+			it.run[it.at].release()
+		}
 	}
 	if it.at = i; i == len(it.run) {
 		return false
@@ -311,13 +340,14 @@ func (w *tableWriter) finish() (run, error) {
 	if err := w.files.sync(); err != nil {
 		return nil, lost(err)
 	}
-	r, err := openRun(w.files, w.infos)
+	runs, err := openRuns(w.files, [][]tableInfo{w.infos})
 	if err != nil {
 		return nil, err
 	}
+	r := runs[0]
 	var got census
 	var damaged error
-	it := &runIterator{run: r, damaged: &damaged}
+	it := &runIterator{run: r, once: true, damaged: &damaged}
 	for it.Rewind(); it.Valid(); it.Next() {
 		got.add(it.Key(), it.Value())
 	}
@@ -343,23 +373,50 @@ func (w *tableWriter) discard() error {
 	return removeAll(w.files, names)
 }
 
-func openRun(d files, infos []tableInfo) (run, error) {
-	var r run
-	for _, info := range infos {
-		t, err := openTableFile(d, info)
-		if err != nil {
-			return nil, errors.Join(err, r.close())
+// openAtOnce is how many tables are opened at the same time. A table that no cache has takes
+// two or three reads of the disk, one after the other.
+const openAtOnce = 16
+
+// openRuns opens the tables of runs. If it fails, none is open.
+func openRuns(d files, infos [][]tableInfo) ([]run, error) {
+	runs := make([]run, len(infos))
+	var opening sync.WaitGroup
+	slots := make(chan struct{}, openAtOnce)
+	var mu sync.Mutex // guards failed
+	var failed error
+	for i := range infos {
+		runs[i] = make(run, len(infos[i]))
+		for j, info := range infos[i] {
+			slots <- struct{}{}
+			opening.Go(func() {
+				defer func() { <-slots }()
+				var err error
+				if runs[i][j], err = openTableFile(d, info); err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+				}
+			})
 		}
-		r = append(r, t)
 	}
-	return r, nil
+	opening.Wait()
+	if failed == nil {
+		return runs, nil
+	}
+	for _, r := range runs {
+		failed = errors.Join(failed, r.close())
+	}
+	return nil, failed
 }
 
-// close unmaps the tables. No reader may use them.
+// close unmaps the tables, of which those that could not be opened are nil. No reader may
+// use them.
 func (r run) close() error {
 	var err error
 	for _, t := range r {
-		err = errors.Join(err, t.unmap())
+		if t != nil {
+			err = errors.Join(err, t.unmap())
+		}
 	}
 	return err
 }

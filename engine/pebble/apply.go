@@ -1,7 +1,6 @@
 package pebble
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/batchrepr"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -18,10 +16,9 @@ import (
 type commit struct {
 	ctx    context.Context
 	guards []engine.Pair
-	batch  *pebble.Batch
-	number uint64 // of the batch, or 0 if nothing was written
-	end    uint64 // Pebble's sequence number after the batch
-	err    error  // the answer, once all earlier batches are durable
+	batch  *pebble.Batch // the writes
+	wrote  bool          // the group has the writes
+	err    error         // the answer, once all earlier batches are durable
 	done   chan error
 }
 
@@ -55,7 +52,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	return e.answer(c, trouble)
 }
 
-// A line is where batches wait for the committer, which takes all of them at once.
+// A line is where batches wait for the committer, which takes as many at once as make a group.
 type line struct {
 	mu      sync.Mutex // guards waiting
 	waiting []*commit
@@ -83,13 +80,42 @@ func (l *line) leave(c *commit) bool {
 	return i >= 0
 }
 
-// take returns all who wait, in their order.
-func (l *line) take() []*commit {
+// Writers whose group was answered come back one by one. So after a large group the
+// committer waits a moment for half as many batches; otherwise the first of them would get a
+// sync of its own. After a small group it does not wait.
+const (
+	crowd       = 8 // batches that make a group large
+	gatherWaits = 3
+	gatherWait  = 50 * time.Microsecond
+)
+
+// gather is take after a group of last batches.
+func (l *line) gather(last int) (group []*commit, more bool) {
+	for wait := 0; last > crowd && wait < gatherWaits && l.len() < last/2; wait++ {
+		time.Sleep(gatherWait)
+	}
+	return l.take()
+}
+
+func (l *line) len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	group := l.waiting
-	l.waiting = nil
-	return group
+	return len(l.waiting)
+}
+
+// take returns those who wait, in their order, up to the size of a group. It reports
+// whether others still wait.
+func (l *line) take() (group []*commit, more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	size, n := 0, 0
+	for n < len(l.waiting) && (n == 0 || size+l.waiting[n].batch.Len() <= groupBytes) {
+		size += l.waiting[n].batch.Len()
+		n++
+	}
+	group = l.waiting[:n:n]
+	l.waiting = l.waiting[n:]
+	return group, len(l.waiting) > 0
 }
 
 func (e *Engine) fullAtOpen() error {
@@ -151,137 +177,5 @@ func (e *Engine) answer(c *commit, trouble <-chan struct{}) error {
 		return err
 	case <-time.After(answerTime):
 		return fmt.Errorf("%w: %v", engine.ErrUnknown, cause)
-	}
-}
-
-// commitBatches is the committer: it alone hands batches to Pebble. It takes all batches that
-// wait, checks the guards of one after the other, and passes the group to the syncer. When idle,
-// it writes a promise. It may be parked within Pebble for ever; nobody waits for it then.
-func (e *Engine) commitBatches() {
-	defer close(e.synced)
-	defer func() {
-		if r := recover(); r != nil {
-			e.fail(fmt.Errorf("pebble panics: %v", r))
-		}
-	}()
-	var logged uint64 // number of the log that the last batch went to, or an older one
-	var p promise
-	idle := time.NewTimer(promiseDelay)
-	defer idle.Stop()
-	for {
-		select {
-		case _, open := <-e.line.wake:
-			if !open {
-				return
-			}
-		case <-idle.C:
-			switch {
-			case e.failure() != nil:
-			case e.entered.Load() > e.durableNow():
-				idle.Reset(promiseDelay)
-			case e.promised.Load() > p.durable:
-				e.synced <- e.promiseAlone(&p)
-			}
-			continue
-		}
-		group := e.line.take()
-		for _, c := range group {
-			c.err = e.commit(c, &p)
-			if c.number != 0 && e.files.newestLog.Load() != logged {
-				// The log was changed before or beside this batch: the next batch
-				// is in the new log in any case.
-				logged, p.start = e.files.newestLog.Load(), c.end
-			}
-		}
-		e.synced <- group
-		idle.Reset(promiseDelay)
-	}
-}
-
-// promiseDelay is how long the committer is idle before it writes a promise of its
-// own. Until then no promise says that the last batches are durable, and damage of
-// theirs passes for a torn end. It costs a sync that nobody waits for.
-const promiseDelay = 20 * time.Millisecond
-
-// promiseAlone writes that all batches are durable.
-func (e *Engine) promiseAlone(p *promise) []*commit {
-	c := &commit{batch: e.pebbleBatch(&engine.Batch{}), number: e.entered.Load(), done: make(chan error, 1)}
-	c.err = e.insert(c, p)
-	return []*commit{c}
-}
-
-// commit checks the guards of c and makes its batch visible.
-func (e *Engine) commit(c *commit, p *promise) error {
-	if err := e.failure(); err != nil {
-		return err
-	}
-	if err := c.ctx.Err(); err != nil {
-		return err
-	}
-	for _, g := range c.guards {
-		v, err := get(e.db, g.Key)
-		if err != nil {
-			return mapped(err)
-		}
-		if (v == nil) != (g.Value == nil) || !bytes.Equal(v, g.Value) {
-			return &engine.ConflictError{Key: bytes.Clone(g.Key)}
-		}
-	}
-	if c.batch.Count() == 0 {
-		return nil
-	}
-	c.number = e.entered.Add(1)
-	return e.insert(c, p)
-}
-
-// insert hands the batch of c to Pebble, with a promise.
-func (e *Engine) insert(c *commit, p *promise) error {
-	repr, count := c.batch.Repr(), c.batch.Count()
-	p.durable = e.promised.Load()
-	p.put(repr[promiseAt:])
-	if err := e.db.ApplyNoSyncWait(c.batch, pebble.Sync); err != nil {
-		e.fail(err)
-		return fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
-	}
-	// Pebble has written the number into repr. It takes large batches away, so they
-	// can't be asked.
-	c.end = uint64(batchrepr.ReadSeqNum(repr)) + uint64(count)
-	return nil
-}
-
-// syncBatches is the syncer: it waits until batches are durable, in their order,
-// and answers their callers. A verdict of guards can rest on a batch that is not
-// durable yet, so it waits in the same line.
-func (e *Engine) syncBatches() {
-	for group := range e.synced {
-		durable := uint64(0)
-		for _, c := range group {
-			if c.number == 0 || c.err != nil {
-				continue
-			}
-			if err := c.batch.SyncWait(); err != nil {
-				c.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
-				e.fail(err)
-				continue
-			}
-			if !e.files.noSync {
-				e.promised.Store(c.end)
-			}
-			durable = c.number
-		}
-		e.mu.Lock()
-		if durable > e.durable {
-			e.durable = durable
-			e.signal()
-		}
-		failed := e.failed
-		e.mu.Unlock()
-		for _, c := range group {
-			if c.number == 0 && failed != nil {
-				c.err = failed // the verdict may rest on a batch that is not durable
-			}
-			_ = c.batch.Close()
-			c.done <- c.err
-		}
 	}
 }

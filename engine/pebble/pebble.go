@@ -34,6 +34,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -61,6 +62,7 @@ const (
 	memTableSize = 16 << 20
 	maxMemTables = 4
 	cacheSize    = 16 << 20
+	filterBits   = 10 // of a table's Bloom filter for each key: one look in a hundred is in vain
 )
 
 // reserve is what must be left for a batch that reclaims, and for opening a store
@@ -79,9 +81,9 @@ type Engine struct {
 	readOnly bool // opened on a full disk
 	log      logger
 
-	line    line           // of batches that wait for the committer
-	synced  chan []*commit // from the committer to the syncer, in the order of batches
-	vacuum  chan struct{}  // holds a token while a Vacuum runs
+	line    line          // of batches that wait for the committer
+	synced  chan *group   // from the committer to the syncer, in the order of groups
+	vacuum  chan struct{} // holds a token while a Vacuum runs
 	closing context.Context
 	cancel  context.CancelFunc
 	down    chan struct{} // closed when the engine fails
@@ -136,7 +138,7 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		minFree: localdir.Resources{Bytes: o.MinFreeBytes, Inodes: 200, Files: 64},
 		log:     logger{to: o.Logger},
 		line:    line{wake: make(chan struct{}, 1)},
-		synced:  make(chan []*commit, 1024),
+		synced:  make(chan *group, 1),
 		trouble: make(chan struct{}),
 		vacuum:  make(chan struct{}, 1),
 		down:    make(chan struct{}),
@@ -208,6 +210,8 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		Logger:                      e.log,
 		EventListener:               &pebble.EventListener{BackgroundError: e.background, DataCorruption: func(pebble.DataCorruptionInfo) {}},
 	}
+	// Most guards are on keys that are absent, and they must not read a block of each table.
+	options.Levels[0].FilterPolicy = bloom.FilterPolicy(filterBits)
 	// Readers must not begin compactions: they would wait for the MANIFEST.
 	options.Experimental.ReadSamplingMultiplier = -1
 	e.fence.opening.Store(true)

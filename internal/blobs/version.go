@@ -231,6 +231,26 @@ func (v *Version) Expand(before []byte) ([]byte, error) {
 	return codec.Decompress(v.data, before, deltaBytes)
 }
 
+// expandChain returns the content of the last version of chain, and how many deltas there
+// are. Each version is a delta of the one before, and the first may be one of before, the
+// content of the version that revision set.
+func (c *Chain) expandChain(chain []Version, before []byte, revision uint64) (content []byte, deltas int, err error) {
+	pieces := codec.NewPieces(before)
+	for i := range chain {
+		v := &chain[i]
+		if v.IsDelta() {
+			if deltas++; v.Base != revision {
+				return nil, 0, fmt.Errorf("%w: version %d, which version %d is a delta of", record.ErrMissing, v.Base, v.Revision)
+			}
+		}
+		if pieces, err = codec.Expand(v.data, pieces, deltaBytes); err != nil {
+			return nil, 0, err
+		}
+		revision = v.Revision
+	}
+	return pieces.Bytes(), deltas, nil
+}
+
 // ReadVersion returns the content of the version of c that revision set, and by how many
 // deltas it is away from a version that is stored whole. The chain began with the blob
 // that the revision whole set: root returns the blob's id, and is called only if the
@@ -269,7 +289,6 @@ func (s *Store) readVersion(ctx context.Context, c Chain, whole, revision uint64
 	if len(chain) == 0 || chain[len(chain)-1].Revision != revision {
 		return nil, 0, read, damaged(record.ErrMissing)
 	}
-	last := whole
 	if chain[0].IsDelta() {
 		id, err := root(ctx)
 		if err == nil {
@@ -278,21 +297,9 @@ func (s *Store) readVersion(ctx context.Context, c Chain, whole, revision uint64
 		if err != nil {
 			return nil, 0, read, err
 		}
-	} else {
-		last = chain[0].Revision
 	}
-	for i := range chain {
-		v := &chain[i]
-		if v.IsDelta() && v.Base != last {
-			return nil, 0, read, damaged(fmt.Errorf("%w: version %d, which version %d is a delta of", record.ErrMissing, v.Base, v.Revision))
-		}
-		if v.IsDelta() {
-			deltas++
-		}
-		if content, err = v.Expand(content); err != nil {
-			return nil, 0, read, damaged(err)
-		}
-		last = v.Revision
+	if content, deltas, err = c.expandChain(chain, content, whole); err != nil {
+		return nil, 0, read, damaged(err)
 	}
 	if blob.Sum(content) != want {
 		return nil, 0, read, damaged(record.ErrHash)

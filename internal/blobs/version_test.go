@@ -170,3 +170,20 @@ func FuzzVersion(f *testing.F) {
 		}
 	})
 }
+
+// A part of the largest size is stored as a delta that is as small as its change.
+func TestTheLargestPartIsADelta(t *testing.T) {
+	testscale.Slow(t)
+	content := bytes.Repeat(random(1<<20, 3), 64)
+	base := &blobs.Base{Revision: 1, Content: content[:len(content)-100]}
+	delta, err := blobs.Delta(content, base)
+	if err != nil || delta == nil || len(delta) > 200 {
+		t.Fatalf("%d bytes, %v", len(delta), err)
+	}
+	if got, err := codec.Decompress(delta, base.Content, len(content)); err != nil || !bytes.Equal(got, content) {
+		t.Fatal(err)
+	}
+	if delta, err = blobs.Delta(append(content, 'x'), base); delta != nil || err != nil {
+		t.Errorf("a larger one: %d bytes, %v", len(delta), err)
+	}
+}

@@ -19,7 +19,7 @@ import (
 const (
 	methodRaw   = 0
 	methodZstd  = 1 // a frame without checksum (RFC 8878); the record has one
-	methodDelta = 2 // the same with the base as raw dictionary, as zstd --patch-from makes
+	methodDelta = 2 // what to copy from a base, and what to insert: see Delta
 	methodS2    = 3 // an S2 block (a superset of Snappy's): a third of zstd's time for 2 KB
 )
 
@@ -75,39 +75,23 @@ func Compress(dst, content []byte, level Level) []byte {
 	return dst
 }
 
-// fastDelta is the largest base that the fastest encoder's table of 32,768
-// entries covers: beyond, it misses most matches, and a slower level is faster.
-const fastDelta = 256 << 10
-
-// Delta returns the compressed form of content relative to base.
-func Delta(base, content []byte) ([]byte, error) {
-	level := zstd.SpeedFastest
-	if len(base) > fastDelta {
-		level = zstd.SpeedBetterCompression
-	}
-	w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderCRC(false),
-		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window(len(base)+len(content))),
-		zstd.WithEncoderDictRaw(1, base))
-	if err != nil {
-		return nil, err
-	}
-	defer w.Close()
-	dst := binary.AppendUvarint([]byte{methodDelta}, uint64(len(content)))
-	return w.EncodeAll(content, dst), nil
-}
-
-// window returns the smallest window that reaches n bytes back.
-func window(n int) int {
-	w := zstd.MinWindowSize
-	for w < n && w < zstd.MaxWindowSize {
-		w <<= 1
-	}
-	return w
-}
-
 // Decompress returns the content of data, which must be at most limit bytes.
 // Base is the content that a delta was made against.
 func Decompress(data, base []byte, limit int) ([]byte, error) {
+	var pieces *Pieces
+	if base != nil {
+		pieces = NewPieces(base)
+	}
+	p, err := Expand(data, pieces, limit)
+	if err != nil {
+		return nil, err
+	}
+	return p.Bytes(), nil
+}
+
+// Expand returns the content of data in pieces, which must be at most limit bytes. Base is the
+// content that a delta was made against. The pieces share its memory.
+func Expand(data []byte, base *Pieces, limit int) (*Pieces, error) {
 	if len(data) == 0 {
 		return nil, fmt.Errorf("%w: no data", record.ErrMalformed)
 	}
@@ -116,9 +100,22 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 	if n <= 0 || size > uint64(limit) {
 		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", record.ErrMalformed, size, limit)
 	}
-	data = data[1+n:]
-	var out []byte
-	var err error
+	if data = data[1+n:]; method != methodDelta {
+		out, err := expand(method, data, int(size))
+		return NewPieces(out), err
+	}
+	if base == nil {
+		return nil, errors.New("delta without its base")
+	}
+	out, err := patch(data, base, int(size))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", record.ErrMalformed, err)
+	}
+	return out, nil
+}
+
+// expand returns the content of size bytes that a method other than a delta has made data of.
+func expand(method byte, data []byte, size int) (out []byte, err error) {
 	switch method {
 	case methodRaw:
 		out = append([]byte{}, data...)
@@ -126,29 +123,17 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 		// At least one byte of capacity: with none the decoder allocates freely.
 		out, err = decoder().DecodeAll(data, make([]byte, 0, max(size, 1)))
 	case methodS2:
-		if n, lerr := s2.DecodedLen(data); lerr != nil || uint64(n) != size {
+		if n, lerr := s2.DecodedLen(data); lerr != nil || n != size {
 			return nil, fmt.Errorf("%w: block of %d bytes, not %d", record.ErrMalformed, n, size)
 		}
 		out, err = s2.Decode(nil, data)
-	case methodDelta:
-		if base == nil {
-			return nil, errors.New("delta without its base")
-		}
-		var r *zstd.Decoder
-		r, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderDictRaw(1, base))
-		if err != nil {
-			return nil, err
-		}
-		defer r.Close()
-		out, err = r.DecodeAll(data, make([]byte, 0, max(size, 1)))
 	default:
 		return nil, fmt.Errorf("%w: compression method %d", record.ErrMalformed, method)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", record.ErrMalformed, err)
 	}
-	if uint64(len(out)) != size {
+	if len(out) != size {
 		return nil, fmt.Errorf("%w: content of %d bytes, not %d", record.ErrMalformed, len(out), size)
 	}
 	return out, nil

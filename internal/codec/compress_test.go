@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -91,6 +92,108 @@ func TestADeltaNeedsItsBase(t *testing.T) {
 	}
 }
 
+// What a delta takes depends on what is new, not on the size of the content.
+func TestADeltaTakesWhatIsNew(t *testing.T) {
+	base := text(300_000)
+	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+	fresh := []byte("a few words that are not there")
+	changed := func(every int) []byte {
+		out := bytes.Clone(base)
+		for i := every / 2; i < len(out); i += every {
+			out[i] ^= 1
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		content []byte
+		most    int
+	}{
+		"equal":                  {base, 20},
+		"empty":                  {nil, 10},
+		"longer at its end":      {join(base, fresh), 60},
+		"longer at its begin":    {join(fresh, base), 60},
+		"longer in the middle":   {join(base[:100_000], fresh, base[100_000:]), 60},
+		"shorter at its end":     {base[:200_000], 20},
+		"shorter at its begin":   {base[100_000:], 20},
+		"shorter in the middle":  {join(base[:100_000], base[200_000:]), 20},
+		"two halves that swap":   {join(base[150_000:], base[:150_000]), 30},
+		"doubled":                {join(base, base), 30},
+		"changed at five places": {changed(60_000), 50},
+		"changed at many places": {changed(1000), 3000},
+		"changed throughout":     {changed(20), 120_000},
+		"new":                    {random(50_000), 50_050},
+	} {
+		data, err := codec.Delta(base, c.content)
+		if err != nil || len(data) > c.most {
+			t.Errorf("%s: %d bytes, at most %d: %v", name, len(data), c.most, err)
+		}
+		if got, err := codec.Decompress(data, base, len(c.content)); err != nil || !bytes.Equal(got, c.content) {
+			t.Errorf("%s: another content: %v", name, err)
+		}
+	}
+}
+
+func random(n int) []byte {
+	out := make([]byte, n)
+	rand.NewChaCha8([32]byte{1}).Read(out)
+	return out
+}
+
+// A delta that copies from outside of its base, or makes another length than it says, is
+// refused.
+func TestADeltaIsRefusedThatIsNotOne(t *testing.T) {
+	base := text(100)
+	whole := func(size int, numbers ...byte) []byte { return append([]byte{2, byte(size)}, numbers...) }
+	if got, err := codec.Decompress(whole(12, 2 /* runs */, 20, 5, 3, 9, 2, 2 /* windows */, 0, 'a', 'b', 'c', 'd', 'e'), base, 100); err != nil ||
+		string(got) != string(base[10:15])+"abc"+string(base[10:12])+"de" {
+		t.Fatalf("%q %v", got, err)
+	}
+	for name, data := range map[string][]byte{
+		"nothing":                         whole(0),
+		"no windows":                      whole(0, 0),
+		"a copy behind the base":          whole(5, 1, 192, 1, 5, 0, 0),
+		"a copy that begins behind it":    whole(5, 1, 204, 1, 0, 5, 0, 'a', 'b', 'c', 'd', 'e'),
+		"a copy before the base":          whole(5, 1, 1, 5, 0, 0),
+		"more than it says":               whole(5, 1, 0, 6, 0, 0),
+		"less than it says":               whole(5, 1, 0, 4, 0, 0),
+		"more fresh bytes than it says":   whole(5, 1, 0, 4, 1, 0, 'a', 'b'),
+		"fewer fresh bytes than it says":  whole(5, 1, 0, 3, 2, 0, 'a'),
+		"fewer runs than it says":         whole(5, 9, 0, 5, 0, 0),
+		"a number that is cut off":        whole(5, 1, 0, 0x85),
+		"a number that is not shortest":   whole(5, 1, 0, 0x85, 0, 0, 0),
+		"a window behind the base":        whole(5, 1, 0, 4, 1, 1, 90, 11, 'a'),
+		"a window that begins behind it":  whole(5, 1, 0, 4, 1, 1, 101, 0, 'a'),
+		"windows that end behind it":      whole(5, 1, 0, 4, 1, 2, 50, 40, 5, 6, 'a'),
+		"fresh bytes that are no frame":   whole(5, 1, 0, 4, 1, 1, 0, 9, 'a'),
+		"a number larger than any offset": whole(5, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 5, 0, 0),
+	} {
+		if got, err := codec.Decompress(data, base, 100); !errors.Is(err, record.ErrMalformed) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+// A chain of deltas is expanded in a bounded number of pieces, and gives each content.
+func TestAChainOfDeltasIsExpandedInPieces(t *testing.T) {
+	content := text(200_000)
+	pieces := codec.NewPieces(content)
+	for i := range 30 {
+		next := bytes.Clone(content)
+		for j := i; j < len(next); j += 900 {
+			next[j] ^= 1
+		}
+		next = append(next[:i*50], next[i*50+i:]...)
+		data, err := codec.Delta(content, next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pieces, err = codec.Expand(data, pieces, len(next)); err != nil || !bytes.Equal(pieces.Bytes(), next) || pieces.Len() != len(next) {
+			t.Fatalf("version %d: %v", i, err)
+		}
+		content = next
+	}
+}
+
 // A frame that claims or makes more than its record admits ends there.
 func TestABombEndsAtItsLimit(t *testing.T) {
 	bomb := codec.Compress(nil, make([]byte, 64<<20), codec.Fast)
@@ -124,6 +227,23 @@ func FuzzDecompress(f *testing.F) {
 		out, err := codec.Decompress(data, base, 1<<20)
 		if err == nil && len(out) > 1<<20 {
 			t.Fatalf("%d bytes", len(out))
+		}
+	})
+}
+
+func FuzzDelta(f *testing.F) {
+	f.Add(text(3000), text(3100), 3)
+	f.Add([]byte("a"), []byte{}, 1)
+	f.Add(text(2000), random(2000), 100)
+	f.Fuzz(func(t *testing.T, base, content []byte, repeat int) {
+		repeat = 1 + min(max(repeat, 0), 50)
+		content = slices.Concat(bytes.Repeat(content, repeat), base, content)
+		data, err := codec.Delta(base, content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := codec.Decompress(data, append([]byte{}, base...), len(content)); err != nil || !bytes.Equal(got, content) {
+			t.Fatal(err)
 		}
 	})
 }

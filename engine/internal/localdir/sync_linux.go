@@ -32,3 +32,14 @@ func retried(call func() error) error {
 		}
 	}
 }
+
+// ReadSparingly makes the kernel read no more of a mapping than the pages that are touched
+// (madvise(2)).
+func ReadSparingly(mapping []byte) { _ = syscall.Madvise(mapping, syscall.MADV_RANDOM) }
+
+// ReadAhead begins to read a part of a mapping, which begins with a page (madvise(2)).
+func ReadAhead(part []byte) { _ = syscall.Madvise(part, syscall.MADV_WILLNEED) }
+
+// Release makes the pages of a mapping no longer count as memory of this process, until they are
+// touched again (madvise(2)). The kernel keeps them as long as it has the memory.
+func Release(mapping []byte) { _ = syscall.Madvise(mapping, syscall.MADV_DONTNEED) }

@@ -9,3 +9,12 @@ func SyncData(f *os.File) error { return f.Sync() }
 
 // Reserve does nothing on this system.
 func Reserve(*os.File, int64, int64) error { return nil }
+
+// ReadSparingly does nothing here.
+func ReadSparingly([]byte) {}
+
+// ReadAhead does nothing here.
+func ReadAhead([]byte) {}
+
+// Release does nothing here.
+func Release([]byte) {}
