@@ -133,7 +133,7 @@ var maintenance = []behaviour{
 		s.equal("blobs left", r.Retained, 0)
 	}},
 	{name: "F5_ForksHoldWhatTheyShareAndNoMore", test: func(s *suite) {
-		shared, own := pattern(100_000, 5), pattern(100_000, 6)
+		shared, own := pattern(200_000, 5), pattern(200_000, 6)
 		p := s.create(turnstone.Request{ID: "p"})
 		s.commit(p, turnstone.Commit{Nodes: texts(string(shared))})
 		s.create(turnstone.Request{ID: "f", Parent: "p"})
