@@ -32,6 +32,8 @@ type Scope struct {
 	// reading the rest: nothing if it is the loaded revision or a later one. With At it
 	// reads what was added between the two. A fork counts only its own revisions.
 	After head.Revision
+	// Reverse gives the newest node first.
+	Reverse bool
 }
 
 func (sc *Scope) check() error {
@@ -79,30 +81,9 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 
 // load reads what scope says, once: Load tries again if maintenance came between.
 func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
-	h, _, err := s.session.Head(ctx)
+	st, leaf, hidden, err := s.stateOf(ctx, scope)
 	if err != nil {
 		return nil, err
-	}
-	st := &State{Revision: h.Revision, Commit: h.Commit, Leaf: h.Leaf, Parts: slices.Clone(h.Parts), Usage: slices.Clone(h.Usage), Time: h.Time}
-	if scope.At != 0 && scope.At != h.Revision {
-		past, err := s.session.At(ctx, h, scope.At)
-		if err != nil {
-			return nil, err
-		}
-		st = &State{Revision: past.Revision, Commit: past.Commit, Leaf: past.Leaf, Parts: past.Parts, Usage: past.Usage, Time: past.Time}
-	}
-	hidden, err := s.session.Tombstones(ctx)
-	if err != nil {
-		return nil, err
-	}
-	leaf := st.Leaf
-	if !scope.Leaf.IsZero() {
-		if leaf = scope.Leaf; hidden.Has(leaf) {
-			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
-		}
-		if _, _, err := s.session.Find(ctx, st.Revision, leaf); err != nil {
-			return nil, err
-		}
 	}
 	var nodes []history.Node
 	switch {
@@ -117,8 +98,77 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Nodes, err = s.show(ctx, st.Revision, nodes, hidden)
+	if st.Nodes, err = s.show(ctx, st.Revision, nodes, hidden); scope.Reverse {
+		slices.Reverse(st.Nodes)
+	}
 	return st, err
+}
+
+// stateOf returns the state that a scope is about, without its nodes, the leaf of the path to read,
+// and the tombstones.
+func (s *Session) stateOf(ctx context.Context, scope Scope) (st *State, leaf graph.ID, hidden history.Tombstones, err error) {
+	h, _, err := s.session.Head(ctx)
+	if err != nil {
+		return nil, leaf, nil, err
+	}
+	at := &h.State
+	if scope.At != 0 && scope.At != h.Revision {
+		if at, err = s.session.At(ctx, h, scope.At); err != nil {
+			return nil, leaf, nil, err
+		}
+	}
+	st = &State{Revision: at.Revision, Commit: at.Commit, Leaf: at.Leaf, Parts: slices.Clone(at.Parts), Usage: slices.Clone(at.Usage), Time: at.Time}
+	if hidden, err = s.session.Tombstones(ctx); err != nil {
+		return nil, leaf, nil, err
+	}
+	if leaf = st.Leaf; !scope.Leaf.IsZero() {
+		if leaf = scope.Leaf; hidden.Has(leaf) {
+			return nil, leaf, nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
+		}
+		_, _, err = s.session.Find(ctx, st.Revision, leaf)
+	}
+	return st, leaf, hidden, err
+}
+
+// Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
+// history in memory. They are those of the revision that the head has when the sequence
+// begins, except nodes that are tombstoned and vacuumed while it goes on. A path from its begin is read twice. The sequence
+// ends with the first error.
+func (s *Session) Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error] {
+	return func(yield func(Node, error) bool) {
+		_, err := s.usable(ctx)
+		if err == nil {
+			err = scope.check()
+		}
+		if err == nil {
+			err = s.stream(ctx, scope, func(n Node) bool { return yield(n, nil) })
+		}
+		if err != nil {
+			yield(Node{}, err)
+		}
+	}
+}
+
+// stream calls yield for the nodes of a scope until it reports false.
+func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool) error {
+	if scope.Last > 0 { // so many that they fit in memory
+		st, err := s.Load(ctx, scope)
+		for i := 0; err == nil && i < len(st.Nodes) && yield(st.Nodes[i]); i++ {
+		}
+		return err
+	}
+	var w history.Walk
+	_, err := history.Try(ctx, s.session, func() (_ struct{}, err error) {
+		st, leaf, _, err := s.stateOf(ctx, scope)
+		if err == nil {
+			w = history.Walk{Last: st.Revision, After: scope.After, Leaf: leaf, All: scope.Full, Reverse: scope.Reverse}
+		}
+		return struct{}{}, err
+	})
+	if err != nil || w.After > 0 && w.Last <= w.After {
+		return err
+	}
+	return s.session.Stream(ctx, w, func(n history.Node) bool { return yield(nodeOf(n)) })
 }
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
@@ -209,12 +259,16 @@ func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.
 	}
 	out := make([]Node, len(shown))
 	for i, n := range shown {
-		out[i] = Node{
-			ID: n.ID, Parent: n.Parent, Kind: n.Kind, Key: n.Key,
-			Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
-		}
+		out[i] = nodeOf(n)
 	}
 	return out, nil
+}
+
+func nodeOf(n history.Node) Node {
+	return Node{
+		ID: n.ID, Parent: n.Parent, Kind: n.Kind, Key: n.Key,
+		Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
+	}
 }
 
 // A LogEntry is one commit, as the log of its session tells of it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"time"
 
@@ -35,6 +36,8 @@ type Reader interface {
 	Info(ctx context.Context) (Info, error)
 	// Load reads history by scope.
 	Load(ctx context.Context, scope Scope) (*State, error)
+	// Nodes yields the nodes that Load returns, one at a time.
+	Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error]
 	// Node returns one node, or ErrNodeNotFound.
 	Node(ctx context.Context, id graph.ID) (Node, error)
 	// NodeByKey returns the node with the caller's key, or ErrNodeNotFound.

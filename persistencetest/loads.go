@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -21,6 +22,43 @@ var loads = []behaviour{
 		}
 	}},
 	{name: "R2_R4_ScopesAgreeWithAModel", test: scopes},
+	{name: "R14_NodesAreYieldedOneAtATime", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		for i := range head.Revision(60) {
+			s.commit(p, turnstone.Commit{Expected: i, Nodes: texts(fmt.Sprint("question ", i), string(pattern(3000, byte(i))), fmt.Sprint("answer ", i))})
+		}
+		want := s.load(p, turnstone.Scope{}).Nodes
+		s.must(p.Tombstone(ctx, want[0].ID, want[100].ID, want[101].ID, want[179].ID))
+		for _, sc := range []turnstone.Scope{{}, {Full: true}, {At: 30}, {Leaf: want[90].ID}, {After: 50}, {After: 60}, {Last: 7}, {At: 40, After: 20}} {
+			s.load(p, sc) // compares with Nodes
+		}
+		at := 0
+		for n, err := range p.Nodes(ctx, turnstone.Scope{Reverse: true}) { // beside maintenance
+			s.must(err)
+			if at++; at%40 == 1 {
+				_, err := p.Vacuum(ctx, gc.VacuumOptions{})
+				s.must(err)
+				s.must(p.Tombstone(ctx, n.Parent))
+			}
+		}
+		if at < 170 || at > 176 {
+			s.Fatalf("%d nodes are yielded beside vacuums", at)
+		}
+		for _, sc := range []turnstone.Scope{{Full: true, Last: 1}, {At: 61}, {Leaf: graph.ID{1}}} {
+			_, want := p.Load(ctx, sc)
+			n := 0
+			for _, err := range p.Nodes(ctx, sc) {
+				if n++; err == nil || want == nil || err.Error() != want.Error() {
+					s.Fatalf("%+v: %v, and Load says %v", sc, err, want)
+				}
+			}
+			s.equal("errors", n, 1)
+		}
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		for _, err := range p.Nodes(ctx, turnstone.Scope{}) {
+			s.is(err, turnstone.ErrSessionDeleted)
+		}
+	}},
 	{name: "R5_TailAndAfter", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		var all []string

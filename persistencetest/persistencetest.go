@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -153,7 +154,35 @@ func (s *suite) load(p turnstone.Persistence, sc turnstone.Scope) *turnstone.Sta
 	s.Helper()
 	st, err := p.Load(ctx, sc)
 	s.must(err)
+	s.streams(p, sc, st.Nodes)
 	return st
+}
+
+// streams checks that a scope's nodes are yielded one at a time as Load has returned them, and from
+// the other end in the opposite order. It also ends a sequence early.
+func (s *suite) streams(p turnstone.Persistence, sc turnstone.Scope, want []turnstone.Node) {
+	s.Helper()
+	for range 2 {
+		at := 0
+		for n, err := range p.Nodes(ctx, sc) {
+			s.must(err)
+			if at >= len(want) || !reflect.DeepEqual(n, want[at]) {
+				s.Fatalf("%+v of %q: node %d of %d is yielded as %.300v", sc, p.ID(), at, len(want), n)
+			}
+			at++
+		}
+		if at != len(want) {
+			s.Fatalf("%+v of %q: %d of %d nodes are yielded", sc, p.ID(), at, len(want))
+		}
+		for n, err := range p.Nodes(ctx, sc) {
+			s.must(err)
+			s.equal("first node", n.ID, want[0].ID)
+			break
+		}
+		want = slices.Clone(want)
+		slices.Reverse(want)
+		sc.Reverse = true
+	}
 }
 
 // reads checks the payloads that a scope selects. Unless the scope is Full, each
