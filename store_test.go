@@ -1,8 +1,10 @@
 package turnstone_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -97,6 +99,27 @@ func TestG3_EqualBytesAreStoredOncePerNamespace(t *testing.T) {
 	if got := blobs(other); got != 1 {
 		t.Errorf("%d blobs: shared across namespaces", got)
 	}
+}
+
+// A payload in the middle of many sessions is stored twice: with the nodes of the first session, and
+// for all others.
+func TestG3_WhatSessionsHaveInCommonIsStoredTwiceAtMost(t *testing.T) {
+	const sessions, size = 20, 60_000
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	for i := range sessions {
+		s := create(t, st, turnstone.Request{ID: fmt.Sprint(i)})
+		nodes := slices.Concat(saying([]byte("prompt")), saying(fmt.Append(nil, "question ", i)), saying(random(size, 1)), saying([]byte("answer")))
+		commitAt(t, s, turnstone.Commit{Nodes: nodes})
+		l, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil || !bytes.Equal(l.Nodes[2].Payload, nodes[2].Payload) {
+			t.Fatal(err)
+		}
+	}
+	if taken := stored(t, e); taken > 2*size+sessions*1500 {
+		t.Errorf("%d bytes in %d sessions take %d", size, sessions, taken)
+	}
+	vacuum(t, st)
+	verify(t, st)
 }
 
 // A store's Factory gives the sessions of the store, and no session with an error.
