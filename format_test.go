@@ -60,7 +60,7 @@ func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: value}}}); err != nil {
 		t.Fatal(err)
 	}
-	segment, err := turns.Reader{Engine: e, Space: space}.At(ctx, inc, 1)
+	segment, err := turns.Reader{Engine: e, Space: space}.At(ctx, inc, "", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

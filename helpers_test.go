@@ -34,6 +34,9 @@ func openStore(t *testing.T, e engine.Engine, o *turnstone.Options) *turnstone.S
 	if opts.TakeOverAfter == 0 {
 		opts.TakeOverAfter = -1 // what a test has cut off has died
 	}
+	if opts.InlineBytes == 0 {
+		opts.InlineBytes = 1 // so that there are blobs in small stores, too
+	}
 	st, err := turnstone.Open(ctx, e, &opts)
 	if err != nil {
 		t.Fatal(err)

@@ -28,6 +28,12 @@ type Options struct {
 	// makes segments of seven times that, at most 1.25 MiB. Larger compresses better and makes reading
 	// one old node slower, unless it is in the cache.
 	SealBytes int
+	// InlineBytes is how large a payload may be to be stored with the nodes around it,
+	// with which it compresses well. A larger one is stored by itself, as a blob, once for
+	// all nodes that have it, and so are what other sessions had lately and prompts:
+	// payloads of more than 5 KiB among the first two nodes of a session. Default
+	// 128 KiB; one of up to 5 KiB is always stored with its neighbours.
+	InlineBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.
 	NoAutoSeal bool
 	// CacheBytes bounds what is kept in memory. Half of it is for the contents of

@@ -64,6 +64,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		s.engine = observe(e, s.opts.Observer)
 	}
 	s.opts.SealBytes = cmp.Or(s.opts.SealBytes, 192<<10)
+	s.opts.InlineBytes = cmp.Or(s.opts.InlineBytes, 128<<10)
 	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 64<<20)
 	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
 	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
@@ -78,6 +79,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	c.text("namespace", s.opts.Namespace, 0, MaxNamespace)
 	c.positive("SealBytes", int64(s.opts.SealBytes))
 	c.limit("seal bytes", s.opts.SealBytes, MaxSeal)
+	c.positive("InlineBytes", int64(s.opts.InlineBytes))
 	c.positive("CacheBytes", int64(s.opts.CacheBytes))
 	c.positive("UploadTTL", int64(s.opts.UploadTTL))
 	if c.err != nil {
@@ -93,7 +95,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.histories = namespace.Histories(s.engine, &s.record).WithCache(s.opts.CacheBytes / 2)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
-		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes / 2), Met: commit.NewMet(),
+		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes / 2), Met: commit.NewMet(), Inline: s.opts.InlineBytes,
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}

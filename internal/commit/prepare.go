@@ -62,7 +62,6 @@ const (
 	// prompts is how many nodes a session begins with that many sessions may have: a prompt and the
 	// description of tools.
 	prompts     = 2
-	alwaysApart = 128 << 10 // a payload of more bytes is a blob
 	inlineBytes = 512 << 10 // of such payloads in one commit, which has to fit a batch
 	mostMet     = 8192      // payloads that Met remembers
 )
@@ -76,7 +75,7 @@ func NewMet() *Met { return cache.New[blob.ID, heads.Incarnation](mostMet) }
 // together reports whether a payload is stored with the other nodes of its commit. What this process
 // has met in another session is stored as a blob.
 func (w *writer) together(id blob.ID, size int) bool {
-	if size > alwaysApart {
+	if size > w.store.Inline {
 		return false
 	}
 	inc, met := w.store.Met.Get(id)

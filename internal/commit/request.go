@@ -16,6 +16,7 @@ type Store struct {
 	history.Store
 	Bases  *Bases
 	Met    *Met
+	Inline int // Payloads of more bytes are stored as blobs.
 	Limits Limits
 	Now    func() time.Time // The time in UTC, to the nanosecond.
 	Random func([]byte)     // Fills a slice with random bytes.

@@ -43,6 +43,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
 	"github.com/turnstonedb/turnstone/internal/turns"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // ErrNodeNotFound says that the session's graph has no such node.
@@ -150,9 +151,9 @@ func (h *History) Own(last head.Revision) Layer {
 // segment. A caller that expects a certain commit id has to compare it. The caller must not
 // change the turn.
 func (s Store) TurnAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
-	segment, err := s.Reader.At(ctx, inc, r)
+	segment, err := s.Reader.At(ctx, inc, nameOf(inc), r)
 	if err != nil {
-		return nil, codec.Corrupt(err, "commit %d of %s", r, nameOf(inc))
+		return nil, err
 	}
 	return segment.Turn(r), nil
 }
@@ -179,17 +180,14 @@ func (h *History) StateAt(ctx context.Context, r head.Revision) (heads.State, er
 	if r == 0 {
 		return heads.Begin(h.Inc, h.Origin), nil
 	}
-	s, err := h.stateAt(ctx, r)
-	return s, codec.Corrupt(err, "commit %d of %s", r, h.Name)
+	return h.stateAt(ctx, r)
 }
 
 func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, err error) {
-	key := h.Space.Life(h.Inc)
-	values, err := h.Engine.Get(ctx, key)
-	if err != nil {
-		return s, err
+	life, err := h.Life(ctx, h.Inc)
+	if err == nil && life == nil {
+		err = codec.Corrupt(record.ErrMissing, "lifecycle of %s", h.Name)
 	}
-	life, err := heads.OpenLife(key, values[0])
 	if err != nil {
 		return s, err
 	}
@@ -199,11 +197,11 @@ func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, 
 		}
 		of := turns.Range{Inc: h.Inc, Name: h.Name, After: sealed, Last: r, Previous: s.Commit}
 		return s, h.Reader.Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
-			s, err = s.Then(c, id)
+			s, err = h.then(s, c, id)
 			return err
 		})
 	}
-	segment, err := h.Reader.At(ctx, h.Inc, r)
+	segment, err := h.Reader.At(ctx, h.Inc, h.Name, r)
 	if err != nil {
 		return s, err
 	}
@@ -214,9 +212,15 @@ func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, 
 		return s, err
 	}
 	for i := 0; err == nil && s.Revision < r; i++ {
-		s, err = s.Then(&segment.Turns[i].Commit, segment.Turns[i].ID)
+		s, err = h.then(s, &segment.Turns[i].Commit, segment.Turns[i].ID)
 	}
 	return s, err
+}
+
+// then returns the state after a commit.
+func (h *History) then(s heads.State, c *heads.Commit, id head.CommitID) (heads.State, error) {
+	next, err := s.Then(c, id)
+	return next, codec.Corrupt(err, "commit %d of %s", c.Revision, h.Name)
 }
 
 // EndOf returns the state at a revision that is 0 or the last one of a sealed segment.
@@ -224,5 +228,5 @@ func (h *History) EndOf(ctx context.Context, r head.Revision) (heads.State, erro
 	if r == 0 {
 		return heads.Begin(h.Inc, h.Origin), nil
 	}
-	return h.Reader.End(ctx, h.Inc, r)
+	return h.Reader.End(ctx, h.Inc, h.Name, r)
 }

@@ -169,9 +169,9 @@ func (h *History) SegmentOf(ctx context.Context, last head.Revision, id graph.ID
 // segmentAt returns the nodes of the segment that has revision r of a layer, as far as the session
 // shares them, and the first revision of the segment.
 func (h *History) segmentAt(ctx context.Context, l Layer, r head.Revision) (nodes []Node, first head.Revision, err error) {
-	segment, err := h.Reader.At(ctx, l.Inc, r)
+	segment, err := h.Reader.At(ctx, l.Inc, h.Name, r)
 	if err != nil {
-		return nil, 0, codec.Corrupt(err, "commit %d of %s", r, h.Name)
+		return nil, 0, err
 	}
 	for i := range segment.Turns {
 		if t := &segment.Turns[i]; t.Revision <= l.Last {

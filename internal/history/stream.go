@@ -78,8 +78,7 @@ func (st *stream) layers() []Layer {
 // segment returns the nodes of the segment that has a revision, and its first and last revision.
 func (st *stream) segment(l Layer, r head.Revision) (nodes []Node, first, last head.Revision, err error) {
 	segment, err := Try(st.ctx, st.s, func() (*turns.Segment, error) {
-		segment, err := st.s.Reader.At(st.ctx, l.Inc, r)
-		return segment, codec.Corrupt(err, "commit %d of %s", r, st.s.Name)
+		return st.s.Reader.At(st.ctx, l.Inc, st.s.Name, r)
 	})
 	if err != nil {
 		return nil, 0, 0, err

@@ -18,7 +18,7 @@ import (
 func TestASegmentOfManyAttachmentsIsErased(t *testing.T) {
 	testscale.Slow(t)
 	e := memory.New()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

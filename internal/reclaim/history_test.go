@@ -112,7 +112,7 @@ func newHistory(t *testing.T, seed uint64, struck map[string]int) *history {
 func (h *history) options() *turnstone.Options {
 	h.opened++
 	return &turnstone.Options{
-		NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 8000, Now: func() time.Time { return h.now }, UploadTTL: time.Hour,
+		InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: -1, SealBytes: 8000, Now: func() time.Time { return h.now }, UploadTTL: time.Hour,
 		Random: rand.NewChaCha8([32]byte{byte(h.rng.Uint32()), byte(h.rng.Uint32()), h.opened}),
 	}
 }
@@ -130,7 +130,7 @@ func (h *history) host(e engine.Engine) *host {
 
 // observer opens the store anew, with nothing at hand, to look at what stands there.
 func (h *history) observer() *turnstone.Store {
-	st, err := turnstone.Open(ctx, h.base, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, MustExist: true, Now: func() time.Time { return h.now }})
+	st, err := turnstone.Open(ctx, h.base, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: -1, MustExist: true, Now: func() time.Time { return h.now }})
 	if err != nil {
 		h.t.Fatal("open:", err)
 	}

@@ -91,7 +91,10 @@ var mutants = []mutant{
 	{name: "the collector does not look again", in: "upload of what expires", stale: true},
 	{name: "the collector does not guard marks that it deletes", in: "two commits share a blob that is garbage", party: sweeps, change: without(keys.Mark)},
 	{name: "the collector does not guard the cycle record", in: "two collectors and a commit", party: byCollector, change: without(keys.Cycle)},
-	{name: "the collector does not guard the dirty record that it removes", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: without(keys.Dirty), blind: true},
+	{name: "the collector guards neither the dirty record that it removes nor the head", in: "vacuum of tombstoned nodes against a commit", party: byCollector, change: func(b *engine.Batch) {
+		without(keys.Dirty)(b)
+		without(keys.Head)(b)
+	}, blind: true},
 	{name: "the collector does not guard the lifecycle", in: "a fork's fork, delete and vacuum", party: byCollector, change: without(keys.Life)},
 	{name: "the collector does not guard an upload that expires", far: true, in: "upload of what expires", party: byCollector, change: without(keys.Upload)},
 	{name: "a commit that rewinds does not set the lifecycle", in: "vacuum against a commit that rewinds to what it prunes, and a load", party: byCommit, change: func(b *engine.Batch) {

@@ -355,7 +355,7 @@ func (m *model) part(inc heads.Incarnation, part head.Part, why string) error {
 }
 
 func (m *model) commit(inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
-	s, err := turns.Reader{Engine: m.e, Space: m.space}.At(ctx, inc, r)
+	s, err := turns.Reader{Engine: m.e, Space: m.space}.At(ctx, inc, "", r)
 	if err != nil {
 		return nil, err
 	}

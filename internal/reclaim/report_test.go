@@ -67,7 +67,7 @@ func TestG7_ARunOfManyForksShowsProgress(t *testing.T) {
 		return enginetest.Fault{}
 	}}
 	// With so little patience a cycle shows progress whenever it thinks of it.
-	collector, err := turnstone.Open(ctx, f, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: 1})
+	collector, err := turnstone.Open(ctx, f, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,11 +156,11 @@ func (r *rewriting) encode(ctx context.Context, next *turns.Segment) (ks, vs [][
 			return nil, nil, err
 		}
 		if next.End, err = h.EndOf(ctx, r.seg.First-1); err != nil {
-			return nil, nil, codec.Corrupt(err, "commit %d of %s", r.seg.First-1, nameOf(r.inc))
+			return nil, nil, err
 		}
 		for i := range next.Turns {
 			if next.End, err = next.End.Then(&next.Turns[i].Commit, next.Turns[i].ID); err != nil {
-				return nil, nil, err
+				return nil, nil, codec.Corrupt(err, "commit %d of %s", next.Turns[i].Revision, nameOf(r.inc))
 			}
 		}
 	}

@@ -155,13 +155,15 @@ func (cy *cycle) settle(v *view, b *batch) {
 	key := cy.space.Dirty(v.inc)
 	b.Guard(key, v.dirty)
 	b.Delete(key)
-	if v.head == nil || v.head.Collected {
+	if v.head == nil {
 		return
 	}
-	next := *v.head
-	next.Collected = true
 	b.Guard(v.seen.Key, v.seen.Value)
-	b.Set(v.seen.Key, next.Seal(v.seen.Key))
+	if !v.head.Collected {
+		next := *v.head
+		next.Collected = true
+		b.Set(v.seen.Key, next.Seal(v.seen.Key))
+	}
 }
 
 // bookmarkBatch returns a batch that sets the bookmark, if it has changed. The same batch

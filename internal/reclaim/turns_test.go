@@ -28,7 +28,7 @@ func TestG7_VacuumAndEraseEndBesideMaintenanceAndWriters(t *testing.T) {
 				return enginetest.Fault{Latency: time.Duration(wait.Load())}
 			}}
 			open := func() *turnstone.Store {
-				st, err := turnstone.Open(ctx, e, nil)
+				st, err := turnstone.Open(ctx, e, &turnstone.Options{InlineBytes: 1})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -100,7 +100,7 @@ func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
 	testscale.Slow(t)
 	e := memory.New()
 	openAs := func(e engine.Engine, patience time.Duration) *turnstone.Store {
-		st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: patience})
+		st, err := turnstone.Open(ctx, e, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: patience})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +144,7 @@ func TestG7_ARunThatMakesNoProgressIsTakenOver(t *testing.T) {
 	}}
 	result := make(chan error)
 	go func() {
-		st, err := turnstone.Open(ctx, crawling, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: 60 * time.Millisecond})
+		st, err := turnstone.Open(ctx, crawling, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: 60 * time.Millisecond})
 		if err == nil {
 			_, err = st.GC(ctx, gc.Options{Full: true})
 			st.Close()

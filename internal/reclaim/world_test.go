@@ -49,7 +49,8 @@ type world struct {
 // epoch.
 func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retention) (*world, error) {
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{
-		NoAutoSeal: true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
+		InlineBytes: 1, // so that there are blobs
+		NoAutoSeal:  true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
 		Random: rand.NewChaCha8([32]byte{seed}),
 	})
 	if err != nil {
@@ -136,7 +137,7 @@ func isCorrupt(err error) bool {
 // openAt opens the store on e, whose clock is now. Its uploads expire after an hour.
 func openAt(t testing.TB, e engine.Engine, now func() time.Time) *turnstone.Store {
 	t.Helper()
-	st, err := turnstone.Open(ctx, e, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1, Now: now, UploadTTL: time.Hour})
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{InlineBytes: 1, NoAutoSeal: true, TakeOverAfter: -1, Now: now, UploadTTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -203,11 +203,13 @@ func (p *plan) advance(life *heads.Life) {
 // those that were loose to the index.
 func (p *plan) replace(ctx context.Context, b *engine.Batch, s *history.Session, life *heads.Life, level codec.Level) error {
 	end, err := s.EndOf(ctx, p.before.Revision)
-	for i := 0; err == nil && i < len(p.turns); i++ {
-		end, err = end.Then(&p.turns[i].Commit, p.turns[i].ID)
-	}
 	if err != nil {
-		return codec.Corrupt(err, "state of %s before revision %d", s.Name, p.last())
+		return err
+	}
+	for i := range p.turns {
+		if end, err = end.Then(&p.turns[i].Commit, p.turns[i].ID); err != nil {
+			return codec.Corrupt(err, "commit %d of %s", p.turns[i].Revision, s.Name)
+		}
 	}
 	segment := &turns.Segment{First: p.turns[0].Revision, Last: p.last(), Level: level, Before: p.before, End: end, Turns: p.turns}
 	keys, values, err := turns.EncodeSealed(s.Space, s.Inc, segment)

@@ -3,7 +3,6 @@ package turns
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -84,10 +83,11 @@ func (r Reader) Segments(ctx context.Context, of Range) iter.Seq2[*Segment, erro
 		}
 		next, previous := of.After+1, of.Previous
 		for raw, err := range r.records(ctx, of.Inc, next, 0) {
-			var s *Segment
-			if err == nil {
-				s, err = r.decode(of.Inc, raw)
+			if err != nil {
+				yield(nil, err)
+				return
 			}
+			s, err := r.decode(of.Inc, raw)
 			if err == nil {
 				err = s.follows(next, previous)
 			}
@@ -143,8 +143,9 @@ func (r Reader) Turns(ctx context.Context, of Range, f func(*Turn) error) error 
 	return nil
 }
 
-// At returns the segment that holds a revision. The caller must not change it.
-func (r Reader) At(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*Segment, error) {
+// At returns the segment that holds a revision. name is what errors call the history. The caller
+// must not change the segment.
+func (r Reader) At(ctx context.Context, inc heads.Incarnation, name string, revision head.Revision) (*Segment, error) {
 	raw, err := r.first(ctx, inc, revision)
 	if err != nil {
 		return nil, err
@@ -153,21 +154,20 @@ func (r Reader) At(ctx context.Context, inc heads.Incarnation, revision head.Rev
 	if err == nil && s.First > revision {
 		err = record.ErrMissing
 	}
-	return s, err
+	return s, codec.Corrupt(err, "commit %d of %s", revision, name)
 }
 
 // first reads the first segment that ends with a revision or a later one.
 func (r Reader) first(ctx context.Context, inc heads.Incarnation, revision head.Revision) (*rawSegment, error) {
 	for limit := 2; ; { // a sealed segment has so many values, unless it is large
-		raw, err := (*rawSegment)(nil), record.ErrMissing
+		raw, err := &rawSegment{bad: record.ErrMissing}, error(nil)
 		for raw, err = range r.records(ctx, inc, revision, limit) {
 			break
 		}
-		var more *valuesError
-		if !errors.As(err, &more) || more.want <= limit {
+		if err != nil || !raw.cut || raw.header.values <= limit {
 			return raw, err
 		}
-		limit = more.want
+		limit = raw.header.values
 	}
 }
 
@@ -176,10 +176,14 @@ func (r Reader) first(ctx context.Context, inc heads.Incarnation, revision head.
 func (r Reader) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
 	next, previous := of.After+1, of.Previous
 	for raw, err := range r.records(ctx, of.Inc, next, 0) {
+		if err != nil {
+			return err
+		}
 		var c *heads.Commit
 		var id head.CommitID
 		switch {
-		case err != nil:
+		case raw.bad != nil:
+			err = raw.bad
 		case raw.header.level != codec.Fast || raw.header.first != uint64(next):
 			err = record.ErrMissing
 		default:
@@ -187,11 +191,11 @@ func (r Reader) Commits(ctx context.Context, of Range, f func(*heads.Commit, hea
 				err = record.ErrHash
 			}
 		}
-		if err == nil {
-			err = f(c, id)
-		}
 		if err != nil {
 			return codec.Corrupt(err, "commit %d of %s", next, of.Name)
+		}
+		if err := f(c, id); err != nil {
+			return err
 		}
 		if next, previous = next+1, id; next > of.Last {
 			return nil
@@ -206,25 +210,23 @@ type rawSegment struct {
 	rest   []byte // of the first value
 	keys   [][]byte
 	values [][]byte
+	bad    error // why it can't be decoded; nothing comes after such a segment
+	cut    bool  // it is not whole because no more values were asked for
 }
 
-// A valuesError reports a segment of more values than were asked for.
-type valuesError struct{ want int }
-
-func (e *valuesError) Error() string { return fmt.Sprintf("turns: segment of %d values", e.want) }
-
 // records yields the segments that end with a revision or a later one. If limit is not 0, it reads
-// at most that many values, and yields a *valuesError if they end in the middle of a segment.
+// at most that many values. An error that it yields is one of the engine.
 func (r Reader) records(ctx context.Context, inc heads.Incarnation, from head.Revision, limit int) iter.Seq2[*rawSegment, error] {
 	return func(yield func(*rawSegment, error) bool) {
 		scan := engine.Range{Start: r.Space.Segment(inc, uint64(from), 0), End: r.Space.Of(keys.Segment, inc).End, Limit: limit}
 		raw := &rawSegment{}
 		for p, err := range r.Engine.Scan(ctx, scan) {
-			if err == nil {
-				err = raw.add(r.Space, p)
-			}
 			if err != nil {
 				yield(nil, err)
+				return
+			}
+			if raw.bad = raw.add(r.Space, p); raw.bad != nil {
+				yield(raw, nil)
 				return
 			}
 			if len(raw.values) < raw.header.values {
@@ -235,10 +237,9 @@ func (r Reader) records(ctx context.Context, inc heads.Incarnation, from head.Re
 			}
 			raw = &rawSegment{}
 		}
-		if n := len(raw.values); n > 0 && limit > 0 {
-			yield(nil, &valuesError{raw.header.values})
-		} else if n > 0 {
-			yield(nil, fmt.Errorf("%w: %d of %d values", record.ErrMissing, n, raw.header.values))
+		if n := len(raw.values); n > 0 {
+			raw.bad, raw.cut = fmt.Errorf("%w: %d of %d values", record.ErrMissing, n, raw.header.values), n == limit
+			yield(raw, nil)
 		}
 	}
 }
@@ -258,6 +259,9 @@ func (raw *rawSegment) add(space *keys.Space, p engine.Pair) (err error) {
 
 // decode decodes a segment, unless the cache has it.
 func (r Reader) decode(inc heads.Incarnation, raw *rawSegment) (*Segment, error) {
+	if raw.bad != nil {
+		return nil, raw.bad
+	}
 	sealed := raw.header.level != codec.Fast
 	name := string(raw.keys[0])
 	if sealed {
@@ -285,8 +289,9 @@ func (r Reader) decode(inc heads.Incarnation, raw *rawSegment) (*Segment, error)
 	return s, nil
 }
 
-// End returns the state at the end of the sealed segment that ends with a revision.
-func (r Reader) End(ctx context.Context, inc heads.Incarnation, revision head.Revision) (heads.State, error) {
+// End returns the state at the end of the sealed segment that ends with a revision. name is what
+// errors call the history.
+func (r Reader) End(ctx context.Context, inc heads.Incarnation, name string, revision head.Revision) (heads.State, error) {
 	key := r.Space.Segment(inc, uint64(revision), 0)
 	values, err := r.Engine.Get(ctx, key)
 	if err != nil {
@@ -296,10 +301,11 @@ func (r Reader) End(ctx context.Context, inc heads.Incarnation, revision head.Re
 	if err == nil && h.level == codec.Fast {
 		err = fmt.Errorf("%w: loose segment", record.ErrMalformed)
 	}
-	if err != nil {
-		return heads.State{}, err
+	var s heads.State
+	if err == nil {
+		s, err = openEnd(h, rest)
 	}
-	return openEnd(h, rest)
+	return s, codec.Corrupt(err, "end of commit %d of %s", revision, name)
 }
 
 // OpenLast returns what the first value of the segment that ends with a revision says of the last

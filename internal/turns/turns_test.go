@@ -144,15 +144,15 @@ func TestTurnsComeBackAndIDsAreDerived(t *testing.T) {
 		}
 	}
 	for revision, first := range map[head.Revision]head.Revision{1: 1, 10: 1, 11: 11, 12: 12, 30: 12, 31: 31, 40: 40} {
-		if s, err := r.At(ctx, inc, revision); err != nil || s.First != first {
+		if s, err := r.At(ctx, inc, "", revision); err != nil || s.First != first {
 			t.Errorf("revision %d: %v", revision, err)
 		}
 	}
-	if _, err := r.At(ctx, inc, 41); !errors.Is(err, record.ErrMissing) {
+	if _, err := r.At(ctx, inc, "", 41); !errors.Is(err, record.ErrMissing) {
 		t.Error(err)
 	}
 	for _, end := range []head.Revision{10, 11, 30} {
-		if s, err := r.End(ctx, inc, end); err != nil || fmt.Sprint(s) != fmt.Sprint(states[end]) {
+		if s, err := r.End(ctx, inc, "", end); err != nil || fmt.Sprint(s) != fmt.Sprint(states[end]) {
 			t.Errorf("end %d: %+v, want %+v: %v", end, s, states[end], err)
 		}
 	}
@@ -223,7 +223,7 @@ func TestTurnsOfAnotherHistoryAreNoticed(t *testing.T) {
 		change(&s)
 		ks, vs, err := turns.EncodeSealed(space, inc, &s)
 		set(t, r.Engine, ks, vs, err)
-		if _, err := r.At(ctx, inc, 6); err == nil {
+		if _, err := r.At(ctx, inc, "", 6); err == nil {
 			t.Errorf("another %s is read", name)
 		}
 	}
@@ -305,7 +305,7 @@ func FuzzSegment(f *testing.F) {
 			r := stored(t, all, states, 4)
 			set(t, r.Engine, [][]byte{at}, [][]byte{codec.Seal(at, keys.Segment, body)}, nil)
 			_ = r.Turns(ctx, turns.Range{Inc: inc, Last: turns.Open}, func(*turns.Turn) error { return nil })
-			_, _ = r.End(ctx, inc, 4)
+			_, _ = r.End(ctx, inc, "", 4)
 		}
 	})
 }
