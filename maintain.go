@@ -97,7 +97,7 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 // shows them has tombstoned, side branches that no retained revision leads to,
 // everything of deleted sessions that no attached fork holds, and versions of checkpoint
 // parts that are kept only because later ones are deltas of them. It collects what that
-// frees, seals the loose packs, and compresses again what was compressed for speed. For all of this it reads what has changed since the
+// frees, seals loose commits, and compresses again what was compressed for speed. For all of this it reads what has changed since the
 // last vacuum. Then it makes the engine give the space back, which takes the time and
 // the space of a copy of the store: afterwards none of the removed bytes is in the
 // store's files. It runs beside commits.
@@ -208,7 +208,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	}, nil
 }
 
-// Seal makes segments of the session's loose packs, even if they don't fill one, and compresses
+// Seal makes segments of the session's loose commits, even if they don't fill one, and compresses
 // again what was sealed in the background.
 func (s *Session) Seal(ctx context.Context) error { return s.seal(ctx, true) }
 
@@ -251,7 +251,7 @@ func (s *Store) sealNext(ctx context.Context, inc heads.Incarnation) (more bool,
 	return more, err
 }
 
-// seal makes segments of the packs that are in no full segment yet. The last ones, which do
+// seal makes segments of the commits that are in no full segment yet. The last ones, which do
 // not fill a segment, are sealed only if all is set; a later call seals them again, together
 // with those that have come since.
 func (s *Session) seal(ctx context.Context, all bool) error {

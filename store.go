@@ -299,7 +299,7 @@ type Stats struct {
 	ByKind  map[string]record.Bytes // the same, by what they hold
 	Blobs   int
 	Sealed  int // segments that were sealed
-	Loose   int // packs that are in no segment yet
+	Loose   int // commits that are in no segment yet
 	Deleted int // deleted sessions whose data is not reclaimed yet
 }
 

@@ -132,7 +132,7 @@ type Life struct {
 	State       LifeState
 	Floor       head.Revision // the first revision that retention keeps; of a deleted session, the one after its last
 	Epoch       uint64        // +1 at every write
-	Sealed      head.Revision // up to here packs are in full segments
+	Sealed      head.Revision // up to here commits are in full segments
 	SealedBytes uint64        // Head.PackBytes at that revision
 	Packed      head.Revision // up to here segments are compressed as well as they can be; at most Sealed
 	Forks       uint64        // number of fork entries; a scan that finds fewer has missed some

@@ -25,13 +25,6 @@ var (
 	ErrUnfinishedCopy = errors.New("turnstone: a copy into the store is not finished")
 )
 
-// inlineBytes is the size up to which a payload is stored in the pack of its commit. A
-// larger payload is stored as a blob, once per namespace. System prompts and tool
-// catalogues, which sessions repeat, are larger. Most messages are smaller, and
-// compress better in the segment of their session. Of 4, 5, 6, 8 and 16 KiB this size
-// makes the corpus of docs/design.md smallest.
-const inlineBytes = 5 << 10
-
 // A Request says what to open.
 type Request struct {
 	Name      string        // of the namespace

@@ -14,7 +14,7 @@ import (
 // not change the edge, because another node or a checkpoint of the session may refer to the
 // blob, too. The next update of the session finds that out here:
 //
-//	vacuum erases a node ──▶ detached record ──▶ the session's packs and checkpoints are read
+//	vacuum erases a node ──▶ detached record ──▶ the session's nodes and checkpoints are read
 //	                                               │ something refers to the blob: the edge says where
 //	                                               └ nothing does: the edge is dropped
 //

@@ -1,7 +1,7 @@
 // Package reclaim deletes what nothing reaches. A collection deletes blobs that no node, retained
 // checkpoint or upload refers to, and versions of checkpoint parts that no retained revision
 // needs. A vacuum also removes the records of deleted sessions and the content of tombstoned and
-// pruned nodes, seals packs, and compresses blobs further. Both run beside commits; docs/gc.md
+// pruned nodes, seals commits, and compresses blobs further. Both run beside commits; docs/gc.md
 // says why that is safe.
 //
 // # Protocol

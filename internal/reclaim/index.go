@@ -13,7 +13,7 @@ import (
 )
 
 // This file adds the edges of commits that the index does not have yet. It reads the commits
-// after the bookmark and their packs in windows, and after each window moves the bookmark.
+// after the bookmark with their nodes in windows, and after each window moves the bookmark.
 // It never drops an edge. Commits chain by hash up to the head, and each says how many nodes
 // it has: so a record that damage hides is noticed, and no blob loses a reference by it.
 //
