@@ -357,6 +357,10 @@ func (k *check) liveSession(ctx context.Context, s *standing) (again bool, err e
 	if err != nil {
 		return false, nil
 	}
+	if !h.Collected {
+		k.missing("the head says that there is one, so commits don't set it", "dirty record of %s", k.list.Name(s.inc))
+		return false, nil
+	}
 	if lags, err := k.lags(ctx, s, h); err != nil || !lags {
 		return false, err
 	}

@@ -143,7 +143,7 @@ func (cy *cycle) finish(ctx context.Context, v *view, old *bookmark, detached []
 		b = &batch{}
 		b.Deletes = some
 	}
-	if v.dirty != nil && settle {
+	if settle && (v.dirty != nil || v.head != nil && !v.head.Collected) {
 		cy.settle(v, b)
 	}
 	return cy.applyUpdate(ctx, v, b)
