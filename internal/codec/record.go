@@ -16,10 +16,12 @@ import (
 const Version = 1
 
 // Corrupt says that err is about the object that format names, unless err names
-// one already: it returns a record.CorruptError, or the record.FormatError that err is.
+// one already: it returns a record.CorruptError, or the record.FormatError that err is. It
+// returns an error that Unread has marked as it is.
 func Corrupt(err error, format string, args ...any) error {
 	var ce *record.CorruptError
-	if err == nil || errors.As(err, &ce) {
+	var u *unread
+	if err == nil || errors.As(err, &ce) || errors.As(err, &u) {
 		return err
 	}
 	var fe *record.FormatError
@@ -34,6 +36,20 @@ func Corrupt(err error, format string, args ...any) error {
 		return named
 	}
 	return fmt.Errorf("%w: %w", named, err) // whatever else err matches
+}
+
+// An unread is an error of the engine.
+type unread struct{ error }
+
+func (u *unread) Unwrap() error { return u.error }
+
+// Unread marks err, which is nil or an error of the engine. It says nothing of what is stored, so
+// Corrupt makes no damage of it.
+func Unread(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unread{err}
 }
 
 // castagnoli is the polynomial of iSCSI (RFC 3720): computed in hardware, and

@@ -187,7 +187,7 @@ func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, 
 	key := h.Space.Life(h.Inc)
 	values, err := h.Engine.Get(ctx, key)
 	if err != nil {
-		return s, err
+		return s, codec.Unread(err)
 	}
 	life, err := heads.OpenLife(key, values[0])
 	if err != nil {

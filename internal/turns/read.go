@@ -220,10 +220,11 @@ func (r Reader) records(ctx context.Context, inc heads.Incarnation, from head.Re
 		scan := engine.Range{Start: r.Space.Segment(inc, uint64(from), 0), End: r.Space.Of(keys.Segment, inc).End, Limit: limit}
 		raw := &rawSegment{}
 		for p, err := range r.Engine.Scan(ctx, scan) {
-			if err == nil {
-				err = raw.add(r.Space, p)
-			}
 			if err != nil {
+				yield(nil, codec.Unread(err))
+				return
+			}
+			if err := raw.add(r.Space, p); err != nil {
 				yield(nil, err)
 				return
 			}
@@ -290,7 +291,7 @@ func (r Reader) End(ctx context.Context, inc heads.Incarnation, revision head.Re
 	key := r.Space.Segment(inc, uint64(revision), 0)
 	values, err := r.Engine.Get(ctx, key)
 	if err != nil {
-		return heads.State{}, err
+		return heads.State{}, codec.Unread(err)
 	}
 	h, rest, err := openHeader(r.Space, key, values[0])
 	if err == nil && h.level == codec.Fast {
