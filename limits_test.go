@@ -469,3 +469,20 @@ func TestC10_ACommitOfTooManyWritesIsRefusedByName(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Payloads of more than 5 KiB count up to 1 MiB of a commit's bytes, whether they are stored as blobs
+// or with their nodes.
+func TestC10_LargerPayloadsCountUpToOneMebibyte(t *testing.T) {
+	s := limited(t)
+	commitAt(t, s, turnstone.Commit{Nodes: saying(nil)}) // the prompts of a first commit are blobs
+	c := turnstone.Commit{Expected: turnstone.AnyRevision}
+	add := func(n, size int) {
+		for range n {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: random(size, uint64(len(c.Nodes)))})
+		}
+	}
+	add(180, 5000)
+	add(12, 135<<10)
+	add(4, 125<<10)
+	commitAt(t, s, c)
+}

@@ -113,7 +113,7 @@ const (
 	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
-	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1.25 MiB: more
+	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
 	// of them is stored ahead of the commit.
 	MaxCommitBytes = 2 << 20
 	// MaxCommitWrites is how many records a commit may write: two for each

@@ -35,7 +35,7 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 		}
 		p.sum = blob.Sum(content)
 		first := h.Revision == 0 && i < prompts
-		if !first && w.together(p.sum, len(content)) && len(content) <= room {
+		if !first && w.together(p.sum, len(content)) && len(content) <= room && w.stage.room(len(content)) {
 			room -= len(content)
 			continue
 		}
@@ -62,7 +62,7 @@ const (
 	// prompts is how many nodes a session begins with that many sessions may have: a prompt and the
 	// description of tools.
 	prompts     = 2
-	inlineBytes = 512 << 10 // of such payloads in one commit, which has to fit a batch
+	inlineBytes = 512 << 10 // of such payloads in one commit, out of the room that its stage has
 	mostMet     = 8192      // payloads that Met remembers
 )
 

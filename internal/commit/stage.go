@@ -22,11 +22,11 @@ type Stage struct {
 	Owner  heads.Incarnation // The session that commits or, for a fork, its parent.
 	Marks  blobs.Marks       // The marks of the blobs that the batch may rely on.
 	drafts map[blob.ID]*blobs.Draft
-	bytes  int           // the size of the blobs and deltas that the batch stores itself
+	bytes  int           // the size of the blobs, deltas and larger payloads that the batch stores itself
 	upload *blobs.Upload // nil if nothing was stored ahead
 }
 
-// stageBytes bounds the blobs and deltas that a batch stores itself. Every engine accepts a
+// stageBytes bounds the blobs, deltas and payloads of more than pack.MaxPlain bytes that a batch stores itself. Every engine accepts a
 // batch of 2 MiB at least; the rest is for nodes and index entries.
 const stageBytes = 1 << 20
 

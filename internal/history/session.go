@@ -132,7 +132,8 @@ func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, erro
 // under the id any more.
 //
 // guess is the revision at which the caller expects the head. ReadHead calls the engine once if
-// the guess is right, and twice otherwise, however fast others commit.
+// the guess is right, and twice otherwise, however fast others commit. Only if what was committed
+// between the two calls is sealed by then, it calls the engine for those segments.
 //
 // ReadHead also reads the segment that ends with the commit that the head names, and the commit after
 // that, which must not exist. So it notices a head that is older than the last commit, which an intact engine never
@@ -152,14 +153,38 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 	if now.Revision == h.Revision {
 		return now, again[0], again[3:], nil
 	}
-	// The head has moved again. If it has moved on, the commit after h exists.
-	if now.Revision < h.Revision || again[2] == nil {
+	// The head has moved again.
+	if now.Revision < h.Revision {
 		return nil, nil, nil, codec.Corrupt(errors.New("the head was rolled back"), "head of %s", s.Name)
 	}
-	if err := s.verifyHead(h, again[1]); err != nil {
+	if again[2] == nil || again[1] == nil && h.Revision > 0 {
+		err = s.verifyPassed(ctx, h)
+	} else {
+		err = s.verifyHead(h, again[1])
+	}
+	if err != nil {
 		return nil, nil, nil, err
 	}
 	return h, values[0], values[3:], nil
+}
+
+// verifyPassed compares a head that has moved on with its commit and the one after it, which no
+// segment need end with any more: they may have been sealed.
+func (s *Session) verifyPassed(ctx context.Context, h *heads.Head) error {
+	if h.Revision > 0 {
+		t, err := s.TurnAt(ctx, h.Revision)
+		if err != nil {
+			return err
+		}
+		if t.Base(t.ID) != h.Base {
+			return codec.Corrupt(record.ErrHash, "commit %d of %s", h.Revision, s.Name)
+		}
+	}
+	t, err := s.TurnAt(ctx, h.Revision+1)
+	if err == nil && t.Previous != h.Commit {
+		err = codec.Corrupt(record.ErrHash, "commit %d of %s", h.Revision+1, s.Name)
+	}
+	return err
 }
 
 // Head reads the head, and the values of more keys as they stood at the same moment: see

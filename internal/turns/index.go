@@ -115,19 +115,26 @@ func (r Reader) Begin(inc heads.Incarnation) {
 	r.Indexes.Put(inc, &Index{inc: inc}, 512)
 }
 
-// read reads the index up to a revision: the lifecycle record says which runs there are, and what
-// is loose is read itself.
+// read reads the index anew, up to a revision and to what it knows: the lifecycle record says which
+// runs there are, and what is loose is read itself. If that fails, the index stays as it is, since
+// others may look something up in it.
 func (ix *Index) read(ctx context.Context, r Reader, last head.Revision) error {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
+	last = max(last, ix.revision)
 	for range 3 { // Sealing may go on meanwhile.
 		life, err := ix.life(ctx, r)
 		if err != nil {
 			return err
 		}
-		ix.runs, ix.loose, ix.by, ix.revision = runsOf(ix.inc, life.Runs), nil, nil, life.Indexed()
-		if done, err := ix.follow(ctx, r, last); done || err != nil {
+		next := Index{inc: ix.inc, runs: runsOf(ix.inc, life.Runs), revision: life.Indexed()}
+		done, err := next.follow(ctx, r, last)
+		if err != nil {
 			return err
+		}
+		if done {
+			ix.runs, ix.loose, ix.by, ix.revision = next.runs, next.loose, next.by, next.revision
+			return nil
 		}
 	}
 	return codec.Corrupt(record.ErrMissing, "index of incarnation %x", ix.inc)
@@ -219,7 +226,8 @@ func (ix *Index) addHash(hash uint64, at pack.Position) {
 }
 
 // Sealed tells the index of the runs of a lifecycle record. The entries up to their last revision
-// need not be kept in memory any more.
+// need not be kept in memory any more. A record that is older than the runs of the index has no
+// effect: of two who seal, the first can be the last to tell.
 func (ix *Index) Sealed(life *heads.Life) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
@@ -227,6 +235,9 @@ func (ix *Index) Sealed(life *heads.Life) {
 }
 
 func (ix *Index) sealed(life *heads.Life) {
+	if n := len(ix.runs); n > 0 && life.Indexed() < ix.runs[n-1].last {
+		return
+	}
 	if ix.revision < life.Indexed() {
 		ix.revision = life.Indexed()
 	}
@@ -249,10 +260,7 @@ func (r Reader) Find(ctx context.Context, ix *Index, name Name) ([]pack.Position
 			return out, err
 		}
 		// Runs were merged meanwhile.
-		ix.mu.Lock()
-		last := ix.revision
-		ix.mu.Unlock()
-		if err := ix.read(ctx, r, last); err != nil {
+		if err := ix.read(ctx, r, 0); err != nil {
 			return nil, err
 		}
 	}

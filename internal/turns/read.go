@@ -42,16 +42,21 @@ type decoded struct {
 	segment *Segment
 }
 
-// nodeBytes is about what a decoded node takes in memory beside its payload.
+// nodeBytes is about what a decoded node takes in memory beside its payload, or a turn beside its
+// nodes, or a checkpoint part or a model's usage that a turn names.
 const nodeBytes = 320
 
 func (d *decoded) size() int {
 	n := 0
 	for _, v := range d.values {
-		n += 6 * len(v) // what was compressed, and about as much as that makes
+		n += len(v)
 	}
 	for i := range d.segment.Turns {
-		n += nodeBytes * (1 + len(d.segment.Turns[i].Pack.Nodes))
+		t := &d.segment.Turns[i]
+		n += nodeBytes * (1 + len(t.Parts) + len(t.Usage) + len(t.Pack.Nodes))
+		for j := range t.Pack.Nodes {
+			n += len(t.Pack.Nodes[j].Inline)
+		}
 	}
 	return n
 }

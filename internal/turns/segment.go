@@ -269,6 +269,9 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	if n := d.Array(maxTurns); uint64(n) != h.last-h.first+1 {
 		d.Fail("%d turns of revisions %d to %d", n, h.first, h.last)
 	}
+	if d.Err() != nil { // The header alone can announce a million turns.
+		return d.Err()
+	}
 	s.Turns = make([]Turn, 0, h.last-h.first+1)
 	before := s.Before
 	for r := h.first; r <= h.last && d.Err() == nil; r++ {
