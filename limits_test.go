@@ -81,21 +81,6 @@ func numbered(n int) map[string]string {
 	return out
 }
 
-// measured is the bound of what a commit comes to as a whole. in has n units of it
-// and something beside, which a first attempt far beyond the limit measures.
-func measured(maximum int64, limit string, beyond int, in func(n int) turnstone.Commit) bound {
-	return bound{maximum: maximum, limit: limit, try: func(t *testing.T, n int) error {
-		s := limited(t)
-		_, err := s.Commit(ctx, in(beyond))
-		var le *turnstone.LimitError
-		if !errors.As(err, &le) || le.Limit != limit {
-			t.Fatalf("%d units: %v", beyond, err)
-		}
-		_, err = s.Commit(ctx, in(beyond-int(le.Have)+n))
-		return err
-	}}
-}
-
 // manyAttachments uploads 1,700 attachments.
 func manyAttachments(t *testing.T, s *turnstone.Session) (all []blob.Attachment) {
 	for i := range 1700 {
