@@ -73,12 +73,12 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return history.Retry(ctx, s.session, func() (*State, error) { return s.load(ctx, scope) })
+		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (*State, error) { return s.load(ctx, l, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
 // load reads what scope says, once: Load tries again if maintenance came between.
-func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
+func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) (*State, error) {
 	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return nil, err
@@ -91,13 +91,17 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 		}
 		st = &State{Revision: past.Revision, Commit: past.Commit, Leaf: past.Leaf, Parts: past.Parts, Usage: past.Usage, Time: past.Time}
 	}
-	hidden, err := s.session.Tombstones(ctx)
+	hidden, err := l.Tombstones()
 	if err != nil {
 		return nil, err
 	}
 	leaf := st.Leaf
 	if !scope.Leaf.IsZero() {
-		if leaf = scope.Leaf; hidden.Has(leaf) {
+		leaf = scope.Leaf
+		if err := hidden.Look(ctx, leaf); err != nil {
+			return nil, err
+		}
+		if hidden.Has(leaf) {
 			return nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
 		}
 		if _, _, err := s.session.Find(ctx, st.Revision, leaf); err != nil {
@@ -151,43 +155,42 @@ type Node struct {
 
 // Node returns one node by its id.
 func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.session.Head(ctx)
-		if err != nil {
-			return Node{}, err
-		}
-		n, _, err := s.session.Find(ctx, h.Revision, id)
-		if err != nil {
-			return Node{}, err
-		}
-		return s.visible(ctx, h.Revision, n)
+	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (n history.Node, err error) {
+		n, _, err = s.session.Find(ctx, last, id)
+		return n, err
 	})
 }
 
 // NodeByKey returns the node that was committed with the caller's key.
 func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.session.Head(ctx)
-		if err != nil {
-			return Node{}, err
-		}
-		n, err := s.session.NodeByKey(ctx, h.Revision, key)
-		if err != nil {
-			return Node{}, err
-		}
-		return s.visible(ctx, h.Revision, n)
+	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (history.Node, error) {
+		return s.session.NodeByKey(ctx, last, key)
 	})
 }
 
-func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
+// nodeRead returns the node that find finds up to a revision, or ErrNodeNotFound if it is tombstoned.
+func (s *Session) nodeRead(ctx context.Context, find func(context.Context, head.Revision) (history.Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return history.Retry(ctx, s.session, func() (Node, error) { return read(ctx) })
+		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (Node, error) {
+			h, _, err := s.session.Head(ctx)
+			if err != nil {
+				return Node{}, err
+			}
+			n, err := find(ctx, h.Revision)
+			if err != nil {
+				return Node{}, err
+			}
+			return s.visible(ctx, l, h.Revision, n)
+		})
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
 // visible returns a node that was read, or ErrNodeNotFound if it is tombstoned.
-func (s *Session) visible(ctx context.Context, last head.Revision, n history.Node) (Node, error) {
-	hidden, err := s.session.Tombstones(ctx)
+func (s *Session) visible(ctx context.Context, l *history.Lifecycles, last head.Revision, n history.Node) (Node, error) {
+	hidden, err := l.Tombstones()
+	if err == nil {
+		err = hidden.Look(ctx, n.ID, n.Parent)
+	}
 	if err != nil {
 		return Node{}, err
 	}
@@ -202,7 +205,7 @@ func (s *Session) visible(ctx context.Context, last head.Revision, n history.Nod
 }
 
 // show returns nodes that were read as the session shows them.
-func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.Node, hidden history.Tombstones) ([]Node, error) {
+func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.Node, hidden *history.Tombstones) ([]Node, error) {
 	shown, err := s.session.Show(ctx, last, nodes, hidden)
 	if err != nil {
 		return nil, err
