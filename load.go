@@ -75,13 +75,13 @@ func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 		return nil, err
 	}
 	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) (*State, error) {
-		return history.Retry(ctx, s.session, func() (*State, error) { return s.load(ctx, scope) })
+		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (*State, error) { return s.load(ctx, l, scope) })
 	}, func(st *State, o *Outcome) { tellNodes(st.Nodes, o) })
 }
 
 // load reads what scope says, once: Load tries again if maintenance came between.
-func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
-	st, leaf, hidden, err := s.stateOf(ctx, scope)
+func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) (*State, error) {
+	st, leaf, hidden, err := s.stateOf(ctx, l, scope)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *Session) load(ctx context.Context, scope Scope) (*State, error) {
 
 // stateOf returns the state that a scope is about, without its nodes, the leaf of the path to read,
 // and the tombstones.
-func (s *Session) stateOf(ctx context.Context, scope Scope) (st *State, leaf graph.ID, hidden history.Tombstones, err error) {
+func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scope) (st *State, leaf graph.ID, hidden *history.Tombstones, err error) {
 	h, _, err := s.session.Head(ctx)
 	if err != nil {
 		return nil, leaf, nil, err
@@ -118,16 +118,17 @@ func (s *Session) stateOf(ctx context.Context, scope Scope) (st *State, leaf gra
 		}
 	}
 	st = &State{Revision: at.Revision, Commit: at.Commit, Leaf: at.Leaf, Parts: slices.Clone(at.Parts), Usage: slices.Clone(at.Usage), Time: at.Time}
-	if hidden, err = s.session.Tombstones(ctx); err != nil {
+	if hidden, err = l.Tombstones(); err != nil || scope.Leaf.IsZero() {
+		return st, st.Leaf, hidden, err
+	}
+	if err = hidden.Look(ctx, scope.Leaf); err != nil {
 		return nil, leaf, nil, err
 	}
-	if leaf = st.Leaf; !scope.Leaf.IsZero() {
-		if leaf = scope.Leaf; hidden.Has(leaf) {
-			return nil, leaf, nil, fmt.Errorf("%w: %s", ErrNodeNotFound, leaf)
-		}
-		_, _, err = s.session.Find(ctx, st.Revision, leaf)
+	if hidden.Has(scope.Leaf) {
+		return nil, leaf, nil, fmt.Errorf("%w: %s", ErrNodeNotFound, scope.Leaf)
 	}
-	return st, leaf, hidden, err
+	_, _, err = s.session.Find(ctx, st.Revision, scope.Leaf)
+	return st, scope.Leaf, hidden, err
 }
 
 // Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
@@ -158,8 +159,8 @@ func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool
 		return err
 	}
 	var w history.Walk
-	_, err := history.Try(ctx, s.session, func() (_ struct{}, err error) {
-		st, leaf, _, err := s.stateOf(ctx, scope)
+	_, err := history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (_ struct{}, err error) {
+		st, leaf, _, err := s.stateOf(ctx, l, scope)
 		if err == nil {
 			w = history.Walk{Last: st.Revision, After: scope.After, Leaf: leaf, All: scope.Full, Reverse: scope.Reverse}
 		}
@@ -201,43 +202,42 @@ type Node struct {
 
 // Node returns one node by its id.
 func (s *Session) Node(ctx context.Context, id graph.ID) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.session.Head(ctx)
-		if err != nil {
-			return Node{}, err
-		}
-		n, _, err := s.session.Find(ctx, h.Revision, id)
-		if err != nil {
-			return Node{}, err
-		}
-		return s.visible(ctx, h.Revision, n)
+	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (n history.Node, err error) {
+		n, _, err = s.session.Find(ctx, last, id)
+		return n, err
 	})
 }
 
 // NodeByKey returns the node that was committed with the caller's key.
 func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
-	return s.nodeRead(ctx, func(ctx context.Context) (Node, error) {
-		h, _, err := s.session.Head(ctx)
-		if err != nil {
-			return Node{}, err
-		}
-		n, err := s.session.NodeByKey(ctx, h.Revision, key)
-		if err != nil {
-			return Node{}, err
-		}
-		return s.visible(ctx, h.Revision, n)
+	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (history.Node, error) {
+		return s.session.NodeByKey(ctx, last, key)
 	})
 }
 
-func (s *Session) nodeRead(ctx context.Context, read func(context.Context) (Node, error)) (Node, error) {
+// nodeRead returns the node that find finds up to a revision, or ErrNodeNotFound if it is tombstoned.
+func (s *Session) nodeRead(ctx context.Context, find func(context.Context, head.Revision) (history.Node, error)) (Node, error) {
 	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (Node, error) {
-		return history.Retry(ctx, s.session, func() (Node, error) { return read(ctx) })
+		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (Node, error) {
+			h, _, err := s.session.Head(ctx)
+			if err != nil {
+				return Node{}, err
+			}
+			n, err := find(ctx, h.Revision)
+			if err != nil {
+				return Node{}, err
+			}
+			return s.visible(ctx, l, h.Revision, n)
+		})
 	}, func(n Node, o *Outcome) { tellNodes([]Node{n}, o) })
 }
 
 // visible returns a node that was read, or ErrNodeNotFound if it is tombstoned.
-func (s *Session) visible(ctx context.Context, last head.Revision, n history.Node) (Node, error) {
-	hidden, err := s.session.Tombstones(ctx)
+func (s *Session) visible(ctx context.Context, l *history.Lifecycles, last head.Revision, n history.Node) (Node, error) {
+	hidden, err := l.Tombstones()
+	if err == nil {
+		err = hidden.Look(ctx, n.ID, n.Parent)
+	}
 	if err != nil {
 		return Node{}, err
 	}
@@ -252,7 +252,7 @@ func (s *Session) visible(ctx context.Context, last head.Revision, n history.Nod
 }
 
 // show returns nodes that were read as the session shows them.
-func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.Node, hidden history.Tombstones) ([]Node, error) {
+func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.Node, hidden *history.Tombstones) ([]Node, error) {
 	shown, err := s.session.Show(ctx, last, nodes, hidden)
 	if err != nil {
 		return nil, err

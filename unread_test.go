@@ -100,7 +100,7 @@ func unreliableTurn(i int) turnstone.Commit {
 	}
 }
 
-func TestR14_AnErrorOfTheEngineIsNoDamage(t *testing.T) {
+func TestR16_AnErrorOfTheEngineIsNoDamage(t *testing.T) {
 	base := memory.New()
 	st := openStore(t, base, &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "a"})

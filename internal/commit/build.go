@@ -173,7 +173,7 @@ func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 	var id graph.ID // the node that is checked
 	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (struct{}, error) {
 		for _, id = range w.built.older {
-			if err := w.s.NotPruned(ctx, h.Revision, id); err != nil {
+			if err := l.NotPruned(ctx, h.Revision, id); err != nil {
 				return struct{}{}, err
 			}
 		}

@@ -341,6 +341,10 @@ func Kept(ctx context.Context, e engine.Engine, space *keys.Space, inc Incarnati
 type Tombstone struct {
 	Epoch  uint64 // of the lifecycle record that its batch set
 	Pruned bool   // it was vacuum that hid it: no retained revision leads to it
+	// Before is the nearest node before it that no call of Tombstone had hidden then, the one that set
+	// this tombstone included, or the zero id if there was none. All nodes in between are hidden as
+	// long as this one is; Before may be pruned, or hidden since. It is zero if the node is pruned.
+	Before graph.ID
 }
 
 // Seal returns t's record for key.
@@ -349,7 +353,11 @@ func (t Tombstone) Seal(key []byte) []byte {
 	if t.Pruned {
 		n |= 1
 	}
-	return codec.Seal(key, keys.Tombstone, binary.AppendUvarint(nil, n))
+	b := binary.AppendUvarint(make([]byte, 0, 42), n)
+	if !t.Before.IsZero() {
+		b = append(b, t.Before[:]...)
+	}
+	return codec.Seal(key, keys.Tombstone, b)
 }
 
 // OpenTombstone decodes the record of key.
@@ -359,8 +367,12 @@ func OpenTombstone(key, value []byte) (t Tombstone, err error) {
 		return t, err
 	}
 	v, n := codec.Uvarint(body)
-	if n <= 0 || n != len(body) {
-		return t, fmt.Errorf("%w: tombstone", record.ErrMalformed)
+	before := body[max(n, 0):]
+	copy(t.Before[:], before)
+	t.Epoch, t.Pruned = v>>1, v&1 != 0
+	wrong := len(before) > 0 && (len(before) != len(t.Before) || t.Before.IsZero() || t.Pruned)
+	if n <= 0 || wrong {
+		return Tombstone{}, fmt.Errorf("%w: tombstone", record.ErrMalformed)
 	}
-	return Tombstone{Epoch: v >> 1, Pruned: v&1 != 0}, nil
+	return t, nil
 }

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,21 +118,19 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 				return best, err
 			}
 		}
-		ended, err := of.endedAt(ctx, l, here, added.Position, node)
+		retained, err := h.retained(ctx, l.Inc)
 		if err != nil {
 			return best, err
 		}
-		if here && len(ended) == 0 && best.of == nil {
-			ended = []head.Revision{head.Revision(added.Revision) - 1}
+		ended, found, err := of.endedAt(ctx, l, here, added.Position, node, retained)
+		if err != nil {
+			return best, err
 		}
-		if len(ended) > 0 {
-			r, retained, err := h.newestRetained(ctx, l.Inc, ended)
-			if err != nil {
-				return best, err
-			}
-			if retained || best.of == nil {
-				best = turn{of: of, revision: r, retained: retained}
-			}
+		if here && !found && best.of == nil {
+			ended, found = head.Revision(added.Revision)-1, true
+		}
+		if found && (best.of == nil || retained(ended)) {
+			best = turn{of: of, revision: ended, retained: retained(ended)}
 		}
 		if best.retained || here {
 			break
@@ -142,63 +141,75 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 	return best, err
 }
 
-// endedAt returns the revisions of layer l whose leaf was node, in order. They include the one that
-// added the node, if that is here, and revision 0 of a fork that began at the node. l is the layer
-// of h's own incarnation, and added is where the node is if that is in this layer.
-func (h *History) endedAt(ctx context.Context, l Layer, here bool, added pack.Position, node graph.ID) (ended []head.Revision, err error) {
+// endedAt returns the newest retained revision of layer l whose leaf was node or, if none is retained,
+// the newest one. The one that added the node counts, if that is here, and revision 0 of a fork that
+// began at the node. l is the layer of h's own incarnation, and added is where the node is if that is
+// in this layer. However many turns ended at the node, endedAt reads those only that may be the one.
+func (h *History) endedAt(ctx context.Context, l Layer, here bool, added pack.Position, node graph.ID, retained func(head.Revision) bool) (newest head.Revision, found bool, err error) {
 	last := l.Last
 	if l.Nodes > 0 { // The session shares only a part of the last commit, without its leaf.
 		last--
 	}
 	places, err := h.places(ctx, Layer{Inc: l.Inc, Last: last}, turns.Name{Kind: turns.LeafEntry, ID: node})
 	if err != nil {
-		return nil, err
+		return 0, false, err
 	}
 	if here && head.Revision(added.Revision) <= last {
 		places = append(places, added)
 	}
+	slices.SortFunc(places, func(a, b pack.Position) int { return cmp.Compare(b.Revision, a.Revision) })
 	for _, p := range places {
-		t, err := h.TurnAt(ctx, head.Revision(p.Revision))
+		r := head.Revision(p.Revision)
+		if found && !retained(r) {
+			continue
+		}
+		t, err := h.TurnAt(ctx, r)
 		if err != nil {
-			return nil, err
+			return 0, false, err
 		}
-		if t.Leaf == node {
-			ended = append(ended, t.Revision)
+		if t.Leaf != node {
+			continue
 		}
+		if retained(r) {
+			return r, true, nil
+		}
+		newest, found = r, true
 	}
-	if h.Origin != nil && l.First == node {
-		ended = append(ended, 0)
+	if h.Origin != nil && l.First == node && (!found || retained(0)) {
+		return 0, true, nil
 	}
-	slices.Sort(ended)
-	return ended, nil
+	return newest, found, nil
 }
 
-// newestRetained returns the newest retained revision among some revisions of an incarnation. If
-// none is retained, it returns the newest one and false.
-func (s Store) newestRetained(ctx context.Context, inc heads.Incarnation, of []head.Revision) (r head.Revision, retained bool, err error) {
+// retained returns a function that reports whether the state at a revision of an incarnation can be
+// read. The function answers from what retained has read.
+func (s Store) retained(ctx context.Context, inc heads.Incarnation) (func(head.Revision) bool, error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil {
-		return 0, false, err
+		return nil, err
 	}
 	life, err := heads.OpenLife(key, values[0])
 	if err != nil {
-		return 0, false, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
+		return nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 	}
-	newest := of[len(of)-1]
-	if newest >= life.Floor || life.State != heads.Live {
-		return newest, life.State == heads.Live, nil
+	if life.State != heads.Live {
+		return func(head.Revision) bool { return false }, nil
+	}
+	return s.retainedBy(ctx, inc, life)
+}
+
+// retainedBy is retained for an incarnation that lives, with its lifecycle record.
+func (s Store) retainedBy(ctx context.Context, inc heads.Incarnation, life *heads.Life) (func(head.Revision) bool, error) {
+	if life.Floor == 0 {
+		return func(head.Revision) bool { return true }, nil
 	}
 	refs, err := heads.Kept(ctx, s.Engine, s.Space, inc, life)
+	kept := make(map[head.Revision]bool, len(refs))
 	for _, ref := range refs {
-		if _, ended := slices.BinarySearch(of, ref.Revision); ended && (!retained || ref.Revision > r) {
-			r, retained = ref.Revision, true
-		}
+		kept[ref.Revision] = true
 	}
-	if !retained {
-		r = newest
-	}
-	return r, retained, err
+	return func(r head.Revision) bool { return r >= life.Floor || kept[r] }, err
 }
 
 // Retained reports whether the state at revision r of an incarnation can be read: the
@@ -218,11 +229,6 @@ func (s Store) Retained(ctx context.Context, inc heads.Incarnation, life *heads.
 // be read. The function answers from what RetainedNow has read.
 func (s *Session) RetainedNow(ctx context.Context) (func(head.Revision) bool, error) {
 	return WithLifecycles(ctx, s, func(l *Lifecycles) (func(head.Revision) bool, error) {
-		refs, err := heads.Kept(ctx, s.Engine, s.Space, s.Inc, l.Own)
-		kept := map[head.Revision]bool{}
-		for _, r := range refs {
-			kept[r.Revision] = true
-		}
-		return func(r head.Revision) bool { return r >= l.Own.Floor || kept[r] }, err
+		return s.retainedBy(ctx, s.Inc, l.Own)
 	})
 }

@@ -96,44 +96,98 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	return out, nil
 }
 
-// Tail returns the end of the path to leaf, oldest node first: as much of it as has n nodes that
-// are not hidden, or the whole path. Hidden nodes in between are included. It reads backwards
-// from the leaf, one segment at a time.
-//
-// In most cases the leaf is in the last commit, and the path goes on in the segment before. Tail
-// looks there first, and asks the index only if the node is elsewhere.
-func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n int, hidden Tombstones) ([]Node, error) {
-	var out []Node
-	l, next := h.Own(last), last
-	for want := leaf; !want.IsZero() && n > 0; {
-		var segment []Node
-		var err error
-		if next > 0 {
-			if segment, next, err = h.segmentAt(ctx, l, next); err != nil {
-				return nil, err
-			}
-			next--
+// Tail returns the last n nodes on the path to leaf that are not hidden, or all of them, oldest
+// first. It reads backwards from the leaf, one segment at a time, and steps over hidden nodes without
+// reading them as far as their tombstones say where to go on.
+func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n int, hidden *Tombstones) (out []Node, err error) {
+	w := walk{h: h, last: last, layer: h.Own(last), next: last, hidden: hidden}
+	for want := leaf; !want.IsZero() && n > len(out); {
+		path, err := w.from(ctx, want, n-len(out))
+		if err != nil {
+			return nil, err
 		}
-		if !slices.ContainsFunc(segment, func(f Node) bool { return f.ID == want }) {
-			var at Position
-			if _, at, err = h.Find(ctx, last, want); err != nil {
-				return nil, linked(err, want)
+		for len(path) > 0 && n > len(out) {
+			if !hidden.knows(path[0].ID) { // Look at once for those that are likely to be needed.
+				if err := hidden.lookAll(ctx, path[:min(n-len(out)+1, len(path))]); err != nil {
+					return nil, err
+				}
 			}
-			l, next = at.Layer, head.Revision(at.Revision)
-			continue
-		}
-		for i := len(segment) - 1; i >= 0 && n > 0; i-- {
-			if segment[i].ID != want {
+			if !hidden.Has(path[0].ID) {
+				out, want, path = append(out, path[0]), path[0].Parent, path[1:]
 				continue
 			}
-			if !hidden.Has(want) {
-				n--
+			if want, err = hidden.visible(ctx, last, path[0].ID); err != nil {
+				return nil, err
 			}
-			out, want = append(out, segment[i]), segment[i].Parent
+			i := slices.IndexFunc(path, func(f Node) bool { return f.ID == want })
+			if path = path[max(i, 0):]; i < 0 { // It is elsewhere, and most likely not in the segment before.
+				path, w.next = nil, 0
+			}
 		}
 	}
 	slices.Reverse(out)
 	return out, nil
+}
+
+// A walk goes back from a node to its parent, and on to the root.
+type walk struct {
+	h      *History
+	last   head.Revision
+	layer  Layer         // that was read last
+	next   head.Revision // that the path goes on at most likely, or 0 if nothing is known
+	hidden *Tombstones
+}
+
+// from returns the beginning of the path from a node to the root, the node first: those nodes that are
+// in the same segment. In most cases the leaf is in the last commit, and the path goes on in the segment
+// before the one that was read. So from looks there first, and asks the index only if the node is
+// elsewhere. wanted is how many nodes the caller wants at most.
+func (w *walk) from(ctx context.Context, id graph.ID, wanted int) ([]Node, error) {
+	for {
+		if w.next > 0 {
+			nodes, err := w.read(ctx, wanted)
+			if err != nil {
+				return nil, err
+			}
+			if path := pathIn(nodes, id); len(path) > 0 {
+				return path, nil
+			}
+		}
+		_, at, err := w.h.Find(ctx, w.last, id)
+		if err != nil {
+			return nil, linked(err, id)
+		}
+		w.layer, w.next = at.Layer, head.Revision(at.Revision)
+	}
+}
+
+// read returns the nodes of the segment that has revision w.next. If that is loose, read returns those of
+// as many loose segments before it as are likely to have the wanted nodes, all in one call of the
+// engine: most turns have two nodes or more.
+func (w *walk) read(ctx context.Context, wanted int) (nodes []Node, err error) {
+	sealed, known := w.hidden.sealed[w.layer.Inc]
+	if !known || w.next <= sealed {
+		var first head.Revision
+		nodes, first, err = w.h.segmentAt(ctx, w.layer, w.next)
+		w.next = max(first, 1) - 1
+		return nodes, err
+	}
+	l, after := w.layer, w.next-min(w.next-sealed, head.Revision(wanted+1)/2)
+	if w.next < l.Last {
+		l.Last, l.Nodes, l.Commit = w.next, 0, head.CommitID{}
+	}
+	w.next = after
+	return w.h.AppendNodes(ctx, l, after, nil)
+}
+
+// pathIn returns those of the nodes that are on the path from id to the root, id first.
+func pathIn(nodes []Node, id graph.ID) (path []Node) {
+	for i := len(nodes) - 1; i >= 0; i-- {
+		if nodes[i].ID == id {
+			path, id = append(path, nodes[i]), nodes[i].Parent
+		}
+	}
+	return path
 }
 
 // linked turns ErrNodeNotFound into damage: something refers to the node, so it must exist.

@@ -12,22 +12,24 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
 
 // Show returns nodes as the session shows them. It leaves out hidden nodes. If the parent of a node
 // is hidden, the nearest node before it that is not becomes the parent. All payloads are in
 // Inline. Show changes the slice nodes.
-func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden Tombstones) ([]Node, error) {
+func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden *Tombstones) ([]Node, error) {
+	if err := hidden.lookAll(ctx, nodes); err != nil {
+		return nil, err
+	}
 	before := map[graph.ID]graph.ID{} // the nearest visible node before each hidden node
 	out := nodes[:0]
 	for _, n := range nodes {
 		if p, ok := before[n.Parent]; ok {
 			n.Parent = p
-		} else if hidden.Has(n.Parent) { // The parent is not among nodes.
+		} else { // The parent is shown, or not among nodes.
 			var err error
-			if n.Parent, err = h.visible(ctx, last, n.Parent, hidden); err != nil {
+			if n.Parent, err = hidden.visible(ctx, last, n.Parent); err != nil {
 				return nil, err
 			}
 		}
@@ -99,61 +101,10 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*head
 	return &st, err
 }
 
-// Tombstones are the nodes that a session does not show. The keys of the records have only the
-// first 8 bytes of the nodes' ids.
-type Tombstones map[[8]byte]struct{}
-
-// Has reports whether the session does not show node id.
-func (t Tombstones) Has(id graph.ID) bool {
-	_, dead := t[[8]byte(id[:8])]
-	return dead
-}
-
-// Add adds a node.
-func (t Tombstones) Add(id graph.ID) { t[[8]byte(id[:8])] = struct{}{} }
-
-// Tombstones returns the tombstones of the session, and those of its ancestors that were
-// set before the session forked from them.
-func (h *History) Tombstones(ctx context.Context) (Tombstones, error) {
-	out := Tombstones{}
-	for _, l := range h.Layers(0) {
-		for p, err := range h.Engine.Scan(ctx, h.Space.Of(keys.Tombstone, l.Inc)) {
-			if err != nil {
-				return nil, err
-			}
-			_, fields, ok := h.Space.Fields(p.Key)
-			t, err := heads.OpenTombstone(p.Key, p.Value)
-			if err == nil && !ok {
-				err = fmt.Errorf("%w: tombstone", record.ErrMalformed)
-			}
-			if err != nil {
-				return nil, codec.Corrupt(err, "tombstone at key %x of %s", p.Key, h.Name)
-			}
-			if t.Epoch <= l.Epoch {
-				out[[8]byte(fields[16:])] = struct{}{}
-			}
-		}
-	}
-	return out, nil
-}
-
-// visible returns id if the session shows that node. Otherwise it returns the nearest node before
-// it that the session shows, or the zero id.
-func (h *History) visible(ctx context.Context, last head.Revision, id graph.ID, hidden Tombstones) (graph.ID, error) {
-	for hidden.Has(id) {
-		n, _, err := h.Find(ctx, last, id)
-		if err != nil {
-			return graph.ID{}, linked(err, id)
-		}
-		id = n.Parent
-	}
-	return id, nil
-}
-
 // Shows reports whether the session shows a node: the node is in its graph and is not
 // tombstoned.
 func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
-	shown, err := Retry(ctx, s, func() (bool, error) {
+	shown, err := WithLifecycles(ctx, s, func(l *Lifecycles) (bool, error) {
 		h, _, _, err := s.ReadHead(ctx, 0)
 		if err != nil {
 			return false, err
@@ -161,7 +112,11 @@ func (s *Session) Shows(ctx context.Context, id graph.ID) (bool, error) {
 		if _, _, err := s.Find(ctx, h.Revision, id); err != nil {
 			return false, err
 		}
-		hidden, err := s.Tombstones(ctx)
+		hidden, err := l.Tombstones()
+		if err != nil {
+			return false, err
+		}
+		err = hidden.Look(ctx, id)
 		return !hidden.Has(id), err
 	})
 	if errors.Is(err, ErrNodeNotFound) {

@@ -36,7 +36,7 @@ type Walk struct {
 // Stream calls yield for the nodes of a walk that the session shows, with their payloads, until it
 // reports false. It holds one segment in memory, and the keys of the tombstones.
 func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) error {
-	hidden, err := Try(ctx, s, func() (Tombstones, error) { return s.Tombstones(ctx) })
+	hidden, err := s.tombstones(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,12 +50,23 @@ func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) err
 	return st.forward()
 }
 
+// tombstones reads all tombstones of the session.
+func (s *Session) tombstones(ctx context.Context) (*Tombstones, error) {
+	return WithLifecycles(ctx, s, func(l *Lifecycles) (*Tombstones, error) {
+		t, err := l.Tombstones()
+		if err == nil && len(t.layers) > 0 {
+			err = t.scan(ctx)
+		}
+		return t, err
+	})
+}
+
 // A stream is one call of Stream.
 type stream struct {
 	s      *Session
 	ctx    context.Context
 	w      Walk
-	hidden Tombstones
+	hidden *Tombstones // all of them
 	yield  func(Node) bool
 	ended  bool // yield has reported false
 }
@@ -175,7 +186,7 @@ func (st *stream) back() error {
 // setParent makes the nearest node before n that is not hidden its parent.
 func (st *stream) setParent(n *Node) (err error) {
 	if st.hidden.Has(n.Parent) {
-		n.Parent, err = Try(st.ctx, st.s, func() (graph.ID, error) { return st.s.visible(st.ctx, st.w.Last, n.Parent, st.hidden) })
+		n.Parent, err = Try(st.ctx, st.s, func() (graph.ID, error) { return st.hidden.visible(st.ctx, st.w.Last, n.Parent) })
 	}
 	return err
 }
@@ -342,7 +353,7 @@ func (st *stream) unerased(nodes []Node) ([]Node, error) {
 	if !slices.ContainsFunc(nodes, func(n Node) bool { return n.Erased }) {
 		return nodes, nil
 	}
-	now, err := Try(st.ctx, st.s, func() (Tombstones, error) { return st.s.Tombstones(st.ctx) })
+	now, err := st.s.tombstones(st.ctx)
 	if err != nil {
 		return nil, err
 	}

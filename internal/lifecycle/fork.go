@@ -63,7 +63,7 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.
 		node = h.Leaf
 	}
 	if node != h.Leaf {
-		if err := f.parent.NotPruned(ctx, h.Revision, node); err != nil {
+		if err := l.NotPruned(ctx, h.Revision, node); err != nil {
 			return nil, err
 		}
 	}
