@@ -42,8 +42,11 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	return e.Value.(*entry[K, V]).value, true
 }
 
-// Put sets the value of a key, which takes size bytes. The cache does not take a value that is
-// larger than half of its size; then the key has no value.
+// Takes reports whether the cache takes a value of a size: it is not larger than half of the cache.
+func (c *Cache[K, V]) Takes(size int) bool { return c != nil && size <= c.max/2 }
+
+// Put sets the value of a key, which takes size bytes. If the cache does not take it, the key has no
+// value then.
 func (c *Cache[K, V]) Put(key K, value V, size int) {
 	if c == nil {
 		return
@@ -53,7 +56,7 @@ func (c *Cache[K, V]) Put(key K, value V, size int) {
 	if e := c.by[key]; e != nil {
 		c.remove(e)
 	}
-	if size > c.max/2 {
+	if !c.Takes(size) {
 		return
 	}
 	c.by[key] = c.order.PushFront(&entry[K, V]{key, value, size})

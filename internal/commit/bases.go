@@ -39,7 +39,7 @@ func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	key := partKey{inc, name}
 	if old, ok := c.by.Get(key); ok && old.ID == b.ID && old.Revision == b.Revision {
 		b.Deltas, b.Content = min(b.Deltas, old.Deltas), old.Content
-	} else {
+	} else if c.by.Takes(len(b.Content)) {
 		b.Content = bytes.Clone(b.Content)
 	}
 	c.by.Put(key, b, len(b.Content))
