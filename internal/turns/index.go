@@ -2,12 +2,9 @@ package turns
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"hash/maphash"
 	"sync"
 
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -22,49 +19,12 @@ import (
 type Index struct {
 	inc heads.Incarnation
 
-	mu       sync.Mutex       // guards the fields below
-	revision head.Revision    // the last one that the index knows
-	runs     []run            // up to their last revision the entries are stored
-	loose    []looseEntry     // of the revisions after that, in order
-	by       map[uint64]int32 // the last entry of each hash in loose, plus 1
-	counted  int              // how many entries of loose the cache knows of
-	most     int              // how many loose entries there may be before somebody else may have sealed much of them
-}
-
-// A looseEntry is an entry of a loose segment.
-type looseEntry struct {
-	hash uint64
-	at   pack.Position
-	next int32 // the entry of the same hash before, plus 1, or 0
-}
-
-// A Name is what an entry is looked for by: the id of a node, or an event key or a turn id.
-type Name struct {
-	Kind Kind
-	ID   graph.ID // of NodeEntry and LeafEntry
-	Text string   // of KeyEntry and TurnEntry
-}
-
-var seed = maphash.MakeSeed()
-
-// loose returns the hash of a name in the loose part of an index.
-func (n *Name) loose() uint64 {
-	const mix = 0x9e3779b97f4a7c15 // an odd number without pattern, 2^64 by the golden ratio
-	if n.Kind == KeyEntry || n.Kind == TurnEntry {
-		return maphash.String(seed, n.Text) + uint64(n.Kind)*mix
-	}
-	return binary.LittleEndian.Uint64(n.ID[:]) + uint64(n.Kind)*mix
-}
-
-// stored returns the hash of a name in runs.
-func (n *Name) stored(r Reader) uint32 {
-	switch n.Kind {
-	case KeyEntry:
-		return hashName(r.Space.EventKey(n.Text))
-	case TurnEntry:
-		return hashName(r.Space.Turn(n.Text))
-	}
-	return hashID(n.ID)
+	mu       sync.Mutex    // guards the fields below
+	revision head.Revision // the last one that the index knows
+	runs     []run         // up to their last revision the entries are stored
+	loose    looseTable    // the entries of the revisions after that
+	counted  int           // how many entries of loose the cache knows of
+	most     int           // how many loose entries there may be before somebody else may have sealed much of them
 }
 
 // Indexes keeps the indexes of sessions.
@@ -74,8 +34,7 @@ type Indexes = cache.Cache[heads.Incarnation, *Index]
 func NewIndexes(maximum int) *Indexes { return cache.New[heads.Incarnation, *Index](maximum) }
 
 const (
-	looseBytes = 72   // what a loose entry takes in memory
-	mostLoose  = 8192 // entries: more than what a session gathers until it is sealed
+	mostLoose = 8192 // entries: more than what a session gathers until it is sealed
 	// mostCounted is what an index counts for at most. So the index of a session that is never sealed
 	// is kept as well: to read it at each commit would take ever longer.
 	mostCounted = 256 << 10
@@ -105,7 +64,7 @@ func (r Reader) Index(ctx context.Context, inc heads.Incarnation, last head.Revi
 // keep puts the index into the cache, with the size that it has now.
 func (ix *Index) keep(r Reader) {
 	ix.mu.Lock()
-	ix.counted = len(ix.loose)
+	ix.counted = len(ix.loose.entries)
 	ix.mu.Unlock()
 	r.Indexes.Put(ix.inc, ix, min(512+looseBytes*ix.counted, mostCounted))
 }
@@ -133,7 +92,7 @@ func (ix *Index) read(ctx context.Context, r Reader, last head.Revision) error {
 			return err
 		}
 		if done {
-			ix.runs, ix.loose, ix.by, ix.revision = next.runs, next.loose, next.by, next.revision
+			ix.runs, ix.loose, ix.revision = next.runs, next.loose, next.revision
 			return nil
 		}
 	}
@@ -156,16 +115,16 @@ func (ix *Index) life(ctx context.Context, r Reader) (*heads.Life, error) {
 func (ix *Index) advance(ctx context.Context, r Reader, last head.Revision) (done, grown bool, err error) {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
-	if len(ix.loose) > max(ix.most, mostLoose) {
+	if len(ix.loose.entries) > max(ix.most, mostLoose) {
 		life, err := ix.life(ctx, r)
 		if err != nil {
 			return false, false, err
 		}
 		ix.sealed(life)
-		ix.most = 2 * len(ix.loose)
+		ix.most = 2 * len(ix.loose.entries)
 	}
 	done, err = ix.follow(ctx, r, last)
-	return done, done && (len(ix.loose) > 2*ix.counted+64 || 2*len(ix.loose)+64 < ix.counted), err
+	return done, done && (len(ix.loose.entries) > 2*ix.counted+64 || 2*len(ix.loose.entries)+64 < ix.counted), err
 }
 
 // follow adds the entries of the loose segments up to a revision. It reports false if one of the
@@ -197,32 +156,8 @@ func (ix *Index) Add(t *Turn) {
 }
 
 func (ix *Index) add(t *Turn) {
-	revision := uint64(t.Revision)
-	for i := range t.Pack.Nodes {
-		n, at := &t.Pack.Nodes[i], pack.Position{Revision: revision, Index: i}
-		ix.addEntry(Name{Kind: NodeEntry, ID: n.ID}, at)
-		if n.Key != "" {
-			ix.addEntry(Name{Kind: KeyEntry, Text: n.Key}, at)
-		}
-	}
-	at := pack.Position{Revision: revision}
-	if t.Turn != "" {
-		ix.addEntry(Name{Kind: TurnEntry, Text: t.Turn}, at)
-	}
-	if t.movesLeaf() {
-		ix.addEntry(Name{Kind: LeafEntry, ID: t.Leaf}, at)
-	}
+	ix.loose.addTurn(t)
 	ix.revision = t.Revision
-}
-
-func (ix *Index) addEntry(n Name, at pack.Position) { ix.addHash(n.loose(), at) }
-
-func (ix *Index) addHash(hash uint64, at pack.Position) {
-	if ix.by == nil {
-		ix.by = map[uint64]int32{}
-	}
-	ix.loose = append(ix.loose, looseEntry{hash: hash, at: at, next: ix.by[hash]})
-	ix.by[hash] = int32(len(ix.loose))
 }
 
 // Sealed tells the index of the runs of a lifecycle record. The entries up to their last revision
@@ -241,14 +176,7 @@ func (ix *Index) sealed(life *heads.Life) {
 	if ix.revision < life.Indexed() {
 		ix.revision = life.Indexed()
 	}
-	rest := ix.loose
-	for len(rest) > 0 && rest[0].at.Revision <= uint64(life.Indexed()) {
-		rest = rest[1:]
-	}
-	ix.runs, ix.loose, ix.by = runsOf(ix.inc, life.Runs), nil, nil
-	for _, e := range rest {
-		ix.addHash(e.hash, e.at)
-	}
+	ix.runs, ix.loose = runsOf(ix.inc, life.Runs), ix.loose.after(uint64(life.Indexed()))
 }
 
 // Find returns the positions of the entries of a name, those of the newest revisions first. What
@@ -269,9 +197,7 @@ func (r Reader) Find(ctx context.Context, ix *Index, name Name) ([]pack.Position
 func (ix *Index) find(ctx context.Context, r Reader, name Name) (out []pack.Position, err error) {
 	hash := name.loose()
 	ix.mu.Lock()
-	for i := ix.by[hash]; i > 0; i = ix.loose[i-1].next {
-		out = append(out, ix.loose[i-1].at)
-	}
+	out = ix.loose.find(hash)
 	runs := ix.runs
 	ix.mu.Unlock()
 	if len(runs) == 0 {
