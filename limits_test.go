@@ -21,6 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 )
@@ -246,7 +247,7 @@ var bounds = map[string]bound{
 			_, err := s.Commit(ctx, c)
 			return err
 		}
-		size, turn := 2_100_000, 250
+		size, turn := turnstone.MaxCommitBytes+2848, 250
 		for _, margin := range []int{150, 0} { // what compresses a little makes the size inexact, the turn id does not
 			var le *turnstone.LimitError
 			if err := commit(size, turn); !errors.As(err, &le) {
@@ -466,8 +467,48 @@ func TestC10_LargerPayloadsCountUpToOneMebibyte(t *testing.T) {
 			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Payload: random(size, uint64(len(c.Nodes)))})
 		}
 	}
-	add(180, 5000)
+	add(140, 5000)
 	add(12, 135<<10)
 	add(4, 125<<10)
 	commitAt(t, s, c)
+}
+
+// What a commit may write can be sealed, and erased in part.
+func TestC10_TheLargestCommitCanBeSealedAndErased(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "a"})
+	vacuum := func() {
+		t.Helper()
+		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full := func(payload, of int) turnstone.Commit {
+		c := turnstone.Commit{Expected: turnstone.AnyRevision}
+		for i := range turnstone.MaxNodes {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Key: fmt.Sprint(of, "/", i), Payload: random(payload, uint64(i))})
+		}
+		return c
+	}
+	for i := range 7 { // runs that the next one could take in
+		commitTo(t, s, full(3, i))
+		if i == 3 || i == 5 || i == 6 {
+			vacuum()
+		}
+	}
+	for size := 480; ; size-- {
+		r, err := s.Commit(ctx, full(size, 9))
+		if errors.Is(err, turnstone.ErrLimit) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		vacuum()
+		if err := s.Tombstone(ctx, r.Nodes[7]); err != nil {
+			t.Fatal(err)
+		}
+		vacuum()
+		return
+	}
 }

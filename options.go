@@ -115,7 +115,9 @@ const (
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
 	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
 	// of them is stored ahead of the commit.
-	MaxCommitBytes = 2 << 20
+	// That leaves room in a batch for what sealing adds to the commit, and erasure to a
+	// commit of many nodes.
+	MaxCommitBytes = 1792 << 10
 	// MaxCommitWrites is how many records a commit may write: two for each
 	// attachment, two or more for each payload that is stored apart and each
 	// checkpoint part that is new, two for each label, group and parent of the

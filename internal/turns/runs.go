@@ -257,8 +257,12 @@ func (r Reader) pages(ctx context.Context, u run) (entries []Entry, ks [][]byte,
 	return entries, ks, nil
 }
 
+// mostEntry is how many bytes an entry takes in a page at most, in a session of less than 2^26 revisions.
+const mostEntry = 10
+
 // Append makes b add the entries of turns to the index of a session, and life name the runs that
-// there are then. The turns are those after the last revision of the index.
+// there are then. The turns are those after the last revision of the index. Runs stay as they are if
+// b, which has the segment of the turns already, would become larger than every engine accepts.
 func (r Reader) Append(ctx context.Context, b *engine.Batch, inc heads.Incarnation, life *heads.Life, turns []Turn) error {
 	var entries []Entry
 	for i := range turns {
@@ -269,7 +273,8 @@ func (r Reader) Append(ctx context.Context, b *engine.Batch, inc heads.Incarnati
 	old := map[string]bool{}
 	for u.bits = bitsOf(len(entries)); len(runs) > 0; {
 		before := runs[len(runs)-1]
-		if before.bits > u.bits || before.bits == heads.MaxRunBits {
+		if before.bits > u.bits || before.bits == heads.MaxRunBits ||
+			b.Bytes()+mostEntry*(len(entries)+pageEntries<<before.bits) > engine.MinLimits.BatchBytes {
 			break
 		}
 		some, ks, err := r.pages(ctx, before)
