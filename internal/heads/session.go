@@ -211,6 +211,9 @@ func OpenLife(key, value []byte) (*Life, error) {
 		last, b = last+head.Revision(step), b[n+m:]
 		l.Runs = append(l.Runs, Run{Last: last, Bits: int(bits)})
 	}
+	if l.Packed > l.Sealed || l.Sealed > last {
+		return nil, fmt.Errorf("%w: lifecycle", record.ErrMalformed)
+	}
 	return l, nil
 }
 

@@ -58,7 +58,7 @@ type Store struct {
 // WithCache returns s with caches that take so many bytes: most of it for segments, the rest for
 // indexes.
 func (s Store) WithCache(bytes int) Store {
-	s.Cache, s.Indexes, s.Pages = turns.NewCache(bytes*3/4), turns.NewIndexes(bytes/8), turns.NewPages(bytes/8)
+	s.Cache, s.Indexes, s.Pages = turns.NewCache(bytes*5/8), turns.NewIndexes(bytes/4), turns.NewPages(bytes/8)
 	return s
 }
 

@@ -37,7 +37,7 @@ const (
 	mostLoose = 8192 // entries: more than what a session gathers until it is sealed
 	// mostCounted is what an index counts for at most. So the index of a session that is never sealed
 	// is kept as well: to read it at each commit would take ever longer.
-	mostCounted = 256 << 10
+	mostCounted = 64 << 10
 )
 
 // Index returns the index of an incarnation, which knows the revisions up to last at least. It

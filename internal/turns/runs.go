@@ -156,13 +156,16 @@ func (u *run) open(key, value []byte) (entries []Entry, err error) {
 	hash := uint64(0)
 	entries = make([]Entry, 0, len(b)/5)
 	for len(b) > 0 && err == nil {
-		hash += next()
-		at := next()
+		step, at := next(), next()
+		if step > 1<<32-1 || at>>2 > uint64(u.last-u.first) {
+			return nil, fmt.Errorf("%w: index", record.ErrMalformed)
+		}
+		hash += step
 		e := Entry{Hash: uint32(hash), Kind: Kind(at & 3), At: pack.Position{Revision: uint64(u.first) + at>>2}}
 		if e.Kind <= KeyEntry {
 			e.At.Index = int(next() & (1<<31 - 1))
 		}
-		if hash > 1<<32-1 || e.At.Revision > uint64(u.last) || e.At.Index >= pack.MaxNodes {
+		if hash > 1<<32-1 || e.At.Index >= pack.MaxNodes || len(entries) > 0 && e.compare(entries[len(entries)-1]) <= 0 {
 			err = fmt.Errorf("%w: index", record.ErrMalformed)
 		}
 		entries = append(entries, e)
