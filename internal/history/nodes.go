@@ -31,13 +31,17 @@ func (h *History) nodeOf(l Layer, t *turns.Turn, index int) Node {
 	return Node{Node: t.Pack.Nodes[index], Revision: t.Revision, Index: index, Inherited: l.Inc != h.Inc}
 }
 
+// nodes returns how many nodes of a turn the session shares.
+func (l *Layer) nodes(t *turns.Turn) int {
+	if t.Revision == l.Last && l.Nodes > 0 {
+		return min(len(t.Pack.Nodes), l.Nodes)
+	}
+	return len(t.Pack.Nodes)
+}
+
 // AppendTurn appends to all the nodes of a turn of a layer that the session shares.
 func (h *History) AppendTurn(all []Node, l Layer, t *turns.Turn) []Node {
-	n := len(t.Pack.Nodes)
-	if t.Revision == l.Last && l.Nodes > 0 {
-		n = min(n, l.Nodes)
-	}
-	for i := range n {
+	for i := range l.nodes(t) {
 		all = append(all, h.nodeOf(l, t, i))
 	}
 	return all
@@ -100,15 +104,15 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 // first. It reads backwards from the leaf, one segment at a time, and steps over hidden nodes without
 // reading them as far as their tombstones say where to go on.
 func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n int, hidden *Tombstones) (out []Node, err error) {
-	w := walk{h: h, last: last, layer: h.Own(last), next: last, hidden: hidden}
+	w := walk{h: h, last: last, hidden: hidden, layer: h.Own(last), next: last}
 	for want := leaf; !want.IsZero() && n > len(out); {
-		path, err := w.from(ctx, want, n-len(out))
+		path, err := w.from(ctx, want, n-len(out)+1) // one more, as the parent of the first node is looked for as well
 		if err != nil {
 			return nil, err
 		}
 		for len(path) > 0 && n > len(out) {
-			if !hidden.knows(path[0].ID) { // Look at once for those that are likely to be needed.
-				if err := hidden.lookAll(ctx, path[:min(n-len(out)+1, len(path))]); err != nil {
+			if !hidden.knows(path[0].ID) {
+				if err := hidden.lookAll(ctx, path); err != nil {
 					return nil, err
 				}
 			}
@@ -119,10 +123,7 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 			if want, err = hidden.visible(ctx, last, path[0].ID); err != nil {
 				return nil, err
 			}
-			i := slices.IndexFunc(path, func(f Node) bool { return f.ID == want })
-			if path = path[max(i, 0):]; i < 0 { // It is elsewhere, and most likely not in the segment before.
-				path, w.next = nil, 0
-			}
+			path, w.next = nil, 0 // It is not likely to be in the segment before.
 		}
 	}
 	slices.Reverse(out)
@@ -133,61 +134,80 @@ func (h *History) Tail(ctx context.Context, last head.Revision, leaf graph.ID, n
 type walk struct {
 	h      *History
 	last   head.Revision
-	layer  Layer         // that was read last
-	next   head.Revision // that the path goes on at most likely, or 0 if nothing is known
 	hidden *Tombstones
+	layer  Layer         // that was read last
+	turns  []*turns.Turn // of it, in order
+	next   head.Revision // that the path goes on at most likely, or 0 if nothing is known
 }
 
 // from returns the beginning of the path from a node to the root, the node first: those nodes that are
-// in the same segment. In most cases the leaf is in the last commit, and the path goes on in the segment
-// before the one that was read. So from looks there first, and asks the index only if the node is
-// elsewhere. wanted is how many nodes the caller wants at most.
-func (w *walk) from(ctx context.Context, id graph.ID, wanted int) ([]Node, error) {
-	for {
-		if w.next > 0 {
-			nodes, err := w.read(ctx, wanted)
-			if err != nil {
-				return nil, err
-			}
-			if path := pathIn(nodes, id); len(path) > 0 {
-				return path, nil
-			}
+// in the same segment, but no more than most. In most cases the leaf is in the last commit, and the path
+// goes on in the segment before the one that was read. So from looks there first, and asks the index
+// only if the node is elsewhere.
+func (w *walk) from(ctx context.Context, id graph.ID, most int) ([]Node, error) {
+	path := w.path(id, most)
+	if len(path) == 0 && w.next > 0 {
+		if err := w.read(ctx, most); err != nil {
+			return nil, err
 		}
-		_, at, err := w.h.Find(ctx, w.last, id)
-		if err != nil {
-			return nil, linked(err, id)
-		}
-		w.layer, w.next = at.Layer, head.Revision(at.Revision)
+		path = w.path(id, most)
 	}
+	if len(path) > 0 {
+		return path, nil
+	}
+	_, at, err := w.h.Find(ctx, w.last, id)
+	if err != nil {
+		return nil, linked(err, id)
+	}
+	w.layer, w.next = at.Layer, head.Revision(at.Revision)
+	if err := w.read(ctx, most); err != nil {
+		return nil, err
+	}
+	if path = w.path(id, most); len(path) == 0 {
+		return nil, codec.Corrupt(record.ErrMissing, "node %s of %s", id, w.h.Name)
+	}
+	return path, nil
 }
 
-// read returns the nodes of the segment that has revision w.next. If that is loose, read returns those of
-// as many loose segments before it as are likely to have the wanted nodes, all in one call of the
-// engine: most turns have two nodes or more.
-func (w *walk) read(ctx context.Context, wanted int) (nodes []Node, err error) {
-	sealed, known := w.hidden.sealed[w.layer.Inc]
-	if !known || w.next <= sealed {
-		var first head.Revision
-		nodes, first, err = w.h.segmentAt(ctx, w.layer, w.next)
-		w.next = max(first, 1) - 1
-		return nodes, err
-	}
-	l, after := w.layer, w.next-min(w.next-sealed, head.Revision(wanted+1)/2)
-	if w.next < l.Last {
-		l.Last, l.Nodes, l.Commit = w.next, 0, head.CommitID{}
-	}
-	w.next = after
-	return w.h.AppendNodes(ctx, l, after, nil)
-}
-
-// pathIn returns those of the nodes that are on the path from id to the root, id first.
-func pathIn(nodes []Node, id graph.ID) (path []Node) {
-	for i := len(nodes) - 1; i >= 0; i-- {
-		if nodes[i].ID == id {
-			path, id = append(path, nodes[i]), nodes[i].Parent
+// path returns those nodes of the turns that are on the path from id to the root, id first, but no
+// more than most.
+func (w *walk) path(id graph.ID, most int) (path []Node) {
+	for i := len(w.turns) - 1; i >= 0; i-- {
+		t := w.turns[i]
+		for j := w.layer.nodes(t) - 1; j >= 0 && len(path) < most; j-- {
+			if n := &t.Pack.Nodes[j]; n.ID == id {
+				path, id = append(path, w.h.nodeOf(w.layer, t, j)), n.Parent
+			}
 		}
 	}
 	return path
+}
+
+// read reads the turns of the segment that has revision w.next. If that is loose, it reads as many loose
+// segments before it as are likely to have most nodes, all in one call of the engine: most turns have two
+// nodes or more. If the node is not there, the index has to say where it is.
+func (w *walk) read(ctx context.Context, most int) error {
+	w.turns = w.turns[:0]
+	sealed, known := w.hidden.sealed[w.layer.Inc]
+	if known && w.next > sealed {
+		of := turns.Range{Inc: w.layer.Inc, Name: w.h.Name, After: w.next - min(w.next-sealed, head.Revision(most+1)/2), Last: w.next}
+		w.next = of.After
+		return w.h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
+			w.turns = append(w.turns, t)
+			return nil
+		})
+	}
+	segment, err := w.h.Reader.At(ctx, w.layer.Inc, w.next)
+	if err != nil {
+		return codec.Corrupt(err, "commit %d of %s", w.next, w.h.Name)
+	}
+	for i := range segment.Turns {
+		if t := &segment.Turns[i]; t.Revision <= w.layer.Last {
+			w.turns = append(w.turns, t)
+		}
+	}
+	w.next = segment.First - 1
+	return nil
 }
 
 // linked turns ErrNodeNotFound into damage: something refers to the node, so it must exist.

@@ -18,29 +18,16 @@ import (
 // Show returns nodes as the session shows them. It leaves out hidden nodes. If the parent of a node
 // is hidden, the nearest node before it that is not becomes the parent. All payloads are in
 // Inline. Show changes the slice nodes.
-func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden *Tombstones) ([]Node, error) {
-	if err := hidden.lookAll(ctx, nodes); err != nil {
-		return nil, err
+func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hidden *Tombstones) (out []Node, err error) {
+	if out = nodes; len(hidden.layers) > 0 {
+		if out, err = hidden.leaveOut(ctx, last, nodes); err != nil {
+			return nil, err
+		}
 	}
-	before := map[graph.ID]graph.ID{} // the nearest visible node before each hidden node
-	out := nodes[:0]
-	for _, n := range nodes {
-		if p, ok := before[n.Parent]; ok {
-			n.Parent = p
-		} else { // The parent is shown, or not among nodes.
-			var err error
-			if n.Parent, err = hidden.visible(ctx, last, n.Parent); err != nil {
-				return nil, err
-			}
+	for i := range out {
+		if out[i].Erased {
+			return nil, codec.Corrupt(record.ErrMissing, "tombstone of erased node %s of %s", out[i].ID, h.Name)
 		}
-		if hidden.Has(n.ID) {
-			before[n.ID] = n.Parent
-			continue
-		}
-		if n.Erased {
-			return nil, codec.Corrupt(record.ErrMissing, "tombstone of erased node %s of %s", n.ID, h.Name)
-		}
-		out = append(out, n)
 	}
 	return out, h.readPayloads(ctx, out)
 }

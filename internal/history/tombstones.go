@@ -143,6 +143,32 @@ func (t *Tombstones) add(of [8]byte, l Layer, key, value []byte) error {
 	return nil
 }
 
+// leaveOut leaves hidden nodes out. Those that follow them follow the nearest nodes before that are
+// shown. It changes the slice nodes.
+func (t *Tombstones) leaveOut(ctx context.Context, last head.Revision, nodes []Node) ([]Node, error) {
+	if err := t.lookAll(ctx, nodes); err != nil {
+		return nil, err
+	}
+	before := map[graph.ID]graph.ID{} // the nearest visible node before each hidden node
+	out := nodes[:0]
+	for _, n := range nodes {
+		if p, ok := before[n.Parent]; ok {
+			n.Parent = p
+		} else { // The parent is shown, or not among nodes.
+			var err error
+			if n.Parent, err = t.visible(ctx, last, n.Parent); err != nil {
+				return nil, err
+			}
+		}
+		if t.Has(n.ID) {
+			before[n.ID] = n.Parent
+			continue
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
 // visible returns id if the session shows that node. Otherwise it returns the nearest node before
 // it that the session shows, or the zero id.
 func (t *Tombstones) visible(ctx context.Context, last head.Revision, id graph.ID) (graph.ID, error) {
