@@ -197,9 +197,9 @@ func (w *walk) read(ctx context.Context, most int) error {
 			return nil
 		})
 	}
-	segment, err := w.h.Reader.At(ctx, w.layer.Inc, w.next)
+	segment, err := w.h.Reader.At(ctx, w.layer.Inc, w.h.Name, w.next)
 	if err != nil {
-		return codec.Corrupt(err, "commit %d of %s", w.next, w.h.Name)
+		return err
 	}
 	for i := range segment.Turns {
 		if t := &segment.Turns[i]; t.Revision <= w.layer.Last {
