@@ -32,6 +32,9 @@ func IncarnationOf(s *Session) heads.Incarnation { return s.session.Inc }
 // EngineOf returns the engine of st.
 func EngineOf(st *Store) engine.Engine { return st.engine }
 
+// FlattenFrom makes st flatten forks of more ancestors than n.
+func FlattenFrom(st *Store, n int) { st.lifecycle.Limits.Ancestors = n }
+
 // SealFast seals s as the background does.
 func SealFast(ctx context.Context, s *Session) error { return s.seal(ctx, false) }
 

@@ -229,14 +229,6 @@ var bounds = map[string]bound{
 		commitAt(t, s, turnstone.Commit{})
 		return func(n int) error { return s.Keep(ctx, fmt.Sprint(n), 1) }
 	}},
-	"ancestors": {maximum: turnstone.MaxAncestors, limit: "ancestors", steps: func(t *testing.T) func(int) error {
-		st := openStore(t, memory.New(), nil)
-		create(t, st, turnstone.Request{ID: "0"})
-		return func(n int) error {
-			_, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(n), Parent: fmt.Sprint(n - 1)})
-			return err
-		}
-	}},
 	"commit bytes": {maximum: turnstone.MaxCommitBytes, limit: "bytes", try: func(t *testing.T, n int) error {
 		s := limited(t)
 		commit := func(size, turn int) error {
@@ -437,7 +429,6 @@ func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
 		"parts":       {turnstone.MaxParts, heads.MaxParts},
 		"models":      {turnstone.MaxSessionModels, heads.MaxModels},
 		"labels":      {turnstone.MaxLabels, heads.MaxLabels},
-		"ancestors":   {turnstone.MaxAncestors, heads.MaxAncestors},
 	} {
 		if l[0] != l[1] {
 			t.Errorf("%s: %d of a request, %d of a record", name, l[0], l[1])

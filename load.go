@@ -196,7 +196,7 @@ type Node struct {
 	Key         string
 	Payload     []byte
 	Attachments []blob.Attachment
-	Revision    head.Revision // of the commit that added it, in the session that did
+	Revision    head.Revision // of the commit that added it, in the session that did or, in a flattened fork, in the copy of its history
 	Inherited   bool          // added by an ancestor, before this session forked from it
 }
 

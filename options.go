@@ -108,7 +108,6 @@ const (
 	MaxLabels         = 64       // labels of a session
 	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
 	MaxKept           = 1000     // revisions of a session that are kept by name
-	MaxAncestors      = 256      // ancestors of an attached fork: forks of forks
 	MaxPage           = 1000     // sessions of a page of List
 	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 

@@ -99,7 +99,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
-	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: MaxAncestors, Kept: MaxKept, Labels: MaxLabels}}
+	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Kept: MaxKept, Labels: MaxLabels}}
 	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"testing"
 	"testing/iotest"
 	"time"
 
@@ -111,6 +112,36 @@ var forks = []behaviour{
 		})
 		s.create(turnstone.Request{ID: "of-deep", Parent: "deep"})
 		s.reads(s.session("of-deep"), turnstone.Scope{}, append(append([]string{}, want[:8]...), "x")...)
+	}},
+	{name: "F9_ForksOfForksHaveNoLimit", test: func(s *suite) {
+		deep := 600
+		if testing.Short() {
+			deep = 300
+		}
+		s.grow(s.create(turnstone.Request{ID: "0"}), 0, "0")
+		want := []string{"0"}
+		for i := 1; i < deep; i++ {
+			f := s.create(turnstone.Request{ID: fmt.Sprint(i), Parent: fmt.Sprint(i - 1)})
+			key := turnstone.NewNode{Kind: "text", Key: fmt.Sprint("key ", i), Payload: []byte(fmt.Sprint(i))}
+			s.commit(f, turnstone.Commit{Nodes: []turnstone.NewNode{key}, Checkpoint: map[string][]byte{"at": key.Payload}})
+			want = append(want, fmt.Sprint(i))
+		}
+		last := fmt.Sprint(deep - 1)
+		s.twice(func() {
+			p := s.session(last)
+			s.reads(p, turnstone.Scope{}, want...)
+			s.reads(p, turnstone.Scope{Full: true}, want...)
+			s.reads(p, turnstone.Scope{Last: 2}, want[deep-2:]...)
+			n, err := p.NodeByKey(ctx, "key 7")
+			s.must(err)
+			s.equal("node of session 7", string(n.Payload), "7")
+			_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Key: "key 7"}}})
+			s.is(err, turnstone.ErrInvalid)
+		})
+		for i := range deep - 1 {
+			s.must(s.Factory.Delete(ctx, fmt.Sprint(i), turnstone.KeepChildren))
+		}
+		s.twice(func() { s.reads(s.session(last), turnstone.Scope{}, want...) })
 	}},
 	{name: "F5_DeletingAParentLeavesForksWhole", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "p"})

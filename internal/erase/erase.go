@@ -57,6 +57,15 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 	if err != nil {
 		return nil, err
 	}
+	// Vacuum removes the entries that lead to flattened forks.
+	related, err := s.withForks(ctx, incs)
+	if err != nil {
+		return nil, err
+	}
+	firsts, err := s.firstNodes(ctx, incs)
+	if err != nil {
+		return nil, err
+	}
 	if err := remove(ctx, incs[0]); err != nil {
 		return nil, err
 	}
@@ -66,8 +75,11 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 		return nil, removed.Result(err)
 	}
 	shares := func(l history.Layer) bool { return slices.Contains(incs, l.Inc) && l.Last > 0 }
-	r, err := s.receipt(ctx, incs, blobs, func(fork *history.Session) (bool, error) {
-		return slices.ContainsFunc(fork.Layers(^head.Revision(0)), shares), nil
+	r, err := s.receipt(ctx, related, blobs, func(fork *history.Session) (bool, error) {
+		if slices.ContainsFunc(fork.Layers(^head.Revision(0)), shares) {
+			return true, nil
+		}
+		return copies(ctx, fork, firsts)
 	})
 	if err == nil && len(r.HeldBy) == 0 {
 		err = s.checkRemoved(ctx, id, incs, unfinished)
@@ -93,7 +105,7 @@ func (s Store) checkRemoved(ctx context.Context, id string, incs, unfinished []h
 // Nodes erases nodes of a session. remove tombstones them. After remove has succeeded, every
 // error matches change.ErrIncomplete.
 func (s Store) Nodes(ctx context.Context, of *history.Session, ids []graph.ID, remove, vacuum func(context.Context) error) (*Receipt, error) {
-	blobs, owners, err := blobsOfNodes(ctx, of, ids)
+	blobs, owners, err := s.blobsOfNodes(ctx, of, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -122,16 +134,22 @@ func showsAny(ctx context.Context, s *history.Session, ids []graph.ID) (bool, er
 }
 
 // blobsOfNodes returns the blobs that nodes of a session refer to, and the incarnations
-// that added the nodes.
-func blobsOfNodes(ctx context.Context, of *history.Session, ids []graph.ID) (blobs []blob.ID, owners []heads.Incarnation, err error) {
+// that added the nodes or have copies of them for the session.
+func (s Store) blobsOfNodes(ctx context.Context, of *history.Session, ids []graph.ID) (blobs []blob.ID, owners []heads.Incarnation, err error) {
 	for _, id := range ids {
 		n, at, err := of.NodeNow(ctx, id)
 		if err != nil {
 			return nil, nil, err
 		}
 		blobs = append(blobs, n.Blobs()...)
-		if !slices.Contains(owners, at.Layer.Inc) {
-			owners = append(owners, at.Layer.Inc)
+		all, err := s.owners(ctx, &of.History, at.Layer.Inc, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, inc := range all {
+			if !slices.Contains(owners, inc) {
+				owners = append(owners, inc)
+			}
 		}
 	}
 	return blobs, owners, nil

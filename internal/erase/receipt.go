@@ -127,15 +127,24 @@ func (s Store) holders(ctx context.Context, incs []heads.Incarnation, holds func
 	return ids, related, nil
 }
 
-// withForks returns incarnations and their forks.
+// withForks returns incarnations and their forks. A flattened fork is listed as a fork of its parent
+// only, so withForks looks for the forks of the forks as well.
 func (s Store) withForks(ctx context.Context, incs []heads.Incarnation) ([]heads.Incarnation, error) {
-	out := slices.Clone(incs)
+	out, seen := slices.Clone(incs), map[heads.Incarnation]bool{}
 	for _, inc := range incs {
-		forks, err := s.Forks(ctx, inc)
+		seen[inc] = true
+	}
+	for i := 0; i < len(out); i++ {
+		forks, err := s.Forks(ctx, out[i])
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, forks...)
+		for _, fork := range forks {
+			if !seen[fork] {
+				seen[fork] = true
+				out = append(out, fork)
+			}
+		}
 	}
 	return out, nil
 }

@@ -128,7 +128,7 @@ const (
 // keeps, renames, deletes or vacuums guards it and sets it with the next epoch. So does a commit
 // that names a node other than the head's leaf and its own new ones. Other commits don't touch it.
 type Life struct {
-	Session     keys.Hash // of the session id
+	Session     keys.Hash // of the session id; zero for the copy of a history that a fork was flattened to
 	State       LifeState
 	Floor       head.Revision // the first revision that retention keeps; of a deleted session, the one after its last
 	Epoch       uint64        // +1 at every write
@@ -235,7 +235,8 @@ type Ancestor struct {
 	Epoch       uint64        // of its lifecycle at the fork: its tombstones up to here count
 }
 
-// MaxAncestors bounds forks of forks.
+// MaxAncestors is how many ancestors an origin can have. A fork that would have more is flattened: see
+// package lifecycle.
 const MaxAncestors = 256
 
 // An Origin is what an attached fork begins with; it never changes.

@@ -33,7 +33,7 @@ type Fork struct {
 }
 
 // ForkAt returns the state that a fork of the session at node begins with. now is the session's
-// head. The caller has checked that the fork would not have too many ancestors.
+// head. The fork may have one ancestor more than an origin can have: the caller flattens it then.
 //
 // The fork takes over the checkpoint of the newest retained revision whose leaf was the node.
 // If the node was the leaf of no revision, the fork takes over the checkpoint before the commit

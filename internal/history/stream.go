@@ -36,7 +36,7 @@ type Walk struct {
 // Stream calls yield for the nodes of a walk that the session shows, with their payloads, until it
 // reports false. It holds one segment in memory, and the keys of the tombstones.
 func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) error {
-	hidden, err := s.tombstones(ctx)
+	hidden, err := s.AllTombstones(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,8 +50,8 @@ func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) err
 	return st.forward()
 }
 
-// tombstones reads all tombstones of the session.
-func (s *Session) tombstones(ctx context.Context) (*Tombstones, error) {
+// AllTombstones reads all tombstones of the session.
+func (s *Session) AllTombstones(ctx context.Context) (*Tombstones, error) {
 	return WithLifecycles(ctx, s, func(l *Lifecycles) (*Tombstones, error) {
 		t, err := l.Tombstones()
 		if err == nil && len(t.layers) > 0 {
@@ -353,7 +353,7 @@ func (st *stream) unerased(nodes []Node) ([]Node, error) {
 	if !slices.ContainsFunc(nodes, func(n Node) bool { return n.Erased }) {
 		return nodes, nil
 	}
-	now, err := st.s.tombstones(st.ctx)
+	now, err := st.s.AllTombstones(st.ctx)
 	if err != nil {
 		return nil, err
 	}

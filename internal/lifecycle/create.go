@@ -39,6 +39,7 @@ type creator struct {
 	*Store
 	request *Request
 	stage   commit.Stage // the blobs of a fork's checkpoint
+	copied  copied       // what a flattened fork inherits
 	session *history.Session
 	state   *history.State
 	created bool
@@ -103,7 +104,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
-		if s.Origin, err = n.fork(ctx, &b, n.request, &about, &n.stage); err != nil {
+		if s.Origin, err = n.fork(ctx, &b, n.request, &about, &n.stage, &n.copied); err != nil {
 			return nil, err
 		}
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A forker makes a new session a child of another one. An attached fork copies no history:
+// A forker makes a new session a child of another one. An attached fork copies no history,
+// unless it would have too many ancestors (flatten.go):
 // its origin says how much it shares of the parent and of each of the parent's ancestors.
 // The batch guards and sets the lifecycle records of all of them. So it fails if somebody
 // removes or rewrites a part of these histories before it is applied.
@@ -25,18 +25,19 @@ type forker struct {
 	seen   head.Revision // the revision at which the parent was seen last
 	about  *heads.About  // the metadata of the new session
 	stage  *commit.Stage
+	copied *copied      // of what the parent inherits, if the fork is flattened: see flatten
 	batch  engine.Batch // what one attempt adds
 }
 
 // fork adds to b what makes the new session a child of the session r.Parent, and completes
 // its metadata. It returns the origin of the new session, or nil for a detached fork.
-func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *heads.About, stage *commit.Stage) (*heads.Origin, error) {
+func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *heads.About, stage *commit.Stage, copied *copied) (*heads.Origin, error) {
 	parent, state, err := st.OpenSession(ctx, r.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("parent: %w", err)
 	}
 	about.Parent, stage.Owner = parent.Inc, parent.Inc
-	f := forker{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage}
+	f := forker{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage, copied: copied}
 	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*heads.Origin, error) {
 		f.batch = engine.Batch{}
 		return f.attempt(ctx, l, r.ForkNode)
@@ -80,15 +81,19 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.
 // attach makes the new session share the history of the parent, whose head is h, up to the
 // fork node.
 func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head) (*heads.Origin, error) {
-	if err := f.checkLimit(); err != nil {
-		return nil, err
-	}
 	fork, err := f.parent.ForkAt(ctx, h, f.about.ForkNode)
 	if err != nil {
 		return nil, err
 	}
-	for i := range fork.Ancestors {
-		if err := f.holdAncestor(ctx, l, fork, &fork.Ancestors[i]); err != nil {
+	hold := fork.Ancestors
+	if len(hold) > f.Limits.Ancestors {
+		if err := f.flatten(ctx, l, fork); err != nil {
+			return nil, err
+		}
+		hold = fork.Ancestors[1:]
+	}
+	for i := range hold {
+		if err := f.holdAncestor(ctx, l, fork, &hold[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -98,15 +103,6 @@ func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Hea
 		}
 	}
 	return &fork.Origin, nil
-}
-
-// checkLimit fails if the fork would have too many ancestors.
-func (f *forker) checkLimit() error {
-	if o := f.parent.Origin; o != nil && len(o.Ancestors) >= f.Limits.Ancestors {
-		have := int64(len(o.Ancestors) + 1)
-		return &change.Limit{Limit: "ancestors", Where: "session " + f.parent.ID, Have: have, Max: int64(f.Limits.Ancestors)}
-	}
-	return nil
 }
 
 // holdAncestor adds the entry that makes an ancestor keep what the fork shares of it, and

@@ -19,7 +19,7 @@ type Store struct {
 
 // Limits are the limits that depend on what a session has already.
 type Limits struct {
-	Ancestors int // How many ancestors a fork may have.
+	Ancestors int // A fork of more ancestors is flattened.
 	Kept      int // How many revisions a session may keep by name.
 	Labels    int // How many labels a session may have.
 }

@@ -3,7 +3,6 @@ package pack
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -103,6 +102,14 @@ func (p *Pack) Erase(i int) {
 	p.salts[i] = [hash.Size]byte{}
 }
 
+// Cut removes the nodes from the n-th on. The others keep their ids.
+func (p *Pack) Cut(n int) {
+	p.Nodes = p.Nodes[:n:n]
+	if p.salts != nil {
+		p.salts = p.salts[:n:n]
+	}
+}
+
 // Erased reports whether the content of one of p's nodes was removed.
 func (p *Pack) Erased() bool { return p.salts != nil }
 
@@ -141,9 +148,6 @@ func Decode(d *codec.Decoder, payloads []byte, revision uint64) (p Pack, rest []
 			if salted[i] = !d.Null(); salted[i] {
 				d.Fixed(p.salts[i][:])
 			}
-		}
-		if !slices.Contains(salted, false) {
-			d.Fail("salts of nodes none of which is erased")
 		}
 	default:
 		d.Fixed(p.Salt[:])

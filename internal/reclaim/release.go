@@ -26,9 +26,11 @@ import (
 
 // release drops the edges of a deleted session that no attached fork holds. The revision up
 // to which forks hold a deleted session never rises: only a fork that holds it already can be
-// forked, and the new fork holds no more.
+// forked, and the new fork holds no more. There is one exception, the copy of a history that a
+// fork was flattened to: a collection may have seen it, empty, before the fork was made.
 func (cy *cycle) release(ctx context.Context, v *view) error {
 	if v.held >= v.mark.held {
+		v.mark.held = v.held
 		return nil
 	}
 	l := &linker{cy: cy, guards: v.guards}

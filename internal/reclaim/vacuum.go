@@ -204,14 +204,15 @@ func (c *cleaning) readLife(ctx context.Context) error {
 }
 
 // cleanDeleted removes a deleted session, or what no fork holds of it. It does nothing until a
-// collection has dropped the edges of what is to be removed.
+// collection has dropped the edges of what is to be removed, and has added those of a copy that
+// a fork holds by now.
 func (c *cleaning) cleanDeleted(ctx context.Context) error {
 	held := head.Revision(0)
 	for _, h := range c.holders {
 		held = max(held, h.ancestor.Revision)
 	}
 	switch {
-	case c.mark.held > held:
+	case c.mark.held != held:
 		return nil
 	case len(c.holders) == 0:
 		return c.remove(ctx)

@@ -17,7 +17,9 @@ type forkEntry struct{ ancestor, fork heads.Incarnation }
 // gatherOrigin notes what a fork shares of its ancestors. The scan has met the lifecycle
 // record of the fork and its fork entries before: their keys come before that of the origin.
 func (v *verifier) gatherOrigin(fork heads.Incarnation, o *heads.Origin) {
-	v.depth[fork] = len(o.Ancestors)
+	if n := len(o.Ancestors); n > 0 {
+		v.parents[fork] = o.Ancestors[n-1].Incarnation
+	}
 	life := v.lives[fork]
 	lives := life != nil && life.State == heads.Live
 	for _, a := range o.Ancestors {

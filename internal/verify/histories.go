@@ -18,8 +18,9 @@ import (
 // histories checks every incarnation that has a lifecycle record. It checks ancestors
 // before their forks, so that the check of a fork can rely on what the fork shares.
 func (v *verifier) histories(ctx context.Context) error {
+	depths := v.depths()
 	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b heads.Incarnation) int {
-		return cmp.Or(cmp.Compare(v.depth[a], v.depth[b]), slices.Compare(a[:], b[:]))
+		return cmp.Or(cmp.Compare(depths[a], depths[b]), slices.Compare(a[:], b[:]))
 	})
 	for _, inc := range order {
 		err := v.incarnation(ctx, inc)
@@ -32,6 +33,29 @@ func (v *verifier) histories(ctx context.Context) error {
 		v.step()
 	}
 	return nil
+}
+
+// depths returns how many forks were made one of the other until each incarnation. A flattened fork
+// has few ancestors and comes after all of its parent's. Origins that are damaged may name each other in
+// a circle, which counts as one step.
+func (v *verifier) depths() map[heads.Incarnation]int {
+	out := make(map[heads.Incarnation]int, len(v.parents))
+	var depth func(heads.Incarnation) int
+	depth = func(inc heads.Incarnation) int {
+		parent, fork := v.parents[inc]
+		if !fork {
+			return 0
+		}
+		if _, known := out[inc]; !known {
+			out[inc] = 1 // while its parent is looked at
+			out[inc] = 1 + depth(parent)
+		}
+		return out[inc]
+	}
+	for inc := range v.parents {
+		depth(inc)
+	}
+	return out
 }
 
 // incarnation checks one incarnation. If it finds damage and the lifecycle record has

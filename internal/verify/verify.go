@@ -89,8 +89,8 @@ type verifier struct {
 	unmatched map[forkEntry]bool
 	// entries has the keys of the list entries that no session's place confirms.
 	entries map[string]bool
-	// depth is the number of a fork's ancestors.
-	depth map[heads.Incarnation]int
+	// parents has the last ancestor of each fork, the one that it was forked from.
+	parents map[heads.Incarnation]heads.Incarnation
 	// shared says how much of an incarnation's history forks share that live.
 	shared map[heads.Incarnation]history.Layer
 	// names is what problems call an incarnation.
@@ -127,7 +127,7 @@ func newVerifier(s history.Store, collector *reclaim.Collector, progress func(in
 		forks:       map[heads.Incarnation]uint64{},
 		unmatched:   map[forkEntry]bool{},
 		entries:     map[string]bool{},
-		depth:       map[heads.Incarnation]int{},
+		parents:     map[heads.Incarnation]heads.Incarnation{},
 		shared:      map[heads.Incarnation]history.Layer{},
 		names:       map[heads.Incarnation]string{},
 		positions:   map[heads.Incarnation]map[graph.ID]pack.Position{},
