@@ -118,7 +118,7 @@ func TestDamageOnAServerDeletesNothing(t *testing.T) {
 	damage(t, onAServer, func(name string) bool {
 		first := !seen[name]
 		seen[name] = true
-		return first && len(seen)%testscale.Pick(1, 17, 17) == 0
+		return first && len(seen)%testscale.Pick(1, 7, 7) == 0
 	})
 }
 
