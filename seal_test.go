@@ -122,7 +122,7 @@ func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 	for i := range 30 {
 		small = append(small, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(i))})
 	}
-	for i := range 400 {
+	for i := range 350 {
 		big = append(big, turnstone.NewNode{Kind: "u", Payload: random(5000, uint64(1000+i))})
 	}
 	commitTo(t, s, turnstone.Commit{Nodes: small})

@@ -55,6 +55,12 @@ var (
 	})
 )
 
+// Plain returns content in the form that Compress gives to what does not shrink.
+func Plain(content []byte) []byte {
+	dst := binary.AppendUvarint(append(make([]byte, 0, len(content)+8), methodRaw), uint64(len(content)))
+	return append(dst, content...)
+}
+
 // Compress appends the compressed form of content to dst; content that does not
 // shrink is stored as it is.
 func Compress(dst, content []byte, level Level) []byte {

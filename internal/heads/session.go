@@ -65,14 +65,19 @@ func (a *About) Seal(key []byte) []byte {
 	}
 	appendTime(&e, a.Created)
 	appendTime(&e, a.Updated)
+	if len(e.B) <= plainAbout {
+		return codec.Seal(key, keys.About, codec.Plain(e.B))
+	}
 	return codec.Seal(key, keys.About, codec.Compress(nil, e.B, codec.Medium))
 }
 
 // MaxLabels bounds the labels of a session.
 const MaxLabels = 64
 
-// maxAbout bounds the metadata of a session before compression.
-const maxAbout = 1 << 20
+const (
+	maxAbout   = 1 << 20 // bytes of metadata before compression, more than the limits of its fields allow
+	plainAbout = 256     // bytes up to which metadata are not compressed: it saves little, and lists read many
+)
 
 // OpenAbout decodes the record of key.
 func OpenAbout(key, value []byte) (*About, error) {
