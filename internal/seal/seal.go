@@ -103,7 +103,7 @@ type plan struct {
 	all      bool
 	turns    []turns.Turn
 	keys     [][]byte    // the keys that store the turns now
-	before   heads.Base  // what the first turn builds on
+	before   heads.State // where the session stood before the first turn
 	bytes    uint64      // the size of the packs before compression
 	fresh    uint64      // the part of it that is in no full segment yet
 	size     int         // a bound for the size of the turns if they don't compress
@@ -129,19 +129,10 @@ func (z Sizes) plan(ctx context.Context, s *history.Session, after, sealed, last
 			break
 		}
 	}
-	if len(p.turns) == 0 {
-		return p, nil
-	}
-	if p.turns[0].Revision == 1 {
-		p.before = heads.Begin(s.Inc, s.Origin).Base
-		return p, nil
-	}
-	if p.before.Last.IsZero() { // The first segment is loose, and does not say on which node it builds.
-		before, err := s.TurnAt(ctx, p.before.Revision)
-		if err != nil {
-			return nil, err
-		}
-		p.before = before.Base(before.ID)
+	if len(p.turns) > 0 {
+		var err error
+		p.before, err = s.EndOf(ctx, p.turns[0].Revision-1)
+		return p, err
 	}
 	return p, nil
 }
@@ -173,9 +164,6 @@ func (p *plan) hasRoom(segment *turns.Segment) bool {
 
 // add adds the turns of a segment. sealed is the revision up to which all segments are full.
 func (p *plan) add(segment *turns.Segment, sealed head.Revision) {
-	if len(p.turns) == 0 {
-		p.before = segment.Before
-	}
 	p.turns, p.keys = append(p.turns, segment.Turns...), append(p.keys, segment.Keys...)
 	bytes, size := sizes(segment.Turns)
 	p.bytes, p.size, p.level = p.bytes+bytes, p.size+size, min(p.level, segment.Level)
@@ -202,16 +190,14 @@ func (p *plan) advance(life *heads.Life) {
 // replace makes b store the turns as one segment, delete the keys that store them now, and add
 // those that were loose to the index.
 func (p *plan) replace(ctx context.Context, b *engine.Batch, s *history.Session, life *heads.Life, level codec.Level) error {
-	end, err := s.EndOf(ctx, p.before.Revision)
-	if err != nil {
-		return err
-	}
+	end := p.before
+	var err error
 	for i := range p.turns {
 		if end, err = end.Then(&p.turns[i].Commit, p.turns[i].ID); err != nil {
 			return codec.Corrupt(err, "commit %d of %s", p.turns[i].Revision, s.Name)
 		}
 	}
-	segment := &turns.Segment{First: p.turns[0].Revision, Last: p.last(), Level: level, Before: p.before, End: end, Turns: p.turns}
+	segment := &turns.Segment{First: p.turns[0].Revision, Last: p.last(), Level: level, Before: p.before.Base, End: end, Turns: p.turns}
 	keys, values, err := turns.EncodeSealed(s.Space, s.Inc, segment)
 	if err != nil {
 		return err
