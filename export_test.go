@@ -18,7 +18,7 @@ import (
 // SpaceOf returns the keys of the namespace of st.
 func SpaceOf(st *Store) *keys.Space { return st.space }
 
-// HistoriesOf returns what st reads histories with, without a cache.
+// HistoriesOf returns the histories of st. Reading them uses no cache.
 func HistoriesOf(st *Store) history.Store {
 	return history.Store{Reader: turns.Reader{Engine: st.engine, Space: st.space}, Blobs: st.blobs}
 }

@@ -161,8 +161,8 @@ func (f *family) same(t *testing.T, what, id string, flat, deep *turnstone.Store
 	}
 }
 
-// A fork that would have too many ancestors shows what it would show with them, as do its own forks:
-// at once, after vacuum, and when all of its ancestors are gone. Nothing is left when it is deleted.
+// A flattened fork shows the same nodes as a fork that keeps all of its ancestors. This holds for its
+// own forks too, after a vacuum, and when all ancestors are gone. Nothing is left when it is deleted.
 func TestF9_AFlattenedForkShowsWhatItsAncestorsHad(t *testing.T) {
 	f := newFamily(t)
 	for i, place := range f.places {

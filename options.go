@@ -113,9 +113,8 @@ const (
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
 	// compressed. Checkpoint parts and payloads above 5 KiB count up to 1 MiB: more
-	// of them is stored ahead of the commit.
-	// That leaves room in a batch for what sealing adds to the commit, and erasure to a
-	// commit of many nodes.
+	// of them is stored ahead of the commit. A batch of an engine holds more: sealing
+	// adds an index to the commit, and erasure the salts of its nodes.
 	MaxCommitBytes = 1792 << 10
 	// MaxCommitWrites is how many records a commit may write: two for each
 	// attachment, two or more for each payload that is stored apart and each
@@ -123,7 +122,7 @@ const (
 	// session, and about five.
 	MaxCommitWrites = 10_000
 	// MaxCommitNodeBytes is how many bytes the nodes of a commit may take before
-	// compression: texts, payloads of up to 5 KiB, 160 bytes a node, 64 an
+	// compression: texts, payloads that are not stored apart, 160 bytes a node, 64 an
 	// attachment, and 64.
 	MaxCommitNodeBytes = 32 << 20
 )

@@ -238,7 +238,8 @@ func (l *long) changes() []step {
 	}
 }
 
-// costs makes each step with a cold handle of a store that was just opened, and once more.
+// costs returns what each step costs: with a cold handle, of a store that was just opened, and with
+// the same handle when it is warm.
 func (l *long) costs(t *testing.T, steps []step) map[string]cost {
 	t.Helper()
 	out := map[string]cost{}

@@ -37,12 +37,7 @@ func (c *Commit) Body() []byte {
 	e.Array(10)
 	e.Uint(uint64(c.Revision))
 	e.Bytes(c.Previous[:])
-	e.ID(c.Leaf)
-	if c.Last == c.Leaf {
-		e.Null()
-	} else {
-		e.ID(c.Last)
-	}
+	appendEnds(&e, c.Leaf, c.Last)
 	e.Uint(uint64(c.Nodes))
 	e.ID(c.NodeDigest)
 	if c.PartsAt == c.Revision {
@@ -91,12 +86,7 @@ func DecodeCommit(body []byte) (*Commit, error) {
 	d.Shape(10)
 	c.Revision = head.Revision(d.Uint())
 	d.Fixed(c.Previous[:])
-	c.Leaf = d.ID()
-	if c.Last = d.ID(); c.Last.IsZero() {
-		c.Last = c.Leaf
-	} else if c.Last == c.Leaf {
-		d.Fail("last node given twice")
-	}
+	c.Leaf, c.Last = decodeEnds(&d)
 	n := d.Uint()
 	if n > pack.MaxNodes {
 		d.Fail("%d nodes", n)

@@ -94,15 +94,32 @@ const (
 	MaxModels = 256 // of a head's totals
 )
 
+// appendEnds encodes the leaf and the last node, which is null if it is the leaf.
+func appendEnds(e *codec.Encoder, leaf, last graph.ID) {
+	e.ID(leaf)
+	if last == leaf {
+		e.Null()
+	} else {
+		e.ID(last)
+	}
+}
+
+// decodeEnds decodes what appendEnds encodes.
+func decodeEnds(d *codec.Decoder) (leaf, last graph.ID) {
+	leaf = d.ID()
+	if last = d.ID(); last.IsZero() {
+		return leaf, leaf
+	}
+	if last == leaf {
+		d.Fail("last node given twice")
+	}
+	return leaf, last
+}
+
 // Append encodes b except its revision, as five items.
 func (b *Base) Append(e *codec.Encoder) {
 	e.Bytes(b.Commit[:])
-	e.ID(b.Leaf)
-	if b.Last == b.Leaf {
-		e.Null()
-	} else {
-		e.ID(b.Last)
-	}
+	appendEnds(e, b.Leaf, b.Last)
 	e.Uint(uint64(b.PartsAt))
 	appendTime(e, b.Time)
 }
@@ -111,12 +128,7 @@ func (b *Base) Append(e *codec.Encoder) {
 func DecodeBase(d *codec.Decoder, revision head.Revision) (b Base) {
 	b.Revision = revision
 	d.Fixed(b.Commit[:])
-	b.Leaf = d.ID()
-	if b.Last = d.ID(); b.Last.IsZero() {
-		b.Last = b.Leaf
-	} else if b.Last == b.Leaf {
-		d.Fail("last node given twice")
-	}
+	b.Leaf, b.Last = decodeEnds(d)
 	if b.PartsAt = head.Revision(d.Uint()); b.PartsAt > revision {
 		d.Fail("checkpoint of revision %d", b.PartsAt)
 	}

@@ -12,8 +12,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// This file finds the sessions that changed since the last cycle. Every change of a session
-// sets its dirty record in the same batch, to a value that never recurs. A scan alone is no
+// This file finds the sessions that changed since the last cycle. A session that changed has a
+// dirty record. The change sets it in its own batch; a commit need not, as long as the head says
+// that the record is there. A scan alone is no
 // witness of what is not there. So the collector also compares sessions with their bookmarks if
 // the list of all sessions says that they were updated lately.
 //

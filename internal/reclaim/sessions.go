@@ -203,8 +203,9 @@ func (cy *cycle) applyUpdate(ctx context.Context, v *view, b *batch) error {
 }
 
 // view reads the records of a session. It returns nil if vacuum has removed the session. The
-// lifecycle record, the dirty record and the bookmark are of one moment. Commits may come while
-// the head is read: the dirty record that was read then has another value, and stays.
+// lifecycle record, the dirty record and the bookmark are of one moment, and the head is of a later
+// one. A commit that comes after the head was read stays noticed: the batch that removes the dirty
+// record guards the head.
 func (cy *cycle) view(ctx context.Context, inc heads.Incarnation) (*view, error) {
 	lifeKey, markKey := cy.space.Life(inc), cy.space.Bookmark(inc)
 	vs, err := cy.get(ctx, lifeKey, cy.space.Dirty(inc), markKey)

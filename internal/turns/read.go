@@ -176,8 +176,8 @@ func (r Reader) first(ctx context.Context, inc heads.Incarnation, revision head.
 	}
 }
 
-// Commits calls f for the commits of a range that are loose, without reading their nodes, and
-// returns the last revision that it met. It ends at a sealed segment.
+// Commits calls f for the commits of a range, without decoding their nodes. All of them have to be
+// loose: a sealed one is reported as missing.
 func (r Reader) Commits(ctx context.Context, of Range, f func(*heads.Commit, head.CommitID) error) error {
 	next, previous := of.After+1, of.Previous
 	for raw, err := range r.records(ctx, of.Inc, next, 0) {
