@@ -150,7 +150,7 @@ func (f *family) shows(t *testing.T, st *turnstone.Store, id string) string {
 	return out.String()
 }
 
-// same fails the test unless a session shows in two stores the same.
+// same fails the test unless a session shows the same in two stores.
 func (f *family) same(t *testing.T, what, id string, flat, deep *turnstone.Store) {
 	t.Helper()
 	got, want := f.shows(t, flat, id), f.shows(t, deep, id)
@@ -246,7 +246,8 @@ func ancestorsOf(t *testing.T, st *turnstone.Store, id string) int {
 	return len(o.Ancestors)
 }
 
-// What a fork that was cut off has copied is in no read and no damage, and the next vacuum removes it.
+// The copy of a fork that was cut off is in no read, and Verify reports no damage. The next vacuum
+// removes it.
 func TestF9_ACopyThatWasCutOffIsRemoved(t *testing.T) {
 	f := newFamily(t)
 	vacuum(t, openStore(t, f.Engine, nil))
@@ -286,7 +287,8 @@ func TestF9_ACopyThatWasCutOffIsRemoved(t *testing.T) {
 	}
 }
 
-// Whatever comes before one of the calls of a fork that is flattened, the fork shows the same.
+// While a fork is flattened, another party acts before one of the calls of the engine, each in turn.
+// The fork shows the same all the same.
 func TestF9_ACopyIsMadeBesideWhateverComes(t *testing.T) {
 	f := newFamily(t)
 	last := fmt.Sprint("s", deepest)
@@ -372,8 +374,8 @@ func TestF9_ACopyIsMadeBesideWhateverComes(t *testing.T) {
 	}
 }
 
-// The batch that creates a flattened fork may come at any moment of a vacuum, which has seen the copy
-// without a fork: then the copy stays, or the batch fails.
+// The batch that creates a flattened fork is applied before each call of a vacuum in turn. The vacuum
+// has seen the copy without a fork. Either the copy stays, or the batch fails.
 func TestF9_AForkMayComeAnywhereInAVacuum(t *testing.T) {
 	f := newFamily(t)
 	r := turnstone.Request{ID: "fork", Parent: fmt.Sprint("s", deepest)}

@@ -66,9 +66,9 @@ func (m *meter) of(f func()) cost {
 	return cost{m.reads.Load(), m.applies.Load(), m.records.Load(), m.bytes.Load()}
 }
 
-// A long is a session with a long history, in which many turns ended at one node, and one node of 16 is
+// A longSession has a long history, in which many turns ended at one node, and one node of 16 is
 // tombstoned.
-type long struct {
+type longSession struct {
 	*meter
 	last   head.Revision
 	nodes  []graph.ID // the last node of each revision, or the zero id
@@ -80,7 +80,7 @@ type long struct {
 const oldRevision = 40 // a revision near the beginning
 
 // turnOf returns the commit of a revision.
-func (l *long) turnOf(r head.Revision) turnstone.Commit {
+func (l *longSession) turnOf(r head.Revision) turnstone.Commit {
 	c := turnstone.Commit{
 		Expected: r - 1, Turn: fmt.Sprint("turn", r), Usage: []head.Usage{{Model: "m", Input: 1}},
 		Checkpoint: map[string][]byte{"p": fmt.Appendf(nil, "%s at %d", strings.Repeat("state ", 40), r)},
@@ -99,9 +99,9 @@ func (l *long) turnOf(r head.Revision) turnstone.Commit {
 }
 
 // newLong makes a session of so many sealed segments, and some commits that are not sealed.
-func newLong(t *testing.T, segments int) *long {
+func newLong(t *testing.T, segments int) *longSession {
 	t.Helper()
-	l := &long{meter: &meter{Engine: memory.New()}, last: head.Revision(segments*256 + 100), nodes: make([]graph.ID, 1)}
+	l := &longSession{meter: &meter{Engine: memory.New()}, last: head.Revision(segments*256 + 100), nodes: make([]graph.ID, 1)}
 	st := openStore(t, l, &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "s"})
 	for r := head.Revision(1); r <= l.last; r++ {
@@ -157,7 +157,7 @@ func load(name string, scope turnstone.Scope, want int) step {
 }
 
 // reads returns the steps that change nothing.
-func (l *long) reads() []step {
+func (l *longSession) reads() []step {
 	node := func(name string, r head.Revision) step {
 		return step{"node by id, " + name, func(_ *turnstone.Store, s *turnstone.Session, _ int) error {
 			_, err := s.Node(ctx, l.nodes[r])
@@ -204,7 +204,7 @@ func (l *long) reads() []step {
 }
 
 // changes returns the steps that change the session.
-func (l *long) changes() []step {
+func (l *longSession) changes() []step {
 	change := func(name string, edit func(*turnstone.Commit)) step {
 		return step{name, func(_ *turnstone.Store, s *turnstone.Session, number int) error {
 			c := turnstone.Commit{Expected: turnstone.AnyRevision, Turn: fmt.Sprint(name, number), Nodes: []turnstone.NewNode{
@@ -240,7 +240,7 @@ func (l *long) changes() []step {
 
 // costs returns what each step costs: with a cold handle, of a store that was just opened, and with
 // the same handle when it is warm.
-func (l *long) costs(t *testing.T, steps []step) map[string]cost {
+func (l *longSession) costs(t *testing.T, steps []step) map[string]cost {
 	t.Helper()
 	out := map[string]cost{}
 	for _, step := range steps {

@@ -176,14 +176,10 @@ func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*
 // StateAt returns where the session stood at revision r. It reads the segment with that revision
 // and the state at the end of the one before or, if the revision is not sealed yet, the commits
 // since the last sealed one.
-func (h *History) StateAt(ctx context.Context, r head.Revision) (heads.State, error) {
+func (h *History) StateAt(ctx context.Context, r head.Revision) (s heads.State, err error) {
 	if r == 0 {
 		return heads.Begin(h.Inc, h.Origin), nil
 	}
-	return h.stateAt(ctx, r)
-}
-
-func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, err error) {
 	life, err := h.Life(ctx, h.Inc)
 	if err == nil && life == nil {
 		err = codec.Corrupt(record.ErrMissing, "lifecycle of %s", h.Name)
@@ -196,10 +192,12 @@ func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, 
 			return s, err
 		}
 		of := turns.Range{Inc: h.Inc, Name: h.Name, After: sealed, Last: r, Previous: s.Commit}
-		return s, h.Reader.Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
-			s, err = h.then(s, c, id)
-			return err
+		err = h.Reader.Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
+			next, err := s.Then(c, id)
+			s = next
+			return codec.Corrupt(err, "commit %d of %s", c.Revision, h.Name)
 		})
+		return s, err
 	}
 	segment, err := h.Reader.At(ctx, h.Inc, h.Name, r)
 	if err != nil {
@@ -211,16 +209,7 @@ func (h *History) stateAt(ctx context.Context, r head.Revision) (s heads.State, 
 	if s, err = h.EndOf(ctx, segment.First-1); err != nil {
 		return s, err
 	}
-	for i := 0; err == nil && s.Revision < r; i++ {
-		s, err = h.then(s, &segment.Turns[i].Commit, segment.Turns[i].ID)
-	}
-	return s, err
-}
-
-// then returns the state after a commit.
-func (h *History) then(s heads.State, c *heads.Commit, id head.CommitID) (heads.State, error) {
-	next, err := s.Then(c, id)
-	return next, codec.Corrupt(err, "commit %d of %s", c.Revision, h.Name)
+	return turns.After(s, segment.Turns[:r-segment.First+1], h.Name)
 }
 
 // EndOf returns the state at a revision that is 0 or the last one of a sealed segment.

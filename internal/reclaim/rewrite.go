@@ -7,7 +7,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
@@ -131,16 +130,7 @@ func (r *rewriting) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	set := map[string]bool{}
-	for i := range ks {
-		r.batch.Set(ks[i], vs[i])
-		set[string(ks[i])] = true
-	}
-	for _, k := range r.seg.Keys {
-		if !set[string(k)] {
-			r.batch.Delete(k)
-		}
-	}
+	turns.Replace(&r.batch.Batch, ks, vs, r.seg.Keys)
 	return nil
 }
 
@@ -158,10 +148,8 @@ func (r *rewriting) encode(ctx context.Context, next *turns.Segment) (ks, vs [][
 		if next.End, err = h.EndOf(ctx, r.seg.First-1); err != nil {
 			return nil, nil, err
 		}
-		for i := range next.Turns {
-			if next.End, err = next.End.Then(&next.Turns[i].Commit, next.Turns[i].ID); err != nil {
-				return nil, nil, codec.Corrupt(err, "commit %d of %s", next.Turns[i].Revision, nameOf(r.inc))
-			}
+		if next.End, err = turns.After(next.End, next.Turns, nameOf(r.inc)); err != nil {
+			return nil, nil, err
 		}
 	}
 	return turns.EncodeSealed(r.space, r.inc, next)

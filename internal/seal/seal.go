@@ -190,28 +190,16 @@ func (p *plan) advance(life *heads.Life) {
 // replace makes b store the turns as one segment, delete the keys that store them now, and add
 // those that were loose to the index.
 func (p *plan) replace(ctx context.Context, b *engine.Batch, s *history.Session, life *heads.Life, level codec.Level) error {
-	end := p.before
-	var err error
-	for i := range p.turns {
-		if end, err = end.Then(&p.turns[i].Commit, p.turns[i].ID); err != nil {
-			return codec.Corrupt(err, "commit %d of %s", p.turns[i].Revision, s.Name)
-		}
+	end, err := turns.After(p.before, p.turns, s.Name)
+	if err != nil {
+		return err
 	}
 	segment := &turns.Segment{First: p.turns[0].Revision, Last: p.last(), Level: level, Before: p.before.Base, End: end, Turns: p.turns}
 	keys, values, err := turns.EncodeSealed(s.Space, s.Inc, segment)
 	if err != nil {
 		return err
 	}
-	set := map[string]bool{}
-	for i := range keys {
-		b.Set(keys[i], values[i])
-		set[string(keys[i])] = true
-	}
-	for _, k := range p.keys {
-		if !set[string(k)] {
-			b.Delete(k)
-		}
-	}
+	turns.Replace(b, keys, values, p.keys)
 	if p.last() <= life.Indexed() {
 		return nil
 	}

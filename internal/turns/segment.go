@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
@@ -127,6 +128,20 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 	end.Array(9)
 	s.End.Append(&end)
 	return store(space, inc, header{first: uint64(s.First), last: uint64(s.Last), level: s.Level}, end.B, data)
+}
+
+// Replace makes b store a segment in place of what is stored under old keys.
+func Replace(b *engine.Batch, ks, vs, old [][]byte) {
+	set := make(map[string]bool, len(ks))
+	for i := range ks {
+		b.Set(ks[i], vs[i])
+		set[string(ks[i])] = true
+	}
+	for _, k := range old {
+		if !set[string(k)] {
+			b.Delete(k)
+		}
+	}
 }
 
 // A header is what the first value of a segment begins with: how many revisions the first one is

@@ -20,6 +20,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
 	"github.com/turnstonedb/turnstone/record"
@@ -30,6 +31,19 @@ type Turn struct {
 	heads.Commit
 	ID   head.CommitID
 	Pack pack.Pack // resolved
+}
+
+// After returns where a session stands after turns that follow a state. name is what errors call the
+// session.
+func After(s heads.State, of []Turn, name string) (heads.State, error) {
+	for i := range of {
+		next, err := s.Then(&of[i].Commit, of[i].ID)
+		if err != nil {
+			return s, codec.Corrupt(err, "commit %d of %s", of[i].Revision, name)
+		}
+		s = next
+	}
+	return s, nil
 }
 
 // check compares the nodes of a turn with what its commit says of them. before is the node that
