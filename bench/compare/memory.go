@@ -37,6 +37,11 @@ func busy(sessions int) func(r *run) error {
 			return err
 		}
 		defer st.Close()
+		profiled, err := r.profile()
+		if err != nil {
+			return err
+		}
+		defer profiled()
 		stop := watchMemory()
 		count, err := keepBusy(st, sessions, turns, time.Duration(r.Scale.Busy*float64(time.Second)))
 		r.out["resident"], r.out["anonymous"] = stop()

@@ -121,6 +121,7 @@ type Engine struct {
 	syncing  sync.WaitGroup // waits for these groups; only the committer adds to it
 
 	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
+	used  usedLog                      // for the next log
 
 	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
 	nextNumber uint64        // number of the next log or table
@@ -280,6 +281,11 @@ func (e *Engine) rest() error {
 	e.background.Wait()
 	e.rewriting <- struct{}{}
 	err := e.flushOnClose()
+	if l := e.used.take(); e.usable() == nil {
+		err = errors.Join(err, e.discard(l))
+	} else if l != nil {
+		err = errors.Join(err, l.f.Close())
+	}
 	closed := error(engine.ErrClosed)
 	e.failed.CompareAndSwap(nil, &closed)
 	e.mu.Lock() // waits for readers

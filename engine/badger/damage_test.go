@@ -217,7 +217,7 @@ func TestATornTailIsToldFromDamage(t *testing.T) {
 // make a torn tail look like damage.
 func TestATornFirstGroupIsNotDamage(t *testing.T) {
 	d := newDisk("posix")
-	l, err := createLog(d, 7, smallLog)
+	l, err := createLog(d, 7, smallLog, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func (e *Engine) rotate() error {
 	if err := errors.Join(e.usable(), e.awaitFlush(context.Background(), maxWaiting)); err != nil {
 		return err
 	}
-	l, err := createLog(e.files, e.number(), e.logSize)
+	l, err := createLog(e.files, e.number(), e.logSize, e.used.take())
 	if err == nil {
 		if err = e.lead(l); err != nil {
 			err = errors.Join(err, l.f.Close())
@@ -188,9 +188,20 @@ func (e *Engine) flush() error {
 		}
 		return e.stopUnlessShort("flush a memtable", err)
 	}
-	// The manifest no longer names the log, so it is never read again. If it can't be
-	// removed now, the next Open removes it.
-	if err := errors.Join(m.log.f.Close(), e.files.remove(logName(m.log.number))); err != nil {
+	// The manifest no longer names the log, so it is never read again.
+	if m.log.size == e.logSize && !m.log.short && e.used.put(m.log) {
+		return nil
+	}
+	return e.discard(m.log)
+}
+
+// discard removes a log that was flushed, or does nothing if l is nil. If it can't be removed
+// now, the next Open removes it.
+func (e *Engine) discard(l *log) error {
+	if l == nil {
+		return nil
+	}
+	if err := errors.Join(l.f.Close(), e.files.remove(logName(l.number))); err != nil {
 		return e.stopUnlessShort("remove a flushed log", err)
 	}
 	return nil

@@ -22,7 +22,7 @@ import (
 //	header   magic, number, salt, size, checksum
 //	frame    checksum, length and checksum of the body, kind, ts, durable; body
 //	frame    …
-//	zeros    up to size
+//	rest     up to size: zeros, or frames of a log that had the file before
 //
 // A frame is one of
 //
@@ -38,12 +38,16 @@ import (
 // told that its writes are stored, and Open drops it.
 //
 // Checksums are CRC-32C (RFC 3720). They begin with the log's random salt, so that bytes
-// that a user stores never look like a frame.
+// that a user stores, and frames of a log that had the file before, never look like a frame.
+//
+// When a memtable was flushed, the next log takes the file of its log. A sync of bytes that
+// replace others in their place needs no change of the file system's own data.
 type log struct {
 	f      file
 	number uint64
 	size   int64  // size of the file, unless short
 	seed   uint32 // seed of checksums
+	reused bool   // the file has frames of a log before
 
 	mu       sync.Mutex // guards the fields below; the committer appends groups, and syncLoop marks
 	pos      int64      // offset of the next frame
@@ -95,35 +99,80 @@ func numbered(name, suffix string) (uint64, bool) {
 	return n, err == nil && n > 0
 }
 
-// createLog creates an empty log and syncs its content. The caller has to sync the
+// createLog creates an empty log and syncs its content. It takes the file of used, a log of the
+// same size that nothing refers to any more, unless that is nil. The caller has to sync the
 // directory.
-func createLog(d files, number uint64, size int64) (*log, error) {
-	f, err := d.create(logName(number))
-	if err != nil {
+func createLog(d files, number uint64, size int64, used *log) (_ *log, err error) {
+	l := &log{number: number, size: size, pos: logHeader}
+	name := logName(number)
+	if used != nil {
+		l.f, l.reserved, l.reused = used.f, used.reserved, true
+		if err = d.rename(logName(used.number), name); err != nil {
+			name = logName(used.number)
+		}
+	} else if l.f, err = d.create(name); err != nil {
 		return nil, err
 	}
-	header := make([]byte, logHeader)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.f.Close(), d.remove(name))
+		}
+	}()
+	header := make([]byte, logHeader+frameHeader) // and no first frame
 	copy(header, logMagic)
 	binary.LittleEndian.PutUint64(header[16:], number)
 	rand.Read(header[24:40])
 	binary.LittleEndian.PutUint64(header[40:], uint64(size))
 	binary.LittleEndian.PutUint32(header[logHeader-4:], crc32.Checksum(header[:logHeader-4], castagnoli))
-	l := &log{f: f, number: number, size: size, seed: logSeed(header), pos: logHeader}
-	_, err = f.WriteAt(header, 0)
+	l.seed = logSeed(header)
 	if err == nil {
-		err = f.Truncate(size)
+		_, err = l.f.WriteAt(header, 0)
 	}
-	if err == nil {
+	if err == nil && used == nil {
+		err = l.f.Truncate(size)
+	}
+	if err == nil && l.reserved < firstReserve {
 		l.reserved = firstReserve
-		err = f.Reserve(0, firstReserve)
+		err = l.f.Reserve(0, firstReserve)
 	}
 	if err == nil {
-		err = f.SyncData()
+		err = l.f.SyncData()
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close(), d.remove(logName(number)))
+	return l, err
+}
+
+// A usedLog keeps a log that was flushed until the next one takes its file.
+type usedLog struct {
+	mu     sync.Mutex
+	log    *log // or nil
+	refuse bool
+}
+
+// put keeps l, or returns false.
+func (u *usedLog) put(l *log) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.refuse || u.log != nil {
+		return false
 	}
-	return l, nil
+	u.log = l
+	return true
+}
+
+// take returns the log that is kept, or nil, and lets go of it.
+func (u *usedLog) take() *log {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	l := u.log
+	u.log = nil
+	return l
+}
+
+// setRefuse says whether put refuses all logs.
+func (u *usedLog) setRefuse(refuse bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.refuse = refuse
 }
 
 func logSeed(header []byte) uint32 { return crc32.Checksum(header[16:40], castagnoli) }
@@ -246,7 +295,8 @@ func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 }
 
 // hasGroups reports whether the log with a number holds any group. A log that is too
-// short or has no header was not complete.
+// short or has no header was not complete. Nor was one whose header is damaged, because the
+// file may have been taken from another log; only that of firstLog never is.
 func hasGroups(d files, number uint64) (bool, error) {
 	f, err := d.open(logName(number))
 	if err != nil {
@@ -259,7 +309,14 @@ func hasGroups(d files, number uint64) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	return binary.LittleEndian.Uint64(header[16:]) == number && string(header[:16]) == logMagic && header[logHeader+12] == frameGroup, nil
+	if string(header[:16]) != logMagic || binary.LittleEndian.Uint64(header[16:]) != number || header[logHeader+12] != frameGroup {
+		return false, nil
+	}
+	return number == firstLog || wholeHeader(header), nil
+}
+
+func wholeHeader(log []byte) bool {
+	return crc32.Checksum(log[:logHeader-4], castagnoli) == binary.LittleEndian.Uint32(log[logHeader-4:])
 }
 
 // A logContent is a log that was read.
@@ -303,7 +360,7 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 	if _, err := f.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if size < logHeader || crc32.Checksum(data[:logHeader-4], castagnoli) != binary.LittleEndian.Uint32(data[logHeader-4:logHeader]) {
+	if size < logHeader || !wholeHeader(data) {
 		return nil, fmt.Errorf("%w: its header can't be read", engine.ErrCorrupt)
 	}
 	if err := checkMagic(data, logMagic); err != nil {

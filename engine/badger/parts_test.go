@@ -47,7 +47,7 @@ func TestAMemtableCountsMoreThanItTakes(t *testing.T) {
 	} {
 		r := rand.New(rand.NewPCG(1, 9))
 		d := newDisk("posix")
-		l, err := createLog(d, 1, memTableSize+logExtra)
+		l, err := createLog(d, 1, memTableSize+logExtra, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -96,7 +96,7 @@ func (e *Engine) create(names []string) (*manifest, error) {
 	if err := removeAll(e.files, []string{logName(firstLog)}); err != nil {
 		return nil, err
 	}
-	l, err := createLog(e.files, firstLog, e.logSize)
+	l, err := createLog(e.files, firstLog, e.logSize, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -39,10 +39,14 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { <-e.rewriting }()
-	// The log and the memtable may hold removed values: flush them first.
+	// The log and the memtable may hold removed values: flush them first. So may the file of a
+	// log that was flushed before.
+	e.used.setRefuse(true)
+	defer e.used.setRefuse(false)
 	var rerr error
 	err := e.submit(&request{ctx: ctx, err: make(chan error, 1), pause: func() {
-		if e.active().log.pos > logHeader {
+		rerr = e.discard(e.used.take())
+		if l := e.active().log; rerr == nil && (l.pos > logHeader || l.reused) {
 			rerr = errors.Join(e.usable(), e.rotate())
 		}
 	}})
