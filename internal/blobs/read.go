@@ -129,7 +129,8 @@ func (s *Store) content(ctx context.Context, r stored, depth int) (content []byt
 }
 
 func (s *Store) join(ctx context.Context, r stored, depth int) ([]byte, error) {
-	var out []byte // grows with what is there, not with what the record claims
+	// From a mebibyte on, it grows with what is there, not with what the record claims.
+	out := make([]byte, 0, min(r.size, 1<<20))
 	err := s.walk(ctx, r, depth, func(chunk []byte) error {
 		out = append(out, chunk...)
 		return nil

@@ -70,7 +70,7 @@ func (s Store) readBlobs(ctx context.Context, inc heads.Incarnation, life *heads
 
 // nodeBlobs returns the blobs of the nodes that a session itself added.
 func nodeBlobs(ctx context.Context, h *history.History, last head.Revision) (out []blob.ID, err error) {
-	nodes, err := h.AppendNodes(ctx, h.Own(last), 0, nil)
+	nodes, err := h.NodesOf(ctx, h.Own(last))
 	for i := range nodes {
 		out = append(out, nodes[i].Blobs()...)
 	}

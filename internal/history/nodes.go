@@ -47,17 +47,43 @@ func (h *History) AppendTurn(all []Node, l Layer, t *turns.Turn) []Node {
 	return all
 }
 
-// AppendNodes appends to all the nodes of a layer that were committed after a revision. It verifies
-// that the commits are a chain, which ends with l.Commit if that is set.
-func (h *History) AppendNodes(ctx context.Context, l Layer, after head.Revision, all []Node) ([]Node, error) {
-	of := turns.Range{Inc: l.Inc, Name: h.Name, After: after, Last: l.Last}
-	err := h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
-		if t.Revision == l.Last && !l.Commit.IsZero() && t.ID != l.Commit {
-			return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, h.Name)
+// A read turn is a turn with the layer that it is of.
+type readTurn struct {
+	layer *Layer
+	*turns.Turn
+}
+
+// read returns the turns of layers that were committed after a revision. It verifies that the
+// commits of each are a chain, which ends with the layer's Commit if that is set.
+func (h *History) read(ctx context.Context, layers []Layer, after head.Revision) (all []readTurn, err error) {
+	for i := range layers {
+		l := &layers[i]
+		of := turns.Range{Inc: l.Inc, Name: h.Name, After: after, Last: l.Last}
+		err := h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
+			if t.Revision == l.Last && !l.Commit.IsZero() && t.ID != l.Commit {
+				return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, h.Name)
+			}
+			all = append(all, readTurn{l, t})
+			return nil
+		})
+		if err != nil {
+			return nil, err
 		}
-		all = h.AppendTurn(all, l, t)
-		return nil
-	})
+	}
+	return all, nil
+}
+
+// NodesOf returns all nodes of layers, in the order of their commits.
+func (h *History) NodesOf(ctx context.Context, layers ...Layer) ([]Node, error) {
+	read, err := h.read(ctx, layers, 0)
+	n := 0
+	for _, t := range read {
+		n += t.layer.nodes(t.Turn)
+	}
+	all := make([]Node, 0, n)
+	for _, t := range read {
+		all = h.AppendTurn(all, *t.layer, t.Turn)
+	}
 	return all, err
 }
 
@@ -71,20 +97,21 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	if after > 0 {
 		layers = layers[len(layers)-1:]
 	}
-	var all []Node
-	for _, l := range layers {
-		var err error
-		if all, err = h.AppendNodes(ctx, l, after, all); err != nil {
-			return nil, err
-		}
+	read, err := h.read(ctx, layers, after)
+	if err != nil {
+		return nil, err
 	}
 	// A parent always comes before its children in the order of commits, so one pass
 	// from the end finds the path.
-	out := all[:0:0]
+	type place struct{ turn, index int }
+	var path []place
 	want := leaf
-	for i := len(all) - 1; i >= 0 && !want.IsZero(); i-- {
-		if all[i].ID == want {
-			out, want = append(out, all[i]), all[i].Parent
+	for i := len(read) - 1; i >= 0 && !want.IsZero(); i-- {
+		nodes := read[i].Pack.Nodes[:read[i].layer.nodes(read[i].Turn)]
+		for j := len(nodes) - 1; j >= 0 && !want.IsZero(); j-- {
+			if nodes[j].ID == want {
+				path, want = append(path, place{i, j}), nodes[j].Parent
+			}
 		}
 	}
 	if !want.IsZero() { // The index must have the node, at a position before the nodes that were read.
@@ -96,7 +123,10 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 			return nil, err
 		}
 	}
-	slices.Reverse(out)
+	out := make([]Node, 0, len(path))
+	for _, p := range slices.Backward(path) {
+		out = append(out, h.nodeOf(*read[p.turn].layer, read[p.turn].Turn, p.index))
+	}
 	return out, nil
 }
 
@@ -219,15 +249,10 @@ func linked(err error, id graph.ID) error {
 }
 
 // All returns every node of the session up to revision last, whose commit has this id.
-func (h *History) All(ctx context.Context, last head.Revision, commit head.CommitID) (all []Node, err error) {
+func (h *History) All(ctx context.Context, last head.Revision, commit head.CommitID) ([]Node, error) {
 	layers := h.Layers(last)
 	layers[len(layers)-1].Commit = commit
-	for _, l := range layers {
-		if all, err = h.AppendNodes(ctx, l, 0, all); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+	return h.NodesOf(ctx, layers...)
 }
 
 // SegmentOf returns the layer that has node id, and the nodes of the segment that the node is in.

@@ -1,7 +1,6 @@
 package history
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +35,7 @@ func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hi
 // nodes are the caller's.
 func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	const atOnce = 64
+	copyPayloads(nodes)
 	var ids []blob.ID
 	var at []int // the indexes of their nodes
 	flush := func() error {
@@ -52,7 +52,6 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 	for i := range nodes {
 		nodes[i].Attachments = slices.Clone(nodes[i].Attachments)
 		if nodes[i].Blob.IsZero() {
-			nodes[i].Inline = bytes.Clone(nodes[i].Inline)
 			continue
 		}
 		if ids, at = append(ids, nodes[i].Blob), append(at, i); len(ids) == atOnce {
@@ -65,6 +64,27 @@ func (h *History) readPayloads(ctx context.Context, nodes []Node) error {
 		return flush()
 	}
 	return nil
+}
+
+// copyPayloads replaces the payloads that are in the nodes by copies. Small ones share pieces of
+// memory, which is what is kept when a caller keeps one.
+func copyPayloads(nodes []Node) {
+	const piece = 16 << 10
+	for len(nodes) > 0 {
+		n, bytes := 0, 0
+		for n < len(nodes) && (n == 0 || bytes+len(nodes[n].Inline) <= piece) {
+			bytes += len(nodes[n].Inline)
+			n++
+		}
+		copied := make([]byte, 0, bytes)
+		for i := range nodes[:n] {
+			if at := len(copied); len(nodes[i].Inline) > 0 {
+				copied = append(copied, nodes[i].Inline...)
+				nodes[i].Inline = copied[at:len(copied):len(copied)]
+			}
+		}
+		nodes = nodes[n:]
+	}
 }
 
 // At returns the state at revision r of the session, whose head is h. The error is
