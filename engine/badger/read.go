@@ -143,7 +143,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			size := 0
 			return c.newest(r.Start, ts, func(key []byte, v y.ValueStruct) bool {
 				key = y.ParseKey(key)
-				if r.End != nil && bytes.Compare(key, r.End) >= 0 || r.Limit > 0 && len(page) == r.Limit {
+				if r.End != nil && bytes.Compare(key, r.End) >= 0 {
 					return false
 				}
 				if v.Meta == deletion {
@@ -154,7 +154,7 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 				}
 				page = append(page, engine.Pair{Key: bytes.Clone(key), Value: bytes.Clone(v.Value)})
 				size += len(v.Value)
-				return true
+				return len(page) != r.Limit
 			})
 		})
 		return page, more, err
