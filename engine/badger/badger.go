@@ -123,6 +123,10 @@ type Engine struct {
 	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
 	used  usedLog                      // for the next log
 
+	flushing sync.Mutex // held by each flush
+	removing sync.Mutex // guards unneeded
+	unneeded []string   // files that could not be removed
+
 	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
 	nextNumber uint64        // number of the next log or table
 	full       chan struct{} // of one element; signals that a memtable waits to be flushed

@@ -295,7 +295,11 @@ func (f *openFile) SyncData() error {
 	case "journal":
 		f.d.commitNames(func(nameChange) bool { return true })
 	case "btrfs":
-		f.d.commitNames(func(c nameChange) bool { return c.to == f.n })
+		names := map[string]bool{} // earlier changes of the same names come first
+		for _, c := range f.d.pending {
+			names[c.name] = names[c.name] || c.to == f.n
+		}
+		f.d.commitNames(func(c nameChange) bool { return names[c.name] })
 	}
 	return nil
 }

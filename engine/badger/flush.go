@@ -146,6 +146,13 @@ func (e *Engine) flushLoop() {
 	}
 }
 
+// flushed waits until no flush runs. A flush that awaitFlush does not wait for any more may still
+// have to remove its log.
+func (e *Engine) flushed() {
+	e.flushing.Lock()
+	defer e.flushing.Unlock()
+}
+
 // flushAll flushes the memtables that wait. Only Close calls it, after flushLoop.
 func (e *Engine) flushAll() (err error) {
 	for err == nil && e.waiting() {
@@ -164,6 +171,8 @@ func (e *Engine) waiting() bool {
 // flush writes the oldest memtable, which is complete, as a run of tables. It removes the
 // log of the memtable after the manifest lists the run.
 func (e *Engine) flush() error {
+	e.flushing.Lock()
+	defer e.flushing.Unlock()
 	e.mu.RLock()
 	m := e.content.memtables[0]
 	e.mu.RUnlock()
@@ -195,16 +204,30 @@ func (e *Engine) flush() error {
 	return e.discard(m.log)
 }
 
-// discard removes a log that was flushed, or does nothing if l is nil. If it can't be removed
-// now, the next Open removes it.
+// discard removes a log that was flushed, or does nothing if l is nil.
 func (e *Engine) discard(l *log) error {
 	if l == nil {
 		return nil
 	}
-	if err := errors.Join(l.f.Close(), e.files.remove(logName(l.number))); err != nil {
+	if err := errors.Join(l.f.Close(), e.remove(logName(l.number))); err != nil {
 		return e.stopUnlessShort("remove a flushed log", err)
 	}
 	return nil
+}
+
+// remove removes files that nothing refers to, and those that could not be removed before. What
+// is left is removed by the next call or the next Open.
+func (e *Engine) remove(names ...string) (err error) {
+	e.removing.Lock()
+	defer e.removing.Unlock()
+	names = append(e.unneeded, names...)
+	e.unneeded = nil
+	for _, n := range names {
+		if rerr := removeAll(e.files, []string{n}); rerr != nil {
+			err, e.unneeded = errors.Join(err, rerr), append(e.unneeded, n)
+		}
+	}
+	return err
 }
 
 // writeRun writes a run with the newest version of each key of c for which keep returns

@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -47,7 +48,7 @@ type log struct {
 	number uint64
 	size   int64  // size of the file, unless short
 	seed   uint32 // seed of checksums
-	reused bool   // the file has frames of a log before
+	reused bool   // the file may have frames of a log before
 
 	mu       sync.Mutex // guards the fields below; the committer appends groups, and syncLoop marks
 	pos      int64      // offset of the next frame
@@ -118,7 +119,7 @@ func createLog(d files, number uint64, size int64, used *log) (_ *log, err error
 			err = errors.Join(err, l.f.Close(), d.remove(name))
 		}
 	}()
-	header := make([]byte, logHeader+frameHeader) // and no first frame
+	header := make([]byte, logHeader)
 	copy(header, logMagic)
 	binary.LittleEndian.PutUint64(header[16:], number)
 	rand.Read(header[24:40])
@@ -279,9 +280,14 @@ type frame struct {
 	size        int64 // including header and padding
 }
 
+// hasHeader reports whether data begins with the header of a frame.
+func hasHeader(data []byte, seed uint32) bool {
+	return len(data) >= frameHeader && crc32.Update(seed, castagnoli, data[4:frameHeader]) == binary.LittleEndian.Uint32(data)
+}
+
 // frameAt reads the frame at the beginning of data. It returns false if there is none.
 func frameAt(data []byte, seed uint32) (f frame, ok bool) {
-	if len(data) < frameHeader || crc32.Update(seed, castagnoli, data[4:frameHeader]) != binary.LittleEndian.Uint32(data) {
+	if !hasHeader(data, seed) {
 		return f, false
 	}
 	f = frame{kind: data[12], ts: binary.LittleEndian.Uint64(data[16:]), durable: binary.LittleEndian.Uint64(data[24:])}
@@ -295,8 +301,8 @@ func frameAt(data []byte, seed uint32) (f frame, ok bool) {
 }
 
 // hasGroups reports whether the log with a number holds any group. A log that is too
-// short or has no header was not complete. Nor was one whose header is damaged, because the
-// file may have been taken from another log; only that of firstLog never is.
+// short or has no header was not complete. A frame of a log that had the file before
+// doesn't count; firstLog has a new file.
 func hasGroups(d files, number uint64) (bool, error) {
 	f, err := d.open(logName(number))
 	if err != nil {
@@ -309,14 +315,11 @@ func hasGroups(d files, number uint64) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	if string(header[:16]) != logMagic || binary.LittleEndian.Uint64(header[16:]) != number || header[logHeader+12] != frameGroup {
+	frame := header[logHeader:]
+	if string(header[:16]) != logMagic || binary.LittleEndian.Uint64(header[16:]) != number || frame[12] != frameGroup {
 		return false, nil
 	}
-	return number == firstLog || wholeHeader(header), nil
-}
-
-func wholeHeader(log []byte) bool {
-	return crc32.Checksum(log[:logHeader-4], castagnoli) == binary.LittleEndian.Uint32(log[logHeader-4:])
+	return number == firstLog || hasHeader(frame, logSeed(header)), nil
 }
 
 // A logContent is a log that was read.
@@ -326,7 +329,7 @@ type logContent struct {
 	groups []frame
 	next   uint64 // number of the next log, or 0
 	closed bool   // a clean Close wrote the last frame
-	torn   int64  // length of the torn tail after data, which was never synced
+	torn   int64  // length of the torn tail after data, up to its last header; it was never synced
 }
 
 // readLog reads the log with a number. Its first group must follow the group with the
@@ -345,8 +348,8 @@ func readLog(d files, number, after uint64) (*logContent, error) {
 	return c, nil
 }
 
-// readFrames reads frames up to one that can't be read, or one that ends the log. What follows,
-// but for zeros, is the torn tail. If a frame there says that a group was durable that was not
+// readFrames reads frames up to one that can't be read, or one that ends the log. What follows
+// is the torn tail, as far as it has frames of this log. If a frame there says that a group was durable that was not
 // read, the log is damaged.
 func readFrames(f file, number, after uint64) (*logContent, error) {
 	size, err := f.Size()
@@ -360,7 +363,7 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 	if _, err := f.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if size < logHeader || !wholeHeader(data) {
+	if size < logHeader || crc32.Checksum(data[:logHeader-4], castagnoli) != binary.LittleEndian.Uint32(data[logHeader-4:logHeader]) {
 		return nil, fmt.Errorf("%w: its header can't be read", engine.ErrCorrupt)
 	}
 	if err := checkMagic(data, logMagic); err != nil {
@@ -392,17 +395,17 @@ func readFrames(f file, number, after uint64) (*logContent, error) {
 		}
 	}
 	rest := data[pos:]
-	for c.torn = int64(len(rest)); c.torn > 0 && rest[c.torn-1] == 0; {
-		c.torn--
-	}
-	if c.torn > 0 && c.next == 0 {
-		// The frame at pos can't be read. Look for a later frame that says that it was
-		// durable.
-		for at := frameAlign; at < len(rest); at += frameAlign {
-			if fr, ok := frameAt(rest[at:], c.seed); ok && fr.durable > last {
-				return nil, fmt.Errorf("%w at byte %d: group %d can't be read, and was durable", engine.ErrCorrupt, pos, last+1)
-			}
+	c.reused = len(bytes.TrimRight(rest, "\x00")) > 0
+	// Nothing is written behind a frame that leads to the next log. Otherwise the frame at pos
+	// can't be read. Look for a later frame that says that it was durable.
+	for at := 0; at < len(rest) && c.next == 0; at += frameAlign {
+		if !hasHeader(rest[at:], c.seed) {
+			continue
 		}
+		if fr, ok := frameAt(rest[at:], c.seed); ok && fr.durable > last && at > 0 {
+			return nil, fmt.Errorf("%w at byte %d: group %d can't be read, and was durable", engine.ErrCorrupt, pos, last+1)
+		}
+		c.torn = int64(at + frameHeader)
 	}
 	if size != full && !(c.closed && pos == size) {
 		return nil, fmt.Errorf("%w: %d bytes long, not %d", engine.ErrCorrupt, size, full)

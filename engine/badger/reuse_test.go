@@ -117,9 +117,10 @@ func TestEveryCallFailsWhenALogTakesTheFileOfAnother(t *testing.T) {
 }
 
 // Nor do the files of logs hold removed values after Vacuum, although the next log takes
-// them as they are: neither the one in use, with groups or without, nor the one that waits.
+// them as they are: neither the one in use, with groups or without, or as a kill has left it, nor the
+// one that waits.
 func TestVacuumLeavesNoRemovedValueInAFileThatWasTaken(t *testing.T) {
-	for _, empty := range []bool{false, true} {
+	for _, empty := range []string{"", "empty", "empty, after a kill"} {
 		d := newDisk("posix")
 		e := mustOpen(t, d)
 		put(t, e, "a", "first canary")
@@ -132,15 +133,20 @@ func TestVacuumLeavesNoRemovedValueInAFileThatWasTaken(t *testing.T) {
 		b.Delete([]byte("a"))
 		b.Delete([]byte("b"))
 		err := e.Apply(ctx, &b)
-		if empty {
+		if empty != "" {
 			err = errors.Join(err, nextLog(t, e))
+		}
+		if strings.Contains(empty, "kill") {
+			d = d.copied()
+			e.Close()
+			e = mustOpen(t, d)
 		}
 		if err = errors.Join(err, e.Vacuum(ctx)); err != nil {
 			t.Fatal(err)
 		}
 		for name, n := range d.names {
 			if bytes.Contains(n.data, []byte("canary")) {
-				t.Errorf("%s has a removed value; the log in use was empty: %v", name, empty)
+				t.Errorf("%s has a removed value; the log in use was %q", name, empty)
 			}
 		}
 		put(t, e, "d", "new")
@@ -152,5 +158,71 @@ func TestVacuumLeavesNoRemovedValueInAFileThatWasTaken(t *testing.T) {
 				t.Errorf("%s is left after Close", name)
 			}
 		}
+	}
+}
+
+// In a store that holds nothing any more, Vacuum removes the files of logs, durably, and fails as long
+// as one can't be removed.
+func TestVacuumOfNothingRemovesTheFilesOfLogs(t *testing.T) {
+	for _, failing := range []bool{false, true} {
+		d := newDisk("posix")
+		e := mustOpen(t, d)
+		put(t, e, "a", "first canary")
+		var b engine.Batch
+		b.Delete([]byte("a"))
+		err := errors.Join(nextLog(t, e), e.Apply(ctx, &b), nextLog(t, e))
+		e.rewriting <- struct{}{}
+		err = errors.Join(err, e.rewrite(ctx))
+		<-e.rewriting
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failing {
+			d.set(func(_ int, op, name string) error {
+				if op == "remove" && strings.HasSuffix(name, logSuffix) {
+					return syscall.ENOSPC
+				}
+				return nil
+			})
+			for range 2 {
+				if err := e.Vacuum(ctx); !errors.Is(err, engine.ErrNoSpace) {
+					t.Errorf("Vacuum that can't remove a log: %v", err)
+				}
+			}
+			d.set(nil)
+		}
+		if err := e.Vacuum(ctx); err != nil {
+			t.Fatal(err)
+		}
+		d.mu.Lock()
+		for name, n := range d.kept {
+			if bytes.Contains(n.data, []byte("canary")) || bytes.Contains(n.kept, []byte("canary")) {
+				t.Errorf("%s has a removed value after a loss of power; failing: %v", name, failing)
+			}
+		}
+		d.mu.Unlock()
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Vacuum waits for a flush that has to remove its log yet.
+func TestVacuumWaitsForTheFlushThatRuns(t *testing.T) {
+	e := mustOpen(t, newDisk("posix"))
+	defer e.Close()
+	e.flushing.Lock()
+	done := make(chan error)
+	go func() { done <- e.Vacuum(ctx) }()
+	select {
+	case err := <-done:
+		t.Errorf("Vacuum has returned: %v", err)
+		e.flushing.Unlock()
+		return
+	case <-time.After(50 * time.Millisecond):
+	}
+	e.flushing.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

@@ -58,6 +58,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := e.awaitFlush(ctx, 0); err != nil {
 		return err
 	}
+	e.flushed()
 	err = e.rewrite(ctx)
 	e.note(&e.rewriteTrouble, err)
 	return err
@@ -116,7 +117,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 	old := e.content.runs
 	e.mu.RUnlock()
 	if len(old) == 0 {
-		return nil
+		return e.removeForGood()
 	}
 	size := int64(0)
 	for _, r := range old {
@@ -165,13 +166,18 @@ func (e *Engine) rewrite(ctx context.Context) error {
 			names = append(names, tableName(t.number))
 		}
 	}
-	err = errors.Join(err, removeAll(e.files, names))
+	return errors.Join(err, e.removeForGood(names...))
+}
+
+// removeForGood removes files as remove does, and makes that durable.
+func (e *Engine) removeForGood(names ...string) error {
+	err := e.remove(names...)
 	if serr := lost(e.files.sync()); serr != nil {
 		e.fail(serr)
 		err = errors.Join(err, serr)
 	}
 	if err != nil {
-		return fmt.Errorf("engine: remove rewritten tables: %w", mapped(err))
+		return fmt.Errorf("engine: remove files: %w", mapped(err))
 	}
 	return nil
 }

@@ -78,7 +78,7 @@ func copyPayloads(nodes []Node) {
 		}
 		copied := make([]byte, 0, bytes)
 		for i := range nodes[:n] {
-			if at := len(copied); len(nodes[i].Inline) > 0 {
+			if at := len(copied); nodes[i].Inline != nil {
 				copied = append(copied, nodes[i].Inline...)
 				nodes[i].Inline = copied[at:len(copied):len(copied)]
 			}
