@@ -106,22 +106,121 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 }
 
 func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, error) {
-	if err := c.Check(); err != nil {
+	if err := s.check(ctx, c); err != nil {
 		return Result{}, commit.Stats{}, err
-	}
-	if v := s.store.opts.Validator; v != nil {
-		if err := v(ctx, s.session.ID, c.clone()); err != nil {
-			return Result{}, commit.Stats{}, fmt.Errorf("%w: %w", ErrRejected, err)
-		}
 	}
 	if err := ctx.Err(); err != nil {
 		return Result{}, commit.Stats{}, err
 	}
-	r, stats, err := s.store.commits.Commit(ctx, s.session, c.request())
-	if err == nil && !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
+	r, stats, err := s.store.commits.Commit(ctx, commit.Part{Session: s.session, Request: c.request()})
+	if err != nil {
+		return Result{}, stats[0], public(err)
+	}
+	s.committed(&r[0], &stats[0])
+	return Result(r[0]), stats[0], nil
+}
+
+// check fails if c is invalid, or the host's validator refuses it.
+func (s *Session) check(ctx context.Context, c *Commit) error {
+	if err := c.Check(); err != nil {
+		return err
+	}
+	if v := s.store.opts.Validator; v != nil {
+		if err := v(ctx, s.session.ID, c.clone()); err != nil {
+			return fmt.Errorf("%w: %w", ErrRejected, err)
+		}
+	}
+	return nil
+}
+
+// committed seals in the background what is due after a commit.
+func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
+	if !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
 		s.sealLater()
 	}
-	return Result(r), stats, public(err)
+}
+
+// A SessionCommit is what [Store.CommitAll] commits to one session.
+type SessionCommit struct {
+	Session Persistence // a handle of the store that commits
+	Commit
+}
+
+// CommitAll stores all commits, each to another session, or nothing: in one call of the engine in
+// the common case, as [Session.Commit] does. Each commit has its own Expected; a *ConflictError
+// names the session that was elsewhere. MaxCommitBytes is for all of them together, and there are at
+// most MaxSessions.
+//
+// Either all commits have a turn id or none has. With the same content under the same turn ids,
+// CommitAll returns the first results. If only some of the turns were committed, the error is a
+// *TurnConflictError that names one of them.
+//
+// The results are in the order of the commits. An error that matches ErrOutcomeUnknown leaves open
+// whether all commits stand or none does; after any other error nothing of them is visible.
+func (s *Store) CommitAll(ctx context.Context, commits ...SessionCommit) (results []Result, err error) {
+	_, err = observed(ctx, s, OpCommitAll, "", func(ctx context.Context) (stats []commit.Stats, err error) {
+		results, stats, err = s.commitAll(ctx, commits)
+		return stats, err
+	}, func(stats []commit.Stats, all *Outcome) {
+		for i := range results {
+			o := outcomeOf(&commits[i].Commit, &results[i], &stats[i], nil)
+			all.Items, all.Bytes, all.Replayed = all.Items+o.Items, all.Bytes+o.Bytes, o.Replayed
+			all.BaseHits, all.BaseMisses = all.BaseHits+o.BaseHits, all.BaseMisses+o.BaseMisses
+		}
+	})
+	return results, err
+}
+
+func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Result, []commit.Stats, error) {
+	sessions, err := s.checkAll(ctx, commits)
+	if err != nil || len(commits) == 0 {
+		return nil, nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	parts := make([]commit.Part, len(commits))
+	for i := range commits {
+		parts[i] = commit.Part{Session: sessions[i].session, Request: commits[i].request()}
+	}
+	rs, stats, err := s.commits.Commit(ctx, parts...)
+	if err != nil {
+		return nil, nil, public(err)
+	}
+	out := make([]Result, len(rs))
+	for i := range rs {
+		out[i] = Result(rs[i])
+		sessions[i].committed(&rs[i], &stats[i])
+	}
+	return out, stats, nil
+}
+
+// checkAll returns the sessions of commits. It fails if a commit is invalid by itself or beside the
+// others.
+func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]*Session, error) {
+	if n := len(commits); n > MaxSessions {
+		return nil, &LimitError{Limit: "sessions", Where: "commit", Have: int64(n), Max: MaxSessions}
+	}
+	sessions := make([]*Session, len(commits))
+	first := map[string]int{}
+	for i := range commits {
+		c, where := &commits[i], fmt.Sprintf("commit %d", i)
+		of, ok := c.Session.(*Session)
+		if !ok || of == nil || of.store != s {
+			return nil, invalid(where, "it is to no session of this store")
+		}
+		if j, twice := first[of.ID()]; twice {
+			return nil, invalid(where, "it is to session %q, as is commit %d", of.ID(), j)
+		}
+		if (c.Turn == "") != (commits[0].Turn == "") {
+			return nil, invalid(where, "either all commits have a turn id or none has")
+		}
+		if err := of.check(ctx, &c.Commit); err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		sessions[i], first[of.ID()] = of, i
+	}
+	return sessions, nil
 }
 
 // request returns what c asks for. It shares memory with c.

@@ -131,6 +131,39 @@ func ExampleSession_Commit() {
 	// the head is at revision 1
 }
 
+// What belongs together is committed together, also in several sessions: here a message leaves the
+// outbox of one agent as it reaches another.
+func ExampleStore_CommitAll() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	planner, _, err := store.Create(ctx, turnstone.Request{ID: "planner"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	coder, _, err := store.Create(ctx, turnstone.Request{ID: "coder"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	results, err := store.CommitAll(ctx,
+		turnstone.SessionCommit{Session: planner, Commit: turnstone.Commit{
+			Turn: "hand-over-1", Nodes: []turnstone.NewNode{{Kind: "assistant", Payload: []byte("Coder, write the parser.")}},
+			Checkpoint: map[string][]byte{"outbox": []byte("[]")},
+		}},
+		turnstone.SessionCommit{Session: coder, Commit: turnstone.Commit{
+			Turn: "hand-over-1", Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("Write the parser.")}},
+		}},
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("planner at", results[0].Revision, "and coder at", results[1].Revision)
+	// Output: planner at 1 and coder at 1
+}
+
 // A load reads the path that ends at the leaf, or a part of it, also as it was at an earlier
 // revision.
 func ExampleSession_Load() {

@@ -165,6 +165,15 @@ var bounds = map[string]bound{
 		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: all}))
 		return err
 	}},
+	"sessions of a commit": {maximum: turnstone.MaxSessions, limit: "sessions", try: func(t *testing.T, n int) error {
+		_, st := onMemory(t, nil)
+		var parts []turnstone.SessionCommit
+		for i := range n {
+			parts = append(parts, turnstone.SessionCommit{Session: create(t, st, turnstone.Request{ID: fmt.Sprint(i)})})
+		}
+		_, err := st.CommitAll(ctx, parts...)
+		return err
+	}},
 	"media type":      attachmentText("media type bytes", func(a *blob.Attachment, s string) { a.MediaType = s }),
 	"attachment name": attachmentText("attachment name bytes", func(a *blob.Attachment, s string) { a.Name = s }),
 	"attachment bytes": {maximum: turnstone.MaxBlob, limit: "bytes", try: func(t *testing.T, n int) error {

@@ -37,6 +37,7 @@ type Operation struct {
 const (
 	OpCreate         = "create"
 	OpCommit         = "commit"
+	OpCommitAll      = "commit_all"
 	OpLoad           = "load"
 	OpNode           = "node" // by id or key
 	OpCheckpoint     = "checkpoint"

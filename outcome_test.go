@@ -49,6 +49,22 @@ var effects = []effect{
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": []byte("new")}})
 		return fmt.Sprint(r.Revision), err
 	}},
+	{name: "commit all", want: "4 1", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
+		b, err := st.Session(ctx, "b")
+		if err != nil {
+			return "", err
+		}
+		info, err := b.Info(ctx)
+		if err != nil {
+			return "", err
+		}
+		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: 3, Nodes: saying([]byte("more"))}},
+			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: info.Revision, Nodes: saying([]byte("more"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Revision, " ", rs[1].Revision-info.Revision), nil
+	}},
 	{name: "rewind", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		state, err := s.Load(ctx, turnstone.Scope{})
 		if err != nil {

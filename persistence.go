@@ -75,6 +75,8 @@ type Factory interface {
 	Create(ctx context.Context, r Request) (p Persistence, created bool, err error)
 	// Session returns an existing session, or ErrSessionNotFound.
 	Session(ctx context.Context, id string) (Persistence, error)
+	// CommitAll stores a turn in each of several sessions of the factory, all or none.
+	CommitAll(ctx context.Context, commits ...SessionCommit) ([]Result, error)
 	// List returns sessions, the most recently updated first.
 	List(ctx context.Context, o ListOptions) (Page, error)
 	// Delete removes a session.

@@ -225,6 +225,34 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
+// BenchmarkCommitAll commits a turn of four nodes to one session, and to so many in one call, on
+// Badger.
+func BenchmarkCommitAll(b *testing.B) {
+	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+		for _, n := range []int{1, 2, 8} {
+			b.Run(fmt.Sprintf("%s/sessions=%d", name, n), func(b *testing.B) {
+				st := onBadger(b, d)
+				parts := make([]turnstone.SessionCommit, n)
+				for i := 0; b.Loop(); i++ {
+					for j := range parts {
+						if i%200 == 0 {
+							s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i, "/", j)})
+							if err != nil {
+								b.Fatal(err)
+							}
+							parts[j] = turnstone.SessionCommit{Session: s, Commit: turn(j, j)}
+						}
+						parts[j].Expected, parts[j].Turn = head.Revision(i%200), fmt.Sprint(i)
+					}
+					if _, err := st.CommitAll(ctx, parts...); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
 // null accepts batches of commits and forgets them.
 type null struct{ engine.Engine }
 
@@ -236,8 +264,8 @@ func (n null) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 // onBadger opens a store on Badger that is closed with b.
-func onBadger(b *testing.B) *turnstone.Store {
-	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
+func onBadger(b *testing.B, d badger.Durability) *turnstone.Store {
+	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: d})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -272,7 +300,7 @@ func history(b *testing.B, st *turnstone.Store, id string, n int) *turnstone.Ses
 // BenchmarkLoad reads by scope; every hash is checked. What reads a part must
 // not cost what reads all costs.
 func BenchmarkLoad(b *testing.B) {
-	st := onBadger(b)
+	st := onBadger(b, badger.Process)
 	for _, n := range []int{1000, 10000} {
 		s := history(b, st, fmt.Sprint(n), n)
 		revision := head.Revision(n / 4)
@@ -317,7 +345,7 @@ func BenchmarkFork(b *testing.B) {
 func BenchmarkList(b *testing.B) {
 	for _, n := range []int{1000, 20_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			st := onBadger(b)
+			st := onBadger(b, badger.Process)
 			var wg sync.WaitGroup
 			for w := range 32 {
 				wg.Go(func() {
@@ -346,7 +374,7 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkResume(b *testing.B) {
 	for _, turns := range []int{1, 60, 120} {
 		b.Run(fmt.Sprint(turns, "-turns"), func(b *testing.B) {
-			st := onBadger(b)
+			st := onBadger(b, badger.Process)
 			s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
 			if err != nil {
 				b.Fatal(err)

@@ -157,7 +157,7 @@ func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngin
 	}
 	ob.duration.Record(ctx, took.Seconds(), with)
 	switch op.Name {
-	case turnstone.OpCommit:
+	case turnstone.OpCommit, turnstone.OpCommitAll:
 		ob.measureCommit(ctx, o)
 	case turnstone.OpLoad, turnstone.OpNode:
 		ob.readNodes.Add(ctx, int64(o.Items), metric.WithAttributes(system))

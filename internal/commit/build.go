@@ -18,56 +18,80 @@ import (
 	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
-// build makes the batch for a commit on top of head h, which record encodes.
-func (w *writer) build(ctx context.Context, h *heads.Head, record []byte) (err error) {
-	s := w.s
-	if w.built, err = assemble(w.in, w.payloads, w.parts, &h.State, w.salt, w.now); err != nil {
+// build makes the batch for a commit on top of the heads.
+func (c *call) build(ctx context.Context) error {
+	c.batch = &engine.Batch{Sets: make([]engine.Pair, 0, 4*len(c.writers)), Guards: make([]engine.Pair, 0, 2*len(c.writers))}
+	for i := range c.writers {
+		if err := c.writers[i].addTurn(ctx, c.batch); err != nil {
+			return c.in(i, err)
+		}
+	}
+	if err := c.stage.read(ctx); err != nil {
+		return err
+	}
+	var seen map[blob.ID]bool // the blobs that the batch stores or relies on
+	for i := range c.writers {
+		w := &c.writers[i]
+		if err := w.readAttachments(ctx); err != nil {
+			return c.in(i, err)
+		}
+		if err := w.addBlobs(c.batch, &seen); err != nil {
+			return c.in(i, err)
+		}
+	}
+	c.stage.Finish(c.batch)
+	for i := range c.writers {
+		c.writers[i].addHead(c.batch)
+	}
+	return c.checkBatch()
+}
+
+// in adds to an error which session it is about, if the commit is to several.
+func (c *call) in(i int, err error) error {
+	if len(c.writers) == 1 {
+		return err
+	}
+	return fmt.Errorf("session %q: %w", c.writers[i].s.ID, err)
+}
+
+// addTurn assembles the commit on top of the head, and adds it with its nodes.
+func (w *writer) addTurn(ctx context.Context, b *engine.Batch) (err error) {
+	if w.built, err = assemble(w.in, w.payloads, w.parts, &w.head.State, w.salt, w.now); err != nil {
 		return err
 	}
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
 		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
-	if _, err := history.Try(ctx, w.s, func() (struct{}, error) { return struct{}{}, w.checkNames(ctx, h) }); err != nil {
+	if _, err := history.Try(ctx, w.s, func() (struct{}, error) { return struct{}{}, w.checkNames(ctx) }); err != nil {
 		return err
 	}
-	b := &engine.Batch{Sets: make([]engine.Pair, 0, 4), Guards: make([]engine.Pair, 0, 2)}
-	w.batch = b
-	b.Guard(s.HeadKey, record)
-	if err := w.checkOlder(ctx, h); err != nil {
+	b.Guard(w.s.HeadKey, w.record)
+	if err := w.checkOlder(ctx, b); err != nil {
 		return err
 	}
-	next, err := w.nextHead(h)
-	if err != nil {
+	if w.next, err = w.nextHead(); err != nil {
 		return err
 	}
-	if err := w.setTurn(b); err != nil {
-		return err
-	}
-	if err := w.stage.read(ctx); err != nil {
-		return err
-	}
-	if err := w.readAttachments(ctx, h); err != nil {
-		return err
-	}
-	if err := w.addBlobs(b); err != nil {
-		return err
-	}
-	w.stage.Finish(b)
+	return w.setTurn(b)
+}
+
+// addHead adds the head, the session's place in lists and, if it has none, its dirty record.
+func (w *writer) addHead(b *engine.Batch) {
+	s := w.s
 	for _, t := range w.grants[:min(len(w.grants), maxGrants)] {
 		b.Delete(t)
 	}
-	if h.Collected {
+	if w.head.Collected {
 		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 	}
 	heads.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
-	w.head, w.record = next, next.Seal(s.HeadKey)
-	b.Set(s.HeadKey, w.record)
-	return w.checkBatch(b)
+	w.nextRecord = w.next.Seal(s.HeadKey)
+	b.Set(s.HeadKey, w.nextRecord)
 }
 
-// nextHead returns the head after the commit. h is the head before.
-func (w *writer) nextHead(h *heads.Head) (*heads.Head, error) {
-	t := &w.built.turn
+// nextHead returns the head after the commit.
+func (w *writer) nextHead() (*heads.Head, error) {
+	h, t := w.head, &w.built.turn
 	next := *h // what a commit does not change stays
 	next.Base, next.Parts = t.Base(t.ID), w.built.parts
 	next.Nodes, next.PartBytes = h.Nodes+uint64(t.Nodes), h.PartBytes+t.PartBytes()
@@ -96,12 +120,13 @@ func (w *writer) setTurn(b *engine.Batch) error {
 
 // checkBatch fails if the batch exceeds a limit. The limits are the same for all engines, so
 // that a store can be copied to any of them.
-func (w *writer) checkBatch(b *engine.Batch) error {
+func (c *call) checkBatch() error {
+	b, l := c.batch, &c.store.Limits
 	switch {
-	case b.Ops() > w.store.Limits.Writes:
-		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(w.store.Limits.Writes)}
-	case b.Bytes() > w.store.Limits.Bytes:
-		return &change.Limit{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(w.store.Limits.Bytes)}
+	case b.Ops() > l.Writes:
+		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(l.Writes)}
+	case b.Bytes() > l.Bytes:
+		return &change.Limit{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(l.Bytes)}
 	}
 	return nil
 }
@@ -111,17 +136,17 @@ const maxGrants = 1000
 
 // addBlobs makes the batch store the new blobs and deltas, and guard the marks of the blobs
 // that are stored already. It adds an entry for each attachment that the session did not have.
-func (w *writer) addBlobs(b *engine.Batch) error {
+// Those in seen are there already.
+func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 	s, store := w.s, w.store.Blobs
-	var seen map[blob.ID]bool
 	add := func(d *blobs.Draft) error {
-		if d == nil || seen[d.ID] {
+		if d == nil || (*seen)[d.ID] {
 			return nil
 		}
-		if seen == nil {
-			seen = map[blob.ID]bool{}
+		if *seen == nil {
+			*seen = map[blob.ID]bool{}
 		}
-		seen[d.ID] = true
+		(*seen)[d.ID] = true
 		return w.stage.Add(b, d)
 	}
 	for i := range w.payloads {
@@ -144,7 +169,7 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 	}
 	for i := range w.in.Nodes {
 		for _, a := range w.in.Nodes[i].Attachments {
-			if !seen[a.ID] && !store.Rely(b, a.ID, w.stage.Marks) {
+			if !(*seen)[a.ID] && !store.Rely(b, a.ID, w.stage.Marks) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 			}
 			// The entry of an attachment points to the first node that has it. A later node
@@ -166,20 +191,20 @@ func (w *writer) addBlobs(b *engine.Batch) error {
 // and the leaf of the head: they must be in the session's graph. It guards and sets the lifecycle
 // record. So nobody removes such a node meanwhile, and a vacuum that has read the head before
 // the commit can't remove it as unreachable afterwards.
-func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
+func (w *writer) checkOlder(ctx context.Context, b *engine.Batch) error {
 	if len(w.built.older) == 0 {
 		return nil
 	}
 	var id graph.ID // the node that is checked
 	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (struct{}, error) {
 		for _, id = range w.built.older {
-			if err := l.NotPruned(ctx, h.Revision, id); err != nil {
+			if err := l.NotPruned(ctx, w.head.Revision, id); err != nil {
 				return struct{}{}, err
 			}
 		}
 		next := l.Own.Next()
-		w.batch.Guard(l.Keys[0], l.Values[0])
-		w.batch.Set(l.Keys[0], next.Seal(l.Keys[0]))
+		b.Guard(l.Keys[0], l.Values[0])
+		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		return struct{}{}, nil
 	})
 	if errors.Is(err, history.ErrNodeNotFound) {
@@ -190,15 +215,15 @@ func (w *writer) checkOlder(ctx context.Context, h *heads.Head) error {
 
 // checkNames checks that no commit of the session has the turn id, and no node of its graph one of
 // the event keys. The index knows this as of the head, which the batch guards. If the turn was
-// committed before, the error is the one that replay returns.
-func (w *writer) checkNames(ctx context.Context, h *heads.Head) error {
+// committed before, the error is errTurnStands.
+func (w *writer) checkNames(ctx context.Context) error {
 	if w.in.Turn != "" {
-		t, err := w.s.FindTurn(ctx, h.Revision, w.in.Turn)
+		t, err := w.s.FindTurn(ctx, w.head.Revision, w.in.Turn)
 		if err != nil {
 			return err
 		}
 		if t != nil {
-			return w.replay(ctx, t)
+			return errTurnStands
 		}
 	}
 	for i := range w.in.Nodes {
@@ -206,7 +231,7 @@ func (w *writer) checkNames(ctx context.Context, h *heads.Head) error {
 		if key == "" {
 			continue
 		}
-		n, found, err := w.s.HasKey(ctx, h.Revision, key)
+		n, found, err := w.s.HasKey(ctx, w.head.Revision, key)
 		if err != nil {
 			return err
 		}

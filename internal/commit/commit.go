@@ -34,139 +34,224 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// Commit stores all of a request or nothing.
+// A Part is what a commit does to one session.
+type Part struct {
+	Session *history.Session
+	Request *Request
+}
+
+// Commit stores the requests of all parts or nothing. No two parts may be of the same session, and
+// either all of their requests have a turn id or none has.
 //
-// In the common case it is one Apply and reads nothing: it guards the head that the session saw
-// last, and the marks of the blobs that the commit relies on. That the turn id and the event keys are
-// new is known from the index of the session as of that head, which is in memory; if it is not, it is
-// read. When a guard is false, Commit reads the head, what was committed meanwhile, and the marks if
+// In the common case it is one Apply and reads nothing: it guards the heads that the sessions saw
+// last, and the marks of the blobs that the commit relies on. That the turn ids and the event keys are
+// new is known from the index of each session as of that head, which is in memory; if it is not, it is
+// read. When a guard is false, Commit reads the heads, what was committed meanwhile, and the marks if
 // the guard was about one. Then it returns a typed error, or builds the batch anew.
 //
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
-func (st *Store) Commit(ctx context.Context, s *history.Session, r *Request) (Result, Stats, error) {
-	w := writer{s: s, in: r, store: st, now: st.Now(), Change: change.Change{Engine: st.Engine}}
-	st.Random(w.salt[:])
-	result, err := w.attempt(ctx)
-	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || result.Replayed {
-		w.stage.Abandon(ctx)
+func (st *Store) Commit(ctx context.Context, parts ...Part) ([]Result, []Stats, error) {
+	c := call{store: st, Change: change.Change{Engine: st.Engine}}
+	c.writers = append(c.first[:0], make([]writer, len(parts))...)
+	now := st.Now()
+	for i, p := range parts {
+		c.writers[i] = writer{call: &c, s: p.Session, in: p.Request, now: now}
+		st.Random(c.writers[i].salt[:])
 	}
-	stats := Stats{Hits: w.hits, Misses: w.misses}
-	if w.head != nil {
-		stats.PackBytes = w.head.PackBytes
+	results, err := c.attempt(ctx)
+	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || err == nil && results[0].Replayed {
+		c.stage.Abandon(ctx)
 	}
-	return result, stats, err
+	stats := make([]Stats, len(parts))
+	for i := range c.writers {
+		w := &c.writers[i]
+		stats[i] = Stats{Hits: w.hits, Misses: w.misses}
+		if w.next != nil {
+			stats[i].PackBytes = w.next.PackBytes
+		}
+	}
+	return results, stats, err
 }
 
-// A writer is one call of Commit.
+// A call is one call of Commit.
+type call struct {
+	store    *Store
+	writers  []writer  // one for each part
+	first    [1]writer // memory for the only one of most calls
+	prepared bool      // whether the contents of all parts are prepared
+	stage    Stage     // the blobs that the commit refers to
+	batch    *engine.Batch
+
+	change.Change // whether an attempt may stand
+}
+
+// A writer makes the part of a commit that is about one session.
 type writer struct {
-	store *Store
-	s     *history.Session
-	in    *Request
-	salt  pack.Salt
-	now   time.Time
+	*call
+	s    *history.Session
+	in   *Request
+	salt pack.Salt
+	now  time.Time
+
+	head   *heads.Head // that the commit is built on
+	record []byte      // of head
+	fresh  bool        // whether head was read by this call
 
 	payloads []payload           // for each of in.Nodes
 	parts    map[string]*version // for each of in.Checkpoint
-	prepared bool                // whether payloads and parts are set
-	stage    Stage               // the blobs that the commit refers to
 	attached map[string][]byte   // the session's entries of the attachments by key, nil if there is none
 	grants   [][]byte            // the keys of the grants that the commit uses up
 
-	built  *built
-	batch  *engine.Batch
-	head   *heads.Head // the head that the batch sets
-	record []byte      // the record of head
-
-	change.Change // whether an attempt may stand
+	built      *built
+	next       *heads.Head // the head that the batch sets
+	nextRecord []byte      // of next
 
 	hits, misses int // see Stats
 }
 
 // attempt tries until the commit stands or fails.
-func (w *writer) attempt(ctx context.Context) (Result, error) {
-	h, record, fresh, err := current(ctx, w.s)
-	if err != nil {
-		return Result{}, err
+func (c *call) attempt(ctx context.Context) ([]Result, error) {
+	for i := range c.writers {
+		if err := c.writers[i].current(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for {
-		err := w.checkExpected(h)
+		err := c.checkExpected()
 		if err == nil {
-			if err := w.prepareFor(ctx, h); err != nil {
-				return Result{}, err
+			if err := c.prepare(ctx); err != nil {
+				return nil, err
 			}
-			err = w.build(ctx, h, record)
+			err = c.build(ctx)
 		}
 		switch {
 		case errors.Is(err, ErrBlobGone):
-			w.prepared = false
+			c.prepared = false
 			continue
-		case isReplay(err):
-			return w.resolved(err)
-		case err != nil && fresh:
-			return w.orReplay(ctx, h, err)
-		case err != nil: // The reason may be that the head is out of date.
-			if h, record, err = readRecord(ctx, w.s); err != nil {
-				return Result{}, err
+		case err != nil && (c.fresh() || errors.Is(err, errTurnStands) && len(c.writers) == 1):
+			return c.ended(c.orReplayed(ctx, err))
+		case err != nil: // The reason may be that a head is out of date.
+			if err := c.readHeads(ctx); err != nil {
+				return nil, err
 			}
-			fresh = true
 			continue
 		}
-		if err = w.Apply(ctx, w.batch); err == nil {
-			return w.done(), nil
+		if err = c.Apply(ctx, c.batch); err == nil {
+			return c.done(), nil
 		}
 		if !errors.Is(err, engine.ErrConflict) {
-			return Result{}, err
+			return nil, err
 		}
-		w.s.Forget()
-		if h, record, err = w.resolve(ctx, err); err != nil {
-			return w.resolved(err)
+		for i := range c.writers {
+			c.writers[i].s.Forget()
 		}
-		fresh = true
+		if err = c.resolve(ctx, err); err != nil {
+			return c.ended(err)
+		}
 	}
 }
 
-// checkExpected fails if the head is not at the revision that the request expects.
-func (w *writer) checkExpected(h *heads.Head) error {
-	if w.in.Expected != Any && h.Revision != w.in.Expected {
-		return conflictOf(w.s, w.in.Expected, h)
+// fresh reports whether this call has read all heads.
+func (c *call) fresh() bool {
+	for i := range c.writers {
+		if !c.writers[i].fresh {
+			return false
+		}
+	}
+	return true
+}
+
+// checkExpected fails if a head is not at the revision that its request expects.
+func (c *call) checkExpected() error {
+	for i := range c.writers {
+		if w := &c.writers[i]; w.in.Expected != Any && w.head.Revision != w.in.Expected {
+			return &Conflict{Session: w.s.ID, Expected: w.in.Expected, Revision: w.head.Revision, Leaf: w.head.Leaf, Commit: w.head.Commit}
+		}
 	}
 	return nil
 }
 
-// prepareFor prepares contents, unless that was done and still fits the head: somebody else may
-// have committed another version of a checkpoint part meanwhile.
-func (w *writer) prepareFor(ctx context.Context, h *heads.Head) error {
-	for !w.prepared || !w.basesHold(h) {
-		if err := w.prepare(ctx, h); err != nil {
+// current sets the head that the session saw last, with its record, or reads it.
+func (w *writer) current(ctx context.Context) error {
+	if w.head, w.record = w.s.Seen(); w.record != nil {
+		return nil
+	}
+	return w.readHead(ctx)
+}
+
+// readHeads reads all heads.
+func (c *call) readHeads(ctx context.Context) error {
+	for i := range c.writers {
+		if err := c.writers[i].readHead(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// resolved returns what an error of resolve says of the commit.
-func (w *writer) resolved(err error) (Result, error) {
+// readHead reads the head, and the session's place in lists.
+func (w *writer) readHead(ctx context.Context) error {
+	h, values, err := w.s.Head(ctx, w.s.HeadKey, w.store.Space.Place(w.s.Inc))
+	if err == nil {
+		w.s.SeePlace(values[1])
+		w.head, w.record, w.fresh = h, values[0], true
+	}
+	return err
+}
+
+// prepare prepares the contents of all parts, unless that was done and still fits the heads:
+// somebody else may have committed another version of a checkpoint part meanwhile.
+func (c *call) prepare(ctx context.Context) error {
+	for i := range c.writers {
+		c.prepared = c.prepared && c.writers[i].basesHold()
+	}
+	if c.prepared {
+		return nil
+	}
+	c.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
+	c.stage = c.store.NewStage(c.writers[0].s.Inc)
+	room := inlineBytes
+	for i := range c.writers {
+		if err := c.writers[i].prepare(ctx, &room); err != nil {
+			return err
+		}
+	}
+	c.prepared = true
+	return nil
+}
+
+// ended returns what an error says of the commit.
+func (c *call) ended(err error) ([]Result, error) {
 	var replay *replayed
 	switch {
 	case errors.Is(err, errStands):
-		return w.done(), nil
+		return c.done(), nil
 	case errors.As(err, &replay):
-		return replay.result, nil
+		return replay.results, nil
 	case decided(err):
-		return Result{}, err
+		return nil, err
 	}
-	return Result{}, w.Result(err)
+	return nil, c.Result(err)
+}
+
+// done notes the new heads and the new versions of checkpoint parts, and returns the results.
+func (c *call) done() []Result {
+	c.stage.applied(c.batch)
+	out := make([]Result, len(c.writers))
+	for i := range c.writers {
+		out[i] = c.writers[i].done()
+	}
+	return out
 }
 
 // done notes the new head and the new versions of checkpoint parts, and returns the result.
 func (w *writer) done() Result {
 	s, t := w.s, &w.built.turn
-	s.See(w.head, w.record)
+	s.See(w.next, w.nextRecord)
 	if ix, ok := s.Indexes.Get(s.Inc); ok {
 		ix.Add(t)
 	}
-	w.stage.applied(w.batch)
 	for _, p := range w.built.parts {
 		if v := w.parts[p.Name]; v != nil {
 			w.store.Bases.Put(s.Inc, p.Name, v.asBase(&p, w.in.Checkpoint[p.Name]))
@@ -194,23 +279,4 @@ func (v *version) asBase(p *head.Part, content []byte) blobs.Base {
 		b.Deltas = int(min(p.Set-p.Whole, blobs.MaxDeltas))
 	}
 	return b
-}
-
-// current returns the head that was seen last, with its record. If there is none, it reads the
-// head, and fresh is true.
-func current(ctx context.Context, s *history.Session) (h *heads.Head, record []byte, fresh bool, err error) {
-	if h, record = s.Seen(); record != nil {
-		return h, record, false, nil
-	}
-	h, record, err = readRecord(ctx, s)
-	return h, record, true, err
-}
-
-// readRecord reads the head and its record.
-func readRecord(ctx context.Context, s *history.Session) (*heads.Head, []byte, error) {
-	h, values, err := s.Head(ctx, s.HeadKey)
-	if err != nil {
-		return nil, nil, err
-	}
-	return h, values[0], nil
 }

@@ -20,23 +20,21 @@ import (
 // prepare hashes and compresses the contents that the commit stores. It stores those that are
 // too large for the batch ahead of it. The head decides only which checkpoint parts can be stored
 // as deltas.
-func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
-	w.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
-	w.stage = w.store.NewStage(w.s.Inc)
+// room is how many bytes of larger payloads all sessions' nodes may still have in them.
+func (w *writer) prepare(ctx context.Context, room *int) error {
 	w.payloads = make([]payload, len(w.in.Nodes))
-	w.parts, w.prepared = nil, true
+	w.parts = nil
 	w.hits, w.misses = 0, 0
 	var err error
-	room := inlineBytes
 	for i := range w.in.Nodes {
 		p, content := &w.payloads[i], w.in.Nodes[i].Payload
 		if len(content) <= pack.MaxPlain {
 			continue
 		}
 		p.sum = blob.Sum(content)
-		first := h.Revision == 0 && i < prompts
-		if !first && w.together(p.sum, len(content)) && len(content) <= room && w.stage.room(len(content)) {
-			room -= len(content)
+		first := w.head.Revision == 0 && i < prompts
+		if !first && w.together(p.sum, len(content)) && len(content) <= *room && w.stage.room(len(content)) {
+			*room -= len(content)
 			continue
 		}
 		if p.apart, err = w.stage.Draft(ctx, p.sum, content); err != nil {
@@ -48,7 +46,7 @@ func (w *writer) prepare(ctx context.Context, h *heads.Head) error {
 	}
 	w.parts = make(map[string]*version, len(w.in.Checkpoint))
 	for _, name := range slices.Sorted(maps.Keys(w.in.Checkpoint)) {
-		if w.parts[name], err = w.version(ctx, h, name, w.in.Checkpoint[name]); err != nil {
+		if w.parts[name], err = w.version(ctx, name, w.in.Checkpoint[name]); err != nil {
 			return err
 		}
 	}
@@ -87,10 +85,10 @@ func (w *writer) together(id blob.ID, size int) bool {
 
 // version prepares a version of a checkpoint part. It prepares a delta if the cache has the
 // current version and the batch has room. Otherwise it prepares the whole content.
-func (w *writer) version(ctx context.Context, h *heads.Head, name string, content []byte) (*version, error) {
+func (w *writer) version(ctx context.Context, name string, content []byte) (*version, error) {
 	v := &version{id: blob.Sum(content), size: int64(len(content))}
 	v.base = w.store.Bases.Get(w.s.Inc, name)
-	if v.base == nil || !isBase(v.base, h, name) {
+	if v.base == nil || !isBase(v.base, w.head, name) {
 		w.misses++
 	} else {
 		w.hits++
@@ -119,10 +117,10 @@ func isBase(base *blobs.Base, h *heads.Head, name string) bool {
 	})
 }
 
-// basesHold reports whether the commit's deltas are relative to the versions in head h.
-func (w *writer) basesHold(h *heads.Head) bool {
+// basesHold reports whether the commit's deltas are relative to the versions in the head.
+func (w *writer) basesHold() bool {
 	for name, v := range w.parts {
-		if v.base != nil && !isBase(v.base, h, name) {
+		if v.base != nil && !isBase(v.base, w.head, name) {
 			return false
 		}
 	}
@@ -131,7 +129,7 @@ func (w *writer) basesHold(h *heads.Head) bool {
 
 // readAttachments checks that the session may refer to each attachment: an earlier commit or an
 // ancestor has it, or an upload grants it. It sets w.attached and w.grants.
-func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
+func (w *writer) readAttachments(ctx context.Context) error {
 	blobs, space := w.store.Blobs, w.store.Space
 	var ids []blob.ID
 	var ks [][]byte
@@ -160,7 +158,7 @@ func (w *writer) readAttachments(ctx context.Context, h *heads.Head) error {
 		if grant != nil {
 			w.grants = append(w.grants, ks[2*i+1])
 		} else if own == nil {
-			if _, err := w.s.FindAttachment(ctx, h.Revision, id); errors.Is(err, history.ErrBlobNotFound) {
+			if _, err := w.s.FindAttachment(ctx, w.head.Revision, id); errors.Is(err, history.ErrBlobNotFound) {
 				return fmt.Errorf("%w: %s", ErrUploadExpired, id)
 			} else if err != nil {
 				return err

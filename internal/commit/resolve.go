@@ -1,12 +1,12 @@
 package commit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
@@ -19,113 +19,133 @@ func decided(err error) bool {
 	return errors.Is(err, change.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, change.ErrInvalid)
 }
 
-// errStands says that the commit stands: an earlier attempt, whose outcome was unknown, has
-// succeeded.
-var errStands = errors.New("the commit stands")
+var (
+	// errStands says that the commit stands: an earlier attempt, whose outcome was unknown, has
+	// succeeded.
+	errStands = errors.New("the commit stands")
+	// errTurnStands says that a turn was committed before.
+	errTurnStands = errors.New("the turn stands")
+)
 
-// A replayed is the error for a turn that was committed before with the same content. It has
-// the result of that commit.
-type replayed struct{ result Result }
+// A replayed is the error for turns that were all committed before with the same content.
+type replayed struct {
+	results []Result      // of those commits
+	first   *TurnConflict // what it is if others of its commit were not
+}
 
 func (*replayed) Error() string { return "turn replayed" }
 
-// isReplay reports whether err says that the turn was committed before.
-func isReplay(err error) bool {
-	if err == nil {
-		return false
-	}
-	var r *replayed
-	return errors.As(err, &r) || errors.Is(err, ErrTurnConflict)
-}
-
-// resolve finds out why a guard was false. It returns the head, with its record, for another
-// attempt, or the error that the commit ends with.
-func (w *writer) resolve(ctx context.Context, conflict error) (*heads.Head, []byte, error) {
-	s, space := w.s, w.store.Space
-	h, vs, err := s.Head(ctx, s.HeadKey, space.Place(s.Inc))
-	if err != nil {
-		return nil, nil, err
-	}
-	s.SeePlace(vs[1])
-	if w.Unknown && h.Revision >= w.built.turn.Revision {
-		t, err := s.TurnAt(ctx, w.built.turn.Revision)
-		if err != nil {
-			return nil, nil, err
-		}
-		if t.ID == w.built.turn.ID {
-			return nil, nil, errStands
-		}
-	}
-	if err := w.orReplayed(ctx, h, nil); err != nil {
-		return nil, nil, err
-	}
-	if w.in.Expected != Any && h.Revision != w.in.Expected {
-		return nil, nil, conflictOf(s, w.in.Expected, h)
-	}
-	var ce *engine.ConflictError
-	if errors.As(conflict, &ce) && space.Letter(ce.Key) == keys.Mark { // A mark has changed, or the cache of marks was wrong.
-		ids := w.stage.IDs()
-		for i := range w.in.Nodes {
-			for _, a := range w.in.Nodes[i].Attachments {
-				ids = append(ids, a.ID)
+// resolve finds out why a guard was false. It reads the heads, for another attempt, or returns
+// the error that the commit ends with.
+func (c *call) resolve(ctx context.Context, conflict error) error {
+	var failed error
+	for i := range c.writers {
+		w := &c.writers[i]
+		err := w.readHead(ctx)
+		if err == nil && c.Unknown && w.head.Revision >= w.built.turn.Revision {
+			var t *turns.Turn
+			if t, err = w.s.TurnAt(ctx, w.built.turn.Revision); err == nil && t.ID == w.built.turn.ID {
+				return errStands // All of them do: they were in one batch.
 			}
 		}
-		if _, err := w.store.Blobs.Refresh(ctx, w.stage.Marks, ids); err != nil {
-			return nil, nil, err
+		failed = cmp.Or(failed, err)
+	}
+	if failed != nil {
+		return failed
+	}
+	if err := c.orReplayed(ctx, nil); err != nil {
+		return err
+	}
+	if err := c.checkExpected(); err != nil {
+		return err
+	}
+	var ce *engine.ConflictError
+	if errors.As(conflict, &ce) && c.store.Space.Letter(ce.Key) == keys.Mark { // A mark has changed, or the cache of marks was wrong.
+		ids := c.stage.IDs()
+		for i := range c.writers {
+			for _, n := range c.writers[i].in.Nodes {
+				for _, a := range n.Attachments {
+					ids = append(ids, a.ID)
+				}
+			}
+		}
+		if _, err := c.store.Blobs.Refresh(ctx, c.stage.Marks, ids); err != nil {
+			return err
 		}
 	}
-	return h, vs[0], nil
+	return nil
 }
 
-// conflictOf returns the error for a head that is not at the expected revision.
-func conflictOf(s *history.Session, expected head.Revision, h *heads.Head) error {
-	return &Conflict{Session: s.ID, Expected: expected, Revision: h.Revision, Leaf: h.Leaf, Commit: h.Commit}
-}
-
-// orReplay ends the commit with err, unless the turn was committed before, up to head h.
-func (w *writer) orReplay(ctx context.Context, h *heads.Head, err error) (Result, error) {
-	err = w.orReplayed(ctx, h, err)
-	if isReplay(err) {
-		return w.resolved(err)
-	}
-	return Result{}, err
-}
-
-// orReplayed returns err, unless the turn was committed before, up to head h. Then it returns what
-// replay does.
-func (w *writer) orReplayed(ctx context.Context, h *heads.Head, err error) error {
-	if w.in.Turn == "" {
+// orReplayed returns err, unless turns of the commit were committed before, up to the heads. If all of
+// them were, with the same content, the error is a *replayed, and else a TurnConflict.
+func (c *call) orReplayed(ctx context.Context, err error) error {
+	if c.writers[0].in.Turn == "" {
 		return err
 	}
-	t, ferr := history.Retry(ctx, w.s, func() (*turns.Turn, error) { return w.s.FindTurn(ctx, h.Revision, w.in.Turn) })
-	if ferr != nil {
-		return ferr
+	again, rerr := c.findTurns(ctx)
+	if rerr == nil && 0 < len(again.results) && len(again.results) < len(c.writers) {
+		// The heads were read one after the other, and somebody may have made this very commit
+		// between two of them. From now on all of its turns are found.
+		if rerr = c.readHeads(ctx); rerr == nil {
+			again, rerr = c.findTurns(ctx)
+		}
 	}
-	if t == nil {
-		return err
-	}
-	return w.replay(ctx, t)
-}
-
-// replay compares the commit with the one that is stored under its turn id. The error is a
-// *replayed if the commits are the same, and else a TurnConflict.
-func (w *writer) replay(ctx context.Context, stored *turns.Turn) error {
-	again := &replayed{Result{Revision: stored.Revision, Commit: stored.ID, Leaf: stored.Leaf, Replayed: true}}
-	for i := range stored.Pack.Nodes {
-		again.result.Nodes = append(again.result.Nodes, stored.Pack.Nodes[i].ID)
-	}
-	if stored.Pack.Erased() { // The content can't be compared any more, so the turn id decides.
+	switch {
+	case rerr != nil:
+		return rerr
+	case len(again.results) == len(c.writers):
 		return again
+	case len(again.results) > 0:
+		return again.first
 	}
-	before, err := history.Retry(ctx, w.s, func() (heads.State, error) { return w.s.StateAt(ctx, stored.Revision-1) })
+	return err
+}
+
+// findTurns returns those turns of the commit that were committed before, up to the heads. The error
+// is a TurnConflict if one of them has other content.
+func (c *call) findTurns(ctx context.Context) (*replayed, error) {
+	out := new(replayed)
+	for i := range c.writers {
+		w := &c.writers[i]
+		t, err := history.Try(ctx, w.s, func() (*turns.Turn, error) { return w.s.FindTurn(ctx, w.head.Revision, w.in.Turn) })
+		if err != nil {
+			return nil, err
+		}
+		if t == nil {
+			continue
+		}
+		other := &TurnConflict{Session: w.s.ID, Turn: w.in.Turn, Revision: t.Revision, Commit: t.ID}
+		if same, err := w.same(ctx, t); err != nil || !same {
+			return nil, cmp.Or(err, error(other))
+		}
+		if out.first == nil {
+			out.first = other
+		}
+		out.results = append(out.results, resultOf(t))
+	}
+	return out, nil
+}
+
+// resultOf returns the result of a commit that stands.
+func resultOf(t *turns.Turn) Result {
+	r := Result{Revision: t.Revision, Commit: t.ID, Leaf: t.Leaf, Replayed: true}
+	for i := range t.Pack.Nodes {
+		r.Nodes = append(r.Nodes, t.Pack.Nodes[i].ID)
+	}
+	return r
+}
+
+// same reports whether the commit that is stored under the turn id of the request has its content.
+func (w *writer) same(ctx context.Context, stored *turns.Turn) (bool, error) {
+	if stored.Pack.Erased() { // The content can't be compared any more, so the turn id decides.
+		return true, nil
+	}
+	before, err := history.Try(ctx, w.s, func() (heads.State, error) { return w.s.StateAt(ctx, stored.Revision-1) })
 	if err != nil {
-		return err
+		return false, err
 	}
 	made, err := assemble(w.in, make([]payload, len(w.in.Nodes)), w.digests(&stored.Commit), &before, stored.Pack.Salt, stored.Time)
-	if err != nil || made.turn.ID != stored.ID {
-		return &TurnConflict{Session: w.s.ID, Turn: w.in.Turn, Revision: stored.Revision, Commit: stored.ID}
-	}
-	return again
+	return err == nil && made.turn.ID == stored.ID, nil
 }
 
 // digests returns the parts of the request as assemble takes them, but only with their ids and

@@ -1,0 +1,240 @@
+package turnstone_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+// together returns a commit of one node to each session, at its revision as far as it goes by one.
+func together(revision head.Revision, turn string, sessions ...*turnstone.Session) (out []turnstone.SessionCommit) {
+	for _, s := range sessions {
+		c := turnstone.Commit{Expected: revision, Nodes: saying(fmt.Append(nil, s.ID(), revision))}
+		if turn != "" {
+			c.Turn = fmt.Sprint(turn, s.ID(), revision)
+		}
+		out = append(out, turnstone.SessionCommit{Session: s, Commit: c})
+	}
+	return out
+}
+
+func TestC15_CommitsTogetherAreOneCallOfTheEngine(t *testing.T) {
+	var calls []string
+	var last *engine.Batch
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		calls = append(calls, c.Op)
+		if c.Op == "Apply" {
+			last = c.Batch
+		}
+		return enginetest.Fault{}
+	}}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+	for i := range head.Revision(4) {
+		calls = nil
+		if _, err := st.CommitAll(ctx, together(i, "turn", a, b)...); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(calls); got != "[Apply]" {
+			t.Errorf("commit %d: %s", i, got)
+		}
+	}
+	written := ""
+	for _, p := range last.Sets {
+		written += string(p.Key[4])
+	}
+	if written != "ppss" || len(last.Guards) != 2 || len(last.Deletes) != 0 {
+		t.Errorf("%s, %d guards, %d deletes", written, len(last.Guards), len(last.Deletes))
+	}
+	verify(t, st)
+}
+
+// A blob that two of the sessions have is stored once, whether it is new or known.
+func TestC15_CommitsTogetherShareBlobs(t *testing.T) {
+	e, st := onMemory(t, nil)
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+	large, attached := random(200_000, 1), random(300_000, 2)
+	for i := range head.Revision(3) {
+		parts := together(i, "", a, b)
+		for j, s := range []*turnstone.Session{a, b} {
+			parts[j].Nodes = append(parts[j].Nodes, turnstone.NewNode{Kind: "k", Payload: large})
+			parts[j].Nodes = append(parts[j].Nodes, attaching(upload(t, s, attached))...)
+			parts[j].Checkpoint = map[string][]byte{"p": large, "q": random(2_000_000, uint64(i))}
+		}
+		if _, err := st.CommitAll(ctx, parts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := stored(t, e); n > 7_000_000 {
+		t.Errorf("%d bytes are stored", n)
+	}
+	verify(t, st)
+}
+
+// Whatever call of the engine has an unknown outcome, applied or not: all commits stand, once.
+func TestC16_UnknownOutcomesOfCommitsTogetherAreResolved(t *testing.T) {
+	for _, turn := range []string{"", "turn"} {
+		for _, applied := range []bool{false, true} {
+			f := &enginetest.Faulty{Engine: memory.New()}
+			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+			a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+			other := openStore(t, f, nil)
+			failed := false
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				if c.Op != "Apply" || failed {
+					return enginetest.Fault{}
+				}
+				failed = true
+				return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
+			}
+			f.Done = func(c enginetest.Call, _ error) {
+				if c.Op == "Apply" && applied { // One of them goes on before the outcome is known.
+					f.Done = nil
+					commitTo(t, session(t, other, "b"), turnstone.Commit{Nodes: saying([]byte("later"))})
+				}
+			}
+			rs, err := st.CommitAll(ctx, together(0, turn, a, b)...)
+			if err != nil || rs[0].Revision != 1 || rs[1].Revision != 1 || rs[0].Replayed && turn == "" {
+				t.Errorf("turn %q, applied %v: %+v, %v", turn, applied, rs, err)
+			}
+			for _, s := range []*turnstone.Session{a, b} {
+				info, err := s.Info(ctx)
+				if want := head.Revision(1); err != nil || info.Revision != want && (s != b || !applied || info.Revision != 2) {
+					t.Errorf("turn %q, applied %v: session %s: %+v, %v", turn, applied, s.ID(), info, err)
+				}
+			}
+			verify(t, st)
+		}
+	}
+}
+
+// Somebody else commits to one of the sessions before each call of the engine, or deletes it: the
+// commits stand all, or none does.
+func TestC15_CommitsTogetherBesideOthers(t *testing.T) {
+	for name, other := range map[string]func(st *turnstone.Store){
+		"commit": func(st *turnstone.Store) {
+			commitTo(t, session(t, st, "b"), turnstone.Commit{Nodes: saying([]byte("other"))})
+		},
+		"delete": func(st *turnstone.Store) { remove(t, st, "b") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			besideEachCall(t, func(st *turnstone.Store) {
+				create(t, st, turnstone.Request{ID: "a"})
+				create(t, st, turnstone.Request{ID: "b"})
+			}, func(st *turnstone.Store) error {
+				a, err := st.Session(ctx, "a")
+				if err != nil {
+					return err
+				}
+				b, err := st.Session(ctx, "b")
+				if err != nil {
+					return err
+				}
+				_, err = st.CommitAll(ctx, together(0, "turn", a, b)...)
+				return err
+			}, other, func(st *turnstone.Store, _ engine.Engine, err error) error {
+				info, ierr := session(t, st, "a").Info(ctx)
+				if ierr != nil {
+					return ierr
+				}
+				if stands := info.Revision == 1; stands != (err == nil) {
+					return fmt.Errorf("session a is at revision %d after %v", info.Revision, err)
+				}
+				if err != nil && !errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrSessionDeleted) && !errors.Is(err, turnstone.ErrSessionNotFound) {
+					return err
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// Somebody else makes the very same commit before each call of the engine, while the heads that this
+// one saw are out of date: both get the same results.
+func TestC16_TheSameCommitsTogetherAtOnce(t *testing.T) {
+	all := func(st *turnstone.Store) (out []turnstone.SessionCommit) {
+		for _, id := range []string{"a", "b", "c"} {
+			s, err := st.Session(ctx, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Turn: "t", Nodes: saying([]byte(id))}})
+		}
+		return out
+	}
+	var others []turnstone.Result
+	besideEachCall(t, func(st *turnstone.Store) {
+		for _, id := range []string{"a", "b", "c"} {
+			create(t, st, turnstone.Request{ID: id})
+		}
+	}, func(st *turnstone.Store) error {
+		parts := all(st)
+		for _, id := range []string{"b", "c"} {
+			commitTo(t, session(t, st, id), turnstone.Commit{Nodes: saying([]byte("first"))})
+		}
+		rs, err := st.CommitAll(ctx, parts...)
+		if err == nil && others != nil {
+			for i := range rs {
+				if rs[i].Commit != others[i].Commit {
+					err = fmt.Errorf("%+v, and the other one got %+v", rs[i], others[i])
+				}
+			}
+		}
+		return err
+	}, func(st *turnstone.Store) {
+		var err error
+		if others, err = st.CommitAll(ctx, all(st)...); err != nil {
+			t.Fatal(err)
+		}
+	}, func(st *turnstone.Store, _ engine.Engine, err error) error {
+		others = nil
+		verify(t, st)
+		return err
+	})
+}
+
+func TestI1_CommitsTogetherThatContradictThemselves(t *testing.T) {
+	_, st := onMemory(t, nil)
+	_, elsewhere := onMemory(t, nil)
+	a, b, foreign := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"}), create(t, elsewhere, turnstone.Request{ID: "a"})
+	half := together(0, "turn", a, b)
+	half[1].Turn = ""
+	bad := together(0, "", a, b)
+	bad[1].Nodes[0].Kind = ""
+	for name, parts := range map[string][]turnstone.SessionCommit{
+		"nil session":         {{}},
+		"nil handle":          {{Session: (*turnstone.Session)(nil)}},
+		"another store":       together(0, "", foreign),
+		"one session twice":   together(0, "", a, b, session(t, st, "a")),
+		"turn ids by half":    half,
+		"a commit is invalid": bad,
+	} {
+		rs, err := st.CommitAll(ctx, parts...)
+		var ie *turnstone.InvalidError
+		if rs != nil || !errors.As(err, &ie) || !strings.HasPrefix(err.Error(), "commit ") && !strings.HasPrefix(ie.Where, "commit ") {
+			t.Errorf("%s: %v, %v", name, rs, err)
+		}
+	}
+	commitTo(t, b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Key: "taken"}}})
+	again := together(0, "", a, b)
+	again[1].Expected, again[1].Nodes[0].Key = 1, "taken"
+	if _, err := st.CommitAll(ctx, again...); !errors.Is(err, turnstone.ErrInvalid) || !strings.Contains(err.Error(), `session "b"`) {
+		t.Error(err)
+	}
+	b = create(t, st, turnstone.Request{ID: "c"})
+	if rs, err := st.CommitAll(ctx); err != nil || len(rs) != 0 {
+		t.Errorf("no commits: %v, %v", rs, err)
+	}
+	for _, s := range []*turnstone.Session{a, b} {
+		if info, err := s.Info(ctx); err != nil || info.Revision != 0 {
+			t.Errorf("%+v, %v", info, err)
+		}
+	}
+}
