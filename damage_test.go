@@ -216,6 +216,44 @@ func TestR10_ALostIndexHidesNoNodeFromLoadAndIsNamedByVerify(t *testing.T) {
 	}
 }
 
+// A node that vacuum has erased is gone because of its tombstone. If that is lost, no read shows a
+// history without the node.
+func TestR10_ALostTombstoneOfAnErasedNodeIsNoticed(t *testing.T) {
+	e, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "a"}, []byte("one"), []byte("two"), []byte("three"))
+	state, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Tombstone(ctx, state.Nodes[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	vacuum(t, st)
+	var lose engine.Batch
+	for _, p := range pairs(t, e) {
+		if p.Key[4] == keys.Tombstone {
+			lose.Delete(p.Key)
+		}
+	}
+	if err := e.Apply(ctx, &lose); err != nil || len(lose.Deletes) != 1 {
+		t.Fatalf("%d tombstones, %v", len(lose.Deletes), err)
+	}
+	s = session(t, openStore(t, e, nil), "a")
+	for _, scope := range []turnstone.Scope{{}, {Full: true}, {Last: 2}, {Reverse: true}, {After: 1}, {Full: true, Reverse: true}} {
+		_, lerr := s.Load(ctx, scope)
+		var nerr error
+		for _, err := range s.Nodes(ctx, scope) {
+			nerr = err
+		}
+		for what, err := range map[string]error{"Load": lerr, "Nodes": nerr} {
+			var ce *record.CorruptError
+			if !errors.As(err, &ce) {
+				t.Errorf("%s of %+v: %v", what, scope, err)
+			}
+		}
+	}
+}
+
 // A head that is rolled back between the two looks of one read is damage, as it is
 // before the first.
 func TestR10_AHeadThatIsRolledBackWhileItIsReadIsNoticed(t *testing.T) {
