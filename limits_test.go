@@ -165,6 +165,10 @@ var bounds = map[string]bound{
 		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: all}))
 		return err
 	}},
+	"keys": {maximum: turnstone.MaxNodes, limit: "keys", try: func(t *testing.T, n int) error {
+		_, err := limited(t).NodesByKey(ctx, make([]string, n)...)
+		return err
+	}},
 	"sessions of a commit": {maximum: turnstone.MaxSessions, limit: "sessions", try: func(t *testing.T, n int) error {
 		_, st := onMemory(t, nil)
 		var parts []turnstone.SessionCommit

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -213,6 +214,42 @@ func (s *Session) NodeByKey(ctx context.Context, key string) (Node, error) {
 	return s.nodeRead(ctx, func(ctx context.Context, last head.Revision) (history.Node, error) {
 		return s.session.NodeByKey(ctx, last, key)
 	})
+}
+
+// NodesByKey returns the nodes that were committed with the caller's keys, by key, from one read of the
+// session. What NodeByKey does not find is left out. There are at most MaxNodes keys.
+func (s *Session) NodesByKey(ctx context.Context, keys ...string) (map[string]Node, error) {
+	if len(keys) > MaxNodes {
+		return nil, &LimitError{Limit: "keys", Where: "read", Have: int64(len(keys)), Max: MaxNodes}
+	}
+	return observed(ctx, s, OpNode, s.ID(), func(ctx context.Context) (map[string]Node, error) {
+		return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) (map[string]Node, error) {
+			h, _, err := s.session.Head(ctx)
+			if err != nil {
+				return nil, err
+			}
+			hidden, err := l.Tombstones()
+			if err != nil {
+				return nil, err
+			}
+			out := make(map[string]Node, len(keys))
+			var found []history.Node
+			for _, key := range slices.Compact(slices.Sorted(slices.Values(keys))) {
+				n, has, err := s.session.HasKey(ctx, h.Revision, key)
+				if err != nil {
+					return nil, err
+				}
+				if has && key != "" {
+					found = append(found, n)
+				}
+			}
+			shown, err := s.show(ctx, h.Revision, found, hidden)
+			for _, n := range shown {
+				out[n.Key] = n
+			}
+			return out, err
+		})
+	}, func(nodes map[string]Node, o *Outcome) { tellNodes(slices.Collect(maps.Values(nodes)), o) })
 }
 
 // nodeRead returns the node that find finds up to a revision, or ErrNodeNotFound if it is tombstoned.

@@ -91,7 +91,7 @@ const (
 	MaxEventKey       = 512      // bytes of a node's key, UTF-8
 	MaxTurnID         = 256      // bytes of a turn id, UTF-8
 	MaxPayload        = 64 << 20 // bytes of a node's payload; more goes into an attachment
-	MaxNodes          = 4096     // nodes of a commit, and of a call of Tombstone
+	MaxNodes          = 4096     // nodes of a commit and of a call of Tombstone, keys of NodesByKey
 	MaxSessions       = 64       // sessions of a call of CommitAll
 	MaxAttachments    = 64       // attachments of a node
 	MaxAttachmentText = 256      // bytes of a media type, and of an attachment's name

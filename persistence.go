@@ -42,6 +42,8 @@ type Reader interface {
 	Node(ctx context.Context, id graph.ID) (Node, error)
 	// NodeByKey returns the node with the caller's key, or ErrNodeNotFound.
 	NodeByKey(ctx context.Context, key string) (Node, error)
+	// NodesByKey returns those nodes that have one of the caller's keys, by key.
+	NodesByKey(ctx context.Context, keys ...string) (map[string]Node, error)
 	// Checkpoint returns the checkpoint parts at a revision; 0 is the head's.
 	Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error)
 	// ReadAttachment writes an attachment of this session to w.

@@ -64,6 +64,10 @@ var unreliableCalls = map[string]func(*turnstone.Store, *turnstone.Session) erro
 		}
 		return nil
 	},
+	"nodes": func(_ *turnstone.Store, s *turnstone.Session) error {
+		_, err := s.NodesByKey(ctx, "k0", "k3", "k8")
+		return err
+	},
 	"log": func(_ *turnstone.Store, s *turnstone.Session) error {
 		for _, err := range s.Log(ctx, 0) {
 			if err != nil {

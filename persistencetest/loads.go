@@ -182,6 +182,17 @@ var loads = []behaviour{
 					s.Fatalf("node %d is %v", i, n.ID)
 				}
 			}
+			several, err := p.NodesByKey(ctx, "key7", "key30", "", "key29", "key7", "key")
+			s.must(err)
+			want := map[string]turnstone.Node{}
+			for _, key := range []string{"key7", "key29"} {
+				want[key], err = p.NodeByKey(ctx, key)
+				s.must(err)
+			}
+			s.equal("several", several, want)
+			none, err := p.NodesByKey(ctx)
+			s.must(err)
+			s.equal("none", len(none), 0)
 			for _, key := range []string{"key", "key30", ""} {
 				_, err := p.NodeByKey(ctx, key)
 				s.is(err, turnstone.ErrNodeNotFound)
@@ -191,7 +202,7 @@ var loads = []behaviour{
 			if _, err := p.Node(ctx, wrong); err == nil {
 				s.Fatal("an id that differs in its last byte finds a node")
 			}
-			_, err := p.Node(ctx, graph.ID{9})
+			_, err = p.Node(ctx, graph.ID{9})
 			s.is(err, turnstone.ErrNodeNotFound)
 		})
 	}},
