@@ -158,16 +158,27 @@ type SessionCommit struct {
 // The results are in the order of the commits. An error that matches ErrOutcomeUnknown leaves open
 // whether all commits stand or none does; after any other error nothing of them is visible.
 func (s *Store) CommitAll(ctx context.Context, commits ...SessionCommit) (results []Result, err error) {
-	_, err = observed(ctx, s, OpCommitAll, "", func(ctx context.Context) (stats []commit.Stats, err error) {
-		results, stats, err = s.commitAll(ctx, commits)
-		return stats, err
-	}, func(stats []commit.Stats, all *Outcome) {
-		for i := range results {
-			o := outcomeOf(&commits[i].Commit, &results[i], &stats[i], nil)
-			all.Items, all.Bytes, all.Replayed = all.Items+o.Items, all.Bytes+o.Bytes, o.Replayed
-			all.BaseHits, all.BaseMisses = all.BaseHits+o.BaseHits, all.BaseMisses+o.BaseMisses
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	ctx, end := s.begin(ctx, OpCommitAll, "")
+	if end == nil {
+		results, _, err = s.commitAll(ctx, commits)
+		return results, err
+	}
+	all := Outcome{Err: errPanicked}
+	defer func() { end(all) }()
+	results, stats, err := s.commitAll(ctx, commits)
+	all.Err = err
+	for i := range stats {
+		var r Result
+		if err == nil {
+			r = results[i]
 		}
-	})
+		o := outcomeOf(&commits[i].Commit, &r, &stats[i], err)
+		all.Items, all.Bytes, all.Replayed = all.Items+o.Items, all.Bytes+o.Bytes, o.Replayed
+		all.BaseHits, all.BaseMisses = all.BaseHits+o.BaseHits, all.BaseMisses+o.BaseMisses
+	}
 	return results, err
 }
 
@@ -185,7 +196,7 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	}
 	rs, stats, err := s.commits.Commit(ctx, parts...)
 	if err != nil {
-		return nil, nil, public(err)
+		return nil, stats, public(err)
 	}
 	out := make([]Result, len(rs))
 	for i := range rs {

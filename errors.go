@@ -83,6 +83,7 @@ type TurnConflictError struct {
 	Turn     string
 	Revision head.Revision
 	Commit   head.CommitID
+	Part     bool // of CommitAll: the content is the same, and others of its turns were not committed
 }
 
 func (e *TurnConflictError) Error() string { return (*commit.TurnConflict)(e).Error() }
@@ -120,7 +121,7 @@ func invalid(where, reason string, args ...any) error {
 }
 
 // public gives a typed error of an internal package its public type, also when the error is
-// wrapped to say that the outcome is unknown or the work incomplete.
+// wrapped to say that the outcome is unknown or the work incomplete, or which session it is about.
 func public(err error) error {
 	switch e := err.(type) {
 	case *commit.Conflict:
@@ -131,6 +132,8 @@ func public(err error) error {
 		return (*LimitError)(e)
 	case *change.Invalid:
 		return (*InvalidError)(e)
+	case *commit.InSession:
+		return fmt.Errorf("session %q: %w", e.Session, public(e.Err))
 	case interface{ Unwrap() []error }:
 		if errs := e.Unwrap(); len(errs) == 2 && (errs[0] == ErrOutcomeUnknown || errs[0] == ErrIncomplete) {
 			return fmt.Errorf("%w: %w", errs[0], public(errs[1]))

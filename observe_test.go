@@ -129,6 +129,7 @@ func TestAnObserverIsToldOfEverything(t *testing.T) {
 		{turnstone.OpLoad, func() error { _, err := s.Load(t.Context(), turnstone.Scope{}); return err }, 3, 8},
 		{turnstone.OpNode, func() error { _, err := s.Node(t.Context(), first.Nodes[0]); return err }, 1, 5},
 		{turnstone.OpNode, func() error { _, err := s.NodeByKey(t.Context(), "k"); return err }, 1, 5},
+		{turnstone.OpNode, func() error { _, err := s.NodesByKey(t.Context(), "k"); return err }, 1, 5},
 		{turnstone.OpCheckpoint, func() error { _, err := s.Checkpoint(t.Context(), 0); return err }, 0, 2},
 		{turnstone.OpList, func() error { _, err := st.List(t.Context(), turnstone.ListOptions{}); return err }, 1, 0},
 		{turnstone.OpTombstone, func() error { return s.Tombstone(t.Context(), first.Nodes[1]) }, 1, 0},
@@ -136,6 +137,10 @@ func TestAnObserverIsToldOfEverything(t *testing.T) {
 		{turnstone.OpDelete, func() error { return st.Delete(t.Context(), "none", turnstone.KeepChildren) }, 0, 0},
 		{turnstone.OpSeal, func() error { return s.Seal(t.Context()) }, 0, 0},
 		{turnstone.OpPrune, func() error { _, err := st.Prune(t.Context()); return err }, 0, 0},
+		{turnstone.OpCommitAll, func() error {
+			_, err := st.CommitAll(t.Context(), turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("12345"))}})
+			return err
+		}, 1, 5},
 	} {
 		if err := c.do(); err != nil {
 			t.Fatalf("%s: %v", c.name, err)

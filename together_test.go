@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -112,6 +113,66 @@ func TestC16_UnknownOutcomesOfCommitsTogetherAreResolved(t *testing.T) {
 			}
 			verify(t, st)
 		}
+	}
+}
+
+// usage names n models.
+func usage(from, n int) (out []head.Usage) {
+	for i := range n {
+		out = append(out, head.Usage{Model: fmt.Sprint("m", from+i), Input: 1})
+	}
+	return out
+}
+
+// Somebody else makes the same commit to one of the sessions, with the same id, after an attempt that
+// had no effect: that does not say that the others stand.
+func TestC15_ThatOnePartStandsSaysNothingOfTheOthers(t *testing.T) {
+	f := &enginetest.Faulty{Engine: memory.New()}
+	now := func() time.Time { return time.Unix(1000, 0) }
+	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, Now: now})
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+	other := openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true, Now: now})
+	same := turnstone.Commit{Checkpoint: map[string][]byte{"state": []byte("done")}}
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" {
+			return enginetest.Fault{}
+		}
+		f.Plan = nil
+		commitAt(t, session(t, other, "a"), same)
+		return enginetest.Fault{Err: engine.ErrUnknown}
+	}
+	rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: a, Commit: same}, turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Nodes: saying([]byte("x"))}})
+	var ce *turnstone.ConflictError
+	if !errors.As(err, &ce) || ce.Session != "a" || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Errorf("%+v, %v", rs, err)
+	}
+	if info, err := b.Info(ctx); err != nil || info.Revision != 0 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	verify(t, st)
+}
+
+// What refuses a commit after an attempt of it turned out to have had no effect is told as it is.
+func TestE1_ARefusalAfterAnUnknownOutcomeThatIsResolved(t *testing.T) {
+	f := &enginetest.Faulty{Engine: memory.New()}
+	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+	a := create(t, st, turnstone.Request{ID: "a"})
+	for i := range 4 {
+		commitTo(t, a, turnstone.Commit{Usage: usage(60*i, 60)})
+	}
+	other := openStore(t, f.Engine, nil)
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" {
+			return enginetest.Fault{}
+		}
+		f.Plan = nil
+		commitTo(t, session(t, other, "a"), turnstone.Commit{Usage: usage(240, 16)})
+		return enginetest.Fault{Err: engine.ErrUnknown}
+	}
+	_, err := a.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Usage: usage(300, 1)})
+	var le *turnstone.LimitError
+	if !errors.As(err, &le) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Error(err)
 	}
 }
 
@@ -225,8 +286,18 @@ func TestI1_CommitsTogetherThatContradictThemselves(t *testing.T) {
 	commitTo(t, b, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Key: "taken"}}})
 	again := together(0, "", a, b)
 	again[1].Expected, again[1].Nodes[0].Key = 1, "taken"
-	if _, err := st.CommitAll(ctx, again...); !errors.Is(err, turnstone.ErrInvalid) || !strings.Contains(err.Error(), `session "b"`) {
-		t.Error(err)
+	var ie *turnstone.InvalidError
+	if _, err := st.CommitAll(ctx, again...); !errors.As(err, &ie) || !strings.Contains(err.Error(), `session "b"`) {
+		t.Errorf("%T: %v", err, err)
+	}
+	for i := range 4 {
+		commitTo(t, b, turnstone.Commit{Usage: usage(64*i, 64)})
+	}
+	many := together(turnstone.AnyRevision, "", a, b)
+	many[1].Usage = usage(1000, 1)
+	var le *turnstone.LimitError
+	if _, err := st.CommitAll(ctx, many...); !errors.As(err, &le) || !strings.Contains(err.Error(), `session "b"`) {
+		t.Errorf("%T: %v", err, err)
 	}
 	b = create(t, st, turnstone.Request{ID: "c"})
 	if rs, err := st.CommitAll(ctx); err != nil || len(rs) != 0 {

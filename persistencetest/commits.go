@@ -399,7 +399,7 @@ var commits = []behaviour{
 			_, err = s.Factory.CommitAll(ctx, part...)
 			s.is(err, turnstone.ErrTurnConflict)
 			var tc *turnstone.TurnConflictError
-			if !errors.As(err, &tc) || tc.Session != "a" || tc.Turn != "t" || tc.Revision != 1 {
+			if !errors.As(err, &tc) || tc.Session != "a" || tc.Turn != "t" || tc.Revision != 1 || !tc.Part {
 				s.Errorf("%v", err)
 			}
 			s.reads(s.session("a"), turnstone.Scope{}, "one", "more")

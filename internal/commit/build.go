@@ -51,7 +51,7 @@ func (c *call) in(i int, err error) error {
 	if len(c.writers) == 1 {
 		return err
 	}
-	return fmt.Errorf("session %q: %w", c.writers[i].s.ID, err)
+	return &InSession{c.writers[i].s.ID, err}
 }
 
 // addTurn assembles the commit on top of the head, and adds it with its nodes.

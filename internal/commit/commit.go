@@ -130,7 +130,10 @@ func (c *call) attempt(ctx context.Context) ([]Result, error) {
 			c.prepared = false
 			continue
 		case err != nil && (c.fresh() || errors.Is(err, errTurnStands) && len(c.writers) == 1):
-			return c.ended(c.orReplayed(ctx, err))
+			if err = c.orReplayed(ctx, err); isReplay(err) {
+				return c.ended(err)
+			}
+			return nil, err
 		case err != nil: // The reason may be that a head is out of date.
 			if err := c.readHeads(ctx); err != nil {
 				return nil, err

@@ -29,20 +29,36 @@ func (e *Conflict) Error() string {
 // Is reports whether target is change.ErrConflict.
 func (e *Conflict) Is(target error) bool { return target == change.ErrConflict }
 
-// A TurnConflict says that the turn id was committed before with other content.
+// A TurnConflict says that the turn id was committed before with other content, or without other parts
+// of the commit.
 type TurnConflict struct {
 	Session  string
 	Turn     string
 	Revision head.Revision
 	Commit   head.CommitID
+	Part     bool // The content is the same, and other parts were not committed.
 }
 
 func (e *TurnConflict) Error() string {
+	if e.Part {
+		return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d without others of this commit", e.Turn, e.Session, e.Revision)
+	}
 	return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d with other content", e.Turn, e.Session, e.Revision)
 }
 
 // Is reports whether target is ErrTurnConflict.
 func (e *TurnConflict) Is(target error) bool { return target == ErrTurnConflict }
+
+// An InSession says which session of a commit to several an error is about.
+type InSession struct {
+	Session string
+	Err     error
+}
+
+func (e *InSession) Error() string { return fmt.Sprintf("session %q: %v", e.Session, e.Err) }
+
+// Unwrap returns the error.
+func (e *InSession) Unwrap() error { return e.Err }
 
 // ErrTurnConflict says that the turn id was committed before with other content.
 var ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")

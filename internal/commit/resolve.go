@@ -35,23 +35,17 @@ type replayed struct {
 
 func (*replayed) Error() string { return "turn replayed" }
 
+// isReplay reports whether err says that a turn was committed before.
+func isReplay(err error) bool {
+	var r *replayed
+	return errors.As(err, &r) || errors.Is(err, ErrTurnConflict)
+}
+
 // resolve finds out why a guard was false. It reads the heads, for another attempt, or returns
 // the error that the commit ends with.
 func (c *call) resolve(ctx context.Context, conflict error) error {
-	var failed error
-	for i := range c.writers {
-		w := &c.writers[i]
-		err := w.readHead(ctx)
-		if err == nil && c.Unknown && w.head.Revision >= w.built.turn.Revision {
-			var t *turns.Turn
-			if t, err = w.s.TurnAt(ctx, w.built.turn.Revision); err == nil && t.ID == w.built.turn.ID {
-				return errStands // All of them do: they were in one batch.
-			}
-		}
-		failed = cmp.Or(failed, err)
-	}
-	if failed != nil {
-		return failed
+	if err := c.readOutcome(ctx); err != nil {
+		return err
 	}
 	if err := c.orReplayed(ctx, nil); err != nil {
 		return err
@@ -76,6 +70,35 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 	return nil
 }
 
+// readOutcome reads the heads. If an earlier attempt may stand, and all parts that can be read say that
+// it does, the error is errStands: all parts were in one batch. One part alone does not say so: somebody
+// else may have made the same commit of it.
+func (c *call) readOutcome(ctx context.Context) error {
+	var failed error
+	stands, contradicted := false, false
+	for i := range c.writers {
+		w := &c.writers[i]
+		err := w.readHead(ctx)
+		if err == nil && c.Unknown {
+			made := &w.built.turn
+			if w.head.Revision < made.Revision {
+				contradicted = true
+			} else if t, terr := w.s.TurnAt(ctx, made.Revision); terr != nil {
+				err = terr
+			} else if t.ID == made.ID {
+				stands = true
+			} else {
+				contradicted = true
+			}
+		}
+		failed = cmp.Or(failed, err)
+	}
+	if stands && !contradicted {
+		return errStands
+	}
+	return failed
+}
+
 // orReplayed returns err, unless turns of the commit were committed before, up to the heads. If all of
 // them were, with the same content, the error is a *replayed, and else a TurnConflict.
 func (c *call) orReplayed(ctx context.Context, err error) error {
@@ -96,6 +119,7 @@ func (c *call) orReplayed(ctx context.Context, err error) error {
 	case len(again.results) == len(c.writers):
 		return again
 	case len(again.results) > 0:
+		again.first.Part = true
 		return again.first
 	}
 	return err
