@@ -4,15 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
-
-	"github.com/turnstonedb/turnstone/head"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -123,5 +124,43 @@ func TestWhatLoadReturnsIsACopy(t *testing.T) {
 	i, err := s2.Info(ctx)
 	if err != nil || i.Usage[0].Input != 1 {
 		t.Fatal(i, err)
+	}
+}
+
+// Nodes by key are those that the session shows: without tombstoned ones, and with the parents that
+// are left, in a fork as well.
+func TestR9_NodesByKeyAreThoseThatTheSessionShows(t *testing.T) {
+	_, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "a"})
+	keyed := func(keys ...string) (c turnstone.Commit) {
+		for _, k := range keys {
+			c.Nodes = append(c.Nodes, turnstone.NewNode{Kind: "k", Key: k, Payload: random(7000, uint64(len(k)))})
+		}
+		return c
+	}
+	r := commitTo(t, s, keyed("a", "bb", "ccc"))
+	fork := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
+	own := commitTo(t, fork, keyed("dddd"))
+	if err := fork.Tombstone(ctx, r.Nodes[1]); err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[*turnstone.Session]map[string][2]graph.ID{ // the node and its parent
+		s:    {"a": {r.Nodes[0]}, "bb": {r.Nodes[1], r.Nodes[0]}, "ccc": {r.Nodes[2], r.Nodes[1]}},
+		fork: {"a": {r.Nodes[0]}, "ccc": {r.Nodes[2], r.Nodes[0]}, "dddd": {own.Nodes[0], r.Nodes[2]}},
+	} {
+		nodes, err := of.NodesByKey(ctx, "dddd", "ccc", "bb", "a", "none", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string][2]graph.ID{}
+		for key, n := range nodes {
+			got[key] = [2]graph.ID{n.ID, n.Parent}
+			if len(n.Payload) != 7000 || n.Key != key {
+				t.Errorf("%s: %q has %d bytes", of.ID(), n.Key, len(n.Payload))
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", of.ID(), got, want)
+		}
 	}
 }
