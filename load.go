@@ -239,7 +239,7 @@ func (s *Session) NodesByKey(ctx context.Context, keys ...string) (map[string]No
 				if err != nil {
 					return nil, err
 				}
-				if has && key != "" {
+				if has {
 					found = append(found, n)
 				}
 			}
