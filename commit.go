@@ -153,7 +153,8 @@ type SessionCommit struct {
 //
 // Either all commits have a turn id or none has. With the same content under the same turn ids,
 // CommitAll returns the first results. If only some of the turns were committed, the error is a
-// *TurnConflictError that names one of them.
+// *TurnConflictError that names one of them and has Part set. An error about one of the commits
+// names its session.
 //
 // The results are in the order of the commits. An error that matches ErrOutcomeUnknown leaves open
 // whether all commits stand or none does; after any other error nothing of them is visible.

@@ -36,7 +36,7 @@ var (
 	ErrRevisionPruned = history.ErrRevisionPruned
 	// ErrConflict: somebody else committed first. See ConflictError.
 	ErrConflict = change.ErrConflict
-	// ErrTurnConflict: the turn id stands for another content. See TurnConflictError.
+	// ErrTurnConflict: the turn id stands for another commit. See TurnConflictError.
 	ErrTurnConflict = commit.ErrTurnConflict
 	// ErrLimit: a documented limit is exceeded. See LimitError.
 	ErrLimit = change.ErrLimit
