@@ -349,8 +349,8 @@ func readLog(d files, number, after uint64) (*logContent, error) {
 }
 
 // readFrames reads frames up to one that can't be read, or one that ends the log. What follows
-// is the torn tail, as far as it has frames of this log. If a frame there says that a group was durable that was not
-// read, the log is damaged.
+// is the torn tail, as far as it has frames of this log. If a frame there says that a group was
+// durable that was not read, the log is damaged.
 func readFrames(f file, number, after uint64) (*logContent, error) {
 	size, err := f.Size()
 	if err != nil {
