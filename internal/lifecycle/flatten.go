@@ -185,7 +185,7 @@ func (c *copied) addTombstones(ctx context.Context, stones map[[8]byte]heads.Tom
 	return nil
 }
 
-// tombstones returns the tombstones of the ancestors that count in the parent.
+// tombstones returns those tombstones of the ancestors that hide nodes from the parent.
 func (c *copied) tombstones(ctx context.Context) (map[[8]byte]heads.Tombstone, error) {
 	stones := map[[8]byte]heads.Tombstone{}
 	for _, a := range c.of {

@@ -23,8 +23,9 @@ import (
 // revisions. A run is sorted by hash and cut into pages of equal ranges of hashes, so that a
 // reader needs one page of each run. Runs are merged as in a log-structured merge tree (O'Neil,
 // Cheng, Gawlick and O'Neil, 1996): a new run takes in those before it that are not larger. So
-// there are few runs, and an entry is written few times. A run of the most pages is not merged any
-// more, as the batch that merges runs has a bound: a long history has one run for about every 36,000 entries.
+// there are few runs, and an entry is written few times. A batch has a bound, so a run of
+// 1<<heads.MaxRunBits pages is not merged any more: a long history has at most one run for
+// every pageEntries<<(heads.MaxRunBits-1) entries, and a few.
 //
 // An entry has a part of a hash only. It says where to look, and what is found there decides.
 // Entries never become wrong while their session lives: a revision never changes, and erasure
