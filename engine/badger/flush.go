@@ -26,16 +26,21 @@ func (e *Engine) rotate() error {
 	if err := errors.Join(e.usable(), e.awaitFlush(context.Background(), maxWaiting)); err != nil {
 		return err
 	}
-	l, err := createLog(e.files, e.number(), e.logSize, e.used.take())
+	number, used := e.number(), e.used.take()
+	l, err := createLog(e.files, number, e.logSize, used)
 	if err == nil {
 		if err = e.lead(l); err != nil {
 			err = errors.Join(err, l.f.Close())
-			if localdir.Short(err) { // after another error the current log may lead to l
-				err = errors.Join(err, e.files.remove(logName(l.number)))
-			}
 		}
 	}
 	if err != nil {
+		if localdir.Short(err) { // after another error the current log may lead to l
+			names := []string{logName(number)}
+			if used != nil {
+				names = append(names, logName(used.number))
+			}
+			err = errors.Join(err, e.remove(names...))
+		}
 		return e.stopUnlessShort("begin a log", err)
 	}
 	e.mu.Lock()
@@ -193,7 +198,7 @@ func (e *Engine) flush() error {
 	}
 	if err != nil {
 		if e.usable() == nil {
-			err = errors.Join(err, w.discard())
+			err = errors.Join(err, e.remove(w.discard()...))
 		}
 		return e.stopUnlessShort("flush a memtable", err)
 	}

@@ -102,21 +102,18 @@ func numbered(name, suffix string) (uint64, bool) {
 
 // createLog creates an empty log and syncs its content. It takes the file of used, a log of the
 // same size that nothing refers to any more, unless that is nil. The caller has to sync the
-// directory.
+// directory or, after an error, to remove what is left of both.
 func createLog(d files, number uint64, size int64, used *log) (_ *log, err error) {
 	l := &log{number: number, size: size, pos: logHeader}
-	name := logName(number)
 	if used != nil {
 		l.f, l.reserved, l.reused = used.f, used.reserved, true
-		if err = d.rename(logName(used.number), name); err != nil {
-			name = logName(used.number)
-		}
-	} else if l.f, err = d.create(name); err != nil {
+		err = d.rename(logName(used.number), logName(number))
+	} else if l.f, err = d.create(logName(number)); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.f.Close(), d.remove(name))
+			err = errors.Join(err, l.f.Close())
 		}
 	}()
 	header := make([]byte, logHeader)

@@ -151,7 +151,7 @@ func (e *Engine) rewrite(ctx context.Context) error {
 	}
 	if err != nil {
 		if e.usable() == nil { // otherwise the manifest may list the new tables
-			err = errors.Join(err, w.discard())
+			err = errors.Join(err, e.remove(w.discard()...))
 		}
 		if errors.Is(err, engine.ErrUnknown) {
 			e.fail(err)

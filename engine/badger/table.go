@@ -361,16 +361,15 @@ func (w *tableWriter) finish() (run, error) {
 	return r, nil
 }
 
-// discard removes the tables that were written.
-func (w *tableWriter) discard() error {
+// discard ends the run, and returns the names of the tables that were written.
+func (w *tableWriter) discard() (names []string) {
 	if w.builder != nil {
 		w.builder.Close()
 	}
-	var names []string
 	for _, info := range w.infos {
 		names = append(names, tableName(info.number))
 	}
-	return removeAll(w.files, names)
+	return names
 }
 
 // openAtOnce is how many tables are opened at the same time. A table that no cache has takes
