@@ -112,7 +112,7 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 	if err := ctx.Err(); err != nil {
 		return Result{}, commit.Stats{}, err
 	}
-	r, stats, err := s.store.commits.Commit(ctx, commit.Part{Session: s.session, Request: c.request()})
+	r, stats, err := s.store.commits.Commit(ctx, commit.Participant{Session: s.session, Request: c.request()})
 	if err != nil {
 		return Result{}, stats[0], public(err)
 	}
@@ -153,7 +153,7 @@ type SessionCommit struct {
 //
 // Either all commits have a turn id or none has. With the same content under the same turn ids,
 // CommitAll returns the first results. If only some of the turns were committed, the error is a
-// *TurnConflictError that names one of them and has Part set. An error about one of the commits
+// *TurnConflictError that names one of them and has Alone set. An error about one of the commits
 // names its session.
 //
 // The results are in the order of the commits. An error that matches ErrOutcomeUnknown leaves open
@@ -191,11 +191,11 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
-	parts := make([]commit.Part, len(commits))
+	of := make([]commit.Participant, len(commits))
 	for i := range commits {
-		parts[i] = commit.Part{Session: sessions[i].session, Request: commits[i].request()}
+		of[i] = commit.Participant{Session: sessions[i].session, Request: commits[i].request()}
 	}
-	rs, stats, err := s.commits.Commit(ctx, parts...)
+	rs, stats, err := s.commits.Commit(ctx, of...)
 	if err != nil {
 		return nil, stats, public(err)
 	}

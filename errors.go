@@ -83,7 +83,7 @@ type TurnConflictError struct {
 	Turn     string
 	Revision head.Revision
 	Commit   head.CommitID
-	Part     bool // of CommitAll: the content is the same, and others of its turns were not committed
+	Alone    bool // of CommitAll: the content is the same, and others of its turns were not committed
 }
 
 func (e *TurnConflictError) Error() string { return (*commit.TurnConflict)(e).Error() }

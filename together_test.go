@@ -126,7 +126,7 @@ func usage(from, n int) (out []head.Usage) {
 
 // Somebody else makes the same commit to one of the sessions, with the same id, after an attempt that
 // had no effect: that does not say that the others stand.
-func TestC15_ThatOnePartStandsSaysNothingOfTheOthers(t *testing.T) {
+func TestC15_ThatOneCommitStandsSaysNothingOfTheOthers(t *testing.T) {
 	f := &enginetest.Faulty{Engine: memory.New()}
 	now := func() time.Time { return time.Unix(1000, 0) }
 	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true, Now: now})

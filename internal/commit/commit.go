@@ -34,14 +34,14 @@ import (
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// A Part is what a commit does to one session.
-type Part struct {
+// A Participant is a session that takes part in a commit, with what it is to get.
+type Participant struct {
 	Session *history.Session
 	Request *Request
 }
 
-// Commit stores the requests of all parts or nothing. No two parts may be of the same session, and
-// either all of their requests have a turn id or none has.
+// Commit stores the requests of all participants or nothing. No two of them may be the same session,
+// and either all requests have a turn id or none has.
 //
 // In the common case it is one Apply and reads nothing: it guards the heads that the sessions saw
 // last, and the marks of the blobs that the commit relies on. That the turn ids and the event keys are
@@ -51,11 +51,11 @@ type Part struct {
 //
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
-func (st *Store) Commit(ctx context.Context, parts ...Part) ([]Result, []Stats, error) {
+func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Stats, error) {
 	c := call{store: st, Change: change.Change{Engine: st.Engine}}
-	c.writers = append(c.first[:0], make([]writer, len(parts))...)
+	c.writers = append(c.first[:0], make([]writer, len(of))...)
 	now := st.Now()
-	for i, p := range parts {
+	for i, p := range of {
 		c.writers[i] = writer{call: &c, s: p.Session, in: p.Request, now: now}
 		st.Random(c.writers[i].salt[:])
 	}
@@ -63,7 +63,7 @@ func (st *Store) Commit(ctx context.Context, parts ...Part) ([]Result, []Stats, 
 	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || err == nil && results[0].Replayed {
 		c.stage.Abandon(ctx)
 	}
-	stats := make([]Stats, len(parts))
+	stats := make([]Stats, len(of))
 	for i := range c.writers {
 		w := &c.writers[i]
 		stats[i] = Stats{Hits: w.hits, Misses: w.misses}
@@ -77,16 +77,16 @@ func (st *Store) Commit(ctx context.Context, parts ...Part) ([]Result, []Stats, 
 // A call is one call of Commit.
 type call struct {
 	store    *Store
-	writers  []writer  // one for each part
+	writers  []writer  // one for each participant
 	first    [1]writer // memory for the only one of most calls
-	prepared bool      // whether the contents of all parts are prepared
+	prepared bool      // whether the contents of all requests are prepared
 	stage    Stage     // the blobs that the commit refers to
 	batch    *engine.Batch
 
 	change.Change // whether an attempt may stand
 }
 
-// A writer makes the part of a commit that is about one session.
+// A writer makes what a commit writes for one participant.
 type writer struct {
 	*call
 	s    *history.Session
@@ -203,7 +203,7 @@ func (w *writer) readHead(ctx context.Context) error {
 	return err
 }
 
-// prepare prepares the contents of all parts, unless that was done and still fits the heads:
+// prepare prepares the contents of all requests, unless that was done and still fits the heads:
 // somebody else may have committed another version of a checkpoint part meanwhile.
 func (c *call) prepare(ctx context.Context) error {
 	for i := range c.writers {

@@ -29,18 +29,18 @@ func (e *Conflict) Error() string {
 // Is reports whether target is change.ErrConflict.
 func (e *Conflict) Is(target error) bool { return target == change.ErrConflict }
 
-// A TurnConflict says that the turn id was committed before with other content, or without other parts
-// of the commit.
+// A TurnConflict says that the turn id was committed before with other content, or without the other
+// turns of the commit.
 type TurnConflict struct {
 	Session  string
 	Turn     string
 	Revision head.Revision
 	Commit   head.CommitID
-	Part     bool // The content is the same, and other parts were not committed.
+	Alone    bool // The content is the same, and other turns of the commit were not committed.
 }
 
 func (e *TurnConflict) Error() string {
-	if e.Part {
+	if e.Alone {
 		return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d without others of this commit", e.Turn, e.Session, e.Revision)
 	}
 	return fmt.Sprintf("turnstone: turn %q of session %q was committed as revision %d with other content", e.Turn, e.Session, e.Revision)
@@ -60,8 +60,8 @@ func (e *InSession) Error() string { return fmt.Sprintf("session %q: %v", e.Sess
 // Unwrap returns the error.
 func (e *InSession) Unwrap() error { return e.Err }
 
-// ErrTurnConflict says that the turn id was committed before with other content.
-var ErrTurnConflict = errors.New("turnstone: turn id already committed with other content")
+// ErrTurnConflict says that the turn id was committed before by another commit.
+var ErrTurnConflict = errors.New("turnstone: turn id already committed")
 
 // ErrUploadExpired says that the commit refers to an attachment that the session does not have
 // and that no upload keeps.

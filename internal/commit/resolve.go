@@ -70,9 +70,9 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 	return nil
 }
 
-// readOutcome reads the heads. If an earlier attempt may stand, and all parts that can be read say that
-// it does, the error is errStands: all parts were in one batch. One part alone does not say so: somebody
-// else may have made the same commit of it.
+// readOutcome reads the heads. If an earlier attempt may stand, and all sessions that can be read say
+// that it does, the error is errStands: all were in one batch. One session alone does not say so:
+// somebody else may have made the same commit to it.
 func (c *call) readOutcome(ctx context.Context) error {
 	var failed error
 	stands, contradicted := false, false
@@ -119,7 +119,7 @@ func (c *call) orReplayed(ctx context.Context, err error) error {
 	case len(again.results) == len(c.writers):
 		return again
 	case len(again.results) > 0:
-		again.first.Part = true
+		again.first.Alone = true
 		return again.first
 	}
 	return err

@@ -1,0 +1,167 @@
+package persistencetest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+var together = []behaviour{
+	{name: "C15_CommitsTogetherAreStoredAllOrNone", test: func(s *suite) {
+		names := []string{"a", "b", "c"}
+		var parts []turnstone.SessionCommit
+		for i, name := range names {
+			p := s.create(turnstone.Request{ID: name})
+			s.grow(p, 0, before(name, i)...)
+			parts = append(parts, turnstone.SessionCommit{Session: p, Commit: turnstone.Commit{
+				Expected: head.Revision(i), Nodes: texts("of "+name, string(pattern(9000, 3))), Checkpoint: map[string][]byte{"p": []byte(name)},
+			}})
+		}
+		rs, err := s.Factory.CommitAll(ctx, parts...)
+		s.must(err)
+		want := map[string]*turnstone.State{}
+		s.twice(func() {
+			for i, name := range names {
+				st := s.load(s.session(name), turnstone.Scope{})
+				s.equal("result", []any{rs[i].Revision, rs[i].Commit, rs[i].Leaf, rs[i].Nodes[1]}, []any{head.Revision(i + 1), st.Commit, st.Leaf, st.Leaf})
+				s.reads(s.session(name), turnstone.Scope{}, append(before(name, i), "of "+name, string(pattern(9000, 3)))...)
+				parts, err := s.session(name).Checkpoint(ctx, 0)
+				s.must(err)
+				s.equal("checkpoint", parts, map[string][]byte{"p": []byte(name)})
+				want[name] = st
+			}
+		})
+		// One of them is elsewhere: the error names it, and nothing of the others is stored.
+		for i := range parts {
+			for j, name := range names {
+				parts[j] = turnstone.SessionCommit{Session: s.session(name), Commit: turnstone.Commit{Expected: head.Revision(j + 1), Nodes: texts("lost")}}
+			}
+			parts[i].Expected = 99
+			_, err := s.Factory.CommitAll(ctx, parts...)
+			s.is(err, turnstone.ErrConflict)
+			var ce *turnstone.ConflictError
+			if !errors.As(err, &ce) || ce.Session != names[i] || ce.Expected != 99 || ce.Revision != head.Revision(i+1) {
+				s.Errorf("%v", err)
+			}
+			parts[i].Commit = turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(graph.ID{1})}}}
+			_, err = s.Factory.CommitAll(ctx, parts...)
+			s.is(err, turnstone.ErrInvalid)
+			if !strings.Contains(fmt.Sprint(err), names[i]) {
+				s.Errorf("%v does not name session %s", err, names[i])
+			}
+		}
+		s.twice(func() {
+			for _, name := range names {
+				s.equal("state", s.load(s.session(name), turnstone.Scope{}), want[name])
+			}
+		})
+	}},
+	{name: "C15_OfConcurrentCommitsTogetherOneWins", test: func(s *suite) {
+		// Each worker adds one to two of four sessions. Whoever reads both sees no half of it: the
+		// numbers that stand are those of a sum.
+		const sessions, workers, rounds = 4, 6, 8
+		for i := range sessions {
+			s.create(turnstone.Request{ID: fmt.Sprint("s", i)})
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, workers)
+		for w := range workers {
+			wg.Go(func() {
+				for round := range rounds {
+					a, b := (w+round)%sessions, (w+2*round+1)%sessions
+					if a == b {
+						b = (b + 1) % sessions
+					}
+					pair := fmt.Sprint(w, "/", round)
+					for {
+						var parts []turnstone.SessionCommit
+						for _, i := range []int{a, b} { // in any order
+							p, err := s.Factory.Session(ctx, fmt.Sprint("s", i))
+							if err != nil {
+								errs[w] = err
+								return
+							}
+							info, err := p.Info(ctx)
+							if err != nil {
+								errs[w] = err
+								return
+							}
+							parts = append(parts, turnstone.SessionCommit{Session: p, Commit: turnstone.Commit{Expected: info.Revision, Nodes: texts(pair)}})
+						}
+						_, err := s.Factory.CommitAll(ctx, parts...)
+						if err == nil {
+							break
+						}
+						if !errors.Is(err, turnstone.ErrConflict) {
+							errs[w] = err
+							return
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		s.must(errors.Join(errs...))
+		s.twice(func() {
+			seen := map[string]int{}
+			for i := range sessions {
+				for _, n := range s.load(s.session(fmt.Sprint("s", i)), turnstone.Scope{}).Nodes {
+					seen[string(n.Payload)]++
+				}
+			}
+			s.equal("pairs", len(seen), workers*rounds)
+			for pair, n := range seen {
+				s.equal(pair, n, 2)
+			}
+		})
+	}},
+	{name: "C16_CommitsTogetherAreReplayedAllOrNone", test: func(s *suite) {
+		a, b := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		parts := func(texts_ ...string) []turnstone.SessionCommit {
+			return []turnstone.SessionCommit{
+				{Session: s.session("a"), Commit: turnstone.Commit{Turn: "t", Nodes: texts(texts_[0])}},
+				{Session: s.session("b"), Commit: turnstone.Commit{Turn: "u", Nodes: texts(texts_[1])}},
+			}
+		}
+		first, err := s.Factory.CommitAll(ctx, parts("one", "two")...)
+		s.must(err)
+		s.grow(a, 1, "more")
+		s.grow(b, 1, "more")
+		s.twice(func() {
+			again, err := s.Factory.CommitAll(ctx, parts("one", "two")...)
+			s.must(err)
+			for i := range again {
+				s.equal("replayed", again[i].Replayed, true)
+				again[i].Replayed = false
+			}
+			s.equal("results", again, first)
+			_, err = s.Factory.CommitAll(ctx, parts("one", "other")...)
+			s.is(err, turnstone.ErrTurnConflict)
+			// One turn stands, the other one does not.
+			part := parts("one", "two")
+			part[1].Turn = "new"
+			part[1].Expected = 2
+			_, err = s.Factory.CommitAll(ctx, part...)
+			s.is(err, turnstone.ErrTurnConflict)
+			var tc *turnstone.TurnConflictError
+			if !errors.As(err, &tc) || tc.Session != "a" || tc.Turn != "t" || tc.Revision != 1 || !tc.Alone {
+				s.Errorf("%v", err)
+			}
+			s.reads(s.session("a"), turnstone.Scope{}, "one", "more")
+			s.reads(s.session("b"), turnstone.Scope{}, "two", "more")
+		})
+	}},
+}
+
+// before returns the texts of so many turns of a session.
+func before(name string, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprint(name, i))
+	}
+	return out
+}
