@@ -75,14 +75,14 @@ func (c *Change) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 // Alter is one attempt of a call that changes a session in another way than by appending to
-// it. It reads the lifecycle records first. Then edit reads what depends on them and adds
-// to the batch; it reports whether there is anything to do. The batch guards the session's
-// lifecycle record and sets it to next.
-func (c *Change) Alter(ctx context.Context, s *history.Session, edit func(next *heads.Life, b *engine.Batch) (needed bool, err error)) error {
+// it. It reads the lifecycle records first, and gives them to edit. Then edit reads what depends on
+// them and adds to the batch; it reports whether there is anything to do. The batch guards the
+// session's lifecycle record and sets it to next.
+func (c *Change) Alter(ctx context.Context, s *history.Session, edit func(l *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error)) error {
 	_, err := history.WithLifecycles(ctx, s, func(l *history.Lifecycles) (struct{}, error) {
 		next := l.Own.Next()
 		var b engine.Batch
-		needed, err := edit(&next, &b)
+		needed, err := edit(l, &next, &b)
 		if err != nil || !needed {
 			return struct{}{}, err
 		}

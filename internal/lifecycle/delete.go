@@ -44,7 +44,7 @@ func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Polic
 
 // delete is one attempt of Delete. seen is the revision at which the head was seen last.
 func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy) error {
-	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
 			if err := st.deleteChildren(ctx, c, s, policy); err != nil {
 				return false, err

@@ -29,7 +29,7 @@ func (st *Store) Rename(ctx context.Context, s *history.Session, to string) erro
 
 // rename is one attempt of Rename.
 func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Session, to string) error {
-	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		space := st.Space
 		hash := space.Session(to)
 		headKey, aboutKey := space.Head(hash), space.About(hash)

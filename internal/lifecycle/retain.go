@@ -147,7 +147,7 @@ func (st *Store) Release(ctx context.Context, s *history.Session, name string) e
 // result, and has nothing to do.
 func (st *Store) changeLife(ctx context.Context, s *history.Session, edit func(*change.Change, *heads.Head, *heads.Life, *engine.Batch) (needed bool, err error)) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+		return c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 			h, _, err := s.Head(ctx)
 			if err != nil {
 				return false, err

@@ -22,12 +22,8 @@ func (st *Store) Tombstone(ctx context.Context, s *history.Session, ids []graph.
 
 // tombstone is one attempt of Tombstone.
 func (st *Store) tombstone(ctx context.Context, c *change.Change, s *history.Session, ids []graph.ID) error {
-	return c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+	return c.Alter(ctx, s, func(l *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		h, _, err := s.Head(ctx)
-		if err != nil {
-			return false, err
-		}
-		l, err := s.Lifecycles(ctx)
 		if err != nil {
 			return false, err
 		}

@@ -47,7 +47,7 @@ const mostKeys = 6000
 // it can. A later call can add turns to a segment that is not full.
 func (z Sizes) Next(ctx context.Context, c *change.Change, s *history.Session, current func(context.Context) (*heads.Head, error), all bool) (sealed Sealed, more bool, err error) {
 	var life *heads.Life
-	err = c.Alter(ctx, s, func(next *heads.Life, b *engine.Batch) (needed bool, err error) {
+	err = c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		sealed, more, life = sealedBy(next), false, nil
 		h, err := current(ctx)
 		if err != nil {
