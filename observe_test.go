@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -108,6 +109,12 @@ func TestAnObserverIsToldOfEverything(t *testing.T) {
 	}
 	if got := one(turnstone.OpCommit); got.BaseHits != 1 || got.BaseMisses != 0 {
 		t.Errorf("%+v", got)
+	}
+	_, err = st.CommitAll(t.Context(), turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{
+		Expected: turnstone.AnyRevision, Nodes: sayingAfter(graph.ID{1}, nil), Checkpoint: map[string][]byte{"p": []byte("92"), "new": nil},
+	}})
+	if got := one(turnstone.OpCommitAll); err == nil || got.Err == nil || got.BaseHits != 1 || got.BaseMisses != 1 || got.Items != 0 {
+		t.Errorf("%v, %+v", err, got)
 	}
 	at, err := s.PutAttachment(t.Context(), strings.NewReader("attached"), -1, "", "")
 	if err != nil {
