@@ -44,6 +44,10 @@ type Commit struct {
 	Drop []string
 	// Usage of this turn, by model.
 	Usage []head.Usage
+	// Records are changed with the commit: all of it or nothing. They are no part of the commit: not
+	// of its id, and not of what a repeated turn is compared by, so a turn that was committed before
+	// changes no records, whatever stands here.
+	Records []RecordChange
 }
 
 // A NewNode is a node to append.
@@ -77,6 +81,9 @@ type Result struct {
 	Commit   head.CommitID
 	Leaf     graph.ID
 	Nodes    []graph.ID // ids of Commit.Nodes, in order
+	// Records are the versions that the records of Commit.Records got, in order, or NoRecord; of
+	// a replayed turn, those that they got then.
+	Records []RecordVersion
 	// Replayed says that the turn had been committed before and this call
 	// changed nothing.
 	Replayed bool
@@ -117,7 +124,15 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 		return Result{}, stats[0], public(err)
 	}
 	s.committed(&r[0], &stats[0])
-	return Result(r[0]), stats[0], nil
+	return resultOf(&r[0]), stats[0], nil
+}
+
+func resultOf(r *commit.Result) Result {
+	out := Result{Revision: r.Revision, Commit: r.Commit, Leaf: r.Leaf, Nodes: r.Nodes, Replayed: r.Replayed}
+	for _, v := range r.Records {
+		out.Records = append(out.Records, versionOf(v))
+	}
+	return out
 }
 
 // check fails if c is invalid, or the host's validator refuses it.
@@ -143,15 +158,18 @@ func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
 // A SessionCommit is what [Store.CommitAll] commits to one session.
 type SessionCommit struct {
 	Session Persistence // a handle of the store that commits
+	// RecordsOnly makes no commit: the session stays at its revision, whatever that is, and only
+	// Commit.Records are changed. All else of the commit must be zero.
+	RecordsOnly bool
 	Commit
 }
 
 // CommitAll stores all commits, each to another session, or nothing: in one call of the engine in
-// the common case, as [Session.Commit] does. Each commit has its own Expected; a *ConflictError
-// names the session that was elsewhere. MaxCommitBytes is for all of them together, and there are at
+// the common case, as [Session.Commit] does. Each commit has its own Expected and Records; a *ConflictError
+// or *RecordConflictError names the session that was elsewhere. MaxCommitBytes is for all of them together, and there are at
 // most MaxSessions.
 //
-// Either all commits have a turn id or none has. With the same content under the same turn ids,
+// Either all commits have a turn id or none has; those of RecordsOnly have none. With the same content under the same turn ids,
 // CommitAll returns the first results. If only some of the turns were committed, the error is a
 // *TurnConflictError that names one of them and has Alone set. An error about one of the commits
 // names its session.
@@ -193,7 +211,9 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	}
 	of := make([]commit.Participant, len(commits))
 	for i := range commits {
-		of[i] = commit.Participant{Session: sessions[i].session, Request: commits[i].request()}
+		r := commits[i].request()
+		r.RecordsOnly = commits[i].RecordsOnly
+		of[i] = commit.Participant{Session: sessions[i].session, Request: r}
 	}
 	rs, stats, err := s.commits.Commit(ctx, of...)
 	if err != nil {
@@ -201,8 +221,10 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	}
 	out := make([]Result, len(rs))
 	for i := range rs {
-		out[i] = Result(rs[i])
-		sessions[i].committed(&rs[i], &stats[i])
+		out[i] = resultOf(&rs[i])
+		if !commits[i].RecordsOnly {
+			sessions[i].committed(&rs[i], &stats[i])
+		}
 	}
 	return out, stats, nil
 }
@@ -215,6 +237,7 @@ func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]*Sessi
 	}
 	sessions := make([]*Session, len(commits))
 	first := map[string]int{}
+	turn := slices.IndexFunc(commits, func(c SessionCommit) bool { return !c.RecordsOnly }) // the first commit
 	for i := range commits {
 		c, where := &commits[i], fmt.Sprintf("commit %d", i)
 		of, ok := c.Session.(*Session)
@@ -224,22 +247,33 @@ func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]*Sessi
 		if j, twice := first[of.ID()]; twice {
 			return nil, invalid(where, "it is to session %q, as is commit %d", of.ID(), j)
 		}
-		if (c.Turn == "") != (commits[0].Turn == "") {
+		if c.RecordsOnly && !c.Commit.recordsOnly() {
+			return nil, invalid(where, "it is of records only, and has more than records")
+		}
+		if !c.RecordsOnly && (c.Turn == "") != (commits[turn].Turn == "") {
 			return nil, invalid(where, "either all commits have a turn id or none has")
 		}
 		if err := of.check(ctx, &c.Commit); err != nil {
-			return nil, fmt.Errorf("%s: %w", where, err)
+			if len(commits) > 1 {
+				err = fmt.Errorf("%s: %w", where, err)
+			}
+			return nil, err
 		}
 		sessions[i], first[of.ID()] = of, i
 	}
 	return sessions, nil
 }
 
+// recordsOnly reports whether all fields but Records are zero.
+func (c *Commit) recordsOnly() bool {
+	return c.Expected == 0 && c.Turn == "" && len(c.Nodes) == 0 && c.Leaf == (Ref{}) && len(c.Checkpoint) == 0 && len(c.Drop) == 0 && len(c.Usage) == 0
+}
+
 // request returns what c asks for. It shares memory with c.
 func (c *Commit) request() *commit.Request {
 	r := &commit.Request{
 		Expected: c.Expected, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
-		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage,
+		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage, Records: recordChanges(c.Records),
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
@@ -261,6 +295,10 @@ func (in *Commit) clone() *Commit {
 		out.Checkpoint[name] = bytes.Clone(content)
 	}
 	out.Drop, out.Usage = slices.Clone(in.Drop), slices.Clone(in.Usage)
+	out.Records = slices.Clone(in.Records)
+	for i := range out.Records {
+		out.Records[i].Value = bytes.Clone(out.Records[i].Value)
+	}
 	return &out
 }
 

@@ -458,6 +458,38 @@ func TestACopyThatWasWrittenToIsNotOverwritten(t *testing.T) {
 	}
 	equalPairs(t, from, to)
 	copyStore(t, from, to)
+	// A record that was set, and one that was deleted, are no less.
+	for i, c := range []turnstone.RecordChange{{Key: "precious", Value: []byte("set in the copy")}, {Key: "copied", Action: turnstone.DeleteRecord}} {
+		source := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+		page, err := source.List(ctx, turnstone.ListOptions{Limit: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := page.Sessions[0].ID
+		change(t, session(t, source, id), turnstone.RecordChange{Key: "copied"})
+		source.Close()
+		copyStore(t, from, to)
+		st := openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+		change(t, session(t, st, id), c)
+		st.Close()
+		if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{}); !errors.Is(err, turnstone.ErrConflict) {
+			t.Errorf("change %d: %v", i, err)
+		}
+		if _, err := turnstone.Copy(ctx, from, to, turnstone.CopyOptions{Overwrite: true}); err != nil {
+			t.Error(err)
+		}
+		equalPairs(t, from, to)
+	}
+	// A vacuum of the copy, which removes the records of deleted sessions, is no change of it.
+	source := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
+	change(t, create(t, source, turnstone.Request{ID: "deleted"}), turnstone.RecordChange{Key: "k"})
+	remove(t, source, "deleted")
+	source.Close()
+	copyStore(t, from, to)
+	st = openStore(t, to, &turnstone.Options{NoAutoSeal: true})
+	vacuum(t, st)
+	st.Close()
+	copyStore(t, from, to)
 }
 
 // A report counts what was written, not what was to be.

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 )
 
@@ -38,6 +39,10 @@ var (
 	ErrConflict = change.ErrConflict
 	// ErrTurnConflict: the turn id stands for another commit. See TurnConflictError.
 	ErrTurnConflict = commit.ErrTurnConflict
+	// ErrRecordConflict: somebody else has changed a record. See RecordConflictError.
+	ErrRecordConflict = commit.ErrRecordConflict
+	// ErrRecordNotFound: the session has no record of that key.
+	ErrRecordNotFound = records.ErrNotFound
 	// ErrLimit: a documented limit is exceeded. See LimitError.
 	ErrLimit = change.ErrLimit
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
@@ -128,6 +133,8 @@ func public(err error) error {
 		return (*ConflictError)(e)
 	case *commit.TurnConflict:
 		return (*TurnConflictError)(e)
+	case *commit.RecordConflict:
+		return &RecordConflictError{Session: e.Session, Key: e.Key, Expected: versionOf(e.Expected), Version: versionOf(e.Version)}
 	case *change.Limit:
 		return (*LimitError)(e)
 	case *change.Invalid:

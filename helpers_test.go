@@ -276,3 +276,13 @@ func contents(t *testing.T, dir string) (files [][]byte) {
 func inFiles(files [][]byte, b []byte) bool {
 	return slices.ContainsFunc(files, func(data []byte) bool { return bytes.Contains(data, b) })
 }
+
+// change changes records of a session, and returns their versions.
+func change(t testing.TB, s *turnstone.Session, changes ...turnstone.RecordChange) []turnstone.RecordVersion {
+	t.Helper()
+	vs, err := s.ChangeRecords(ctx, changes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vs
+}

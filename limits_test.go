@@ -15,7 +15,9 @@ import (
 
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/records"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -163,6 +165,45 @@ var bounds = map[string]bound{
 			all = append(all, a)
 		}
 		_, err = s.Commit(ctx, one(turnstone.NewNode{Attachments: all}))
+		return err
+	}},
+	"record key": {maximum: turnstone.MaxRecordKey, limit: "key bytes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		_, err := s.ChangeRecords(ctx, turnstone.RecordChange{Key: text(n)})
+		if _, rerr := s.Record(ctx, text(n)); err != nil && fmt.Sprint(rerr) != fmt.Sprint(err) || err == nil && rerr != nil {
+			t.Errorf("ChangeRecords says %v, Record %v", err, rerr)
+		}
+		return err
+	}},
+	"prefix of records": {maximum: turnstone.MaxRecordKey, limit: "prefix bytes", try: func(t *testing.T, n int) error {
+		_, err := limited(t).Records(ctx, turnstone.RecordQuery{Prefix: text(n)})
+		return err
+	}},
+	"record": {maximum: turnstone.MaxRecord, limit: "value bytes", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		_, err := s.ChangeRecords(ctx, turnstone.RecordChange{Key: "k", Value: random(n, 1)})
+		if r, rerr := s.Record(ctx, "k"); err == nil && (rerr != nil || len(r.Value) != n) {
+			t.Errorf("%d bytes, %v", len(r.Value), rerr)
+		}
+		return err
+	}},
+	"records": {maximum: turnstone.MaxRecords, limit: "records", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		var changes []turnstone.RecordChange
+		var names []string
+		for i := range n {
+			names = append(names, fmt.Sprint(i))
+			changes = append(changes, turnstone.RecordChange{Key: names[i]})
+		}
+		_, err := s.ChangeRecords(ctx, changes...)
+		if _, lerr := s.Load(ctx, turnstone.Scope{Records: names}); (lerr == nil) != (err == nil) {
+			t.Errorf("ChangeRecords says %v, Load %v", err, lerr)
+		}
+		return err
+	}},
+	"page of records": {maximum: turnstone.MaxPage, limit: "records of a page", try: func(t *testing.T, n int) error {
+		_, st := onMemory(t, nil)
+		_, err := st.Records(ctx, turnstone.RecordQuery{Limit: n})
 		return err
 	}},
 	"keys": {maximum: turnstone.MaxNodes, limit: "keys", try: func(t *testing.T, n int) error {
@@ -442,6 +483,8 @@ func TestLimitsOfRequestsAreThoseOfRecords(t *testing.T) {
 		"parts":       {turnstone.MaxParts, heads.MaxParts},
 		"models":      {turnstone.MaxSessionModels, heads.MaxModels},
 		"labels":      {turnstone.MaxLabels, heads.MaxLabels},
+		"record key":  {turnstone.MaxRecordKey, keys.MaxText},
+		"record":      {turnstone.MaxRecord, records.MaxValue},
 	} {
 		if l[0] != l[1] {
 			t.Errorf("%s: %d of a request, %d of a record", name, l[0], l[1])

@@ -13,6 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/turns"
 	"github.com/turnstonedb/turnstone/record"
 )
@@ -35,6 +36,9 @@ type Scope struct {
 	After head.Revision
 	// Reverse gives the newest node first.
 	Reverse bool
+	// Records are keys of records that Load reads as well, as they stood when the head was
+	// read, whatever revision is loaded.
+	Records []string
 }
 
 func (sc *Scope) check() error {
@@ -55,6 +59,9 @@ func (sc *Scope) check() error {
 	if err := checkRevision("scope", "At", sc.At); err != nil {
 		return err
 	}
+	if err := checkRecordKeys(sc.Records...); err != nil {
+		return err
+	}
 	return checkRevision("scope", "After", sc.After)
 }
 
@@ -67,6 +74,7 @@ type State struct {
 	Parts    []head.Part  // of the checkpoint, by name; Checkpoint reads them
 	Usage    []head.Usage // totals up to this revision, by model
 	Time     time.Time
+	Records  map[string]Record // those of Scope.Records that are there, by key
 }
 
 // Load reads what scope says. Every hash is checked; anything missing or
@@ -108,7 +116,7 @@ func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) 
 // stateOf returns the state that a scope is about, without its nodes, the leaf of the path to read,
 // and the tombstones.
 func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scope) (st *State, leaf graph.ID, hidden *history.Tombstones, err error) {
-	h, _, err := s.session.Head(ctx)
+	h, values, err := s.session.Head(ctx, records.Keys(s.session, scope.Records)...)
 	if err != nil {
 		return nil, leaf, nil, err
 	}
@@ -119,6 +127,11 @@ func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scop
 		}
 	}
 	st = &State{Revision: at.Revision, Commit: at.Commit, Leaf: at.Leaf, Parts: slices.Clone(at.Parts), Usage: slices.Clone(at.Usage), Time: at.Time}
+	if len(scope.Records) > 0 {
+		if st.Records, err = s.records(scope.Records, values); err != nil {
+			return nil, leaf, nil, err
+		}
+	}
 	if hidden, err = l.Tombstones(); err != nil || scope.Leaf.IsZero() {
 		return st, st.Leaf, hidden, err
 	}

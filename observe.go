@@ -42,6 +42,8 @@ const (
 	OpNode           = "node" // by id or key
 	OpCheckpoint     = "checkpoint"
 	OpList           = "list"
+	OpRecords        = "records"
+	OpChangeRecords  = "change_records"
 	OpTombstone      = "tombstone"
 	OpPutAttachment  = "put_attachment"
 	OpReadAttachment = "read_attachment"
@@ -59,7 +61,7 @@ const (
 // An Outcome says how an operation went. What does not apply is zero.
 type Outcome struct {
 	Err error
-	// Items are the nodes that were added or read, the sessions of a list, the
+	// Items are the nodes that were added or read, the sessions of a list, records, the
 	// problems that a verification found, or the keys of an engine's operation.
 	Items int
 	// Bytes are those of payloads, attachments or checkpoint parts that were
@@ -188,7 +190,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 		if o.Err != nil {
 			level = slog.LevelWarn
 			switch ErrorType(o.Err) {
-			case "conflict", "turn_conflict", "not_found", "pruned", "exists", "has_children", "limit", "invalid", "rejected", "canceled":
+			case "conflict", "turn_conflict", "record_conflict", "not_found", "pruned", "exists", "has_children", "limit", "invalid", "rejected", "canceled":
 				level = slog.LevelInfo
 			}
 			attrs = append(attrs, slog.String("error_type", ErrorType(o.Err)), slog.Any("error", o.Err))
@@ -198,7 +200,7 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 }
 
 // ErrorType names the kind of an error with few, stable words, for metrics and
-// alerts: conflict, turn_conflict, not_found, pruned, exists, has_children,
+// alerts: conflict, turn_conflict, record_conflict, not_found, pruned, exists, has_children,
 // limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
 // (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {

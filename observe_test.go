@@ -242,7 +242,7 @@ func TestALogObserverLogsNoContent(t *testing.T) {
 // ErrorType has a name for each kind of error, however it is wrapped.
 func TestErrorTypeNamesEveryError(t *testing.T) {
 	for want, err := range map[string]error{
-		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "limit": &turnstone.LimitError{},
+		"": nil, "conflict": &turnstone.ConflictError{}, "turn_conflict": &turnstone.TurnConflictError{}, "record_conflict": &turnstone.RecordConflictError{}, "limit": &turnstone.LimitError{},
 		"invalid": &turnstone.InvalidError{}, "not_found": fmt.Errorf("x: %w", turnstone.ErrSessionNotFound), "corrupt": &record.CorruptError{}, "format": fmt.Errorf("x: %w", &record.FormatError{}),
 		"unknown_outcome": fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, engine.ErrClosed), "canceled": context.Canceled, "no_space": engine.ErrNoSpace,
 		"closed": engine.ErrClosed, "unavailable": engine.ErrUnavailable, "rejected": turnstone.ErrRejected, "pruned": turnstone.ErrRevisionPruned, "exists": turnstone.ErrExists,

@@ -109,7 +109,10 @@ const (
 	MaxLabels         = 64       // labels of a session
 	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
 	MaxKept           = 1000     // revisions of a session that are kept by name
-	MaxPage           = 1000     // sessions of a page of List
+	MaxRecordKey      = 512      // bytes of a record's key; at least 1, UTF-8 without zero bytes
+	MaxRecord         = 64 << 10 // bytes of a record's value
+	MaxRecords        = 256      // records that a commit or a call of ChangeRecords changes, and of Scope.Records
+	MaxPage           = 1000     // sessions of a page of List, records of a page of Records
 	MaxSeal           = 1 << 20  // bytes of Options.SealBytes: a segment fits a batch even if nothing of it compresses
 
 	// MaxCommitBytes is how many bytes of keys and values a commit may write,
@@ -117,7 +120,7 @@ const (
 	// of them is stored ahead of the commit. A batch of an engine holds more: sealing
 	// adds an index to the commit, and erasure the salts of its nodes.
 	MaxCommitBytes = 1792 << 10
-	// MaxCommitWrites is how many records a commit may write: two for each
+	// MaxCommitWrites is how many values of the engine a commit may write: two for each record, two for each
 	// attachment, two or more for each payload that is stored apart and each
 	// checkpoint part that is new, two for each label, group and parent of the
 	// session, and about five.
@@ -276,6 +279,10 @@ func (in *Commit) Check() error {
 		for _, n := range [...]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} {
 			c.limit("tokens", int(min(n, MaxTokens+1)), MaxTokens)
 		}
+	}
+	if len(in.Records) > 0 {
+		c.at("commit", 0)
+		c.records(in.Records)
 	}
 	return c.err
 }

@@ -65,6 +65,54 @@ var effects = []effect{
 		}
 		return fmt.Sprint(rs[0].Revision, " ", rs[1].Revision-info.Revision), nil
 	}},
+	{name: "commit with records", want: "4 true none", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		r, err := s.Record(ctx, "r")
+		if err != nil {
+			return "", err
+		}
+		c, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("more")), Records: []turnstone.RecordChange{
+			{Key: "r", Value: []byte("new"), Expect: r.Version}, {Key: "r/gone", Action: turnstone.DeleteRecord}, {Key: "r/new", Value: []byte("more"), Expect: turnstone.NoRecord},
+		}})
+		if err != nil {
+			return "", err
+		}
+		now, err := s.Record(ctx, "r")
+		if errors.Is(err, engine.ErrUnavailable) || errors.Is(err, engine.ErrUnknown) {
+			return "4 true none", nil
+		}
+		return fmt.Sprint(c.Revision, " ", now.Version == c.Records[0], " ", c.Records[1]), err
+	}},
+	{name: "records", want: "true none", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		r, err := s.Record(ctx, "r")
+		if err != nil {
+			return "", err
+		}
+		vs, err := s.ChangeRecords(ctx, turnstone.RecordChange{Key: "r", Value: []byte("new"), Expect: r.Version}, turnstone.RecordChange{Key: "r/gone", Action: turnstone.DeleteRecord})
+		if err != nil {
+			return "", err
+		}
+		now, err := s.Record(ctx, "r")
+		if errors.Is(err, engine.ErrUnavailable) {
+			return "true none", nil
+		}
+		return fmt.Sprint(now.Version == vs[0], " ", vs[1]), err
+	}},
+	{name: "records of several sessions", want: "1", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
+		b, err := st.Session(ctx, "b")
+		if err != nil {
+			return "", err
+		}
+		info, err := b.Info(ctx)
+		if err != nil {
+			return "", err
+		}
+		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: s, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "sent", Value: []byte("to b")}}}},
+			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: info.Revision, Nodes: saying([]byte("more"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[1].Revision - info.Revision), nil
+	}},
 	{name: "rewind", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		state, err := s.Load(ctx, turnstone.Scope{})
 		if err != nil {

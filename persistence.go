@@ -46,6 +46,10 @@ type Reader interface {
 	NodesByKey(ctx context.Context, keys ...string) (map[string]Node, error)
 	// Checkpoint returns the checkpoint parts at a revision; 0 is the head's.
 	Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error)
+	// Record returns the record of a key, or ErrRecordNotFound.
+	Record(ctx context.Context, key string) (Record, error)
+	// Records lists records in the order of their keys.
+	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
 	// ReadAttachment writes an attachment of this session to w.
 	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
 }
@@ -54,6 +58,8 @@ type Reader interface {
 type Committer interface {
 	// Commit stores one turn, whole or not at all.
 	Commit(ctx context.Context, c Commit) (Result, error)
+	// ChangeRecords sets, deletes and checks records, all or none, without a commit.
+	ChangeRecords(ctx context.Context, changes ...RecordChange) ([]RecordVersion, error)
 	// SaveMetadata empties fields and then merges m; it moves no revision.
 	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
 	// Tombstone soft-deletes nodes.
@@ -81,6 +87,8 @@ type Factory interface {
 	CommitAll(ctx context.Context, commits ...SessionCommit) ([]Result, error)
 	// List returns sessions, the most recently updated first.
 	List(ctx context.Context, o ListOptions) (Page, error)
+	// Records lists records of all sessions, in the order of their keys.
+	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
 	// Delete removes a session.
 	Delete(ctx context.Context, id string, policy ChildPolicy) error
 	// GC deletes the blobs that nothing refers to any more.

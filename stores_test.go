@@ -101,6 +101,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 		}
 	}
 	must(a.Keep(ctx, "kept", 3))
+	change(t, a, turnstone.RecordChange{Key: "queue/1", Value: random(700, 13)}, turnstone.RecordChange{Key: ".own", Value: []byte("not listed")})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
 	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("forked")), Checkpoint: map[string][]byte{"p": []byte("own")}})
 	ff := create(t, st, turnstone.Request{ID: "ff", Parent: "f"})
@@ -119,6 +120,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 		Checkpoint: map[string][]byte{"p": []byte("of the deleted")},
 	})
 	must(d.Tombstone(ctx, add(d, "hidden")))
+	change(t, d, turnstone.RecordChange{Key: "queue/1"})
 	create(t, st, turnstone.Request{ID: "df", Parent: "d"})
 	add(d, "of nobody")
 	create(t, st, turnstone.Request{ID: "gone"})
@@ -178,7 +180,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	i := create(t, st, turnstone.Request{ID: "i", Parent: "h"})
 	commitTo(t, i, turnstone.Commit{Nodes: saying(random(9000, 10)), Checkpoint: map[string][]byte{"p": []byte("new")}})
 	j := create(t, st, turnstone.Request{ID: "j"})
-	commitTo(t, j, turnstone.Commit{Nodes: saying([]byte("deleted at once"))})
+	commitTo(t, j, turnstone.Commit{Nodes: saying([]byte("deleted at once")), Records: []turnstone.RecordChange{{Key: "queue/1", Value: []byte("of the deleted")}}})
 	must(st.Delete(ctx, "j", turnstone.KeepChildren))
 	create(t, st, turnstone.Request{ID: "k", Parent: "a"})
 	must(st.Delete(ctx, "k", turnstone.KeepChildren))
@@ -227,6 +229,8 @@ func rich(t *testing.T, st *turnstone.Store) {
 	if err := f.Tombstone(ctx, leaf); err != nil {
 		t.Fatal(err)
 	}
+	change(t, s, turnstone.RecordChange{Key: "queue/1", Value: random(700, 3)}, turnstone.RecordChange{Key: "queue/2"})
+	commitTo(t, f, turnstone.Commit{Records: []turnstone.RecordChange{{Key: "queue/1", Value: []byte("of the fork")}}})
 }
 
 // outcomeStore makes a store with a session a, which has three revisions, one of
@@ -243,6 +247,7 @@ func outcomeStore(t *testing.T) *memory.Engine {
 	}
 	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
 	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
+	change(t, a, turnstone.RecordChange{Key: "r", Value: []byte("old")}, turnstone.RecordChange{Key: "r/gone"})
 	return e
 }
 
@@ -251,6 +256,13 @@ func everything(st *turnstone.Store) (string, error) {
 	var out strings.Builder
 	tell := json.NewEncoder(&out).Encode
 	page, err := st.List(ctx, turnstone.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	records, err := st.Records(ctx, turnstone.RecordQuery{})
+	if err == nil {
+		err = tell(records)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -278,6 +290,24 @@ func everything(st *turnstone.Store) (string, error) {
 		parts, err := s.Checkpoint(ctx, 0)
 		if err == nil {
 			err = tell(parts)
+		}
+		if err == nil {
+			var own turnstone.RecordPage
+			if own, err = s.Records(ctx, turnstone.RecordQuery{}); err == nil {
+				err = tell(own)
+			}
+		}
+		for _, key := range []string{"queue/1", "queue/2", ".own"} {
+			var r turnstone.Record
+			if err == nil {
+				r, err = s.Record(ctx, key)
+			}
+			if errors.Is(err, turnstone.ErrRecordNotFound) {
+				err = nil
+			}
+			if err == nil {
+				err = tell(r)
+			}
 		}
 		if err != nil {
 			return "", err
@@ -316,6 +346,13 @@ func visible(t *testing.T, e engine.Engine) string {
 		kept, err := s.Kept(ctx)
 		if err != nil {
 			t.Fatal(err)
+		}
+		records, err := s.Records(ctx, turnstone.RecordQuery{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range records.Records { // a version and a time are of an attempt
+			out += fmt.Sprintln(r.Key, r.Value)
 		}
 		_, first := s.Load(ctx, turnstone.Scope{At: 1})
 		out += fmt.Sprintln(i.ID, i.Metadata, i.Revision, i.Leaf, state.Nodes, state.Parts, kept, errors.Is(first, turnstone.ErrRevisionPruned))

@@ -54,6 +54,12 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 			}
 			a, ids := fill("a", 1000)
 			b, _ := fill("b", 2000)
+			// Records of a deleted session, a record that was deleted, and a value that was replaced.
+			change(t, b, turnstone.RecordChange{Key: "deleted with its session", Value: random(300, 3000)})
+			change(t, a, turnstone.RecordChange{Key: "removed by itself", Value: random(300, 3001)}, turnstone.RecordChange{Key: "still there", Value: random(300, 3002)})
+			change(t, a, turnstone.RecordChange{Key: "removed by itself", Action: turnstone.DeleteRecord}, turnstone.RecordChange{Key: "still there", Value: random(300, 3003)})
+			gone = append(gone, []byte("deleted with its session"), random(300, 3000), []byte("removed by itself"), random(300, 3001), random(300, 3002))
+			stay = append(stay, random(300, 3003))
 			if err := a.Seal(ctx); err != nil {
 				t.Fatal(err)
 			}

@@ -27,6 +27,7 @@ var named = map[byte]string{
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
 	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
+	'R': "record", 'n': "list of records",
 }
 
 // Whatever record is removed, altered or put in the place of another one of its
@@ -159,6 +160,8 @@ func (s *table) identities(key []byte) (out []string) {
 		return []string{""}
 	case keys.Entry:
 		parts = [][]byte{fields[24:]}
+	case keys.Listing:
+		parts = [][]byte{fields[len(fields)-16:]}
 	case keys.About, keys.Head, keys.Predecessor:
 		parts = [][]byte{fields, []byte(s.incs[string(fields)])}
 	case keys.Edge:
@@ -186,6 +189,8 @@ func (s *table) harmless(p engine.Pair) string {
 	switch letter := p.Key[4]; {
 	case letter == keys.Copying:
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
+	case letter == keys.Record && fields[16] == '.':
+		return "a record in no list: nothing else says that it was there"
 	case letter == keys.Predecessor && s.incs[string(fields)] == "":
 		return "the predecessor record of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):

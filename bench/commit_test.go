@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -246,6 +247,40 @@ func BenchmarkCommitAll(b *testing.B) {
 					}
 					if _, err := st.CommitAll(ctx, parts...); err != nil {
 						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkCommitRecords commits a turn of four nodes, with so many records of 200 bytes that are
+// set at the version that they have, on Badger.
+func BenchmarkCommitRecords(b *testing.B) {
+	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+		for _, n := range []int{0, 2, 20} {
+			b.Run(fmt.Sprintf("%s/records=%d", name, n), func(b *testing.B) {
+				st := onBadger(b, d)
+				var s *turnstone.Session
+				c := turn(1, 1)
+				for i := 0; b.Loop(); i++ {
+					if i%200 == 0 {
+						var err error
+						if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
+							b.Fatal(err)
+						}
+						c.Records = nil
+						for j := range n {
+							c.Records = append(c.Records, turnstone.RecordChange{Key: fmt.Sprint("state/", j), Value: []byte(strings.Repeat("value ", 35)), Expect: turnstone.NoRecord})
+						}
+					}
+					c.Expected, c.Turn = head.Revision(i%200), fmt.Sprint(i)
+					r, err := s.Commit(ctx, c)
+					if err != nil {
+						b.Fatal(err)
+					}
+					for j, v := range r.Records {
+						c.Records[j].Expect = v
 					}
 				}
 			})

@@ -133,7 +133,7 @@ type Limits struct {
 }
 
 // MinLimits is what every engine accepts at least.
-var MinLimits = Limits{KeyBytes: 512, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
+var MinLimits = Limits{KeyBytes: 1024, ValueBytes: 512 << 10, BatchBytes: 2 << 20, BatchOps: 10_000}
 
 // PrefixRange returns the range of all keys that begin with p.
 func PrefixRange(p []byte) Range { return Range{Start: p, End: PrefixEnd(p)} }

@@ -334,7 +334,7 @@ var commits = []behaviour{
 					Expected: 1, Turn: "spoiled",
 					Nodes: []turnstone.NewNode{{Kind: "k", Key: "x", Payload: []byte("small"), Attachments: []blob.Attachment{ref}}, {Kind: "k", Payload: []byte(large)}},
 					Leaf:  turnstone.RefNew(1), Usage: []head.Usage{{Model: "m", Input: 1}}, Drop: []string{"gone"},
-					Checkpoint: map[string][]byte{"p": []byte("value")},
+					Checkpoint: map[string][]byte{"p": []byte("value")}, Records: set("k", "value"),
 				}
 			}
 			in := turn()
@@ -349,6 +349,7 @@ var commits = []behaviour{
 				parts, err := p.Checkpoint(ctx, 0)
 				s.must(err)
 				s.equal("checkpoint", parts, map[string][]byte{"kept": []byte("1"), "p": []byte("value")})
+				s.hasRecords(p, "k", "value")
 				r.Replayed = true
 				s.equal("replay", s.commit(p, turn()), r)
 			})
@@ -377,6 +378,12 @@ func spoil(c *turnstone.Commit) {
 	for _, content := range c.Checkpoint {
 		for i := range content {
 			content[i]++
+		}
+	}
+	for i := range c.Records {
+		c.Records[i].Key = "other"
+		for j := range c.Records[i].Value {
+			c.Records[i].Value[j]++
 		}
 	}
 	c.Checkpoint["more"], c.Turn, c.Leaf, c.Expected = []byte("more"), "other", turnstone.RefNone(), 7

@@ -69,7 +69,7 @@ func (f *showFlags) run(cmd *cobra.Command, args []string, st *turnstone.Store) 
 	}
 	r := reader{printer: printer{w: out}, columns: width(cmd.OutOrStdout()), whole: f.whole}
 	r.head(&info, state)
-	if int(info.Nodes) > len(state.Nodes) && scope == (turnstone.Scope{}) {
+	if int(info.Nodes) > len(state.Nodes) && scope.At == 0 && scope.Leaf.IsZero() && !scope.Full && scope.Last == 0 && scope.After == 0 {
 		r.printf("shown     %s; --full shows those on other branches, too\n", plural(len(state.Nodes), "node"))
 	}
 	r.conversation("", state.Nodes)

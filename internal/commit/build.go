@@ -26,6 +26,10 @@ func (c *call) build(ctx context.Context) error {
 			return c.in(i, err)
 		}
 	}
+	if len(c.writers) == 0 {
+		c.addRecords()
+		return c.checkBatch()
+	}
 	if err := c.stage.read(ctx); err != nil {
 		return err
 	}
@@ -43,6 +47,7 @@ func (c *call) build(ctx context.Context) error {
 	for i := range c.writers {
 		c.writers[i].addHead(c.batch)
 	}
+	c.addRecords()
 	return c.checkBatch()
 }
 

@@ -29,12 +29,14 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
-// A Participant is a session that takes part in a commit, with what it is to get.
+// A Participant is a session that takes part in a commit, or whose records are changed with it, with
+// what it is to get.
 type Participant struct {
 	Session *history.Session
 	Request *Request
@@ -52,47 +54,85 @@ type Participant struct {
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
 func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Stats, error) {
-	c := call{store: st, Change: change.Change{Engine: st.Engine}}
-	c.writers = append(c.first[:0], make([]writer, len(of))...)
-	now := st.Now()
-	for i, p := range of {
-		c.writers[i] = writer{call: &c, s: p.Session, in: p.Request, now: now}
-		st.Random(c.writers[i].salt[:])
-	}
-	results, err := c.attempt(ctx)
-	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || err == nil && results[0].Replayed {
-		c.stage.Abandon(ctx)
-	}
-	stats := make([]Stats, len(of))
-	for i := range c.writers {
-		w := &c.writers[i]
-		stats[i] = Stats{Hits: w.hits, Misses: w.misses}
-		if w.next != nil {
-			stats[i].PackBytes = w.next.PackBytes
+	c := call{store: st, now: st.Now(), Change: change.Change{Engine: st.Engine}}
+	c.writers = c.first[:0]
+	for _, p := range of {
+		at := -1
+		if !p.Request.RecordsOnly {
+			at = len(c.writers)
+			c.writers = append(c.writers, writer{call: &c, s: p.Session, in: p.Request})
+			st.Random(c.writers[at].salt[:])
+		}
+		if len(p.Request.Records) > 0 || p.Request.RecordsOnly {
+			c.keepers = append(c.keepers, newKeeper(&c, p, at))
 		}
 	}
-	return results, stats, err
+	commits, replayed, err := c.attempt(ctx)
+	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || replayed {
+		c.stage.Abandon(ctx)
+	}
+	return c.results(of, commits, replayed, err)
+}
+
+// results returns what Commit returns of each participant. commits are the results of those that
+// commit.
+func (c *call) results(of []Participant, commits []Result, replayed bool, err error) (out []Result, stats []Stats, _ error) {
+	out, stats = make([]Result, len(of)), make([]Stats, len(of))
+	writers, keepers := 0, 0
+	for i, p := range of {
+		if !p.Request.RecordsOnly {
+			w := &c.writers[writers]
+			stats[i] = Stats{Hits: w.hits, Misses: w.misses}
+			if w.next != nil {
+				stats[i].PackBytes = w.next.PackBytes
+			}
+			if err == nil {
+				out[i] = commits[writers]
+			}
+			writers++
+		}
+		if len(p.Request.Records) == 0 {
+			continue
+		}
+		switch k := &c.keepers[keepers]; {
+		case err != nil:
+		case replayed:
+			out[i].Records, out[i].Replayed = k.again(commits[0].Commit), true
+		default:
+			out[i].Records = k.done()
+		}
+		keepers++
+	}
+	if err != nil {
+		return nil, stats, err
+	}
+	return out, stats, nil
 }
 
 // A call is one call of Commit.
 type call struct {
 	store    *Store
-	writers  []writer  // one for each participant
+	now      time.Time
+	writers  []writer  // one for each participant that commits
 	first    [1]writer // memory for the only one of most calls
+	keepers  []keeper  // one for each participant that has records to change or to check
 	prepared bool      // whether the contents of all requests are prepared
 	stage    Stage     // the blobs that the commit refers to
 	batch    *engine.Batch
 
+	recordsFresh bool            // the values that keepers guard have to be read by this call
+	recordsRead  bool            // and they were
+	random       [hash.Size]byte // the seed of versions, if there is no writer
+
 	change.Change // whether an attempt may stand
 }
 
-// A writer makes what a commit writes for one participant.
+// A writer makes what a commit writes for one participant, but for its records.
 type writer struct {
 	*call
 	s    *history.Session
 	in   *Request
 	salt pack.Salt
-	now  time.Time
 
 	head   *heads.Head // that the commit is built on
 	record []byte      // of head
@@ -110,18 +150,22 @@ type writer struct {
 	hits, misses int // see Stats
 }
 
-// attempt tries until the commit stands or fails.
-func (c *call) attempt(ctx context.Context) ([]Result, error) {
+// attempt tries until the commit stands or fails. It returns the results of the writers, and whether
+// they are those of an earlier call.
+func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, err error) {
 	for i := range c.writers {
 		if err := c.writers[i].current(ctx); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
 	for {
 		err := c.checkExpected()
 		if err == nil {
+			err = c.checkRecords(ctx)
+		}
+		if err == nil {
 			if err := c.prepare(ctx); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			err = c.build(ctx)
 		}
@@ -130,21 +174,21 @@ func (c *call) attempt(ctx context.Context) ([]Result, error) {
 			c.prepared = false
 			continue
 		case err != nil && (c.fresh() || errors.Is(err, errTurnStands) && len(c.writers) == 1):
-			if err = c.orReplayed(ctx, err); isReplay(err) {
+			if err = c.orReplayed(ctx, err); isReplay(err) || mayRecur(err) {
 				return c.ended(err)
 			}
-			return nil, err
+			return nil, false, err
 		case err != nil: // The reason may be that a head is out of date.
 			if err := c.readHeads(ctx); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			continue
 		}
 		if err = c.Apply(ctx, c.batch); err == nil {
-			return c.done(), nil
+			return c.done(), false, nil
 		}
 		if !errors.Is(err, engine.ErrConflict) {
-			return nil, err
+			return nil, false, err
 		}
 		for i := range c.writers {
 			c.writers[i].s.Forget()
@@ -213,6 +257,9 @@ func (c *call) prepare(ctx context.Context) error {
 		return nil
 	}
 	c.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
+	if len(c.writers) == 0 {
+		return nil
+	}
 	c.stage = c.store.NewStage(c.writers[0].s.Inc)
 	room := inlineBytes
 	for i := range c.writers {
@@ -225,22 +272,24 @@ func (c *call) prepare(ctx context.Context) error {
 }
 
 // ended returns what an error says of the commit.
-func (c *call) ended(err error) ([]Result, error) {
+func (c *call) ended(err error) (_ []Result, isReplay bool, _ error) {
 	var replay *replayed
 	switch {
 	case errors.Is(err, errStands):
-		return c.done(), nil
+		return c.done(), false, nil
 	case errors.As(err, &replay):
-		return replay.results, nil
+		return replay.results, true, nil
 	case decided(err):
-		return nil, err
+		return nil, false, err
 	}
-	return nil, c.Result(err)
+	return nil, false, c.Result(err)
 }
 
 // done notes the new heads and the new versions of checkpoint parts, and returns the results.
 func (c *call) done() []Result {
-	c.stage.applied(c.batch)
+	if len(c.writers) > 0 {
+		c.stage.applied(c.batch)
+	}
 	out := make([]Result, len(c.writers))
 	for i := range c.writers {
 		out[i] = c.writers[i].done()

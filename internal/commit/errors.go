@@ -8,6 +8,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/records"
 )
 
 // These are the typed errors of a commit. The root package converts each to a public type with
@@ -48,6 +49,30 @@ func (e *TurnConflict) Error() string {
 
 // Is reports whether target is ErrTurnConflict.
 func (e *TurnConflict) Is(target error) bool { return target == ErrTurnConflict }
+
+// A RecordConflict says that a record is not of the version that the request expects.
+type RecordConflict struct {
+	Session  string
+	Key      string
+	Expected records.Version // zero if none was to be there
+	Version  records.Version // that is there, or zero for none
+}
+
+func (e *RecordConflict) Error() string {
+	name := func(v records.Version) string {
+		if v == (records.Version{}) {
+			return "not there"
+		}
+		return "of version " + v.String()
+	}
+	return fmt.Sprintf("turnstone: record %q of session %q is %s; %s was expected", e.Key, e.Session, name(e.Version), name(e.Expected))
+}
+
+// Is reports whether target is ErrRecordConflict.
+func (e *RecordConflict) Is(target error) bool { return target == ErrRecordConflict }
+
+// ErrRecordConflict says that somebody else has changed a record.
+var ErrRecordConflict = errors.New("turnstone: record conflict")
 
 // An InSession says which session of a commit to several an error is about.
 type InSession struct {

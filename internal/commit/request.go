@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/records"
 )
 
 // A Store is a store that commits are written to.
@@ -16,6 +17,7 @@ type Store struct {
 	history.Store
 	Bases  *Bases
 	Met    *Met
+	Recent *Recent
 	Inline int // Payloads of more bytes are stored as blobs.
 	Limits Limits
 	Now    func() time.Time // The time in UTC, to the nanosecond.
@@ -47,6 +49,33 @@ type Request struct {
 	Checkpoint map[string][]byte
 	Drop       []string
 	Usage      []head.Usage
+	Records    []RecordChange
+	// RecordsOnly makes no commit: only the records are changed, and all fields but Records are zero.
+	RecordsOnly bool
+}
+
+// A RecordChange sets, deletes or checks a record of the session.
+type RecordChange struct {
+	Key    string
+	Action Action
+	Value  []byte // of SetRecord
+	Expect Expectation
+}
+
+// An Action says what a RecordChange does.
+type Action int
+
+// The actions.
+const (
+	SetRecord Action = iota
+	DeleteRecord
+	CheckRecord // nothing, but the expectation must hold
+)
+
+// An Expectation says what must stand under the key of a record. The zero one is met by anything.
+type Expectation struct {
+	Absent  bool            // no record
+	Version records.Version // if it is not zero, the record of this version
 }
 
 // A Node is a node to append.
@@ -82,6 +111,7 @@ type Result struct {
 	Commit   head.CommitID
 	Leaf     graph.ID
 	Nodes    []graph.ID
+	Records  []records.Version // for each of Request.Records, the version that it has then, or zero for none
 	Replayed bool
 }
 

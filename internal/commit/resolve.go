@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
@@ -41,9 +42,20 @@ func isReplay(err error) bool {
 	return errors.As(err, &r) || errors.Is(err, ErrTurnConflict)
 }
 
+// mayRecur reports whether err is about a guard that can become true again, so that an attempt of
+// unknown outcome, if it comes late, could still succeed: a record was to be absent.
+func mayRecur(err error) bool {
+	var r *RecordConflict
+	return errors.As(err, &r) && r.Expected == (records.Version{})
+}
+
 // resolve finds out why a guard was false. It reads the heads, for another attempt, or returns
 // the error that the commit ends with.
 func (c *call) resolve(ctx context.Context, conflict error) error {
+	c.recordsFresh, c.recordsRead = true, false
+	if len(c.writers) == 0 {
+		return c.recordsOutcome(ctx, conflict)
+	}
 	if err := c.readOutcome(ctx); err != nil {
 		return err
 	}
@@ -102,7 +114,7 @@ func (c *call) readOutcome(ctx context.Context) error {
 // orReplayed returns err, unless turns of the commit were committed before, up to the heads. If all of
 // them were, with the same content, the error is a *replayed, and else a TurnConflict.
 func (c *call) orReplayed(ctx context.Context, err error) error {
-	if c.writers[0].in.Turn == "" {
+	if len(c.writers) == 0 || c.writers[0].in.Turn == "" {
 		return err
 	}
 	again, rerr := c.findTurns(ctx)

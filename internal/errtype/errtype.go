@@ -12,6 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/replicate"
 	"github.com/turnstonedb/turnstone/record"
 )
@@ -43,7 +44,8 @@ var errorTypes = []struct {
 	{"corrupt", []error{engine.ErrCorrupt}},
 	{"conflict", []error{change.ErrConflict, engine.ErrConflict, replicate.ErrOtherStore}},
 	{"turn_conflict", []error{commit.ErrTurnConflict}},
-	{"not_found", []error{history.ErrSessionNotFound, history.ErrSessionDeleted, history.ErrNodeNotFound, history.ErrBlobNotFound, history.ErrRevisionNotFound, namespace.ErrStoreNotFound}},
+	{"record_conflict", []error{commit.ErrRecordConflict}},
+	{"not_found", []error{history.ErrSessionNotFound, history.ErrSessionDeleted, history.ErrNodeNotFound, history.ErrBlobNotFound, history.ErrRevisionNotFound, namespace.ErrStoreNotFound, records.ErrNotFound}},
 	{"pruned", []error{history.ErrRevisionPruned}},
 	{"exists", []error{lifecycle.ErrExists}},
 	{"has_children", []error{lifecycle.ErrHasChildren}},

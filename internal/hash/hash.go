@@ -51,6 +51,7 @@ var (
 	Genesis = context("turnstone v1 genesis")
 	Space   = context("turnstone v1 namespace")
 	Heads   = context("turnstone v1 heads of a copy")
+	Record  = context("turnstone v1 record version")
 )
 
 func context(s string) *Context {

@@ -1,10 +1,12 @@
 // Package keys is the one table of the keys that reach the engine. A key is the
 // 4-byte namespace prefix, a letter, and fields of fixed width. User text occurs only as a hash
 // under the store's secret, and incarnations are random. So only the three keys without fields
-// (Store, Copying, Cycle) can be guessed from outside. See docs/format.md.
+// (Store, Copying, Cycle) can be guessed from outside. The exception are sessions' records, which are
+// listed in the order of their keys: theirs have the text that the caller gave. See docs/format.md.
 package keys
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -41,6 +43,8 @@ const (
 	Stale       = 'V' // incarnation: a collection has found work for vacuum
 	Loose       = 'K' // H(blob id): vacuum may compress it further
 	Copying     = 'C' // the last copy into the store
+	Record      = 'R' // incarnation, text: a record of the session
+	Listing     = 'n' // text, 0, incarnation: the session has a record of that key
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -55,11 +59,15 @@ type List [16]byte
 
 const prefixSize = 4
 
-// widths are the lengths of the fields after each letter.
+// MaxText bounds the text in the keys of Record and Listing. It has no zero byte.
+const MaxText = 512
+
+// widths are the lengths of the fields after each letter, without text.
 var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
+	Record: 16, Listing: 17,
 }
 
 // A Space makes the keys of one namespace.
@@ -142,6 +150,15 @@ func (s *Space) Fields(key []byte) (letter byte, fields []byte, ok bool) {
 	}
 	letter, fields = key[prefixSize], key[prefixSize+1:]
 	width, ok := widths[letter]
+	if text := len(fields) - width; letter == Record || letter == Listing {
+		ok = text > 0 && text <= MaxText
+		if ok && letter == Record {
+			ok = bytes.IndexByte(fields[width:], 0) < 0
+		} else if ok {
+			ok = bytes.IndexByte(fields, 0) == text
+		}
+		return letter, fields, ok
+	}
 	return letter, fields, ok && len(fields) == width
 }
 
@@ -286,6 +303,38 @@ func (s *Space) Detached(inc Incarnation, blob Hash) []byte {
 
 // Stale returns the key that says that a collection has found work for vacuum in a session.
 func (s *Space) Stale(inc Incarnation) []byte { return s.key(Stale, 0, inc[:]) }
+
+// Record returns the key of a session's record.
+func (s *Space) Record(inc Incarnation, text string) []byte {
+	return s.key(Record, 0, inc[:], []byte(text))
+}
+
+// Records returns the range of the session's records whose keys begin with a text.
+func (s *Space) Records(inc Incarnation, prefix string) engine.Range {
+	return engine.PrefixRange(s.Record(inc, prefix))
+}
+
+// RecordFields returns what the fields of a key of Record say.
+func RecordFields(fields []byte) (inc Incarnation, text string) {
+	return Incarnation(fields), string(fields[16:])
+}
+
+// Listing returns the key that says that a session has a record.
+func (s *Space) Listing(text string, inc Incarnation) []byte {
+	return s.key(Listing, 0, []byte(text), []byte{0}, inc[:])
+}
+
+// Listings returns the range of all sessions' records whose keys begin with a text, in the order of
+// these keys.
+func (s *Space) Listings(prefix string) engine.Range {
+	return engine.PrefixRange(s.key(Listing, 0, []byte(prefix)))
+}
+
+// ListingFields returns what the fields of a key of Listing say.
+func ListingFields(fields []byte) (text string, inc Incarnation) {
+	end := len(fields) - 17
+	return string(fields[:end]), Incarnation(fields[end+1:])
+}
 
 // Loose returns the key that lists blob for vacuum to compress it further.
 func (s *Space) Loose(blob Hash) []byte { return s.key(Loose, 0, blob[:]) }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,6 +32,7 @@ func all() map[string][]byte {
 		"x upload": space.Upload(inc, b), "y index": space.Index(inc, 258, 2), "z bookmark": space.Bookmark(inc),
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
 		"V stale": space.Stale(inc), "K loose": space.Loose(b),
+		"R record": space.Record(inc, "todo/7"), "n listing": space.Listing("todo/7", inc),
 		"u entry": space.Entry(keys.List{}, 1700000000000000000, inc), "v place": space.Place(inc),
 		"u entry of a child": space.Entry(keys.Children(keys.Incarnation{0xcc}), 1700000000000000000, inc),
 		"u entry of a group": space.Entry(space.Grouped("app/user"), 1700000000000000000, inc),
@@ -60,12 +62,42 @@ func TestKeysAreGolden(t *testing.T) {
 		if len(key) > engine.MinLimits.KeyBytes {
 			t.Errorf("%s has %d bytes", name, len(key))
 		}
-		if _, _, ok := space.Fields(append(key, 0)); ok {
+		if _, _, ok := space.Fields(append(slices.Clip(key), 0)); ok {
 			t.Errorf("%s with a byte too many is taken for a key", name)
 		}
 	}
 	if len(want) != len(all()) {
 		t.Errorf("%d golden keys, %d kinds", len(want), len(all()))
+	}
+}
+
+// The keys of records have text in them: what its length and bytes may be, and where it ends.
+func TestKeysOfRecordsAreRead(t *testing.T) {
+	for _, text := range []string{"a", "todo/7", "\xff", "é", strings.Repeat("x", keys.MaxText)} {
+		for _, of := range []keys.Incarnation{{}, inc, {0, 1}, {0xff, 15: 0xff}} {
+			letter, fields, ok := space.Fields(space.Record(of, text))
+			if i, s := keys.RecordFields(fields); !ok || letter != keys.Record || i != of || s != text {
+				t.Errorf("record %q of %x: %v %q %x", text, of, ok, s, i)
+			}
+			letter, fields, ok = space.Fields(space.Listing(text, of))
+			if s, i := keys.ListingFields(fields); !ok || letter != keys.Listing || i != of || s != text {
+				t.Errorf("listing %q of %x: %v %q %x", text, of, ok, s, i)
+			}
+			if n := len(space.Listing(text, of)); n > engine.MinLimits.KeyBytes {
+				t.Errorf("%d bytes", n)
+			}
+		}
+	}
+	for _, text := range []string{"", "a\x00b", "\x00", strings.Repeat("x", keys.MaxText+1)} {
+		if _, _, ok := space.Fields(space.Record(inc, text)); ok {
+			t.Errorf("record %.5q is taken for a key", text)
+		}
+		if _, _, ok := space.Fields(space.Listing(text, inc)); ok {
+			t.Errorf("listing %.5q is taken for a key", text)
+		}
+	}
+	if bytes.Compare(space.Listing("a", keys.Incarnation{0xff}), space.Listing("ab", keys.Incarnation{})) >= 0 {
+		t.Error("the listing is not in the order of keys")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/pack"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
@@ -28,7 +29,7 @@ import (
 // sessionLetters are the records of a session whose keys begin with its incarnation, and to
 // which nothing else refers.
 var sessionLetters = []byte{
-	keys.Segment, keys.Version, keys.Index, keys.Attachment, keys.Tombstone, keys.Ref, keys.Detached,
+	keys.Segment, keys.Version, keys.Index, keys.Attachment, keys.Tombstone, keys.Ref, keys.Detached, keys.Record,
 }
 
 // remove removes a deleted session that no fork holds.
@@ -87,6 +88,8 @@ func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 				}
 			case keys.Tombstone:
 				stones++
+			case keys.Record:
+				c.unlist(w, p.Key)
 			}
 			w.Delete(p.Key)
 			if err := w.flushMany(ctx); err != nil {
@@ -95,6 +98,14 @@ func (c *cleaning) removeRecords(ctx context.Context) (nodes int, err error) {
 		}
 	}
 	return count.Nodes, w.flush(ctx)
+}
+
+// unlist removes the entry of a record in the list of all sessions' records.
+func (c *cleaning) unlist(w *writer, key []byte) {
+	_, fields, _ := c.space.Fields(key)
+	if inc, text := keys.RecordFields(fields); records.Listed(text) {
+		w.Delete(c.space.Listing(text, inc))
+	}
 }
 
 // removeForks removes the entries of the forks that held the session. These are deleted, and
@@ -175,7 +186,7 @@ func (c *cleaning) removeLife(ctx context.Context, b *batch) error {
 }
 
 // cut removes the records of a deleted session that come after the last revision that forks
-// hold, and those that forks never read: versions of checkpoint parts and kept revisions. A fork
+// hold, and those that forks never read: versions of checkpoint parts, kept revisions and records. A fork
 // begins with a checkpoint of its own. Entries of the index that lead to what was removed do no harm.
 func (c *cleaning) cut(ctx context.Context) error {
 	if err := c.lowerFloor(ctx, c.mark.held+1); err != nil {
@@ -189,7 +200,7 @@ func (c *cleaning) cut(ctx context.Context) error {
 		return c.apply(ctx, b, nil)
 	})
 	var count turns.NodeCount
-	for _, letter := range []byte{keys.Segment, keys.Version, keys.Attachment, keys.Ref} {
+	for _, letter := range []byte{keys.Segment, keys.Version, keys.Attachment, keys.Ref, keys.Record} {
 		if err := c.cutRecords(ctx, w, letter, &count); err != nil {
 			return err
 		}
@@ -223,6 +234,8 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte, count
 			if head.Revision(at.Revision) <= c.mark.held {
 				continue
 			}
+		case keys.Record:
+			c.unlist(w, p.Key)
 		}
 		w.Delete(p.Key)
 		if err := w.flushMany(ctx); err != nil {

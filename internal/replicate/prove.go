@@ -11,17 +11,20 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/internal/list"
 	"github.com/turnstonedb/turnstone/internal/namespace"
 	"github.com/turnstonedb/turnstone/internal/overlay"
 	"github.com/turnstonedb/turnstone/internal/reclaim"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
-// prove verifies the copy as it will be with its store record, and reports whether its
-// heads have these commits.
-func (c *copier) prove(ctx context.Context, commits map[string]head.CommitID) (same bool, err error) {
+// prove verifies the copy as it will be with its store record, and reports whether its sessions
+// have what those of the source have.
+func (c *copier) prove(ctx context.Context, want *contents) (same bool, err error) {
 	whole := overlay.New(c.To)
 	if err := whole.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: c.storeKey, Value: c.record}}}); err != nil {
 		return false, err
@@ -29,8 +32,8 @@ func (c *copier) prove(ctx context.Context, commits map[string]head.CommitID) (s
 	if err := c.verify(ctx, whole, "copy"); err != nil {
 		return false, err
 	}
-	got, err := c.heads(ctx, whole)
-	return maps.Equal(commits, got), err
+	got, err := c.contents(ctx, whole)
+	return err == nil && got.digest() == want.digest(), err
 }
 
 // open opens a store that must exist.
@@ -57,33 +60,57 @@ func (c *copier) verify(ctx context.Context, e engine.Engine, phase string) erro
 	return err
 }
 
-// heads returns the commits of the heads of all sessions, by session id.
-func (c *copier) heads(ctx context.Context, e engine.Engine) (map[string]head.CommitID, error) {
+// A contents is what sessions of a store have: of those of a source and of its copy it is equal.
+type contents struct {
+	commits map[string]head.CommitID // of the heads, by session id
+	records [hash.Size]byte          // of the records of these sessions
+}
+
+// contents returns what the sessions of a store have.
+func (c *copier) contents(ctx context.Context, e engine.Engine) (*contents, error) {
 	s, err := c.open(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	commits := map[string]head.CommitID{}
+	out := &contents{commits: map[string]head.CommitID{}}
+	live := map[heads.Incarnation]bool{}
 	for q := (list.Query{Limit: 1000}); ; {
 		page, err := list.Sessions(ctx, s, q)
 		if err != nil {
 			return nil, err
 		}
 		for _, item := range page.Items {
-			commits[item.About.ID] = item.Head.Commit
+			out.commits[item.About.ID], live[item.Head.Incarnation] = item.Head.Commit, true
 		}
 		if q.After = page.Next; q.After == "" {
-			return commits, nil
+			break
 		}
 	}
+	sum := hash.Heads.New()
+	for p, err := range e.Scan(ctx, s.Space.All(keys.Record)) {
+		if err != nil {
+			return nil, err
+		}
+		if _, fields, _ := s.Space.Fields(p.Key); !live[heads.Incarnation(fields)] {
+			continue // Vacuum removes those of deleted sessions, in each of the stores when it is run there.
+		}
+		v, err := records.OpenVersion(p.Key, p.Value)
+		if err != nil {
+			return nil, codec.Corrupt(err, "record at key %x", p.Key)
+		}
+		sum.Write(p.Key)
+		sum.Write(v[:])
+	}
+	out.records = sum.Sum()
+	return out, nil
 }
 
-// digest returns a hash of the commits of all heads.
-func digest(commits map[string]head.CommitID) [hash.Size]byte {
+// digest returns a hash of all.
+func (c *contents) digest() [hash.Size]byte {
 	var e codec.Encoder
-	for _, id := range slices.Sorted(maps.Keys(commits)) {
+	for _, id := range slices.Sorted(maps.Keys(c.commits)) {
 		e.Text(id)
-		e.ID(commits[id])
+		e.ID(c.commits[id])
 	}
-	return hash.Heads.Sum(e.B)
+	return hash.Heads.Sum(e.B, c.records[:])
 }

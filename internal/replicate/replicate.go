@@ -114,18 +114,18 @@ func (c *copier) pass(ctx context.Context) (done bool, err error) {
 	if err := c.writeDifferences(ctx); err != nil || c.changed {
 		return false, err
 	}
-	commits, err := c.heads(ctx, c.From)
+	source, err := c.contents(ctx, c.From)
 	if err != nil {
 		return false, err
 	}
 	if err := c.checkSource(ctx); err != nil {
 		return false, err
 	}
-	if same, err := c.prove(ctx, commits); err != nil || !same {
+	if same, err := c.prove(ctx, source); err != nil || !same {
 		return false, err
 	}
-	c.report.Sessions = len(commits)
-	return true, c.finish(ctx, digest(commits))
+	c.report.Sessions = len(source.commits)
+	return true, c.finish(ctx, source.digest())
 }
 
 // check reads what the source and the target are. It refuses to overwrite another store, or
@@ -225,11 +225,11 @@ func (c *copier) checkEmpty(ctx context.Context) error {
 
 // checkUnchanged refuses an earlier copy whose sessions were changed since it was made.
 func (c *copier) checkUnchanged(ctx context.Context) error {
-	commits, err := c.heads(ctx, c.To)
+	now, err := c.contents(ctx, c.To)
 	if err != nil {
 		return err
 	}
-	if c.note.Heads != digest(commits) {
+	if c.note.Heads != now.digest() {
 		return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", change.ErrConflict)
 	}
 	return nil

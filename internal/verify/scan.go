@@ -21,6 +21,7 @@ var recordNames = map[byte]string{
 	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
 	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+	keys.Record: "record", keys.Listing: "entry in the list of records",
 }
 
 // A badRecord is a record whose key or value the format does not allow.
@@ -36,10 +37,13 @@ type badRecord struct {
 func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
 	switch letter {
 	case keys.Dirty, keys.Attachment, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref,
-		keys.Tombstone, keys.Place, keys.Index, keys.Bookmark, keys.Detached, keys.Fork:
+		keys.Tombstone, keys.Place, keys.Index, keys.Bookmark, keys.Detached, keys.Fork, keys.Record:
 		return heads.Incarnation(fields), true
 	case keys.Entry:
 		_, _, inc := keys.EntryFields(fields)
+		return inc, true
+	case keys.Listing:
+		_, inc := keys.ListingFields(fields)
 		return inc, true
 	}
 	return inc, false
@@ -93,6 +97,10 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 		}
 	case keys.Entry:
 		v.entries[string(p.Key)] = true
+	case keys.Record:
+		v.gatherRecord(p, fields)
+	case keys.Listing:
+		v.gatherListing(p)
 	case keys.Tombstone:
 		v.tombstones[inc]++
 	case keys.Fork:

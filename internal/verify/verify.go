@@ -54,7 +54,7 @@ func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, p
 	for attempt := 1; ; attempt++ {
 		v := newVerifier(s.Uncached(), collector, progress)
 		for _, step := range []func(context.Context) error{
-			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.strayEntries, v.contents, v.index,
+			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.strayEntries, v.unlisted, v.contents, v.index,
 		} {
 			if err := step(ctx); err != nil {
 				return &v.Report, err
@@ -89,6 +89,9 @@ type verifier struct {
 	unmatched map[forkEntry]bool
 	// entries has the keys of the list entries that no session's place confirms.
 	entries map[string]bool
+	// listings has the keys of the entries in the list of records that no record was found for, and of those
+	// that a record implies and that were not found.
+	listings map[string]bool
 	// parents has the last ancestor of each fork, the one that it was forked from.
 	parents map[heads.Incarnation]heads.Incarnation
 	// shared says how much of an incarnation's history forks share that live.
@@ -127,6 +130,7 @@ func newVerifier(s history.Store, collector *reclaim.Collector, progress func(in
 		forks:       map[heads.Incarnation]uint64{},
 		unmatched:   map[forkEntry]bool{},
 		entries:     map[string]bool{},
+		listings:    map[string]bool{},
 		parents:     map[heads.Incarnation]heads.Incarnation{},
 		shared:      map[heads.Incarnation]history.Layer{},
 		names:       map[heads.Incarnation]string{},

@@ -1,0 +1,267 @@
+package commit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/cache"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/records"
+)
+
+// Recent is a cache of small values of the engine that calls have read or written: of records and of
+// lifecycle records. A guard on one of them needs no read.
+type Recent struct {
+	by *cache.Cache[string, []byte]
+}
+
+// NewRecent returns an empty cache that holds at most a number of bytes.
+func NewRecent(maximum int) *Recent { return &Recent{cache.New[string, []byte](maximum)} }
+
+func (r *Recent) get(key []byte) []byte {
+	value, _ := r.by.Get(string(key))
+	return value
+}
+
+// put sets the value of a key, which is nil if it is absent or not known any more.
+func (r *Recent) put(key, value []byte) {
+	const most = 4 << 10 // bytes of a value: reading a larger one costs little beside writing it
+	if value == nil || len(value) > most {
+		r.by.Drop(string(key))
+		return
+	}
+	r.by.Put(string(key), value, len(key)+len(value))
+}
+
+// A keeper makes what a call writes to the records of one participant.
+type keeper struct {
+	*call
+	s        *history.Session
+	in       *Request
+	writer   int      // its index in call.writers, or -1 if there is no commit
+	keys     [][]byte // for each of in.Records, its key in the engine
+	values   [][]byte // what stands there, if there is an expectation
+	life     []byte   // the session's lifecycle record, if there is no commit
+	sealed   [][]byte // what is written, nil if nothing is
+	versions []records.Version
+}
+
+func newKeeper(c *call, p Participant, writer int) keeper {
+	k := keeper{call: c, s: p.Session, in: p.Request, writer: writer}
+	n := len(k.in.Records)
+	k.keys, k.values, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([][]byte, n), make([]records.Version, n)
+	for i := range k.in.Records {
+		k.keys[i] = k.s.Space.Record(k.s.Inc, k.in.Records[i].Key)
+	}
+	return k
+}
+
+// checkRecords fails if a record is not what its request expects, or a session without a commit does
+// not live any more. It believes what the call or another one has seen, as long as no guard was false.
+func (c *call) checkRecords(ctx context.Context) error {
+	for {
+		if err := c.readRecords(ctx); err != nil {
+			return err
+		}
+		var err error
+		for i := range c.keepers {
+			if err = c.keepers[i].check(ctx); err != nil {
+				break
+			}
+		}
+		if err == nil || c.recordsRead {
+			return err
+		}
+		c.recordsFresh = true
+	}
+}
+
+// readRecords sets the values that the batch is to guard.
+func (c *call) readRecords(ctx context.Context) error {
+	if c.recordsRead {
+		return nil
+	}
+	var ks [][]byte
+	var at []*[]byte
+	need := func(key []byte, value *[]byte) {
+		if *value = c.store.Recent.get(key); *value == nil || c.recordsFresh {
+			ks, at = append(ks, key), append(at, value)
+		}
+	}
+	for i := range c.keepers {
+		k := &c.keepers[i]
+		if k.writer < 0 {
+			need(k.s.LifeKey, &k.life)
+		}
+		for j := range k.in.Records {
+			if e := k.in.Records[j].Expect; e.Version != (records.Version{}) || e.Absent && c.recordsFresh {
+				need(k.keys[j], &k.values[j])
+			}
+		}
+	}
+	c.recordsRead = c.recordsFresh
+	if len(ks) == 0 {
+		return nil
+	}
+	values, err := c.Engine.Get(ctx, ks...)
+	if err != nil {
+		return err
+	}
+	for i, v := range values {
+		*at[i] = v
+		c.store.Recent.put(ks[i], v)
+	}
+	return nil
+}
+
+// check fails if a record is not what the request expects.
+func (k *keeper) check(ctx context.Context) error {
+	if k.writer < 0 {
+		life, err := k.s.OpenLife(ctx, k.life)
+		if err == nil && life.Session != k.s.Hash {
+			err = fmt.Errorf("%w: %q", history.ErrSessionDeleted, k.s.ID) // It was renamed.
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range k.in.Records {
+		c := &k.in.Records[i]
+		if c.Expect == (Expectation{}) {
+			continue
+		}
+		have, err := k.version(i)
+		if err != nil {
+			return err
+		}
+		if have != c.Expect.Version {
+			return &RecordConflict{Session: k.s.ID, Key: c.Key, Expected: c.Expect.Version, Version: have}
+		}
+	}
+	return nil
+}
+
+// version returns the version of a record that was read, or zero if it is not there.
+func (k *keeper) version(i int) (v records.Version, err error) {
+	if k.values[i] != nil {
+		v, err = records.OpenVersion(k.keys[i], k.values[i])
+	}
+	return v, codec.Corrupt(err, "record %q of %s", k.in.Records[i].Key, k.s.Name)
+}
+
+// seed returns what the versions of the call are made of.
+func (c *call) seed() [hash.Size]byte {
+	if len(c.writers) > 0 {
+		return c.writers[0].built.turn.ID
+	}
+	if c.random == ([hash.Size]byte{}) {
+		c.store.Random(c.random[:])
+	}
+	return c.random
+}
+
+// addRecords adds all changes of records to the batch.
+func (c *call) addRecords() {
+	for i := range c.keepers {
+		c.keepers[i].add(c.batch)
+	}
+}
+
+// add adds the changes to the batch.
+func (k *keeper) add(b *engine.Batch) {
+	if k.writer < 0 {
+		b.Guard(k.s.LifeKey, k.life)
+	}
+	seed := k.seed()
+	for i := range k.in.Records {
+		c, key := &k.in.Records[i], k.keys[i]
+		listing := k.s.Space.Listing(c.Key, k.s.Inc)
+		known := c.Expect != (Expectation{})
+		if known {
+			b.Guard(key, k.values[i])
+		}
+		switch c.Action {
+		case SetRecord:
+			r := records.Record{Value: c.Value, Version: records.NewVersion(seed, k.s.Inc, c.Key), Time: k.now}
+			k.versions[i], k.sealed[i] = r.Version, r.Seal(key)
+			b.Set(key, k.sealed[i])
+			if records.Listed(c.Key) && (!known || c.Expect.Absent) {
+				b.Set(listing, records.SealListing(listing))
+			}
+		case DeleteRecord:
+			b.Delete(key)
+			if records.Listed(c.Key) {
+				b.Delete(listing)
+			}
+		case CheckRecord:
+			k.versions[i] = c.Expect.Version
+		}
+	}
+}
+
+// done notes what stands now, and returns the versions.
+func (k *keeper) done() []records.Version {
+	for i := range k.in.Records {
+		if k.in.Records[i].Action != CheckRecord {
+			k.store.Recent.put(k.keys[i], k.sealed[i])
+		}
+	}
+	return k.versions
+}
+
+// again returns the versions of a call that was made before, whose first commit has an id.
+func (k *keeper) again(seed [hash.Size]byte) []records.Version {
+	out := make([]records.Version, len(k.in.Records))
+	for i := range out {
+		switch c := &k.in.Records[i]; c.Action {
+		case SetRecord:
+			out[i] = records.NewVersion(seed, k.s.Inc, c.Key)
+		case CheckRecord:
+			out[i] = c.Expect.Version
+		}
+	}
+	return out
+}
+
+// errMayStand says that an attempt may stand, and that what can be read does not tell.
+var errMayStand = errors.New("the records were changed since")
+
+// recordsOutcome finds out whether an earlier attempt of a call without commits stands. A record of
+// the version that the call gives says that it does: errStands. One that is expected to be of
+// a version, which never recurs, and still is says that it does not.
+func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
+	if !c.Unknown {
+		return nil
+	}
+	untouched := false
+	for i := range c.keepers {
+		k := &c.keepers[i]
+		values, err := c.Engine.Get(ctx, k.keys...)
+		if err != nil {
+			return err
+		}
+		for j, value := range values {
+			e := k.in.Records[j].Expect
+			if value == nil {
+				continue
+			}
+			v, err := records.OpenVersion(k.keys[j], value)
+			if err != nil {
+				return codec.Corrupt(err, "record %q of %s", k.in.Records[j].Key, k.s.Name)
+			}
+			if k.sealed[j] != nil && bytes.Equal(value, k.sealed[j]) {
+				return errStands
+			}
+			untouched = untouched || k.in.Records[j].Action != CheckRecord && v == e.Version
+		}
+	}
+	if untouched {
+		return nil
+	}
+	return errors.Join(errMayStand, conflict)
+}

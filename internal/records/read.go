@@ -1,0 +1,187 @@
+package records
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"slices"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+)
+
+// ErrNotFound says that a session has no record of a key.
+var ErrNotFound = errors.New("turnstone: record not found")
+
+// Keys returns the keys of the engine that Decode needs to tell the records of a session.
+func Keys(s *history.Session, names []string) [][]byte {
+	out := make([][]byte, 0, 2*len(names))
+	for _, name := range names {
+		out = append(out, s.Space.Record(s.Inc, name), s.Space.Listing(name, s.Inc))
+	}
+	return out
+}
+
+// Decode returns those records that are there. values are those of the keys that Keys returns, from
+// one snapshot.
+func Decode(s *history.Session, names []string, values [][]byte) (map[string]*Record, error) {
+	out := make(map[string]*Record, len(names))
+	for i, name := range names {
+		value, listing := values[2*i], values[2*i+1]
+		if value == nil && listing == nil {
+			continue
+		}
+		r, err := Open(s.Space.Record(s.Inc, name), name, value)
+		if err == nil && Listed(name) {
+			err = OpenListing(s.Space.Listing(name, s.Inc), listing)
+		}
+		if err != nil {
+			return nil, codec.Corrupt(err, "record %q of %s", name, s.Name)
+		}
+		out[name] = r
+	}
+	return out, nil
+}
+
+// A Query says which records to list: those whose keys begin with Prefix, in the order of keys.
+type Query struct {
+	Prefix string
+	After  string // The Next of the page before, or "" for the first one.
+	Limit  int    // How many records a page has at most.
+}
+
+// MaxPageBytes bounds the values of a page, but for the last ones that were read together.
+const MaxPageBytes = 1 << 20
+
+// cursor returns the text that stands for a place in a list.
+func cursor(place []byte) string { return base64.RawURLEncoding.EncodeToString(place) }
+
+// rest returns the part of a list that a query has not read. head is what all its keys begin with
+// before the place that a cursor tells.
+func (q *Query) rest(list engine.Range, head []byte) (engine.Range, error) {
+	if q.After == "" {
+		return list, nil
+	}
+	place, err := base64.RawURLEncoding.DecodeString(q.After)
+	at := append(slices.Clone(head), place...)
+	if err != nil || slices.Compare(at, list.Start) < 0 || list.End != nil && slices.Compare(at, list.End) >= 0 {
+		return list, change.NewInvalid("list", "After is no cursor of an earlier page")
+	}
+	list.Start = engine.Successor(at)
+	return list, nil
+}
+
+// Of returns a page of the records of a session, and the query's After for the next one, or "" if
+// there is none.
+func Of(ctx context.Context, s *history.Session, q Query) (page []*Record, next string, err error) {
+	from := s.Space.Record(s.Inc, "")
+	r, err := q.rest(s.Space.Records(s.Inc, q.Prefix), from)
+	if err != nil {
+		return nil, "", err
+	}
+	r.Limit = q.Limit + 1
+	size := 0
+	for p, err := range s.Engine.Scan(ctx, r) {
+		if err != nil {
+			return nil, "", err
+		}
+		if len(page) == q.Limit || size >= MaxPageBytes {
+			next = cursor([]byte(page[len(page)-1].Key))
+			break
+		}
+		name := string(p.Key[len(from):])
+		rec, err := Open(p.Key, name, p.Value)
+		if err != nil {
+			return nil, "", codec.Corrupt(err, "record %q of %s", name, s.Name)
+		}
+		page, size = append(page, rec), size+len(rec.Value)
+	}
+	// Vacuum removes the records of a session after it was deleted, so if it lives now, none was
+	// missing.
+	_, _, err = s.Head(ctx)
+	return page, next, err
+}
+
+// An Item is a record of a list of all sessions' records.
+type Item struct {
+	*Record
+	Session string // the session's id
+}
+
+// All returns a page of the listed records of all sessions, and the query's After for the next one,
+// or "" if there is none. Those of equal keys have an order that does not change. A page may have
+// fewer records than the limit although there is a next one.
+func All(ctx context.Context, s history.Store, q Query) (page []Item, next string, err error) {
+	from := s.Space.Listings("").Start
+	r, err := q.rest(s.Space.Listings(q.Prefix), from)
+	if err != nil {
+		return nil, "", err
+	}
+	r.Limit = q.Limit + 1
+	var places [][]byte // what the keys of the entries have after from
+	for p, err := range s.Engine.Scan(ctx, r) {
+		if err != nil {
+			return nil, "", err
+		}
+		if err := OpenListing(p.Key, p.Value); err != nil {
+			return nil, "", codec.Corrupt(err, "list of records at key %x", p.Key)
+		}
+		places = append(places, slices.Clone(p.Key[len(from):]))
+	}
+	if len(places) > q.Limit {
+		places = places[:q.Limit]
+		next = cursor(places[len(places)-1])
+	}
+	size, read := 0, 0
+	for part := range slices.Chunk(places, 32) {
+		items, err := readListed(ctx, s, part)
+		if err != nil {
+			return nil, "", err
+		}
+		page, read = append(page, items...), read+len(part)
+		for _, item := range items {
+			size += len(item.Value)
+		}
+		if size >= MaxPageBytes && read < len(places) {
+			return page, cursor(part[len(part)-1]), nil
+		}
+	}
+	return page, next, nil
+}
+
+// readListed returns those records of a list that stand, of sessions that live. A record that is not
+// there was deleted since the list was read, by itself or with its session.
+func readListed(ctx context.Context, s history.Store, places [][]byte) ([]Item, error) {
+	ks := make([][]byte, len(places))
+	incs := make([]keys.Incarnation, len(places))
+	for i, place := range places {
+		var name string
+		name, incs[i] = keys.ListingFields(place)
+		ks[i] = s.Space.Record(incs[i], name)
+	}
+	values, err := s.Engine.Get(ctx, ks...)
+	if err != nil {
+		return nil, err
+	}
+	abouts, err := s.AboutsOf(ctx, slices.Compact(slices.SortedFunc(slices.Values(incs), func(a, b keys.Incarnation) int { return slices.Compare(a[:], b[:]) })))
+	if err != nil {
+		return nil, err
+	}
+	var out []Item
+	for i, place := range places {
+		about := abouts[incs[i]]
+		if about == nil || values[i] == nil {
+			continue
+		}
+		name, _ := keys.ListingFields(place)
+		r, err := Open(ks[i], name, values[i])
+		if err != nil {
+			return nil, codec.Corrupt(err, "record %q of session %q", name, about.ID)
+		}
+		out = append(out, Item{r, about.ID})
+	}
+	return out, nil
+}

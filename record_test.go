@@ -1,0 +1,264 @@
+package turnstone_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// setting returns a change that sets a record, if it is as expected.
+func setting(key, value string, expect turnstone.RecordVersion) turnstone.RecordChange {
+	return turnstone.RecordChange{Key: key, Value: []byte(value), Expect: expect}
+}
+
+// A change of records is one call of the engine, with a commit or without, unless a version is expected
+// that the store has not seen: then the records are read before.
+func TestRC10_AChangeOfRecordsIsOneCallOfTheEngine(t *testing.T) {
+	var calls []string
+	var last *engine.Batch
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		calls = append(calls, c.Op)
+		if c.Op == "Apply" {
+			last = c.Batch
+		}
+		return enginetest.Fault{}
+	}}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
+	change(t, a, setting("k", "1", ""))
+	commitTo(t, a, turnstone.Commit{})
+	check := func(what, wantCalls, wantLetters string, guards int, f func()) {
+		t.Helper()
+		calls = nil
+		f()
+		letters := ""
+		for _, p := range last.Sets {
+			letters += string(p.Key[4])
+		}
+		if got := fmt.Sprint(calls); got != wantCalls || letters != wantLetters || len(last.Guards) != guards {
+			t.Errorf("%s: %s, writes %s with %d guards; want %s, %s, %d", what, got, letters, len(last.Guards), wantCalls, wantLetters, guards)
+		}
+	}
+	var v []turnstone.RecordVersion
+	check("set", "[Apply]", "Rn", 1, func() { v = change(t, a, setting("k", "2", "")) })
+	check("set at a version", "[Apply]", "R", 2, func() { v = change(t, a, setting("k", "3", v[0])) })
+	check("set a new one", "[Apply]", "Rn", 2, func() { change(t, a, setting("new", "", turnstone.NoRecord)) })
+	check("set one that is not listed", "[Apply]", "R", 1, func() { change(t, a, setting(".own", "", "")) })
+	check("check", "[Apply]", "", 2, func() {
+		change(t, a, turnstone.RecordChange{Key: "k", Action: turnstone.CheckRecord, Expect: v[0]})
+	})
+	check("commit", "[Apply]", "psRRn", 2, func() {
+		c := turnstone.Commit{Expected: 1, Nodes: saying([]byte("x")), Records: []turnstone.RecordChange{setting("k", "4", v[0]), setting("m", "", "")}}
+		r, err := a.Commit(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v = r.Records
+	})
+	change(t, b, setting("warm", "", ""))
+	check("commit, and records of another session", "[Apply]", "psRnRn", 3, func() {
+		_, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: a, Commit: turnstone.Commit{Expected: 2, Nodes: saying([]byte("x")), Records: []turnstone.RecordChange{setting("o", "", "")}}},
+			turnstone.SessionCommit{Session: b, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{setting("inbox/1", "", turnstone.NoRecord)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	cold := session(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), "a")
+	check("by a store that has seen nothing", "[Get Apply]", "R", 2, func() { v = change(t, cold, setting("k", "5", v[0])) })
+	verify(t, st)
+}
+
+// What another store has changed since is noticed, and what it has not is not taken for a conflict.
+func TestRC10_WhatAStoreHasSeenIsOnlyBelievedIfItHolds(t *testing.T) {
+	e := memory.New()
+	a := create(t, openStore(t, e, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "s"})
+	other := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	b := session(t, other, "s")
+	v := change(t, a, setting("k", "of a", ""))[0]
+	w := change(t, b, setting("k", "of b", v))[0]
+	if _, err := a.ChangeRecords(ctx, setting("k", "late", v)); !errors.Is(err, turnstone.ErrRecordConflict) || !strings.Contains(err.Error(), string(w)) {
+		t.Errorf("%v does not name %s", err, w)
+	}
+	w = change(t, b, setting("k", "again", w))[0]
+	v = change(t, a, setting("k", "of a", w))[0]
+	// The lifecycle record that the handle has seen is another one now, and so is the head.
+	commitTo(t, b, turnstone.Commit{Nodes: saying([]byte("x"))})
+	if err := b.Seal(ctx); err != nil {
+		t.Fatal(err)
+	}
+	v = change(t, a, setting("k", "after seal", v))[0]
+	create(t, other, turnstone.Request{ID: "f", Parent: "s"})
+	change(t, a, turnstone.RecordChange{Key: "k", Action: turnstone.CheckRecord, Expect: v})
+	change(t, b, turnstone.RecordChange{Key: "k", Action: turnstone.DeleteRecord})
+	if _, err := a.Commit(ctx, turnstone.Commit{Expected: 1, Records: []turnstone.RecordChange{setting("k", "late", v)}}); !errors.Is(err, turnstone.ErrRecordConflict) {
+		t.Error(err)
+	}
+	change(t, a, setting("k", "new", turnstone.NoRecord))
+	if _, err := b.ChangeRecords(ctx, setting("k", "newer", turnstone.NoRecord)); !errors.Is(err, turnstone.ErrRecordConflict) {
+		t.Error(err)
+	}
+	// A handle of a session that was renamed is told so, as by a commit.
+	if err := other.Rename(ctx, "s", "t"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.ChangeRecords(ctx, setting("k", "late", "")); !errors.Is(err, turnstone.ErrSessionDeleted) {
+		t.Error(err)
+	}
+	if r, err := session(t, other, "t").Record(ctx, "k"); err != nil || string(r.Value) != "new" || r.Session != "t" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	page, err := other.Records(ctx, turnstone.RecordQuery{})
+	if err != nil || len(page.Records) != 1 || page.Records[0].Session != "t" {
+		t.Errorf("%+v, %v", page, err)
+	}
+	verify(t, other)
+}
+
+// After an unknown outcome a change without a commit stands if a record has the version that it gave, and
+// does not if one still has the version that was expected. Otherwise nobody can tell whether somebody has
+// changed the records since, and the error says so.
+func TestRC11_UnknownOutcomesOfChangesAreResolved(t *testing.T) {
+	for name, test := range map[string]struct {
+		applied bool
+		since   bool // somebody changes the record before the outcome is known
+		expect  bool // a version is expected
+		want    error
+		value   string
+	}{
+		"applied":                          {applied: true, value: "mine"},
+		"not applied":                      {want: turnstone.ErrOutcomeUnknown, value: "before"},
+		"applied, expected":                {applied: true, expect: true, value: "mine"},
+		"not applied, expected":            {expect: true, value: "mine"},
+		"applied and changed":              {applied: true, since: true, want: turnstone.ErrOutcomeUnknown, value: "theirs"},
+		"applied and changed, expected":    {applied: true, since: true, expect: true, want: turnstone.ErrOutcomeUnknown, value: "theirs"},
+		"not applied but changed":          {since: true, want: turnstone.ErrOutcomeUnknown, value: "theirs"},
+		"not applied but changed,expected": {since: true, expect: true, want: turnstone.ErrOutcomeUnknown, value: "theirs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &enginetest.Faulty{Engine: memory.New()}
+			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+			a := create(t, st, turnstone.Request{ID: "a"})
+			v := change(t, a, setting("k", "before", ""))[0]
+			other := session(t, openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true}), "a")
+			failed := false
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				if c.Op != "Apply" || failed {
+					return enginetest.Fault{}
+				}
+				failed = true
+				return enginetest.Fault{Err: engine.ErrUnknown, Applied: test.applied}
+			}
+			f.Done = func(c enginetest.Call, _ error) {
+				if c.Op != "Apply" {
+					return
+				}
+				f.Done = nil
+				if test.since {
+					change(t, other, setting("k", "theirs", ""))
+				}
+				commitTo(t, other, turnstone.Commit{Nodes: saying([]byte("x"))})
+				if err := other.Seal(ctx); err != nil { // so that the attempt can't simply be applied again
+					t.Error(err)
+				}
+			}
+			c := setting("k", "mine", "")
+			if test.expect {
+				c.Expect = v
+			}
+			vs, err := a.ChangeRecords(ctx, c)
+			if !errors.Is(err, test.want) {
+				t.Errorf("%v", err)
+			}
+			r, rerr := a.Record(ctx, "k")
+			if rerr != nil || string(r.Value) != test.value || err == nil && r.Version != vs[0] {
+				t.Errorf("%q of version %s, %v; the call said %v", r.Value, r.Version, rerr, vs)
+			}
+		})
+	}
+}
+
+// A page of the records of all sessions costs its records, however many sessions there are.
+func TestRC12_APageOfAllRecordsCostsItsRecords(t *testing.T) {
+	var calls [2]int
+	for i, sessions := range []int{20, 2000} {
+		n := 0
+		e := &enginetest.Faulty{Engine: memory.New()}
+		st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+		for j := range sessions {
+			s := create(t, st, turnstone.Request{ID: fmt.Sprint(j)})
+			change(t, s, setting(".state", "x", ""), setting("other", "", ""))
+			if j < 20 {
+				change(t, s, setting(fmt.Sprint("due/", j), "x", ""))
+			}
+		}
+		e.Done = func(c enginetest.Call, _ error) { n += 1 + c.Read }
+		page, err := st.Records(ctx, turnstone.RecordQuery{Prefix: "due/", Limit: 10})
+		if err != nil || len(page.Records) != 10 || page.Next == "" {
+			t.Fatalf("%d, %v", len(page.Records), err)
+		}
+		calls[i] = n
+	}
+	if calls[0] != calls[1] {
+		t.Errorf("%d calls and keys are read among 20 sessions, %d among 2,000", calls[0], calls[1])
+	}
+}
+
+// However busy a session is, its records are read and changed.
+func TestR12_RecordsOfABusySession(t *testing.T) {
+	f := &enginetest.Faulty{Engine: memory.New()}
+	a := create(t, openStore(t, f, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "a"})
+	change(t, a, setting("k", "0", ""))
+	busy := session(t, openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true}), "a")
+	f.Plan = func(enginetest.Call) enginetest.Fault {
+		commitTo(t, busy, turnstone.Commit{Nodes: saying([]byte("x")), Records: []turnstone.RecordChange{setting("other", "", "")}})
+		return enginetest.Fault{}
+	}
+	r, err := a.Record(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(t, a, setting("k", "1", r.Version))
+	if page, err := a.Records(ctx, turnstone.RecordQuery{}); err != nil || len(page.Records) != 2 {
+		t.Errorf("%+v, %v", page, err)
+	}
+	if state, err := a.Load(ctx, turnstone.Scope{Records: []string{"k"}}); err != nil || string(state.Records["k"].Value) != "1" {
+		t.Errorf("%+v, %v", state, err)
+	}
+}
+
+// Vacuum removes the records of a deleted session, also of one that forks hold, and nobody else's.
+func TestRC8_VacuumRemovesTheRecordsOfDeletedSessions(t *testing.T) {
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	for _, id := range []string{"held", "alone", "lives"} {
+		s := create(t, st, turnstone.Request{ID: id})
+		commitTo(t, s, turnstone.Commit{Nodes: saying([]byte("x"))})
+		change(t, s, setting("k", id, ""), setting(".own", id, ""))
+	}
+	create(t, st, turnstone.Request{ID: "f", Parent: "held"})
+	commitTo(t, session(t, st, "held"), turnstone.Commit{Nodes: saying([]byte("of nobody"))})
+	remove(t, st, "held")
+	remove(t, st, "alone")
+	count := func() (n int) {
+		for _, p := range pairs(t, e) {
+			if p.Key[4] == 'R' || p.Key[4] == 'n' {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(); n != 9 {
+		t.Errorf("%d values before", n)
+	}
+	verify(t, st)
+	vacuum(t, st)
+	if n := count(); n != 3 {
+		t.Errorf("%d values are left, want those of one session", n)
+	}
+	verify(t, st)
+}

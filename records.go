@@ -1,0 +1,289 @@
+package turnstone
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/records"
+)
+
+// A Record is a small value that a session has under a key, beside its history: state that is not
+// a turn, an entry of a queue, a lease. It is of no revision, and a fork does not have it.
+type Record struct {
+	Session string // the session's id
+	Key     string
+	Value   []byte // the caller's
+	Version RecordVersion
+	Time    time.Time // when it was set
+}
+
+// A RecordVersion tells the values that a record has had apart: it gets a new one whenever it is set,
+// also to the value that it has. No version recurs, nor does one after the record was deleted. It is 32
+// lower-case hex digits that say nothing else.
+type RecordVersion string
+
+// NoRecord as RecordChange.Expect is met if there is no record of that key.
+const NoRecord RecordVersion = "none"
+
+// A RecordAction says what a RecordChange does.
+type RecordAction int
+
+const (
+	SetRecord    RecordAction = iota // sets the record to the value
+	DeleteRecord                     // deletes it; one that is not there is no error
+	CheckRecord                      // changes nothing: the call only fails if the record is not as expected
+)
+
+// A RecordChange sets, deletes or checks one record of a session. Set are its key and value:
+// RecordChange{Key: k, Value: v}.
+type RecordChange struct {
+	// Key is text without zero bytes. Records are listed in the byte order of their keys, and those of
+	// all sessions by Store.Records, unless the key begins with a dot: then that list does not have it.
+	Key    string
+	Action RecordAction
+	Value  []byte // of SetRecord
+	// Expect is the version that the record must have now, or NoRecord; "" stands for any or
+	// none. If it is another one, the call fails with a *RecordConflictError.
+	Expect RecordVersion
+}
+
+// A RecordConflictError says what stands in place of the record that a change expects. It matches
+// ErrRecordConflict. Nothing of the call was stored.
+type RecordConflictError struct {
+	Session  string
+	Key      string
+	Expected RecordVersion // or NoRecord
+	Version  RecordVersion // the one that stands, or NoRecord
+}
+
+func (e *RecordConflictError) Error() string {
+	return fmt.Sprintf("turnstone: record %q of session %q: version %s was expected, %s is there", e.Key, e.Session, e.Expected, e.Version)
+}
+
+// Is reports whether target is ErrRecordConflict.
+func (e *RecordConflictError) Is(target error) bool { return target == ErrRecordConflict }
+
+func versionOf(v records.Version) RecordVersion {
+	if v == (records.Version{}) {
+		return NoRecord
+	}
+	return RecordVersion(v.String())
+}
+
+// ChangeRecords makes all changes, or none: without a commit, so that the session stays at its
+// revision and where it is in lists. It returns for each change the version that the record has
+// then, or NoRecord. Changes of other records do not conflict with it, and neither do commits.
+//
+// In the common case it is one call of the engine, or two if a version is expected that this store has
+// not seen. An error that matches ErrOutcomeUnknown leaves open whether the changes stand; after
+// any other error none does. See Commit.Records for changes that are made with a commit, and
+// Store.CommitAll for those of several sessions.
+func (s *Session) ChangeRecords(ctx context.Context, changes ...RecordChange) ([]RecordVersion, error) {
+	store, err := s.usable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return observed(ctx, s, OpChangeRecords, s.ID(), func(ctx context.Context) ([]RecordVersion, error) {
+		rs, _, err := store.commitAll(ctx, []SessionCommit{{Session: s, RecordsOnly: true, Commit: Commit{Records: changes}}})
+		if err != nil {
+			return nil, err
+		}
+		return rs[0].Records, nil
+	}, func(v []RecordVersion, o *Outcome) {
+		o.Items = len(v)
+		for i := range changes {
+			o.Bytes += int64(len(changes[i].Value))
+		}
+	})
+}
+
+// Record returns the record of a key, or ErrRecordNotFound. To read several, or some as they stood
+// when a history did, see Scope.Records.
+func (s *Session) Record(ctx context.Context, key string) (Record, error) {
+	return observed(ctx, s, OpRecords, s.ID(), func(ctx context.Context) (Record, error) {
+		if err := checkRecordKeys(key); err != nil {
+			return Record{}, err
+		}
+		_, values, err := s.session.Head(ctx, records.Keys(s.session, []string{key})...)
+		if err != nil {
+			return Record{}, err
+		}
+		found, err := s.records([]string{key}, values)
+		if err != nil {
+			return Record{}, err
+		}
+		r, ok := found[key]
+		if !ok {
+			return Record{}, fmt.Errorf("%w: %q of session %q", ErrRecordNotFound, key, s.ID())
+		}
+		return r, nil
+	}, func(r Record, o *Outcome) { o.Items, o.Bytes = 1, int64(len(r.Value)) })
+}
+
+// records returns the records of keys that were read.
+func (s *Session) records(names []string, values [][]byte) (map[string]Record, error) {
+	found, err := records.Decode(s.session, names, values)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]Record, len(found))
+	for name, r := range found {
+		out[name] = recordOf(r, s.ID())
+	}
+	return out, nil
+}
+
+func recordOf(r *records.Record, session string) Record {
+	return Record{Session: session, Key: r.Key, Value: r.Value, Version: versionOf(r.Version), Time: r.Time}
+}
+
+// RecordQuery says which records to list: those whose keys begin with Prefix, in the byte order of
+// keys.
+type RecordQuery struct {
+	Prefix string
+	After  string // RecordPage.Next of the page before, or ""
+	Limit  int    // how many records a page has at most; default 50, at most MaxPage
+}
+
+// A RecordPage is a part of a list of records.
+type RecordPage struct {
+	Records []Record
+	Next    string // RecordQuery.After of the next page; "" on the last one
+}
+
+// Records lists records of the session. Each page shows records as they stood at one moment, and
+// ends after about a megabyte of values.
+func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
+	return observed(ctx, s, OpRecords, s.ID(), func(ctx context.Context) (RecordPage, error) {
+		of, err := q.query()
+		if err != nil {
+			return RecordPage{}, err
+		}
+		found, next, err := records.Of(ctx, s.session, of)
+		if err != nil {
+			return RecordPage{}, public(err)
+		}
+		page := RecordPage{Next: next}
+		for _, r := range found {
+			page.Records = append(page.Records, recordOf(r, s.ID()))
+		}
+		return page, nil
+	}, tellRecords)
+}
+
+// Records lists records of all sessions, for example of a queue that has an entry in each of many: in
+// the byte order of keys, and those of equal keys in an order that stays. It leaves out keys that
+// begin with a dot. A page reads what it has, however many sessions there are. It may have fewer
+// records than the limit although there is a next one: when sessions were deleted, or after about a megabyte.
+func (s *Store) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
+	return observed(ctx, s, OpRecords, "", func(ctx context.Context) (RecordPage, error) {
+		of, err := q.query()
+		if err != nil {
+			return RecordPage{}, err
+		}
+		found, next, err := records.All(ctx, s.histories, of)
+		if err != nil {
+			return RecordPage{}, public(err)
+		}
+		page := RecordPage{Next: next}
+		for _, r := range found {
+			page.Records = append(page.Records, recordOf(r.Record, r.Session))
+		}
+		return page, nil
+	}, tellRecords)
+}
+
+func tellRecords(p RecordPage, o *Outcome) {
+	o.Items = len(p.Records)
+	for i := range p.Records {
+		o.Bytes += int64(len(p.Records[i].Value))
+	}
+}
+
+func (q *RecordQuery) query() (records.Query, error) {
+	c := checker{of: "list"}
+	c.recordKey("prefix", q.Prefix, 0)
+	c.limit("records of a page", q.Limit, MaxPage)
+	if q.Limit < 0 {
+		c.invalid("Limit is %d", q.Limit)
+	}
+	limit := q.Limit
+	if limit == 0 {
+		limit = 50
+	}
+	return records.Query{Prefix: q.Prefix, After: q.After, Limit: limit}, c.err
+}
+
+// checkRecordKeys checks keys of records that are to be read.
+func checkRecordKeys(names ...string) error {
+	c := checker{of: "records"}
+	c.limit("records", len(names), MaxRecords)
+	for i, name := range names {
+		c.at("record", i+1)
+		c.recordKey("key", name, 1)
+	}
+	return c.err
+}
+
+func (c *checker) recordKey(what, text string, minimum int) {
+	c.text(what, text, minimum, MaxRecordKey)
+	if strings.ContainsRune(text, 0) {
+		c.invalid("%s has a zero byte", what)
+	}
+}
+
+// records checks changes of records.
+func (c *checker) records(changes []RecordChange) {
+	c.limit("records", len(changes), MaxRecords)
+	first := make(map[string]int, len(changes))
+	for i := range changes {
+		ch := &changes[i]
+		c.at("record", i+1)
+		c.recordKey("key", ch.Key, 1)
+		if j, twice := first[ch.Key]; twice {
+			c.invalid("has the key of record %d", j)
+		}
+		first[ch.Key] = i
+		c.limit("value bytes", len(ch.Value), MaxRecord)
+		if _, ok := ch.Expect.expectation(); !ok {
+			c.invalid("%.80q is no version of a record", string(ch.Expect))
+		}
+		switch {
+		case ch.Action < SetRecord || ch.Action > CheckRecord:
+			c.invalid("%d is none of SetRecord, DeleteRecord, CheckRecord", ch.Action)
+		case ch.Action != SetRecord && ch.Value != nil:
+			c.invalid("has a value, and is not set")
+		case ch.Action == DeleteRecord && ch.Expect == NoRecord:
+			c.invalid("is deleted, and expected not to be there")
+		case ch.Action == CheckRecord && ch.Expect == "":
+			c.invalid("is checked, and nothing is expected of it")
+		}
+	}
+}
+
+func (v RecordVersion) expectation() (e commit.Expectation, ok bool) {
+	switch v {
+	case "":
+		return e, true
+	case NoRecord:
+		return commit.Expectation{Absent: true}, true
+	}
+	e.Version, ok = records.ParseVersion(string(v))
+	return e, ok && e.Version != (records.Version{})
+}
+
+// recordChanges returns what changes ask for. They were checked.
+func recordChanges(changes []RecordChange) []commit.RecordChange {
+	if len(changes) == 0 {
+		return nil
+	}
+	out := make([]commit.RecordChange, len(changes))
+	for i, ch := range changes {
+		e, _ := ch.Expect.expectation()
+		out[i] = commit.RecordChange{Key: ch.Key, Action: commit.Action(ch.Action), Value: ch.Value, Expect: e}
+	}
+	return out
+}
