@@ -87,6 +87,7 @@ type Result struct {
 	// Replayed says that the turn had been committed before and this call
 	// changed nothing.
 	Replayed bool
+	Created  bool // the session was made with this commit: see SessionCommit.Create
 }
 
 // Commit stores c: all of it or nothing. In the common case it takes one call of the engine:
@@ -113,7 +114,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 }
 
 func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, error) {
-	if err := s.check(ctx, c); err != nil {
+	if err := s.store.check(ctx, s.ID(), c); err != nil {
 		return Result{}, commit.Stats{}, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -128,20 +129,20 @@ func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, 
 }
 
 func resultOf(r *commit.Result) Result {
-	out := Result{Revision: r.Revision, Commit: r.Commit, Leaf: r.Leaf, Nodes: r.Nodes, Replayed: r.Replayed}
+	out := Result{Revision: r.Revision, Commit: r.Commit, Leaf: r.Leaf, Nodes: r.Nodes, Replayed: r.Replayed, Created: r.Created}
 	for _, v := range r.Records {
 		out.Records = append(out.Records, versionOf(v))
 	}
 	return out
 }
 
-// check fails if c is invalid, or the host's validator refuses it.
-func (s *Session) check(ctx context.Context, c *Commit) error {
+// check fails if a commit to a session is invalid, or the host's validator refuses it.
+func (s *Store) check(ctx context.Context, session string, c *Commit) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	if v := s.store.opts.Validator; v != nil {
-		if err := v(ctx, s.session.ID, c.clone()); err != nil {
+	if v := s.opts.Validator; v != nil {
+		if err := v(ctx, session, c.clone()); err != nil {
 			return fmt.Errorf("%w: %w", ErrRejected, err)
 		}
 	}
@@ -157,7 +158,12 @@ func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
 
 // A SessionCommit is what [Store.CommitAll] commits to one session.
 type SessionCommit struct {
-	Session Persistence // a handle of the store that commits
+	Session Persistence // a handle of the store that commits; nil with Create
+	// Create, if set, describes the session that the commit is to: if none of that id exists, it is made
+	// in the same step, as Store.Create does. One that exists is committed to as it is, and Create says
+	// no more of it than its id. Result.Created tells which. The first commit of a fork goes on from the
+	// fork node, of the parent as it was before the call; at most one of the sessions of a call has a parent.
+	Create *Request
 	// RecordsOnly makes no commit: the session stays at its revision, whatever that is, and only
 	// Commit.Records are changed. All else of the commit must be zero.
 	RecordsOnly bool
@@ -202,18 +208,12 @@ func (s *Store) CommitAll(ctx context.Context, commits ...SessionCommit) (result
 }
 
 func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Result, []commit.Stats, error) {
-	sessions, err := s.checkAll(ctx, commits)
+	of, err := s.checkAll(ctx, commits)
 	if err != nil || len(commits) == 0 {
 		return nil, nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
-	}
-	of := make([]commit.Participant, len(commits))
-	for i := range commits {
-		r := commits[i].request()
-		r.RecordsOnly = commits[i].RecordsOnly
-		of[i] = commit.Participant{Session: sessions[i].session, Request: r}
 	}
 	rs, stats, err := s.commits.Commit(ctx, of...)
 	if err != nil {
@@ -222,30 +222,29 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	out := make([]Result, len(rs))
 	for i := range rs {
 		out[i] = resultOf(&rs[i])
-		if !commits[i].RecordsOnly {
-			sessions[i].committed(&rs[i], &stats[i])
+		if of, ok := commits[i].Session.(*Session); ok && !commits[i].RecordsOnly {
+			of.committed(&rs[i], &stats[i])
 		}
 	}
 	return out, stats, nil
 }
 
-// checkAll returns the sessions of commits. It fails if a commit is invalid by itself or beside the
-// others.
-func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]*Session, error) {
+// checkAll returns what commits ask for. It fails if one is invalid by itself or beside the others.
+func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]commit.Participant, error) {
 	if n := len(commits); n > MaxSessions {
 		return nil, &LimitError{Limit: "sessions", Where: "commit", Have: int64(n), Max: MaxSessions}
 	}
-	sessions := make([]*Session, len(commits))
-	first := map[string]int{}
+	out := make([]commit.Participant, len(commits))
+	first, fork := map[string]int{}, -1
 	turn := slices.IndexFunc(commits, func(c SessionCommit) bool { return !c.RecordsOnly }) // the first commit
 	for i := range commits {
 		c, where := &commits[i], fmt.Sprintf("commit %d", i)
-		of, ok := c.Session.(*Session)
-		if !ok || of == nil || of.store != s {
-			return nil, invalid(where, "it is to no session of this store")
+		id, err := s.participant(c, where, &out[i])
+		if err != nil {
+			return nil, err
 		}
-		if j, twice := first[of.ID()]; twice {
-			return nil, invalid(where, "it is to session %q, as is commit %d", of.ID(), j)
+		if j, twice := first[id]; twice {
+			return nil, invalid(where, "it is to session %q, as is commit %d", id, j)
 		}
 		if c.RecordsOnly && !c.Commit.recordsOnly() {
 			return nil, invalid(where, "it is of records only, and has more than records")
@@ -253,15 +252,44 @@ func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]*Sessi
 		if !c.RecordsOnly && (c.Turn == "") != (commits[turn].Turn == "") {
 			return nil, invalid(where, "either all commits have a turn id or none has")
 		}
-		if err := of.check(ctx, &c.Commit); err != nil {
+		if c.Create != nil && c.Create.Parent != "" {
+			if fork >= 0 {
+				return nil, invalid(where, "its session has a parent, as that of commit %d has", fork)
+			}
+			fork = i
+		}
+		if err := s.check(ctx, id, &c.Commit); err != nil {
 			if len(commits) > 1 {
 				err = fmt.Errorf("%s: %w", where, err)
 			}
 			return nil, err
 		}
-		sessions[i], first[of.ID()] = of, i
+		first[id] = i
 	}
-	return sessions, nil
+	return out, nil
+}
+
+// participant sets what takes part in a commit, and returns the id of its session.
+func (s *Store) participant(c *SessionCommit, where string, p *commit.Participant) (id string, err error) {
+	p.Request = c.request()
+	p.Request.RecordsOnly = c.RecordsOnly
+	if c.Create == nil {
+		of, ok := c.Session.(*Session)
+		if !ok || of == nil || of.store != s {
+			return "", invalid(where, "it is to no session of this store")
+		}
+		p.Session = of.session
+		return of.ID(), nil
+	}
+	if c.Session != nil || c.RecordsOnly {
+		return "", invalid(where, "it has Create, and a session or records only")
+	}
+	r, err := c.Create.request()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", where, err)
+	}
+	p.Creator = s.lifecycle.Creator(r)
+	return c.Create.ID, nil
 }
 
 // recordsOnly reports whether all fields but Records are zero.

@@ -113,6 +113,29 @@ var effects = []effect{
 		}
 		return fmt.Sprint(rs[1].Revision - info.Revision), nil
 	}},
+	{name: "create with a commit", want: "true 1 4", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
+		rs, err := st.CommitAll(ctx,
+			turnstone.SessionCommit{Create: &turnstone.Request{ID: "new"}, Commit: turnstone.Commit{Nodes: saying([]byte("first")), Records: []turnstone.RecordChange{{Key: "k"}}}},
+			turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: 3, Nodes: saying([]byte("more"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Created, " ", rs[0].Revision, " ", rs[1].Revision), nil
+	}},
+	{name: "create with a commit alone", want: "true 1", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "new"}, Commit: turnstone.Commit{Turn: "t", Nodes: saying([]byte("first"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Created || rs[0].Replayed, " ", rs[0].Revision), nil
+	}},
+	{name: "fork with a commit", want: "true 1", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "new", Parent: "a"}, Commit: turnstone.Commit{Nodes: saying([]byte("first"))}})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rs[0].Created, " ", rs[0].Revision), nil
+	}},
 	{name: "rewind", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		state, err := s.Load(ctx, turnstone.Scope{})
 		if err != nil {

@@ -166,7 +166,7 @@ type Request struct {
 // Create makes the session that r describes. If one of that id exists, nothing
 // changes, and it is returned with created = false. An error that matches
 // ErrOutcomeUnknown leaves open whether the session was made; after any other error
-// it was not.
+// it was not. Store.CommitAll makes a session with its first commit in one step.
 func (s *Store) Create(ctx context.Context, r Request) (session *Session, created bool, err error) {
 	session, err = observed(ctx, s, OpCreate, r.ID, func(ctx context.Context) (*Session, error) {
 		session, created, err = s.createOrFind(ctx, r)
@@ -176,31 +176,40 @@ func (s *Store) Create(ctx context.Context, r Request) (session *Session, create
 }
 
 func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, created bool, err error) {
-	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
+	request, err := r.request()
+	if err != nil {
 		return nil, false, err
 	}
+	h, st, created, err := s.lifecycle.Create(ctx, request)
+	if err != nil {
+		return nil, false, public(err)
+	}
+	return s.handle(h, st), created, nil
+}
+
+// request returns what r asks for, or an error if that is invalid.
+func (r *Request) request() (*lifecycle.Request, error) {
+	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
+		return nil, err
+	}
 	if r.Parent == r.ID {
-		return nil, false, invalid("request", "a session can't be its own parent")
+		return nil, invalid("request", "a session can't be its own parent")
 	}
 	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
-		return nil, false, invalid("request", "fork without a parent")
+		return nil, invalid("request", "fork without a parent")
 	}
 	if r.Parent != "" {
 		if err := checkSessionID(r.Parent); err != nil {
-			return nil, false, fmt.Errorf("parent: %w", err)
+			return nil, fmt.Errorf("parent: %w", err)
 		}
 	}
-	h, st, created, err := s.lifecycle.Create(ctx, &lifecycle.Request{
+	return &lifecycle.Request{
 		About: heads.About{
 			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Group: r.Group, Labels: r.Labels,
 			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
 		},
 		Parent: r.Parent, ForkNode: r.ForkNode,
-	})
-	if err != nil {
-		return nil, false, public(err)
-	}
-	return s.handle(h, st), created, nil
+	}, nil
 }
 
 // ListOptions says which sessions List returns. The zero value means the first

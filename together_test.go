@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -308,4 +309,201 @@ func TestI1_CommitsTogetherThatContradictThemselves(t *testing.T) {
 			t.Errorf("%+v, %v", info, err)
 		}
 	}
+}
+
+// A session and its first commit are one batch.
+func TestC17_ACreationWithItsCommitIsOneBatch(t *testing.T) {
+	var calls []string
+	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		calls = append(calls, c.Op)
+		return enginetest.Fault{}
+	}}
+	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
+	for i := range 3 {
+		calls = nil
+		if _, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: fmt.Sprint(i)}, Commit: turnstone.Commit{Turn: "t", Nodes: saying([]byte("x"))}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(calls); got != "[Get Get Apply]" { // that there is no such session, and no such incarnation
+			t.Error(got)
+		}
+	}
+	verify(t, st)
+}
+
+// A fork counts in its parent's lifecycle record, which a rewind of the parent in the same call sets as
+// well, and so does a detached child. The fork begins where the parent was before.
+func TestC17_AForkBesideACommitOfItsParent(t *testing.T) {
+	for _, detached := range []bool{false, true} {
+		e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+		p := create(t, st, turnstone.Request{ID: "p"})
+		root := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("root"))}).Nodes[0]
+		part := random(40_000, 1)
+		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("on")), Checkpoint: map[string][]byte{"p": part}})
+		part[7]++
+		commitTo(t, p, turnstone.Commit{Checkpoint: map[string][]byte{"p": part}}) // a delta, which a fork stores whole
+		for i := range 3 {
+			rs, err := st.CommitAll(ctx,
+				turnstone.SessionCommit{Session: p, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Leaf: turnstone.RefTo(root), Nodes: []turnstone.NewNode{{Kind: "k", Parent: turnstone.RefTo(root), Payload: fmt.Append(nil, i)}}}},
+				turnstone.SessionCommit{
+					Create: &turnstone.Request{ID: fmt.Sprint("f", i), Parent: "p", Detached: detached},
+					Commit: turnstone.Commit{Nodes: saying([]byte("first")), Checkpoint: map[string][]byte{"same": part}},
+				})
+			if err != nil || !rs[1].Created || rs[0].Leaf != root {
+				t.Fatalf("%+v, %v", rs, err)
+			}
+			f := session(t, st, fmt.Sprint("f", i))
+			state, err := f.Load(ctx, turnstone.Scope{})
+			want := map[bool][]int{false: {3, 2, 2}, true: {1, 1, 1}}[detached][i]
+			if err != nil || len(state.Nodes) != want {
+				t.Errorf("fork %d: %d nodes, %v", i, len(state.Nodes), err)
+			}
+			if parts, err := f.Checkpoint(ctx, 0); err != nil || string(parts["same"]) != string(part) {
+				t.Errorf("fork %d: %v", i, err)
+			}
+			verify(t, st)
+		}
+		remove(t, st, "p")
+		vacuum(t, st)
+		verify(t, st)
+		for i := range 3 {
+			remove(t, st, fmt.Sprint("f", i))
+		}
+		vacuum(t, st)
+		vacuum(t, st)
+		for _, p := range pairs(t, e) {
+			if p.Key[4] == 'l' || p.Key[4] == 'b' {
+				t.Errorf("detached %v: a record %q is left", detached, p.Key[4])
+			}
+		}
+	}
+}
+
+// What a first commit stores ahead of its batch is nobody's yet, and no collection takes it.
+func TestC17_ALargeFirstCommitBesideCollections(t *testing.T) {
+	f := &enginetest.Faulty{Engine: memory.New()}
+	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+	other := openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+	runs := 0
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" {
+			runs++
+			collect(t, other, gc.Options{})
+			collect(t, other, gc.Options{})
+		}
+		return enginetest.Fault{}
+	}
+	large := random(3_000_000, 1)
+	_, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "new"}, Commit: turnstone.Commit{Nodes: saying(large), Checkpoint: map[string][]byte{"p": large[1:]}}})
+	if err != nil || runs < 3 {
+		t.Fatalf("%d, %v", runs, err)
+	}
+	f.Plan = nil
+	state, err := session(t, st, "new").Load(ctx, turnstone.Scope{})
+	if err != nil || string(state.Nodes[0].Payload) != string(large) {
+		t.Error(err)
+	}
+	verify(t, st)
+	// One that fails leaves nothing behind.
+	if _, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "lost"}, Commit: turnstone.Commit{Expected: 3, Nodes: saying(random(3_000_000, 2))}}); !errors.Is(err, turnstone.ErrConflict) {
+		t.Error(err)
+	}
+	collect(t, other, gc.Options{})
+	collect(t, other, gc.Options{})
+	if n := stored(t, f.Engine); n > 7_000_000 {
+		t.Errorf("%d bytes are stored", n)
+	}
+}
+
+// Somebody else makes the session, forks or deletes the parent, or forks it, just before the batch is applied.
+func TestC17_WhatChangesBeforeACreationWithItsCommit(t *testing.T) {
+	for name, test := range map[string]struct {
+		parent string
+		before func(t *testing.T, other *turnstone.Store)
+		want   error
+		result string // created, revision
+	}{
+		"the session is made": {
+			before: func(t *testing.T, other *turnstone.Store) {
+				commitTo(t, create(t, other, turnstone.Request{ID: "new"}), turnstone.Commit{Records: []turnstone.RecordChange{{Key: "k", Value: []byte("theirs")}}})
+			}, result: "false 2",
+		},
+		"the session is made and deleted": {
+			before: func(t *testing.T, other *turnstone.Store) {
+				create(t, other, turnstone.Request{ID: "new"})
+				remove(t, other, "new")
+			}, result: "true 1",
+		},
+		"the parent is forked": {
+			parent: "p", before: func(t *testing.T, other *turnstone.Store) { create(t, other, turnstone.Request{ID: "f", Parent: "p"}) }, result: "true 1",
+		},
+		"the parent is deleted": {
+			parent: "p", before: func(t *testing.T, other *turnstone.Store) {
+				remove(t, other, "p")
+				vacuum(t, other)
+			}, want: turnstone.ErrSessionNotFound,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &enginetest.Faulty{Engine: memory.New()}
+			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+			other := openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			commitTo(t, create(t, st, turnstone.Request{ID: "p"}), turnstone.Commit{Nodes: saying([]byte("of the parent"))})
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				if c.Op == "Apply" {
+					f.Plan = nil
+					test.before(t, other)
+				}
+				return enginetest.Fault{}
+			}
+			rs, err := st.CommitAll(ctx, turnstone.SessionCommit{
+				Create: &turnstone.Request{ID: "new", Parent: test.parent},
+				Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("first")), Records: []turnstone.RecordChange{{Key: "k", Value: []byte("mine")}}},
+			})
+			if !errors.Is(err, test.want) {
+				t.Fatal(err)
+			}
+			verify(t, other)
+			if err != nil {
+				return
+			}
+			if got := fmt.Sprint(rs[0].Created, " ", rs[0].Revision); got != test.result {
+				t.Errorf("%s, want %s", got, test.result)
+			}
+			if r, err := session(t, other, "new").Record(ctx, "k"); err != nil || string(r.Value) != "mine" || r.Version != rs[0].Records[0] {
+				t.Errorf("%+v, %v", r, err)
+			}
+			remove(t, other, "p")
+			vacuum(t, other)
+			verify(t, other)
+		})
+	}
+}
+
+// What a fork stored ahead of a commit that is refused is no upload any more.
+func TestC17_ARefusedFirstCommitLeavesNoUpload(t *testing.T) {
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	p := create(t, st, turnstone.Request{ID: "p"})
+	part := random(3_000_000, 1)
+	for i := range 2 {
+		part[i]++
+		commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x")), Checkpoint: map[string][]byte{"p": part}})
+	}
+	first := commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))}).Nodes[0]
+	commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("x"))})
+	for what, c := range map[string]turnstone.Commit{
+		"revision": {Expected: 5, Nodes: saying(random(3_000_000, 2))},
+		"leaf":     {Leaf: turnstone.RefTo(first)},
+	} {
+		_, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "f", Parent: "p"}, Commit: c})
+		if !errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+		for _, p := range pairs(t, e) {
+			if p.Key[4] == 'x' && strings.Trim(string(p.Key[21:]), "\x00") == "" {
+				t.Errorf("%s: an upload stands", what)
+			}
+		}
+	}
+	verify(t, st)
 }

@@ -156,6 +156,110 @@ var together = []behaviour{
 			s.reads(s.session("b"), turnstone.Scope{}, "two", "more")
 		})
 	}},
+	{name: "C17_ACommitCanCreateItsSession", test: func(s *suite) {
+		s.create(turnstone.Request{ID: "a"})
+		s.grow(s.session("a"), 0, "one", "two")
+		begin := func(r turnstone.Request, c turnstone.Commit) turnstone.SessionCommit {
+			return turnstone.SessionCommit{Create: &r, Commit: c}
+		}
+		on := func(id string, c turnstone.Commit) turnstone.SessionCommit {
+			return turnstone.SessionCommit{Session: s.session(id), Commit: c}
+		}
+		large := string(pattern(3_000_000, 1))
+		about := turnstone.Request{ID: "new", Metadata: turnstone.Metadata{Name: "n", Group: "g/h", Labels: map[string]string{"l": "v"}}}
+		rs, err := s.Factory.CommitAll(ctx,
+			begin(about, turnstone.Commit{Nodes: texts("first", large), Checkpoint: map[string][]byte{"p": []byte("1")}, Records: set("k", "1")}),
+			on("a", turnstone.Commit{Expected: 2, Nodes: texts("three")}),
+			begin(turnstone.Request{ID: "f", Parent: "a"}, turnstone.Commit{Nodes: texts("forked")}))
+		s.must(err)
+		s.equal("created", []bool{rs[0].Created, rs[1].Created, rs[2].Created}, []bool{true, false, true})
+		s.twice(func() {
+			s.reads(s.session("new"), turnstone.Scope{}, "first", large)
+			s.hasRecords(s.session("new"), "k", "1")
+			s.reads(s.session("a"), turnstone.Scope{}, "one", "two", "three")
+			s.reads(s.session("f"), turnstone.Scope{}, "one", "two", "forked")
+			info, err := s.session("new").Info(ctx)
+			s.must(err)
+			s.equal("metadata", []any{info.Name, info.Group, info.Labels["l"], info.Revision, info.Leaf}, []any{"n", "g/h", "v", 1, rs[0].Leaf})
+			for _, q := range []turnstone.ListOptions{{Group: "g"}, {Labels: map[string]string{"l": "v"}}} {
+				page, err := s.Factory.List(ctx, q)
+				s.must(err)
+				s.equal("list", []any{len(page.Sessions), page.Sessions[0].ID}, []any{1, "new"})
+			}
+			children, err := s.Factory.List(ctx, turnstone.ListOptions{Parent: "a"})
+			s.must(err)
+			s.equal("children", []any{len(children.Sessions), children.Sessions[0].ID}, []any{1, "f"})
+		})
+		// What one of them refuses makes no session.
+		_, err = s.Factory.CommitAll(ctx, begin(turnstone.Request{ID: "lost"}, turnstone.Commit{}), on("a", turnstone.Commit{Expected: 2}))
+		s.is(err, turnstone.ErrConflict)
+		_, err = s.Factory.CommitAll(ctx, begin(turnstone.Request{ID: "lost"}, turnstone.Commit{Expected: 1}))
+		s.is(err, turnstone.ErrConflict)
+		_, err = s.Factory.CommitAll(ctx, begin(turnstone.Request{ID: "lost", Parent: "nobody"}, turnstone.Commit{}))
+		s.refused(err, turnstone.ErrSessionNotFound, "nobody")
+		_, err = s.Factory.CommitAll(ctx, begin(turnstone.Request{ID: "lost"}, turnstone.Commit{Records: []turnstone.RecordChange{{Key: "k", Expect: rs[0].Records[0]}}}))
+		s.recordConflict(err, "lost", "k", rs[0].Records[0], turnstone.NoRecord)
+		for what, c := range map[string][]turnstone.SessionCommit{
+			"as is commit 0": {on("a", turnstone.Commit{Expected: 3}), begin(turnstone.Request{ID: "a"}, turnstone.Commit{})},
+			"has a parent":   {begin(turnstone.Request{ID: "lost", Parent: "a"}, turnstone.Commit{}), begin(turnstone.Request{ID: "lost2", Parent: "a"}, turnstone.Commit{})},
+			"session id":     {begin(turnstone.Request{}, turnstone.Commit{})},
+			"and a session":  {{Session: s.session("a"), Create: &turnstone.Request{ID: "lost"}}},
+			"records only":   {{RecordsOnly: true, Create: &turnstone.Request{ID: "lost"}}},
+		} {
+			_, err = s.Factory.CommitAll(ctx, c...)
+			s.refused(err, turnstone.ErrInvalid, what)
+		}
+		s.twice(func() {
+			for _, id := range []string{"lost", "lost2"} {
+				_, err := s.Factory.Session(ctx, id)
+				s.is(err, turnstone.ErrSessionNotFound)
+			}
+			s.reads(s.session("a"), turnstone.Scope{}, "one", "two", "three")
+		})
+		// A session that exists is committed to as it is.
+		again := turnstone.Request{ID: "new", Metadata: turnstone.Metadata{Name: "other"}}
+		_, err = s.Factory.CommitAll(ctx, begin(again, turnstone.Commit{Nodes: texts("late")}))
+		s.is(err, turnstone.ErrConflict)
+		rs, err = s.Factory.CommitAll(ctx, begin(again, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("second")}))
+		s.must(err)
+		s.equal("result", []any{rs[0].Created, rs[0].Revision}, []any{false, 2})
+		info, err := s.session("new").Info(ctx)
+		s.must(err)
+		s.equal("name", info.Name, "n")
+		// Under a turn id it is repeated, and the session is made once.
+		turn := begin(turnstone.Request{ID: "turned"}, turnstone.Commit{Turn: "t", Nodes: texts("one")})
+		first, err := s.Factory.CommitAll(ctx, turn)
+		s.must(err)
+		s.twice(func() {
+			again, err := s.Factory.CommitAll(ctx, turn)
+			s.must(err)
+			s.equal("replay", []any{again[0].Created, again[0].Replayed, again[0].Commit}, []any{false, true, first[0].Commit})
+			s.reads(s.session("turned"), turnstone.Scope{}, "one")
+		})
+	}},
+	{name: "C17_OfManyWhoCreateASessionOneDoes", test: func(s *suite) {
+		const workers = 8
+		var wg sync.WaitGroup
+		rs, errs := make([][]turnstone.Result, workers), make([]error, workers)
+		for w := range workers {
+			wg.Go(func() {
+				rs[w], errs[w] = s.Factory.CommitAll(ctx, turnstone.SessionCommit{
+					Create: &turnstone.Request{ID: "new"}, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts(fmt.Sprint(w))},
+				})
+			})
+		}
+		wg.Wait()
+		s.must(errors.Join(errs...))
+		created := 0
+		for _, r := range rs {
+			if r[0].Created {
+				s.equal("revision", r[0].Revision, 1)
+				created++
+			}
+		}
+		s.equal("created", created, 1)
+		s.twice(func() { s.equal("nodes", len(s.load(s.session("new"), turnstone.Scope{}).Nodes), workers) })
+	}},
 }
 
 // before returns the texts of so many turns of a session.

@@ -1,6 +1,7 @@
 package commit
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +49,51 @@ func (c *call) build(ctx context.Context) error {
 		c.writers[i].addHead(c.batch)
 	}
 	c.addRecords()
+	c.join()
 	return c.checkBatch()
+}
+
+// join adds what makes the sessions that do not exist. Where both write a key, that stands, but for the
+// head, which the commit moves on: of a lifecycle record it has what a commit says, and that there is one fork
+// more; of a blob it is the same.
+func (c *call) join() {
+	var written map[string]bool
+	var all engine.Batch
+	for i := range c.writers {
+		w := &c.writers[i]
+		if w.birth == nil {
+			continue
+		}
+		if written == nil {
+			written = map[string]bool{}
+		}
+		for _, p := range w.birth.Sets {
+			if !bytes.Equal(p.Key, w.s.HeadKey) && !written[string(p.Key)] {
+				written[string(p.Key)] = true
+				all.Set(p.Key, p.Value)
+			}
+		}
+		for _, key := range w.birth.Deletes {
+			written[string(key)] = true
+			all.Delete(key)
+		}
+		all.Guards = append(all.Guards, w.birth.Guards...)
+	}
+	if written == nil {
+		return
+	}
+	for _, p := range c.batch.Sets {
+		if !written[string(p.Key)] {
+			all.Set(p.Key, p.Value)
+		}
+	}
+	for _, key := range c.batch.Deletes {
+		if !written[string(key)] {
+			all.Delete(key)
+		}
+	}
+	all.Guards = append(all.Guards, c.batch.Guards...)
+	*c.batch = all
 }
 
 // in adds to an error which session it is about, if the commit is to several.
@@ -199,6 +244,9 @@ func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 func (w *writer) checkOlder(ctx context.Context, b *engine.Batch) error {
 	if len(w.built.older) == 0 {
 		return nil
+	}
+	if w.birth != nil {
+		return change.NewInvalid("commit", "the commit that creates session %q can only go on from its leaf, not from node %s", w.s.ID, w.built.older[0])
 	}
 	var id graph.ID // the node that is checked
 	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (struct{}, error) {

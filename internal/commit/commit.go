@@ -38,8 +38,20 @@ import (
 // A Participant is a session that takes part in a commit, or whose records are changed with it, with
 // what it is to get.
 type Participant struct {
-	Session *history.Session
+	Session *history.Session // nil if Creator is set
 	Request *Request
+	Creator Creator // makes the session in the same batch, if it does not exist
+}
+
+// A Creator makes a session that a commit begins.
+type Creator interface {
+	// ID returns the session's id.
+	ID() string
+	// Open returns the session if it exists. Else the batch, which is not nil then, creates it, and the
+	// session is as it will be. The batch guards that the session does not exist.
+	Open(ctx context.Context) (*history.Session, *engine.Batch, error)
+	// Abandon is called if no batch that Open returned was applied.
+	Abandon(ctx context.Context)
 }
 
 // Commit stores the requests of all participants or nothing. No two of them may be the same session,
@@ -60,7 +72,7 @@ func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Sta
 		at := -1
 		if !p.Request.RecordsOnly {
 			at = len(c.writers)
-			c.writers = append(c.writers, writer{call: &c, s: p.Session, in: p.Request})
+			c.writers = append(c.writers, writer{call: &c, s: p.Session, in: p.Request, creator: p.Creator})
 			st.Random(c.writers[at].salt[:])
 		}
 		if len(p.Request.Records) > 0 || p.Request.RecordsOnly {
@@ -70,6 +82,11 @@ func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Sta
 	commits, replayed, err := c.attempt(ctx)
 	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || replayed {
 		c.stage.Abandon(ctx)
+		for i := range c.writers {
+			if c.writers[i].creator != nil {
+				c.writers[i].creator.Abandon(ctx)
+			}
+		}
 	}
 	return c.results(of, commits, replayed, err)
 }
@@ -88,6 +105,7 @@ func (c *call) results(of []Participant, commits []Result, replayed bool, err er
 			}
 			if err == nil {
 				out[i] = commits[writers]
+				out[i].Created = w.birth != nil && !replayed
 			}
 			writers++
 		}
@@ -134,6 +152,9 @@ type writer struct {
 	in   *Request
 	salt pack.Salt
 
+	creator Creator       // of a session that may have to be made
+	birth   *engine.Batch // what makes it, or nil if it exists
+
 	head   *heads.Head // that the commit is built on
 	record []byte      // of head
 	fresh  bool        // whether head was read by this call
@@ -153,6 +174,9 @@ type writer struct {
 // attempt tries until the commit stands or fails. It returns the results of the writers, and whether
 // they are those of an earlier call.
 func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, err error) {
+	if err := c.open(ctx); err != nil {
+		return nil, false, err
+	}
 	for i := range c.writers {
 		if err := c.writers[i].current(ctx); err != nil {
 			return nil, false, err
@@ -199,6 +223,33 @@ func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, er
 	}
 }
 
+// open finds out which of the sessions that the call may create exist. Those that do not are then at
+// revision 0.
+func (c *call) open(ctx context.Context) error {
+	for i := range c.writers {
+		w := &c.writers[i]
+		if w.creator == nil {
+			continue
+		}
+		var err error
+		if w.s, w.birth, err = w.creator.Open(ctx); err != nil {
+			return &InSession{w.creator.ID(), err}
+		}
+		if w.birth != nil {
+			w.head, _ = w.s.Seen()
+			w.record, w.fresh = nil, true
+		} else {
+			w.head, w.record, w.fresh = nil, nil, false
+		}
+		for j := range c.keepers {
+			if k := &c.keepers[j]; k.writer == i {
+				k.of(w.s)
+			}
+		}
+	}
+	return nil
+}
+
 // fresh reports whether this call has read all heads.
 func (c *call) fresh() bool {
 	for i := range c.writers {
@@ -221,6 +272,9 @@ func (c *call) checkExpected() error {
 
 // current sets the head that the session saw last, with its record, or reads it.
 func (w *writer) current(ctx context.Context) error {
+	if w.birth != nil {
+		return nil
+	}
 	if w.head, w.record = w.s.Seen(); w.record != nil {
 		return nil
 	}
@@ -230,6 +284,9 @@ func (w *writer) current(ctx context.Context) error {
 // readHeads reads all heads.
 func (c *call) readHeads(ctx context.Context) error {
 	for i := range c.writers {
+		if c.writers[i].birth != nil {
+			continue
+		}
 		if err := c.writers[i].readHead(ctx); err != nil {
 			return err
 		}
@@ -260,7 +317,7 @@ func (c *call) prepare(ctx context.Context) error {
 	if len(c.writers) == 0 {
 		return nil
 	}
-	c.stage = c.store.NewStage(c.writers[0].s.Inc)
+	c.stage = c.store.NewStage(c.owner())
 	room := inlineBytes
 	for i := range c.writers {
 		if err := c.writers[i].prepare(ctx, &room); err != nil {
@@ -269,6 +326,16 @@ func (c *call) prepare(ctx context.Context) error {
 	}
 	c.prepared = true
 	return nil
+}
+
+// owner returns the session that owns what is stored ahead of the batch: one that exists, or none.
+func (c *call) owner() (inc heads.Incarnation) {
+	for i := range c.writers {
+		if c.writers[i].birth == nil {
+			return c.writers[i].s.Inc
+		}
+	}
+	return inc
 }
 
 // ended returns what an error says of the commit.

@@ -52,13 +52,21 @@ type keeper struct {
 }
 
 func newKeeper(c *call, p Participant, writer int) keeper {
-	k := keeper{call: c, s: p.Session, in: p.Request, writer: writer}
+	k := keeper{call: c, in: p.Request, writer: writer}
 	n := len(k.in.Records)
-	k.keys, k.values, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([][]byte, n), make([]records.Version, n)
-	for i := range k.in.Records {
-		k.keys[i] = k.s.Space.Record(k.s.Inc, k.in.Records[i].Key)
+	k.keys, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([]records.Version, n)
+	if p.Session != nil {
+		k.of(p.Session)
 	}
 	return k
+}
+
+// of says which session the keeper is for.
+func (k *keeper) of(s *history.Session) {
+	k.s, k.values = s, make([][]byte, len(k.in.Records))
+	for i := range k.in.Records {
+		k.keys[i] = s.Space.Record(s.Inc, k.in.Records[i].Key)
+	}
 }
 
 // checkRecords fails if a record is not what its request expects, or a session without a commit does

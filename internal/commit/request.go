@@ -113,6 +113,7 @@ type Result struct {
 	Nodes    []graph.ID
 	Records  []records.Version // for each of Request.Records, the version that it has then, or zero for none
 	Replayed bool
+	Created  bool // the session was made by this call
 }
 
 // Stats are numbers about one commit, whether it succeeded or not.

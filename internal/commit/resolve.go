@@ -90,6 +90,14 @@ func (c *call) readOutcome(ctx context.Context) error {
 	stands, contradicted := false, false
 	for i := range c.writers {
 		w := &c.writers[i]
+		if w.birth != nil {
+			if c.Unknown {
+				vs, err := c.Engine.Get(ctx, w.s.LifeKey) // If it stands, this is there, whatever has become of the session since.
+				failed = cmp.Or(failed, err)
+				stands = stands || err == nil && vs[0] != nil
+			}
+			continue
+		}
 		err := w.readHead(ctx)
 		if err == nil && c.Unknown {
 			made := &w.built.turn
@@ -103,12 +111,33 @@ func (c *call) readOutcome(ctx context.Context) error {
 				contradicted = true
 			}
 		}
-		failed = cmp.Or(failed, err)
+		if w.creator == nil || !errors.Is(err, history.ErrSessionDeleted) { // Else it is made anew.
+			failed = cmp.Or(failed, err)
+		}
 	}
 	if stands && !contradicted {
 		return errStands
 	}
-	return failed
+	if failed != nil {
+		return failed
+	}
+	return c.reopen(ctx)
+}
+
+// reopen opens the sessions that the call may create once more: somebody else may have made or deleted
+// one, or changed its parent.
+func (c *call) reopen(ctx context.Context) error {
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	for i := range c.writers {
+		if w := &c.writers[i]; w.head == nil {
+			if err := w.readHead(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // orReplayed returns err, unless turns of the commit were committed before, up to the heads. If all of
@@ -143,6 +172,9 @@ func (c *call) findTurns(ctx context.Context) (*replayed, error) {
 	out := new(replayed)
 	for i := range c.writers {
 		w := &c.writers[i]
+		if w.birth != nil {
+			continue
+		}
 		t, err := history.Try(ctx, w.s, func() (*turns.Turn, error) { return w.s.FindTurn(ctx, w.head.Revision, w.in.Turn) })
 		if err != nil {
 			return nil, err

@@ -34,6 +34,40 @@ func (st *Store) Create(ctx context.Context, r *Request) (session *history.Sessi
 	return n.session, n.state, n.created, nil
 }
 
+// Creator returns what makes the session that r describes together with its first commit. It can be
+// used for one call of commit.Store.Commit.
+func (st *Store) Creator(r *Request) commit.Creator {
+	return &creator{Store: st, request: r, stage: st.NewStage(heads.Incarnation{})}
+}
+
+// ID returns the session's id.
+func (n *creator) ID() string { return n.request.About.ID }
+
+// Open implements commit.Creator.
+func (n *creator) Open(ctx context.Context) (*history.Session, *engine.Batch, error) {
+	for {
+		s, state, err := n.OpenSession(ctx, n.ID())
+		if err == nil {
+			s.SeePlace(state.Place)
+			return s, nil, nil
+		}
+		if !errors.Is(err, history.ErrSessionNotFound) {
+			return nil, nil, err
+		}
+		b, err := n.fresh(ctx)
+		if errors.Is(err, engine.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			n.Begin(n.session.Inc)
+		}
+		return n.session, b, err
+	}
+}
+
+// Abandon implements commit.Creator.
+func (n *creator) Abandon(ctx context.Context) { n.stage.Abandon(ctx) }
+
 // A creator is one call of Create, with the result of its last attempt.
 type creator struct {
 	*Store
@@ -60,12 +94,7 @@ func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 	if !errors.Is(err, history.ErrSessionNotFound) {
 		return err
 	}
-	n.stage.Abandon(ctx) // what an earlier attempt stored ahead of its batch
-	n.stage = n.NewStage(heads.Incarnation{})
-	b, err := n.batch(ctx)
-	if errors.Is(err, commit.ErrBlobGone) {
-		err = engine.ErrConflict
-	}
+	b, err := n.fresh(ctx)
 	if err != nil {
 		return err
 	}
@@ -74,6 +103,17 @@ func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 		n.Begin(n.session.Inc)
 	}
 	return err
+}
+
+// fresh returns the batch of another attempt. The error is a conflict if the attempt has to be repeated.
+func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
+	n.stage.Abandon(ctx) // what an earlier attempt stored ahead of its batch
+	n.stage = n.NewStage(heads.Incarnation{})
+	b, err := n.batch(ctx)
+	if errors.Is(err, commit.ErrBlobGone) {
+		err = engine.ErrConflict
+	}
+	return b, err
 }
 
 // stands reports whether an earlier attempt, whose outcome was unknown, has created the

@@ -115,8 +115,12 @@ func (cy *cycle) expire(ctx context.Context, p pin, pinned []keys.Hash) (stands 
 	return false, err
 }
 
-// deleted reports whether a session is deleted, whether or not vacuum has removed it.
+// deleted reports whether a session is deleted, whether or not vacuum has removed it. The zero
+// incarnation stands for a session that is still to be made.
 func (cy *cycle) deleted(ctx context.Context, inc heads.Incarnation) (bool, error) {
+	if inc == (heads.Incarnation{}) {
+		return false, nil
+	}
 	key := cy.space.Life(inc)
 	vs, err := cy.get(ctx, key)
 	if err != nil || vs[0] == nil {
