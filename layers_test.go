@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.
@@ -72,7 +72,9 @@ var may = map[string][]string{
 	"internal/erase":           {"internal/turns", "internal/blobs", "internal/heads", "internal/reclaim", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/verify":          {"internal/records", "internal/turns", "engine", "internal/blobs", "internal/pack", "internal/heads", "internal/reclaim", "internal/history", "internal/keys", "internal/codec"},
 	"":                         {"internal/records", "internal/turns", "engine", "internal/blobs", "internal/heads", "internal/history", "internal/watch", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/errtype", "internal/maintain", "internal/verify", "internal/reclaim", "internal/hash", "internal/keys"},
-	"persistencetest":          {""},
+	"lease":                    {""},
+	"queue":                    {"", "lease"},
+	"persistencetest":          {"", "lease", "queue"},
 	"turnstoneotel":            {""},
 	"transcript":               {""},
 }
