@@ -123,7 +123,7 @@ func acquire(ctx context.Context, s turnstone.Persistence, key string, mine owne
 	if err != nil {
 		return nil, err
 	}
-	if now.Nonce != "" && o.Now().Before(end.Expires) && !o.Steal {
+	if o.Now().Before(end.Expires) && !o.Steal {
 		return nil, &HeldError{Key: key, Holder: now.Holder, Token: now.Token, Expires: end.Expires}
 	}
 	mine.Token = now.Token + 1
@@ -175,7 +175,7 @@ func (l *Lease) Require() turnstone.RecordChange {
 // Err returns err, or an error that matches ErrFenced if err says that the lease is lost.
 func (l *Lease) Err(err error) error {
 	var lost *turnstone.RecordConflictError
-	if errors.As(err, &lost) && lost.Key == l.key && lost.Session == l.session.ID() && lost.Expected == l.version {
+	if errors.As(err, &lost) && lost.Expected == l.version {
 		return fmt.Errorf("%w: %w", ErrFenced, err)
 	}
 	return err
