@@ -21,6 +21,10 @@ import (
 // else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^head.Revision(0)
 
+// RevisionZero names the state before the first commit as Scope.At and to Checkpoint, where 0 means that of
+// the head. A session begins empty, and a fork with what it inherits.
+const RevisionZero = AnyRevision - 1
+
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
 // is a turn as well, and moves the revision.
 type Commit struct {

@@ -22,7 +22,8 @@ import (
 // from the root to the head's leaf.
 type Scope struct {
 	// At reads the state at an earlier revision: nodes except those tombstoned
-	// since, checkpoint and usage as they were. 0 means the head's revision.
+	// since, checkpoint and usage as they were. 0 means the head's revision, and RevisionZero
+	// the state before the first commit.
 	At head.Revision
 	// Leaf reads the path to this node instead of the path to the leaf.
 	Leaf graph.ID
@@ -36,6 +37,9 @@ type Scope struct {
 	After head.Revision
 	// Reverse gives the newest node first.
 	Reverse bool
+	// Parts are names of checkpoint parts whose contents Load reads as well, of the revision that
+	// is loaded. One that the checkpoint does not have is left out.
+	Parts []string
 	// Records are keys of records that Load reads as well, as they stood when the head was
 	// read, whatever revision is loaded.
 	Records []string
@@ -59,6 +63,9 @@ func (sc *Scope) check() error {
 	if err := checkRevision("scope", "At", sc.At); err != nil {
 		return err
 	}
+	if len(sc.Parts) > MaxParts {
+		return &LimitError{Limit: "checkpoint parts", Where: "scope", Have: int64(len(sc.Parts)), Max: MaxParts}
+	}
 	if err := checkRecordKeys(sc.Records...); err != nil {
 		return err
 	}
@@ -74,6 +81,7 @@ type State struct {
 	Parts    []head.Part  // of the checkpoint, by name; Checkpoint reads them
 	Usage    []head.Usage // totals up to this revision, by model
 	Time     time.Time
+	Contents map[string][]byte // of the parts that Scope.Parts names, by name; the caller's
 	Records  map[string]Record // those of Scope.Records that are there, by key
 }
 
@@ -110,6 +118,11 @@ func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) 
 	if st.Nodes, err = s.show(ctx, st.Revision, nodes, hidden); scope.Reverse {
 		slices.Reverse(st.Nodes)
 	}
+	if err != nil || len(scope.Parts) == 0 {
+		return st, err
+	}
+	chosen := slices.DeleteFunc(slices.Clone(st.Parts), func(p head.Part) bool { return !slices.Contains(scope.Parts, p.Name) })
+	st.Contents, err = s.store.commits.Contents(ctx, s.session, chosen, st.Revision)
 	return st, err
 }
 
@@ -121,8 +134,8 @@ func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scop
 		return nil, leaf, nil, err
 	}
 	at := &h.State
-	if scope.At != 0 && scope.At != h.Revision {
-		if at, err = s.session.At(ctx, h, scope.At); err != nil {
+	if r := revisionAt(scope.At); r != nil && *r != h.Revision {
+		if at, err = s.session.At(ctx, h, *r); err != nil {
 			return nil, leaf, nil, err
 		}
 	}
@@ -143,6 +156,17 @@ func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scop
 	}
 	_, _, err = s.session.Find(ctx, st.Revision, scope.Leaf)
 	return st, scope.Leaf, hidden, err
+}
+
+// revisionAt returns the revision that an argument names, or nil for that of the head.
+func revisionAt(at head.Revision) *head.Revision {
+	switch at {
+	case 0:
+		return nil
+	case RevisionZero:
+		at = 0
+	}
+	return &at
 }
 
 // Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
@@ -187,13 +211,14 @@ func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool
 }
 
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
-// means the head's. The result is the caller's.
+// means the head's, and RevisionZero what a fork began with. The result is the caller's. To read some
+// parts, or parts with the history that they belong to, see Scope.Parts.
 func (s *Session) Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error) {
 	if err := checkRevision("checkpoint", "it", at); err != nil {
 		return nil, err
 	}
 	return observed(ctx, s, OpCheckpoint, s.ID(), func(ctx context.Context) (map[string][]byte, error) {
-		return history.Retry(ctx, s.session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, at) })
+		return history.Retry(ctx, s.session, func() (map[string][]byte, error) { return s.store.commits.Checkpoint(ctx, s.session, revisionAt(at)) })
 	}, func(parts map[string][]byte, o *Outcome) {
 		for _, content := range parts {
 			o.Bytes += int64(len(content))
@@ -212,6 +237,7 @@ type Node struct {
 	Attachments []blob.Attachment
 	Revision    head.Revision // of the commit that added it, in the session that did or, in a flattened fork, in the copy of its history
 	Inherited   bool          // added by an ancestor, before this session forked from it
+	Time        time.Time     // of that commit
 }
 
 // Node returns one node by its id.
@@ -317,7 +343,7 @@ func (s *Session) show(ctx context.Context, last head.Revision, nodes []history.
 func nodeOf(n history.Node) Node {
 	return Node{
 		ID: n.ID, Parent: n.Parent, Kind: n.Kind, Key: n.Key,
-		Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited,
+		Payload: n.Inline, Attachments: n.Attachments, Revision: n.Revision, Inherited: n.Inherited, Time: n.Time,
 	}
 }
 

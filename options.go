@@ -96,7 +96,7 @@ const (
 	MaxAttachments    = 64       // attachments of a node
 	MaxAttachmentText = 256      // bytes of a media type, and of an attachment's name
 	MaxBlob           = 4 << 30  // bytes of an attachment
-	MaxParts          = 64       // parts of a checkpoint, and of Commit.Drop
+	MaxParts          = 1024     // parts of a checkpoint, of which each commit writes a line, of Commit.Drop and of Scope.Parts
 	MaxPartName       = 64       // bytes of a part's name; at least 1, UTF-8
 	MaxPart           = 64 << 20 // bytes of a checkpoint part
 	MaxModels         = 64       // usage entries of a commit

@@ -455,3 +455,101 @@ func (s *suite) checkPagesWhileUpdated(ids []string) {
 		}
 	}
 }
+
+var states = []behaviour{
+	{name: "R18_RevisionZeroAndTheTimesOfNodes", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		s.commit(p, turnstone.Commit{Nodes: texts("one"), Checkpoint: map[string][]byte{"p": []byte("1")}})
+		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts("two"), Checkpoint: map[string][]byte{"p": []byte("2")}})
+		f := s.create(turnstone.Request{ID: "f", Parent: "a"})
+		s.commit(f, turnstone.Commit{Nodes: texts("three"), Checkpoint: map[string][]byte{"p": []byte("3")}})
+		s.twice(func() {
+			p, f := s.session("a"), s.session("f")
+			begin := s.load(p, turnstone.Scope{At: turnstone.RevisionZero})
+			s.equal("state before the first commit", []any{begin.Revision, len(begin.Nodes), len(begin.Parts), len(begin.Usage)}, []any{0, 0, 0, 0})
+			s.reads(p, turnstone.Scope{At: turnstone.RevisionZero, Full: true})
+			s.reads(f, turnstone.Scope{At: turnstone.RevisionZero}, "one", "two")
+			s.reads(f, turnstone.Scope{At: turnstone.RevisionZero, Full: true}, "one", "two")
+			s.reads(f, turnstone.Scope{}, "one", "two", "three")
+			for of, want := range map[turnstone.Persistence]map[string][]byte{p: {}, f: {"p": []byte("2")}} {
+				parts, err := of.Checkpoint(ctx, turnstone.RevisionZero)
+				s.must(err)
+				s.equal("checkpoint of "+of.ID(), parts, want)
+			}
+			// Each node has the time of its commit, wherever it is read and whoever has it.
+			times := map[string]string{}
+			for _, sc := range []turnstone.Scope{{}, {Full: true}, {Last: 1}, {At: 1}} {
+				for _, of := range []turnstone.Persistence{p, f} {
+					for _, n := range s.load(of, sc).Nodes {
+						at := n.Time.Format(time.RFC3339Nano)
+						if first, known := times[string(n.Payload)]; known && first != at || n.Time.IsZero() {
+							s.Fatalf("%s is of %s, and of %s", n.Payload, at, first)
+						}
+						times[string(n.Payload)] = at
+						one, err := of.Node(ctx, n.ID)
+						s.must(err)
+						s.equal("time of one node", one.Time, n.Time)
+					}
+				}
+			}
+			if st := s.load(f, turnstone.Scope{}); !st.Nodes[2].Time.Equal(st.Time) || st.Nodes[0].Time.After(st.Nodes[1].Time) {
+				s.Errorf("%v, %v, %v; the commit is of %v", st.Nodes[0].Time, st.Nodes[1].Time, st.Nodes[2].Time, st.Time)
+			}
+		})
+	}},
+	{name: "R19_ALoadReadsThePartsThatAreAskedFor", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		large := pattern(200_000, 1)
+		s.commit(p, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("1"), "q": large, "r": nil}})
+		large = append(large, "more"...)
+		s.commit(p, turnstone.Commit{Expected: 1, Nodes: texts("one"), Checkpoint: map[string][]byte{"q": large}, Drop: []string{"r"}})
+		s.twice(func() {
+			p := s.session("a")
+			for _, c := range []struct {
+				scope turnstone.Scope
+				want  map[string][]byte
+			}{
+				{turnstone.Scope{}, nil},
+				{turnstone.Scope{Parts: []string{"p", "q", "r", "none", "p"}}, map[string][]byte{"p": []byte("1"), "q": large}},
+				{turnstone.Scope{Parts: []string{"r", "p"}, At: 1, Last: 3}, map[string][]byte{"p": []byte("1"), "r": nil}},
+				{turnstone.Scope{Parts: []string{"q"}, At: 1}, map[string][]byte{"q": large[:200_000]}},
+				{turnstone.Scope{Parts: []string{"p"}, At: turnstone.RevisionZero}, map[string][]byte{}},
+			} {
+				st := s.load(p, c.scope)
+				s.equal("names", len(st.Contents), len(c.want))
+				for name, content := range c.want {
+					if got, ok := st.Contents[name]; !ok || !bytes.Equal(got, content) {
+						s.Fatalf("part %s: %d bytes, want %d", name, len(got), len(content))
+					}
+				}
+			}
+		})
+		_, err := p.Load(ctx, turnstone.Scope{Parts: make([]string, turnstone.MaxParts+1)})
+		s.is(err, turnstone.ErrLimit)
+	}},
+	{name: "R19_TheContentsAreOfTheRevisionThatIsLoaded", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		s.commit(p, turnstone.Commit{Checkpoint: map[string][]byte{"p": []byte("1")}})
+		stop, done := make(chan struct{}), make(chan error)
+		go func() {
+			w, err := s.Factory.Session(ctx, "a")
+			for i := 1; err == nil; i++ {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				_, err = w.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Nodes: texts("x"), Checkpoint: map[string][]byte{"p": fmt.Append(nil, i+1)}})
+			}
+			done <- err
+		}()
+		for range 40 {
+			st, err := p.Load(ctx, turnstone.Scope{Last: 1, Parts: []string{"p"}})
+			s.must(err)
+			s.equal("content", string(st.Contents["p"]), fmt.Sprint(st.Revision))
+		}
+		close(stop)
+		s.must(<-done)
+	}},
+}

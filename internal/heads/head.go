@@ -90,7 +90,7 @@ func (s *State) Then(c *Commit, id head.CommitID) (State, error) {
 
 // Limits of records; the root package checks them before any effect.
 const (
-	MaxParts  = 64
+	MaxParts  = 1024
 	MaxModels = 256 // of a head's totals
 )
 

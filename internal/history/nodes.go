@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -17,8 +18,9 @@ import (
 type Node struct {
 	pack.Node
 	Revision  head.Revision
-	Index     int  // The index among the nodes of its commit.
-	Inherited bool // Whether an ancestor added it.
+	Index     int       // The index among the nodes of its commit.
+	Inherited bool      // Whether an ancestor added it.
+	Time      time.Time // Of its commit.
 }
 
 // Position returns the position of the node in its incarnation.
@@ -28,7 +30,7 @@ func (n *Node) Position() pack.Position {
 
 // nodeOf returns a node of a turn of a layer.
 func (h *History) nodeOf(l Layer, t *turns.Turn, index int) Node {
-	return Node{Node: t.Pack.Nodes[index], Revision: t.Revision, Index: index, Inherited: l.Inc != h.Inc}
+	return Node{Node: t.Pack.Nodes[index], Revision: t.Revision, Index: index, Inherited: l.Inc != h.Inc, Time: t.Time}
 }
 
 // nodes returns how many nodes of a turn the session shares.
