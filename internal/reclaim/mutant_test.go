@@ -67,6 +67,7 @@ func byDelete(b *engine.Batch) bool    { return writes(b, keys.Predecessor) }
 func bySeal(b *engine.Batch) bool      { return writes(b, keys.Index) && !byCollector(b) }
 func byKeep(b *engine.Batch) bool      { return writes(b, keys.Ref) }
 func byStone(b *engine.Batch) bool     { return writes(b, keys.Tombstone) && !byCollector(b) }
+func byRecords(b *engine.Batch) bool   { return writes(b, keys.Record) && !writes(b, keys.Head) }
 func byPrune(b *engine.Batch) bool {
 	return writes(b, keys.Life) && writes(b, keys.Dirty) && b.Ops() == 2
 }
@@ -110,6 +111,11 @@ var mutants = []mutant{
 	}},
 	{name: "a deletion does not guard the lifecycle", in: "fork, delete and gc", party: byDelete, change: without(keys.Life)},
 	{name: "a deletion does not guard the head", in: "commit, delete and gc", party: byDelete, change: without(keys.Head)},
+	{name: "a change of records does not guard the lifecycle", in: "records, delete and vacuum", party: byRecords, change: without(keys.Life)},
+	{name: "a vacuum leaves records in the list", in: "records, delete and vacuum", party: byCollector, change: func(b *engine.Batch) {
+		b.Deletes = slices.DeleteFunc(slices.Clone(b.Deletes), func(k []byte) bool { return letter(k) == keys.Listing })
+	}},
+	{name: "a first commit does not guard the lifecycle of its ancestors", in: "a fork with its first commit, delete and vacuum", party: byFork, change: without(keys.Life)},
 	{name: "a seal does not guard the lifecycle", in: "seal, load, tombstone and delete", party: bySeal, change: without(keys.Life)},
 	{name: "retention does not guard the lifecycle", in: "a revision is kept while it is pruned", party: byPrune, change: without(keys.Life)},
 	{name: "keep does not guard the lifecycle", in: "a revision is kept while it is pruned", party: byKeep, change: without(keys.Life)},

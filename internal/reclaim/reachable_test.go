@@ -53,10 +53,49 @@ func reachable(e engine.Engine, exact bool) error {
 	if err := m.uploads(exact); err != nil {
 		return err
 	}
+	if err := m.records(exact); err != nil {
+		return err
+	}
 	if err := m.blobs(exact); err != nil || !exact {
 		return err
 	}
 	return m.strays()
+}
+
+// records checks that each record and its entry in the list of all are both there, and belong to an
+// incarnation that has a lifecycle record; if exact, to a session that lives.
+func (m *model) records(exact bool) error {
+	live := map[heads.Incarnation]bool{}
+	err := m.each(keys.Head, func(p engine.Pair, _ []byte) error {
+		h, err := heads.OpenHead(p.Key, p.Value)
+		if err == nil {
+			live[h.Incarnation] = true
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	both := func(inc heads.Incarnation, name string) error {
+		vs, err := m.e.Get(ctx, m.space.Record(inc, name), m.space.Listing(name, inc), m.space.Life(inc))
+		switch {
+		case err != nil:
+			return err
+		case vs[0] == nil || vs[1] == nil || vs[2] == nil:
+			return fmt.Errorf("record %q of session %x: record %v, listing %v, lifecycle %v", name, inc[:4], vs[0] != nil, vs[1] != nil, vs[2] != nil)
+		case exact && !live[inc]:
+			return fmt.Errorf("record %q of session %x is left behind", name, inc[:4])
+		}
+		return nil
+	}
+	err = m.each(keys.Record, func(_ engine.Pair, fields []byte) error { return both(keys.RecordFields(fields)) })
+	if err != nil {
+		return err
+	}
+	return m.each(keys.Listing, func(_ engine.Pair, fields []byte) error {
+		name, inc := keys.ListingFields(fields)
+		return both(inc, name)
+	})
 }
 
 // uploads adds the blobs that uploads pin to those that have to be there.

@@ -43,7 +43,7 @@ func tombstoned(w *world) error {
 	return both(err, collect(w))
 }
 
-var scenarios = slices.Concat(blobScenarios, partScenarios, forkScenarios)
+var scenarios = slices.Concat(blobScenarios, partScenarios, forkScenarios, recordScenarios)
 
 var blobScenarios = []scenario{
 	{
