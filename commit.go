@@ -153,8 +153,9 @@ func (s *Store) check(ctx context.Context, session string, c *Commit) error {
 	return nil
 }
 
-// committed seals in the background what is due after a commit.
+// committed tells those who watch the session of a commit, and seals in the background what is due.
 func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
+	s.store.watched.tell(s.session.Inc)
 	if !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
 		s.sealLater()
 	}

@@ -53,6 +53,9 @@ type Options struct {
 	// UploadTTL is how long an attachment that no commit refers to yet is kept.
 	// Default 24 hours.
 	UploadTTL time.Duration
+	// PollEvery is how often Watch looks for what other stores and processes have
+	// committed. Default half a second.
+	PollEvery time.Duration
 	// TakeOverAfter is how long a collection or vacuum of another process or store may
 	// show no progress before one of this store takes it over: the other process was
 	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at

@@ -50,6 +50,8 @@ type Reader interface {
 	Record(ctx context.Context, key string) (Record, error)
 	// Records lists records in the order of their keys.
 	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
+	// Watch yields the commits after a revision, and those that come.
+	Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
 	// ReadAttachment writes an attachment of this session to w.
 	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
 }

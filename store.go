@@ -43,6 +43,7 @@ type Store struct {
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
 
+	watched    watched
 	background sync.WaitGroup // of Maintain
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
 }
@@ -67,6 +68,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.opts.InlineBytes = cmp.Or(s.opts.InlineBytes, 128<<10)
 	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 64<<20)
 	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
+	s.opts.PollEvery = cmp.Or(s.opts.PollEvery, 500*time.Millisecond)
 	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
 	s.opts.formats = cmp.Or(s.opts.formats, &heads.Known)
 	if s.opts.Random == nil {
@@ -82,6 +84,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	c.positive("InlineBytes", int64(s.opts.InlineBytes))
 	c.positive("CacheBytes", int64(s.opts.CacheBytes))
 	c.positive("UploadTTL", int64(s.opts.UploadTTL))
+	c.positive("PollEvery", int64(s.opts.PollEvery))
 	if c.err != nil {
 		return nil, c.err
 	}

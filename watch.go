@@ -1,0 +1,94 @@
+package turnstone
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
+)
+
+// Watch yields the commits of the session after a revision, as Log does, and goes on with those that come: each
+// one once, in their order, whoever makes them. What this store commits is yielded at once, what others
+// commit within Options.PollEvery. Watch reads the store and gathers nothing, so a slow caller costs no memory and
+// misses nothing; to go on after a restart, begin after the last revision that was dealt with.
+//
+// The sequence ends with the first error: that of ctx, or ErrSessionDeleted when the session was deleted or renamed.
+func (s *Session) Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error] {
+	return func(yield func(LogEntry, error) bool) {
+		store, err := s.usable(ctx)
+		if err == nil {
+			err = s.watch(ctx, store, after, func(e LogEntry) bool { return yield(e, nil) })
+		}
+		if !errors.Is(err, errEnough) {
+			yield(LogEntry{}, err)
+		}
+	}
+}
+
+func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, yield func(LogEntry) bool) error {
+	poll := time.NewTicker(store.opts.PollEvery)
+	defer poll.Stop()
+	changed, stop := store.watched.add(s.session.Inc)
+	defer stop()
+	for {
+		for e, err := range s.Log(ctx, after) {
+			if err != nil {
+				return err
+			}
+			if !yield(e) {
+				return errEnough
+			}
+			after = e.Revision
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-poll.C:
+		}
+	}
+}
+
+// A watched says which sessions this store watches.
+type watched struct {
+	mu sync.Mutex
+	by map[heads.Incarnation]map[chan struct{}]bool
+}
+
+// add returns a channel that receives after each commit to a session, several at once if nobody receives
+// meanwhile, until stop is called.
+func (w *watched) add(inc heads.Incarnation) (changed chan struct{}, stop func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	changed = make(chan struct{}, 1)
+	if w.by == nil {
+		w.by = map[heads.Incarnation]map[chan struct{}]bool{}
+	}
+	if w.by[inc] == nil {
+		w.by[inc] = map[chan struct{}]bool{}
+	}
+	w.by[inc][changed] = true
+	return changed, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if delete(w.by[inc], changed); len(w.by[inc]) == 0 {
+			delete(w.by, inc)
+		}
+	}
+}
+
+// tell tells those who watch a session that it was committed to.
+func (w *watched) tell(inc heads.Incarnation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for changed := range w.by[inc] {
+		select {
+		case changed <- struct{}{}:
+		default: // It has been told, and has not looked yet.
+		}
+	}
+}
