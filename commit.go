@@ -118,7 +118,7 @@ func (s *Session) Commit(ctx context.Context, c Commit) (Result, error) {
 }
 
 func (s *Session) commit(ctx context.Context, c *Commit) (Result, commit.Stats, error) {
-	if err := s.store.check(ctx, s.ID(), c); err != nil {
+	if err := s.store.check(ctx, s.ID(), c, false); err != nil {
 		return Result{}, commit.Stats{}, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -140,12 +140,13 @@ func resultOf(r *commit.Result) Result {
 	return out
 }
 
-// check fails if a commit to a session is invalid, or the host's validator refuses it.
-func (s *Store) check(ctx context.Context, session string, c *Commit) error {
+// check fails if a commit to a session is invalid, or the host's validator refuses it. Changes of records
+// alone are no commit.
+func (s *Store) check(ctx context.Context, session string, c *Commit, recordsOnly bool) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	if v := s.opts.Validator; v != nil {
+	if v := s.opts.Validator; v != nil && !recordsOnly {
 		if err := v(ctx, session, c.clone()); err != nil {
 			return fmt.Errorf("%w: %w", ErrRejected, err)
 		}
@@ -263,7 +264,7 @@ func (s *Store) checkAll(ctx context.Context, commits []SessionCommit) ([]commit
 			}
 			fork = i
 		}
-		if err := s.check(ctx, id, &c.Commit); err != nil {
+		if err := s.check(ctx, id, &c.Commit, c.RecordsOnly); err != nil {
 			if len(commits) > 1 {
 				err = fmt.Errorf("%s: %w", where, err)
 			}

@@ -459,7 +459,7 @@ func TestACopyThatWasWrittenToIsNotOverwritten(t *testing.T) {
 	equalPairs(t, from, to)
 	copyStore(t, from, to)
 	// A record that was set, and one that was deleted, are no less.
-	for i, c := range []turnstone.RecordChange{{Key: "precious", Value: []byte("set in the copy")}, {Key: "copied", Action: turnstone.DeleteRecord}} {
+	for i, c := range []turnstone.RecordChange{{Key: "precious", Value: []byte("set in the copy")}, {Key: "copied", Value: []byte("changed in the copy")}, {Key: "copied", Action: turnstone.DeleteRecord}} {
 		source := openStore(t, from, &turnstone.Options{NoAutoSeal: true})
 		page, err := source.List(ctx, turnstone.ListOptions{Limit: 1})
 		if err != nil {

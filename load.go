@@ -82,7 +82,7 @@ type State struct {
 	Usage    []head.Usage // totals up to this revision, by model
 	Time     time.Time
 	Contents map[string][]byte // of the parts that Scope.Parts names, by name; the caller's
-	Records  map[string]Record // those of Scope.Records that are there, by key
+	Records  map[string]Record // those of Scope.Records, by key; one that is not there has the version NoRecord
 }
 
 // Load reads what scope says. Every hash is checked; anything missing or

@@ -20,8 +20,8 @@ type Options struct {
 	// Namespace separates stores on one engine: equal bytes are kept once per
 	// namespace, never across. Default "".
 	Namespace string
-	// Validator, if set, is asked before every commit; an error refuses it.
-	// It must not call the session that commits.
+	// Validator, if set, is asked before every commit; an error refuses it. It is not asked about
+	// changes of records that come without a commit. It must not call the session that commits.
 	Validator Validator
 	// SealBytes is how much a session gathers, before compression, until its
 	// commits are sealed into one segment. Default 192 KiB, at most MaxSeal. Vacuum

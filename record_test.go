@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/record"
 )
 
 // setting returns a change that sets a record, if it is as expected.
@@ -162,10 +163,6 @@ func TestRC11_UnknownOutcomesOfChangesAreResolved(t *testing.T) {
 				if test.since {
 					change(t, other, setting("k", "theirs", ""))
 				}
-				commitTo(t, other, turnstone.Commit{Nodes: saying([]byte("x"))})
-				if err := other.Seal(ctx); err != nil { // so that the attempt can't simply be applied again
-					t.Error(err)
-				}
 			}
 			c := setting("k", "mine", "")
 			if test.expect {
@@ -261,4 +258,185 @@ func TestRC8_VacuumRemovesTheRecordsOfDeletedSessions(t *testing.T) {
 		t.Errorf("%d values are left, want those of one session", n)
 	}
 	verify(t, st)
+}
+
+// A change of records is made at most once: what others have done since a reply was lost stands.
+func TestRC11_AChangeIsMadeAtMostOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		change turnstone.RecordChange
+		since  func(t *testing.T, other *turnstone.Session) string // returns what has to stand
+	}{
+		"set, and set by another": {setting("k", "mine", ""), func(t *testing.T, other *turnstone.Session) string {
+			r, err := other.Record(ctx, "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			change(t, other, setting("k", "theirs", r.Version))
+			return "theirs"
+		}},
+		"put, and taken by another": {setting("k", "mine", turnstone.NoRecord), func(t *testing.T, other *turnstone.Session) string {
+			change(t, other, turnstone.RecordChange{Key: "k", Action: turnstone.DeleteRecord})
+			return ""
+		}},
+		"deleted, and set by another": {turnstone.RecordChange{Key: "k", Action: turnstone.DeleteRecord}, func(t *testing.T, other *turnstone.Session) string {
+			change(t, other, setting("k", "theirs", turnstone.NoRecord))
+			return "theirs"
+		}},
+	} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", late ", late), func(t *testing.T) {
+				f := &enginetest.Faulty{Engine: memory.New()}
+				a := create(t, openStore(t, f, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "a"})
+				change(t, a, setting("other", "", ""))
+				other := session(t, openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true}), "a")
+				if test.change.Expect != turnstone.NoRecord && test.change.Action == turnstone.SetRecord {
+					change(t, other, setting("k", "before", ""))
+				}
+				var attempt *engine.Batch
+				want := ""
+				f.Plan = func(c enginetest.Call) enginetest.Fault {
+					if c.Op != "Apply" || attempt != nil {
+						return enginetest.Fault{}
+					}
+					attempt = &engine.Batch{Guards: c.Batch.Guards, Sets: c.Batch.Sets, Deletes: c.Batch.Deletes}
+					return enginetest.Fault{Err: engine.ErrUnknown, Applied: !late}
+				}
+				if !late {
+					f.Done = func(c enginetest.Call, _ error) {
+						if c.Op == "Apply" {
+							f.Done = nil
+							want = test.since(t, other)
+						}
+					}
+				}
+				_, err := a.ChangeRecords(ctx, test.change, setting("second", "", ""))
+				if err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+					t.Fatal(err)
+				}
+				if late { // The attempt comes when the call is over. What it would do, it does not.
+					change(t, other, setting("k", "theirs", ""))
+					want = "theirs"
+					_ = f.Engine.Apply(ctx, attempt)
+				}
+				if r, err := other.Record(ctx, "k"); err != nil && !errors.Is(err, turnstone.ErrRecordNotFound) || string(r.Value) != want {
+					t.Errorf("%q, %v; want %q", r.Value, err, want)
+				}
+			})
+		}
+	}
+}
+
+// An error says that nothing has changed only if no attempt can come late: here the record that was to be absent
+// is there for a while.
+func TestE1_ALateAttemptThatExpectedNoRecord(t *testing.T) {
+	for _, commits := range []bool{false, true} {
+		f := &enginetest.Faulty{Engine: memory.New()}
+		a := create(t, openStore(t, f, &turnstone.Options{NoAutoSeal: true}), turnstone.Request{ID: "a"})
+		change(t, a, setting("other", "", ""))
+		commitTo(t, a, turnstone.Commit{})
+		other := session(t, openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true}), "a")
+		for fail := 0; fail < 6; fail++ {
+			var attempt *engine.Batch
+			gets := 0
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				switch {
+				case c.Op == "Apply" && attempt == nil:
+					attempt = &engine.Batch{Guards: c.Batch.Guards, Sets: c.Batch.Sets, Deletes: c.Batch.Deletes}
+					change(t, other, setting("k", "theirs", turnstone.NoRecord))
+					return enginetest.Fault{Err: engine.ErrUnknown}
+				case c.Op == "Get" && attempt != nil:
+					if gets++; gets == fail {
+						return enginetest.Fault{Err: engine.ErrUnavailable}
+					}
+				}
+				return enginetest.Fault{}
+			}
+			before, err := other.Info(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if commits {
+				_, err = a.Commit(ctx, turnstone.Commit{Expected: before.Revision, Records: []turnstone.RecordChange{setting("k", "mine", turnstone.NoRecord)}})
+			} else {
+				_, err = a.ChangeRecords(ctx, setting("k", "mine", turnstone.NoRecord))
+			}
+			f.Plan = nil
+			change(t, other, turnstone.RecordChange{Key: "k", Action: turnstone.DeleteRecord})
+			_ = f.Engine.Apply(ctx, attempt)
+			r, rerr := other.Record(ctx, "k")
+			if stands := rerr == nil; stands && !errors.Is(err, turnstone.ErrOutcomeUnknown) || err == nil {
+				t.Errorf("commits %v, get %d: %v, and %q stands", commits, fail, err, r.Value)
+			}
+			change(t, other, turnstone.RecordChange{Key: "k", Action: turnstone.DeleteRecord})
+		}
+	}
+}
+
+// An unknown outcome of changes in several sessions is told by any of them.
+func TestRC11_UnknownOutcomesOfSeveralSessions(t *testing.T) {
+	for i := range 3 {
+		f := &enginetest.Faulty{Engine: memory.New()}
+		st, other := openStore(t, f, &turnstone.Options{NoAutoSeal: true}), openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true})
+		var parts []turnstone.SessionCommit
+		for j := range 3 {
+			s := create(t, st, turnstone.Request{ID: fmt.Sprint(j)})
+			parts = append(parts, turnstone.SessionCommit{Session: s, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{setting("k", "mine", "")}}})
+		}
+		failed := false
+		f.Plan = func(c enginetest.Call) enginetest.Fault {
+			if c.Op != "Apply" || failed {
+				return enginetest.Fault{}
+			}
+			failed = true
+			return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+		}
+		f.Done = func(c enginetest.Call, _ error) {
+			if c.Op == "Apply" {
+				f.Done = nil
+				for j := range 3 {
+					if j != i { // Only session i still has what was set.
+						change(t, session(t, other, fmt.Sprint(j)), setting("k", "theirs", ""))
+					}
+				}
+			}
+		}
+		rs, err := st.CommitAll(ctx, parts...)
+		if err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		if r, err := session(t, other, fmt.Sprint(i)).Record(ctx, "k"); err != nil || r.Version != rs[i].Records[0] {
+			t.Errorf("%d: %+v, %v", i, r, err)
+		}
+	}
+}
+
+// A record that is lost while it is listed is noticed by all that read it by its key or from the list.
+func TestR10_ALostRecordIsNoticed(t *testing.T) {
+	e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	a := create(t, st, turnstone.Request{ID: "a"})
+	change(t, a, setting("q/1", "1", ""), setting("q/2", "2", ""))
+	for _, letter := range []byte{'R', 'n'} {
+		for _, p := range pairs(t, e) {
+			if p.Key[4] != letter || !strings.Contains(string(p.Key), "q/1") {
+				continue
+			}
+			if err := e.Apply(ctx, &engine.Batch{Deletes: [][]byte{p.Key}}); err != nil {
+				t.Fatal(err)
+			}
+			_, one := a.Record(ctx, "q/1")
+			_, load := a.Load(ctx, turnstone.Scope{Records: []string{"q/1"}})
+			_, own := a.Records(ctx, turnstone.RecordQuery{})
+			_, all := st.Records(ctx, turnstone.RecordQuery{})
+			for what, err := range map[string]error{"Record": one, "Load": load, "Session.Records": own, "Store.Records": all} {
+				unseen := letter == 'R' && what == "Session.Records" || letter == 'n' && what == "Store.Records"
+				var damage *record.CorruptError
+				if errors.As(err, &damage) == unseen {
+					t.Errorf("%c is lost, %s: %v", letter, what, err)
+				}
+			}
+			if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{p}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

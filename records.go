@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/records"
 )
@@ -45,13 +46,13 @@ type RecordChange struct {
 	Key    string
 	Action RecordAction
 	Value  []byte // of SetRecord
-	// Expect is the version that the record must have now, or NoRecord; "" stands for any or
-	// none. If it is another one, the call fails with a *RecordConflictError.
+	// Expect is the version that the record must have now, or NoRecord. If it is another one, the call
+	// fails with a *RecordConflictError. "" expects nothing: the change is made whatever stands there.
 	Expect RecordVersion
 }
 
 // A RecordConflictError says what stands in place of the record that a change expects. It matches
-// ErrRecordConflict. Nothing of the call was stored.
+// ErrRecordConflict. Nothing of the call was stored, unless the error matches ErrOutcomeUnknown as well.
 type RecordConflictError struct {
 	Session  string
 	Key      string
@@ -100,7 +101,8 @@ func (s *Session) ChangeRecords(ctx context.Context, changes ...RecordChange) ([
 	})
 }
 
-// Record returns the record of a key, or ErrRecordNotFound. To read several, or some as they stood
+// Record returns the record of a key, or ErrRecordNotFound, and then a Record whose version is NoRecord: so
+// the Version is what a change can expect in either case. To read several, or some as they stood
 // when a history did, see Scope.Records.
 func (s *Session) Record(ctx context.Context, key string) (Record, error) {
 	return observed(ctx, s, OpRecords, s.ID(), func(ctx context.Context) (Record, error) {
@@ -115,23 +117,27 @@ func (s *Session) Record(ctx context.Context, key string) (Record, error) {
 		if err != nil {
 			return Record{}, err
 		}
-		r, ok := found[key]
-		if !ok {
-			return Record{}, fmt.Errorf("%w: %q of session %q", ErrRecordNotFound, key, s.ID())
+		r := found[key]
+		if r.Version == NoRecord {
+			return r, fmt.Errorf("%w: %q of session %q", ErrRecordNotFound, key, s.ID())
 		}
 		return r, nil
 	}, func(r Record, o *Outcome) { o.Items, o.Bytes = 1, int64(len(r.Value)) })
 }
 
-// records returns the records of keys that were read.
+// records returns the records of keys that were read. One that is not there has the version NoRecord.
 func (s *Session) records(names []string, values [][]byte) (map[string]Record, error) {
 	found, err := records.Decode(s.session, names, values)
 	if err != nil {
 		return nil, err
 	}
-	out := make(map[string]Record, len(found))
-	for name, r := range found {
-		out[name] = recordOf(r, s.ID())
+	out := make(map[string]Record, len(names))
+	for _, name := range names {
+		if r := found[name]; r != nil {
+			out[name] = recordOf(r, s.ID())
+		} else {
+			out[name] = Record{Session: s.ID(), Key: name, Version: NoRecord}
+		}
 	}
 	return out, nil
 }
@@ -150,23 +156,25 @@ type RecordQuery struct {
 
 // A RecordPage is a part of a list of records.
 type RecordPage struct {
-	Records []Record
-	Next    string // RecordQuery.After of the next page; "" on the last one
+	Records  []Record
+	Next     string        // RecordQuery.After of the next page; "" on the last one
+	Revision head.Revision // of a session's list: where the session was at the moment that the page shows
 }
 
-// Records lists records of the session. Each page shows records as they stood at one moment, and
-// ends after about a megabyte of values.
+// Records lists records of the session. A page shows its records as they stood at one moment, when the session was at
+// RecordPage.Revision; one that was made while the page was read may not be on it. A page ends after
+// about a megabyte of values, and may have fewer records than the limit although there is a next one.
 func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
 	return observed(ctx, s, OpRecords, s.ID(), func(ctx context.Context) (RecordPage, error) {
 		of, err := q.query()
 		if err != nil {
 			return RecordPage{}, err
 		}
-		found, next, err := records.Of(ctx, s.session, of)
+		found, next, at, err := records.Of(ctx, s.session, of)
 		if err != nil {
 			return RecordPage{}, public(err)
 		}
-		page := RecordPage{Next: next}
+		page := RecordPage{Next: next, Revision: at}
 		for _, r := range found {
 			page.Records = append(page.Records, recordOf(r, s.ID()))
 		}

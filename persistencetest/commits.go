@@ -313,6 +313,8 @@ var commits = []behaviour{
 			s.is(err, errHalf)
 			s.reads(p, turnstone.Scope{})
 			s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "tool_call"}, {Kind: "tool_result"}}})
+			s.validator = func(context.Context, string, *turnstone.Commit) error { return errHalf }
+			s.change(p, set("k", "no commit")...) // It is not asked.
 		},
 	},
 	{

@@ -101,8 +101,9 @@ var records = []behaviour{
 		gone := s.change(p, turnstone.RecordChange{Key: "zero", Action: turnstone.DeleteRecord}, turnstone.RecordChange{Key: "never", Action: turnstone.DeleteRecord})
 		s.equal("versions of deleted records", gone, []turnstone.RecordVersion{turnstone.NoRecord, turnstone.NoRecord})
 		s.twice(func() {
-			_, err := s.session("a").Record(ctx, "zero")
+			r, err := s.session("a").Record(ctx, "zero")
 			s.is(err, turnstone.ErrRecordNotFound)
+			s.equal("version", r.Version, turnstone.NoRecord)
 		})
 	}},
 	{name: "RC2_ARecordIsOnlyChangedIfItIsAsExpected", test: func(s *suite) {
@@ -246,6 +247,12 @@ var records = []behaviour{
 			s.equal("versions together", rs[0].Records, together[0].Records)
 			s.hasRecords(s.session("a"), "k", "since", "new", "")
 			s.hasRecords(s.session("b"), "from a", "since")
+			// The order of the sessions is of no matter, nor is a turn that is repeated alone.
+			other := all("2")
+			slices.Reverse(other)
+			rs, err = s.Factory.CommitAll(ctx, other...)
+			s.must(err)
+			s.equal("versions in another order", rs[1].Records, together[0].Records)
 		})
 	}},
 	{name: "RC5_RecordsOfSeveralSessionsChangeTogether", test: func(s *suite) {
@@ -259,6 +266,16 @@ var records = []behaviour{
 		if rs[0].Records[0] == rs[1].Records[0] {
 			s.Fatal("two records have one version")
 		}
+		none, err := s.Factory.CommitAll(ctx, only(s.create(turnstone.Request{ID: "c"})), only(b, set("m", "1")...), turnstone.SessionCommit{Session: a, Commit: turnstone.Commit{Expected: 1, Records: set("m", "1", "n", "1")}})
+		s.must(err)
+		s.equal("numbers of versions", []int{len(none[0].Records), len(none[1].Records), len(none[2].Records)}, []int{0, 1, 2})
+		for _, m := range []struct {
+			p turnstone.Persistence
+			v turnstone.RecordVersion
+		}{{b, none[1].Records[0]}, {a, none[2].Records[0]}} {
+			s.change(m.p, turnstone.RecordChange{Key: "m", Action: turnstone.DeleteRecord, Expect: m.v})
+		}
+		s.change(a, turnstone.RecordChange{Key: "n", Action: turnstone.DeleteRecord})
 		stands := func() {
 			s.Helper()
 			s.reads(s.session("a"), turnstone.Scope{}, "one")
@@ -400,7 +417,7 @@ var records = []behaviour{
 		for range 60 {
 			st, err := p.Load(ctx, turnstone.Scope{Last: 1, Records: []string{"k", "none", "k"}})
 			s.must(err)
-			s.equal("records", len(st.Records), 1)
+			s.equal("records", []any{len(st.Records), st.Records["none"].Version}, []any{2, turnstone.NoRecord})
 			s.equal("record of revision "+strconv.Itoa(int(st.Revision)), string(st.Records["k"].Value), fmt.Sprint(st.Revision))
 		}
 		close(stop)

@@ -109,13 +109,13 @@ func (c *call) results(of []Participant, commits []Result, replayed bool, err er
 			}
 			writers++
 		}
-		if len(p.Request.Records) == 0 {
+		if len(p.Request.Records) == 0 && !p.Request.RecordsOnly {
 			continue
 		}
 		switch k := &c.keepers[keepers]; {
 		case err != nil:
 		case replayed:
-			out[i].Records, out[i].Replayed = k.again(commits[0].Commit), true
+			out[i].Records, out[i].Replayed = k.again(commits), true
 		default:
 			out[i].Records = k.done()
 		}
@@ -189,7 +189,7 @@ func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, er
 		}
 		if err == nil {
 			if err := c.prepare(ctx); err != nil {
-				return nil, false, err
+				return c.ended(err)
 			}
 			err = c.build(ctx)
 		}
@@ -198,21 +198,18 @@ func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, er
 			c.prepared = false
 			continue
 		case err != nil && (c.fresh() || errors.Is(err, errTurnStands) && len(c.writers) == 1):
-			if err = c.orReplayed(ctx, err); isReplay(err) || mayRecur(err) {
-				return c.ended(err)
-			}
-			return nil, false, err
+			return c.ended(c.orReplayed(ctx, err))
 		case err != nil: // The reason may be that a head is out of date.
 			if err := c.readHeads(ctx); err != nil {
-				return nil, false, err
+				return c.ended(err)
 			}
 			continue
 		}
-		if err = c.Apply(ctx, c.batch); err == nil {
+		if err = c.apply(ctx); err == nil {
 			return c.done(), false, nil
 		}
 		if !errors.Is(err, engine.ErrConflict) {
-			return nil, false, err
+			return c.ended(err)
 		}
 		for i := range c.writers {
 			c.writers[i].s.Forget()

@@ -3,13 +3,16 @@ package commit
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/records"
 )
@@ -162,15 +165,25 @@ func (k *keeper) version(i int) (v records.Version, err error) {
 	return v, codec.Corrupt(err, "record %q of %s", k.in.Records[i].Key, k.s.Name)
 }
 
-// seed returns what the versions of the call are made of.
-func (c *call) seed() [hash.Size]byte {
-	if len(c.writers) > 0 {
-		return c.writers[0].built.turn.ID
+// seed returns what the versions of the keeper's records are made of: the id of its own commit, or else the
+// smallest one of the call, so that a call that is repeated tells the same ones in whatever order; or random
+// bytes. They do not come from Options.Random, which may repeat itself.
+func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [hash.Size]byte) {
+	if k.writer >= 0 {
+		return commitOf(k.writer)
 	}
-	if c.random == ([hash.Size]byte{}) {
-		c.store.Random(c.random[:])
+	for i := range k.writers {
+		if id := commitOf(i); i == 0 || bytes.Compare(id[:], seed[:]) < 0 {
+			seed = id
+		}
 	}
-	return c.random
+	if len(k.writers) > 0 {
+		return seed
+	}
+	if k.random == ([hash.Size]byte{}) {
+		rand.Read(k.random[:])
+	}
+	return k.random
 }
 
 // addRecords adds all changes of records to the batch.
@@ -185,7 +198,7 @@ func (k *keeper) add(b *engine.Batch) {
 	if k.writer < 0 {
 		b.Guard(k.s.LifeKey, k.life)
 	}
-	seed := k.seed()
+	seed := k.seed(func(i int) head.CommitID { return k.writers[i].built.turn.ID })
 	for i := range k.in.Records {
 		c, key := &k.in.Records[i], k.keys[i]
 		listing := k.s.Space.Listing(c.Key, k.s.Inc)
@@ -222,8 +235,9 @@ func (k *keeper) done() []records.Version {
 	return k.versions
 }
 
-// again returns the versions of a call that was made before, whose first commit has an id.
-func (k *keeper) again(seed [hash.Size]byte) []records.Version {
+// again returns the versions of a call that was made before, whose commits these are.
+func (k *keeper) again(commits []Result) []records.Version {
+	seed := k.seed(func(i int) head.CommitID { return commits[i].Commit })
 	out := make([]records.Version, len(k.in.Records))
 	for i := range out {
 		switch c := &k.in.Records[i]; c.Action {
@@ -234,6 +248,33 @@ func (k *keeper) again(seed [hash.Size]byte) []records.Version {
 		}
 	}
 	return out
+}
+
+// apply applies the batch. One that makes no commit may guard nothing that it changes, so that it would
+// succeed again: over what others have done since. It is applied once, and if its outcome is unknown, what it
+// guards is changed. So it can't come late either, and what stands tells.
+func (c *call) apply(ctx context.Context) error {
+	if len(c.writers) > 0 {
+		return c.Apply(ctx, c.batch)
+	}
+	err := c.Engine.Apply(ctx, c.batch)
+	if !errors.Is(err, engine.ErrUnknown) {
+		return err
+	}
+	c.Unknown = true
+	k := &c.keepers[0]
+	life, err := heads.OpenLife(k.s.LifeKey, k.life)
+	if err != nil {
+		return err
+	}
+	next := life.Next()
+	var fence engine.Batch
+	fence.Guard(k.s.LifeKey, k.life)
+	fence.Set(k.s.LifeKey, next.Seal(k.s.LifeKey))
+	if err := c.Apply(ctx, &fence); err != nil && !errors.Is(err, engine.ErrConflict) {
+		return err
+	}
+	return engine.ErrConflict
 }
 
 // errMayStand says that an attempt may stand, and that what can be read does not tell.
@@ -269,6 +310,7 @@ func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 		}
 	}
 	if untouched {
+		c.Unknown = false
 		return nil
 	}
 	return errors.Join(errMayStand, conflict)

@@ -1,6 +1,7 @@
 package commit
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
@@ -35,19 +35,6 @@ type replayed struct {
 }
 
 func (*replayed) Error() string { return "turn replayed" }
-
-// isReplay reports whether err says that a turn was committed before.
-func isReplay(err error) bool {
-	var r *replayed
-	return errors.As(err, &r) || errors.Is(err, ErrTurnConflict)
-}
-
-// mayRecur reports whether err is about a guard that can become true again, so that an attempt of
-// unknown outcome, if it comes late, could still succeed: a record was to be absent.
-func mayRecur(err error) bool {
-	var r *RecordConflict
-	return errors.As(err, &r) && r.Expected == (records.Version{})
-}
 
 // resolve finds out why a guard was false. It reads the heads, for another attempt, or returns
 // the error that the commit ends with.
@@ -87,7 +74,7 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 // somebody else may have made the same commit to it.
 func (c *call) readOutcome(ctx context.Context) error {
 	var failed error
-	stands, contradicted := false, false
+	stands, contradicted, moved := false, false, false
 	for i := range c.writers {
 		w := &c.writers[i]
 		if w.birth != nil {
@@ -98,7 +85,9 @@ func (c *call) readOutcome(ctx context.Context) error {
 			}
 			continue
 		}
+		guarded := w.record
 		err := w.readHead(ctx)
+		moved = moved || err == nil && !bytes.Equal(guarded, w.record)
 		if err == nil && c.Unknown {
 			made := &w.built.turn
 			if w.head.Revision < made.Revision {
@@ -120,6 +109,9 @@ func (c *call) readOutcome(ctx context.Context) error {
 	}
 	if failed != nil {
 		return failed
+	}
+	if moved { // What guards that head, which never recurs, can't come late.
+		c.Unknown = false
 	}
 	return c.reopen(ctx)
 }

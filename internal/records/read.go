@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
@@ -53,7 +54,7 @@ type Query struct {
 	Limit  int    // How many records a page has at most.
 }
 
-// MaxPageBytes bounds the values of a page, but for the last ones that were read together.
+// MaxPageBytes bounds the values of a page, as they are stored, but for the last ones that were read together.
 const MaxPageBytes = 1 << 20
 
 // cursor returns the text that stands for a place in a list.
@@ -74,35 +75,39 @@ func (q *Query) rest(list engine.Range, head []byte) (engine.Range, error) {
 	return list, nil
 }
 
-// Of returns a page of the records of a session, and the query's After for the next one, or "" if
-// there is none.
-func Of(ctx context.Context, s *history.Session, q Query) (page []*Record, next string, err error) {
+// Of returns a page of the records of a session, the query's After for the next one, or "" if there is
+// none, and the revision of the head at the moment that the page shows.
+func Of(ctx context.Context, s *history.Session, q Query) (page []*Record, next string, at head.Revision, err error) {
 	from := s.Space.Record(s.Inc, "")
 	r, err := q.rest(s.Space.Records(s.Inc, q.Prefix), from)
 	if err != nil {
-		return nil, "", err
+		return nil, "", 0, err
 	}
 	r.Limit = q.Limit + 1
+	var names []string
 	size := 0
 	for p, err := range s.Engine.Scan(ctx, r) {
 		if err != nil {
-			return nil, "", err
+			return nil, "", 0, err
 		}
-		if len(page) == q.Limit || size >= MaxPageBytes {
-			next = cursor([]byte(page[len(page)-1].Key))
+		if len(names) == q.Limit || size >= MaxPageBytes {
+			next = cursor([]byte(names[len(names)-1]))
 			break
 		}
-		name := string(p.Key[len(from):])
-		rec, err := Open(p.Key, name, p.Value)
-		if err != nil {
-			return nil, "", codec.Corrupt(err, "record %q of %s", name, s.Name)
-		}
-		page, size = append(page, rec), size+len(rec.Value)
+		names, size = append(names, string(p.Key[len(from):])), size+len(p.Value)
 	}
-	// Vacuum removes the records of a session after it was deleted, so if it lives now, none was
-	// missing.
-	_, _, err = s.Head(ctx)
-	return page, next, err
+	// The scan may have gone through several moments, so it only tells which records there are.
+	h, values, err := s.Head(ctx, Keys(s, names)...)
+	if err != nil {
+		return nil, "", 0, err
+	}
+	found, err := Decode(s, names, values)
+	for _, name := range names {
+		if r := found[name]; r != nil {
+			page = append(page, r)
+		}
+	}
+	return page, next, h.Revision, err
 }
 
 // An Item is a record of a list of all sessions' records.
@@ -155,12 +160,12 @@ func All(ctx context.Context, s history.Store, q Query) (page []Item, next strin
 // readListed returns those records of a list that stand, of sessions that live. A record that is not
 // there was deleted since the list was read, by itself or with its session.
 func readListed(ctx context.Context, s history.Store, places [][]byte) ([]Item, error) {
-	ks := make([][]byte, len(places))
+	ks := make([][]byte, 2*len(places))
 	incs := make([]keys.Incarnation, len(places))
 	for i, place := range places {
 		var name string
 		name, incs[i] = keys.ListingFields(place)
-		ks[i] = s.Space.Record(incs[i], name)
+		ks[2*i], ks[2*i+1] = s.Space.Record(incs[i], name), s.Space.Listing(name, incs[i])
 	}
 	values, err := s.Engine.Get(ctx, ks...)
 	if err != nil {
@@ -173,11 +178,11 @@ func readListed(ctx context.Context, s history.Store, places [][]byte) ([]Item, 
 	var out []Item
 	for i, place := range places {
 		about := abouts[incs[i]]
-		if about == nil || values[i] == nil {
+		if about == nil || values[2*i+1] == nil {
 			continue
 		}
 		name, _ := keys.ListingFields(place)
-		r, err := Open(ks[i], name, values[i])
+		r, err := Open(ks[2*i], name, values[2*i])
 		if err != nil {
 			return nil, codec.Corrupt(err, "record %q of session %q", name, about.ID)
 		}

@@ -19,7 +19,7 @@ import (
 func (v *verifier) gatherRecord(p engine.Pair, fields []byte) {
 	inc, name := keys.RecordFields(fields)
 	if _, err := records.Open(p.Key, name, p.Value); !v.noted(p.Key) {
-		v.problem(err, "record %q of %s", name, v.name(inc))
+		v.problem(err, "session record %q of %s", name, v.name(inc))
 	}
 	if records.Listed(name) {
 		v.matchListing(v.store.Space.Listing(name, inc))
@@ -61,9 +61,9 @@ func (v *verifier) unlisted(ctx context.Context) error {
 		}
 		switch {
 		case vs[0] == nil && vs[1] != nil:
-			v.problem(record.ErrMissing, "entry in the list of records of record %q of %s", name, v.name(inc))
+			v.problem(record.ErrMissing, "entry in the list of records of session record %q of %s", name, v.name(inc))
 		case vs[0] != nil && vs[1] == nil:
-			v.problem(record.ErrMissing, "record %q of %s", name, v.name(inc))
+			v.problem(record.ErrMissing, "session record %q of %s", name, v.name(inc))
 		}
 	}
 	return nil

@@ -21,7 +21,7 @@ var recordNames = map[byte]string{
 	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
 	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
-	keys.Record: "record", keys.Listing: "entry in the list of records",
+	keys.Record: "session record", keys.Listing: "entry in the list of records",
 }
 
 // A badRecord is a record whose key or value the format does not allow.
