@@ -247,12 +247,32 @@ var records = []behaviour{
 			s.equal("versions together", rs[0].Records, together[0].Records)
 			s.hasRecords(s.session("a"), "k", "since", "new", "")
 			s.hasRecords(s.session("b"), "from a", "since")
-			// The order of the sessions is of no matter, nor is a turn that is repeated alone.
-			other := all("2")
-			slices.Reverse(other)
-			rs, err = s.Factory.CommitAll(ctx, other...)
+		})
+		// The order of the sessions is of no matter, nor is it that a turn is repeated alone.
+		three := func() (out []turnstone.SessionCommit) {
+			for i, id := range []string{"a", "b", "c"} {
+				c := turnstone.SessionCommit{Session: s.session(id), RecordsOnly: i == 2, Commit: turnstone.Commit{Records: set("order", id)}}
+				if i < 2 {
+					c.Expected, c.Turn = turnstone.AnyRevision, "three"
+				}
+				out = append(out, c)
+			}
+			return out
+		}
+		s.create(turnstone.Request{ID: "c"})
+		in, err := s.Factory.CommitAll(ctx, three()...)
+		s.must(err)
+		s.twice(func() {
+			commits := three()
+			slices.Reverse(commits)
+			again, err := s.Factory.CommitAll(ctx, commits...)
 			s.must(err)
-			s.equal("versions in another order", rs[1].Records, together[0].Records)
+			for i, r := range again {
+				s.equal("versions in another order", r.Records, in[2-i].Records)
+			}
+			for i, c := range three()[:2] {
+				s.equal("versions of a turn alone", s.commit(c.Session, c.Commit).Records, in[i].Records)
+			}
 		})
 	}},
 	{name: "RC5_RecordsOfSeveralSessionsChangeTogether", test: func(s *suite) {
