@@ -162,7 +162,7 @@ func (ob *observer) measure(ctx context.Context, op turnstone.Operation, ofEngin
 	case turnstone.OpLoad, turnstone.OpNode:
 		ob.readNodes.Add(ctx, int64(o.Items), metric.WithAttributes(system))
 		ob.readIO.Add(ctx, o.Bytes, named)
-	case turnstone.OpCheckpoint, turnstone.OpReadAttachment:
+	case turnstone.OpCheckpoint, turnstone.OpReadAttachment, turnstone.OpRecords:
 		ob.readIO.Add(ctx, o.Bytes, named)
 	case turnstone.OpGC, turnstone.OpVacuum:
 		ob.measureReclaimed(ctx, o)
@@ -177,7 +177,7 @@ func (ob *observer) measureCommit(ctx context.Context, o *turnstone.Outcome) {
 	if o.Replayed {
 		ob.replays.Add(ctx, 1, all)
 	}
-	if errors.Is(o.Err, turnstone.ErrConflict) {
+	if errors.Is(o.Err, turnstone.ErrConflict) || errors.Is(o.Err, turnstone.ErrRecordConflict) {
 		ob.conflicts.Add(ctx, 1, all)
 	}
 	ob.addBases(ctx, true, o.BaseHits)
