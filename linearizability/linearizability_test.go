@@ -55,7 +55,7 @@ var ctx = context.Background()
 
 func TestMemory(t *testing.T) {
 	c := begin(t, "")
-	c.Process, c.Goroutines = "0", 16
+	c.Process, c.Goroutines, c.Watch = "0", 16, true
 	e := memory.New()
 	withStore(t, e, func(*turnstone.Store) {})
 	finished := make(chan error)
@@ -111,11 +111,21 @@ func killed(t *testing.T, url string, processes, goroutines int, cut func()) {
 		t.Fatal(err)
 	}
 	running := make([]*process, processes)
+	c.Watch = processes == 1
 	for i := range running {
 		running[i] = c.start(t, fmt.Sprint(i))
 	}
+	watcher := *c
+	watcher.Goroutines, watcher.Watch = 0, true
+	if processes > 1 { // One process more only watches, and is killed each time.
+		running = append(running, watcher.start(t, "watcher"))
+	}
 	for n := range *kills {
 		time.Sleep(time.Duration(100+rand.IntN(400)) * time.Millisecond)
+		if processes > 1 {
+			running[processes].kill(t)
+			running[processes] = watcher.start(t, fmt.Sprint("watcher-", n))
+		}
 		if cut != nil && n%2 == 0 {
 			cut()
 			c.nextEpoch(t)
@@ -256,6 +266,7 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		watched := c.watched(t, s)
 		seen, last, tokens := map[string]int{}, 0, 0
 		for _, n := range state.Nodes {
 			switch n.Kind {
@@ -282,12 +293,40 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 		if err != nil || !v.OK() {
 			t.Errorf("%v, %v", v.Problems, err)
 		}
-		t.Logf("%d operations on records, %d of unknown outcome: %s; %d messages, %d left at the end; %d commits under %d leases",
-			len(ops), unknown, result, len(puts), left, tokens, last)
+		t.Logf("%d operations on records, %d of unknown outcome: %s; %d messages, %d left at the end; %d commits under %d leases; %d of %d commits watched",
+			len(ops), unknown, result, len(puts), left, tokens, last, watched, state.Revision)
 		if len(ops) < 100 || len(puts) < 10 || tokens < 3 {
 			t.Error("the workers did too little to say anything")
 		}
 	})
+}
+
+// watched checks that what the watchers have seen, one after the other, is the log of the session from its
+// begin, and returns how many commits they have seen.
+func (c *config) watched(t *testing.T, s *turnstone.Session) int {
+	t.Helper()
+	text, err := os.ReadFile(c.file("watched"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := strings.Fields(string(text))
+	n := 0
+	for e, err := range s.Log(ctx, 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == len(seen) {
+			break
+		}
+		if want := fmt.Sprintf("%d:%v", e.Revision, e.Commit); seen[n] != want {
+			t.Fatalf("the watchers saw %s as the commit of number %d, which is %s", seen[n], n+1, want)
+		}
+		n++
+	}
+	if n != len(seen) || n < 100 {
+		t.Errorf("the watchers saw %d commits, of which the log has %d", len(seen), n)
+	}
+	return n
 }
 
 // history returns the operations on records, and the messages that were put: whether that was

@@ -17,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/lease"
 	"github.com/turnstonedb/turnstone/queue"
 )
@@ -43,6 +44,7 @@ type config struct {
 	Dir        string // of logs, and of the files "epoch" and "stop"
 	Process    string
 	Goroutines int
+	Watch      bool // watch the session, too
 }
 
 func (c *config) file(name string) string { return c.Dir + "/" + name }
@@ -50,25 +52,85 @@ func (c *config) file(name string) string { return c.Dir + "/" + name }
 // work runs the workers of one process until the file "stop" is there.
 func work(c *config) error {
 	ctx := context.Background()
-	e, err := open.Open(ctx, c.URL, nil)
-	if err != nil {
-		return err
+	for {
+		e, err := open.Open(ctx, c.URL, nil)
+		if err == nil {
+			err = workOn(ctx, e, c)
+		}
+		if !temporary(err) {
+			return err
+		}
 	}
-	return workOn(ctx, e, c)
 }
 
-func workOn(ctx context.Context, e engine.Engine, c *config) error {
-	st, err := turnstone.Open(ctx, e, nil)
+func workOn(ctx context.Context, e engine.Engine, c *config) (err error) {
+	defer func() { err = errors.Join(err, e.Close()) }()
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{PollEvery: 20 * time.Millisecond})
 	if err != nil {
 		return err
 	}
 	var wg sync.WaitGroup
 	errs := make([]error, c.Goroutines)
+	if c.Watch {
+		watching, stop := context.WithCancel(ctx)
+		watched := make(chan error)
+		go func() { watched <- watch(watching, st, c) }()
+		defer func() {
+			stop()
+			err = errors.Join(err, <-watched)
+		}()
+	}
 	for g := range c.Goroutines {
 		wg.Go(func() { errs[g] = (&worker{config: c, store: st, name: fmt.Sprintf("%s.%d", c.Process, g)}).run(ctx) })
 	}
 	wg.Wait()
-	return errors.Join(append(errs, st.Close(), e.Close())...)
+	for c.Watch && c.Goroutines == 0 { // It only watches.
+		if _, err := os.Stat(c.file("stop")); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return errors.Join(append(errs, st.Close())...)
+}
+
+// watch appends the commits that it sees to the file "watched", and goes on after the last one that is there.
+func watch(ctx context.Context, st *turnstone.Store, c *config) error {
+	var after head.Revision
+	text, err := os.ReadFile(c.file("watched"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if lines := strings.Fields(string(text)); len(lines) > 0 {
+		n, _, _ := strings.Cut(lines[len(lines)-1], ":")
+		if _, err := fmt.Sscan(n, &after); err != nil {
+			return err
+		}
+	}
+	out, err := os.OpenFile(c.file("watched"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	for {
+		s, err := st.Session(ctx, "s")
+		if err == nil {
+			for e, werr := range s.Watch(ctx, after) {
+				if err = werr; err != nil {
+					break
+				}
+				if _, err = fmt.Fprintf(out, "%d:%v\n", e.Revision, e.Commit); err != nil {
+					break
+				}
+				after = e.Revision
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case !temporary(err):
+			return err
+		}
+	}
 }
 
 type worker struct {
