@@ -221,9 +221,19 @@ var workers = []behaviour{
 		s.equal("message", []any{string(m.Value), m.ID}, []any{"with a commit", "id"})
 		s.must(m.Ack(ctx))
 		s.change(s.session("b"), queue.PutAs("in", "id", []byte("again")))
-		for _, name := range []string{"", "a//b"} {
-			_, err = queue.Claim(ctx, s.session("a"), name, c.holder("one"))
-			s.is(err, turnstone.ErrInvalid)
+		_, err = queue.Claim(ctx, s.session("a"), "", c.holder("one"))
+		s.is(err, turnstone.ErrInvalid)
+		// Names and ids may have slashes: no two queues share a message.
+		names := []string{"x", "x/", "x/y", "/", "x%2Fy", "y"}
+		for _, name := range names {
+			s.change(s.session("b"), queue.PutAs(name, "y/"+name, []byte(name)))
+		}
+		for _, name := range names {
+			m, err := queue.Claim(ctx, s.session("b"), name, c.holder("one"))
+			s.must(err)
+			s.equal("message", []string{m.ID, string(m.Value)}, []string{"y/" + name, name})
+			_, err = queue.Claim(ctx, s.session("b"), name, c.holder("one"))
+			s.is(err, queue.ErrEmpty)
 		}
 	}},
 	{name: "Q2_AMessageIsGivenBackWhenItsClaimEnds", test: func(s *suite) {

@@ -15,8 +15,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
@@ -26,20 +26,20 @@ import (
 // ErrEmpty says that no message can be claimed: there is none, or others have claimed all.
 var ErrEmpty = errors.New("queue: no message to claim")
 
-// prefix returns what the keys of the messages of a queue begin with. A name may contain slashes, and then
-// the queues "a" and "a/b" differ, because an id has none.
-func prefix(name string) string { return "queue/" + name + "//" }
+// prefix returns what the keys of the messages of a queue begin with. The name is escaped, so that no slash
+// in it can be taken for the one at its end.
+func prefix(name string) string { return "queue/" + url.PathEscape(name) + "/" }
 
 // Put returns the change that puts a message into a queue of a session: for Commit.Records,
 // Session.ChangeRecords or CommitAll. Messages are claimed in the order of the times at which Put was called,
-// as far as clocks agree. The name has at least one byte and no "//".
+// as far as clocks agree. The name has at least one byte; it and the id are a part of the key of a record.
 func Put(name string, value []byte) turnstone.RecordChange {
 	var id [8]byte
 	rand.Read(id[:])
 	return PutAs(name, fmt.Sprintf("%016x-%s", time.Now().UnixNano(), hex.EncodeToString(id[:])), value)
 }
 
-// PutAs puts a message under an id that the caller chooses, without a slash. Messages are claimed in the byte
+// PutAs puts a message under an id that the caller chooses. Messages are claimed in the byte
 // order of their ids. As long as there is a message of that id, putting it again is a
 // *turnstone.RecordConflictError.
 func PutAs(name, id string, value []byte) turnstone.RecordChange {
@@ -76,8 +76,8 @@ func ClaimAny(ctx context.Context, f turnstone.Factory, name string, o lease.Opt
 }
 
 func check(given bool, name string) error {
-	if !given || name == "" || strings.Contains(name, "//") {
-		return &turnstone.InvalidError{Where: "queue", Reason: fmt.Sprintf("the session or factory is nil, or %q is no name of a queue", name)}
+	if !given || name == "" {
+		return &turnstone.InvalidError{Where: "queue", Reason: "the session or factory is nil, or the name is empty"}
 	}
 	return nil
 }
@@ -95,7 +95,7 @@ func claim(ctx context.Context, name string, o lease.Options,
 			s, err := session(r.Session)
 			if err == nil {
 				var m *Message
-				if m, err = take(ctx, s, r, o); m != nil {
+				if m, err = take(ctx, s, r, r.Key[len(q.Prefix):], o); m != nil {
 					return m, nil
 				}
 			}
@@ -110,7 +110,7 @@ func claim(ctx context.Context, name string, o lease.Options,
 }
 
 // take claims a message, if it still stands. It returns nil if the message is gone.
-func take(ctx context.Context, s turnstone.Persistence, r turnstone.Record, o lease.Options) (*Message, error) {
+func take(ctx context.Context, s turnstone.Persistence, r turnstone.Record, id string, o lease.Options) (*Message, error) {
 	o.With = append(slices.Clone(o.With), turnstone.RecordChange{Key: r.Key, Action: turnstone.CheckRecord, Expect: r.Version})
 	l, err := lease.Acquire(ctx, s, claimKey(r.Key), o)
 	var gone *turnstone.RecordConflictError
@@ -120,7 +120,6 @@ func take(ctx context.Context, s turnstone.Persistence, r turnstone.Record, o le
 	if err != nil {
 		return nil, err
 	}
-	_, id, _ := strings.Cut(r.Key, "//")
 	return &Message{Session: s, ID: id, Value: r.Value, Put: r.Time, Attempts: l.Token(), record: r, claim: l}, nil
 }
 
