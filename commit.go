@@ -228,11 +228,19 @@ func (s *Store) commitAll(ctx context.Context, commits []SessionCommit) ([]Resul
 	out := make([]Result, len(rs))
 	for i := range rs {
 		out[i] = resultOf(&rs[i])
-		if of, ok := commits[i].Session.(*Session); ok && !commits[i].RecordsOnly {
-			of.committed(&rs[i], &stats[i])
+		if !commits[i].RecordsOnly {
+			s.handleOf(&commits[i], &rs[i]).committed(&rs[i], &stats[i])
 		}
 	}
 	return out, stats, nil
+}
+
+// handleOf returns a handle of the session of a commit that stands.
+func (s *Store) handleOf(c *SessionCommit, r *commit.Result) *Session {
+	if of, ok := c.Session.(*Session); ok {
+		return of
+	}
+	return s.handle(r.Session, nil)
 }
 
 // checkAll returns what commits ask for. It fails if one is invalid by itself or beside the others.

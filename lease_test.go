@@ -207,3 +207,120 @@ func TestQ4_AMessageAndItsTurnStandTogether(t *testing.T) {
 		}
 	}
 }
+
+// Nor does it last when renewals hang: an outcome that stays unknown is asked for again and again.
+func TestL4_AKeptLeaseAndAnEngineThatHangs(t *testing.T) {
+	f, s, _ := leased(t)
+	held, stop := acquire(t, s, lease.Options{TTL: 100 * time.Millisecond}).Keep(ctx)
+	defer stop()
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" {
+			return enginetest.Fault{Err: engine.ErrUnknown}
+		}
+		return enginetest.Fault{}
+	}
+	<-held.Done()
+	if err := context.Cause(held); !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// What is made with an acquisition is made once, and no error denies it.
+func TestL1_WhatIsMadeWithAnAcquisitionIsMadeOnce(t *testing.T) {
+	with := lease.Options{Holder: "me", With: []turnstone.RecordChange{{Key: "job", Value: []byte("mine")}}}
+	for _, then := range []string{"stolen", "released", "unread"} {
+		f, s, other := leased(t)
+		applies := 0
+		f.Plan = func(c enginetest.Call) enginetest.Fault {
+			switch {
+			case c.Op == "Apply":
+				if applies++; applies == 1 {
+					return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+				}
+				if then == "unread" {
+					return enginetest.Fault{Err: engine.ErrUnavailable}
+				}
+			case applies > 0 && then == "unread":
+				return enginetest.Fault{Err: engine.ErrUnavailable}
+			}
+			return enginetest.Fault{}
+		}
+		want := "mine"
+		f.Done = func(c enginetest.Call, _ error) {
+			if c.Op != "Apply" {
+				return
+			}
+			f.Done = nil
+			if then == "unread" {
+				return
+			}
+			want = "later"
+			change(t, other, turnstone.RecordChange{Key: "job", Value: []byte(want)})
+			if l := acquire(t, other, lease.Options{Steal: true}); then == "released" {
+				if err := l.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if _, err := lease.Acquire(ctx, s, "run", with); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			t.Errorf("%s: %v", then, err)
+		}
+		if r, err := other.Record(ctx, "job"); err != nil || string(r.Value) != want {
+			t.Errorf("%s: %q, %v", then, r.Value, err)
+		}
+	}
+}
+
+// A commit that was fenced after a lost reply is known to have had no effect.
+func TestL2_AFencedCommitHasNoEffect(t *testing.T) {
+	f, s, other := leased(t)
+	l := acquire(t, s, lease.Options{})
+	beforeApply(f, func() { acquire(t, other, lease.Options{Steal: true}) })
+	plan, failed := f.Plan, false
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" && !failed {
+			failed = true
+			plan(c)
+			return enginetest.Fault{Err: engine.ErrUnknown}
+		}
+		return enginetest.Fault{}
+	}
+	_, err := l.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("x"))})
+	if !errors.Is(err, lease.ErrFenced) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Error(err)
+	}
+}
+
+// A message whose id is as long as it can be is claimed as any other, and one whose id was a turn before is
+// acknowledged.
+func TestQ1_IDsThatAreLongOrComeBack(t *testing.T) {
+	_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	a := create(t, st, turnstone.Request{ID: "a"})
+	for n := turnstone.MaxRecordKey - 4; n <= turnstone.MaxRecordKey; n++ {
+		change(t, a, queue.PutAs("in", text(n-len("queue/in/")), []byte("long")))
+		m, err := queue.ClaimAny(ctx, st.Factory(), "in", lease.Options{})
+		if err != nil {
+			t.Fatalf("key of %d bytes: %v", n, err)
+		}
+		if err := m.Ack(ctx); err != nil {
+			t.Errorf("key of %d bytes: %v", n, err)
+		}
+	}
+	for i := range 2 {
+		change(t, a, queue.PutAs("in", "1", []byte("v")))
+		m, err := queue.Claim(ctx, a, "in", lease.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: m.ID, Nodes: saying(m.Value)})
+		if err != nil || r.Replayed != (i == 1) {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if _, err := queue.Claim(ctx, a, "in", lease.Options{Steal: true}); !errors.Is(err, queue.ErrEmpty) {
+			t.Errorf("the message is still there: %v", err)
+		}
+	}
+	if own, err := a.Records(ctx, turnstone.RecordQuery{}); err != nil || len(own.Records) != 0 {
+		t.Errorf("%+v, %v", own, err)
+	}
+}

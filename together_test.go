@@ -507,3 +507,94 @@ func TestC17_ARefusedFirstCommitLeavesNoUpload(t *testing.T) {
 	}
 	verify(t, st)
 }
+
+// A reply is lost, and somebody deletes what the call has made or committed to: the call takes effect once.
+func TestC17_AnUnknownOutcomeAndADeletion(t *testing.T) {
+	for name, c := range map[string]struct {
+		exists, vacuumed bool
+		unknown          bool // whether nobody can tell
+	}{
+		"a session that existed": {exists: true, unknown: true},
+		"a new session":          {},
+		"a new session, removed": {vacuumed: true, unknown: true},
+	} {
+		for _, turn := range []string{"", "turn"} {
+			f := &enginetest.Faulty{Engine: memory.New()}
+			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+			other := openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
+			q := create(t, st, turnstone.Request{ID: "q"})
+			if c.exists {
+				create(t, st, turnstone.Request{ID: "a"})
+			}
+			failed := false
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				if c.Op != "Apply" || failed {
+					return enginetest.Fault{}
+				}
+				failed = true
+				return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+			}
+			f.Done = func(call enginetest.Call, _ error) {
+				if call.Op != "Apply" {
+					return
+				}
+				f.Done = nil
+				remove(t, other, "a")
+				if c.vacuumed {
+					vacuum(t, other)
+				}
+				change(t, session(t, other, "q"), turnstone.RecordChange{Key: "sent", Action: turnstone.DeleteRecord})
+			}
+			_, err := st.CommitAll(ctx,
+				turnstone.SessionCommit{Create: &turnstone.Request{ID: "a"}, Commit: turnstone.Commit{Turn: turn, Expected: turnstone.AnyRevision, Nodes: saying([]byte("m"))}},
+				turnstone.SessionCommit{Session: q, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "sent", Value: []byte("v")}}}})
+			if errors.Is(err, turnstone.ErrOutcomeUnknown) != c.unknown || err != nil && !c.unknown {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := q.Record(ctx, "sent"); !errors.Is(err, turnstone.ErrRecordNotFound) {
+				t.Errorf("%s: what was sent came twice: %v", name, err)
+			}
+			verify(t, other)
+		}
+	}
+}
+
+// A commit that would have made its session is seen by who watches it, and seals it when that is due.
+func TestWA1_ACommitThatCouldCreateIsWatched(t *testing.T) {
+	_, st := onMemory(t, &turnstone.Options{PollEvery: 1 << 40, SealBytes: 4000})
+	s := create(t, st, turnstone.Request{ID: "a"})
+	commitTo(t, s, turnstone.Commit{})
+	begun := make(chan bool)
+	go func() {
+		<-begun
+		for i := range 20 {
+			_, err := st.CommitAll(ctx, turnstone.SessionCommit{
+				Create: &turnstone.Request{ID: "a"}, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying(random(500, uint64(i)))},
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for e, err := range s.Watch(ctx, 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Revision == 1 {
+			close(begun)
+		}
+		if e.Revision == 21 {
+			break
+		}
+	}
+	for { // It is sealed in the background.
+		stats, err := st.Stats(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Sealed > 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
@@ -28,7 +29,8 @@ import (
 var (
 	// ErrHeld: somebody else holds the lease. See HeldError.
 	ErrHeld = errors.New("lease: held by another")
-	// ErrFenced: the lease was lost: it was released, or somebody else has it. The call had no effect.
+	// ErrFenced: the lease was lost: it was released, or somebody else has it. The call had no effect, unless
+	// the error matches turnstone.ErrOutcomeUnknown as well.
 	ErrFenced = errors.New("lease: not held any more")
 )
 
@@ -65,6 +67,9 @@ type Lease struct {
 	token   uint64
 	version turnstone.RecordVersion // of the record that says who holds it
 	options Options
+
+	mu      sync.Mutex
+	renewed time.Time // when the last renewal that succeeded began, by the process's clock
 }
 
 // owner is the value of the record under the key of a lease.
@@ -97,26 +102,39 @@ func Acquire(ctx context.Context, s turnstone.Persistence, key string, o Options
 		return nil, &turnstone.InvalidError{Where: "lease", Reason: "the session is nil or the TTL is negative"}
 	}
 	mine := owner{Holder: o.Holder, Nonce: rand.Text()}
-	for {
-		l, err := acquire(ctx, s, key, mine, &o)
+	began := time.Now()
+	for unknown := false; ; {
+		l, err := acquire(ctx, s, key, mine, &o, began, unknown)
 		var conflict *turnstone.RecordConflictError
-		again := errors.Is(err, turnstone.ErrOutcomeUnknown) || errors.As(err, &conflict) && (conflict.Key == key || conflict.Key == untilKey(key))
-		if !again || ctx.Err() != nil {
-			return l, err
+		lost := errors.As(err, &conflict) && (conflict.Key == key || conflict.Key == untilKey(key))
+		switch {
+		case err == nil:
+			return l, nil
+		case errors.Is(err, turnstone.ErrOutcomeUnknown) && !unknown && ctx.Err() == nil:
+			unknown = true // Look whether it stands.
+		case lost && ctx.Err() == nil:
+		case unknown && !errors.Is(err, turnstone.ErrOutcomeUnknown) && !(errors.Is(err, ErrHeld) && len(o.With) == 0):
+			return nil, fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, err)
+		default:
+			return nil, err
 		}
 	}
 }
 
-// acquire is one attempt. The error is a conflict of one of the lease's records if somebody else was
+// acquire is one attempt. If the outcome of an earlier one is unknown, it is not repeated where that would make the
+// changes of Options.With twice. The error is a conflict of one of the lease's records if somebody else was
 // first, and then the next attempt finds out who.
-func acquire(ctx context.Context, s turnstone.Persistence, key string, mine owner, o *Options) (*Lease, error) {
+func acquire(ctx context.Context, s turnstone.Persistence, key string, mine owner, o *Options, began time.Time, unknown bool) (*Lease, error) {
 	var now owner
 	version, err := read(ctx, s, key, &now)
 	if err != nil {
 		return nil, err
 	}
 	if now.Nonce == mine.Nonce { // An earlier attempt stands, whose outcome was unknown.
-		return &Lease{session: s, key: key, token: now.Token, version: version, options: *o}, nil
+		return &Lease{session: s, key: key, token: now.Token, version: version, options: *o, renewed: began}, nil
+	}
+	if unknown && len(o.With) > 0 {
+		return nil, fmt.Errorf("%w: lease %q is not held by this call now", turnstone.ErrOutcomeUnknown, key)
 	}
 	var end until
 	endVersion, err := read(ctx, s, untilKey(key), &end)
@@ -134,7 +152,7 @@ func acquire(ctx context.Context, s turnstone.Persistence, key string, mine owne
 	if err != nil {
 		return nil, err
 	}
-	return &Lease{session: s, key: key, token: mine.Token, version: vs[0], options: *o}, nil
+	return &Lease{session: s, key: key, token: mine.Token, version: vs[0], options: *o, renewed: began}, nil
 }
 
 // read reads a record, and returns its version.
@@ -195,8 +213,21 @@ func (l *Lease) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Resul
 
 // Renew makes the lease last for the TTL from now on. If it is lost, the error matches ErrFenced.
 func (l *Lease) Renew(ctx context.Context) error {
+	at := time.Now()
 	_, err := l.session.ChangeRecords(ctx, l.Require(), change(untilKey(l.key), until{l.options.Now().Add(l.options.TTL)}, ""))
+	if err == nil {
+		l.mu.Lock()
+		l.renewed = at
+		l.mu.Unlock()
+	}
 	return l.Err(err)
+}
+
+// ends returns when the lease has not been renewed for its TTL.
+func (l *Lease) ends() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewed.Add(l.options.TTL)
 }
 
 // Release gives the lease back: anybody can acquire it at once. If it was lost before, the error
@@ -223,22 +254,23 @@ func (l *Lease) Remove() []turnstone.RecordChange {
 func (l *Lease) Keep(ctx context.Context) (held context.Context, stop context.CancelFunc) {
 	held, end := context.WithCancelCause(ctx)
 	go func() {
+		var failed error // of the last renewal that ended by itself
 		ticks := time.NewTicker(max(l.options.TTL/3, time.Millisecond))
 		defer ticks.Stop()
-		renewed := time.Now()
 		for {
 			select {
 			case <-held.Done():
 				return
 			case <-ticks.C:
 			}
-			at := time.Now()
-			err := l.Renew(held)
-			switch {
-			case err == nil:
-				renewed = at
-			case errors.Is(err, ErrFenced) || errors.Is(err, turnstone.ErrSessionDeleted) || time.Since(renewed) >= l.options.TTL:
-				end(err)
+			renewing, done := context.WithDeadline(held, l.ends())
+			err := l.Renew(renewing)
+			done()
+			if err == nil || failed == nil || !errors.Is(err, context.DeadlineExceeded) {
+				failed = err
+			}
+			if err != nil && (errors.Is(err, ErrFenced) || errors.Is(err, turnstone.ErrSessionDeleted) || !time.Now().Before(l.ends())) {
+				end(failed)
 			}
 		}
 	}()

@@ -12,6 +12,7 @@ package queue
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -40,7 +41,8 @@ func Put(name string, value []byte) turnstone.RecordChange {
 }
 
 // PutAs puts a message under an id that the caller chooses. Messages are claimed in the byte
-// order of their ids. As long as there is a message of that id, putting it again is a
+// order of their ids. An id that is used as a turn id, too, has at most turnstone.MaxTurnID bytes and should
+// not come back. As long as there is a message of that id, putting it again is a
 // *turnstone.RecordConflictError.
 func PutAs(name, id string, value []byte) turnstone.RecordChange {
 	return turnstone.RecordChange{Key: prefix(name) + id, Value: value, Expect: turnstone.NoRecord}
@@ -123,8 +125,15 @@ func take(ctx context.Context, s turnstone.Persistence, r turnstone.Record, id s
 	return &Message{Session: s, ID: id, Value: r.Value, Put: r.Time, Attempts: l.Token(), record: r, claim: l}, nil
 }
 
-// claimKey returns the key of the lease by which a message is claimed.
-func claimKey(message string) string { return "." + message }
+// claimKey returns the key of the lease by which a message is claimed. A lease's key is shorter than that of
+// a record may be.
+func claimKey(message string) string {
+	if len(message) > turnstone.MaxRecordKey-2 {
+		sum := sha256.Sum256([]byte(message))
+		return ".queue/" + hex.EncodeToString(sum[:])
+	}
+	return "." + message
+}
 
 // Done returns the changes that acknowledge the message, for the call that has its effect: the
 // Commit.Records of the message's session, or those of a part of CommitAll for that session. If the claim was
@@ -137,7 +146,8 @@ func (m *Message) Done() []turnstone.RecordChange {
 func (m *Message) Err(err error) error { return m.claim.Err(err) }
 
 // Commit commits the turn that consumed the message to the message's session, and acknowledges it. If the
-// claim was lost, nothing is committed, and the error matches lease.ErrFenced.
+// claim was lost, nothing is committed, and the error matches lease.ErrFenced. If the turn was committed before, as that of
+// an earlier message of this id, the message is acknowledged by itself.
 func (m *Message) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
 	n := len(c.Records)
 	c.Records = append(slices.Clone(c.Records), m.Done()...)
@@ -146,7 +156,13 @@ func (m *Message) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Res
 		return r, m.Err(err)
 	}
 	r.Records = r.Records[:n]
-	return r, nil
+	if r.Replayed { // The turn stands, and changes no records now. If it was of this message, that is gone.
+		err = m.Ack(ctx)
+		if errors.Is(err, lease.ErrFenced) || errors.Is(err, turnstone.ErrRecordConflict) {
+			err = nil
+		}
+	}
+	return r, err
 }
 
 // Ack acknowledges the message without a commit.

@@ -105,6 +105,7 @@ func (c *call) results(of []Participant, commits []Result, replayed bool, err er
 			}
 			if err == nil {
 				out[i] = commits[writers]
+				out[i].Session = w.s
 				out[i].Created = w.birth != nil && !replayed
 			}
 			writers++

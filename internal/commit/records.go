@@ -278,7 +278,7 @@ func (c *call) apply(ctx context.Context) error {
 }
 
 // errMayStand says that an attempt may stand, and that what can be read does not tell.
-var errMayStand = errors.New("what stands does not tell whether the records were changed")
+var errMayStand = errors.New("what stands does not tell whether the call took effect")
 
 // recordsOutcome finds out whether an earlier attempt of a call without commits stands. A record of
 // the version that the call gives says that it does: errStands. One that is expected to be of

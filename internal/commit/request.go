@@ -107,6 +107,7 @@ const (
 
 // A Result says what a commit has made of its request.
 type Result struct {
+	Session  *history.Session // the participant's; made or found by its Creator, if it has one
 	Revision head.Revision
 	Commit   head.CommitID
 	Leaf     graph.ID

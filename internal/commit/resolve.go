@@ -12,11 +12,18 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/internal/records"
 	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // decided reports whether err says that no attempt of the commit stands.
 func decided(err error) bool {
+	// A version never recurs, so what guards another one than stands can't come late. The head has told
+	// before that no attempt stands.
+	var r *RecordConflict
+	if errors.As(err, &r) && r.Expected != (records.Version{}) {
+		return true
+	}
 	return errors.Is(err, change.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, change.ErrInvalid)
 }
 
@@ -79,9 +86,8 @@ func (c *call) readOutcome(ctx context.Context) error {
 		w := &c.writers[i]
 		if w.birth != nil {
 			if c.Unknown {
-				vs, err := c.Engine.Get(ctx, w.s.LifeKey) // If it stands, this is there, whatever has become of the session since.
-				failed = cmp.Or(failed, err)
-				stands = stands || err == nil && vs[0] != nil
+				made, err := w.made(ctx)
+				failed, stands = cmp.Or(failed, err), stands || made
 			}
 			continue
 		}
@@ -100,7 +106,7 @@ func (c *call) readOutcome(ctx context.Context) error {
 				contradicted = true
 			}
 		}
-		if w.creator == nil || !errors.Is(err, history.ErrSessionDeleted) { // Else it is made anew.
+		if w.creator == nil || c.Unknown || !errors.Is(err, history.ErrSessionDeleted) { // Else it is made anew.
 			failed = cmp.Or(failed, err)
 		}
 	}
@@ -114,6 +120,24 @@ func (c *call) readOutcome(ctx context.Context) error {
 		c.Unknown = false
 	}
 	return c.reopen(ctx)
+}
+
+// made reports whether an earlier attempt, whose outcome is not known, has made the session. Then there is its
+// lifecycle record, until the session is deleted and vacuum removes it. A deletion also sets the predecessor
+// record of the session id. So if that is another one than the attempt guarded, nobody can tell: the error
+// is errMayStand.
+func (w *writer) made(ctx context.Context) (bool, error) {
+	predecessor := w.store.Space.Predecessor(w.s.Hash)
+	vs, err := w.Engine.Get(ctx, w.s.LifeKey, predecessor)
+	if err != nil || vs[0] != nil {
+		return err == nil, err
+	}
+	for _, g := range w.birth.Guards {
+		if bytes.Equal(g.Key, predecessor) && !bytes.Equal(g.Value, vs[1]) {
+			return false, errMayStand
+		}
+	}
+	return false, nil
 }
 
 // reopen opens the sessions that the call may create once more: somebody else may have made or deleted

@@ -48,6 +48,7 @@ func (n *creator) Open(ctx context.Context) (*history.Session, *engine.Batch, er
 	for {
 		s, state, err := n.OpenSession(ctx, n.ID())
 		if err == nil {
+			n.Abandon(ctx)
 			s.SeePlace(state.Place)
 			return s, nil, nil
 		}
