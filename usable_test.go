@@ -46,10 +46,9 @@ func returned(f reflect.Value, args []reflect.Value) (has bool, panicked any, er
 // No exported method or function panics for a nil or zero receiver, or for a nil
 // context or other nil argument.
 func TestI1_NothingNilPanics(t *testing.T) {
-	background := reflect.ValueOf(ctx)
 	contexts := reflect.TypeFor[context.Context]()
 	// arguments are zero values, with a context or without one.
-	arguments := func(f reflect.Type, c bool) (args []reflect.Value, takes bool) {
+	arguments := func(f reflect.Type, c bool, ends context.Context) (args []reflect.Value, takes bool) {
 		n := f.NumIn()
 		if f.IsVariadic() {
 			n--
@@ -58,7 +57,7 @@ func TestI1_NothingNilPanics(t *testing.T) {
 			if f.In(i) == contexts {
 				takes = true
 				if c {
-					args = append(args, background)
+					args = append(args, reflect.ValueOf(ends))
 					continue
 				}
 			}
@@ -68,7 +67,9 @@ func TestI1_NothingNilPanics(t *testing.T) {
 	}
 	check := func(name string, f reflect.Value, c, refused bool) {
 		t.Helper()
-		args, takes := arguments(f.Type(), c)
+		ends, cancel := context.WithTimeout(ctx, 100*time.Millisecond) // A watch goes on until then.
+		defer cancel()
+		args, takes := arguments(f.Type(), c, ends)
 		has, panicked, err := returned(f, args)
 		if panicked != nil {
 			t.Errorf("%s: %v", name, panicked)
