@@ -64,6 +64,7 @@ func TestMemory(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		c.nextEpoch(t)
 	}
+	c.enough(t)
 	c.stop(t)
 	if err := <-finished; err != nil {
 		t.Fatal(err)
@@ -136,7 +137,7 @@ func killed(t *testing.T, url string, processes, goroutines int, cut func()) {
 		c.nextEpoch(t)
 		running[i] = c.start(t, fmt.Sprint(i, "-", n))
 	}
-	time.Sleep(500 * time.Millisecond)
+	c.enough(t)
 	c.stop(t)
 	for _, p := range running {
 		if err := p.Wait(); err != nil {
@@ -203,6 +204,22 @@ func (c *config) nextEpoch(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// enough waits until the workers have done enough to say anything, however slow the machine is.
+func (c *config) enough(t *testing.T) {
+	t.Helper()
+	for {
+		ops, puts := c.history(t)
+		text, err := os.ReadFile(c.file("watched"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if len(ops) > 300 && len(puts) > 30 && bytes.Count(text, []byte("\n")) > 100 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 
@@ -295,7 +312,7 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 		}
 		t.Logf("%d operations on records, %d of unknown outcome: %s; %d messages, %d left at the end; %d commits under %d leases; %d of %d commits watched",
 			len(ops), unknown, result, len(puts), left, tokens, last, watched, state.Revision)
-		if len(ops) < 100 || len(puts) < 10 || tokens < 3 {
+		if len(ops) < 100 || len(puts) < 10 || tokens == 0 {
 			t.Error("the workers did too little to say anything")
 		}
 	})
@@ -323,7 +340,7 @@ func (c *config) watched(t *testing.T, s *turnstone.Session) int {
 		}
 		n++
 	}
-	if n != len(seen) || n < 100 {
+	if n != len(seen) || n < 50 {
 		t.Errorf("the watchers saw %d commits, of which the log has %d", len(seen), n)
 	}
 	return n
