@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
@@ -285,4 +286,36 @@ func change(t testing.TB, s *turnstone.Session, changes ...turnstone.RecordChang
 		t.Fatal(err)
 	}
 	return vs
+}
+
+// loseReply makes the outcome of the next batch that is applied to f unknown; applied says whether it takes effect. Then
+// it calls since, if that is not nil, before anybody looks.
+func loseReply(f *enginetest.Faulty, applied bool, since func()) {
+	lost := false
+	f.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" || lost {
+			return enginetest.Fault{}
+		}
+		lost = true
+		return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
+	}
+	f.Done = func(c enginetest.Call, _ error) {
+		if c.Op == "Apply" && since != nil {
+			f.Done = nil
+			since()
+		}
+	}
+}
+
+// recorded returns an engine in memory, the calls that are made to it from now on, by name, and the batch that
+// was applied last.
+func recorded() (f *enginetest.Faulty, calls *[]string, last **engine.Batch) {
+	calls, last = new([]string), new(*engine.Batch)
+	return &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
+		*calls = append(*calls, c.Op)
+		if c.Op == "Apply" {
+			*last = c.Batch
+		}
+		return enginetest.Fault{}
+	}}, calls, last
 }

@@ -508,8 +508,24 @@ func TestC17_ARefusedFirstCommitLeavesNoUpload(t *testing.T) {
 	verify(t, st)
 }
 
-// A reply is lost, and somebody deletes what the call has made or committed to: the call takes effect once.
+// A reply is lost, and somebody deletes what the call has made or committed to: the call takes effect once, be
+// it a creation alone or with a commit.
 func TestC17_AnUnknownOutcomeAndADeletion(t *testing.T) {
+	committing := func(turn string) func(*turnstone.Store, *turnstone.Session) error {
+		return func(st *turnstone.Store, q *turnstone.Session) error {
+			_, err := st.CommitAll(ctx,
+				turnstone.SessionCommit{Create: &turnstone.Request{ID: "a"}, Commit: turnstone.Commit{Turn: turn, Expected: turnstone.AnyRevision, Nodes: saying([]byte("m"))}},
+				turnstone.SessionCommit{Session: q, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "sent", Value: []byte("v")}}}})
+			return err
+		}
+	}
+	calls := map[string]func(*turnstone.Store, *turnstone.Session) error{
+		"a commit": committing(""), "a turn": committing("turn"),
+		"a creation": func(st *turnstone.Store, _ *turnstone.Session) error {
+			_, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
+			return err
+		},
+	}
 	for name, c := range map[string]struct {
 		exists, vacuumed bool
 		unknown          bool // whether nobody can tell
@@ -518,7 +534,10 @@ func TestC17_AnUnknownOutcomeAndADeletion(t *testing.T) {
 		"a new session":          {},
 		"a new session, removed": {vacuumed: true, unknown: true},
 	} {
-		for _, turn := range []string{"", "turn"} {
+		for what, call := range calls {
+			if c.exists && what == "a creation" {
+				continue // It changes nothing.
+			}
 			f := &enginetest.Faulty{Engine: memory.New()}
 			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
 			other := openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true, TakeOverAfter: -1})
@@ -526,33 +545,21 @@ func TestC17_AnUnknownOutcomeAndADeletion(t *testing.T) {
 			if c.exists {
 				create(t, st, turnstone.Request{ID: "a"})
 			}
-			failed := false
-			f.Plan = func(c enginetest.Call) enginetest.Fault {
-				if c.Op != "Apply" || failed {
-					return enginetest.Fault{}
-				}
-				failed = true
-				return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
-			}
-			f.Done = func(call enginetest.Call, _ error) {
-				if call.Op != "Apply" {
-					return
-				}
-				f.Done = nil
+			loseReply(f, true, func() {
 				remove(t, other, "a")
 				if c.vacuumed {
 					vacuum(t, other)
 				}
 				change(t, session(t, other, "q"), turnstone.RecordChange{Key: "sent", Action: turnstone.DeleteRecord})
-			}
-			_, err := st.CommitAll(ctx,
-				turnstone.SessionCommit{Create: &turnstone.Request{ID: "a"}, Commit: turnstone.Commit{Turn: turn, Expected: turnstone.AnyRevision, Nodes: saying([]byte("m"))}},
-				turnstone.SessionCommit{Session: q, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "sent", Value: []byte("v")}}}})
-			if errors.Is(err, turnstone.ErrOutcomeUnknown) != c.unknown || err != nil && !c.unknown {
-				t.Errorf("%s: %v", name, err)
+			})
+			if err := call(st, q); errors.Is(err, turnstone.ErrOutcomeUnknown) != c.unknown || err != nil && !c.unknown {
+				t.Errorf("%s, %s: %v", name, what, err)
 			}
 			if _, err := q.Record(ctx, "sent"); !errors.Is(err, turnstone.ErrRecordNotFound) {
-				t.Errorf("%s: what was sent came twice: %v", name, err)
+				t.Errorf("%s, %s: what was sent came twice: %v", name, what, err)
+			}
+			if _, err := other.Session(ctx, "a"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+				t.Errorf("%s, %s: the session was made twice: %v", name, what, err)
 			}
 			verify(t, other)
 		}

@@ -19,6 +19,9 @@ var (
 	ErrOutcomeUnknown = errors.New("turnstone: outcome unknown")
 	// ErrConflict: somebody else was first.
 	ErrConflict = errors.New("turnstone: commit conflict")
+	// ErrMayStand says that an attempt may have taken effect, and that what can be read does not tell. It is
+	// for a call that knows so: Result says that the outcome is unknown.
+	ErrMayStand = errors.New("what stands does not tell whether the call took effect")
 	// ErrIncomplete: the call has done a part of its work, which stands.
 	ErrIncomplete = errors.New("turnstone: done in part")
 )

@@ -50,6 +50,9 @@ type Creator interface {
 	// Open returns the session if it exists. Else the batch, which is not nil then, creates it, and the
 	// session is as it will be. The batch guards that the session does not exist.
 	Open(ctx context.Context) (*history.Session, *engine.Batch, error)
+	// Made reports whether the batch that Open returned last was applied, which the engine did not tell. The
+	// error matches change.ErrMayStand if that can't be told any more.
+	Made(ctx context.Context) (bool, error)
 	// Abandon is called if no batch that Open returned was applied.
 	Abandon(ctx context.Context)
 }

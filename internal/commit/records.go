@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/cache"
+	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
@@ -277,9 +278,6 @@ func (c *call) apply(ctx context.Context) error {
 	return engine.ErrConflict
 }
 
-// errMayStand says that an attempt may stand, and that what can be read does not tell.
-var errMayStand = errors.New("what stands does not tell whether the call took effect")
-
 // recordsOutcome finds out whether an earlier attempt of a call without commits stands. A record of
 // the version that the call gives says that it does: errStands. One that is expected to be of
 // a version, which never recurs, and still is says that it does not.
@@ -313,5 +311,5 @@ func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 		c.Unknown = false
 		return nil
 	}
-	return errors.Join(errMayStand, conflict)
+	return fmt.Errorf("%w: %w", change.ErrMayStand, conflict)
 }

@@ -86,7 +86,7 @@ func (c *call) readOutcome(ctx context.Context) error {
 		w := &c.writers[i]
 		if w.birth != nil {
 			if c.Unknown {
-				made, err := w.made(ctx)
+				made, err := w.creator.Made(ctx)
 				failed, stands = cmp.Or(failed, err), stands || made
 			}
 			continue
@@ -120,24 +120,6 @@ func (c *call) readOutcome(ctx context.Context) error {
 		c.Unknown = false
 	}
 	return c.reopen(ctx)
-}
-
-// made reports whether an earlier attempt, whose outcome is not known, has made the session. Then there is its
-// lifecycle record, until the session is deleted and vacuum removes it. A deletion also sets the predecessor
-// record of the session id. So if that is another one than the attempt guarded, nobody can tell: the error
-// is errMayStand.
-func (w *writer) made(ctx context.Context) (bool, error) {
-	predecessor := w.store.Space.Predecessor(w.s.Hash)
-	vs, err := w.Engine.Get(ctx, w.s.LifeKey, predecessor)
-	if err != nil || vs[0] != nil {
-		return err == nil, err
-	}
-	for _, g := range w.birth.Guards {
-		if bytes.Equal(g.Key, predecessor) && !bytes.Equal(g.Value, vs[1]) {
-			return false, errMayStand
-		}
-	}
-	return false, nil
 }
 
 // reopen opens the sessions that the call may create once more: somebody else may have made or deleted

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"bytes"
 	"context"
 	"errors"
 
@@ -78,13 +79,16 @@ type creator struct {
 	session *history.Session
 	state   *history.State
 	created bool
+
+	predecessor []byte // the predecessor record of the session id that the last attempt guards
 }
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
 // session of that id meanwhile, or changes the parent.
 func (n *creator) attempt(ctx context.Context, c *change.Change) error {
 	if c.Unknown {
-		if stands, err := n.stands(ctx); stands || err != nil {
+		made, err := n.Made(ctx)
+		if n.created = made; made || err != nil {
 			return err
 		}
 	}
@@ -117,16 +121,15 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 	return b, err
 }
 
-// stands reports whether an earlier attempt, whose outcome was unknown, has created the
-// session. Its incarnation has a lifecycle record then, whatever has become of the session
-// since.
-func (n *creator) stands(ctx context.Context) (bool, error) {
-	vs, err := n.Engine.Get(ctx, n.session.LifeKey)
-	if err != nil {
-		return false, err
+// Made implements commit.Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
+// made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
+// the session id, so if that is still what the attempt has guarded, the session was not made.
+func (n *creator) Made(ctx context.Context) (bool, error) {
+	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash))
+	if err == nil && vs[0] == nil && !bytes.Equal(vs[1], n.predecessor) {
+		err = change.ErrMayStand
 	}
-	n.created = vs[0] != nil
-	return n.created, nil
+	return err == nil && vs[0] != nil, err
 }
 
 // batch returns the batch that creates the session. It sets n.session to the session as it
@@ -138,10 +141,11 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about.Updated = about.Created
 	hash := n.Space.Session(about.ID)
 	var b engine.Batch
-	inc, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash))
+	inc, predecessor, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash))
 	if err != nil {
 		return nil, err
 	}
+	n.predecessor = predecessor
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
@@ -170,22 +174,22 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 
 // newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted
 // session, unless vacuum has removed that one. b guards this, and the predecessor record of
-// the session id. If the source of random bytes repeated itself and nothing checked that,
+// the session id, which is at key and is returned. If the source of random bytes repeated itself and nothing checked that,
 // two sessions would share one history.
-func (st *Store) newIncarnation(ctx context.Context, b *engine.Batch, predecessor []byte) (inc heads.Incarnation, err error) {
+func (st *Store) newIncarnation(ctx context.Context, b *engine.Batch, key []byte) (inc heads.Incarnation, predecessor []byte, err error) {
 	const draws = 8
 	for range draws {
 		st.Random(inc[:])
 		life := st.Space.Life(inc)
-		vs, err := st.Engine.Get(ctx, predecessor, life)
+		vs, err := st.Engine.Get(ctx, key, life)
 		if err != nil {
-			return inc, err
+			return inc, nil, err
 		}
 		if vs[1] == nil {
-			b.Guard(predecessor, vs[0])
+			b.Guard(key, vs[0])
 			b.Guard(life, nil)
-			return inc, nil
+			return inc, vs[0], nil
 		}
 	}
-	return inc, change.NewInvalid("options", "Random gave the incarnations of %d sessions that exist", draws)
+	return inc, nil, change.NewInvalid("options", "Random gave the incarnations of %d sessions that exist", draws)
 }

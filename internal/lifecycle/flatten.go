@@ -150,7 +150,7 @@ func (c *copied) begin(ctx context.Context) (err error) {
 		return err
 	}
 	var b engine.Batch
-	if c.inc, err = c.newIncarnation(ctx, &b, c.Space.Predecessor(keys.Hash{})); err != nil {
+	if c.inc, _, err = c.newIncarnation(ctx, &b, c.Space.Predecessor(keys.Hash{})); err != nil {
 		return err
 	}
 	c.end = heads.Begin(c.inc, nil)
