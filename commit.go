@@ -48,9 +48,9 @@ type Commit struct {
 	Drop []string
 	// Usage of this turn, by model.
 	Usage []head.Usage
-	// Records are changed with the commit: all of it or nothing. They are no part of the commit: not
-	// of its id, and not of what a repeated turn is compared by, so a turn that was committed before
-	// changes no records, whatever stands here.
+	// Records are changed if the commit stands, and not otherwise. They are not part of what the commit id
+	// covers, nor of what a repeated turn is compared by. So a turn that was committed before changes no
+	// records, whatever is here.
 	Records []RecordChange
 }
 
@@ -85,8 +85,8 @@ type Result struct {
 	Commit   head.CommitID
 	Leaf     graph.ID
 	Nodes    []graph.ID // ids of Commit.Nodes, in order
-	// Records are the versions that the records of Commit.Records got, in order, or NoRecord; of
-	// a replayed turn, those that they got then.
+	// Records has a version for each of Commit.Records, in their order: the one that the commit gave the
+	// record, or NoRecord if it has none now. A replayed turn returns the versions of the first time.
 	Records []RecordVersion
 	// Replayed says that the turn had been committed before and this call
 	// changed nothing.
@@ -165,10 +165,10 @@ func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
 // A SessionCommit is what [Store.CommitAll] commits to one session.
 type SessionCommit struct {
 	Session Persistence // a handle of the store that commits; nil with Create
-	// Create, if set, describes the session that the commit is to: if none of that id exists, it is made
-	// in the same step, as Store.Create does. One that exists is committed to as it is, and Create says
-	// no more of it than its id. Result.Created tells which. The first commit of a fork goes on from the
-	// fork node, of the parent as it was before the call; at most one of the sessions of a call has a parent.
+	// Create, if set, describes the session that the commit is to. If no session has that id, the call makes
+	// it, as Store.Create does. If one has, the call commits to it, and ignores the rest of Create.
+	// Result.Created tells which. The first commit of a fork goes on from the fork node, and the parent is forked
+	// as it was before the call. Only one Create of a call may have a Parent.
 	Create *Request
 	// RecordsOnly makes no commit: the session stays at its revision, whatever that is, and only
 	// Commit.Records are changed. All else of the commit must be zero.
@@ -178,11 +178,11 @@ type SessionCommit struct {
 
 // CommitAll stores all commits, each to another session, or nothing: in one call of the engine in
 // the common case, as [Session.Commit] does. Each commit has its own Expected and Records; a *ConflictError
-// or *RecordConflictError names the session that was elsewhere. MaxCommitBytes is for all of them together, and there are at
+// or *RecordConflictError names the session. MaxCommitBytes is for all of them together, and there are at
 // most MaxSessions.
 //
-// Either all commits have a turn id or none has; those of RecordsOnly have none. With the same content under the same turn ids,
-// CommitAll returns the first results. If only some of the turns were committed, the error is a
+// Either all commits have a turn id or none has, but for those with RecordsOnly, which have none. With the same
+// content under the same turn ids, CommitAll returns the first results. If only some of the turns were committed, the error is a
 // *TurnConflictError that names one of them and has Alone set. An error about one of the commits
 // names its session.
 //

@@ -38,8 +38,8 @@ type Options struct {
 	NoAutoSeal bool
 	// CacheBytes bounds what is kept in memory. Half of it is for the contents of
 	// checkpoint parts, so that the next version can be stored as a delta: a part
-	// whose last version is not at hand is stored whole. The other half is for
-	// histories that were read. Default 64 MiB.
+	// whose last version is not at hand is stored whole; a sixteenth of this half is for small
+	// records. The other half is for histories that were read. Default 64 MiB.
 	CacheBytes int
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.

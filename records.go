@@ -21,8 +21,8 @@ type Record struct {
 	Time    time.Time // when it was set
 }
 
-// A RecordVersion tells the values that a record has had apart: it gets a new one whenever it is set,
-// also to the value that it has. No version recurs, nor does one after the record was deleted. It is 32
+// A RecordVersion names one value of a record. A record gets a new version whenever it is set, even to the value
+// that it has. No version recurs, not even after the record was deleted. It is 32
 // lower-case hex digits that say nothing else.
 type RecordVersion string
 
@@ -38,8 +38,8 @@ const (
 	CheckRecord                      // changes nothing: the call only fails if the record is not as expected
 )
 
-// A RecordChange sets, deletes or checks one record of a session. Set are its key and value:
-// RecordChange{Key: k, Value: v}.
+// A RecordChange sets, deletes or checks one record of a session. RecordChange{Key: k, Value: v} sets it,
+// whatever stands there.
 type RecordChange struct {
 	// Key is text without zero bytes. Records are listed in the byte order of their keys, and those of
 	// all sessions by Store.Records, unless the key begins with a dot: then that list does not have it.
@@ -61,7 +61,7 @@ type RecordConflictError struct {
 }
 
 func (e *RecordConflictError) Error() string {
-	return fmt.Sprintf("turnstone: record %q of session %q: version %s was expected, %s is there", e.Key, e.Session, e.Expected, e.Version)
+	return fmt.Sprintf("turnstone: record %q of session %q has the version %q; %q was expected", e.Key, e.Session, e.Version, e.Expected)
 }
 
 // Is reports whether target is ErrRecordConflict.
@@ -74,13 +74,14 @@ func versionOf(v records.Version) RecordVersion {
 	return RecordVersion(v.String())
 }
 
-// ChangeRecords makes all changes, or none: without a commit, so that the session stays at its
+// ChangeRecords makes all changes, or none, without a commit: the session stays at its
 // revision and where it is in lists. It returns for each change the version that the record has
 // then, or NoRecord. Changes of other records do not conflict with it, and neither do commits.
 //
-// In the common case it is one call of the engine, or two if a version is expected that this store has
-// not seen. An error that matches ErrOutcomeUnknown leaves open whether the changes stand; after
-// any other error none does. See Commit.Records for changes that are made with a commit, and
+// In the common case it is one call of the engine. If it guards what this store has not seen, it is one more:
+// the session's lifecycle record the first time, and records whose version is expected.
+// An error that matches ErrOutcomeUnknown leaves open whether the changes stand; after any other error none
+// does. The outcome can stay unknown if a reply of the engine was lost and no version tells: see RecordChange.Expect. See Commit.Records for changes that are made with a commit, and
 // Store.CommitAll for those of several sessions.
 func (s *Session) ChangeRecords(ctx context.Context, changes ...RecordChange) ([]RecordVersion, error) {
 	store, err := s.usable(ctx)

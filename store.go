@@ -98,7 +98,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.histories = namespace.Histories(s.engine, &s.record).WithCache(s.opts.CacheBytes / 2)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
-		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes / 2), Met: commit.NewMet(), Recent: commit.NewRecent(s.opts.CacheBytes / 32), Inline: s.opts.InlineBytes,
+		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes/2 - s.opts.CacheBytes/32), Met: commit.NewMet(), Recent: commit.NewRecent(s.opts.CacheBytes / 32), Inline: s.opts.InlineBytes,
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}

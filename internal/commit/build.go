@@ -27,10 +27,6 @@ func (c *call) build(ctx context.Context) error {
 			return c.in(i, err)
 		}
 	}
-	if len(c.writers) == 0 {
-		c.addRecords()
-		return c.checkBatch()
-	}
 	if err := c.stage.read(ctx); err != nil {
 		return err
 	}
@@ -53,9 +49,9 @@ func (c *call) build(ctx context.Context) error {
 	return c.checkBatch()
 }
 
-// join adds what makes the sessions that do not exist. Where both write a key, that stands, but for the
-// head, which the commit moves on: of a lifecycle record it has what a commit says, and that there is one fork
-// more; of a blob it is the same.
+// join adds what makes the sessions that do not exist. Where a commit writes the same key, what makes the session
+// stands: a lifecycle record has the epoch that the commit would give it, and counts one fork more; a blob is the
+// same. Of the head, what the commit writes stands.
 func (c *call) join() {
 	var written map[string]bool
 	var all engine.Batch

@@ -24,8 +24,9 @@ func (st *Store) Checkpoint(ctx context.Context, s *history.Session, at *head.Re
 	return st.Contents(ctx, s, state.Parts, state.Revision)
 }
 
-// Contents returns the contents of checkpoint parts as they stand at a revision, by name. If that is the
-// revision of the head that was seen last, they go into st.Bases, so that the next versions can be stored as deltas.
+// Contents returns the contents of checkpoint parts as they stand at a revision, by name. If that is the revision of
+// the head that was seen last, Contents also puts them into st.Bases, so that the next versions can be stored as
+// deltas.
 func (st *Store) Contents(ctx context.Context, s *history.Session, parts []head.Part, at head.Revision) (map[string][]byte, error) {
 	seen, _ := s.Seen()
 	out := make(map[string][]byte, len(parts))

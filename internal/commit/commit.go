@@ -69,7 +69,7 @@ type Creator interface {
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
 func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Stats, error) {
-	c := call{store: st, now: st.Now(), Change: change.Change{Engine: st.Engine}}
+	c := call{store: st, now: st.Now(), stage: st.NewStage(heads.Incarnation{}), Change: change.Change{Engine: st.Engine}}
 	c.writers = c.first[:0]
 	for _, p := range of {
 		at := -1
@@ -142,14 +142,15 @@ type call struct {
 	stage    Stage     // the blobs that the commit refers to
 	batch    *engine.Batch
 
-	recordsFresh bool            // the values that keepers guard have to be read by this call
-	recordsRead  bool            // and they were
+	recordsFresh bool            // what keepers guard has to be read by this call: what was seen before is out of date
+	recordsRead  bool            // and it was read
 	random       [hash.Size]byte // the seed of versions, if there is no writer
 
 	change.Change // whether an attempt may stand
 }
 
-// A writer makes what a commit writes for one participant, but for its records.
+// A writer makes what a commit writes for one participant. What it writes of the participant's records is made
+// by a keeper.
 type writer struct {
 	*call
 	s    *history.Session
@@ -315,9 +316,6 @@ func (c *call) prepare(ctx context.Context) error {
 		return nil
 	}
 	c.stage.Abandon(ctx) // An earlier attempt may have stored something ahead.
-	if len(c.writers) == 0 {
-		return nil
-	}
 	c.stage = c.store.NewStage(c.owner())
 	room := inlineBytes
 	for i := range c.writers {
@@ -355,9 +353,7 @@ func (c *call) ended(err error) (_ []Result, isReplay bool, _ error) {
 
 // done notes the new heads and the new versions of checkpoint parts, and returns the results.
 func (c *call) done() []Result {
-	if len(c.writers) > 0 {
-		c.stage.applied(c.batch)
-	}
+	c.stage.applied(c.batch)
 	out := make([]Result, len(c.writers))
 	for i := range c.writers {
 		out[i] = c.writers[i].done()

@@ -58,15 +58,8 @@ type RecordConflict struct {
 	Version  records.Version // that is there, or zero for none
 }
 
-func (e *RecordConflict) Error() string {
-	name := func(v records.Version) string {
-		if v == (records.Version{}) {
-			return "not there"
-		}
-		return "of version " + v.String()
-	}
-	return fmt.Sprintf("turnstone: record %q of session %q is %s; %s was expected", e.Key, e.Session, name(e.Version), name(e.Expected))
-}
+// Error returns a text that no user sees: the public type has its own, with its own form of versions.
+func (e *RecordConflict) Error() string { return fmt.Sprintf("%v: %q", ErrRecordConflict, e.Key) }
 
 // Is reports whether target is ErrRecordConflict.
 func (e *RecordConflict) Is(target error) bool { return target == ErrRecordConflict }

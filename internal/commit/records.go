@@ -9,7 +9,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/hash"
@@ -17,30 +16,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/records"
 )
-
-// Recent is a cache of small values of the engine that calls have read or written: of records and of
-// lifecycle records. A guard on one of them needs no read.
-type Recent struct {
-	by *cache.Cache[string, []byte]
-}
-
-// NewRecent returns an empty cache that holds at most a number of bytes.
-func NewRecent(maximum int) *Recent { return &Recent{cache.New[string, []byte](maximum)} }
-
-func (r *Recent) get(key []byte) []byte {
-	value, _ := r.by.Get(string(key))
-	return value
-}
-
-// put sets the value of a key, which is nil if it is absent or not known any more.
-func (r *Recent) put(key, value []byte) {
-	const most = 4 << 10 // bytes of a value: reading a larger one costs little beside writing it
-	if value == nil || len(value) > most {
-		r.by.Drop(string(key))
-		return
-	}
-	r.by.Put(string(key), value, len(key)+len(value))
-}
 
 // A keeper makes what a call writes to the records of one participant.
 type keeper struct {
@@ -65,7 +40,7 @@ func newKeeper(c *call, p Participant, writer int) keeper {
 	return k
 }
 
-// of says which session the keeper is for.
+// of sets the session that the keeper is for.
 func (k *keeper) of(s *history.Session) {
 	k.s, k.values = s, make([][]byte, len(k.in.Records))
 	for i := range k.in.Records {
@@ -73,8 +48,9 @@ func (k *keeper) of(s *history.Session) {
 	}
 }
 
-// checkRecords fails if a record is not what its request expects, or a session without a commit does
-// not live any more. It believes what the call or another one has seen, as long as no guard was false.
+// checkRecords fails if a record is not of the version that a request expects. It also fails if a session whose
+// records alone are changed was deleted. It believes what this call or another one has seen, as long as no guard
+// was false.
 func (c *call) checkRecords(ctx context.Context) error {
 	for {
 		if err := c.readRecords(ctx); err != nil {
@@ -166,9 +142,10 @@ func (k *keeper) version(i int) (v records.Version, err error) {
 	return v, codec.Corrupt(err, "record %q of %s", k.in.Records[i].Key, k.s.Name)
 }
 
-// seed returns what the versions of the keeper's records are made of: the id of its own commit, or else the
-// smallest one of the call, so that a call that is repeated tells the same ones in whatever order; or random
-// bytes. They do not come from Options.Random, which may repeat itself.
+// seed returns the seed of the versions that the keeper gives. It is the id of its participant's commit. If the
+// participant has none, it is the smallest id of the call's commits: so a call that is repeated gives the same versions,
+// in whatever order its participants are. If the call has none, it is random, and not from Options.Random, which may
+// repeat itself. commitOf returns the id of a writer's commit.
 func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [hash.Size]byte) {
 	if k.writer >= 0 {
 		return commitOf(k.writer)
@@ -236,7 +213,7 @@ func (k *keeper) done() []records.Version {
 	return k.versions
 }
 
-// again returns the versions of a call that was made before, whose commits these are.
+// again returns the versions that an earlier call has given, which made these commits.
 func (k *keeper) again(commits []Result) []records.Version {
 	seed := k.seed(func(i int) head.CommitID { return commits[i].Commit })
 	out := make([]records.Version, len(k.in.Records))
