@@ -26,7 +26,7 @@ type Observer interface {
 }
 
 // An Operation is something that a store does. What reads or writes metadata
-// only (Session, Info, SaveMetadata, Rename, Keep, Log, Stats) is seen in the
+// only (Session, Info, SaveMetadata, Rename, Keep, Log, Watch, Stats) is seen in the
 // operations of the engine.
 type Operation struct {
 	Name    string // one of those below

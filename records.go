@@ -162,25 +162,13 @@ type RecordPage struct {
 	Revision head.Revision // of a session's list: where the session was at the moment that the page shows
 }
 
-// Records lists records of the session. A page shows its records as they stood at one moment, when the session was at
-// RecordPage.Revision; one that was made while the page was read may not be on it. A page ends after
+// Records lists records of the session. A page shows its records as they stood at one moment, when the session
+// was at RecordPage.Revision. A record that was made while the page was read may not be on it. A page ends after
 // about a megabyte of values, and may have fewer records than the limit although there is a next one.
 func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
-	return observed(ctx, s, OpRecords, s.ID(), func(ctx context.Context) (RecordPage, error) {
-		of, err := q.query()
-		if err != nil {
-			return RecordPage{}, err
-		}
-		found, next, at, err := records.Of(ctx, s.session, of)
-		if err != nil {
-			return RecordPage{}, public(err)
-		}
-		page := RecordPage{Next: next, Revision: at}
-		for _, r := range found {
-			page.Records = append(page.Records, recordOf(r, s.ID()))
-		}
-		return page, nil
-	}, tellRecords)
+	return listRecords(ctx, s, s.ID(), q, func(ctx context.Context, q records.Query) (*records.Page, error) {
+		return records.Of(ctx, s.session, q)
+	})
 }
 
 // Records lists records of all sessions, for example of a queue that has an entry in each of many: in
@@ -188,28 +176,33 @@ func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error
 // begin with a dot. A page reads what it has, however many sessions there are. It may have fewer
 // records than the limit although there is a next one: when sessions were deleted, or after about a megabyte.
 func (s *Store) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
-	return observed(ctx, s, OpRecords, "", func(ctx context.Context) (RecordPage, error) {
+	return listRecords(ctx, s, "", q, func(ctx context.Context, q records.Query) (*records.Page, error) {
+		return records.All(ctx, s.histories, q)
+	})
+}
+
+// listRecords returns the page that list returns for a query.
+func listRecords(ctx context.Context, on callee, session string, q RecordQuery, list func(context.Context, records.Query) (*records.Page, error)) (RecordPage, error) {
+	return observed(ctx, on, OpRecords, session, func(ctx context.Context) (RecordPage, error) {
 		of, err := q.query()
 		if err != nil {
 			return RecordPage{}, err
 		}
-		found, next, err := records.All(ctx, s.histories, of)
+		found, err := list(ctx, of)
 		if err != nil {
 			return RecordPage{}, public(err)
 		}
-		page := RecordPage{Next: next}
-		for _, r := range found {
+		page := RecordPage{Next: found.Next, Revision: found.Revision}
+		for _, r := range found.Items {
 			page.Records = append(page.Records, recordOf(r.Record, r.Session))
 		}
 		return page, nil
-	}, tellRecords)
-}
-
-func tellRecords(p RecordPage, o *Outcome) {
-	o.Items = len(p.Records)
-	for i := range p.Records {
-		o.Bytes += int64(len(p.Records[i].Value))
-	}
+	}, func(p RecordPage, o *Outcome) {
+		o.Items = len(p.Records)
+		for i := range p.Records {
+			o.Bytes += int64(len(p.Records[i].Value))
+		}
+	})
 }
 
 func (q *RecordQuery) query() (records.Query, error) {

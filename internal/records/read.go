@@ -54,8 +54,21 @@ type Query struct {
 	Limit  int    // How many records a page has at most.
 }
 
-// MaxPageBytes bounds the values of a page, as they are stored, but for the last ones that were read together.
-const MaxPageBytes = 1 << 20
+// A Page is a part of a list.
+type Page struct {
+	Items    []Item
+	Next     string        // The Query.After of the next page, or "" if this is the last one.
+	Revision head.Revision // Of a session's list: that of the head at the moment that the page shows.
+}
+
+// An Item is a record of a list.
+type Item struct {
+	*Record
+	Session string // the session's id
+}
+
+// pageBytes is how many bytes of values end a page.
+const pageBytes = 1 << 20
 
 // cursor returns the text that stands for a place in a list.
 func cursor(place []byte) string { return base64.RawURLEncoding.EncodeToString(place) }
@@ -75,86 +88,83 @@ func (q *Query) rest(list engine.Range, head []byte) (engine.Range, error) {
 	return list, nil
 }
 
-// Of returns a page of the records of a session, the query's After for the next one, or "" if there is
-// none, and the revision of the head at the moment that the page shows.
-func Of(ctx context.Context, s *history.Session, q Query) (page []*Record, next string, at head.Revision, err error) {
+// Of returns a page of the records of a session. It may have fewer records than the limit although there is a
+// next one.
+func Of(ctx context.Context, s *history.Session, q Query) (*Page, error) {
 	from := s.Space.Record(s.Inc, "")
 	r, err := q.rest(s.Space.Records(s.Inc, q.Prefix), from)
 	if err != nil {
-		return nil, "", 0, err
+		return nil, err
 	}
 	r.Limit = q.Limit + 1
+	out := &Page{}
 	var names []string
 	size := 0
 	for p, err := range s.Engine.Scan(ctx, r) {
 		if err != nil {
-			return nil, "", 0, err
+			return nil, err
 		}
-		if len(names) == q.Limit || size >= MaxPageBytes {
-			next = cursor([]byte(names[len(names)-1]))
+		if len(names) == q.Limit || size >= pageBytes {
+			out.Next = cursor([]byte(names[len(names)-1]))
 			break
 		}
 		names, size = append(names, string(p.Key[len(from):])), size+len(p.Value)
 	}
-	// The scan may have gone through several moments, so it only tells which records there are.
+	// The pages of the scan may be of several moments, so it only tells which records there are.
 	h, values, err := s.Head(ctx, Keys(s, names)...)
 	if err != nil {
-		return nil, "", 0, err
+		return nil, err
 	}
+	out.Revision = h.Revision
 	found, err := Decode(s, names, values)
 	for _, name := range names {
 		if r := found[name]; r != nil {
-			page = append(page, r)
+			out.Items = append(out.Items, Item{r, s.ID})
 		}
 	}
-	return page, next, h.Revision, err
+	return out, err
 }
 
-// An Item is a record of a list of all sessions' records.
-type Item struct {
-	*Record
-	Session string // the session's id
-}
-
-// All returns a page of the listed records of all sessions, and the query's After for the next one,
-// or "" if there is none. Those of equal keys have an order that does not change. A page may have
-// fewer records than the limit although there is a next one.
-func All(ctx context.Context, s history.Store, q Query) (page []Item, next string, err error) {
+// All returns a page of the listed records of all sessions. Those of equal keys have an order that does not
+// change. The page may have fewer records than the limit although there is a next one.
+func All(ctx context.Context, s history.Store, q Query) (*Page, error) {
 	from := s.Space.Listings("").Start
 	r, err := q.rest(s.Space.Listings(q.Prefix), from)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	r.Limit = q.Limit + 1
+	out := &Page{}
 	var places [][]byte // what the keys of the entries have after from
 	for p, err := range s.Engine.Scan(ctx, r) {
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		if err := OpenListing(p.Key, p.Value); err != nil {
-			return nil, "", codec.Corrupt(err, "list of records at key %x", p.Key)
+			return nil, codec.Corrupt(err, "list of records at key %x", p.Key)
 		}
 		places = append(places, slices.Clone(p.Key[len(from):]))
 	}
 	if len(places) > q.Limit {
 		places = places[:q.Limit]
-		next = cursor(places[len(places)-1])
+		out.Next = cursor(places[len(places)-1])
 	}
 	size, read := 0, 0
 	for part := range slices.Chunk(places, 32) {
 		items, err := readListed(ctx, s, part)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
-		page, read = append(page, items...), read+len(part)
+		out.Items, read = append(out.Items, items...), read+len(part)
 		for _, item := range items {
 			size += len(item.Value)
 		}
-		if size >= MaxPageBytes && read < len(places) {
-			return page, cursor(part[len(part)-1]), nil
+		if size >= pageBytes && read < len(places) {
+			out.Next = cursor(part[len(part)-1])
+			break
 		}
 	}
-	return page, next, nil
+	return out, nil
 }
 
 // readListed returns those records of a list that stand, of sessions that live. A record that is not
