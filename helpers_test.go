@@ -307,15 +307,32 @@ func loseReply(f *enginetest.Faulty, applied bool, since func()) {
 	}
 }
 
-// recorded returns an engine in memory, the calls that are made to it from now on, by name, and the batch that
-// was applied last.
-func recorded() (f *enginetest.Faulty, calls *[]string, last **engine.Batch) {
-	calls, last = new([]string), new(*engine.Batch)
-	return &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-		*calls = append(*calls, c.Op)
+// A callRecorder is an engine in memory that notes its calls.
+type callRecorder struct {
+	enginetest.Faulty
+	calls []string
+	last  *engine.Batch // that was applied
+}
+
+func recordCalls() *callRecorder {
+	r := &callRecorder{Faulty: enginetest.Faulty{Engine: memory.New()}}
+	r.Plan = func(c enginetest.Call) enginetest.Fault {
+		r.calls = append(r.calls, c.Op)
 		if c.Op == "Apply" {
-			*last = c.Batch
+			r.last = c.Batch
 		}
 		return enginetest.Fault{}
-	}}, calls, last
+	}
+	return r
+}
+
+// during calls f, and returns the calls that it makes to the engine, and the letters of the keys that the last
+// batch sets.
+func (r *callRecorder) during(f func()) (calls, written string) {
+	r.calls = nil
+	f()
+	for _, p := range r.last.Sets {
+		written += string(p.Key[4])
+	}
+	return fmt.Sprint(r.calls), written
 }

@@ -170,9 +170,9 @@ func revisionAt(at head.Revision) *head.Revision {
 }
 
 // Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
-// history in memory. It ignores the Parts and Records of a scope. The nodes are those of the revision that the head has when the sequence
-// begins, except nodes that are tombstoned and vacuumed while it goes on. A path from its begin is read twice. The sequence
-// ends with the first error.
+// history in memory. It ignores the Parts and Records of a scope. The nodes are those of the revision that the
+// head has when the sequence begins, except nodes that are tombstoned and vacuumed while it goes on. A path from
+// its begin is read twice. The sequence ends with the first error.
 func (s *Session) Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error] {
 	return func(yield func(Node, error) bool) {
 		_, err := s.usable(ctx)
@@ -190,8 +190,8 @@ func (s *Session) Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error]
 
 // stream calls yield for the nodes of a scope until it reports false.
 func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool) error {
-	scope.Parts, scope.Records = nil, nil // Nodes yields nodes only.
-	if scope.Last > 0 {                   // so many that they fit in memory
+	scope.Parts, scope.Records = nil, nil
+	if scope.Last > 0 { // so many that they fit in memory
 		st, err := s.Load(ctx, scope)
 		for i := 0; err == nil && i < len(st.Nodes) && yield(st.Nodes[i]); i++ {
 		}

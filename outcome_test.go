@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )
@@ -29,6 +30,16 @@ type effect struct {
 	// steps is set for a call of several steps, which may be done in part and then
 	// says how much of it.
 	steps bool
+}
+
+// sessionB returns the session b of outcomeStore, and the revision that it is at.
+func sessionB(st *turnstone.Store) (*turnstone.Session, head.Revision, error) {
+	b, err := st.Session(ctx, "b")
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := b.Info(ctx)
+	return b, info.Revision, err
 }
 
 var effects = []effect{
@@ -50,20 +61,16 @@ var effects = []effect{
 		return fmt.Sprint(r.Revision), err
 	}},
 	{name: "commit all", want: "4 1", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
-		b, err := st.Session(ctx, "b")
-		if err != nil {
-			return "", err
-		}
-		info, err := b.Info(ctx)
+		b, at, err := sessionB(st)
 		if err != nil {
 			return "", err
 		}
 		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: 3, Nodes: saying([]byte("more"))}},
-			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: info.Revision, Nodes: saying([]byte("more"))}})
+			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: at, Nodes: saying([]byte("more"))}})
 		if err != nil {
 			return "", err
 		}
-		return fmt.Sprint(rs[0].Revision, " ", rs[1].Revision-info.Revision), nil
+		return fmt.Sprint(rs[0].Revision, " ", rs[1].Revision-at), nil
 	}},
 	{name: "commit with records", want: "4 true none", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		r, err := s.Record(ctx, "r")
@@ -98,20 +105,16 @@ var effects = []effect{
 		return fmt.Sprint(now.Version == vs[0], " ", vs[1]), err
 	}},
 	{name: "records of several sessions", want: "1", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
-		b, err := st.Session(ctx, "b")
-		if err != nil {
-			return "", err
-		}
-		info, err := b.Info(ctx)
+		b, at, err := sessionB(st)
 		if err != nil {
 			return "", err
 		}
 		rs, err := st.CommitAll(ctx, turnstone.SessionCommit{Session: s, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{{Key: "sent", Value: []byte("to b")}}}},
-			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: info.Revision, Nodes: saying([]byte("more"))}})
+			turnstone.SessionCommit{Session: b, Commit: turnstone.Commit{Expected: at, Nodes: saying([]byte("more"))}})
 		if err != nil {
 			return "", err
 		}
-		return fmt.Sprint(rs[1].Revision - info.Revision), nil
+		return fmt.Sprint(rs[1].Revision - at), nil
 	}},
 	{name: "create with a commit", want: "true 1 4", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {
 		rs, err := st.CommitAll(ctx,

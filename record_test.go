@@ -21,29 +21,15 @@ func setting(key, value string, expect turnstone.RecordVersion) turnstone.Record
 // A change of records is one call of the engine, with a commit or without, unless a version is expected
 // that the store has not seen: then the records are read before.
 func TestRC10_AChangeOfRecordsIsOneCallOfTheEngine(t *testing.T) {
-	var calls []string
-	var last *engine.Batch
-	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-		calls = append(calls, c.Op)
-		if c.Op == "Apply" {
-			last = c.Batch
-		}
-		return enginetest.Fault{}
-	}}
+	e := recordCalls()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
 	change(t, a, setting("k", "1", ""))
 	commitTo(t, a, turnstone.Commit{})
 	check := func(what, wantCalls, wantLetters string, guards int, f func()) {
 		t.Helper()
-		calls = nil
-		f()
-		letters := ""
-		for _, p := range last.Sets {
-			letters += string(p.Key[4])
-		}
-		if got := fmt.Sprint(calls); got != wantCalls || letters != wantLetters || len(last.Guards) != guards {
-			t.Errorf("%s: %s, writes %s with %d guards; want %s, %s, %d", what, got, letters, len(last.Guards), wantCalls, wantLetters, guards)
+		if calls, letters := e.during(f); calls != wantCalls || letters != wantLetters || len(e.last.Guards) != guards {
+			t.Errorf("%s: %s, writes %s with %d guards; want %s, %s, %d", what, calls, letters, len(e.last.Guards), wantCalls, wantLetters, guards)
 		}
 	}
 	var v []turnstone.RecordVersion
@@ -147,23 +133,12 @@ func TestRC11_UnknownOutcomesOfChangesAreResolved(t *testing.T) {
 			a := create(t, st, turnstone.Request{ID: "a"})
 			v := change(t, a, setting("k", "before", ""))[0]
 			other := session(t, openStore(t, f.Engine, &turnstone.Options{NoAutoSeal: true}), "a")
-			failed := false
-			f.Plan = func(c enginetest.Call) enginetest.Fault {
-				if c.Op != "Apply" || failed {
-					return enginetest.Fault{}
-				}
-				failed = true
-				return enginetest.Fault{Err: engine.ErrUnknown, Applied: test.applied}
-			}
-			f.Done = func(c enginetest.Call, _ error) {
-				if c.Op != "Apply" {
-					return
-				}
-				f.Done = nil
+			loseReply(f, test.applied, func() {
 				if test.since {
 					change(t, other, setting("k", "theirs", ""))
 				}
-			}
+				commitTo(t, other, turnstone.Commit{Nodes: saying([]byte("x"))})
+			})
 			c := setting("k", "mine", "")
 			if test.expect {
 				c.Expect = v
@@ -382,24 +357,13 @@ func TestRC11_UnknownOutcomesOfSeveralSessions(t *testing.T) {
 			s := create(t, st, turnstone.Request{ID: fmt.Sprint(j)})
 			parts = append(parts, turnstone.SessionCommit{Session: s, RecordsOnly: true, Commit: turnstone.Commit{Records: []turnstone.RecordChange{setting("k", "mine", "")}}})
 		}
-		failed := false
-		f.Plan = func(c enginetest.Call) enginetest.Fault {
-			if c.Op != "Apply" || failed {
-				return enginetest.Fault{}
-			}
-			failed = true
-			return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
-		}
-		f.Done = func(c enginetest.Call, _ error) {
-			if c.Op == "Apply" {
-				f.Done = nil
-				for j := range 3 {
-					if j != i { // Only session i still has what was set.
-						change(t, session(t, other, fmt.Sprint(j)), setting("k", "theirs", ""))
-					}
+		loseReply(f, true, func() {
+			for j := range 3 {
+				if j != i { // Only session i still has what was set.
+					change(t, session(t, other, fmt.Sprint(j)), setting("k", "theirs", ""))
 				}
 			}
-		}
+		})
 		rs, err := st.CommitAll(ctx, parts...)
 		if err != nil {
 			t.Fatalf("%d: %v", i, err)

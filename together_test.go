@@ -28,32 +28,21 @@ func together(revision head.Revision, turn string, sessions ...*turnstone.Sessio
 }
 
 func TestC15_CommitsTogetherAreOneCallOfTheEngine(t *testing.T) {
-	var calls []string
-	var last *engine.Batch
-	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-		calls = append(calls, c.Op)
-		if c.Op == "Apply" {
-			last = c.Batch
-		}
-		return enginetest.Fault{}
-	}}
+	e := recordCalls()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
 	for i := range head.Revision(4) {
-		calls = nil
-		if _, err := st.CommitAll(ctx, together(i, "turn", a, b)...); err != nil {
-			t.Fatal(err)
+		calls, written := e.during(func() {
+			if _, err := st.CommitAll(ctx, together(i, "turn", a, b)...); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if i == 0 {
+			written = strings.ReplaceAll(written, "d", "") // dirty records, which the first commits of sessions write
 		}
-		if got := fmt.Sprint(calls); got != "[Apply]" {
-			t.Errorf("commit %d: %s", i, got)
+		if calls != "[Apply]" || written != "ppss" || len(e.last.Guards) != 2 || len(e.last.Deletes) != 0 {
+			t.Errorf("commit %d: %s, %s, %d guards, %d deletes", i, calls, written, len(e.last.Guards), len(e.last.Deletes))
 		}
-	}
-	written := ""
-	for _, p := range last.Sets {
-		written += string(p.Key[4])
-	}
-	if written != "ppss" || len(last.Guards) != 2 || len(last.Deletes) != 0 {
-		t.Errorf("%s, %d guards, %d deletes", written, len(last.Guards), len(last.Deletes))
 	}
 	verify(t, st)
 }
@@ -88,20 +77,11 @@ func TestC16_UnknownOutcomesOfCommitsTogetherAreResolved(t *testing.T) {
 			st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
 			a, b := create(t, st, turnstone.Request{ID: "a"}), create(t, st, turnstone.Request{ID: "b"})
 			other := openStore(t, f, nil)
-			failed := false
-			f.Plan = func(c enginetest.Call) enginetest.Fault {
-				if c.Op != "Apply" || failed {
-					return enginetest.Fault{}
-				}
-				failed = true
-				return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
-			}
-			f.Done = func(c enginetest.Call, _ error) {
-				if c.Op == "Apply" && applied { // One of them goes on before the outcome is known.
-					f.Done = nil
+			loseReply(f, applied, func() {
+				if applied { // One of them goes on before the outcome is known.
 					commitTo(t, session(t, other, "b"), turnstone.Commit{Nodes: saying([]byte("later"))})
 				}
-			}
+			})
 			rs, err := st.CommitAll(ctx, together(0, turn, a, b)...)
 			if err != nil || rs[0].Revision != 1 || rs[1].Revision != 1 || rs[0].Replayed && turn == "" {
 				t.Errorf("turn %q, applied %v: %+v, %v", turn, applied, rs, err)
@@ -313,19 +293,16 @@ func TestI1_CommitsTogetherThatContradictThemselves(t *testing.T) {
 
 // A session and its first commit are one batch.
 func TestC17_ACreationWithItsCommitIsOneBatch(t *testing.T) {
-	var calls []string
-	e := &enginetest.Faulty{Engine: memory.New(), Plan: func(c enginetest.Call) enginetest.Fault {
-		calls = append(calls, c.Op)
-		return enginetest.Fault{}
-	}}
+	e := recordCalls()
 	st := openStore(t, e, &turnstone.Options{NoAutoSeal: true})
 	for i := range 3 {
-		calls = nil
-		if _, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: fmt.Sprint(i)}, Commit: turnstone.Commit{Turn: "t", Nodes: saying([]byte("x"))}}); err != nil {
-			t.Fatal(err)
-		}
-		if got := fmt.Sprint(calls); got != "[Get Get Apply]" { // that there is no such session, and no such incarnation
-			t.Error(got)
+		calls, _ := e.during(func() {
+			if _, err := st.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: fmt.Sprint(i)}, Commit: turnstone.Commit{Turn: "t", Nodes: saying([]byte("x"))}}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if calls != "[Get Get Apply]" { // that there is no such session, and no such incarnation
+			t.Error(calls)
 		}
 	}
 	verify(t, st)

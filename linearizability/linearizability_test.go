@@ -58,16 +58,19 @@ func TestMemory(t *testing.T) {
 	c.Process, c.Goroutines, c.Watch = "0", 16, true
 	e := memory.New()
 	withStore(t, e, func(*turnstone.Store) {})
-	finished := make(chan error)
-	go func() { finished <- workOn(ctx, unclosed{e}, c) }()
+	workers := &process{ended: make(chan struct{})} // no process of their own
+	go func() {
+		workers.err = workOn(ctx, unclosed{e}, c)
+		close(workers.ended)
+	}()
 	for range *kills {
 		time.Sleep(200 * time.Millisecond)
 		c.nextEpoch(t)
 	}
-	c.enough(t)
+	c.enough(t, workers)
 	c.stop(t)
-	if err := <-finished; err != nil {
-		t.Fatal(err)
+	if <-workers.ended; workers.err != nil {
+		t.Fatal(workers.err)
 	}
 	c.check(t, e)
 }
@@ -137,11 +140,11 @@ func killed(t *testing.T, url string, processes, goroutines int, cut func()) {
 		c.nextEpoch(t)
 		running[i] = c.start(t, fmt.Sprint(i, "-", n))
 	}
-	c.enough(t)
+	c.enough(t, running...)
 	c.stop(t)
 	for _, p := range running {
-		if err := p.Wait(); err != nil {
-			t.Errorf("a worker failed: %v: %s", err, p.out.Bytes())
+		if <-p.ended; p.err != nil {
+			t.Errorf("a worker failed: %v: %s", p.err, p.out.Bytes())
 		}
 	}
 	if e, err = open.Open(ctx, url, nil); err != nil {
@@ -155,7 +158,9 @@ func killed(t *testing.T, url string, processes, goroutines int, cut func()) {
 
 type process struct {
 	*exec.Cmd
-	out *bytes.Buffer
+	out   *bytes.Buffer
+	ended chan struct{} // closed when it has ended
+	err   error         // that it has ended with
 }
 
 func (c *config) start(t *testing.T, name string) *process {
@@ -166,12 +171,16 @@ func (c *config) start(t *testing.T, name string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{exec.Command(os.Args[0]), new(bytes.Buffer)}
+	p := &process{Cmd: exec.Command(os.Args[0]), out: new(bytes.Buffer), ended: make(chan struct{})}
 	p.Env = append(os.Environ(), environment+"="+string(text))
 	p.Stdout, p.Stderr = p.out, p.out
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
+	go func() {
+		p.err = p.Wait()
+		close(p.ended)
+	}()
 	t.Cleanup(func() { p.Process.Kill() })
 	return p
 }
@@ -181,7 +190,7 @@ func (p *process) kill(t *testing.T) {
 	if err := p.Process.Kill(); err != nil {
 		t.Fatalf("%v: %s", err, p.out.Bytes())
 	}
-	p.Wait()
+	<-p.ended
 	if p.out.Len() > 0 {
 		t.Errorf("a worker said: %s", p.out.Bytes())
 	}
@@ -207,10 +216,17 @@ func (c *config) nextEpoch(t *testing.T) {
 	}
 }
 
-// enough waits until the workers have done enough to say anything, however slow the machine is.
-func (c *config) enough(t *testing.T) {
+// enough waits until the workers have done enough to say anything, however slow the machine is, or one has ended.
+func (c *config) enough(t *testing.T, running ...*process) {
 	t.Helper()
 	for {
+		for _, p := range running {
+			select {
+			case <-p.ended:
+				return
+			default:
+			}
+		}
 		ops, puts := c.history(t)
 		text, err := os.ReadFile(c.file("watched"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -101,6 +101,7 @@ func TestKeysOfRecordsAreRead(t *testing.T) {
 	}
 }
 
+// But for those of session records.
 func TestKeysHoldNoUserText(t *testing.T) {
 	for _, text := range []string{"chat", "turn-1", "msg_1", "golden"} {
 		for name, key := range all() {

@@ -70,17 +70,7 @@ var recordScenarios = []scenario{
 		},
 	},
 	{
-		name: "a fork with its first commit, delete and vacuum",
-		before: func(w *world) error {
-			s, err := w.create(turnstone.Request{ID: "a"})
-			if err != nil {
-				return err
-			}
-			c := says(big)
-			c.Checkpoint = map[string][]byte{"p": version(1)}
-			_, err = s.Commit(w.ctx, c)
-			return both(err, collect(w))
-		},
+		name: "a fork with its first commit, delete and vacuum", before: withCheckpoint,
 		actors: []party{
 			{"fork", func(w *world) error {
 				c := says(big)

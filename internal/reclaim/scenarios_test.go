@@ -43,6 +43,18 @@ func tombstoned(w *world) error {
 	return both(err, collect(w))
 }
 
+// withCheckpoint makes a session with a node and a checkpoint that are blobs.
+func withCheckpoint(w *world) error {
+	s, err := w.create(turnstone.Request{ID: "a"})
+	if err != nil {
+		return err
+	}
+	c := says(big)
+	c.Checkpoint = map[string][]byte{"p": version(1)}
+	_, err = s.Commit(w.ctx, c)
+	return both(err, collect(w))
+}
+
 var scenarios = slices.Concat(blobScenarios, partScenarios, forkScenarios, recordScenarios)
 
 var blobScenarios = []scenario{
@@ -111,17 +123,7 @@ var blobScenarios = []scenario{
 		},
 	},
 	{
-		name: "fork, delete and gc",
-		before: func(w *world) error {
-			s, err := w.create(turnstone.Request{ID: "a"})
-			if err != nil {
-				return err
-			}
-			c := says(big)
-			c.Checkpoint = map[string][]byte{"p": version(1)}
-			_, err = s.Commit(w.ctx, c)
-			return both(err, collect(w))
-		},
+		name: "fork, delete and gc", before: withCheckpoint,
 		actors: []party{
 			{"fork", func(w *world) error {
 				_, err := w.create(turnstone.Request{ID: "f", Parent: "a"})
