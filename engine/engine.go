@@ -19,8 +19,8 @@
 // [ErrUnknown] when the driver cannot tell. After ErrUnknown the caller applies
 // the same batch again until it succeeds or fails with ErrConflict, and then
 // reads what stands there. An attempt that returned ErrUnknown may still take
-// effect later, so every batch should guard at least one value that never
-// recurs.
+// effect later. So such a batch should guard at least one value that it changes and
+// that never recurs: otherwise it may take effect twice, and over what others have done since.
 //
 // # Ownership
 //

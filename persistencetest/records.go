@@ -446,6 +446,43 @@ var records = []behaviour{
 		_, err := p.Load(ctx, turnstone.Scope{Records: []string{""}})
 		s.is(err, turnstone.ErrInvalid)
 	}},
+	{name: "RC6_APageShowsOneMoment", test: func(s *suite) {
+		// Ten records that change with every commit: more bytes than an engine reads at a time.
+		p := s.create(turnstone.Request{ID: "a"})
+		turn := func(r head.Revision) turnstone.Commit {
+			c := turnstone.Commit{Expected: r - 1}
+			for i := range 10 {
+				c.Records = append(c.Records, set(fmt.Sprint("k", i), fmt.Sprint(r, " ", string(pattern(50_000, byte(i)))))...)
+			}
+			return c
+		}
+		s.commit(p, turn(1))
+		stop, done := make(chan struct{}), make(chan error)
+		go func() {
+			w, err := s.Factory.Session(ctx, "a")
+			for r := head.Revision(2); err == nil; r++ {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				_, err = w.Commit(ctx, turn(r))
+			}
+			done <- err
+		}()
+		for range 25 {
+			page, err := p.Records(ctx, turnstone.RecordQuery{})
+			s.must(err)
+			s.equal("records", len(page.Records), 10)
+			for _, r := range page.Records {
+				at, _, _ := strings.Cut(string(r.Value), " ")
+				s.equal("revision of "+r.Key, at, fmt.Sprint(page.Revision))
+			}
+		}
+		close(stop)
+		s.must(<-done)
+	}},
 	{name: "RC8_RecordsEndWithTheirSessionAndAreInNoFork", test: func(s *suite) {
 		a := s.create(turnstone.Request{ID: "a"})
 		s.grow(a, 0, "one")

@@ -225,6 +225,10 @@ var workers = []behaviour{
 		s.change(s.session("b"), queue.PutAs("in", "id", []byte("again")))
 		_, err = queue.Claim(ctx, s.session("a"), "", c.holder("one"))
 		s.is(err, turnstone.ErrInvalid)
+		_, err = s.session("a").ChangeRecords(ctx, queue.Put("", nil))
+		s.is(err, turnstone.ErrInvalid)
+		_, err = s.session("a").ChangeRecords(ctx, queue.PutAs("in", "", nil))
+		s.is(err, turnstone.ErrInvalid)
 		// Names and ids may have slashes: no two queues share a message.
 		names := []string{"x", "x/", "x/y", "/", "x%2Fy", "y"}
 		for _, name := range names {

@@ -33,18 +33,21 @@ func prefix(name string) string { return "queue/" + url.PathEscape(name) + "/" }
 
 // Put returns the change that puts a message into a queue of a session: for Commit.Records,
 // Session.ChangeRecords or CommitAll. Messages are claimed in the order of the times at which Put was called,
-// as far as clocks agree. The name has at least one byte; it and the id are a part of the key of a record.
+// as far as clocks agree. An empty name is refused by the call that gets the change, as an *turnstone.InvalidError.
 func Put(name string, value []byte) turnstone.RecordChange {
 	var id [8]byte
 	rand.Read(id[:])
 	return PutAs(name, fmt.Sprintf("%016x-%s", time.Now().UnixNano(), hex.EncodeToString(id[:])), value)
 }
 
-// PutAs puts a message under an id that the caller chooses. Messages are claimed in the byte
-// order of their ids. An id that is used as a turn id, too, has at most turnstone.MaxTurnID bytes and should
-// not come back. As long as there is a message of that id, putting it again is a
-// *turnstone.RecordConflictError.
+// PutAs returns the change that puts a message under an id that the caller chooses. Messages are claimed in the
+// byte order of their ids. Name and id are parts of the key of a record, which has at most turnstone.MaxRecordKey
+// bytes. An id that is used as a turn id, too, has at most turnstone.MaxTurnID bytes and should not come back. As
+// long as there is a message of that id, putting it again is a *turnstone.RecordConflictError.
 func PutAs(name, id string, value []byte) turnstone.RecordChange {
+	if name == "" || id == "" {
+		return turnstone.RecordChange{Value: value} // It has no key, which is refused.
+	}
 	return turnstone.RecordChange{Key: prefix(name) + id, Value: value, Expect: turnstone.NoRecord}
 }
 
