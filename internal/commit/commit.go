@@ -69,7 +69,7 @@ type Creator interface {
 // After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
 func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Stats, error) {
-	c := call{store: st, now: st.Now(), stage: st.NewStage(heads.Incarnation{}), Change: change.Change{Engine: st.Engine}}
+	c := call{store: st, now: st.Now(), stage: Stage{store: st}, Change: change.Change{Engine: st.Engine}}
 	c.writers = c.first[:0]
 	for _, p := range of {
 		at := -1
