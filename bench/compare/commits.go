@@ -134,11 +134,11 @@ func (s *script) commit(st Store, i int) (time.Duration, error) {
 
 // together runs the scripts concurrently for so long, or until one is at its
 // end, and returns how long each commit took after a warm-up of a tenth of that,
-// and the number of all commits.
+// and the number of all commits. If no commit ends in that time, since the disk stalls, it waits for one.
 func together(st Store, scripts []*script, limit time.Duration) (took []time.Duration, count int, elapsed time.Duration, err error) {
 	type commit struct{ ended, took time.Duration }
-	var over atomic.Bool
-	var mu sync.Mutex // guards all and err
+	var late, measured, over atomic.Bool // the time is up; a commit ended after the warm-up; both, or a script is at its end
+	var mu sync.Mutex                    // guards all and err
 	var all []commit
 	var wg sync.WaitGroup
 	begin := time.Now()
@@ -147,7 +147,11 @@ func together(st Store, scripts []*script, limit time.Duration) (took []time.Dur
 		once.Do(func() { elapsed = time.Since(begin) })
 		over.Store(true)
 	}
-	timer := time.AfterFunc(limit, end)
+	timer := time.AfterFunc(limit, func() {
+		if late.Store(true); measured.Load() {
+			end()
+		}
+	})
 	defer timer.Stop()
 	for _, s := range scripts {
 		wg.Go(func() {
@@ -158,7 +162,13 @@ func together(st Store, scripts []*script, limit time.Duration) (took []time.Dur
 				if failed = cerr; failed != nil || over.Load() {
 					break
 				}
-				mine = append(mine, commit{time.Since(begin), d})
+				ended := time.Since(begin)
+				mine = append(mine, commit{ended, d})
+				if ended > limit/10 {
+					if measured.Store(true); late.Load() {
+						end()
+					}
+				}
 			}
 			end()
 			mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func compact(t *testing.T, payload []byte) string {
@@ -306,5 +307,20 @@ func TestTargetsAreJudgedByMedians(t *testing.T) {
 	text := fmt.Sprint(rows)
 	if !strings.Contains(text, "7× 7× reached") || !strings.Contains(text, "4.95× **missed**") || len(rows) != 3 {
 		t.Errorf("%v", rows)
+	}
+}
+
+// slowStore is a store whose commits end after the time of a workload.
+type slowStore struct{ Store }
+
+func (slowStore) Commit(string, int, *Turn) error {
+	time.Sleep(20 * time.Millisecond)
+	return nil
+}
+
+func TestAWorkloadWaitsForACommitWhenTheDiskStalls(t *testing.T) {
+	took, count, elapsed, err := together(slowStore{}, []*script{{turns: make([]scripted, 10)}}, time.Millisecond)
+	if err != nil || len(took) != 1 || count != 1 || elapsed < 18*time.Millisecond {
+		t.Errorf("%v, %d commits in %v, %v", took, count, elapsed, err)
 	}
 }
