@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -236,6 +237,12 @@ func TestG6_UploadsExpire(t *testing.T) {
 	now = now.Add(2 * time.Hour)
 	if r := collect(t, st, gc.Options{}); r.Deleted < 2 || r.Expired != 1 {
 		t.Errorf("%+v", r)
+	}
+	if uploads, err := s.Uploads(ctx); err != nil || len(uploads) != 0 {
+		t.Errorf("%v, %v", uploads, err)
+	}
+	if _, err := s.ReadAttachment(ctx, io.Discard, large.ID); !errors.Is(err, turnstone.ErrBlobNotFound) {
+		t.Error(err)
 	}
 	if err := attach("", large); !errors.Is(err, turnstone.ErrUploadExpired) || !errors.Is(err, turnstone.ErrBlobNotFound) {
 		t.Error(err)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
@@ -31,6 +32,10 @@ type Commit struct {
 	// Expected is the revision that the caller loaded. If the head is at
 	// another one, the commit fails with *ConflictError. See AnyRevision.
 	Expected head.Revision
+	// OnPath, if set, is a node that must be on the active path, or the commit fails with a *ConflictError that names
+	// it. With AnyRevision such a commit goes on from what the caller has seen, whatever was appended since, unless
+	// somebody has rewound behind that node.
+	OnPath graph.ID
 	// Turn, if set, makes the commit idempotent: committing the same content under the
 	// same turn id again returns the first result, however far the head has moved. Other
 	// content is a *TurnConflictError, unless vacuum has erased a node of that turn: then
@@ -48,6 +53,16 @@ type Commit struct {
 	Drop []string
 	// Usage of this turn, by model.
 	Usage []head.Usage
+	// Labels are what the host wants to say of the commit, by name: they are in the log, and part of what the
+	// commit id covers.
+	Labels map[string]string
+	// Tombstone hides nodes that were committed before, as Session.Tombstone does, if the commit stands. As with
+	// Records, the commit id does not cover it, and a turn that is repeated hides nothing.
+	Tombstone []graph.ID
+	// Keep, if set, keeps the revision of the commit under this name, as Session.Keep does, but a name that is taken moves
+	// here: a branch is a name that moves with its commits. The commit id does not cover it, and a turn
+	// that is repeated moves no name.
+	Keep string
 	// Records are changed if the commit stands, and not otherwise. They are not part of what the commit id
 	// covers, nor of what a repeated turn is compared by. So a turn that was committed before changes no
 	// records, whatever is here.
@@ -308,14 +323,16 @@ func (s *Store) participant(c *SessionCommit, where string, p *commit.Participan
 
 // recordsOnly reports whether all fields but Records are zero.
 func (c *Commit) recordsOnly() bool {
-	return c.Expected == 0 && c.Turn == "" && len(c.Nodes) == 0 && c.Leaf == (Ref{}) && len(c.Checkpoint) == 0 && len(c.Drop) == 0 && len(c.Usage) == 0
+	return c.Expected == 0 && c.Turn == "" && len(c.Nodes) == 0 && c.Leaf == (Ref{}) && len(c.Checkpoint) == 0 && len(c.Drop) == 0 && len(c.Usage) == 0 &&
+		len(c.Labels) == 0 && c.OnPath.IsZero() && len(c.Tombstone) == 0 && c.Keep == ""
 }
 
 // request returns what c asks for. It shares memory with c.
 func (c *Commit) request() *commit.Request {
 	r := &commit.Request{
-		Expected: c.Expected, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
-		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage, Records: recordChanges(c.Records),
+		Expected: c.Expected, OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
+		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage, Labels: c.Labels,
+		Tombstone: c.Tombstone, Keep: c.Keep, Records: recordChanges(c.Records),
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
@@ -336,8 +353,8 @@ func (in *Commit) clone() *Commit {
 	for name, content := range out.Checkpoint {
 		out.Checkpoint[name] = bytes.Clone(content)
 	}
-	out.Drop, out.Usage = slices.Clone(in.Drop), slices.Clone(in.Usage)
-	out.Records = slices.Clone(in.Records)
+	out.Drop, out.Usage, out.Labels = slices.Clone(in.Drop), slices.Clone(in.Usage), maps.Clone(in.Labels)
+	out.Tombstone, out.Records = slices.Clone(in.Tombstone), slices.Clone(in.Records)
 	for i := range out.Records {
 		out.Records[i].Value = bytes.Clone(out.Records[i].Value)
 	}
@@ -348,8 +365,8 @@ func (in *Commit) clone() *Commit {
 // reference for NewNode.Attachments. Equal bytes give equal ids and are stored
 // once per namespace. size is the length announced, or negative when it is not
 // known; a stream of another length is blob.ErrSize. The session has the
-// attachment from the commit on that refers to it; until then it can't be read,
-// and is kept for Options.UploadTTL. A commit that comes later than that, and
+// attachment from the commit on that refers to it; until then Uploads lists it, this session alone can read it,
+// and it is kept for Options.UploadTTL. A commit that comes later than that, and
 // after a collection, is ErrUploadExpired. If the session is
 // deleted, before the call or meanwhile, the error is ErrSessionDeleted.
 func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error) {
@@ -366,7 +383,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 		return blob.Attachment{}, c.err
 	}
 	return observed(ctx, s, OpPutAttachment, s.ID(), func(ctx context.Context) (blob.Attachment, error) {
-		d, err := s.store.commits.Upload(ctx, s.session, r, size)
+		d, err := s.store.commits.Upload(ctx, s.session, r, size, mediaType, name)
 		if err != nil {
 			return blob.Attachment{}, public(err)
 		}
@@ -382,20 +399,40 @@ func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
 }
 
-// ReadAttachment writes the content of an attachment of this session's nodes to
-// w, with bounded memory, and returns its length. One that no commit of the
-// session refers to is ErrBlobNotFound, whether or not another session has it.
+// An Upload is an attachment that no commit refers to yet.
+type Upload struct {
+	blob.Attachment           // as PutAttachment returned it last
+	Expires         time.Time // from then on the next collection removes it
+}
+
+// Uploads returns what PutAttachment has stored for this session, and no commit refers to yet. A commit that
+// refers to more than 1,000 uploads leaves the others here until they expire.
+func (s *Session) Uploads(ctx context.Context) ([]Upload, error) {
+	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Upload, error) {
+		if _, _, err := s.session.Head(ctx); err != nil {
+			return nil, err
+		}
+		granted, err := s.store.blobs.Granted(ctx, s.session.Inc)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]Upload, len(granted))
+		for i, g := range granted {
+			out[i] = Upload{Attachment: g.Granted, Expires: g.Expires}
+		}
+		return out, nil
+	}, func(all []Upload, o *Outcome) { o.Items = len(all) })
+}
+
+// ReadAttachment writes the content of an attachment of this session's nodes, or one that it has uploaded, to
+// w, with bounded memory, and returns its length. Another one is
+// ErrBlobNotFound, whether or not another session has it.
 // What was written before an error is not verified as a whole: discard it.
 func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error) {
 	if w == nil {
 		return 0, invalid("attachment", "the writer is nil")
 	}
 	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
-		h, _, err := s.session.Head(ctx)
-		if err != nil {
-			return 0, err
-		}
-		return s.session.WriteAttachment(ctx, w, h.Revision, id)
-	},
-		func(n int64, o *Outcome) { o.Bytes = n })
+		return s.session.WriteAttachment(ctx, w, id)
+	}, func(n int64, o *Outcome) { o.Bytes = n })
 }

@@ -75,6 +75,7 @@ type ConflictError struct {
 	Revision head.Revision // of the head now
 	Leaf     graph.ID
 	Commit   head.CommitID
+	Node     graph.ID // Commit.OnPath, if that node is not on the active path; else zero
 }
 
 func (e *ConflictError) Error() string { return (*commit.Conflict)(e).Error() }

@@ -211,6 +211,38 @@ func (s *Session) stream(ctx context.Context, scope Scope, yield func(Node) bool
 	return s.session.Stream(ctx, w, func(n history.Node) bool { return yield(nodeOf(n)) })
 }
 
+// Leaves returns the nodes without children, which are the ends of branches, in the order in which they were
+// committed, and without payloads. Scope.Leaf loads the path to one. Leaves reads the whole history, a part at a
+// time, and holds the leaves in memory. Kept has the branches that have names.
+func (s *Session) Leaves(ctx context.Context) ([]Node, error) {
+	return observed(ctx, s, OpLoad, s.ID(), func(ctx context.Context) ([]Node, error) {
+		h, _, err := s.session.Head(ctx)
+		if err != nil {
+			return nil, err
+		}
+		type leaf struct {
+			Node
+			at int
+		}
+		leaves, read := map[graph.ID]leaf{}, 0
+		err = s.session.Stream(ctx, history.Walk{Last: h.Revision, All: true, Bare: true}, func(n history.Node) bool {
+			delete(leaves, n.Parent)
+			n.Inline = nil
+			leaves[n.ID] = leaf{nodeOf(n), read}
+			read++
+			return true
+		})
+		if err != nil {
+			return nil, err
+		}
+		out := make([]Node, 0, len(leaves))
+		for _, l := range slices.SortedFunc(maps.Values(leaves), func(a, b leaf) int { return a.at - b.at }) {
+			out = append(out, l.Node)
+		}
+		return out, nil
+	}, func(leaves []Node, o *Outcome) { o.Items = len(leaves) })
+}
+
 // Checkpoint returns the contents of the checkpoint parts at a revision; 0
 // means the head's, and RevisionZero what a fork began with. The result is the caller's. To read some
 // parts, or parts with the history that they belong to, see Scope.Parts.
@@ -358,6 +390,7 @@ type LogEntry struct {
 	Nodes    int          // how many it added, tombstoned ones included
 	Parts    []head.Part  // the checkpoint parts that it set
 	Usage    []head.Usage // of this turn
+	Labels   map[string]string
 	// Pruned: the state at this revision can't be read any more.
 	Pruned bool
 }
@@ -403,7 +436,7 @@ func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEn
 	return s.session.Turns(ctx, after, h.Revision, func(c *turns.Turn) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: c.ID, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: slices.Clone(c.Usage),
-			Pruned: !retained(c.Revision),
+			Labels: maps.Clone(c.Labels), Pruned: !retained(c.Revision),
 		}
 		for _, p := range c.Parts {
 			if p.Set == c.Revision {

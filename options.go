@@ -94,7 +94,7 @@ const (
 	MaxEventKey       = 512      // bytes of a node's key, UTF-8
 	MaxTurnID         = 256      // bytes of a turn id, UTF-8
 	MaxPayload        = 64 << 20 // bytes of a node's payload; more goes into an attachment
-	MaxNodes          = 4096     // nodes of a commit and of a call of Tombstone, keys of NodesByKey
+	MaxNodes          = 4096     // nodes of a commit, tombstones of a commit and of a call of Tombstone, keys of NodesByKey
 	MaxSessions       = 64       // sessions of a call of CommitAll
 	MaxAttachments    = 64       // attachments of a node
 	MaxAttachmentText = 256      // bytes of a media type, and of an attachment's name
@@ -109,8 +109,9 @@ const (
 	MaxText           = 4096     // bytes of a name, and of a working directory
 	MaxGroup          = 512      // bytes of a session's group, UTF-8
 	MaxGroupDepth     = 8        // names in a group
-	MaxLabels         = 64       // labels of a session
+	MaxLabels         = 64       // labels of a session and of a commit
 	MaxLabel          = 256      // bytes of a label's name, of its value, and of the name of a kept revision
+	MaxCommitLabel    = 4096     // bytes of the value of a commit's label
 	MaxKept           = 1000     // revisions of a session that are kept by name
 	MaxRecordKey      = 512      // bytes of a record's key; at least 1, UTF-8 without zero bytes
 	MaxRecord         = 64 << 10 // bytes of a record's value
@@ -124,7 +125,7 @@ const (
 	// adds an index to the commit, and erasure the salts of its nodes.
 	MaxCommitBytes = 1792 << 10
 	// MaxCommitWrites is how many values of the engine a commit may write: two for each record, two for each
-	// attachment, two or more for each payload that is stored apart and each
+	// attachment, one for each tombstone, two or more for each payload that is stored apart and each
 	// checkpoint part that is new, two for each label, group and parent of the
 	// session, and about five.
 	MaxCommitWrites = 10_000
@@ -283,8 +284,15 @@ func (in *Commit) Check() error {
 			c.limit("tokens", int(min(n, MaxTokens+1)), MaxTokens)
 		}
 	}
+	c.at("commit", 0)
+	c.limit("tombstones", len(in.Tombstone), MaxNodes)
+	c.text("name", in.Keep, 0, MaxLabel)
+	c.limit("labels", len(in.Labels), MaxLabels)
+	for name, value := range in.Labels {
+		c.text("label name", name, 1, MaxLabel)
+		c.text("label value", value, 0, MaxCommitLabel)
+	}
 	if len(in.Records) > 0 {
-		c.at("commit", 0)
 		c.records(in.Records)
 	}
 	return c.err

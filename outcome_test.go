@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
@@ -58,6 +59,16 @@ var effects = []effect{
 	}},
 	{name: "commit", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		r, err := s.Commit(ctx, turnstone.Commit{Expected: 3, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": []byte("new")}})
+		return fmt.Sprint(r.Revision), err
+	}},
+	{name: "commit that hides and keeps", want: "4", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
+		st, err := s.Load(ctx, turnstone.Scope{})
+		if err != nil {
+			return "", err
+		}
+		r, err := s.Commit(ctx, turnstone.Commit{
+			Expected: 3, OnPath: st.Nodes[0].ID, Nodes: saying([]byte("more")), Tombstone: []graph.ID{st.Nodes[1].ID}, Keep: "branch", Labels: map[string]string{"a": "b"},
+		})
 		return fmt.Sprint(r.Revision), err
 	}},
 	{name: "commit all", want: "4 1", call: func(st *turnstone.Store, s *turnstone.Session) (string, error) {

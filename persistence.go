@@ -44,14 +44,22 @@ type Reader interface {
 	NodeByKey(ctx context.Context, key string) (Node, error)
 	// NodesByKey returns those nodes that have one of the caller's keys, by key.
 	NodesByKey(ctx context.Context, keys ...string) (map[string]Node, error)
+	// Leaves returns the ends of branches.
+	Leaves(ctx context.Context) ([]Node, error)
+	// Kept returns the revisions that are kept by name.
+	Kept(ctx context.Context) ([]head.Kept, error)
 	// Checkpoint returns the checkpoint parts at a revision; 0 is the head's.
 	Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error)
 	// Record returns the record of a key, or ErrRecordNotFound.
 	Record(ctx context.Context, key string) (Record, error)
 	// Records lists records in the order of their keys.
 	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
+	// Log yields the commits after a revision, up to the head.
+	Log(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
 	// Watch yields the commits after a revision, and those that come.
 	Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
+	// Uploads returns the attachments that no commit refers to yet.
+	Uploads(ctx context.Context) ([]Upload, error)
 	// ReadAttachment writes an attachment of this session to w.
 	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
 }
@@ -66,6 +74,9 @@ type Committer interface {
 	SaveMetadata(ctx context.Context, m Metadata, empty ...Field) error
 	// Tombstone soft-deletes nodes.
 	Tombstone(ctx context.Context, ids ...graph.ID) error
+	// Keep keeps a revision under a name, and Release ends that.
+	Keep(ctx context.Context, name string, r head.Revision) error
+	Release(ctx context.Context, name string) error
 	// PutAttachment stores bytes for a commit to refer to.
 	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error)
 }

@@ -2,6 +2,7 @@ package turnstone_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -271,4 +272,21 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 			t.Error(op, seen, err)
 		}
 	}
+}
+
+// Labels and usage count for the size of a segment: a segment of turns that say much and add no node fits a batch of every engine.
+func TestASegmentOfTurnsThatSayMuchFitsABatch(t *testing.T) {
+	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"})
+	most := func(n, bytes, i int) string { return string(random(bytes, uint64(n*1000+i))) }
+	for i := range 24 {
+		c := turnstone.Commit{Expected: head.Revision(i), Labels: map[string]string{}}
+		for n := range turnstone.MaxLabels {
+			c.Labels[fmt.Sprint(n)] = hex.EncodeToString([]byte(most(n, turnstone.MaxCommitLabel/2, i)))
+			c.Usage = append(c.Usage, head.Usage{Model: hex.EncodeToString([]byte(most(n, turnstone.MaxModel/2, 0)))})
+		}
+		commitAt(t, s, c)
+	}
+	vacuum(t, st)
+	verify(t, st)
 }

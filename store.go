@@ -99,10 +99,10 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
 		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes/2 - s.opts.CacheBytes/32), Met: commit.NewMet(), Recent: commit.NewRecent(s.opts.CacheBytes / 32), Inline: s.opts.InlineBytes,
-		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
+		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
-	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Kept: MaxKept, Labels: MaxLabels}}
+	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Labels: MaxLabels}}
 	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sealing = seal.NewQueue(s.ctx)

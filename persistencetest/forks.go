@@ -397,8 +397,6 @@ var attachments = []behaviour{
 		p, q := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
 		ref, err := p.PutAttachment(ctx, bytes.NewReader(pattern(9000, 1)), -1, "", "")
 		s.must(err)
-		_, err = p.ReadAttachment(ctx, io.Discard, ref.ID)
-		s.is(err, turnstone.ErrBlobNotFound) // the attachment is not committed yet
 		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{ref}}}})
 		_, err = q.ReadAttachment(ctx, io.Discard, ref.ID)
 		s.is(err, turnstone.ErrBlobNotFound)
@@ -413,6 +411,61 @@ var attachments = []behaviour{
 		s.is(err, turnstone.ErrBlobNotFound)
 		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: []turnstone.NewNode{{Kind: "k", Attachments: []blob.Attachment{{}}}}})
 		s.is(err, turnstone.ErrInvalid)
+	}},
+	{name: "A6_ASessionListsAndReadsWhatItUploaded", test: func(s *suite) {
+		p, q := s.create(turnstone.Request{ID: "a"}), s.create(turnstone.Request{ID: "b"})
+		uploads := func(p turnstone.Persistence, want ...blob.Attachment) {
+			s.Helper()
+			have, err := p.Uploads(ctx)
+			s.must(err)
+			got := map[blob.ID]blob.Attachment{}
+			for _, u := range have {
+				got[u.ID] = u.Attachment
+				if until := time.Until(u.Expires); until <= 0 || until > 30*24*time.Hour {
+					s.Fatalf("the upload expires in %v", until)
+				}
+			}
+			s.equal("number of uploads", len(have), len(want))
+			for _, a := range want {
+				s.equal("upload", got[a.ID], a)
+			}
+		}
+		uploads(p)
+		var refs []blob.Attachment
+		for i, n := range []int{0, 9000, 2 << 20} {
+			first, err := p.PutAttachment(ctx, bytes.NewReader(pattern(n, byte(i))), -1, "", "")
+			s.must(err)
+			ref, err := p.PutAttachment(ctx, bytes.NewReader(pattern(n, byte(i))), -1, "image/png", fmt.Sprint("name ", i))
+			s.must(err)
+			s.equal("id", first.ID, ref.ID)
+			refs = append(refs, ref)
+		}
+		s.twice(func() {
+			p, q = s.session("a"), s.session("b")
+			uploads(p, refs...)
+			uploads(q)
+			for i, a := range refs {
+				var w bytes.Buffer
+				_, err := p.ReadAttachment(ctx, &w, a.ID)
+				s.must(err)
+				s.equal("content", bytes.Equal(w.Bytes(), pattern(int(a.Size), byte(i))), true)
+				_, err = q.ReadAttachment(ctx, io.Discard, a.ID)
+				s.is(err, turnstone.ErrBlobNotFound)
+			}
+			_, err := s.Factory.GC(ctx, gc.Options{})
+			s.must(err)
+		})
+		s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k", Attachments: refs[:2]}}})
+		uploads(p, refs[2])
+		for _, a := range refs {
+			_, err := p.ReadAttachment(ctx, io.Discard, a.ID)
+			s.must(err)
+		}
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		_, err := p.Uploads(ctx)
+		s.is(err, turnstone.ErrSessionDeleted)
+		_, err = p.ReadAttachment(ctx, io.Discard, refs[2].ID)
+		s.is(err, turnstone.ErrSessionDeleted)
 	}},
 	{name: "A4_ACommitSaysTheSizeThatAnAttachmentHas", test: func(s *suite) {
 		contents := [][]byte{nil, pattern(100, 1), pattern(700_000, 2), pattern(2<<20, 3)}

@@ -123,16 +123,17 @@ func nodeLineOf(n *turnstone.Node) nodeLine {
 }
 
 type commitLine struct {
-	Session  string      `json:"session"`
-	Revision uint64      `json:"revision"`
-	Commit   string      `json:"commit"`
-	Time     time.Time   `json:"time"`
-	Turn     string      `json:"turn,omitempty"`
-	Leaf     string      `json:"leaf,omitempty"`
-	Nodes    int         `json:"nodes"`
-	Parts    []partLine  `json:"parts,omitempty"`
-	Usage    []usageLine `json:"usage,omitempty"`
-	Pruned   bool        `json:"pruned,omitempty"`
+	Session  string            `json:"session"`
+	Revision uint64            `json:"revision"`
+	Commit   string            `json:"commit"`
+	Time     time.Time         `json:"time"`
+	Turn     string            `json:"turn,omitempty"`
+	Leaf     string            `json:"leaf,omitempty"`
+	Nodes    int               `json:"nodes"`
+	Parts    []partLine        `json:"parts,omitempty"`
+	Usage    []usageLine       `json:"usage,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Pruned   bool              `json:"pruned,omitempty"`
 }
 
 type partLine struct {
@@ -144,7 +145,7 @@ type partLine struct {
 func commitLineOf(session string, e *turnstone.LogEntry) commitLine {
 	l := commitLine{
 		Session: session, Revision: uint64(e.Revision), Commit: e.Commit.String(), Time: e.Time.UTC(), Turn: e.Turn, Leaf: hexID(e.Leaf), Nodes: e.Nodes,
-		Usage: usageLines(e.Usage), Pruned: e.Pruned,
+		Usage: usageLines(e.Usage), Labels: e.Labels, Pruned: e.Pruned,
 	}
 	for _, p := range e.Parts {
 		l.Parts = append(l.Parts, partLine{Name: p.Name, ID: p.Blob.String(), Size: p.Size})

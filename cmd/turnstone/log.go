@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -277,6 +278,9 @@ func (v *vertex) details(terminal, margin int) []string {
 	}
 	for _, p := range v.Parts {
 		out = append(out, fmt.Sprintf("part %s, %s", line(p.Name, 64), size(uint64(p.Size))))
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.Labels)) {
+		out = append(out, fmt.Sprintf("label %s=%s", line(name, 40), line(v.Labels[name], 80)))
 	}
 	for _, u := range v.Usage {
 		out = append(out, "used "+tokens(u))

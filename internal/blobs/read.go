@@ -228,19 +228,6 @@ func (s *Store) ItemsOf(ctx context.Context, h keys.Hash) ([]keys.Hash, error) {
 	return out, nil
 }
 
-// IDOf returns the id of the blob that h stands for, or ErrNotFound.
-func (s *Store) IDOf(ctx context.Context, h keys.Hash) (blob.ID, error) {
-	vs, err := s.engine.Get(ctx, s.space.Blob(h, 0))
-	if err == nil && vs[0] == nil {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return blob.ID{}, err
-	}
-	r, err := s.first(ctx, h)
-	return r.id, err
-}
-
 // first reads the first value of the blob that h stands for.
 func (s *Store) first(ctx context.Context, h keys.Hash) (r stored, err error) {
 	key := s.space.Blob(h, 0)

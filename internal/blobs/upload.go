@@ -51,6 +51,7 @@ type Pin struct {
 	Kind    PinKind
 	Expires time.Time        // zero for Pinned
 	Owner   keys.Incarnation // of Uploading: the session that it is for
+	Granted blob.Attachment  // of Grant
 }
 
 // A PinKind tells the records under keys.Upload apart.
@@ -63,11 +64,11 @@ const (
 	Grant     PinKind = 't' // A blob of a finished upload, which the session may commit.
 )
 
-// newPin returns the record of an upload or of a grant. Random bytes make every value
+// newPin returns the record of an upload, of which more is the owner, or of a grant, of which it is what was granted. Random bytes make every value
 // unique, so that a guard on one value is never true of a later one.
-func newPin(key []byte, kind PinKind, expires time.Time, owner []byte) []byte {
+func newPin(key []byte, kind PinKind, expires time.Time, more []byte) []byte {
 	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
-	return codec.Seal(key, keys.Upload, append(body, owner...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
+	return codec.Seal(key, keys.Upload, append(body, more...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
 }
 
 // OpenPin decodes a record under keys.Upload.
@@ -81,13 +82,33 @@ func OpenPin(key, value []byte) (p Pin, err error) {
 	}
 	switch {
 	case p.Kind == Pinned && len(body) == 1:
-	case p.Kind == Uploading && len(body) == 33, p.Kind == Grant && len(body) == 17:
-		copy(p.Owner[:], body[9:len(body)-8])
-		p.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
+		return p, nil
+	case p.Kind == Uploading && len(body) == 33:
+		copy(p.Owner[:], body[9:])
+	case p.Kind == Grant && len(body) > 17:
+		d := codec.Decoder{B: body[9 : len(body)-8]}
+		d.Shape(4)
+		d.Fixed(p.Granted.ID[:])
+		p.Granted.Size, p.Granted.MediaType, p.Granted.Name = Size(&d), d.Text(), d.Text()
+		if err := d.Done(); err != nil {
+			return p, err
+		}
 	default:
 		return p, fmt.Errorf("%w: upload", record.ErrMalformed)
 	}
+	p.Expires = time.Unix(0, int64(binary.BigEndian.Uint64(body[1:]))).UTC()
 	return p, nil
+}
+
+// granted encodes what a grant is of.
+func granted(a *blob.Attachment) []byte {
+	var e codec.Encoder
+	e.Array(4)
+	e.Bytes(a.ID[:])
+	e.Uint(uint64(a.Size))
+	e.Text(a.MediaType)
+	e.Text(a.Name)
+	return e.B
 }
 
 // Put stores d in a batch of its own, or finds that d is stored. The upload pins d from
@@ -104,15 +125,15 @@ func (u *Upload) pin(b *engine.Batch, id blob.ID) engine.Pair {
 }
 
 // Grant is Put that ends the upload. A grant pins d for the session of the upload until
-// the grant expires or a commit refers to d, and d keeps the blobs that it is made of.
-// alive is called before each attempt: it makes the batch guard that the session lives,
+// the grant expires or a commit refers to d, and d keeps the blobs that it is made of. The grant has
+// the media type and the name. alive is called before each attempt: it makes the batch guard that the session lives,
 // or returns the error that Grant ends with.
-func (u *Upload) Grant(ctx context.Context, d *Draft, alive func(*engine.Batch) error) error {
+func (u *Upload) Grant(ctx context.Context, d *Draft, mediaType, name string, alive func(*engine.Batch) error) error {
 	return u.put(ctx, d, func(b *engine.Batch) (engine.Pair, error) {
 		u.Finish(b)
 		u.pin(b, d.ID) // gc comes to this record with those of the blobs that d consists of
 		key := u.store.space.Upload(u.owner, u.store.space.BlobHash(d.ID))
-		b.Set(key, newPin(key, Grant, u.expires, nil))
+		b.Set(key, newPin(key, Grant, u.expires, granted(&blob.Attachment{ID: d.ID, Size: d.Size, MediaType: mediaType, Name: name})))
 		return b.Sets[len(b.Sets)-1], alive(b)
 	})
 }
@@ -342,30 +363,34 @@ func newList(id blob.ID, items []item) *Draft {
 // Uploaded returns the blobs that uploads and grants pin, as keys name them.
 func (s *Store) Uploaded(ctx context.Context) (map[keys.Hash]bool, error) {
 	out := map[keys.Hash]bool{}
-	err := s.uploads(ctx, s.space.All(keys.Upload), func(h keys.Hash) error {
+	err := s.uploads(ctx, s.space.All(keys.Upload), func(h keys.Hash, _ engine.Pair) error {
 		out[h] = true
 		return nil
 	})
 	return out, err
 }
 
-// Granted returns the blobs that a session has uploaded and not committed.
-func (s *Store) Granted(ctx context.Context, inc keys.Incarnation) (out []blob.ID, err error) {
-	err = s.uploads(ctx, s.space.Of(keys.Upload, inc), func(h keys.Hash) error {
-		id, err := s.IDOf(ctx, h)
-		if err == nil {
-			out = append(out, id)
-		}
-		if errors.Is(err, ErrNotFound) {
-			err = nil
-		}
+// Granted returns the grants of a session: what was uploaded and no commit refers to yet.
+func (s *Store) Granted(ctx context.Context, inc keys.Incarnation) (out []Pin, err error) {
+	err = s.uploads(ctx, s.space.Of(keys.Upload, inc), func(_ keys.Hash, p engine.Pair) error {
+		pin, err := OpenGrant(p.Key, p.Value)
+		out = append(out, pin)
 		return err
 	})
 	return out, err
 }
 
-// uploads calls f for the blobs of the upload records in a range.
-func (s *Store) uploads(ctx context.Context, r engine.Range, f func(keys.Hash) error) error {
+// OpenGrant decodes the grant of key.
+func OpenGrant(key, value []byte) (Pin, error) {
+	p, err := OpenPin(key, value)
+	if err == nil && p.Kind != Grant {
+		err = fmt.Errorf("%w: it is no grant", record.ErrMalformed)
+	}
+	return p, codec.Corrupt(err, "grant at key %x", key)
+}
+
+// uploads calls f for the upload records in a range, with the blobs that they name.
+func (s *Store) uploads(ctx context.Context, r engine.Range, f func(keys.Hash, engine.Pair) error) error {
 	for p, err := range s.engine.Scan(ctx, r) {
 		if err != nil {
 			return err
@@ -374,7 +399,7 @@ func (s *Store) uploads(ctx context.Context, r engine.Range, f func(keys.Hash) e
 		if !ok {
 			return codec.Corrupt(record.ErrMalformed, "upload at key %x", p.Key)
 		}
-		if err := f(keys.Hash(fields[16:])); err != nil {
+		if err := f(keys.Hash(fields[16:]), p); err != nil {
 			return err
 		}
 	}

@@ -50,7 +50,7 @@ func assemble(in *Request, payloads []payload, parts map[string]*version, b *hea
 	c := &out.turn.Commit
 	*c = heads.Commit{
 		Revision: revision, Previous: b.Commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
-		PartsAt: b.PartsAt, Usage: in.Usage, Turn: in.Turn, Time: now,
+		PartsAt: b.PartsAt, Usage: in.Usage, Turn: in.Turn, Labels: in.Labels, Time: now,
 	}
 	if changed {
 		c.PartsAt, c.Parts = revision, out.parts

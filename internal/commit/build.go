@@ -3,13 +3,11 @@ package commit
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
@@ -45,14 +43,17 @@ func (c *call) build(ctx context.Context) error {
 		c.writers[i].addHead(c.batch)
 	}
 	c.addRecords()
-	c.join()
+	if err := c.join(); err != nil {
+		return err
+	}
 	return c.checkBatch()
 }
 
 // join adds what makes the sessions that do not exist. Where a commit writes the same key, what makes the session
 // stands: a lifecycle record has the epoch that the commit would give it, and counts one fork more; a blob is the
-// same. Of the head, what the commit writes stands.
-func (c *call) join() {
+// same. Of the head, what the commit writes stands. The error is an Invalid if a commit hides nodes of a session, or is kept
+// by name, and another one of the call makes a fork of it.
+func (c *call) join() error {
 	var written map[string]bool
 	var all engine.Batch
 	for i := range c.writers {
@@ -64,10 +65,14 @@ func (c *call) join() {
 			written = map[string]bool{}
 		}
 		for _, p := range w.birth.Sets {
-			if !bytes.Equal(p.Key, w.s.HeadKey) && !written[string(p.Key)] {
-				written[string(p.Key)] = true
-				all.Set(p.Key, p.Value)
+			if bytes.Equal(p.Key, w.s.HeadKey) || written[string(p.Key)] {
+				continue
 			}
+			written[string(p.Key)] = true
+			if w.bornLife != nil && bytes.Equal(p.Key, w.s.LifeKey) {
+				p.Value = w.bornLife
+			}
+			all.Set(p.Key, p.Value)
 		}
 		for _, key := range w.birth.Deletes {
 			written[string(key)] = true
@@ -76,7 +81,12 @@ func (c *call) join() {
 		all.Guards = append(all.Guards, w.birth.Guards...)
 	}
 	if written == nil {
-		return
+		return nil
+	}
+	for i := range c.writers {
+		if w := &c.writers[i]; w.birth == nil && w.altersMore() && written[string(w.s.LifeKey)] {
+			return &InSession{w.s.ID, change.NewInvalid("commit", "it has Tombstone or Keep, and another commit of the call makes a fork of the session")}
+		}
 	}
 	for _, p := range c.batch.Sets {
 		if !written[string(p.Key)] {
@@ -90,6 +100,7 @@ func (c *call) join() {
 	}
 	all.Guards = append(all.Guards, c.batch.Guards...)
 	*c.batch = all
+	return nil
 }
 
 // in adds to an error which session it is about, if the commit is to several.
@@ -112,7 +123,7 @@ func (w *writer) addTurn(ctx context.Context, b *engine.Batch) (err error) {
 		return err
 	}
 	b.Guard(w.s.HeadKey, w.record)
-	if err := w.checkOlder(ctx, b); err != nil {
+	if err := w.alterLife(ctx, b); err != nil {
 		return err
 	}
 	if w.next, err = w.nextHead(); err != nil {
@@ -231,35 +242,6 @@ func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 		}
 	}
 	return nil
-}
-
-// checkOlder checks the nodes that the commit names as parents or as its leaf, except new nodes
-// and the leaf of the head: they must be in the session's graph. It guards and sets the lifecycle
-// record. So nobody removes such a node meanwhile, and a vacuum that has read the head before
-// the commit can't remove it as unreachable afterwards.
-func (w *writer) checkOlder(ctx context.Context, b *engine.Batch) error {
-	if len(w.built.older) == 0 {
-		return nil
-	}
-	if w.birth != nil {
-		return change.NewInvalid("commit", "the commit that creates session %q can only go on from its leaf, not from node %s", w.s.ID, w.built.older[0])
-	}
-	var id graph.ID // the node that is checked
-	_, err := history.WithLifecycles(ctx, w.s, func(l *history.Lifecycles) (struct{}, error) {
-		for _, id = range w.built.older {
-			if err := l.NotPruned(ctx, w.head.Revision, id); err != nil {
-				return struct{}{}, err
-			}
-		}
-		next := l.Own.Next()
-		b.Guard(l.Keys[0], l.Values[0])
-		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
-		return struct{}{}, nil
-	})
-	if errors.Is(err, history.ErrNodeNotFound) {
-		err = change.NewInvalid("commit", "node %s is not in the graph of session %q", id, w.s.ID)
-	}
-	return err
 }
 
 // checkNames checks that no commit of the session has the turn id, and no node of its graph one of

@@ -160,6 +160,8 @@ type writer struct {
 	creator Creator       // of a session that may have to be made
 	birth   *engine.Batch // what makes it, or nil if it exists
 
+	bornLife []byte // the lifecycle record that it is made with, if the commit alters that
+
 	head   *heads.Head // that the commit is built on
 	record []byte      // of head
 	fresh  bool        // whether head was read by this call
@@ -188,7 +190,7 @@ func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, er
 		}
 	}
 	for {
-		err := c.checkExpected()
+		err := c.checkExpected(ctx)
 		if err == nil {
 			err = c.checkRecords(ctx)
 		}
@@ -234,6 +236,7 @@ func (c *call) open(ctx context.Context) error {
 			continue
 		}
 		var err error
+		w.bornLife = nil
 		if w.s, w.birth, err = w.creator.Open(ctx); err != nil {
 			return &InSession{w.creator.ID(), err}
 		}
@@ -262,11 +265,22 @@ func (c *call) fresh() bool {
 	return true
 }
 
-// checkExpected fails if a head is not at the revision that its request expects.
-func (c *call) checkExpected() error {
+// checkExpected fails if a head is not at the revision that its request expects, or its path does not have the node.
+func (c *call) checkExpected(ctx context.Context) error {
 	for i := range c.writers {
-		if w := &c.writers[i]; w.in.Expected != Any && w.head.Revision != w.in.Expected {
-			return &Conflict{Session: w.s.ID, Expected: w.in.Expected, Revision: w.head.Revision, Leaf: w.head.Leaf, Commit: w.head.Commit}
+		w := &c.writers[i]
+		at := &Conflict{Session: w.s.ID, Expected: w.in.Expected, Revision: w.head.Revision, Leaf: w.head.Leaf, Commit: w.head.Commit}
+		if w.in.Expected != Any && w.head.Revision != w.in.Expected {
+			return at
+		}
+		if w.in.OnPath.IsZero() || w.in.OnPath == w.head.Leaf {
+			continue
+		}
+		if found, err := w.onPath(ctx, w.in.OnPath); err != nil {
+			return c.in(i, err)
+		} else if !found {
+			at.Node = w.in.OnPath
+			return at
 		}
 	}
 	return nil

@@ -14,16 +14,20 @@ import (
 // These are the typed errors of a commit. The root package converts each to a public type with
 // the same fields.
 
-// A Conflict says that the head is not at the revision that the request expects.
+// A Conflict says that the head is not at the revision that the request expects, or that its path does not have a node.
 type Conflict struct {
 	Session  string
 	Expected head.Revision
 	Revision head.Revision
 	Leaf     graph.ID
 	Commit   head.CommitID
+	Node     graph.ID // Request.OnPath, if that is not on the path; else zero
 }
 
 func (e *Conflict) Error() string {
+	if !e.Node.IsZero() {
+		return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), and node %.12s is not on its path", e.Session, e.Revision, e.Leaf, e.Node)
+	}
 	return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), not at %d", e.Session, e.Revision, e.Leaf, e.Expected)
 }
 

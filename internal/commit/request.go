@@ -31,6 +31,7 @@ type Store struct {
 type Limits struct {
 	Parts     int // How many checkpoint parts a session may have.
 	Models    int // How many models the usage of a session may name.
+	Kept      int // How many revisions of a session may be kept by name.
 	NodeBytes int // The size of a commit's nodes, without payloads that are blobs.
 	Writes    int // How many operations a commit's batch may have.
 	Bytes     int // The size of a commit's batch.
@@ -43,12 +44,16 @@ const Any = ^head.Revision(0)
 // the fields mean.
 type Request struct {
 	Expected   head.Revision
+	OnPath     graph.ID
 	Turn       string
 	Nodes      []Node
 	Leaf       Ref
 	Checkpoint map[string][]byte
 	Drop       []string
 	Usage      []head.Usage
+	Labels     map[string]string
+	Tombstone  []graph.ID
+	Keep       string
 	Records    []RecordChange
 	// RecordsOnly makes no commit: only the records are changed, and all fields but Records are zero.
 	RecordsOnly bool

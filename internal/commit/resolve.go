@@ -56,7 +56,7 @@ func (c *call) resolve(ctx context.Context, conflict error) error {
 	if err := c.orReplayed(ctx, nil); err != nil {
 		return err
 	}
-	if err := c.checkExpected(); err != nil {
+	if err := c.checkExpected(ctx); err != nil {
 		return err
 	}
 	var ce *engine.ConflictError

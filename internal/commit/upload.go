@@ -13,14 +13,14 @@ import (
 
 // Upload stores the content of r as a blob, and grants it to a later commit of the session: see
 // turnstone.Session.PutAttachment. If size is not negative, it is the size of the content.
-func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, size int64) (*blobs.Draft, error) {
+func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, size int64, mediaType, name string) (*blobs.Draft, error) {
 	if _, err := s.Lifecycles(ctx); err != nil {
 		return nil, err
 	}
 	up := st.NewUpload(s.Inc)
 	d, err := up.Write(ctx, r, size)
 	if err == nil {
-		err = up.Grant(ctx, d, func(b *engine.Batch) error {
+		err = up.Grant(ctx, d, mediaType, name, func(b *engine.Batch) error {
 			l, err := s.Lifecycles(ctx)
 			if err == nil {
 				b.Guard(l.Keys[0], l.Values[0])

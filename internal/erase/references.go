@@ -64,8 +64,12 @@ func (s Store) readBlobs(ctx context.Context, inc heads.Incarnation, life *heads
 	if err != nil {
 		return nil, err
 	}
+	out := slices.Concat(parts, payloads)
 	granted, err := s.Blobs.Granted(ctx, inc)
-	return slices.Concat(parts, payloads, granted), err
+	for i := range granted {
+		out = append(out, granted[i].Granted.ID)
+	}
+	return out, err
 }
 
 // nodeBlobs returns the blobs of the nodes that a session itself added.

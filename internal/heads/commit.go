@@ -26,6 +26,7 @@ type Commit struct {
 	Parts      []head.Part     // the whole checkpoint, if this commit changed it
 	Usage      []head.Usage    // of this turn
 	Turn       string          // the caller's turn id; may be empty
+	Labels     map[string]string
 	Time       time.Time
 
 	leafIsLast bool // between DecodeCompact and Complete
@@ -34,7 +35,7 @@ type Commit struct {
 // Body returns the canonical encoding.
 func (c *Commit) Body() []byte {
 	e := codec.Encoder{B: make([]byte, 0, 192)}
-	e.Array(10)
+	e.Array(11)
 	e.Uint(uint64(c.Revision))
 	e.Bytes(c.Previous[:])
 	appendEnds(&e, c.Leaf, c.Last)
@@ -47,6 +48,7 @@ func (c *Commit) Body() []byte {
 	}
 	appendUsage(&e, c.Usage)
 	e.Text(c.Turn)
+	appendLabels(&e, c.Labels)
 	appendTime(&e, c.Time)
 	return e.B
 }
@@ -83,7 +85,7 @@ func IDOf(body []byte) head.CommitID { return hash.Commit.Sum(body) }
 func DecodeCommit(body []byte) (*Commit, error) {
 	d := codec.Decoder{B: body}
 	var c Commit
-	d.Shape(10)
+	d.Shape(11)
 	c.Revision = head.Revision(d.Uint())
 	d.Fixed(c.Previous[:])
 	c.Leaf, c.Last = decodeEnds(&d)
@@ -103,6 +105,7 @@ func DecodeCommit(body []byte) (*Commit, error) {
 	}
 	c.Usage = decodeUsage(&d, MaxModels)
 	c.Turn = d.Text()
+	c.Labels = decodeLabels(&d)
 	c.Time = decodeTime(&d)
 	return &c, d.Done()
 }
@@ -149,7 +152,7 @@ const (
 )
 
 // AppendCompact encodes what a reader of the commits before and of the commit's nodes does not know
-// of the commit, as five items: leaf, checkpoint, usage, turn id, and the time since the commit
+// of the commit, as six items: leaf, checkpoint, usage, turn id, labels, and the time since the commit
 // before, in zigzag encoding.
 func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	switch {
@@ -169,6 +172,7 @@ func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	}
 	appendUsage(e, c.Usage)
 	e.Text(c.Turn)
+	appendLabels(e, c.Labels)
 	d := c.Time.UnixNano() - before.Time.UnixNano()
 	e.Uint(uint64(d)<<1 ^ uint64(d>>63))
 }
@@ -196,6 +200,7 @@ func DecodeCompact(d *codec.Decoder, before *Base) *Commit {
 	}
 	c.Usage = decodeUsage(d, MaxModels)
 	c.Turn = d.Text()
+	c.Labels = decodeLabels(d)
 	n := d.Uint()
 	nanos := before.Time.UnixNano() + int64(n>>1^-(n&1))
 	if nanos < 0 {

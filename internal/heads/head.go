@@ -6,6 +6,7 @@ package heads
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -92,6 +93,7 @@ func (s *State) Then(c *Commit, id head.CommitID) (State, error) {
 const (
 	MaxParts  = 1024
 	MaxModels = 256 // of a head's totals
+	MaxLabels = 64  // of a session and of a commit
 )
 
 // appendEnds encodes the leaf and the last node, which is null if it is the leaf.
@@ -251,6 +253,38 @@ func decodeUsage(d *codec.Decoder, maximum int) []head.Usage {
 		}
 	}
 	return usage
+}
+
+// appendLabels encodes names and values, in the order of the names.
+func appendLabels(e *codec.Encoder, labels map[string]string) {
+	e.Array(2 * len(labels))
+	if len(labels) == 0 {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		e.Text(name)
+		e.Text(labels[name])
+	}
+}
+
+// decodeLabels decodes what appendLabels encodes.
+func decodeLabels(d *codec.Decoder) map[string]string {
+	n := d.Array(2 * MaxLabels)
+	if n%2 != 0 {
+		d.Fail("%d items of labels", n)
+	}
+	if n == 0 {
+		return nil
+	}
+	labels, last := make(map[string]string, n/2), ""
+	for i := range n / 2 {
+		name := d.Text()
+		if i > 0 && name <= last {
+			d.Fail("labels out of order")
+		}
+		labels[name], last = d.Text(), name
+	}
+	return labels
 }
 
 // Times are stored as nanoseconds since 1970 UTC, never negative.

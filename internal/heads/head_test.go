@@ -30,7 +30,7 @@ var (
 	}
 	aCommit = heads.Commit{
 		Revision: 7, Previous: head.CommitID{1}, Leaf: graph.ID{2}, Last: graph.ID{3}, Nodes: 4, NodeDigest: [32]byte{5},
-		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Time: when,
+		PartsAt: 7, Parts: []head.Part{{Name: "a", Set: 3}, parts[1]}, Usage: usage, Turn: "turn", Labels: map[string]string{"a": "1", "b": ""}, Time: when,
 	}
 	anAbout = heads.About{
 		ID: "id", Incarnation: heads.Incarnation{1}, Name: "n", Model: "m", Cwd: "/", Group: "g/h", Parent: heads.Incarnation{7}, ForkNode: graph.ID{4},

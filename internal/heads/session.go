@@ -53,16 +53,7 @@ func (a *About) Seal(key []byte) []byte {
 	e.Bool(a.Detached)
 	e.Bool(a.Summary)
 	e.Uint(a.Keep)
-	names := make([]string, 0, len(a.Labels))
-	for k := range a.Labels {
-		names = append(names, k)
-	}
-	slices.Sort(names)
-	e.Array(2 * len(names))
-	for _, k := range names {
-		e.Text(k)
-		e.Text(a.Labels[k])
-	}
+	appendLabels(&e, a.Labels)
 	appendTime(&e, a.Created)
 	appendTime(&e, a.Updated)
 	if len(e.B) <= plainAbout {
@@ -70,9 +61,6 @@ func (a *About) Seal(key []byte) []byte {
 	}
 	return codec.Seal(key, keys.About, codec.Compress(nil, e.B, codec.Medium))
 }
-
-// MaxLabels bounds the labels of a session.
-const MaxLabels = 64
 
 const (
 	maxAbout   = 1 << 20 // bytes of metadata before compression, more than the limits of its fields allow
@@ -101,21 +89,7 @@ func OpenAbout(key, value []byte) (*About, error) {
 	a.ForkNode = d.ID()
 	a.Detached, a.Summary = d.Bool(), d.Bool()
 	a.Keep = d.Uint()
-	n := d.Array(2 * MaxLabels)
-	if n%2 != 0 {
-		d.Fail("%d items of labels", n)
-	}
-	last := ""
-	for i := range n / 2 {
-		k := d.Text()
-		if i > 0 && k <= last {
-			d.Fail("labels out of order")
-		}
-		if a.Labels == nil {
-			a.Labels = make(map[string]string, n/2)
-		}
-		a.Labels[k], last = d.Text(), k
-	}
+	a.Labels = decodeLabels(&d)
 	a.Created, a.Updated = decodeTime(&d), decodeTime(&d)
 	return &a, d.Done()
 }

@@ -7,20 +7,29 @@ import (
 	"io"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/record"
 )
 
 // WriteAttachment writes the content of an attachment to w, and returns its length. The
-// error is ErrBlobNotFound if no node of the session's graph up to revision last has the
-// attachment.
-func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, last head.Revision, id blob.ID) (int64, error) {
-	if _, err := s.FindAttachment(ctx, last, id); err != nil {
+// error is ErrBlobNotFound if no node of the session's graph up to the head has the
+// attachment, and the session has not uploaded it.
+func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error) {
+	grant := s.Space.Upload(s.Inc, s.Space.BlobHash(id))
+	h, values, err := s.Head(ctx, grant)
+	if err != nil {
+		return 0, err
+	}
+	if values[0] != nil {
+		if _, err := blobs.OpenGrant(grant, values[0]); err != nil {
+			return 0, err
+		}
+	} else if _, err := s.FindAttachment(ctx, h.Revision, id); err != nil {
 		return 0, err
 	}
 	n, err := s.Blobs.WriteTo(ctx, w, id)
 	var damage *record.CorruptError
-	if errors.As(err, &damage) { // Vacuum may have removed the blob meanwhile.
+	if errors.As(err, &damage) { // Vacuum may have removed the blob meanwhile, or the upload has expired.
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
 			err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, s.Name)
 		}

@@ -31,6 +31,7 @@ type Walk struct {
 	Leaf    graph.ID      // the path to this node
 	All     bool          // all nodes, side branches included, instead of a path
 	Reverse bool          // the newest node first
+	Bare    bool          // without payloads that are stored apart
 }
 
 // Stream calls yield for the nodes of a walk that the session shows, with their payloads, until it
@@ -333,7 +334,7 @@ func (st *stream) hand(nodes []Node) error {
 		return nil
 	}
 	nodes, err := st.unerased(nodes)
-	if err == nil {
+	if err == nil && !st.w.Bare {
 		_, err = Try(st.ctx, st.s, func() (struct{}, error) { return struct{}{}, st.s.readPayloads(st.ctx, nodes) })
 	}
 	if err != nil {
@@ -366,6 +367,24 @@ func (st *stream) unerased(nodes []Node) ([]Node, error) {
 		}
 	}
 	return out, nil
+}
+
+// OnPath reports whether a node is on the path to a leaf of the state at revision last, whether the session shows it
+// or not. It reads what was committed since the node. The error is ErrNodeNotFound if the graph does not have the node.
+func (s *Session) OnPath(ctx context.Context, last head.Revision, leaf, id graph.ID) (found bool, err error) {
+	_, at, err := s.findNow(ctx, last, id)
+	if err != nil {
+		return false, err
+	}
+	st := &stream{s: s, ctx: ctx, w: Walk{Last: last, Leaf: leaf}}
+	if at.Layer.Inc == s.Inc {
+		st.w.After = head.Revision(at.Revision) - 1
+	}
+	err = st.walk(func(_ Layer, n, _ *Node) bool {
+		found = n.ID == id
+		return !found
+	})
+	return found, err
 }
 
 // findNow is Find that starts over if maintenance moves something meanwhile.

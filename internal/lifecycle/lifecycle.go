@@ -20,6 +20,5 @@ type Store struct {
 // Limits are the limits that depend on what a session has already.
 type Limits struct {
 	Ancestors int // A fork of more ancestors is flattened.
-	Kept      int // How many revisions a session may keep by name.
 	Labels    int // How many labels a session may have.
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
@@ -74,6 +75,22 @@ func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, ke
 	return moved, err
 }
 
+// Tombstone hides nodes from a session. The error is history.ErrNodeNotFound if the
+// session's graph does not have one of them, and then Tombstone changes nothing.
+func (st *Store) Tombstone(ctx context.Context, s *history.Session, ids []graph.ID) error {
+	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
+		return c.Alter(ctx, s, func(l *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
+			h, _, err := s.Head(ctx)
+			if err != nil {
+				return false, err
+			}
+			b.Reclaim = true
+			b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
+			return change.Tombstone(ctx, l, h.Revision, ids, next, b)
+		})
+	})
+}
+
 // Keep keeps revision r under a name. If r is 0, it keeps the revision of the head. The error
 // is ErrExists if the name keeps another revision.
 func (st *Store) Keep(ctx context.Context, s *history.Session, name string, r head.Revision) error {
@@ -93,12 +110,7 @@ func (st *Store) Keep(ctx context.Context, s *history.Session, name string, r he
 		if err := st.checkRetained(ctx, s, h, life, at); err != nil {
 			return false, err
 		}
-		if int(life.Refs) >= st.Limits.Kept {
-			return false, &change.Limit{Limit: "kept revisions", Where: "session " + s.ID, Have: int64(life.Refs) + 1, Max: int64(st.Limits.Kept)}
-		}
-		life.Refs++
-		b.Set(key, heads.SealKept(key, head.Kept{Name: name, Revision: at}))
-		return true, nil
+		return true, change.Keep(s, head.Kept{Name: name, Revision: at}, true, st.Store.Limits.Kept, life, b)
 	})
 }
 

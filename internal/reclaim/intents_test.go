@@ -22,7 +22,7 @@ type intent struct {
 	happened bool // its effect was seen
 	start    head.Revision
 
-	// What it does: one of these.
+	// What it does: one of these, or a commit that also hides nodes or has a name.
 	commit  *turnstone.Commit
 	stones  []graph.ID
 	keep    turnstone.Retention // of Prune
@@ -185,6 +185,7 @@ func (h *history) newTurns(s *shadow, hd *turnstone.Session) error {
 			return fmt.Errorf("revision %d has %d nodes, %d were committed", e.Revision, len(ids), len(in.commit.Nodes))
 		}
 		s.commits(in, ids)
+		in.at = e.Revision
 	}
 	return nil
 }

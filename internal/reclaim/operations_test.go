@@ -214,6 +214,14 @@ func (x *host) commit() {
 			c.Leaf = turnstone.RefTo(*in.from)
 		}
 	}
+	if ids := s.ids(); len(ids) > 0 && x.rng.IntN(8) == 0 {
+		in.stones = ids[:1:1]
+		c.Tombstone = in.stones
+	}
+	if x.keeps && x.rng.IntN(6) == 0 {
+		in.name, in.at = fmt.Sprint("k", x.rng.IntN(3)), turnstone.AnyRevision // until it is known
+		c.Keep = in.name
+	}
 	for _, p := range []string{"p", "q"} {
 		switch x.rng.IntN(5) {
 		case 0, 1, 2:

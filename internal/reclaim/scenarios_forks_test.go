@@ -253,6 +253,29 @@ var forkScenarios = []scenario{
 		},
 	},
 	{
+		name:   "a commit hides a node and moves the name of its branch while vacuum erases and prunes",
+		before: all(sideBranch, session("a", func(w *world, s *turnstone.Session) error { return s.Keep(w.ctx, "k", 2) })),
+		actors: []party{
+			{"commit", func(w *world) error {
+				node, err := nodeOf(w, "a", 2)
+				if err != nil {
+					return fair(err)
+				}
+				c := says(big)
+				c.Tombstone, c.Keep = []graph.ID{node}, "k"
+				return fair(w.commit("a", c))
+			}},
+			{"fork", func(w *world) error {
+				node, err := nodeOf(w, "a", 2)
+				if err == nil {
+					_, err = w.create(turnstone.Request{ID: "f", Parent: "a", ForkNode: node})
+				}
+				return fair(err)
+			}},
+			{"vacuum", all(pruneTo("a", 1), vacuum)},
+		},
+	},
+	{
 		name: "two vacuums and a prune", before: sideBranch,
 		actors: []party{{"one", vacuum}, {"two", vacuum}, {"prune", pruneTo("a", 1)}},
 	},

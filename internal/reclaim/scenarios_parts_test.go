@@ -119,6 +119,19 @@ var partScenarios = []scenario{
 		},
 	},
 	{
+		name:   "a name moves to a commit while what it kept is pruned and vacuumed",
+		before: all(chained(3), session("a", func(w *world, s *turnstone.Session) error { return s.Keep(w.ctx, "k", 2) }), pruneTo("a", 1), collect),
+		actors: []party{
+			{"commit", func(w *world) error {
+				c := saves(version(3))
+				c.Keep = "k"
+				return both(w.commit("a", c), pruneTo("a", 1)(w))
+			}},
+			{"next", next("a", 4)},
+			{"vacuum", vacuum},
+		},
+	},
+	{
 		name: "a revision in a chain is kept while it is pruned and vacuumed", before: all(chained(4), collect),
 		actors: []party{
 			{"keep", session("a", func(w *world, s *turnstone.Session) error { return s.Keep(w.ctx, "k", 2) })},

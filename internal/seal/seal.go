@@ -150,7 +150,10 @@ func (p *plan) isFull() bool {
 func sizes(of []turns.Turn) (bytes uint64, size int) {
 	for i := range of {
 		t := &of[i]
-		bytes, size = bytes+t.Pack.Uncompressed(), size+t.Pack.Size()+400+len(t.Parts)*180+len(t.Usage)*100
+		bytes, size = bytes+t.Pack.Uncompressed(), size+t.Pack.Size()+400+len(t.Parts)*180+len(t.Usage)*190
+		for name, value := range t.Labels {
+			size += 10 + len(name) + len(value)
+		}
 	}
 	return bytes, size
 }

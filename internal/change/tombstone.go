@@ -1,4 +1,4 @@
-package lifecycle
+package change
 
 import (
 	"context"
@@ -9,49 +9,37 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// Tombstone hides nodes from a session. The error is history.ErrNodeNotFound if the
-// session's graph does not have one of them, and then Tombstone changes nothing.
-func (st *Store) Tombstone(ctx context.Context, s *history.Session, ids []graph.ID) error {
-	return change.Settle(ctx, st.Engine, func(c *change.Change) error { return st.tombstone(ctx, c, s, ids) })
-}
-
-// tombstone is one attempt of Tombstone.
-func (st *Store) tombstone(ctx context.Context, c *change.Change, s *history.Session, ids []graph.ID) error {
-	return c.Alter(ctx, s, func(l *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
-		h, _, err := s.Head(ctx)
+// Tombstone makes b hide nodes from a session: it sets their tombstones, of the epoch of next, which counts them.
+// last is the revision of the session's head. Tombstone reports whether there is anything to do, as some of the nodes may be
+// hidden already. The error is history.ErrNodeNotFound if the session's graph does not have one of them.
+func Tombstone(ctx context.Context, l *history.Lifecycles, last head.Revision, ids []graph.ID, next *heads.Life, b *engine.Batch) (needed bool, err error) {
+	s := l.Session
+	r := run{s: s, last: last, parents: map[graph.ID]graph.ID{}, before: map[graph.ID]graph.ID{}}
+	if r.hidden, err = l.Tombstones(); err != nil {
+		return false, err
+	}
+	fresh, err := r.read(ctx, ids)
+	if err != nil {
+		return false, err
+	}
+	for _, id := range fresh {
+		before, err := r.nearest(ctx, id)
 		if err != nil {
 			return false, err
 		}
-		r := run{s: s, last: h.Revision, parents: map[graph.ID]graph.ID{}, before: map[graph.ID]graph.ID{}}
-		if r.hidden, err = l.Tombstones(); err != nil {
-			return false, err
-		}
-		fresh, err := r.read(ctx, ids)
-		if err != nil || len(fresh) == 0 {
-			return false, err
-		}
-		for _, id := range fresh {
-			before, err := r.nearest(ctx, id)
-			if err != nil {
-				return false, err
-			}
-			key := st.Space.Tombstone(s.Inc, id)
-			tombstone := heads.Tombstone{Epoch: next.Epoch, Before: before}
-			b.Set(key, tombstone.Seal(key))
-		}
-		next.Stones += uint64(len(fresh))
-		b.Reclaim = true
-		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
-		return true, nil
-	})
+		key := s.Space.Tombstone(s.Inc, id)
+		tombstone := heads.Tombstone{Epoch: next.Epoch, Before: before}
+		b.Set(key, tombstone.Seal(key))
+	}
+	next.Stones += uint64(len(fresh))
+	return len(fresh) > 0, nil
 }
 
-// A run is what one attempt of Tombstone knows of the nodes that it hides.
+// A run is what one call of Tombstone knows of the nodes that it hides.
 type run struct {
 	s       *history.Session
 	last    head.Revision

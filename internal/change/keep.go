@@ -1,0 +1,22 @@
+package change
+
+import (
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+)
+
+// Keep makes b keep a revision of a session under a name. If the name is new, next counts it, and the error is
+// a *Limit if the session has so many already.
+func Keep(s *history.Session, k head.Kept, isNew bool, most int, next *heads.Life, b *engine.Batch) error {
+	if isNew {
+		if int(next.Refs) >= most {
+			return &Limit{Limit: "kept revisions", Where: "session " + s.ID, Have: int64(next.Refs) + 1, Max: int64(most)}
+		}
+		next.Refs++
+	}
+	key := s.Space.Ref(s.Inc, k.Name)
+	b.Set(key, heads.SealKept(key, k))
+	return nil
+}
