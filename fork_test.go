@@ -1,6 +1,7 @@
 package turnstone_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -287,6 +288,57 @@ func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
 		t.Error("gc:", err)
 	}
 	verify(t, st)
+}
+
+// A fork can have the checkpoint of any retained revision, and without one it can begin at a node whose checkpoint
+// was pruned. Its batch depends on the revision: one that is pruned meanwhile is refused, also beneath a warm handle.
+func TestF10_OnlyARetainedCheckpointIsTakenOver(t *testing.T) {
+	var ids []graph.ID
+	besideEachCall(t,
+		func(st *turnstone.Store) {
+			p := create(t, st, turnstone.Request{ID: "p"})
+			ids = nil
+			for i := range 4 {
+				ids = append(ids, commitAt(t, p, turnstone.Commit{
+					Expected: head.Revision(i), Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"a": random(9000, uint64(i))},
+				}).Nodes...)
+			}
+			if err := p.Keep(ctx, "k", 1); err != nil {
+				t.Fatal(err)
+			}
+		},
+		func(st *turnstone.Store) error {
+			for i, r := range []turnstone.Request{{ForkAt: 1}, {ForkNode: ids[1], NoCheckpoint: true}, {ForkAt: 4}, {ForkAt: 2}} {
+				r.ID, r.Parent = fmt.Sprint("f", i), "p"
+				if _, _, err := st.Create(ctx, r); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		func(st *turnstone.Store) {
+			prune(t, session(t, st, "p"), 1)
+			vacuum(t, st)
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			if err != nil && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				return err
+			}
+			for i, want := range [][]byte{random(9000, 0), nil, random(9000, 3), random(9000, 1)} {
+				f, ferr := st.Session(ctx, fmt.Sprint("f", i))
+				if i == 3 && err != nil && errors.Is(ferr, turnstone.ErrSessionNotFound) {
+					continue
+				}
+				if ferr != nil {
+					return ferr
+				}
+				parts, ferr := f.Checkpoint(ctx, 0)
+				if ferr != nil || !bytes.Equal(parts["a"], want) {
+					return fmt.Errorf("fork %d has another checkpoint: %w", i, ferr)
+				}
+			}
+			return nil
+		})
 }
 
 // Children belong to the session that they were made of, whatever its id is.

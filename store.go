@@ -160,6 +160,12 @@ type Request struct {
 	// the node. If no turn ended there, it is that before the turn which made the
 	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
 	ForkNode graph.ID
+	// ForkAt, if set, is the revision of Parent to fork at: an attached fork has the checkpoint of that
+	// revision and, if ForkNode is zero, begins at the leaf that it had. RevisionZero is the state before the
+	// first commit.
+	ForkAt head.Revision
+	// NoCheckpoint makes an attached fork begin without a checkpoint, also where the checkpoint is not retained any more.
+	NoCheckpoint bool
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of
 	// the fork node, and keeps them alive when the parent is deleted.
@@ -198,8 +204,14 @@ func (r *Request) request() (*lifecycle.Request, error) {
 	if r.Parent == r.ID {
 		return nil, invalid("request", "a session can't be its own parent")
 	}
-	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero()) {
+	if r.Parent == "" && (r.Detached || !r.ForkNode.IsZero() || r.ForkAt != 0 || r.NoCheckpoint) {
 		return nil, invalid("request", "fork without a parent")
+	}
+	if err := checkRevision("request", "ForkAt", r.ForkAt); err != nil {
+		return nil, err
+	}
+	if r.NoCheckpoint && (r.Detached || r.ForkAt != 0 && !r.ForkNode.IsZero()) {
+		return nil, invalid("request", "NoCheckpoint is for an attached fork, and goes without ForkAt if ForkNode is set")
 	}
 	if r.Parent != "" {
 		if err := checkSessionID(r.Parent); err != nil {
@@ -211,7 +223,7 @@ func (r *Request) request() (*lifecycle.Request, error) {
 			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Group: r.Group, Labels: r.Labels,
 			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
 		},
-		Parent: r.Parent, ForkNode: r.ForkNode,
+		Parent: r.Parent, ForkNode: r.ForkNode, ForkAt: revisionAt(r.ForkAt), NoCheckpoint: r.NoCheckpoint,
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package persistencetest
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,85 @@ import (
 )
 
 var forks = []behaviour{
+	{name: "F10_AForkHasTheCheckpointThatItsRequestNames", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "p"})
+		body := pattern(20_000, 1)
+		var ids []graph.ID
+		version := func(r head.Revision) string { return fmt.Sprint(r, " ", string(body[r:])) }
+		for r := range head.Revision(4) { // The versions of the part are deltas.
+			ids = append(ids, s.commit(p, turnstone.Commit{Expected: r, Nodes: texts(fmt.Sprint(r + 1)), Checkpoint: map[string][]byte{"x": []byte(version(r + 1))}}).Nodes...)
+		}
+		s.commit(p, turnstone.Commit{Expected: 4, Leaf: turnstone.RefTo(ids[0]), Nodes: nil, Checkpoint: map[string][]byte{"x": []byte(version(5))}})
+		s.commit(p, turnstone.Commit{Expected: 5, Leaf: turnstone.RefNone(), Drop: []string{"x"}})
+		forked := 0
+		var after []func()
+		fork := func(r turnstone.Request, part string, want ...string) {
+			s.Helper()
+			forked++
+			r.ID, r.Parent = fmt.Sprint("f", forked), cmp.Or(r.Parent, "p")
+			f := s.create(r)
+			check := func() {
+				s.Helper()
+				f := s.session(r.ID)
+				s.reads(f, turnstone.Scope{At: turnstone.RevisionZero}, want...)
+				parts, err := f.Checkpoint(ctx, turnstone.RevisionZero)
+				s.must(err)
+				wanted := map[string][]byte{}
+				if part != "" {
+					wanted["x"] = []byte(part)
+				}
+				s.equal("checkpoint", parts, wanted)
+			}
+			check()
+			s.commit(f, turnstone.Commit{Nodes: texts("own")})
+			s.reads(f, turnstone.Scope{}, append(want, "own")...)
+			after = append(after, check)
+		}
+		for r := head.Revision(1); r <= 4; r++ { // of a revision: its leaf and its checkpoint
+			fork(turnstone.Request{ForkAt: r}, version(r), []string{"1", "2", "3", "4"}[:r]...)
+		}
+		fork(turnstone.Request{ForkAt: 5}, version(5), "1")
+		fork(turnstone.Request{ForkAt: 6}, "")
+		fork(turnstone.Request{ForkAt: turnstone.RevisionZero}, "")
+		fork(turnstone.Request{ForkAt: 3, ForkNode: ids[1]}, version(3), "1", "2") // of another one than belongs to the node
+		fork(turnstone.Request{ForkAt: 2, ForkNode: ids[3]}, version(2), "1", "2", "3", "4")
+		fork(turnstone.Request{ForkNode: ids[1], NoCheckpoint: true}, "", "1", "2")
+		fork(turnstone.Request{ForkAt: 4, NoCheckpoint: true}, "", "1", "2", "3", "4")
+		fork(turnstone.Request{Parent: "f3", ForkAt: turnstone.RevisionZero}, version(3), "1", "2", "3") // of what a fork began with
+		fork(turnstone.Request{Parent: "f3", ForkNode: ids[0], ForkAt: 1}, version(3), "1")
+		fork(turnstone.Request{Parent: "f3", ForkNode: ids[2], NoCheckpoint: true}, "", "1", "2", "3")
+		s.twice(func() {
+			for _, check := range after {
+				check()
+			}
+		})
+		for _, r := range []turnstone.Request{
+			{ID: "n", ForkAt: 1},
+			{ID: "n", NoCheckpoint: true},
+			{ID: "n", Parent: "p", ForkAt: turnstone.AnyRevision},
+			{ID: "n", Parent: "p", Detached: true, NoCheckpoint: true},
+			{ID: "n", Parent: "p", ForkNode: ids[0], ForkAt: 1, NoCheckpoint: true},
+		} {
+			_, _, err := s.Factory.Create(ctx, r)
+			s.is(err, turnstone.ErrInvalid)
+		}
+		_, _, err := s.Factory.Create(ctx, turnstone.Request{ID: "n", Parent: "p", ForkAt: 7})
+		s.is(err, turnstone.ErrRevisionNotFound)
+		detached := s.create(turnstone.Request{ID: "d", Parent: "p", ForkAt: 2, Detached: true})
+		info, err := detached.Info(ctx)
+		s.must(err)
+		s.equal("fork node", info.ForkNode, ids[1])
+		s.must(s.Factory.Delete(ctx, "p", turnstone.KeepChildren))
+		for range 2 {
+			_, err = s.Factory.Vacuum(ctx, gc.VacuumOptions{})
+			s.must(err)
+		}
+		s.twice(func() {
+			for _, check := range after {
+				check()
+			}
+		})
+	}},
 	{name: "F1_F4_AnAttachedForkSharesItsAncestors", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "p"})
 		ids := s.grow(p, 0, "1", "2")

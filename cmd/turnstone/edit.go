@@ -32,6 +32,8 @@ func (a *app) fork() *cobra.Command {
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
 	c.Flags().StringVar(&r.Group, "group", "", "group of the new session, names between slashes")
 	c.Flags().BoolVar(&r.Detached, "detached", false, "record the parent, but begin with an empty history")
+	c.Flags().BoolVar(&r.NoCheckpoint, "no-checkpoint", false, "begin without a checkpoint, also where it was pruned")
+	c.MarkFlagsMutuallyExclusive("detached", "no-checkpoint")
 	a.complete(c)
 	return c
 }
@@ -45,11 +47,10 @@ func runFork(cmd *cobra.Command, st *turnstone.Store, name, id string, r turnsto
 		return err
 	}
 	r.ID, r.Parent = id, p.ID()
-	if r.ForkNode, err = p.leaf(ctx); err != nil {
-		return err
-	}
-	if r.ForkNode.IsZero() && !r.Detached && !p.bare {
-		return fmt.Errorf("%q has no node to go on from", name)
+	if r.ForkAt = p.scope.At; r.ForkAt == 0 {
+		if r.ForkNode, err = p.leaf(ctx); err != nil {
+			return err
+		}
 	}
 	s, created, err := st.Create(ctx, r)
 	if err != nil {
@@ -57,11 +58,6 @@ func runFork(cmd *cobra.Command, st *turnstone.Store, name, id string, r turnsto
 	}
 	if !created {
 		return fmt.Errorf("%w: %q", turnstone.ErrExists, r.ID)
-	}
-	if p.scope.At > 0 && !r.Detached { // the fork node alone does not say which revision's checkpoint the fork gets
-		if err := commitRestored(ctx, p, s); err != nil {
-			return err
-		}
 	}
 	state, err := s.Load(ctx, turnstone.Scope{})
 	if err != nil {
@@ -136,20 +132,6 @@ func runRewind(cmd *cobra.Command, p place, parts bool) error {
 	out := printer{w: cmd.OutOrStdout()}
 	out.printf("%s is %s, at revision %d\n", line(p.ID(), 60), leaf, r.Revision)
 	return out.err
-}
-
-// commitRestored gives s the checkpoint parts of the revision that p names. It commits
-// only if they differ.
-func commitRestored(ctx context.Context, p place, s *turnstone.Session) error {
-	var in turnstone.Commit
-	if err := restore(ctx, &in, p, s); err != nil {
-		return err
-	}
-	if len(in.Checkpoint)+len(in.Drop) == 0 {
-		return nil
-	}
-	_, err := s.Commit(ctx, in)
-	return err
 }
 
 // restore makes in a commit that gives s the checkpoint parts of the revision that p

@@ -32,22 +32,33 @@ type Fork struct {
 	At head.Revision
 }
 
-// ForkAt returns the state that a fork of the session at node begins with. now is the session's
+// A Start says where a fork of a session begins.
+type Start struct {
+	Node graph.ID
+	// At, if set, is a retained state of the session. The fork takes over its checkpoint.
+	At *heads.State
+	// Bare forks take over no checkpoint.
+	Bare bool
+}
+
+// ForkAt returns the state that a fork of the session begins with. now is the session's
 // head. The fork may have one ancestor more than an origin can have: the caller flattens it then.
 //
-// The fork takes over the checkpoint of the newest retained revision whose leaf was the node.
+// Unless the start says otherwise, the fork takes over the checkpoint of the newest retained revision whose leaf was the node.
 // If the node was the leaf of no revision, the fork takes over the checkpoint before the commit
 // that added the node. Revisions of the session come before those of its ancestors. The error
 // is ErrRevisionPruned if none of these revisions is retained and the checkpoint has parts.
-func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*Fork, error) {
-	f := &Fork{}
+func (h *History) ForkAt(ctx context.Context, now *heads.Head, start Start) (*Fork, error) {
+	f, node, from := &Fork{}, start.Node, cmp.Or(start.At, &now.State)
 	if h.Origin != nil {
 		f.Ancestors = slices.Clone(h.Origin.Ancestors)
 	}
 	own := heads.Ancestor{Incarnation: h.Inc, Node: node, Commit: heads.Genesis(h.Inc, h.Origin)}
-	if node == now.Leaf {
-		own.Revision, own.Commit = now.Revision, now.Commit
-		f.Parts, f.Of, f.At = slices.Clone(now.Parts), h.Inc, now.Revision
+	if !start.Bare && (start.At != nil || node == from.Leaf) {
+		f.Parts, f.Of, f.At = slices.Clone(from.Parts), h.Inc, from.Revision
+	}
+	if node == from.Leaf {
+		own.Revision, own.Commit = from.Revision, from.Commit
 		f.Ancestors = append(f.Ancestors, own)
 		return f, nil
 	}
@@ -58,7 +69,7 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 	if h.Origin != nil && node == h.Origin.Node() {
 		own.Commit = head.CommitID{} // The fork shares only the tombstones of the session.
 		f.Ancestors = append(f.Ancestors, own)
-		return f, h.takeCheckpoint(ctx, f, now, node, at)
+		return f, h.takeCheckpoint(ctx, f, now, start, at)
 	}
 	f.Ancestors = append(f.Ancestors, own)
 	shared := false
@@ -79,11 +90,16 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, node graph.ID) (*
 			a.Revision, a.Commit, a.Node, a.Nodes = 0, head.CommitID{}, node, 0
 		}
 	}
-	return f, h.takeCheckpoint(ctx, f, now, node, at)
+	return f, h.takeCheckpoint(ctx, f, now, start, at)
 }
 
-// takeCheckpoint sets the checkpoint of a fork at node. added is the position of the node.
-func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, node graph.ID, added Position) error {
+// takeCheckpoint sets the checkpoint of a fork to that which belongs to the node of its start, unless the start names another
+// one. added is the position of the node.
+func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, start Start, added Position) error {
+	if start.Bare || start.At != nil {
+		return nil
+	}
+	node := start.Node
 	turn, err := h.turnOf(ctx, now, node, added)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
@@ -18,7 +19,10 @@ type Request struct {
 	// About has the metadata. Create sets the incarnation, the parent and the times.
 	About    heads.About
 	Parent   string   // The id of the parent, or "".
-	ForkNode graph.ID // The node to fork at. The zero id stands for the parent's leaf.
+	ForkNode graph.ID // The node to fork at. The zero id stands for the leaf of ForkAt or, if that is nil, the parent's.
+	// ForkAt is the parent's revision whose checkpoint an attached fork begins with, or nil: then it belongs to the node.
+	ForkAt       *head.Revision
+	NoCheckpoint bool // An attached fork begins without a checkpoint.
 }
 
 // Create makes the session that r describes, and returns it with a nil state. If a session has

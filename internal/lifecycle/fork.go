@@ -1,13 +1,13 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
@@ -40,7 +40,7 @@ func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *h
 	f := forker{Store: st, parent: parent, seen: state.Head.Revision, about: about, stage: stage, copied: copied}
 	origin, err := history.WithLifecycles(ctx, parent, func(l *history.Lifecycles) (*heads.Origin, error) {
 		f.batch = engine.Batch{}
-		return f.attempt(ctx, l, r.ForkNode)
+		return f.attempt(ctx, l, r)
 	})
 	if errors.Is(err, history.ErrSessionDeleted) {
 		err = fmt.Errorf("parent: %w: %q", history.ErrSessionNotFound, r.Parent)
@@ -54,34 +54,40 @@ func (st *Store) fork(ctx context.Context, b *engine.Batch, r *Request, about *h
 	return origin, nil
 }
 
-// attempt is one attempt to fork at a node, or at the parent's leaf if node is zero.
-func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, node graph.ID) (*heads.Origin, error) {
+// attempt is one attempt to make the fork that r describes.
+func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, r *Request) (*heads.Origin, error) {
 	h, _, _, err := f.parent.ReadHead(ctx, f.seen)
 	if err != nil {
 		return nil, err
 	}
-	if node.IsZero() {
-		node = h.Leaf
+	start := history.Start{Node: r.ForkNode, Bare: r.NoCheckpoint}
+	if r.ForkAt != nil {
+		if start.At, err = f.parent.At(ctx, h, *r.ForkAt); err != nil {
+			return nil, err
+		}
 	}
-	if node != h.Leaf {
+	if start.Node.IsZero() {
+		start.Node = cmp.Or(start.At, &h.State).Leaf
+	}
+	if node := start.Node; node != h.Leaf && !node.IsZero() {
 		if err := l.NotPruned(ctx, h.Revision, node); err != nil {
 			return nil, err
 		}
 	}
-	f.about.ForkNode = node
+	f.about.ForkNode = start.Node
 	if f.about.Detached {
 		next := l.Own.Next()
 		f.batch.Guard(l.Keys[0], l.Values[0])
 		f.batch.Set(l.Keys[0], next.Seal(l.Keys[0]))
 		return nil, nil
 	}
-	return f.attach(ctx, l, h)
+	return f.attach(ctx, l, h, start)
 }
 
 // attach makes the new session share the history of the parent, whose head is h, up to the
 // fork node.
-func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head) (*heads.Origin, error) {
-	fork, err := f.parent.ForkAt(ctx, h, f.about.ForkNode)
+func (f *forker) attach(ctx context.Context, l *history.Lifecycles, h *heads.Head, start history.Start) (*heads.Origin, error) {
+	fork, err := f.parent.ForkAt(ctx, h, start)
 	if err != nil {
 		return nil, err
 	}
