@@ -88,10 +88,10 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 // Maintain collects and vacuums until it is stopped, by its function or because the store is
 // closed.
 func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
-	e, st := onMemory(t, &turnstone.Options{Retention: 1})
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	reports := make(chan error, 100)
-	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
+	stop, err := st.Maintain(turnstone.MaintainOptions{Every: time.Millisecond, VacuumEvery: 3 * time.Millisecond, Prune: gc.PruneOptions{Revisions: 1}, Report: func(g *gc.Report, v *gc.VacuumReport, err error) {
 		select {
 		case reports <- err:
 		default:

@@ -65,7 +65,7 @@ var may = map[string][]string{
 	"internal/namespace":       {"internal/turns", "engine", "internal/blobs", "internal/heads", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/list":            {"engine", "internal/heads", "internal/change", "internal/history", "internal/keys", "internal/codec"},
 	"internal/stats":           {"internal/turns", "engine", "internal/heads", "internal/history", "internal/keys", "internal/codec"},
-	"internal/lifecycle":       {"internal/turns", "engine", "internal/keys", "internal/pack", "internal/heads", "internal/change", "internal/commit", "internal/history", "internal/codec"},
+	"internal/lifecycle":       {"internal/list", "internal/records", "internal/turns", "engine", "internal/keys", "internal/pack", "internal/heads", "internal/change", "internal/commit", "internal/history", "internal/codec"},
 	"internal/seal":            {"internal/turns", "engine", "internal/heads", "internal/change", "internal/history", "internal/codec"},
 	"internal/reclaim":         {"internal/records", "internal/turns", "engine", "internal/apply", "internal/blobs", "internal/pack", "internal/heads", "internal/turns", "internal/history", "internal/hash", "internal/keys", "internal/codec", "internal/overlay"},
 	"internal/errtype":         {"internal/records", "engine", "internal/change", "internal/codec", "internal/commit", "internal/history", "internal/lifecycle", "internal/namespace", "internal/replicate"},

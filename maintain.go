@@ -157,6 +157,8 @@ type MaintainOptions struct {
 	// Pace is the part of its time that a collection works, as in gc.Options;
 	// default 0.25.
 	Pace float64
+	// Prune is what each collection prunes before. Its default prunes the sessions that have a retention of their own.
+	Prune gc.PruneOptions
 	// Report, if set, is called after every run, from the goroutine of
 	// maintenance. v is nil after a collection, gc after a vacuum. It must not
 	// call stop or Store.Close.
@@ -176,7 +178,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if o.VacuumEvery != 0 {
 		c.positive("VacuumEvery", int64(o.VacuumEvery))
 	}
-	if err := errors.Join(c.err, checkPace("maintenance", o.Pace)); err != nil {
+	if err := errors.Join(c.err, checkPace("maintenance", o.Pace), checkPrune("maintenance", &o.Prune)); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -190,7 +192,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 			var err error
 			if vacuum {
 				v, err = s.Vacuum(ctx, gc.VacuumOptions{Pace: o.Pace})
-			} else if _, err = s.Prune(ctx); err == nil {
+			} else if _, err = s.Prune(ctx, o.Prune); err == nil {
 				g, err = s.GC(ctx, gc.Options{Pace: o.Pace})
 			}
 			switch {
@@ -338,7 +340,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, err
 }
 
 // Retention says how many of a session's latest revisions can be read as they
-// were. 0 leaves it to the store; a session's own comes before the store's. The
+// were. 0 leaves it to Prune; a session's own comes before that of gc.PruneOptions. The
 // nodes of the active path are never dropped by it: what goes is checkpoints that
 // only older revisions have, and side branches that only they lead to and that no
 // revision kept by name shows.
@@ -347,14 +349,23 @@ type Retention uint64
 // KeepAll retains every revision.
 const KeepAll = ^Retention(0)
 
-// Prune applies retention to all sessions: a session's own, or else the one of
-// Options. It moves the floor, below which revisions are ErrRevisionPruned at
-// once; GC and Vacuum reclaim what that frees. It returns how many sessions it
-// moved.
-func (s *Store) Prune(ctx context.Context) (moved int, err error) {
-	return observed(ctx, s, OpPrune, "", func(ctx context.Context) (int, error) {
-		return s.lifecycle.PruneAll(ctx, uint64(s.opts.Retention))
-	}, func(moved int, o *Outcome) { o.Items = moved })
+// Prune applies retention to all sessions: it moves their floors, below which revisions are ErrRevisionPruned at
+// once, and deletes sessions if the options say so. GC and Vacuum reclaim what that frees. A session that is committed to, or whose metadata are saved, while
+// Prune is at work is not deleted. Prune returns what it has done beside an error as well.
+func (s *Store) Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, error) {
+	return observed(ctx, s, OpPrune, "", func(ctx context.Context) (*gc.PruneReport, error) {
+		if err := checkPrune("prune", &o); err != nil {
+			return nil, err
+		}
+		return s.lifecycle.PruneAll(ctx, &o)
+	}, func(r *gc.PruneReport, out *Outcome) { out.Items = r.Sessions + len(r.Deleted) })
+}
+
+func checkPrune(where string, o *gc.PruneOptions) error {
+	if o.Age < 0 || o.Inactive < 0 || o.Bytes < 0 {
+		return invalid(where, "Age is %v, Inactive %v and Bytes %d: none may be negative", o.Age, o.Inactive, o.Bytes)
+	}
+	return nil
 }
 
 // Prune retains the last keep revisions of the session, and those kept by name;

@@ -143,7 +143,7 @@ func TestAnObserverIsToldOfEverything(t *testing.T) {
 		{turnstone.OpVerify, func() error { _, err := st.Verify(t.Context(), turnstone.VerifyOptions{}); return err }, 0, 0},
 		{turnstone.OpDelete, func() error { return st.Delete(t.Context(), "none", turnstone.KeepChildren) }, 0, 0},
 		{turnstone.OpSeal, func() error { return s.Seal(t.Context()) }, 0, 0},
-		{turnstone.OpPrune, func() error { _, err := st.Prune(t.Context()); return err }, 0, 0},
+		{turnstone.OpPrune, func() error { _, err := st.Prune(t.Context(), gc.PruneOptions{}); return err }, 0, 0},
 		{turnstone.OpCommitAll, func() error {
 			_, err := st.CommitAll(t.Context(), turnstone.SessionCommit{Session: s, Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("12345"))}})
 			return err

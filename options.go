@@ -61,9 +61,6 @@ type Options struct {
 	// stopped, or has died. Until then they take turns. Default 5 seconds; negative: at
 	// once. Taking over is safe at any time: the other one ends with gc.ErrSuperseded.
 	TakeOverAfter time.Duration
-	// Retention is what Prune and Maintain apply to sessions that have no
-	// retention of their own. Default: all revisions are kept.
-	Retention Retention
 	// Logger reports what happens in the background. Default: none.
 	Logger *slog.Logger
 	// Observer, if set, is told what the store does. See LogObserver.

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
@@ -17,7 +21,7 @@ import (
 // Prune and a collection remove the checkpoints before the last three, but for those of revisions
 // that are kept by name, until they are released.
 func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
-	e, st := onMemory(t, &turnstone.Options{Retention: 3})
+	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})
 	var parts [][]byte
 	for i := range 10 {
@@ -31,11 +35,10 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 		t.Error(err)
 	}
 	collect(t, st, gc.Options{})
-	if n, err := st.Prune(ctx); n != 1 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, err := st.Prune(ctx); n != 0 || err != nil {
-		t.Fatal(n, err)
+	for _, want := range []gc.PruneReport{{Sessions: 1, Revisions: 8}, {}} {
+		if r, err := st.Prune(ctx, gc.PruneOptions{Revisions: 3}); err != nil || !reflect.DeepEqual(*r, want) {
+			t.Fatalf("%+v, %v", r, err)
+		}
 	}
 	check := func(want ...int) {
 		t.Helper()
@@ -77,16 +80,16 @@ func TestRetentionPrunesWhatIsOlderAndNotKept(t *testing.T) {
 }
 
 // A session that has a retention of its own is pruned by that.
-func TestASessionsRetentionComesBeforeTheStores(t *testing.T) {
-	st := openStore(t, memory.New(), &turnstone.Options{Retention: 2})
+func TestASessionsOwnRetentionComesFirst(t *testing.T) {
+	st := openStore(t, memory.New(), nil)
 	for id, own := range map[string]turnstone.Retention{"default": 0, "all": turnstone.KeepAll, "four": 4} {
 		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
 		for i := range 6 {
 			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Checkpoint: map[string][]byte{"p": {byte(i)}}})
 		}
 	}
-	if n, err := st.Prune(ctx); n != 2 || err != nil {
-		t.Fatal(n, err)
+	if r, err := st.Prune(ctx, gc.PruneOptions{Revisions: 2}); err != nil || r.Sessions != 2 {
+		t.Fatal(r, err)
 	}
 	for id, oldest := range map[string]head.Revision{"default": 5, "all": 1, "four": 3} {
 		s := session(t, st, id)
@@ -184,5 +187,210 @@ func TestG10_ASideBranchGoesWithWhatHeldIt(t *testing.T) {
 				t.Error("a side branch that no retained revision leads to is there")
 			}
 		})
+	}
+}
+
+// A clock is the time of a store, for a test to set.
+type clock struct{ now time.Time }
+
+func (c *clock) options() *turnstone.Options {
+	c.now = time.Unix(1_700_000_000, 0)
+	return &turnstone.Options{Now: func() time.Time { return c.now }, NoAutoSeal: true}
+}
+
+// pruned runs a prune, and before it a dry run, which must say the same and change nothing.
+func pruned(t *testing.T, e engine.Engine, st *turnstone.Store, o gc.PruneOptions, want gc.PruneReport) {
+	t.Helper()
+	before := dump(t, e)
+	for _, o.DryRun = range []bool{true, false} {
+		if r, err := st.Prune(ctx, o); err != nil || !reflect.DeepEqual(*r, want) {
+			t.Fatalf("dry run %v: %+v, %v; want %+v", o.DryRun, r, err, want)
+		}
+		if o.DryRun && dump(t, e) != before {
+			t.Fatal("a dry run changes the store")
+		}
+	}
+}
+
+func TestK3_AgePrunesRevisionsButTheLastOne(t *testing.T) {
+	var c clock
+	e, st := onMemory(t, c.options())
+	for id, own := range map[string]turnstone.Retention{"a": 0, "all": turnstone.KeepAll, "two": 2, "young": 0} {
+		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
+		if id == "young" {
+			continue
+		}
+		for i := range 6 { // a day between them
+			c.now = time.Unix(1_700_000_000, 0).Add(time.Duration(i) * 24 * time.Hour)
+			commitAt(t, s, turnstone.Commit{Expected: head.Revision(i), Nodes: saying(fmt.Append(nil, i)), Checkpoint: map[string][]byte{"p": {byte(i)}}})
+			if id == "a" && i == 3 {
+				if err := s.Seal(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if id == "a" {
+			if err := s.Keep(ctx, "k", 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	commitAt(t, session(t, st, "young"), turnstone.Commit{})
+	oldest := func(id string, want head.Revision) {
+		t.Helper()
+		s := session(t, st, id)
+		for r := head.Revision(1); r <= 6; r++ {
+			_, err := s.Checkpoint(ctx, r)
+			readable := r >= want || id == "a" && r == 1
+			if readable && err != nil || !readable && !errors.Is(err, turnstone.ErrRevisionPruned) {
+				t.Errorf("%s, revision %d: %v", id, r, err)
+			}
+		}
+	}
+	day := 24 * time.Hour
+	pruned(t, e, st, gc.PruneOptions{Age: 10 * day}, gc.PruneReport{Sessions: 1, Revisions: 5}) // only the one with a number of its own
+	oldest("two", 5)
+	oldest("a", 1)
+	pruned(t, e, st, gc.PruneOptions{Age: 2*day + time.Hour}, gc.PruneReport{Sessions: 1, Revisions: 4}) // what was committed two days ago stays
+	oldest("a", 4)
+	oldest("all", 1)
+	oldest("two", 5)
+	pruned(t, e, st, gc.PruneOptions{Age: 2*day + time.Hour}, gc.PruneReport{})
+	c.now = c.now.Add(100 * day)
+	pruned(t, e, st, gc.PruneOptions{Age: day, Revisions: 5}, gc.PruneReport{Sessions: 3, Revisions: 2 + 1 + 1})
+	oldest("a", 6)
+	oldest("two", 6)
+	oldest("all", 1)
+	for _, id := range []string{"a", "two"} {
+		if got, err := session(t, st, id).Load(ctx, turnstone.Scope{}); err != nil || len(got.Nodes) != 6 {
+			t.Errorf("the conversation of %s is cut: %v", id, err)
+		}
+	}
+	verify(t, st)
+}
+
+func TestK4_InactiveSessionsAreDeleted(t *testing.T) {
+	var c clock
+	e, st := onMemory(t, c.options())
+	for _, id := range []string{"old", "held", "committed", "renamed", "said", "queue", "parent"} {
+		m := turnstone.Metadata{}
+		if id == "held" {
+			m.Retention = turnstone.KeepAll
+		}
+		commitAt(t, create(t, st, turnstone.Request{ID: id, Metadata: m}), turnstone.Commit{Nodes: saying([]byte("text of " + id)), Checkpoint: map[string][]byte{"p": []byte("part")}})
+	}
+	fork := create(t, st, turnstone.Request{ID: "fork", Parent: "parent"})
+	c.now = c.now.Add(20 * time.Hour)
+	commitAt(t, fork, turnstone.Commit{Nodes: saying([]byte("own"))})
+	commitAt(t, session(t, st, "committed"), turnstone.Commit{Expected: 1})
+	if err := session(t, st, "said").SaveMetadata(ctx, turnstone.Metadata{Name: "n"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := session(t, st, "queue").ChangeRecords(ctx, turnstone.RecordChange{Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	c.now = c.now.Add(10 * time.Hour)
+	pruned(t, e, st, gc.PruneOptions{Inactive: 31 * time.Hour}, gc.PruneReport{})
+	// A rename is no activity, and a deleted parent leaves its fork whole.
+	if err := st.Rename(ctx, "renamed", "moved"); err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(len("text of old") + len("text of renamed") + len("text of parent") + 3*len("part"))
+	o := gc.PruneOptions{Inactive: 30 * time.Hour}
+	dry := o
+	dry.DryRun = true
+	would, err := st.Prune(ctx, dry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := st.Prune(ctx, o)
+	if err != nil || !reflect.DeepEqual(would, done) {
+		t.Fatalf("%+v, %+v, %v", would, done, err)
+	}
+	slices.Sort(done.Deleted)
+	if !slices.Equal(done.Deleted, []string{"moved", "old", "parent"}) || done.Bytes != size {
+		t.Errorf("%+v, want %d bytes", done, size)
+	}
+	collect(t, st, gc.Options{})
+	vacuum(t, st)
+	if got, err := fork.Load(ctx, turnstone.Scope{}); err != nil || len(got.Nodes) != 2 {
+		t.Errorf("the fork: %v", err)
+	}
+	verify(t, st)
+	for _, bad := range []gc.PruneOptions{{Age: -1}, {Inactive: -1}, {Bytes: -1}} {
+		if _, err := st.Prune(ctx, bad); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Error(err)
+		}
+		if _, err := st.Maintain(turnstone.MaintainOptions{Prune: bad}); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Error(err)
+		}
+	}
+}
+
+func TestK5_TheLeastRecentlyUpdatedGoUntilTheRestFits(t *testing.T) {
+	var c clock
+	e, st := onMemory(t, c.options())
+	for i := range 1200 { // more than a page of the list
+		id := fmt.Sprintf("s%04d", i)
+		m := turnstone.Metadata{}
+		if i == 3 {
+			m.Retention = turnstone.KeepAll
+		}
+		commitAt(t, create(t, st, turnstone.Request{ID: id, Metadata: m}), turnstone.Commit{Nodes: saying(make([]byte, 100))})
+		c.now = c.now.Add(time.Second)
+	}
+	pruned(t, e, st, gc.PruneOptions{Bytes: 120_000}, gc.PruneReport{})
+	pruned(t, e, st, gc.PruneOptions{Bytes: 119_999}, gc.PruneReport{Deleted: []string{"s0000"}, Bytes: 100})
+	// The one that is retained counts, and stays.
+	pruned(t, e, st, gc.PruneOptions{Bytes: 119_600}, gc.PruneReport{Deleted: []string{"s0002", "s0001"}, Bytes: 200})
+	if r, err := st.Prune(ctx, gc.PruneOptions{Bytes: 50}); err != nil || len(r.Deleted) != 1196 {
+		t.Errorf("%d, %v", len(r.Deleted), err)
+	}
+	session(t, st, "s0003")
+	verify(t, st)
+}
+
+// Whatever is done to a session while it is about to be deleted, it is deleted without it, or stays with it.
+func TestK6_ASessionThatIsUpdatedMeanwhileStays(t *testing.T) {
+	for name, touch := range map[string]func(*turnstone.Session) error{
+		"commit": func(s *turnstone.Session) error {
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: saying([]byte("more"))})
+			return err
+		},
+		"metadata": func(s *turnstone.Session) error { return s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}) },
+		"retention": func(s *turnstone.Session) error {
+			return s.SaveMetadata(ctx, turnstone.Metadata{Retention: turnstone.KeepAll})
+		},
+	} {
+		var touched error
+		stayed, deleted := 0, 0
+		besideEachCall(t,
+			func(st *turnstone.Store) { create(t, st, turnstone.Request{ID: "s"}, []byte("text")) },
+			func(st *turnstone.Store) error {
+				r, err := st.Prune(ctx, gc.PruneOptions{Inactive: time.Nanosecond})
+				if err == nil {
+					deleted += len(r.Deleted)
+				}
+				return err
+			},
+			func(st *turnstone.Store) {
+				s, err := st.Session(ctx, "s")
+				if touched = err; err == nil {
+					touched = touch(s)
+				}
+			},
+			func(st *turnstone.Store, _ engine.Engine, err error) error {
+				_, gone := st.Session(ctx, "s")
+				if touched == nil && gone == nil {
+					stayed++
+				}
+				if touched == nil && gone != nil {
+					return fmt.Errorf("%s: what was done is gone: %w", name, gone)
+				}
+				return err
+			})
+		if stayed == 0 || deleted == 0 {
+			t.Errorf("%s: it stayed %d times, and was deleted %d times", name, stayed, deleted)
+		}
 	}
 }

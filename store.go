@@ -141,7 +141,7 @@ type Metadata struct {
 	// example "app/user". A name that may contain a slash has to be escaped.
 	Group  string
 	Labels map[string]string // a name that begins with a dot is not indexed: a list by it reads all sessions
-	// Retention of this session, before the one of Options; 0 is none of its own.
+	// Retention of this session, before that of a prune; 0 is none of its own.
 	Retention Retention
 }
 

@@ -30,7 +30,7 @@ func TestG2_NothingIsLostUnderStress(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer e.Close()
-			st := openStore(t, e, &turnstone.Options{SealBytes: 3000, Retention: 5, UploadTTL: time.Nanosecond})
+			st := openStore(t, e, &turnstone.Options{SealBytes: 3000, UploadTTL: time.Nanosecond})
 			stop := make(chan struct{})
 			var background, writers sync.WaitGroup
 			loop := func(f func() error) {
@@ -58,7 +58,7 @@ func TestG2_NothingIsLostUnderStress(t *testing.T) {
 			}
 			loop(func() error { _, err := st.GC(ctx, gc.Options{Pace: 0.5}); return superseded(err) })
 			loop(func() error {
-				if _, err := st.Prune(ctx); err != nil {
+				if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 5}); err != nil {
 					return err
 				}
 				_, err := st.Vacuum(ctx, gc.VacuumOptions{})

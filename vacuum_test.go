@@ -35,7 +35,7 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			st := openStore(t, e, &turnstone.Options{Retention: 2})
+			st := openStore(t, e, nil)
 			var gone, stay [][]byte
 			fill := func(id string, base uint64) (*turnstone.Session, []graph.ID) {
 				s := create(t, st, turnstone.Request{ID: id})
@@ -82,8 +82,8 @@ func TestT4_VacuumLeavesNoByteBehind(t *testing.T) {
 				}
 			}
 			remove(t, st, b.ID())
-			if n, err := st.Prune(ctx); n != 1 || err != nil {
-				t.Fatal(n, err)
+			if r, err := st.Prune(ctx, gc.PruneOptions{Revisions: 2}); err != nil || r.Sessions != 1 {
+				t.Fatal(r, err)
 			}
 			r := vacuum(t, st)
 			if r.Nodes != 2+8 || r.Removed != 1 || r.Rewritten == 0 {

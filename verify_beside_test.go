@@ -120,7 +120,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 			return err
 		},
 		"prune, vacuum": func(st *turnstone.Store, _ *turnstone.Session) error {
-			if _, err := st.Prune(ctx); err != nil {
+			if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
 				return err
 			}
 			return vacuum(st)

@@ -68,7 +68,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	},
 	"skillkit-delete": func(t *testing.T, tr *transcript.Transcripts, st *turnstone.Store) {
 		save(t, tr, "bot", transcript.Snapshot{Messages: history("1")})
-		if _, err := st.Prune(ctx); err != nil {
+		if _, err := st.Prune(ctx, gc.PruneOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {

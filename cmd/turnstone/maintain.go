@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -168,70 +169,103 @@ func (a *app) onDisk() uint64 {
 
 // pruneFlags has the flags of prune.
 type pruneFlags struct {
-	last    uint64
-	session string
-	set     bool
+	gc.PruneOptions
+	older, inactive age
+	most            byteSize
+	session         string
+	set, yes        bool
+	asLines         bool
 }
 
 func (a *app) prune() *cobra.Command {
 	var f pruneFlags
 	c := &cobra.Command{
-		Use:   "prune --last N",
-		Short: "Retain only the last revisions of sessions",
-		Long: "Retain only the last revisions of sessions. Older ones can't be read any more, unless they\n" +
-			"are kept by name (`turnstone keep`); conversations stay whole. With --set, the session\n" +
-			"remembers the number, and every later prune applies it. Run `turnstone vacuum` to reclaim\n" +
-			"the space.",
-		Example: "turnstone prune --last 2",
+		Use:   "prune",
+		Short: "Let go of old revisions, and of sessions that nobody uses",
+		Long: "Let go of old revisions: with --last all but the last ones of each session, with --older those that were\n" +
+			"committed long ago. They can't be read any more, unless they are kept by name (`turnstone keep`);\n" +
+			"conversations stay whole. With --set, the session remembers the number, and every later prune applies it.\n" +
+			"With --inactive and --most, delete sessions that were not updated for long, or those that were updated least\n" +
+			"recently. A session that retains all revisions (`--set --last 0`) is neither pruned nor deleted. Run\n" +
+			"`turnstone vacuum` to reclaim the space.",
+		Example: "turnstone prune --last 2\nturnstone prune --inactive 90d --most 10GiB --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.set && f.session == "" {
-				return usageError{errors.New("--set needs --session")}
+			f.Age, f.Inactive, f.Bytes = time.Duration(f.older), time.Duration(f.inactive), int64(min(f.most, math.MaxInt64))
+			deletes := f.Inactive > 0 || f.Bytes > 0
+			switch last := cmd.Flags().Changed("last"); {
+			case f.set && (f.session == "" || !last):
+				return usageError{errors.New("--set needs --session and --last")}
+			case f.session != "" && (!last || deletes || f.Age > 0 || f.DryRun || f.asLines):
+				return usageError{errors.New("--session needs --last, and goes with --set alone")}
+			case !last && f.Age == 0 && !deletes:
+				return usageError{errors.New("say what to let go of with --last, --older, --inactive or --most; --last 0 prunes only sessions that have a number of their own")}
 			}
-			if !cmd.Flags().Changed("last") {
-				return usageError{errors.New("give the number of revisions to retain with --last N; 0 prunes only sessions that have a number of their own")}
+			if deletes && !f.yes && !f.DryRun {
+				return usageError{errors.New("deleting sessions can't be undone: look with --dry-run, confirm with --yes")}
 			}
-			a.options.Retention = f.retention()
 			return a.with(cmd.Context(), true, func(st *turnstone.Store) error { return f.run(cmd, st) })
 		},
 	}
-	c.Flags().Uint64Var(&f.last, "last", 0, "number of revisions to retain; 0 prunes only sessions that have a number of their own")
+	c.Flags().Uint64Var(&f.Revisions, "last", 0, "number of revisions to retain; 0 prunes only sessions that have a number of their own")
+	c.Flags().Var(&f.older, "older", "prune revisions that were committed so long ago, such as 36h or 30d, but for the last one")
+	c.Flags().Var(&f.inactive, "inactive", "delete sessions that were not updated for so long")
+	c.Flags().Var(&f.most, "most", "delete the sessions that were updated least recently, so that the others have at most so many bytes")
+	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "change nothing, print what would be done")
+	c.Flags().BoolVar(&f.yes, "yes", false, "confirm that sessions are to be deleted")
+	jsonFlag(c, &f.asLines)
 	c.Flags().StringVar(&f.session, "session", "", "prune this session only")
 	a.complete(c, "session")
 	c.Flags().BoolVar(&f.set, "set", false, "store the number in the session; --last 0 makes it retain all revisions")
 	return c
 }
 
-func (f *pruneFlags) retention() turnstone.Retention {
-	if f.last == 0 && f.set {
-		return turnstone.KeepAll
+func (f *pruneFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
+	if f.session != "" {
+		return f.runOne(cmd, st)
 	}
-	return turnstone.Retention(f.last)
+	r, err := st.Prune(cmd.Context(), f.PruneOptions)
+	if r == nil {
+		return err
+	}
+	if f.asLines {
+		return errors.Join(err, asJSON(cmd.OutOrStdout(), r))
+	}
+	p := printer{w: cmd.OutOrStdout()}
+	verb := [2]string{"pruned", "deleted"}
+	if f.DryRun {
+		verb = [2]string{"would prune", "would delete"}
+	}
+	p.printf("%s %s of %s\n", verb[0], plural(r.Revisions, "revision"), plural(r.Sessions, "session"))
+	for _, id := range r.Deleted {
+		p.printf("%s %s\n", verb[1], line(id, 100))
+	}
+	if len(r.Deleted) > 0 {
+		p.printf("%s %s with %s before compression\n", verb[1], plural(len(r.Deleted), "session"), size(r.Bytes))
+	}
+	return errors.Join(err, p.err)
 }
 
-func (f *pruneFlags) run(cmd *cobra.Command, st *turnstone.Store) error {
-	p := printer{w: cmd.OutOrStdout()}
-	if f.session == "" {
-		moved, err := st.Prune(cmd.Context())
-		if err != nil {
-			return err
-		}
-		p.printf("pruned %s\n", plural(moved, "session"))
-		return p.err
-	}
+// runOne prunes the session that --session names.
+func (f *pruneFlags) runOne(cmd *cobra.Command, st *turnstone.Store) error {
 	s, err := session(cmd.Context(), st, f.session)
 	if err != nil {
 		return err
 	}
+	keep := turnstone.Retention(f.Revisions)
 	if f.set {
-		if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: f.retention()}); err != nil {
+		if keep == 0 {
+			keep = turnstone.KeepAll
+		}
+		if err := s.SaveMetadata(cmd.Context(), turnstone.Metadata{Retention: keep}); err != nil {
 			return err
 		}
 	}
-	if f.retention() == turnstone.KeepAll {
+	if keep == turnstone.KeepAll {
 		return nil
 	}
-	moved, err := s.Prune(cmd.Context(), f.retention())
+	p := printer{w: cmd.OutOrStdout()}
+	moved, err := s.Prune(cmd.Context(), keep)
 	if err == nil && !moved {
 		p.printf("nothing to prune\n")
 	}

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 )
@@ -28,3 +32,32 @@ func (s *byteSize) Set(text string) error {
 
 // Type implements pflag.Value.
 func (s *byteSize) Type() string { return "size" }
+
+// An age is the value of a flag that takes a time such as 36h or 30d: days have 24 hours.
+type age time.Duration
+
+func (a *age) String() string {
+	if *a == 0 {
+		return ""
+	}
+	return time.Duration(*a).String()
+}
+
+// Set implements pflag.Value.
+func (a *age) Set(text string) error {
+	const day = 24 * time.Hour
+	d, err := time.ParseDuration(text)
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		var n uint64
+		n, err = strconv.ParseUint(days, 10, 16)
+		d = time.Duration(n) * day
+	}
+	if err != nil || d <= 0 {
+		return errors.New("want a time above 0 such as 36h or 30d")
+	}
+	*a = age(d)
+	return nil
+}
+
+// Type implements pflag.Value.
+func (a *age) Type() string { return "time" }

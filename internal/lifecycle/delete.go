@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -34,7 +35,7 @@ func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Polic
 		if err != nil || s == nil {
 			return err
 		}
-		err = st.delete(ctx, c, s, state.Head.Revision, policy)
+		_, err = st.delete(ctx, c, s, state.Head.Revision, policy, nil)
 		if errors.Is(err, history.ErrSessionDeleted) {
 			err = engine.ErrConflict // It was deleted or renamed meanwhile, so look again.
 		}
@@ -42,18 +43,32 @@ func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Polic
 	})
 }
 
-// delete is one attempt of Delete. seen is the revision at which the head was seen last.
-func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy) error {
-	return c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
+// delete is one attempt of Delete. seen is the revision at which the head was seen last. If spare is not nil and says so of
+// the head and the metadata, the session is not deleted.
+func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy,
+	spare func(context.Context, *heads.Head, *heads.About) (bool, error),
+) (deleted bool, err error) {
+	err = c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
 			if err := st.deleteChildren(ctx, c, s, policy); err != nil {
 				return false, err
 			}
 		}
-		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc))
+		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc), s.AboutKey)
 		if err != nil {
 			return false, err
 		}
+		if spare != nil {
+			about, err := heads.OpenAbout(s.AboutKey, vs[2])
+			if err != nil {
+				return false, codec.Corrupt(err, "metadata of session %q", s.ID)
+			}
+			if spared, err := spare(ctx, h, about); err != nil || spared {
+				return false, err
+			}
+			b.Guard(s.AboutKey, vs[2])
+		}
+		deleted = true
 		next.State, next.Floor = heads.Deleted, h.Revision+1
 		b.Reclaim = true
 		b.Guard(s.HeadKey, vs[0])
@@ -65,6 +80,7 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 		b.Set(key, heads.SealPredecessor(key, s.Inc))
 		return true, nil
 	})
+	return deleted && err == nil, err
 }
 
 // deleteChildren deletes the children of a session, and theirs. If the policy is

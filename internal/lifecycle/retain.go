@@ -1,9 +1,7 @@
 package lifecycle
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -14,66 +12,6 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
-
-// Prune moves the floor of a session up, so that the session retains its last keep revisions
-// and those that are kept by name. It reports whether it moved the floor.
-func (st *Store) Prune(ctx context.Context, s *history.Session, keep uint64) (moved bool, err error) {
-	var before head.Revision // the floor before the first attempt that may stand
-	err = st.changeLife(ctx, s, func(c *change.Change, h *heads.Head, life *heads.Life, _ *engine.Batch) (needed bool, err error) {
-		if !c.Unknown {
-			before = life.Floor
-		}
-		floor := life.Floor
-		if keep > 0 && uint64(h.Revision) >= keep {
-			floor = max(floor, h.Revision-head.Revision(keep)+1)
-		}
-		needed = floor > life.Floor
-		life.Floor = floor
-		moved = floor > before
-		return needed, nil
-	})
-	return moved && err == nil, err
-}
-
-// KeepAll retains every revision.
-const KeepAll = ^uint64(0)
-
-// PruneAll prunes all sessions, each to the number of revisions in its metadata or, if that
-// is 0, to keep. If both are 0, or the number is KeepAll, the session is not pruned.
-// PruneAll returns how many floors it moved.
-func (st *Store) PruneAll(ctx context.Context, keep uint64) (moved int, err error) {
-	for about, err := range st.Abouts(ctx) {
-		if err != nil {
-			return moved, err
-		}
-		own := cmp.Or(about.Keep, keep)
-		if own == 0 || own == KeepAll {
-			continue
-		}
-		did, err := st.pruneIncarnation(ctx, about.Incarnation, own)
-		if err != nil {
-			return moved, err
-		}
-		if did {
-			moved++
-		}
-	}
-	return moved, nil
-}
-
-// pruneIncarnation is Prune for an incarnation. It does nothing if the session is deleted
-// meanwhile.
-func (st *Store) pruneIncarnation(ctx context.Context, inc heads.Incarnation, keep uint64) (moved bool, err error) {
-	s, state, err := st.ByIncarnation(ctx, inc)
-	if err == nil && s != nil {
-		s.See(state.Head, nil)
-		moved, err = st.Prune(ctx, s, keep)
-	}
-	if errors.Is(err, history.ErrSessionNotFound) || errors.Is(err, history.ErrSessionDeleted) {
-		err = nil
-	}
-	return moved, err
-}
 
 // Tombstone hides nodes from a session. The error is history.ErrNodeNotFound if the
 // session's graph does not have one of them, and then Tombstone changes nothing.

@@ -91,8 +91,7 @@ func worn(t *testing.T) (now, before []engine.Pair) {
 	before = snapshot(t, e)
 	st, err := s.Load(ctx, turnstone.Scope{})
 	must(err, s.Tombstone(ctx, st.Nodes[1].ID))
-	_, err = w.Prune(ctx)
-	must(err, w.commit("c", says(noise(6000, 1), noise(6000, 9))), w.commit("f", says(noise(6000, 2))))
+	must(w.prune(), w.commit("c", says(noise(6000, 1), noise(6000, 9))), w.commit("f", says(noise(6000, 2))))
 	must(w.Delete(ctx, "a", turnstone.KeepChildren), w.Delete(ctx, "b", turnstone.KeepChildren), w.Close())
 	return snapshot(t, e), before
 }

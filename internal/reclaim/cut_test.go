@@ -45,7 +45,7 @@ func (c *cutOff) everywhere(t *testing.T) {
 			t.Errorf("cut off at call %d: %v, %v", n, cut, err)
 		}
 		healthy(t, st)
-		w := &world{st, ctx}
+		w := &world{st, ctx, 0}
 		var err error
 		if c.next != nil {
 			err = c.next(st)

@@ -115,7 +115,7 @@ var blobScenarios = []scenario{
 			{"other", func(w *world) error {
 				err := w.commit("a", saves(noise(7000, 5)))
 				if err == nil {
-					_, err = w.Prune(w.ctx)
+					err = w.prune()
 				}
 				return fair(err)
 			}},
@@ -233,7 +233,7 @@ var blobScenarios = []scenario{
 				return fair(err)
 			}},
 			{"gc", func(w *world) error {
-				_, err := w.Prune(w.ctx)
+				err := w.prune()
 				return both(err, collect(w))
 			}},
 		},
@@ -256,7 +256,7 @@ var blobScenarios = []scenario{
 				return fair(err)
 			}},
 			{"gc", func(w *world) error {
-				_, err := w.Prune(w.ctx)
+				err := w.prune()
 				return both(err, collect(w))
 			}},
 		},
@@ -269,7 +269,7 @@ var blobScenarios = []scenario{
 				err = both(err, w.commit("a", saves(version(i))))
 			}
 			if err == nil {
-				_, err = w.Prune(w.ctx)
+				err = w.prune()
 			}
 			return both(err, w.Seal(w.ctx), collect(w))
 		},

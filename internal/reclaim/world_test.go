@@ -42,7 +42,14 @@ var epoch = time.Unix(1_700_000_000, 0)
 // another process would.
 type world struct {
 	*turnstone.Store
-	ctx context.Context // of all that the party does
+	ctx  context.Context     // of all that the party does
+	keep turnstone.Retention // of prune
+}
+
+// prune prunes all sessions.
+func (w *world) prune() error {
+	_, err := w.Prune(w.ctx, gc.PruneOptions{Revisions: uint64(w.keep)})
+	return err
 }
 
 // open opens the store on e. Its random numbers depend on seed. Its clock stands, later than
@@ -50,13 +57,13 @@ type world struct {
 func open(e engine.Engine, seed byte, later time.Duration, keep turnstone.Retention) (*world, error) {
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{
 		InlineBytes: 1, // so that there are blobs
-		NoAutoSeal:  true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour, Retention: keep,
+		NoAutoSeal:  true, TakeOverAfter: -1, Now: func() time.Time { return epoch.Add(later) }, UploadTTL: time.Hour,
 		Random: rand.NewChaCha8([32]byte{seed}),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &world{st, ctx}, nil
+	return &world{st, ctx, keep}, nil
 }
 
 func (w *world) create(r turnstone.Request) (*turnstone.Session, error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
@@ -123,6 +124,23 @@ func Of(ctx context.Context, s *history.Session, q Query) (*Page, error) {
 		}
 	}
 	return out, err
+}
+
+// SetSince reports whether a session has a record that was set after a time.
+func SetSince(ctx context.Context, s history.Store, inc keys.Incarnation, since time.Time) (bool, error) {
+	for p, err := range s.Engine.Scan(ctx, s.Space.Records(inc, "")) {
+		if err != nil {
+			return false, err
+		}
+		var r Record
+		if _, err := open(p.Key, p.Value, &r); err != nil {
+			return false, codec.Corrupt(err, "record at key %x", p.Key)
+		}
+		if r.Time.After(since) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // All returns a page of the listed records of all sessions. Those of equal keys have an order that does not
