@@ -336,13 +336,17 @@ func TestK5_TheLeastRecentlyUpdatedGoUntilTheRestFits(t *testing.T) {
 		if i == 3 {
 			m.Retention = turnstone.KeepAll
 		}
-		commitAt(t, create(t, st, turnstone.Request{ID: id, Metadata: m}), turnstone.Commit{Nodes: saying(make([]byte, 100))})
+		size := 100
+		if i == 5 {
+			size = 1 // it fits, but is older than one that does not
+		}
+		commitAt(t, create(t, st, turnstone.Request{ID: id, Metadata: m}), turnstone.Commit{Nodes: saying(make([]byte, size))})
 		c.now = c.now.Add(time.Second)
 	}
-	pruned(t, e, st, gc.PruneOptions{Bytes: 120_000}, gc.PruneReport{})
-	pruned(t, e, st, gc.PruneOptions{Bytes: 119_999}, gc.PruneReport{Deleted: []string{"s0000"}, Bytes: 100})
+	pruned(t, e, st, gc.PruneOptions{Bytes: 119_901}, gc.PruneReport{})
+	pruned(t, e, st, gc.PruneOptions{Bytes: 119_900}, gc.PruneReport{Deleted: []string{"s0000"}, Bytes: 100})
 	// The one that is retained counts, and stays.
-	pruned(t, e, st, gc.PruneOptions{Bytes: 119_600}, gc.PruneReport{Deleted: []string{"s0002", "s0001"}, Bytes: 200})
+	pruned(t, e, st, gc.PruneOptions{Bytes: 119_601}, gc.PruneReport{Deleted: []string{"s0002", "s0001"}, Bytes: 200})
 	if r, err := st.Prune(ctx, gc.PruneOptions{Bytes: 50}); err != nil || len(r.Deleted) != 1196 {
 		t.Errorf("%d, %v", len(r.Deleted), err)
 	}
