@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "lease", "queue", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.
@@ -74,7 +74,8 @@ var may = map[string][]string{
 	"":                         {"internal/records", "internal/turns", "engine", "internal/blobs", "internal/heads", "internal/history", "internal/watch", "internal/change", "internal/namespace", "internal/list", "internal/stats", "internal/commit", "internal/lifecycle", "internal/replicate", "internal/seal", "internal/erase", "internal/errtype", "internal/maintain", "internal/verify", "internal/reclaim", "internal/hash", "internal/keys"},
 	"lease":                    {""},
 	"queue":                    {"", "lease"},
-	"persistencetest":          {"", "lease", "queue"},
+	"draft":                    {""},
+	"persistencetest":          {"", "draft", "lease", "queue"},
 	"turnstoneotel":            {""},
 	"transcript":               {""},
 }

@@ -1,6 +1,7 @@
 package persistencetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/draft"
 	"github.com/turnstonedb/turnstone/lease"
 	"github.com/turnstonedb/turnstone/queue"
 )
@@ -358,3 +360,83 @@ var workers = []behaviour{
 		})
 	}},
 }
+
+var drafts = []behaviour{
+	{name: "DR1_ADraftGivesWayToItsTurn", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		open := func(name string, want []byte) *draft.Draft {
+			s.Helper()
+			d, err := draft.Open(ctx, s.session("a"), name)
+			s.must(err)
+			s.equal("content is right", bytes.Equal(d.Content(), want), true)
+			return d
+		}
+		names := func(want ...string) {
+			s.Helper()
+			have, err := draft.Names(ctx, s.session("a"))
+			s.must(err)
+			s.equal("names", have, want)
+		}
+		names()
+		d := open("t1", nil)
+		s.must(d.Set(ctx, nil))
+		names()
+		text := pattern(draft.Max, 1)
+		for at := 0; at < 100_000; at += 7001 {
+			s.must(d.Append(ctx, text[at:at+7001]))
+		}
+		text = text[:15*7001]
+		s.must(open("t1/00", nil).Set(ctx, []byte("of another turn"))) // a name that looks like a part of the other one
+		s.twice(func() {
+			open("t1", text)
+			names("t1", "t1/00")
+		})
+		d = open("t1", text)
+		for _, n := range []int{draft.Max, 16 << 10, 16<<10 + 1, 1, 0, 40_000} {
+			text := pattern(n, 2)
+			s.must(d.Set(ctx, text))
+			open("t1", text)
+		}
+		text = pattern(40_000, 2)
+		var limit *turnstone.LimitError
+		if err := d.Set(ctx, make([]byte, draft.Max+1)); !errors.As(err, &limit) || limit.Max != draft.Max {
+			s.Fatalf("%v", err)
+		}
+		// Nothing of it is in the history, and a commit that is refused leaves it.
+		p = s.session("a")
+		s.reads(p, turnstone.Scope{})
+		turn := turnstone.Commit{Expected: 7, Turn: "t1", Nodes: texts("whole"), Records: d.Done()}
+		_, err := p.Commit(ctx, turn)
+		s.is(err, turnstone.ErrConflict)
+		open("t1", text)
+		turn.Expected = 0
+		s.commit(p, turn)
+		s.twice(func() {
+			open("t1", nil)
+			names("t1/00")
+			s.reads(s.session("a"), turnstone.Scope{}, "whole")
+		})
+		for _, err := range []error{second(draft.Open(ctx, nil, "x")), second(draft.Open(ctx, s.session("a"), "")), second(draft.Names(ctx, nil))} {
+			s.is(err, turnstone.ErrInvalid)
+		}
+	}},
+	{name: "DR2_ADraftHasOneWriter", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		one, err := draft.Open(ctx, p, "t")
+		s.must(err)
+		s.must(one.Set(ctx, pattern(50_000, 1)))
+		two, err := draft.Open(ctx, p, "t")
+		s.must(err)
+		s.must(two.Set(ctx, pattern(60_000, 2))) // It took the turn over.
+		s.is(one.Append(ctx, []byte("more")), turnstone.ErrRecordConflict)
+		_, err = p.Commit(ctx, turnstone.Commit{Nodes: texts("late"), Records: one.Done()})
+		s.is(err, turnstone.ErrRecordConflict)
+		again, err := draft.Open(ctx, p, "t")
+		s.must(err)
+		s.equal("content is right", bytes.Equal(again.Content(), pattern(60_000, 2)), true)
+		s.commit(p, turnstone.Commit{Nodes: texts("done"), Records: again.Done()})
+		s.hasRecords(p)
+	}},
+}
+
+func second[T any](_ T, err error) error { return err }
