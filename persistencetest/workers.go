@@ -391,7 +391,20 @@ var drafts = []behaviour{
 			open("t1", text)
 			names("t1", "t1/00")
 		})
+		// What has not changed is not written again.
 		d = open("t1", text)
+		before, err := s.session("a").Records(ctx, turnstone.RecordQuery{Prefix: ".draft/t1/"})
+		s.must(err)
+		s.must(d.Append(ctx, []byte("more")))
+		after, err := s.session("a").Records(ctx, turnstone.RecordQuery{Prefix: ".draft/t1/"})
+		s.must(err)
+		written := 0
+		for i, r := range after.Records {
+			if r.Version != before.Records[i].Version {
+				written++
+			}
+		}
+		s.equal("pieces written", written, 1)
 		for _, n := range []int{draft.Max, 16 << 10, 16<<10 + 1, 1, 0, 40_000} {
 			text := pattern(n, 2)
 			s.must(d.Set(ctx, text))
@@ -406,7 +419,7 @@ var drafts = []behaviour{
 		p = s.session("a")
 		s.reads(p, turnstone.Scope{})
 		turn := turnstone.Commit{Expected: 7, Turn: "t1", Nodes: texts("whole"), Records: d.Done()}
-		_, err := p.Commit(ctx, turn)
+		_, err = p.Commit(ctx, turn)
 		s.is(err, turnstone.ErrConflict)
 		open("t1", text)
 		turn.Expected = 0
