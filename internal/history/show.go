@@ -103,6 +103,14 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*head
 	} else if !kept {
 		return nil, fmt.Errorf("%w: %d of %s, whose floor is %d", ErrRevisionPruned, r, s.Name, l.Own.Floor)
 	}
+	return s.AtAny(ctx, h, r)
+}
+
+// AtAny is At for a revision that need not be retained: what the checkpoint refers to may be gone then.
+func (s *Session) AtAny(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
+	if r > h.Revision {
+		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
+	}
 	st, err := s.StateAt(ctx, r)
 	st.Parts, st.Usage = slices.Clone(st.Parts), slices.Clone(st.Usage) // The cache may have them.
 	return &st, err

@@ -62,7 +62,11 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, r *Request)
 	}
 	start := history.Start{Node: r.ForkNode, Bare: r.NoCheckpoint}
 	if r.ForkAt != nil {
-		if start.At, err = f.parent.At(ctx, h, *r.ForkAt); err != nil {
+		read := f.parent.At
+		if start.Bare { // The leaf of a revision is there after the revision was pruned.
+			read = f.parent.AtAny
+		}
+		if start.At, err = read(ctx, h, *r.ForkAt); err != nil {
 			return nil, err
 		}
 	}
