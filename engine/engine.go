@@ -42,7 +42,8 @@ type Engine interface {
 	Get(ctx context.Context, keys ...[]byte) ([][]byte, error)
 
 	// Scan yields the pairs of r in ascending byte order of their keys. It
-	// reads in pages; each page is one snapshot, later pages may be newer. An
+	// reads in pages; each page is one snapshot, later pages may be newer. The first
+	// OnePage pairs, if they take no more than 256 KiB, are one page. An
 	// error ends the sequence and is its last element.
 	Scan(ctx context.Context, r Range) iter.Seq2[Pair, error]
 
@@ -65,6 +66,21 @@ type Engine interface {
 	// twice is harmless.
 	Close() error
 }
+
+// A Notifier is an Engine that can tell other processes that have its database open of what has happened, so that they need not wait until
+// they look again. It is for speed alone: notifications may be lost, and nothing may depend on them.
+type Notifier interface {
+	Engine
+	// Notify tells those who listen of a topic, soon and without waiting. Several calls for one topic may become one.
+	// A topic is text of at most 200 bytes; the empty one stands for all.
+	Notify(topic string)
+	// Listen calls heard for topics that were told of, by any process, until ctx ends or the database can't tell; the error is
+	// that of ctx, or says why. It calls heard with the empty topic whenever something may have been missed.
+	Listen(ctx context.Context, heard func(topic string)) error
+}
+
+// OnePage is how many pairs a Scan yields at least from its first snapshot: see Engine.
+const OnePage = 64
 
 // Errors of an engine. Match with [errors.Is]; a driver may wrap them.
 var (

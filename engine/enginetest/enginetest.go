@@ -64,6 +64,7 @@ type testCase struct {
 var cases = []testCase{
 	{"GetReturnsValuesInKeyOrderAndNilForAbsent", getMissing},
 	{"GetReadsOneSnapshot", getSnapshot},
+	{"ScansFirstPageIsOneSnapshot", scanSnapshot},
 	{"ScanYieldsByteOrderWithinRange", scanOrder},
 	{"ScanHonoursLimitAndEarlyBreak", scanLimit},
 	{"ScanReadsManyPagesCompletely", scanPages},

@@ -132,6 +132,16 @@ var mutants = map[string]func(dir string) (engine.Engine, error){
 			}
 		}
 	}}),
+	"the pages of a scan are small, and of several moments": broken(&mutant{scan: func(m *mutant, ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
+		return engine.Paged(r, func(r engine.Range) ([]engine.Pair, bool, error) {
+			if r.Limit == 0 || r.Limit > engine.OnePage/2 {
+				r.Limit = engine.OnePage / 2
+			}
+			page, err := m.pairs(ctx, r)
+			time.Sleep(100 * time.Microsecond)
+			return page, len(page) == r.Limit, err
+		})
+	}}),
 	"memory of arguments is retained": broken(&mutant{apply: func(m *mutant, ctx context.Context, b *engine.Batch) error {
 		err := m.Engine.Apply(ctx, b)
 		if err == nil {
@@ -282,6 +292,7 @@ var caughtBy = map[string]string{
 	"half a batch is applied when a guard fails":                         "AFailedGuardLeavesNothing",
 	"a batch becomes visible key by key":                                 "ABatchIsSeenWholeOrNotAtAll",
 	"the read-only anomaly: a scan is of a moment before the last write": "NoReadOnlyAnomaly",
+	"the pages of a scan are small, and of several moments":              "ScansFirstPageIsOneSnapshot",
 	"memory of arguments is retained":                                    "NothingIsRetainedOrShared",
 	"memory of results is shared":                                        "NothingIsRetainedOrShared",
 	"order is lost":                                                      "ScanYieldsByteOrderWithinRange",

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -83,7 +84,7 @@ func getSnapshot(r *rig) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		failed = moveToken(r.e)
+		failed = moveToken(r.e, 300)
 	}()
 	for {
 		vs, err := r.e.Get(background, k("x"), k("y"))
@@ -101,10 +102,55 @@ func getSnapshot(r *rig) error {
 	}
 }
 
-// moveToken moves the token from key x to key y and back, 300 times in all.
-func moveToken(e engine.Engine) error {
+// scanSnapshot has a writer move one token between the first and the last of OnePage keys with values of
+// 4,000 bytes. A Scan of them must see exactly one token.
+func scanSnapshot(r *rig) error {
+	var b engine.Batch
+	for i := range engine.OnePage - 1 {
+		b.Set(k(fmt.Sprintf("xx%02d", i)), make([]byte, 4000))
+	}
+	b.Set(k("x"), k("1"))
+	if err := r.e.Apply(background, &b); err != nil {
+		return err
+	}
+	stop, moved := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			if err := moveToken(r.e, 2); err != nil {
+				moved <- err
+				return
+			}
+			select {
+			case <-stop:
+				moved <- nil
+				return
+			default:
+			}
+		}
+	}()
+	err := tokensSeen(r.e)
+	close(stop)
+	return errors.Join(err, <-moved)
+}
+
+// tokensSeen scans again and again, and fails if a scan does not see one token.
+func tokensSeen(e engine.Engine) error {
+	for range 200 {
+		found, err := collect(e, engine.Range{Start: k("x"), Limit: engine.OnePage})
+		if err != nil {
+			return err
+		}
+		if len(found) != engine.OnePage || slices.Contains(found, "x") == slices.Contains(found, "y") {
+			return fmt.Errorf("Scan saw %d pairs, %q to %q: not one snapshot", len(found), found[0], found[len(found)-1])
+		}
+	}
+	return nil
+}
+
+// moveToken moves the token from key x to key y and back, so many times in all.
+func moveToken(e engine.Engine, times int) error {
 	from, to := "x", "y"
-	for range 300 {
+	for range times {
 		var b engine.Batch
 		b.Set(k(to), k("1"))
 		b.Delete(k(from))

@@ -60,6 +60,7 @@ type Engine struct {
 	sql       statements
 	closed    atomic.Bool
 	retries   atomic.Uint64
+	notifier  notifier
 }
 
 // Open connects to the database that url names (a URL or a keyword/value string
@@ -335,6 +336,7 @@ func (e *Engine) usable(ctx context.Context) error {
 // Close implements engine.Engine. It waits for calls that have begun.
 func (e *Engine) Close() error {
 	if !e.closed.Swap(true) && e.pool != nil {
+		e.notifier.close()
 		e.pool.Close()
 	}
 	return nil
