@@ -45,6 +45,9 @@ func assemble(in *Request, payloads []payload, parts map[string]*version, b *hea
 	if len(out.ids) > 0 {
 		last = out.ids[len(out.ids)-1]
 	}
+	if last.IsZero() { // As in a fork, which begins with its leaf as the last node.
+		last = leaf
+	}
 	var changed bool
 	out.parts, changed = mergeParts(b.Parts, parts, in.Drop, revision)
 	c := &out.turn.Commit

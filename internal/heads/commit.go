@@ -19,7 +19,7 @@ type Commit struct {
 	Revision   head.Revision
 	Previous   head.CommitID
 	Leaf       graph.ID
-	Last       graph.ID        // see Head.Last: a reader that enters here needs both
+	Last       graph.ID        // see Base.Last: a reader that enters here needs both
 	Nodes      int             // how many this commit added
 	NodeDigest [hash.Size]byte // of the node ids; zero when the nodes are one chain that ends in Leaf
 	PartsAt    head.Revision   // the last commit that changed the checkpoint; this one's own revision if it did
@@ -158,7 +158,7 @@ func (c *Commit) AppendCompact(e *codec.Encoder, before *Base) {
 	switch {
 	case c.Leaf.IsZero():
 		e.Null()
-	case c.Leaf == c.Last:
+	case c.Leaf == c.Last && (c.Nodes > 0 || c.Last == before.Last):
 		e.Uint(leafIsLast)
 	case c.Leaf == before.Leaf:
 		e.Uint(leafIsBefore)
@@ -216,6 +216,9 @@ func (c *Commit) Complete(p *pack.Pack, before graph.ID) {
 	c.Nodes, c.Last = len(p.Nodes), before
 	if c.Nodes > 0 {
 		c.Last = p.Nodes[c.Nodes-1].ID
+	}
+	if c.Last.IsZero() && !c.leafIsLast {
+		c.Last = c.Leaf
 	}
 	if c.leafIsLast {
 		c.Leaf = c.Last
