@@ -2,7 +2,7 @@
 // until the commit of the turn takes its place. So a host that was killed goes on with what its users have seen.
 //
 // A draft is records of a session (see turnstone.Record): pieces of 16 KiB, of which Set writes those
-// that have changed. It is no part of the history: no revision has it, and a fork begins without it.
+// that have changed, and one that says how many there are, which every call guards and sets. It is no part of the history: no revision has it, and a fork begins without it.
 package draft
 
 import (
@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/turnstonedb/turnstone"
@@ -22,41 +23,54 @@ const (
 	piece  = 16 << 10 // bytes of a record
 	pieces = 64
 	prefix = ".draft/" // With a dot, so that the list of all sessions' records does not have them.
+
+	countSuffix = "/n"
 )
 
 // A Draft is what stands of a turn. It is used by one goroutine at a time.
 type Draft struct {
-	session  turnstone.Persistence
-	name     string
-	content  []byte
-	versions []turnstone.RecordVersion // of the pieces
+	session turnstone.Persistence
+	name    string
+	content []byte
+	version turnstone.RecordVersion // of the record that says how many pieces there are; every call guards it
 }
 
 // key returns the key of the record that has a piece.
 func key(name string, i int) string { return fmt.Sprintf("%s%s/%02d", prefix, name, i) }
 
+// countKey returns the key of the record that says how many pieces there are.
+func countKey(name string) string { return prefix + name + countSuffix }
+
 // Open returns the draft of a name, for example the id of the turn, with what stands of it.
 func Open(ctx context.Context, s turnstone.Persistence, name string) (*Draft, error) {
 	if s == nil || name == "" {
-		return nil, &turnstone.InvalidError{Where: "draft", Reason: "the session is nil or the name is empty"}
+		return nil, invalid("the session is nil or the name is empty")
 	}
-	keys := make([]string, pieces)
-	for i := range keys {
-		keys[i] = key(name, i)
+	keys := []string{countKey(name)}
+	for i := range pieces {
+		keys = append(keys, key(name, i))
 	}
 	st, err := s.Load(ctx, turnstone.Scope{Last: 1, Records: keys})
 	if err != nil {
 		return nil, err
 	}
-	d := &Draft{session: s, name: name}
-	for _, k := range keys {
-		r := st.Records[k]
-		if r.Version == turnstone.NoRecord {
-			break
-		}
-		d.content, d.versions = append(d.content, r.Value...), append(d.versions, r.Version)
+	count := st.Records[countKey(name)]
+	d := &Draft{session: s, name: name, version: count.Version}
+	if count.Version == turnstone.NoRecord {
+		return d, nil
+	}
+	n, err := strconv.Atoi(string(count.Value))
+	if err != nil || n > pieces {
+		return nil, invalid("record %q is not of a draft", countKey(name))
+	}
+	for i := range n {
+		d.content = append(d.content, st.Records[key(name, i)].Value...)
 	}
 	return d, nil
+}
+
+func invalid(reason string, args ...any) error {
+	return &turnstone.InvalidError{Where: "draft", Reason: fmt.Sprintf(reason, args...)}
 }
 
 // Content returns what stands. It is the caller's.
@@ -64,65 +78,66 @@ func (d *Draft) Content() []byte { return bytes.Clone(d.content) }
 
 // Set replaces what stands, all of it or nothing, in one call of the store. It writes the pieces that have
 // changed: the last one if content has grown at its end. A draft without content is none. If somebody else has written the
-// draft since it was opened, the error is a *turnstone.RecordConflictError. After an error, open the draft again.
+// draft since it was opened, or its turn was committed, the error is a *turnstone.RecordConflictError. After an error, open the draft again.
 func (d *Draft) Set(ctx context.Context, content []byte) error {
+	if d == nil || d.session == nil {
+		return invalid("it was not opened")
+	}
 	if len(content) > Max {
 		return &turnstone.LimitError{Limit: "draft bytes", Have: int64(len(content)), Max: Max}
 	}
-	var changes []turnstone.RecordChange
-	var changed []int
-	versions := slices.Clone(d.versions)
-	was := slices.Collect(slices.Chunk(d.content, piece))
-	i := 0
-	for p := range slices.Chunk(content, piece) {
-		c := turnstone.RecordChange{Key: key(d.name, i), Value: p, Expect: turnstone.NoRecord}
-		if i < len(was) {
-			c.Expect = d.versions[i]
-		} else {
-			versions = append(versions, "")
-		}
-		if i >= len(was) || !bytes.Equal(p, was[i]) {
-			changes, changed = append(changes, c), append(changed, i)
-		}
-		i++
-	}
-	changes = append(changes, d.drop(i)...)
-	if len(changes) == 0 {
+	if bytes.Equal(content, d.content) {
 		return nil
 	}
-	set, err := d.session.ChangeRecords(ctx, changes...)
+	was := slices.Collect(slices.Chunk(d.content, piece))
+	var changes []turnstone.RecordChange
+	n := 0
+	for p := range slices.Chunk(content, piece) {
+		if n >= len(was) || !bytes.Equal(p, was[n]) {
+			changes = append(changes, turnstone.RecordChange{Key: key(d.name, n), Value: p})
+		}
+		n++
+	}
+	for i := n; i < len(was); i++ {
+		changes = append(changes, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord})
+	}
+	count := turnstone.RecordChange{Key: countKey(d.name), Value: strconv.AppendInt(nil, int64(n), 10), Expect: d.version}
+	if n == 0 {
+		count = turnstone.RecordChange{Key: count.Key, Action: turnstone.DeleteRecord, Expect: d.version}
+	}
+	versions, err := d.session.ChangeRecords(ctx, append(changes, count)...)
 	if err != nil {
 		return err
 	}
-	for n, i := range changed {
-		versions[i] = set[n]
-	}
-	d.content, d.versions = bytes.Clone(content), versions[:i]
+	d.content, d.version = bytes.Clone(content), versions[len(changes)]
 	return nil
 }
 
 // Append adds to the end of what stands: see Set. Every call writes up to 16 KiB, so a host should gather what comes within a
 // fraction of a second.
 func (d *Draft) Append(ctx context.Context, more []byte) error {
+	if d == nil {
+		return invalid("it was not opened")
+	}
 	return d.Set(ctx, slices.Concat(d.content, more))
 }
 
 // Done returns the changes of records that remove the draft. With them in Commit.Records the turn takes the place of
 // its draft: both stand or neither. The commit is refused with a *turnstone.RecordConflictError if somebody else has written the draft.
-func (d *Draft) Done() []turnstone.RecordChange { return d.drop(0) }
-
-// drop returns the changes that remove the pieces from the i-th on.
-func (d *Draft) drop(i int) (out []turnstone.RecordChange) {
-	for ; i < len(d.versions); i++ {
-		out = append(out, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord, Expect: d.versions[i]})
+func (d *Draft) Done() (out []turnstone.RecordChange) {
+	if d == nil || len(d.content) == 0 {
+		return nil
 	}
-	return out
+	for i := range (len(d.content) + piece - 1) / piece {
+		out = append(out, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord})
+	}
+	return append(out, turnstone.RecordChange{Key: countKey(d.name), Action: turnstone.DeleteRecord, Expect: d.version})
 }
 
 // Names returns the names of the drafts that a session has, in byte order.
 func Names(ctx context.Context, s turnstone.Persistence) (names []string, err error) {
 	if s == nil {
-		return nil, &turnstone.InvalidError{Where: "draft", Reason: "the session is nil"}
+		return nil, invalid("the session is nil")
 	}
 	for q := (turnstone.RecordQuery{Prefix: prefix}); ; {
 		page, err := s.Records(ctx, q)
@@ -130,11 +145,12 @@ func Names(ctx context.Context, s turnstone.Persistence) (names []string, err er
 			return nil, err
 		}
 		for i := range page.Records {
-			if name, first := strings.CutSuffix(page.Records[i].Key[len(prefix):], "/00"); first {
+			if name, is := strings.CutSuffix(page.Records[i].Key[len(prefix):], countSuffix); is {
 				names = append(names, name)
 			}
 		}
 		if q.After = page.Next; q.After == "" {
+			slices.Sort(names)
 			return names, nil
 		}
 	}

@@ -363,7 +363,7 @@ var workers = []behaviour{
 
 var drafts = []behaviour{
 	{name: "DR1_ADraftGivesWayToItsTurn", test: func(s *suite) {
-		p := s.create(turnstone.Request{ID: "a"})
+		s.create(turnstone.Request{ID: "a"})
 		open := func(name string, want []byte) *draft.Draft {
 			s.Helper()
 			d, err := draft.Open(ctx, s.session("a"), name)
@@ -386,10 +386,12 @@ var drafts = []behaviour{
 			s.must(d.Append(ctx, text[at:at+7001]))
 		}
 		text = text[:15*7001]
-		s.must(open("t1/00", nil).Set(ctx, []byte("of another turn"))) // a name that looks like a part of the other one
+		s.must(open("t1/00", nil).Set(ctx, []byte("of another turn"))) // names that look like parts of the other one
+		s.must(open("t1/n", nil).Set(ctx, []byte("of another turn")))
+		s.must(open("t1-a", nil).Set(ctx, []byte("of another turn")))
 		s.twice(func() {
 			open("t1", text)
-			names("t1", "t1/00")
+			names("t1", "t1-a", "t1/00", "t1/n")
 		})
 		// What has not changed is not written again.
 		d = open("t1", text)
@@ -404,7 +406,7 @@ var drafts = []behaviour{
 				written++
 			}
 		}
-		s.equal("pieces written", written, 1)
+		s.equal("records written", written, 2) // the last piece, and how many there are
 		for _, n := range []int{draft.Max, 16 << 10, 16<<10 + 1, 1, 0, 40_000} {
 			text := pattern(n, 2)
 			s.must(d.Set(ctx, text))
@@ -416,7 +418,7 @@ var drafts = []behaviour{
 			s.Fatalf("%v", err)
 		}
 		// Nothing of it is in the history, and a commit that is refused leaves it.
-		p = s.session("a")
+		p := s.session("a")
 		s.reads(p, turnstone.Scope{})
 		turn := turnstone.Commit{Expected: 7, Turn: "t1", Nodes: texts("whole"), Records: d.Done()}
 		_, err = p.Commit(ctx, turn)
@@ -426,7 +428,7 @@ var drafts = []behaviour{
 		s.commit(p, turn)
 		s.twice(func() {
 			open("t1", nil)
-			names("t1/00")
+			names("t1-a", "t1/00", "t1/n")
 			s.reads(s.session("a"), turnstone.Scope{}, "whole")
 		})
 		for _, err := range []error{second(draft.Open(ctx, nil, "x")), second(draft.Open(ctx, s.session("a"), "")), second(draft.Names(ctx, nil))} {
@@ -447,8 +449,25 @@ var drafts = []behaviour{
 		again, err := draft.Open(ctx, p, "t")
 		s.must(err)
 		s.equal("content is right", bytes.Equal(again.Content(), pattern(60_000, 2)), true)
+		late, err := draft.Open(ctx, p, "t")
+		s.must(err)
 		s.commit(p, turnstone.Commit{Nodes: texts("done"), Records: again.Done()})
 		s.hasRecords(p)
+		s.is(late.Append(ctx, pattern(40_000, 3)), turnstone.ErrRecordConflict) // Its turn was committed.
+		s.hasRecords(p)
+		// Changes of different pieces exclude each other as well.
+		text := pattern(5<<14, 1)
+		one, err = draft.Open(ctx, p, "t")
+		s.must(err)
+		s.must(one.Set(ctx, text))
+		two, err = draft.Open(ctx, p, "t")
+		s.must(err)
+		first := append([]byte("first"), text[5:]...)
+		s.must(one.Set(ctx, first))
+		s.is(two.Append(ctx, []byte("last")), turnstone.ErrRecordConflict)
+		again, err = draft.Open(ctx, p, "t")
+		s.must(err)
+		s.equal("content is right", bytes.Equal(again.Content(), first), true)
 	}},
 }
 
