@@ -171,7 +171,8 @@ func (s *Store) check(ctx context.Context, session string, c *Commit, recordsOnl
 
 // committed tells those who watch the session of a commit, and seals in the background what is due.
 func (s *Session) committed(r *commit.Result, stats *commit.Stats) {
-	s.store.watched.tell(s.session.Inc)
+	s.store.lifecycle.Telling.Store(stats.Tells)
+	s.store.changed(s.session.Inc)
 	if !r.Replayed && s.store.sizes.Due(*s.sealed.Load(), r.Revision, stats.PackBytes) {
 		s.sealLater()
 	}
@@ -399,13 +400,13 @@ func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
 }
 
-// An Upload is an attachment that no commit refers to yet.
+// An Upload is an attachment that waits for a commit to refer to it.
 type Upload struct {
 	blob.Attachment           // as PutAttachment returned it last
 	Expires         time.Time // from then on the next collection removes it
 }
 
-// Uploads returns what PutAttachment has stored for this session, and no commit refers to yet. A commit that
+// Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit that
 // refers to more than 1,000 uploads leaves the others here until they expire.
 func (s *Session) Uploads(ctx context.Context) ([]Upload, error) {
 	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Upload, error) {

@@ -41,7 +41,9 @@ func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, s.lifecycle.Delete(ctx, ses.session.Inc, lifecycle.Policy(policy))
+		defer s.changed(heads.Incarnation{})
+		_, err = s.lifecycle.Delete(ctx, ses.session.Inc, lifecycle.Policy(policy))
+		return struct{}{}, err
 	}, nil)
 	return err
 }
@@ -89,7 +91,7 @@ func erasure(v *gc.VacuumReport, r *erase.Receipt) *Erasure {
 //
 // An error that matches ErrIncomplete leaves the session deleted, and says what is left
 // in the files. Erase of the same id again, as long as no other session has it, does the
-// rest; so does Vacuum. A receipt of a repeated call knows of shared bytes only as far
+// rest; so does Vacuum, but for ids in the feed. A receipt of a repeated call knows of shared bytes only as far
 // as the session's records were still there.
 //
 // Text that a host has put into other sessions as well is there still, and
@@ -105,9 +107,10 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 		return nil, err
 	}
 	var v *gc.VacuumReport
-	run := erase.Store{Store: s.histories, Collector: s.collector()}
+	run := erase.Store{Store: s.histories, Collector: s.collector(), Now: s.now}
 	r, err := run.Session(ctx, id, policy == CascadeChildren,
-		func(ctx context.Context, inc heads.Incarnation) error {
+		func(ctx context.Context, inc heads.Incarnation) ([]heads.Incarnation, error) {
+			defer s.changed(heads.Incarnation{})
 			return s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy))
 		},
 		func(ctx context.Context) (unfinished []heads.Incarnation, err error) {

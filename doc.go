@@ -30,6 +30,12 @@
 // Every limit is a constant of this package. A call that exceeds one fails with a
 // [*LimitError] and changes nothing that can be read.
 //
+// # Beside the history
+//
+// A [Record] is a small value that a session has under a key: it changes in the batch of a commit, with other sessions,
+// or alone, and packages lease, queue and draft are built on records. [Session.Watch] follows the commits of a session, and
+// [Store.Watch] the changes of all of them.
+//
 // # Reclaiming
 //
 // What is deleted, tombstoned, pruned or replaced is gone from reads at once, and

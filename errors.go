@@ -7,6 +7,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
@@ -43,6 +44,10 @@ var (
 	ErrRecordConflict = commit.ErrRecordConflict
 	// ErrRecordNotFound: the session has no record of that key.
 	ErrRecordNotFound = records.ErrNotFound
+	// ErrFeedOff: changes are not told. See Store.StartFeed.
+	ErrFeedOff = feed.ErrOff
+	// ErrCursorExpired: the changes after the cursor are not kept any more.
+	ErrCursorExpired = feed.ErrTrimmed
 	// ErrLimit: a documented limit is exceeded. See LimitError.
 	ErrLimit = change.ErrLimit
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -296,9 +297,10 @@ func ExampleStore_GC() {
 	// Output: 1 blob deleted, 0 retained
 }
 
-// Who follows a session from elsewhere asks for what came after the revision that it has.
-func ExampleSession_Load_poll() {
-	ctx := context.Background()
+// Who watches a session sees its commits and those that come, whoever makes them.
+func ExampleSession_Watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	store, err := turnstone.Open(ctx, memory.New(), nil)
 	if err != nil {
 		log.Fatal(err)
@@ -308,28 +310,71 @@ func ExampleSession_Load_poll() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	seen := head.Revision(0)
-	poll := func() {
-		state, err := session.Load(ctx, turnstone.Scope{After: seen})
+	say := func(text string) {
+		_, err := session.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Turn: text, Nodes: []turnstone.NewNode{{Kind: "m", Payload: []byte(text)}}})
 		if err != nil {
 			log.Fatal(err)
 		}
-		for _, n := range state.Nodes {
-			fmt.Println(n.Revision, string(n.Payload))
-		}
-		seen = state.Revision
 	}
-	for _, text := range []string{"hello", "hi"} {
-		_, err := session.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "m", Payload: []byte(text)}}})
+	say("hello")
+	for e, err := range session.Watch(ctx, 0) { // after the last revision that was dealt with
 		if err != nil {
 			log.Fatal(err)
 		}
-		poll()
+		fmt.Println(e.Revision, e.Turn)
+		if e.Revision == 2 {
+			break
+		}
+		say("hi")
 	}
-	poll() // nothing new
 	// Output:
 	// 1 hello
 	// 2 hi
+}
+
+// A view of all sessions is built once, and then follows the feed: here it counts commits.
+func ExampleStore_Watch() {
+	ctx := context.Background()
+	store, err := turnstone.Open(ctx, memory.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	if err := store.StartFeed(ctx, 30*24*time.Hour); err != nil { // once in the life of a store
+		log.Fatal(err)
+	}
+	feed, err := store.Feed(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Read all sessions here, then follow what changes after feed.End.
+	_, err = store.CommitAll(ctx,
+		turnstone.SessionCommit{Create: &turnstone.Request{ID: "a"}, Commit: turnstone.Commit{Turn: "1"}},
+		turnstone.SessionCommit{Create: &turnstone.Request{ID: "b"}, Commit: turnstone.Commit{Turn: "1"}})
+	if err == nil {
+		err = store.Delete(ctx, "b", turnstone.KeepChildren)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	commits := map[string]int{}
+	for c, err := range store.Watch(ctx, feed.End) {
+		if err != nil {
+			log.Fatal(err) // after turnstone.ErrCursorExpired, build the view anew
+		}
+		switch c.Kind {
+		case turnstone.ChangeCommitted:
+			commits[c.Session]++
+		case turnstone.ChangeDeleted:
+			delete(commits, c.Session)
+		}
+		if c.Kind == turnstone.ChangeDeleted { // Store c.Cursor with the view, to go on from there after a restart.
+			break
+		}
+	}
+	fmt.Println(commits)
+	// Output:
+	// map[a:1]
 }
 
 // Several writers count in one session. Update loads and commits anew when another one was

@@ -291,6 +291,33 @@ func TestF8_AForkAtAPrunedCheckpointIsRefused(t *testing.T) {
 	verify(t, st)
 }
 
+// A clone that somebody takes for one that was cut off, and makes anew, is not deleted by the first call.
+func TestF11_AFailedCloneDeletesNoOther(t *testing.T) {
+	e, st := onMemory(t, nil)
+	p := create(t, st, turnstone.Request{ID: "p"})
+	for range 3 {
+		commitTo(t, p, turnstone.Commit{})
+	}
+	applies := 0
+	slow := openStore(t, &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" {
+			if applies++; applies == 3 {
+				remove(t, st, "c")
+				if _, err := turnstone.Clone(ctx, st.Factory(), "p", turnstone.Request{ID: "c"}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		return enginetest.Fault{}
+	}}, nil)
+	if _, err := turnstone.Clone(ctx, slow.Factory(), "p", turnstone.Request{ID: "c"}); !errors.Is(err, turnstone.ErrSessionDeleted) {
+		t.Error(err)
+	}
+	if i := info(t, st, "c"); i.Revision != 3 {
+		t.Errorf("the other clone is at revision %d", i.Revision)
+	}
+}
+
 // A fork can have the checkpoint of any retained revision, and without one it can begin at a node whose checkpoint
 // was pruned. Its batch depends on the revision: one that is pruned meanwhile is refused, also beneath a warm handle.
 func TestF10_OnlyARetainedCheckpointIsTakenOver(t *testing.T) {
@@ -340,6 +367,50 @@ func TestF10_OnlyARetainedCheckpointIsTakenOver(t *testing.T) {
 			}
 			return nil
 		})
+}
+
+// A fork that begins with an empty conversation, and then goes on from a node that it inherits, is what it is also when it is
+// sealed.
+func TestF3_AForkThatBeginsEmptyGoesOnFromWhatItInherits(t *testing.T) {
+	for name, fork := range map[string]func(st *turnstone.Store, p *turnstone.Session) *turnstone.Session{
+		"at the head": func(st *turnstone.Store, _ *turnstone.Session) *turnstone.Session {
+			return create(t, st, turnstone.Request{ID: "f", Parent: "p"})
+		},
+		"at a revision": func(st *turnstone.Store, p *turnstone.Session) *turnstone.Session {
+			commitTo(t, p, turnstone.Commit{Nodes: saying([]byte("later"))})
+			return create(t, st, turnstone.Request{ID: "f", Parent: "p", ForkAt: 2})
+		},
+		"of a fork": func(st *turnstone.Store, _ *turnstone.Session) *turnstone.Session {
+			create(t, st, turnstone.Request{ID: "e", Parent: "p"})
+			return create(t, st, turnstone.Request{ID: "f", Parent: "e", ForkAt: turnstone.RevisionZero})
+		},
+	} {
+		for moves := range 3 { // how often the leaf moves before there is a node
+			e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+			p := create(t, st, turnstone.Request{ID: "p"})
+			inherited := commitTo(t, p, turnstone.Commit{Nodes: append(saying([]byte("a")), saying([]byte("b"))...)}).Nodes
+			commitTo(t, p, turnstone.Commit{Leaf: turnstone.RefNone()})
+			f := fork(st, p)
+			commitTo(t, f, turnstone.Commit{})
+			for i := range moves {
+				commitTo(t, f, turnstone.Commit{Leaf: turnstone.RefTo(inherited[(i+1)%2])})
+			}
+			commitTo(t, f, turnstone.Commit{Leaf: turnstone.RefTo(inherited[0])})
+			commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("own"))})
+			for _, sealed := range []bool{false, true} {
+				if sealed {
+					vacuum(t, st)
+				}
+				for _, s := range []*turnstone.Session{f, session(t, openStore(t, e, nil), "f")} {
+					got, err := s.Load(ctx, turnstone.Scope{})
+					if err != nil || len(got.Nodes) != 2 || string(got.Nodes[0].Payload) != "a" || string(got.Nodes[1].Payload) != "own" {
+						t.Fatalf("%s, %d moves, sealed %v: %v, %v", name, moves, sealed, got, err)
+					}
+				}
+				verify(t, st)
+			}
+		}
+	}
 }
 
 // Children belong to the session that they were made of, whatever its id is.

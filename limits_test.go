@@ -8,6 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -272,6 +273,32 @@ var bounds = map[string]bound{
 		return func(n int) error {
 			return s.SaveMetadata(ctx, turnstone.Metadata{Labels: map[string]string{fmt.Sprint(n): "x"}})
 		}
+	}},
+	"labels of a commit": onCommit(turnstone.MaxLabels, "labels", func(n int) turnstone.Commit { return turnstone.Commit{Labels: numbered(n)} }),
+	"label name of a commit": onCommit(turnstone.MaxLabel, "label name bytes", func(n int) turnstone.Commit {
+		return turnstone.Commit{Labels: map[string]string{strings.Repeat("l", n): ""}}
+	}),
+	"label value of a commit": onCommit(turnstone.MaxCommitLabel, "label value bytes", func(n int) turnstone.Commit {
+		return turnstone.Commit{Labels: map[string]string{"l": strings.Repeat("v", n)}}
+	}),
+	"name of a commit": onCommit(turnstone.MaxLabel, "name bytes", func(n int) turnstone.Commit {
+		return turnstone.Commit{Keep: strings.Repeat("k", n)}
+	}),
+	"names of commits": {maximum: turnstone.MaxKept, limit: "kept revisions", steps: func(t *testing.T) func(int) error {
+		s := limited(t)
+		return func(n int) error {
+			_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Keep: fmt.Sprint(n)})
+			return err
+		}
+	}},
+	"tombstones of a commit": {maximum: turnstone.MaxNodes, limit: "tombstones", try: func(t *testing.T, n int) error {
+		s := limited(t)
+		var ids []graph.ID
+		for len(ids) < n {
+			ids = append(ids, commitTo(t, s, turnstone.Commit{Nodes: slices.Repeat(saying(nil), min(n-len(ids), turnstone.MaxNodes))}).Nodes...)
+		}
+		_, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Tombstone: ids})
+		return err
 	}},
 	"name of a kept revision": {maximum: turnstone.MaxLabel, limit: "name bytes", try: func(t *testing.T, n int) error {
 		s := limited(t)

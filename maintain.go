@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/maintain"
@@ -59,6 +60,9 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 			return nil, err
 		}
 		defer done()
+		if err := feed.Tidy(ctx, s.histories, s.now(), s.random); err != nil {
+			return nil, err
+		}
 		return s.collector().Run(ctx, run)
 	}, func(r *gc.Report, out *Outcome) {
 		if !o.DryRun {
@@ -183,7 +187,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
-	s.background.Go(func() {
+	if !s.run(func() {
 		defer close(done)
 		defer cancel()
 		maintain.Loop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
@@ -203,7 +207,10 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 				s.opts.Logger.Error("turnstone: maintenance", "error", err)
 			}
 		})
-	})
+	}) {
+		cancel()
+		close(done)
+	}
 	return func() {
 		cancel()
 		<-done
@@ -340,7 +347,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, err
 }
 
 // Retention says how many of a session's latest revisions can be read as they
-// were. 0 leaves it to Prune; a session's own comes before that of gc.PruneOptions. The
+// were. 0 leaves it to Prune; a session's own number comes before that of gc.PruneOptions. The
 // nodes of the active path are never dropped by it: what goes is checkpoints that
 // only older revisions have, and side branches that only they lead to and that no
 // revision kept by name shows.
@@ -357,6 +364,7 @@ func (s *Store) Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, 
 		if err := checkPrune("prune", &o); err != nil {
 			return nil, err
 		}
+		defer s.changed(heads.Incarnation{})
 		return s.lifecycle.PruneAll(ctx, &o)
 	}, func(r *gc.PruneReport, out *Outcome) { out.Items = r.Sessions + len(r.Deleted) })
 }

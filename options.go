@@ -54,7 +54,7 @@ type Options struct {
 	// Default 24 hours.
 	UploadTTL time.Duration
 	// PollEvery is how often Watch looks for what other stores and processes have
-	// committed. Default half a second.
+	// committed. Default half a second. On PostgreSQL, while the feed is on, Watch hears of it at once.
 	PollEvery time.Duration
 	// TakeOverAfter is how long a collection or vacuum of another process or store may
 	// show no progress before one of this store takes it over: the other process was

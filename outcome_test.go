@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -188,6 +189,10 @@ var effects = []effect{
 	}},
 	{name: "keep", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Keep(ctx, "kept", 1) }},
 	{name: "release", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) { return "", s.Release(ctx, "old") }},
+	{name: "keep changes longer", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
+		return "", st.StartFeed(ctx, 2*time.Hour)
+	}},
+	{name: "stop feed", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) { return "", st.StopFeed(ctx) }},
 	{name: "clone", want: "3", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 		c, err := turnstone.Clone(ctx, st.Factory(), "a", turnstone.Request{ID: "clone"})
 		if err != nil {
@@ -446,7 +451,7 @@ func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
 // Where the engine has only the room left that it keeps for batches that reclaim, what removes
 // goes on, and everything else fails without effect.
 func TestE3_WithoutRoomAStoreIsReadAndReclaimed(t *testing.T) {
-	reclaim := []string{"tombstone", "prune", "prune all", "prune what is old", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
+	reclaim := []string{"tombstone", "prune", "prune all", "prune what is old", "stop feed", "keep", "release", "delete", "cascade", "erase", "erase node", "seal"}
 	collect := []effect{
 		{name: "gc", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
 			_, err := st.GC(ctx, gc.Options{Full: true})

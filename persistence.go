@@ -58,7 +58,7 @@ type Reader interface {
 	Log(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
 	// Watch yields the commits after a revision, and those that come.
 	Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error]
-	// Uploads returns the attachments that no commit refers to yet.
+	// Uploads returns the attachments that wait for a commit to refer to them.
 	Uploads(ctx context.Context) ([]Upload, error)
 	// ReadAttachment writes an attachment of this session to w.
 	ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (int64, error)
@@ -102,6 +102,12 @@ type Factory interface {
 	List(ctx context.Context, o ListOptions) (Page, error)
 	// Records lists records of all sessions, in the order of their keys.
 	Records(ctx context.Context, q RecordQuery) (RecordPage, error)
+	// StartFeed turns the feed of changes on, and StopFeed off.
+	StartFeed(ctx context.Context, keep time.Duration) error
+	StopFeed(ctx context.Context) error
+	// Feed returns what the feed has, and Watch yields the changes after a cursor, and those that come.
+	Feed(ctx context.Context) (Feed, error)
+	Watch(ctx context.Context, after Cursor) iter.Seq2[Change, error]
 	// Delete removes a session.
 	Delete(ctx context.Context, id string, policy ChildPolicy) error
 	// GC deletes the blobs that nothing refers to any more.
@@ -166,6 +172,10 @@ func Update(ctx context.Context, s Persistence, scope Scope, build func(*State) 
 		c.Expected = st.Revision
 		r, err := s.Commit(ctx, c)
 		if !errors.Is(err, ErrConflict) || errors.Is(err, ErrRejected) || errors.Is(err, ErrOutcomeUnknown) {
+			return r, err
+		}
+		var conflict *ConflictError // of a node that is not on the path that was loaded, it would be one again
+		if errors.As(err, &conflict) && !conflict.Node.IsZero() && conflict.Revision == st.Revision {
 			return r, err
 		}
 		select {

@@ -216,6 +216,10 @@ func TestK3_AgePrunesRevisionsButTheLastOne(t *testing.T) {
 	var c clock
 	e, st := onMemory(t, c.options())
 	for id, own := range map[string]turnstone.Retention{"a": 0, "all": turnstone.KeepAll, "two": 2, "young": 0} {
+		c.now = time.Unix(1_700_000_000, 0)
+		if id == "young" {
+			c.now = c.now.Add(5 * 24 * time.Hour)
+		}
 		s := create(t, st, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Retention: own}})
 		if id == "young" {
 			continue
@@ -235,6 +239,10 @@ func TestK3_AgePrunesRevisionsButTheLastOne(t *testing.T) {
 			}
 		}
 	}
+	c.now = time.Unix(1_700_000_000, 0)
+	create(t, st, turnstone.Request{ID: "empty"})
+	create(t, st, turnstone.Request{ID: "fork", Parent: "two"}) // Neither was committed to.
+	c.now = time.Unix(1_700_000_000, 0).Add(5 * 24 * time.Hour)
 	commitAt(t, session(t, st, "young"), turnstone.Commit{})
 	oldest := func(id string, want head.Revision) {
 		t.Helper()
@@ -261,7 +269,10 @@ func TestK3_AgePrunesRevisionsButTheLastOne(t *testing.T) {
 	oldest("a", 6)
 	oldest("two", 6)
 	oldest("all", 1)
-	for _, id := range []string{"a", "two"} {
+	collect(t, st, gc.Options{})
+	vacuum(t, st)
+	create(t, st, turnstone.Request{ID: "fork of the fork", Parent: "fork"})
+	for _, id := range []string{"a", "two", "fork", "fork of the fork"} {
 		if got, err := session(t, st, id).Load(ctx, turnstone.Scope{}); err != nil || len(got.Nodes) != 6 {
 			t.Errorf("the conversation of %s is cut: %v", id, err)
 		}

@@ -152,6 +152,7 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 		}
 		fields[i] = lifecycle.Field(f)
 	}
+	defer s.store.changed(heads.Incarnation{})
 	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
 }
 
@@ -191,6 +192,7 @@ func (s *Session) Tombstone(ctx context.Context, ids ...graph.ID) error {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
 	_, err := observed(ctx, s, OpTombstone, s.ID(), func(ctx context.Context) (int, error) {
+		defer s.store.changed(heads.Incarnation{})
 		return len(ids), s.store.lifecycle.Tombstone(ctx, s.session, ids)
 	}, func(n int, o *Outcome) { o.Items = n })
 	return err

@@ -44,7 +44,11 @@ type Store struct {
 	cancel    context.CancelFunc
 
 	watched    watched
-	background sync.WaitGroup // of Maintain
+	feeding    chan struct{}   // has one while told changes get their numbers
+	notifier   engine.Notifier // nil if the engine is none
+	listening  sync.Once
+	background sync.WaitGroup // of run
+	closing    sync.Mutex     // held while something is begun in the background, or the store is closed
 	collecting chan struct{}  // holds one element while a collection or vacuum of this store runs
 }
 
@@ -57,10 +61,11 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if e == nil {
 		return nil, invalid("engine", "it is nil")
 	}
-	s := &Store{engine: e, collecting: make(chan struct{}, 1)}
+	s := &Store{engine: e, collecting: make(chan struct{}, 1), feeding: make(chan struct{}, 1)}
 	if o != nil {
 		s.opts = *o
 	}
+	s.notifier, _ = e.(engine.Notifier)
 	if s.opts.Observer != nil {
 		s.engine = observe(e, s.opts.Observer)
 	}
@@ -115,10 +120,23 @@ func (s *Store) Close() error {
 	if _, err := s.usable(context.Background()); err != nil {
 		return err
 	}
+	s.closing.Lock()
 	s.cancel()
+	s.closing.Unlock()
 	s.sealing.Wait()
 	s.background.Wait()
 	return nil
+}
+
+// run runs f in the background, and Close waits for it. It reports false if the store is closed.
+func (s *Store) run(f func()) bool {
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if s.ctx.Err() != nil {
+		return false
+	}
+	s.background.Go(f)
+	return true
 }
 
 // random fills b.
@@ -190,6 +208,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		return nil, false, err
 	}
 	h, st, created, err := s.lifecycle.Create(ctx, request)
+	s.changed(heads.Incarnation{})
 	if err != nil {
 		return nil, false, public(err)
 	}
@@ -304,6 +323,7 @@ func (s *Store) Rename(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
+	defer s.changed(heads.Incarnation{})
 	return s.lifecycle.Rename(ctx, ses.session, to)
 }
 

@@ -100,10 +100,14 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 			must(a.Seal(ctx))
 		}
 	}
+	must(st.StartFeed(ctx, 1000*time.Hour))
 	must(a.Keep(ctx, "kept", 3))
 	change(t, a, turnstone.RecordChange{Key: "queue/1", Value: random(700, 13)}, turnstone.RecordChange{Key: ".own", Value: []byte("not listed")})
 	f := create(t, st, turnstone.Request{ID: "f", Parent: "a"})
 	commitTo(t, f, turnstone.Commit{Nodes: saying([]byte("forked")), Checkpoint: map[string][]byte{"p": []byte("own")}})
+	if _, err := st.Feed(ctx); err != nil { // What follows is not in the feed yet.
+		t.Fatal(err)
+	}
 	ff := create(t, st, turnstone.Request{ID: "ff", Parent: "f"})
 	add(ff, "in the fork of the fork")
 	commitTo(t, ff, turnstone.Commit{Leaf: turnstone.RefTo(nodes[5])})
@@ -229,6 +233,9 @@ func rich(t *testing.T, st *turnstone.Store) {
 	if err := f.Tombstone(ctx, leaf); err != nil {
 		t.Fatal(err)
 	}
+	if err := st.StartFeed(ctx, 1000*time.Hour); err != nil {
+		t.Fatal(err)
+	}
 	change(t, s, turnstone.RecordChange{Key: "queue/1", Value: random(700, 3)}, turnstone.RecordChange{Key: "queue/2"})
 	commitTo(t, f, turnstone.Commit{Records: []turnstone.RecordChange{{Key: "queue/1", Value: []byte("of the fork")}}})
 }
@@ -248,6 +255,7 @@ func outcomeStore(t *testing.T) *memory.Engine {
 	commitTo(t, create(t, st, turnstone.Request{ID: "f", Parent: "a"}), turnstone.Commit{Nodes: saying([]byte("forked"))})
 	commitTo(t, create(t, st, turnstone.Request{ID: "b"}), turnstone.Commit{Nodes: saying([]byte("alone"))})
 	change(t, a, turnstone.RecordChange{Key: "r", Value: []byte("old")}, turnstone.RecordChange{Key: "r/gone"})
+	startFeed(t, st)
 	return e
 }
 
@@ -264,6 +272,20 @@ func everything(st *turnstone.Store) (string, error) {
 		err = tell(records)
 	}
 	if err != nil {
+		return "", err
+	}
+	f, err := st.Feed(ctx)
+	for at := f.Begin; err == nil && at != f.End; {
+		for c, werr := range st.Watch(ctx, at) {
+			if err = werr; err == nil {
+				err = tell(c)
+			}
+			if at = c.Cursor; err != nil || at == f.End {
+				break
+			}
+		}
+	}
+	if err != nil && !errors.Is(err, turnstone.ErrFeedOff) {
 		return "", err
 	}
 	for _, i := range page.Sessions {
@@ -336,7 +358,11 @@ func visible(t *testing.T, e engine.Engine) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := ""
+	f, err := st.Feed(ctx)
+	if err != nil && !errors.Is(err, turnstone.ErrFeedOff) {
+		t.Fatal(err)
+	}
+	out := fmt.Sprintln(f.Keep)
 	for _, i := range page.Sessions {
 		s := session(t, st, i.ID)
 		state, err := s.Load(ctx, turnstone.Scope{Full: true})

@@ -27,7 +27,7 @@ var named = map[byte]string{
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
 	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
 	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
-	'R': "record", 'n': "list of records",
+	'R': "record", 'n': "list of records", 'F': "record of the feed", 'Q': "end of the feed", 'c': "change that is not in the feed", 'q': "change",
 }
 
 // Whatever record is removed, altered or put in the place of another one of its
@@ -156,7 +156,7 @@ func (s *table) identities(key []byte) (out []string) {
 	fields := key[5:]
 	var parts [][]byte
 	switch key[4] {
-	case keys.Store, keys.Cycle, keys.Copying:
+	case keys.Store, keys.Cycle, keys.Copying, keys.Feed, keys.FeedEnd, keys.Pending, keys.Change:
 		return []string{""}
 	case keys.Entry:
 		parts = [][]byte{fields[24:]}
@@ -191,6 +191,8 @@ func (s *table) harmless(p engine.Pair) string {
 		return "the note of a copy: the next copy into the store refuses to overwrite it without being told"
 	case letter == keys.Record && fields[16] == '.':
 		return "a record in no list: nothing else says that it was there"
+	case letter == keys.Pending:
+		return "a change that is not in the feed yet: nothing else says that it was told, and the session has it"
 	case letter == keys.Predecessor && s.incs[string(fields)] == "":
 		return "the predecessor record of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):

@@ -1,9 +1,13 @@
 package turnstone
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"iter"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +36,7 @@ func (s *Session) Watch(ctx context.Context, after head.Revision) iter.Seq2[LogE
 func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, yield func(LogEntry) bool) error {
 	poll := time.NewTicker(store.opts.PollEvery)
 	defer poll.Stop()
-	changed, stop := store.watched.add(s.session.Inc)
+	changed, stop := store.watching(s.session.Inc)
 	defer stop()
 	for {
 		for e, err := range s.Log(ctx, after) {
@@ -53,14 +57,55 @@ func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, 
 	}
 }
 
+// changed tells those who watch a session that it has changed, and while the feed is on those in other processes, too; the zero incarnation
+// tells those who watch the store alone.
+func (s *Store) changed(inc heads.Incarnation) {
+	s.watched.tell(inc)
+	if s.notifier != nil && s.lifecycle.Telling.Load() {
+		s.notifier.Notify(string(s.topic(inc)))
+	}
+}
+
+// topic is how a session is called in notifications: its incarnation, after the namespace.
+func (s *Store) topic(inc heads.Incarnation) []byte {
+	return hex.AppendEncode(nil, s.space.Life(inc))
+}
+
+// watching returns what watched.add does, and from the first call on this store hears of what others do.
+func (s *Store) watching(inc heads.Incarnation) (changed chan struct{}, stop func()) {
+	if s.notifier != nil {
+		s.listening.Do(func() {
+			s.run(func() {
+				err := s.notifier.Listen(s.ctx, s.heard)
+				if l := s.opts.Logger; l != nil && err != nil && s.ctx.Err() == nil {
+					l.Warn("turnstone: watches hear of other processes by polling alone", "error", err)
+				}
+			})
+		})
+	}
+	return s.watched.add(inc)
+}
+
+// heard is called for the topics that somebody has notified of.
+func (s *Store) heard(topic string) {
+	if topic == "" {
+		s.watched.tellAll()
+		return
+	}
+	key, err := hex.DecodeString(topic)
+	if _, fields, ok := s.space.Fields(key); err == nil && ok && bytes.Equal(key, s.space.Life(heads.Incarnation(fields))) {
+		s.watched.tell(heads.Incarnation(fields))
+	}
+}
+
 // A watched says which sessions this store watches.
 type watched struct {
 	mu sync.Mutex
 	by map[heads.Incarnation]map[chan struct{}]bool
 }
 
-// add returns a channel that receives after each commit to a session, several at once if nobody receives
-// meanwhile, until stop is called.
+// add returns a channel that receives after each commit to a session, or for the zero incarnation after each change of any
+// session, several at once if nobody receives meanwhile, until stop is called.
 func (w *watched) add(inc heads.Incarnation) (changed chan struct{}, stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,14 +126,27 @@ func (w *watched) add(inc heads.Incarnation) (changed chan struct{}, stop func()
 	}
 }
 
-// tell tells those who watch a session that it was committed to.
+// tell tells those who watch a session that it was committed to, or for the zero incarnation nobody else than those who watch
+// the store.
 func (w *watched) tell(inc heads.Incarnation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for changed := range w.by[inc] {
-		select {
-		case changed <- struct{}{}:
-		default: // It has been told, and has not looked yet.
+	for _, of := range []heads.Incarnation{inc, {}} {
+		for changed := range w.by[of] {
+			select {
+			case changed <- struct{}{}:
+			default: // It has been told, and has not looked yet.
+			}
 		}
+	}
+}
+
+// tellAll tells all who watch anything.
+func (w *watched) tellAll() {
+	w.mu.Lock()
+	incs := slices.Collect(maps.Keys(w.by))
+	w.mu.Unlock()
+	for _, inc := range incs {
+		w.tell(inc)
 	}
 }

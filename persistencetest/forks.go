@@ -94,7 +94,6 @@ var forks = []behaviour{
 				s.equal("number", len(have), len(want))
 			}
 		})
-		p = s.session("p")
 		_, err = turnstone.Clone(ctx, s.Factory, "p", turnstone.Request{ID: "f"})
 		s.is(err, turnstone.ErrExists)
 		_, err = turnstone.Clone(ctx, s.Factory, "none", turnstone.Request{ID: "new"})

@@ -200,6 +200,11 @@ var turns = []behaviour{
 		s.must(err)
 		s.equal("replay", []any{again.Replayed, again.Revision}, []any{true, r.Revision})
 
+		_, err = turnstone.Update(ctx, p, turnstone.Scope{}, func(*turnstone.State) (turnstone.Commit, error) { // It would be refused again.
+			return turnstone.Commit{OnPath: ids[2]}, nil
+		})
+		s.is(err, turnstone.ErrConflict)
+
 		// Beside a writer who rewinds, nothing is ever appended behind what was left.
 		q := s.create(turnstone.Request{ID: "b"})
 		root := s.grow(q, 0, "root")[0]
@@ -235,7 +240,7 @@ var turns = []behaviour{
 		}
 	}},
 	{name: "R20_LeavesAreTheEndsOfBranches", test: func(s *suite) {
-		p := s.create(turnstone.Request{ID: "a"})
+		s.create(turnstone.Request{ID: "a"})
 		leaves := func(want ...graph.ID) {
 			s.Helper()
 			s.twice(func() {
@@ -253,7 +258,7 @@ var turns = []behaviour{
 			})
 		}
 		leaves()
-		p = s.session("a")
+		p := s.session("a")
 		ids := s.grow(p, 0, "one", "two", string(pattern(200<<10, 1)))
 		leaves(ids[2])
 		p = s.session("a")

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
@@ -115,5 +119,214 @@ var watches = []behaviour{
 		s.must(errors.Join(errs...))
 		st := s.load(s.session("a"), turnstone.Scope{})
 		s.equal("last commit", seen[len(seen)-1], st.Commit)
+	}},
+	{name: "WA4_TheFeedHasEveryChangeOnceInOrder", test: func(s *suite) {
+		_, err := s.Factory.Feed(ctx)
+		s.is(err, turnstone.ErrFeedOff)
+		for _, err := range s.Factory.Watch(ctx, turnstone.Cursor(strings.Repeat("0", 48))) {
+			s.is(err, turnstone.ErrFeedOff)
+		}
+		old := s.create(turnstone.Request{ID: "old"})
+		ids := s.grow(old, 0, "before", "hidden")
+		s.is(s.Factory.StartFeed(ctx, time.Millisecond), turnstone.ErrInvalid)
+		s.must(s.Factory.StartFeed(ctx, time.Hour))
+		f, err := s.Factory.Feed(ctx)
+		s.must(err)
+		s.equal("feed", []any{f.Begin, f.Keep}, []any{f.End, time.Hour})
+		begin := f.End
+		var want []string
+		round := 0
+		s.twice(func() {
+			round++
+			old := s.session("old")
+			id := func(name string) string { return fmt.Sprint(name, round) }
+			info, err := old.Info(ctx)
+			s.must(err)
+			r := info.Revision
+			s.commit(old, turnstone.Commit{Expected: r, Nodes: texts("one")})
+			s.commit(old, turnstone.Commit{Expected: r + 1, Leaf: turnstone.RefTo(ids[0])}) // which moves the leaf only
+			_, err = old.Commit(ctx, turnstone.Commit{Expected: r, Nodes: texts("refused")})
+			s.is(err, turnstone.ErrConflict)
+			s.must(old.SaveMetadata(ctx, turnstone.Metadata{Name: id("name")}))
+			s.change(old, set("k", "no change of the feed")...)
+			n := s.create(turnstone.Request{ID: id("new")})
+			turn := turnstone.Commit{Turn: "t", Nodes: texts("x", "y")}
+			done := s.commit(n, turn)
+			_, err = n.Commit(ctx, turn) // a replay
+			s.must(err)
+			s.must(n.Tombstone(ctx, done.Nodes[0]))
+			s.must(n.Tombstone(ctx, done.Nodes[0])) // nothing
+			_, err = s.Factory.CommitAll(ctx,
+				turnstone.SessionCommit{Session: old, Commit: turnstone.Commit{Expected: r + 2}},
+				turnstone.SessionCommit{Create: &turnstone.Request{ID: id("fork"), Parent: id("new")}, Commit: turnstone.Commit{Nodes: texts("f")}})
+			s.must(err)
+			s.commit(n, turnstone.Commit{Expected: 1, Tombstone: done.Nodes[1:], Nodes: texts("z")})
+			s.must(s.Factory.Delete(ctx, id("new"), turnstone.KeepChildren))
+			s.must(s.Factory.Delete(ctx, id("new"), turnstone.KeepChildren)) // nothing
+			s.create(turnstone.Request{ID: id("new")})
+			want = append(want,
+				fmt.Sprint("committed old ", r+1), fmt.Sprint("committed old ", r+2), "saved old 0", "created "+id("new")+" 0", "committed "+id("new")+" 1",
+				"tombstoned "+id("new")+" 0", fmt.Sprint("committed old ", r+3), "created "+id("fork")+" 0", "committed "+id("fork")+" 1",
+				"committed "+id("new")+" 2", "tombstoned "+id("new")+" 0", "deleted "+id("new")+" 0", "created "+id("new")+" 0")
+			// Whoever begins at any place sees what follows it.
+			cursors, of := []turnstone.Cursor{begin}, map[string]string{}
+			for i := 0; i < len(want); i++ {
+				n := i
+				for c, err := range s.Factory.Watch(ctx, cursors[i]) {
+					s.must(err)
+					got := fmt.Sprint(c.Kind, " ", c.Session, " ", c.Revision)
+					if i == 0 {
+						cursors = append(cursors, c.Cursor)
+						of[got+fmt.Sprint(n)] = c.Of
+					} else if c.Cursor != cursors[n+1] {
+						s.Fatalf("change %d has another cursor than before", n)
+					}
+					if n == 6+13*(round-1) || n == 7+13*(round-1) || n == 8+13*(round-1) { // of one batch: in an order of their own
+						if !slices.Contains(want[6+13*(round-1):9+13*(round-1)], got) {
+							s.Fatalf("change %d is %s", n, got)
+						}
+					} else if n >= 13*(round-1) && got != want[n] {
+						s.Fatalf("change %d is %s, want %s", n, got, want[n])
+					}
+					if n++; n == len(want) {
+						break
+					}
+				}
+			}
+			last := 13 * round
+			if a, b := of[want[last-2]+fmt.Sprint(last-2)], of[want[last-1]+fmt.Sprint(last-1)]; a == "" || a == b || a != of[want[last-10]+fmt.Sprint(last-10)] {
+				s.Fatalf("the deleted session is %s, that of the same id is %s", a, b)
+			}
+			f, err := s.Factory.Feed(ctx)
+			s.must(err)
+			s.equal("feed", []any{f.Begin, f.End}, []any{begin, cursors[len(want)]})
+		})
+		for _, bad := range []turnstone.Cursor{"", "x", begin + "00", turnstone.Cursor(strings.Repeat("z", 48))} {
+			for _, err := range s.Factory.Watch(ctx, bad) {
+				s.is(err, turnstone.ErrInvalid)
+			}
+		}
+		// It ends, and begins anew as another feed.
+		s.must(s.Factory.StopFeed(ctx))
+		s.must(s.Factory.StopFeed(ctx))
+		s.commit(s.session("old"), turnstone.Commit{Expected: turnstone.AnyRevision})
+		_, err = s.Factory.Feed(ctx)
+		s.is(err, turnstone.ErrFeedOff)
+		s.must(s.Factory.StartFeed(ctx, time.Hour))
+		s.must(s.Factory.StartFeed(ctx, 2*time.Hour))
+		for _, err := range s.Factory.Watch(ctx, begin) {
+			s.is(err, turnstone.ErrCursorExpired)
+		}
+		f, err = s.Factory.Feed(ctx)
+		s.must(err)
+		r := s.commit(s.session("old"), turnstone.Commit{Expected: turnstone.AnyRevision})
+		for c, err := range s.Factory.Watch(ctx, f.End) {
+			s.must(err)
+			s.equal("first change", []any{c.Kind, c.Session, c.Revision}, []any{turnstone.ChangeCommitted, "old", r.Revision})
+			break
+		}
+	}},
+	{name: "WA5_TheFeedBesideWritersMissesNothing", test: func(s *suite) {
+		const writers, each = 8, 30
+		s.must(s.Factory.StartFeed(ctx, time.Hour))
+		f, err := s.Factory.Feed(ctx)
+		s.must(err)
+		begin := f.End
+		for i := range writers {
+			s.create(turnstone.Request{ID: fmt.Sprint("s", i)})
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, writers+1)
+		for w := range writers {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(1, uint64(w)))
+				for i := 0; errs[w] == nil && i < each; i++ {
+					a, err := s.Factory.Session(ctx, fmt.Sprint("s", rng.IntN(writers)))
+					b, berr := s.Factory.Session(ctx, fmt.Sprint("s", rng.IntN(writers)))
+					if errs[w] = errors.Join(err, berr); errs[w] != nil {
+						break
+					}
+					c := turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: texts("x")}
+					switch {
+					case a.ID() != b.ID() && i%3 == 0:
+						_, errs[w] = s.Factory.CommitAll(ctx, turnstone.SessionCommit{Session: a, Commit: c}, turnstone.SessionCommit{Session: b, Commit: c})
+					case i%7 == 0:
+						id := fmt.Sprint("short ", w, " ", i)
+						_, errs[w] = s.Factory.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: id}, Commit: turnstone.Commit{Nodes: texts("x")}})
+						errs[w] = errors.Join(errs[w], s.Factory.Delete(ctx, id, turnstone.KeepChildren))
+					default:
+						_, errs[w] = a.Commit(ctx, c)
+					}
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() { wg.Wait(); close(done) }()
+		wg.Go(func() {
+			for i := 0; errs[writers] == nil && i < 3; i++ {
+				_, err := s.Factory.GC(ctx, gc.Options{})
+				_, verr := s.Factory.Vacuum(ctx, gc.VacuumOptions{})
+				errs[writers] = errors.Join(err, verr)
+			}
+		})
+		// Three watchers, each begun anew after every few changes, see the same: the history.
+		watched := make([][]string, 3)
+		revisions := make([]map[string]head.Revision, 3)
+		failed := make([]error, 3)
+		var watchers sync.WaitGroup
+		for i := range watched {
+			watchers.Go(func() {
+				at, ended, last := begin, map[string]bool{}, map[string]head.Revision{}
+				revisions[i] = last
+				for idle := 0; idle < 2; {
+					limited, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+					n := 0
+					for c, err := range s.Factory.Watch(limited, at) {
+						if errors.Is(err, context.DeadlineExceeded) {
+							break
+						}
+						switch {
+						case err != nil:
+							failed[i] = err
+						case ended[c.Of]:
+							failed[i] = fmt.Errorf("%s %s after its deletion", c.Kind, c.Session)
+						case c.Kind == turnstone.ChangeCommitted && c.Revision != last[c.Session]+1:
+							failed[i] = fmt.Errorf("revision %d of %s after %d", c.Revision, c.Session, last[c.Session])
+						}
+						if failed[i] != nil {
+							cancel()
+							return
+						}
+						if c.Kind == turnstone.ChangeCommitted {
+							last[c.Session] = c.Revision
+						}
+						ended[c.Of] = c.Kind == turnstone.ChangeDeleted
+						watched[i], at = append(watched[i], fmt.Sprint(c.Kind, c.Of, c.Revision, c.Cursor)), c.Cursor
+						if n++; n == 11 {
+							break
+						}
+					}
+					cancel()
+					select {
+					case <-done:
+						if n == 0 {
+							idle++
+						}
+					default:
+					}
+				}
+			})
+		}
+		watchers.Wait()
+		wg.Wait()
+		s.must(errors.Join(errs...))
+		s.must(errors.Join(failed...))
+		for i := range watched {
+			s.equal("what watchers see", watched[i], watched[0])
+			for w := range writers {
+				id := fmt.Sprint("s", w)
+				s.equal("last revision of "+id, revisions[i][id], s.load(s.session(id), turnstone.Scope{Last: 1}).Revision)
+			}
+		}
 	}},
 }

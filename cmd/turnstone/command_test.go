@@ -263,7 +263,24 @@ func TestChanges(t *testing.T) {
 	if out := must(t, "sessions", "--json", "--store", url); strings.Contains(out, "new name") || !strings.Contains(out, `"cwd":"/w"`) || !strings.Contains(out, `"y":"2"`) || strings.Contains(out, "app/user") {
 		t.Error(out)
 	}
+	if _, errs, ok := turnstoneCmd(t, "changes", "--store", url); ok || !strings.Contains(errs, "turnstone feed on") {
+		t.Error(errs)
+	}
+	run("", "feed", "on", "--keep", "2d")
+	run("", "changes")
 	run("", "rm", "e")
+	run("deleted    e\n", "changes")
+	run(`"kind":"deleted","session":"e","of":"`, "changes", "--json")
+	first, _, _ := strings.Cut(must(t, "changes", "--store", url), " ")
+	run("", "rename", "f", "g")
+	if out := must(t, "changes", "--after", first, "--store", url); strings.Contains(out, "deleted") || !strings.Contains(out, "renamed    f to g") {
+		t.Error(out)
+	}
+	run("", "feed", "off")
+	run("", "rename", "g", "f")
+	if _, errs, ok := turnstoneCmd(t, "feed", "maybe", "--store", url); ok || !strings.Contains(errs, "maybe") {
+		t.Error(errs)
+	}
 	if out := must(t, "sessions", "--store", url); strings.Contains(out, "new name") {
 		t.Error(out)
 	}

@@ -167,7 +167,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles()}},
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.gc(), a.vacuum(), a.erase(), a.copy(), a.upgrade()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.upgrade()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {

@@ -40,6 +40,9 @@ func (a *age) String() string {
 	if *a == 0 {
 		return ""
 	}
+	if day := age(24 * time.Hour); *a%day == 0 {
+		return fmt.Sprintf("%dd", *a/day)
+	}
 	return time.Duration(*a).String()
 }
 

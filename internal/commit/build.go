@@ -11,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/pack"
@@ -140,6 +141,12 @@ func (w *writer) addHead(b *engine.Batch) {
 	}
 	if w.head.Collected {
 		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
+	}
+	if w.head.Tells() {
+		feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Committed, Session: s.ID, Revision: w.next.Revision}, 0, w.now)
+		if len(w.in.Tombstone) > 0 {
+			feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, uint64(w.next.Revision), w.now)
+		}
 	}
 	heads.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
 	w.nextRecord = w.next.Seal(s.HeadKey)

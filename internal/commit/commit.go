@@ -102,7 +102,7 @@ func (c *call) results(of []Participant, commits []Result, replayed bool, err er
 	for i, p := range of {
 		if !p.Request.RecordsOnly {
 			w := &c.writers[writers]
-			stats[i] = Stats{Hits: w.hits, Misses: w.misses}
+			stats[i] = Stats{Hits: w.hits, Misses: w.misses, Tells: w.head != nil && w.head.Tells()}
 			if w.next != nil {
 				stats[i].PackBytes = w.next.PackBytes
 			}

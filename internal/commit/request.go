@@ -130,4 +130,6 @@ type Stats struct {
 	// PackBytes is about the size of the packs of the session's own commits, this one
 	// included, before compression: see pack.Pack.Uncompressed.
 	PackBytes uint64
+	// Tells reports whether the commit told the feed of itself.
+	Tells bool
 }

@@ -17,12 +17,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/reclaim"
@@ -43,12 +45,13 @@ type Receipt struct {
 type Store struct {
 	history.Store
 	Collector *reclaim.Collector
+	Now       func() time.Time
 }
 
 // Session erases a session and, if cascade is set, its children and theirs. remove deletes
-// the incarnation, and cascades likewise. vacuum returns the sessions that it could not finish.
+// the incarnation, cascades likewise, and returns what it has deleted. vacuum returns the sessions that it could not finish.
 // After remove has succeeded, every error matches change.ErrIncomplete.
-func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, heads.Incarnation) error, vacuum func(context.Context) ([]heads.Incarnation, error)) (*Receipt, error) {
+func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, heads.Incarnation) ([]heads.Incarnation, error), vacuum func(context.Context) ([]heads.Incarnation, error)) (*Receipt, error) {
 	incs, err := s.family(ctx, id, cascade)
 	if err != nil {
 		return nil, err
@@ -66,10 +69,19 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 	if err != nil {
 		return nil, err
 	}
-	if err := remove(ctx, incs[0]); err != nil {
+	erased, err := s.idsOf(ctx, id, incs)
+	if err != nil {
+		return nil, err
+	}
+	deleted, err := remove(ctx, incs[0])
+	if err != nil {
 		return nil, err
 	}
 	removed := change.Change{Partly: true}
+	erased.Incarnations = append(erased.Incarnations, deleted...)
+	if err := feed.Forget(ctx, s.Store, erased, s.Now()); err != nil {
+		return nil, removed.Result(err)
+	}
 	unfinished, err := vacuum(ctx)
 	if err != nil {
 		return nil, removed.Result(err)
@@ -85,6 +97,16 @@ func (s Store) Session(ctx context.Context, id string, cascade bool, remove func
 		err = s.checkRemoved(ctx, id, incs, unfinished)
 	}
 	return r, removed.Result(err)
+}
+
+// idsOf returns the incarnations with the ids that they have, and that of the erased session, as it may be deleted already.
+func (s Store) idsOf(ctx context.Context, id string, incs []heads.Incarnation) (feed.Erased, error) {
+	out := feed.Erased{Incarnations: slices.Clone(incs), IDs: []string{id}}
+	abouts, err := s.AboutsOf(ctx, incs)
+	for _, about := range abouts {
+		out.IDs = append(out.IDs, about.ID)
+	}
+	return out, err
 }
 
 // checkRemoved fails if one of the incarnations still has commits or nodes, or if vacuum could

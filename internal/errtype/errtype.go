@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/lifecycle"
 	"github.com/turnstonedb/turnstone/internal/namespace"
@@ -46,8 +47,9 @@ var errorTypes = []struct {
 	{"turn_conflict", []error{commit.ErrTurnConflict}},
 	{"record_conflict", []error{commit.ErrRecordConflict}},
 	{"not_found", []error{history.ErrSessionNotFound, history.ErrSessionDeleted, history.ErrNodeNotFound, history.ErrBlobNotFound, history.ErrRevisionNotFound, namespace.ErrStoreNotFound, records.ErrNotFound}},
-	{"pruned", []error{history.ErrRevisionPruned}},
+	{"pruned", []error{history.ErrRevisionPruned, feed.ErrTrimmed}},
 	{"exists", []error{lifecycle.ErrExists}},
+	{"feed_off", []error{feed.ErrOff}},
 	{"has_children", []error{lifecycle.ErrHasChildren}},
 	{"limit", []error{change.ErrLimit, engine.ErrTooLarge}},
 	{"invalid", []error{change.ErrInvalid, engine.ErrInvalid}},

@@ -30,7 +30,7 @@ type Base struct {
 	Revision head.Revision
 	Commit   head.CommitID
 	Leaf     graph.ID      // where the next turn goes on; zero before the first node
-	Last     graph.ID      // the node that was appended last, which need not be on the path to Leaf
+	Last     graph.ID      // the node that was appended last, which need not be on the path to Leaf; before there is one, the first leaf
 	PartsAt  head.Revision // the last commit that changed the checkpoint
 	Time     time.Time     // of the commit
 }
@@ -53,6 +53,21 @@ type Head struct {
 	// Collected says that the session has no dirty record. The commit that finds it set adds the
 	// record, so that a collector looks at the session.
 	Collected bool
+	// Fed is twice the time of the last change that a commit told the feed of, in nanoseconds since 1970, plus 1 if commits have to
+	// tell. The time only grows, so the changes of a session have an order whatever the clocks say, and no head recurs when the
+	// feed is ended and begun again.
+	Fed uint64
+}
+
+// Tells reports whether commits have to tell the feed of themselves.
+func (h *Head) Tells() bool { return h.Fed&1 == 1 }
+
+// SetFed makes commits tell the feed of themselves, or not, from a time on, or later if the head had a later one.
+func (h *Head) SetFed(tells bool, at time.Time) {
+	h.Fed = max(uint64(max(at.UnixNano(), 0)), h.Fed>>1+1) << 1
+	if tells {
+		h.Fed++
+	}
 }
 
 // Begin returns the state of a session before its first commit. Its time is 1970.
@@ -159,13 +174,14 @@ func DecodeState(d *codec.Decoder, revision head.Revision) (s State) {
 // Seal returns h's record for key.
 func (h *Head) Seal(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.Head, codec.Version)}
-	e.Array(14)
+	e.Array(15)
 	e.Bytes(h.Incarnation[:])
 	e.Uint(uint64(h.Revision))
 	h.State.Append(&e)
 	e.Uint(h.Bytes)
 	e.Uint(h.PackBytes)
 	e.Bool(h.Collected)
+	e.Uint(h.Fed)
 	return codec.SealTail(key, e.B, 0)
 }
 
@@ -177,11 +193,12 @@ func OpenHead(key, value []byte) (*Head, error) {
 	}
 	d := codec.Decoder{B: body}
 	var h Head
-	d.Shape(14)
+	d.Shape(15)
 	d.Fixed(h.Incarnation[:])
 	h.State = DecodeState(&d, head.Revision(d.Uint()))
 	h.Bytes, h.PackBytes = d.Uint(), d.Uint()
 	h.Collected = d.Bool()
+	h.Fed = d.Uint()
 	return &h, d.Done()
 }
 

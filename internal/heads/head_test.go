@@ -22,7 +22,7 @@ var (
 	usage = []head.Usage{{Model: "m", Input: 1, Output: 2, CachedInput: 3, CacheWrite: 4, Reasoning: 5}, {}}
 
 	aHead = heads.Head{
-		Incarnation: heads.Incarnation{9}, Bytes: 11, PackBytes: 12, Collected: true,
+		Incarnation: heads.Incarnation{9}, Bytes: 11, PackBytes: 12, Collected: true, Fed: 13,
 		State: heads.State{
 			Base:  heads.Base{Revision: 7, Leaf: graph.ID{1}, Last: graph.ID{2}, Commit: head.CommitID{3}, PartsAt: 7, Time: when},
 			Parts: parts, Usage: usage, Nodes: 10, PartBytes: 13,

@@ -1,7 +1,7 @@
 // Package keys is the one table of the keys that reach the engine. A key is the
 // 4-byte namespace prefix, a letter, and fields of fixed width. User text occurs only as a hash
 // under the store's secret, and incarnations are random. So only the three keys without fields
-// (Store, Copying, Cycle) can be guessed from outside. The exception are sessions' records, which are
+// (Store, Copying, Cycle) and those of the feed can be guessed from outside. The exception are sessions' records, which are
 // listed in the order of their keys: theirs have the text that the caller gave. See docs/format.md.
 package keys
 
@@ -45,6 +45,10 @@ const (
 	Copying     = 'C' // the last copy into the store
 	Record      = 'R' // incarnation, text: a record of the session
 	Listing     = 'n' // text, 0, incarnation: the session has a record of that key
+	Feed        = 'F' // whether changes are told
+	FeedEnd     = 'Q' // which changes are in the feed
+	Pending     = 'c' // time, incarnation, kind, 8 bytes: a change that is not in the feed yet
+	Change      = 'q' // feed, number: a change of the feed
 )
 
 // An Incarnation is the identity of a session from its creation to its
@@ -67,7 +71,7 @@ var widths = map[byte]int{
 	Store: 0, Copying: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
-	Record: 16, Listing: 17,
+	Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
 }
 
 // A Space makes the keys of one namespace.
@@ -335,6 +339,36 @@ func ListingFields(fields []byte) (text string, inc Incarnation) {
 	end := len(fields) - 17
 	return string(fields[:end]), Incarnation(fields[end+1:])
 }
+
+// Feed returns the key of the record that says whether changes are told.
+func (s *Space) Feed() []byte { return s.key(Feed, 0) }
+
+// FeedEnd returns the key of the record that says which changes are in the feed.
+func (s *Space) FeedEnd() []byte { return s.key(FeedEnd, 0) }
+
+// Pending returns the key of a change that is not in the feed yet.
+func (s *Space) Pending(time uint64, inc Incarnation, kind byte, salt uint64) []byte {
+	k := append(binary.BigEndian.AppendUint64(s.key(Pending, 33), time), inc[:]...)
+	return binary.BigEndian.AppendUint64(append(k, kind), salt)
+}
+
+// PendingFields returns what the fields of a key of Pending say.
+func PendingFields(fields []byte) (time uint64, inc Incarnation) {
+	return binary.BigEndian.Uint64(fields), Incarnation(fields[8:])
+}
+
+// Change returns the key of a change of a feed, of whose identity the key has 8 bytes.
+func (s *Space) Change(feed [16]byte, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(s.key(Change, 8, feed[:8]), number)
+}
+
+// Changes returns the range of the changes of a feed.
+func (s *Space) Changes(feed [16]byte) engine.Range {
+	return engine.PrefixRange(s.key(Change, 0, feed[:8]))
+}
+
+// ChangeFields returns what the fields of a key of Change say.
+func ChangeFields(fields []byte) (number uint64) { return binary.BigEndian.Uint64(fields[8:]) }
 
 // Loose returns the key that lists blob for vacuum to compress it further.
 func (s *Space) Loose(blob Hash) []byte { return s.key(Loose, 0, blob[:]) }

@@ -33,6 +33,7 @@ func all() map[string][]byte {
 		"G candidate": space.Candidate(b), "D detached": space.Detached(inc, b), "C copying": keys.CopyingKey("golden"),
 		"V stale": space.Stale(inc), "K loose": space.Loose(b),
 		"R record": space.Record(inc, "todo/7"), "n listing": space.Listing("todo/7", inc),
+		"F feed": space.Feed(), "Q feed end": space.FeedEnd(), "c pending": space.Pending(1700000000000000000, inc, 2, 7), "q change": space.Change(inc, 258),
 		"u entry": space.Entry(keys.List{}, 1700000000000000000, inc), "v place": space.Place(inc),
 		"u entry of a child": space.Entry(keys.Children(keys.Incarnation{0xcc}), 1700000000000000000, inc),
 		"u entry of a group": space.Entry(space.Grouped("app/user"), 1700000000000000000, inc),

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -145,11 +146,11 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about.Updated = about.Created
 	hash := n.Space.Session(about.ID)
 	var b engine.Batch
-	inc, predecessor, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash))
+	inc, values, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash), n.Space.Feed())
 	if err != nil {
 		return nil, err
 	}
-	n.predecessor = predecessor
+	n.predecessor = values[0]
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
@@ -164,6 +165,13 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	h := heads.Head{Incarnation: inc, State: heads.Begin(inc, s.Origin)}
 	h.Time = about.Updated
 	h.Collected = len(h.Parts) == 0 // A fork with a checkpoint has a dirty record: see inherit.
+	tells, err := n.tell(&b, values[1], &h, feed.Change{Kind: feed.Created, Session: about.ID}, 0, about.Created)
+	if err != nil {
+		return nil, err
+	}
+	if tells {
+		h.SetFed(true, about.Created)
+	}
 	record := h.Seal(s.HeadKey)
 	b.Guard(s.HeadKey, nil)
 	b.Set(s.HeadKey, record)
@@ -177,22 +185,22 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 }
 
 // newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted
-// session, unless vacuum has removed that one. b guards this, and the predecessor record of
-// the session id, which is at key and is returned. If the source of random bytes repeated itself and nothing checked that,
+// session, unless vacuum has removed that one. b guards this, and the record at the first one of the keys, which is the predecessor record of
+// the session id. The values of all keys are returned. If the source of random bytes repeated itself and nothing checked that,
 // two sessions would share one history.
-func (st *Store) newIncarnation(ctx context.Context, b *engine.Batch, key []byte) (inc heads.Incarnation, predecessor []byte, err error) {
+func (st *Store) newIncarnation(ctx context.Context, b *engine.Batch, keys ...[]byte) (inc heads.Incarnation, values [][]byte, err error) {
 	const draws = 8
 	for range draws {
 		st.Random(inc[:])
 		life := st.Space.Life(inc)
-		vs, err := st.Engine.Get(ctx, key, life)
+		vs, err := st.Engine.Get(ctx, append([][]byte{life}, keys...)...)
 		if err != nil {
 			return inc, nil, err
 		}
-		if vs[1] == nil {
-			b.Guard(key, vs[0])
+		if vs[0] == nil {
+			b.Guard(keys[0], vs[1])
 			b.Guard(life, nil)
-			return inc, vs[0], nil
+			return inc, vs[1:], nil
 		}
 	}
 	return inc, nil, change.NewInvalid("options", "Random gave the incarnations of %d sessions that exist", draws)

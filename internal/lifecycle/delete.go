@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -28,33 +29,36 @@ const (
 var ErrHasChildren = errors.New("turnstone: session has children")
 
 // Delete deletes an incarnation, whatever its session id is by now. It does nothing if the
-// incarnation does not live any more.
-func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Policy) error {
-	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
+// incarnation does not live any more. It returns the incarnations that it has deleted: that one, and with CascadeChildren its
+// children and theirs.
+func (st *Store) Delete(ctx context.Context, inc heads.Incarnation, policy Policy) (deleted []heads.Incarnation, err error) {
+	err = change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
 		if err != nil || s == nil {
 			return err
 		}
-		_, err = st.delete(ctx, c, s, state.Head.Revision, policy, nil)
+		_, err = st.delete(ctx, c, s, state.Head.Revision, policy, &deleted, nil)
 		if errors.Is(err, history.ErrSessionDeleted) {
 			err = engine.ErrConflict // It was deleted or renamed meanwhile, so look again.
 		}
 		return err
 	})
+	return append(deleted, inc), err
 }
 
-// delete is one attempt of Delete. seen is the revision at which the head was seen last. If spare is not nil and says so of
+// delete is one attempt of Delete. seen is the revision at which the head was seen last. Children that it deletes are added to
+// children. If spare is not nil and says so of
 // the head and the metadata, the session is not deleted.
-func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy,
+func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Session, seen head.Revision, policy Policy, children *[]heads.Incarnation,
 	spare func(context.Context, *heads.Head, *heads.About) (bool, error),
 ) (deleted bool, err error) {
 	err = c.Alter(ctx, s, func(_ *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 		if policy != KeepChildren {
-			if err := st.deleteChildren(ctx, c, s, policy); err != nil {
+			if err := st.deleteChildren(ctx, c, s, policy, children); err != nil {
 				return false, err
 			}
 		}
-		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc), s.AboutKey)
+		h, _, vs, err := s.ReadHead(ctx, seen, s.HeadKey, st.Space.Place(s.Inc), s.AboutKey, st.Space.Feed())
 		if err != nil {
 			return false, err
 		}
@@ -67,6 +71,9 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 				return false, err
 			}
 			b.Guard(s.AboutKey, vs[2])
+		}
+		if _, err := st.tell(b, vs[3], h, feed.Change{Kind: feed.Deleted, Session: s.ID}, next.Epoch, st.Now()); err != nil {
+			return false, err
 		}
 		deleted = true
 		next.State, next.Floor = heads.Deleted, h.Revision+1
@@ -85,7 +92,7 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 
 // deleteChildren deletes the children of a session, and theirs. If the policy is
 // RefuseChildren and there is a child, it fails with ErrHasChildren instead.
-func (st *Store) deleteChildren(ctx context.Context, c *change.Change, s *history.Session, policy Policy) error {
+func (st *Store) deleteChildren(ctx context.Context, c *change.Change, s *history.Session, policy Policy, all *[]heads.Incarnation) error {
 	deleted := map[heads.Incarnation]bool{}
 	for { // A child that was updated meanwhile may have passed the scan: see history.Store.Children.
 		children, err := st.Children(ctx, s.Inc)
@@ -100,9 +107,11 @@ func (st *Store) deleteChildren(ctx context.Context, c *change.Change, s *histor
 			return nil
 		}
 		for _, child := range children {
-			if err := st.Delete(ctx, child, policy); err != nil {
+			gone, err := st.Delete(ctx, child, policy)
+			if err != nil {
 				return err
 			}
+			*all = append(*all, gone...)
 			deleted[child], c.Partly = true, true
 		}
 	}

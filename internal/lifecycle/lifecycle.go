@@ -9,12 +9,31 @@
 // guards the metadata.
 package lifecycle
 
-import "github.com/turnstonedb/turnstone/internal/commit"
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/feed"
+	"github.com/turnstonedb/turnstone/internal/heads"
+)
 
 // A Store is a store whose sessions can be changed.
 type Store struct {
 	*commit.Store
 	Limits Limits
+	// Telling is whether the feed was on when it was looked at last.
+	Telling atomic.Bool
+}
+
+// tell is feed.TellIfOn for the store.
+func (st *Store) tell(b *engine.Batch, value []byte, h *heads.Head, c feed.Change, salt uint64, now time.Time) (on bool, err error) {
+	on, err = feed.TellIfOn(b, st.Space, value, h, c, salt, now)
+	if err == nil {
+		st.Telling.Store(on)
+	}
+	return on, err
 }
 
 // Limits are the limits that depend on what a session has already.

@@ -1,12 +1,16 @@
 package lifecycle
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -30,8 +34,9 @@ var Fields = []Field{Name, Model, Cwd, Group, Keep, Labels}
 // SaveMetadata empties fields of a session's metadata, and then sets those fields that are
 // set in m. Labels are merged. The revision of the session stays the same.
 func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.About, empty []Field) error {
+	var tried []byte // the metadata of the last attempt
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
-		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, st.Space.Place(s.Inc))
+		vs, err := st.Engine.Get(ctx, s.HeadKey, s.AboutKey, st.Space.Place(s.Inc), st.Space.Feed())
 		if err != nil {
 			return err
 		}
@@ -45,6 +50,10 @@ func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.
 		if about.Incarnation != s.Inc {
 			return fmt.Errorf("%w: %q", history.ErrSessionDeleted, s.ID)
 		}
+		if c.Unknown && bytes.Equal(vs[1], tried) { // That attempt stands.
+			s.SeePlace(vs[2])
+			return nil
+		}
 		unset(about, empty)
 		set(about, m)
 		if len(about.Labels) > st.Limits.Labels {
@@ -52,8 +61,16 @@ func (st *Store) SaveMetadata(ctx context.Context, s *history.Session, m *heads.
 		}
 		about.Updated = st.Now()
 		var b engine.Batch
+		tried = about.Seal(s.AboutKey)
 		b.Guard(s.AboutKey, vs[1])
-		b.Set(s.AboutKey, about.Seal(s.AboutKey))
+		b.Set(s.AboutKey, tried)
+		h, err := heads.OpenHead(s.HeadKey, vs[0])
+		if err != nil {
+			return codec.Corrupt(err, "head of session %q", s.ID)
+		}
+		if _, err := st.tell(&b, vs[3], h, feed.Change{Kind: feed.Saved, Session: s.ID}, uint64(crc32.ChecksumIEEE(tried)), about.Updated); err != nil {
+			return err
+		}
 		place := heads.ChangeLists(&b, st.Space, about, s.Hash, vs[2], about.Updated)
 		if err := c.Apply(ctx, &b); err != nil {
 			return err

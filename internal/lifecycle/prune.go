@@ -45,7 +45,7 @@ func (st *Store) prune(ctx context.Context, s *history.Session, l limit) (by uin
 		if l.revisions > 0 && uint64(h.Revision) >= l.revisions {
 			floor = max(floor, h.Revision-head.Revision(l.revisions)+1)
 		}
-		if !l.since.IsZero() {
+		if !l.since.IsZero() && h.Revision > 0 {
 			if floor, err = firstSince(ctx, s, max(floor, 1), h, l.since); err != nil {
 				return false, err
 			}
@@ -90,9 +90,9 @@ func (st *Store) PruneAll(ctx context.Context, o *gc.PruneOptions) (*gc.PruneRep
 
 func (st *Store) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.PruneReport) error {
 	now := st.Now()
-	deleted := map[heads.Incarnation]bool{} // by a dry run
+	dry := map[heads.Incarnation]bool{} // what a dry run would delete
 	if o.Inactive > 0 || o.Bytes > 0 {
-		if err := st.deleteOld(ctx, o, now, r, deleted); err != nil {
+		if err := st.deleteOld(ctx, o, now, r, dry); err != nil {
 			return err
 		}
 	}
@@ -100,7 +100,7 @@ func (st *Store) pruneAll(ctx context.Context, o *gc.PruneOptions, r *gc.PruneRe
 		if err != nil {
 			return err
 		}
-		if about.Keep == KeepAll || deleted[about.Incarnation] {
+		if about.Keep == KeepAll || dry[about.Incarnation] {
 			continue
 		}
 		l := limit{revisions: cmp.Or(about.Keep, o.Revisions), dry: o.DryRun}
@@ -148,18 +148,19 @@ func (st *Store) deleteOld(ctx context.Context, o *gc.PruneOptions, now time.Tim
 			seen := &page.Items[i]
 			size := seen.Head.Bytes + seen.Head.PartBytes
 			full = full || o.Bytes > 0 && total+size > uint64(o.Bytes)
-			deleted := false
+			became := stays
 			if full || o.Inactive > 0 && !updated(seen.Head, seen.About).Add(o.Inactive).After(now) {
-				if deleted, err = st.deleteUnlessActive(ctx, o, seen, now, full); err != nil {
+				if became, err = st.deleteUnlessActive(ctx, o, seen, now, full); err != nil {
 					return err
 				}
 			}
-			if deleted {
+			switch became {
+			case deleted:
 				r.Deleted, r.Bytes = append(r.Deleted, seen.About.ID), r.Bytes+size
 				if o.DryRun {
 					dry[seen.About.Incarnation] = true
 				}
-			} else {
+			case stays:
 				total += size
 			}
 		}
@@ -168,6 +169,15 @@ func (st *Store) deleteOld(ctx context.Context, o *gc.PruneOptions, now time.Tim
 		}
 	}
 }
+
+// A fate is what becomes of a session.
+type fate int
+
+const (
+	stays fate = iota
+	deleted
+	gone // by somebody else
+)
 
 // updated returns when a session was committed to or its metadata were saved last.
 func updated(h *heads.Head, about *heads.About) time.Time {
@@ -179,7 +189,7 @@ func updated(h *heads.Head, about *heads.About) time.Time {
 
 // deleteUnlessActive deletes a session, unless it retains everything, was updated since it was seen or, if it is to go for its
 // inactivity alone, has a record that was set since. Its children stay.
-func (st *Store) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions, seen *list.Item, now time.Time, full bool) (deleted bool, err error) {
+func (st *Store) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions, seen *list.Item, now time.Time, full bool) (became fate, err error) {
 	inc := seen.About.Incarnation
 	active := func(ctx context.Context, h *heads.Head, about *heads.About) (bool, error) {
 		if about.Keep == KeepAll || h.Commit != seen.Head.Commit || !about.Updated.Equal(seen.About.Updated) {
@@ -192,19 +202,27 @@ func (st *Store) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions, see
 	}
 	if o.DryRun {
 		is, err := active(ctx, seen.Head, seen.About)
-		return !is && err == nil, err
+		if err == nil && !is {
+			became = deleted
+		}
+		return became, err
 	}
 	err = change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
 		if err != nil || s == nil {
-			deleted = c.Unknown && err == nil
+			if became = gone; c.Unknown {
+				became = deleted
+			}
 			return err
 		}
-		deleted, err = st.delete(ctx, c, s, state.Head.Revision, KeepChildren, active)
+		did, err := st.delete(ctx, c, s, state.Head.Revision, KeepChildren, nil, active)
 		if errors.Is(err, history.ErrSessionDeleted) {
 			err = engine.ErrConflict
 		}
+		if became = stays; did {
+			became = deleted
+		}
 		return err
 	})
-	return deleted && err == nil, err
+	return became, err
 }

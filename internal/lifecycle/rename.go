@@ -7,6 +7,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -33,7 +34,7 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Sessio
 		space := st.Space
 		hash := space.Session(to)
 		headKey, aboutKey := space.Head(hash), space.About(hash)
-		h, vs, err := s.Head(ctx, s.HeadKey, s.AboutKey, space.Place(s.Inc), headKey, space.Predecessor(hash))
+		h, vs, err := s.Head(ctx, s.HeadKey, s.AboutKey, space.Place(s.Inc), headKey, space.Predecessor(hash), space.Feed())
 		if err != nil {
 			return false, err
 		}
@@ -52,7 +53,15 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Sessio
 		b.Guard(space.Predecessor(hash), vs[4])
 		b.Delete(s.HeadKey)
 		b.Delete(s.AboutKey)
-		b.Set(headKey, h.Seal(headKey))
+		moved, now := *h, st.Now()
+		tells, err := st.tell(b, vs[5], h, feed.Change{Kind: feed.Renamed, Session: s.ID, To: to}, next.Epoch, now)
+		if err != nil {
+			return false, err
+		}
+		if tells || h.Tells() { // What is told next comes after. If the feed is begun or ended, that may not come to the new id.
+			moved.SetFed(tells, now)
+		}
+		b.Set(headKey, moved.Seal(headKey))
 		b.Set(aboutKey, about.Seal(aboutKey))
 		heads.RenameInLists(b, space, s.Inc, hash, vs[2])
 		key := space.Predecessor(s.Hash)

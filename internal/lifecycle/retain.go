@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
@@ -18,13 +19,16 @@ import (
 func (st *Store) Tombstone(ctx context.Context, s *history.Session, ids []graph.ID) error {
 	return change.Settle(ctx, st.Engine, func(c *change.Change) error {
 		return c.Alter(ctx, s, func(l *history.Lifecycles, next *heads.Life, b *engine.Batch) (needed bool, err error) {
-			h, _, err := s.Head(ctx)
+			h, vs, err := s.Head(ctx, st.Space.Feed())
 			if err != nil {
 				return false, err
 			}
 			b.Reclaim = true
 			b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
-			return change.Tombstone(ctx, l, h.Revision, ids, next, b)
+			if needed, err = change.Tombstone(ctx, l, h.Revision, ids, next, b); needed {
+				_, err = st.tell(b, vs[0], h, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, next.Epoch, st.Now())
+			}
+			return needed, err
 		})
 	})
 }

@@ -22,6 +22,7 @@ var recordNames = map[byte]string{
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
 	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 	keys.Record: "session record", keys.Listing: "entry in the list of records",
+	keys.Feed: "record of the feed", keys.FeedEnd: "end of the feed", keys.Pending: "change that is not in the feed yet", keys.Change: "change of the feed",
 }
 
 // A badRecord is a record whose key or value the format does not allow.

@@ -40,10 +40,11 @@ func (s *session) life(ctx context.Context) (*heads.Life, error) {
 // session checks a session that lives, from its head down to its nodes, and the records by
 // which lists find it.
 func (v *verifier) session(ctx context.Context, ses *session) error {
-	h, _, err := ses.readHead(ctx)
+	h, values, err := ses.readHead(ctx, v.store.Space.Feed())
 	if err != nil {
 		return err
 	}
+	v.tells(ses, h, values[0])
 	if err := v.ancestors(ctx, ses); err != nil {
 		return err
 	}

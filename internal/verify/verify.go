@@ -54,7 +54,7 @@ func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, p
 	for attempt := 1; ; attempt++ {
 		v := newVerifier(s.Uncached(), collector, progress)
 		for _, step := range []func(context.Context) error{
-			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.strayEntries, v.unlisted, v.contents, v.index,
+			v.scan, v.blobValues, v.owners, v.forkEntries, v.counts, v.histories, v.strayEntries, v.unlisted, v.feedChanges, v.contents, v.index,
 		} {
 			if err := step(ctx); err != nil {
 				return &v.Report, err

@@ -1,0 +1,183 @@
+package turnstone
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"iter"
+	"time"
+
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/feed"
+	"github.com/turnstonedb/turnstone/internal/heads"
+)
+
+// A Change is one change of a session, as the feed of its store tells of it.
+type Change struct {
+	Kind     ChangeKind
+	Session  string        // the id that the session had then; empty if it was erased since
+	Of       string        // the session itself: it stays when the session is renamed, and differs when the id is given again
+	Revision head.Revision // of a commit; Session.Log has the rest of it
+	To       string        // of ChangeRenamed: the new id
+	Time     time.Time
+	Cursor   Cursor // of this change, to go on after it
+}
+
+// A ChangeKind says what has changed.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	ChangeCreated    ChangeKind = "created"
+	ChangeCommitted  ChangeKind = "committed"  // one commit; it may have moved the leaf only
+	ChangeSaved      ChangeKind = "saved"      // metadata
+	ChangeTombstoned ChangeKind = "tombstoned" // nodes, by one call or commit
+	ChangeRenamed    ChangeKind = "renamed"
+	ChangeDeleted    ChangeKind = "deleted"
+)
+
+var changeKinds = map[feed.Kind]ChangeKind{
+	feed.Created: ChangeCreated, feed.Committed: ChangeCommitted, feed.Saved: ChangeSaved,
+	feed.Tombstoned: ChangeTombstoned, feed.Renamed: ChangeRenamed, feed.Deleted: ChangeDeleted,
+}
+
+// A Cursor is a place in the feed of a store. It is text without spaces, and stays valid as long as the changes after it
+// are kept, in copies of the store as well.
+type Cursor string
+
+func cursorOf(id [16]byte, n uint64) Cursor {
+	b := [24]byte(append(id[:], 0, 0, 0, 0, 0, 0, 0, 0))
+	for i := range 8 {
+		b[16+i] = byte(n >> (56 - 8*i))
+	}
+	return Cursor(hex.EncodeToString(b[:]))
+}
+
+func (c Cursor) parse() (id [16]byte, n uint64, err error) {
+	b, err := hex.DecodeString(string(c))
+	if err != nil || len(b) != 24 {
+		return id, 0, invalid("watch", "%q is no cursor", string(c))
+	}
+	for _, d := range b[16:] {
+		n = n<<8 | uint64(d)
+	}
+	if id = [16]byte(b); cursorOf(id, n) != c { // There is one text for each.
+		return id, 0, invalid("watch", "%q is no cursor", string(c))
+	}
+	return id, n, nil
+}
+
+// StartFeed turns the feed of the store on: from when it returns, Watch yields every commit, and every creation, renaming, deletion,
+// tombstone and change of metadata of all sessions, in one order. The feed is off unless it was turned on; then a commit writes
+// one small value more, whoever makes it. Changes are kept for so long, at least a second, after somebody has read the feed or collected, and
+// then go with the next GC. If the feed is on, StartFeed changes how long. It writes to each session once; an error that matches ErrIncomplete says
+// that it was cut off: the feed is off still, and the next call, or GC, goes on.
+func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	if keep < time.Second {
+		return invalid("feed", "changes are to be kept for %v, which is less than a second", keep)
+	}
+	return public(feed.Start(ctx, s.histories, keep, s.random))
+}
+
+// StopFeed turns the feed off, and removes what is in it. It writes to each session once; an error that matches ErrIncomplete says that it was
+// cut off: the feed is off, and the next call, or GC, removes the rest.
+func (s *Store) StopFeed(ctx context.Context) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	return public(feed.Stop(ctx, s.histories))
+}
+
+// A Feed says what the feed of a store has.
+type Feed struct {
+	Begin Cursor // before the oldest change that is kept
+	End   Cursor // behind the last change
+	Keep  time.Duration
+}
+
+// Feed returns what the feed has: Watch after its End yields what changes from now on. Who keeps a view of all sessions
+// asks for the feed first, then reads the sessions, then watches after that End. The error is ErrFeedOff if the feed is off.
+func (s *Store) Feed(ctx context.Context) (Feed, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return Feed{}, err
+	}
+	sw, end, err := s.advanceFeed(ctx)
+	if err != nil {
+		return Feed{}, public(err)
+	}
+	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep}, nil
+}
+
+// advanceFeed gives numbers to what was told. Watches of one store do so one after the other, as they would be in each other's way.
+func (s *Store) advanceFeed(ctx context.Context) (feed.Switch, feed.End, error) {
+	select {
+	case s.feeding <- struct{}{}:
+		defer func() { <-s.feeding }()
+		return feed.Advance(ctx, s.histories, s.now())
+	case <-ctx.Done():
+		return feed.Switch{}, feed.End{}, ctx.Err()
+	}
+}
+
+// Watch yields the changes of all sessions after a cursor, each one once, in one order, and goes on with those that come: of this
+// store at once, of others within Options.PollEvery. The order of one session's commits is theirs; of several
+// sessions, what was done before something else began comes before it, as far as the clocks of the processes agree. Changes of
+// records are not in the feed. Watch reads the store and gathers nothing, so a slow caller costs no memory; to go on after a
+// restart, begin after the cursor of the last change that was dealt with.
+//
+// The sequence ends with the first error: that of ctx, ErrFeedOff, or ErrCursorExpired if what follows the cursor is not kept any
+// more, or the feed was turned off meanwhile: then the caller reads all sessions anew.
+func (s *Store) Watch(ctx context.Context, after Cursor) iter.Seq2[Change, error] {
+	return func(yield func(Change, error) bool) {
+		_, err := s.usable(ctx)
+		if err == nil {
+			err = s.watch(ctx, after, func(c Change) bool { return yield(c, nil) })
+		}
+		if !errors.Is(err, errEnough) {
+			yield(Change{}, public(err))
+		}
+	}
+}
+
+func (s *Store) watch(ctx context.Context, after Cursor, yield func(Change) bool) error {
+	id, n, err := after.parse()
+	if err != nil {
+		return err
+	}
+	poll := time.NewTicker(s.opts.PollEvery)
+	defer poll.Stop()
+	changed, stop := s.watching(heads.Incarnation{})
+	defer stop()
+	for {
+		if _, _, err := s.advanceFeed(ctx); err != nil {
+			return err
+		}
+		for {
+			changes, end, err := feed.Read(ctx, s.histories, id, n)
+			if err != nil {
+				return err
+			}
+			for _, c := range changes {
+				n = c.Number
+				if !yield(Change{
+					Kind: changeKinds[c.Kind], Session: c.Session, Of: hex.EncodeToString(c.Incarnation[:]), Revision: c.Revision,
+					To: c.To, Time: c.Time, Cursor: cursorOf(id, n),
+				}) {
+					return errEnough
+				}
+			}
+			if n+1 >= end.Next {
+				break
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-poll.C:
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package feed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/apply"
+	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/history"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// Start begins the feed, or changes how long it keeps changes if it is on. It comes to each session. If it is cut off, the next
+// one goes on. random fills a slice with random bytes.
+func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
+	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
+		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) error {
+			b.Reclaim = false
+			switch sw.State {
+			case Off:
+				sw.State = Beginning
+				random(sw.ID[:])
+				key := s.Space.FeedEnd()
+				b.Set(key, End{1, 1}.Seal(key))
+			case Ending:
+				return errEnding
+			}
+			sw.Keep = keep
+			return nil
+		})
+		if errors.Is(err, errEnding) {
+			if err = Stop(ctx, s); err == nil {
+				err = engine.ErrConflict // Begin anew.
+			}
+		}
+		if err != nil || sw.State == On {
+			return err
+		}
+		c.Partly = true
+		if err := sweep(ctx, c, s, &sw); err != nil {
+			return err
+		}
+		_, err = set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
+			if sw.State != Beginning {
+				return engine.ErrConflict
+			}
+			sw.State = On
+			return nil
+		})
+		return err
+	})
+}
+
+// errEnding: a Stop was cut off.
+var errEnding = errors.New("the feed is about to end")
+
+// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on.
+func Stop(ctx context.Context, s history.Store) error {
+	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
+		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
+			if sw.State != Off {
+				sw.State = Ending
+			}
+			return nil
+		})
+		if err != nil || sw.State == Off {
+			return err
+		}
+		c.Partly = true // From now on nobody reads the feed.
+		if err := sweep(ctx, c, s, &sw); err != nil {
+			return err
+		}
+		for _, letter := range []byte{keys.Pending, keys.Change} {
+			if err := remove(ctx, c, s, letter, &sw); err != nil {
+				return err
+			}
+		}
+		b := &engine.Batch{Reclaim: true}
+		key := s.Space.Feed()
+		b.Guard(key, sw.Seal(key))
+		b.Delete(key)
+		b.Delete(s.Space.FeedEnd())
+		return c.Apply(ctx, b)
+	})
+}
+
+// set changes the record that says whether the feed is on, and returns what it is then.
+func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Switch, *engine.Batch) error) (sw Switch, err error) {
+	key := s.Space.Feed()
+	vs, err := s.Engine.Get(ctx, key)
+	if err != nil {
+		return sw, err
+	}
+	if sw, err = OpenSwitch(key, vs[0]); err != nil {
+		return sw, err
+	}
+	was := sw
+	b := &engine.Batch{Reclaim: true}
+	if err := edit(&sw, b); err != nil || sw == was {
+		return sw, err
+	}
+	b.Guard(key, vs[0])
+	b.Set(key, sw.Seal(key))
+	return sw, c.Apply(ctx, b)
+}
+
+// sweep makes the commits of all sessions tell the feed of themselves, or not, as the feed's record says. So is a session that is made
+// or renamed meanwhile. The error is a conflict if the record has changed.
+func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) error {
+	for about, err := range s.Abouts(ctx) {
+		if err != nil {
+			return err
+		}
+		if err := sweepSession(ctx, c, s, about.Incarnation, sw); err != nil {
+			return fmt.Errorf("session %q: %w", about.ID, err)
+		}
+	}
+	return nil
+}
+
+func sweepSession(ctx context.Context, c *change.Change, s history.Store, inc heads.Incarnation, sw *Switch) error {
+	key, tells := s.Space.Feed(), sw.tells()
+	record := sw.Seal(key)
+	for {
+		session, _, err := s.ByIncarnation(ctx, inc)
+		if err != nil || session == nil {
+			return err
+		}
+		h, value, _, err := session.ReadHead(ctx, 0)
+		if errors.Is(err, history.ErrSessionDeleted) {
+			continue // or renamed
+		}
+		if err != nil || h.Tells() == tells {
+			return err
+		}
+		next := *h
+		next.SetFed(tells, time.Time{}) // By no clock: the first commit that tells sets its time.
+		b := &engine.Batch{Reclaim: !tells}
+		b.Guard(key, record)
+		b.Guard(session.HeadKey, value)
+		b.Set(session.HeadKey, next.Seal(session.HeadKey))
+		var conflict *engine.ConflictError
+		if err = c.Apply(ctx, b); !errors.Is(err, engine.ErrConflict) || errors.As(err, &conflict) && bytes.Equal(conflict.Key, key) {
+			return err
+		}
+	}
+}
+
+// remove removes all records of a letter, as long as the feed is about to end.
+func remove(ctx context.Context, c *change.Change, s history.Store, letter byte, sw *Switch) error {
+	key := s.Space.Feed()
+	for {
+		b := &engine.Batch{Reclaim: true}
+		b.Guard(key, sw.Seal(key))
+		r := s.Space.All(letter)
+		r.Limit = 1000
+		for p, err := range s.Engine.Scan(ctx, r) {
+			if err != nil {
+				return err
+			}
+			b.Delete(p.Key)
+		}
+		if len(b.Deletes) == 0 {
+			return nil
+		}
+		if err := c.Apply(ctx, b); err != nil {
+			return err
+		}
+	}
+}
+
+// Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what is told
+// meanwhile.
+func Tidy(ctx context.Context, s history.Store, now time.Time, random func([]byte)) error {
+	key := s.Space.Feed()
+	vs, err := s.Engine.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	sw, err := OpenSwitch(key, vs[0])
+	switch {
+	case err != nil:
+	case sw.State == Beginning:
+		err = Start(ctx, s, sw.Keep, random)
+	case sw.State == Ending:
+		err = Stop(ctx, s)
+	case sw.State == On:
+		if _, _, err = Advance(ctx, s, now); err == nil {
+			err = Trim(ctx, s, now)
+		}
+	}
+	if errors.Is(err, ErrOff) { // meanwhile
+		err = nil
+	}
+	return err
+}
+
+// Erased are sessions whose ids are to go from the feed: those of the incarnations, and all that had one of the ids and are deleted.
+type Erased struct {
+	Incarnations []heads.Incarnation
+	IDs          []string
+}
+
+// is reports whether a change is of one of the sessions.
+func (e *Erased) is(ctx context.Context, s history.Store, c *Change) (bool, error) {
+	if c.Session+c.To == "" {
+		return false, nil
+	}
+	if slices.Contains(e.Incarnations, c.Incarnation) {
+		return true, nil
+	}
+	if !slices.Contains(e.IDs, c.Session) && !slices.Contains(e.IDs, c.To) {
+		return false, nil
+	}
+	life, err := s.Life(ctx, c.Incarnation)
+	return err == nil && (life == nil || life.State == heads.Deleted), err
+}
+
+// Forget removes the ids of sessions that are deleted from what is in the feed and what is to be. It reads all of it.
+func Forget(ctx context.Context, s history.Store, e Erased, now time.Time) error {
+	// Then nobody can give a number any more to what was told of them with their ids.
+	if _, _, err := Advance(ctx, s, now); err != nil && !errors.Is(err, ErrOff) {
+		return err
+	}
+	for {
+		again := false
+		for _, letter := range []byte{keys.Pending, keys.Change} { // in the order in which a change goes
+			conflict, err := forget(ctx, s, letter, &e)
+			if err != nil {
+				return err
+			}
+			again = again || conflict
+		}
+		if !again {
+			return nil
+		}
+	}
+}
+
+// forget is Forget for the records of a letter. It reports whether one of them was changed meanwhile.
+func forget(ctx context.Context, s history.Store, letter byte, e *Erased) (conflict bool, err error) {
+	for p, err := range s.Engine.Scan(ctx, s.Space.All(letter)) {
+		if err != nil {
+			return false, err
+		}
+		_, fields, ok := s.Space.Fields(p.Key)
+		if !ok {
+			return false, codec.Corrupt(record.ErrMalformed, "change at key %x", p.Key)
+		}
+		var c Change
+		if letter == keys.Pending {
+			c, err = openPending(p.Key, fields, p.Value)
+		} else {
+			c, err = OpenChange(p.Key, keys.ChangeFields(fields), p.Value)
+		}
+		if err != nil {
+			return false, err
+		}
+		if erased, err := e.is(ctx, s, &c); err != nil || !erased {
+			if err != nil {
+				return false, err
+			}
+			continue
+		}
+		c.Session, c.To = "", ""
+		b := &engine.Batch{Reclaim: true}
+		b.Guard(p.Key, p.Value)
+		if letter == keys.Pending {
+			b.Set(p.Key, c.sealPending(p.Key))
+		} else {
+			b.Set(p.Key, c.Seal(p.Key))
+		}
+		_, err = apply.Batch(ctx, s.Engine, b)
+		if errors.Is(err, engine.ErrConflict) {
+			conflict = true
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return conflict, nil
+}
