@@ -57,7 +57,7 @@ func TestMemory(t *testing.T) {
 	c := begin(t, "")
 	c.Process, c.Goroutines, c.Watch = "0", 16, true
 	e := memory.New()
-	withStore(t, e, func(*turnstone.Store) {})
+	withStore(t, e, func(st *turnstone.Store) { c.startFeed(t, st) })
 	workers := &process{ended: make(chan struct{})} // no process of their own
 	go func() {
 		workers.err = workOn(ctx, unclosed{e}, c)
@@ -110,7 +110,7 @@ func killed(t *testing.T, url string, processes, goroutines int, cut func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	withStore(t, e, func(*turnstone.Store) {})
+	withStore(t, e, func(st *turnstone.Store) { c.startFeed(t, st) })
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -262,6 +262,93 @@ func withStore(t *testing.T, e engine.Engine, f func(*turnstone.Store)) {
 	}
 }
 
+// startFeed starts the feed, and notes where it begins.
+func (c *config) startFeed(t *testing.T, st *turnstone.Store) {
+	t.Helper()
+	err := st.StartFeed(ctx, 24*time.Hour)
+	if err == nil {
+		var f turnstone.Feed
+		if f, err = st.Feed(ctx); err == nil {
+			err = os.WriteFile(c.file("begin"), []byte(f.End), 0o600)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// changes checks that the changes that were watched, and those that were not watched any more, are the history: each cursor follows the
+// one before, the commits of each session are all there in their order, and nothing follows a deletion.
+func (c *config) changes(t *testing.T, st *turnstone.Store) (n int) {
+	t.Helper()
+	text, err := os.ReadFile(c.file("changes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin, err := os.ReadFile(c.file("begin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := func(cursor string) uint64 {
+		n, err := strconv.ParseUint(cursor[32:], 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	last, at, gone := map[string]uint64{}, string(begin), map[string]bool{}
+	see := func(cursor, kind, session string, revision uint64) {
+		n++
+		switch {
+		case number(cursor) != number(at)+1:
+			t.Errorf("cursor %s follows %s", cursor, at)
+		case gone[session]:
+			t.Errorf("%s of %q after its deletion", kind, session)
+		case kind == "committed" && revision != last[session]+1:
+			t.Errorf("revision %d of %q follows %d", revision, session, last[session])
+		}
+		if kind == "committed" {
+			last[session] = revision
+		}
+		at, gone[session] = cursor, kind == "deleted"
+	}
+	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		f := strings.Split(line, ":")
+		revision, err := strconv.ParseUint(f[len(f)-1], 10, 64)
+		if len(f) != 4 || err != nil {
+			t.Fatalf("line %q", line)
+		}
+		see(f[0], f[1], f[2], revision)
+	}
+	f, err := st.Feed(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at != string(f.End) {
+		for change, err := range st.Watch(ctx, turnstone.Cursor(at)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if see(string(change.Cursor), string(change.Kind), change.Session, uint64(change.Revision)); at == string(f.End) {
+				break
+			}
+		}
+	}
+	for _, id := range []string{"s", "shared"} {
+		s, err := st.Session(ctx, id)
+		if err == nil {
+			var i turnstone.Info
+			if i, err = s.Info(ctx); err == nil && uint64(i.Revision) != last[id] {
+				t.Errorf("%q is at revision %d, and the feed at %d", id, i.Revision, last[id])
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	return n
+}
+
 // check checks what the workers have logged, and what the store has.
 func (c *config) check(t *testing.T, e engine.Engine) {
 	t.Helper()
@@ -300,6 +387,7 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 			t.Fatal(err)
 		}
 		watched := c.watched(t, s)
+		changes := c.changes(t, st)
 		seen, last, tokens := map[string]int{}, 0, 0
 		for _, n := range state.Nodes {
 			switch n.Kind {
@@ -326,8 +414,8 @@ func (c *config) check(t *testing.T, e engine.Engine) {
 		if err != nil || !v.OK() {
 			t.Errorf("%v, %v", v.Problems, err)
 		}
-		t.Logf("%d operations on records, %d of unknown outcome: %s; %d messages, %d left at the end; %d commits under %d leases; %d of %d commits watched",
-			len(ops), unknown, result, len(puts), left, tokens, last, watched, state.Revision)
+		t.Logf("%d operations on records, %d of unknown outcome: %s; %d messages, %d left at the end; %d commits under %d leases; %d of %d commits watched, %d changes of the feed",
+			len(ops), unknown, result, len(puts), left, tokens, last, watched, state.Revision, changes)
 		if len(ops) < 100 || len(puts) < 10 || tokens == 0 {
 			t.Error("the workers did too little to say anything")
 		}

@@ -75,9 +75,10 @@ func workOn(ctx context.Context, e engine.Engine, c *config) (err error) {
 		watching, stop := context.WithCancel(ctx)
 		watched := make(chan error)
 		go func() { watched <- watch(watching, st, c) }()
+		go func() { watched <- watchAll(watching, st, c) }()
 		defer func() {
 			stop()
-			err = errors.Join(err, <-watched)
+			err = errors.Join(err, <-watched, <-watched)
 		}()
 	}
 	for g := range c.Goroutines {
@@ -133,6 +134,45 @@ func watch(ctx context.Context, st *turnstone.Store, c *config) error {
 	}
 }
 
+// watchAll appends the changes of the feed that it sees to the file "changes", and goes on after the last one that is there.
+func watchAll(ctx context.Context, st *turnstone.Store, c *config) error {
+	begin, err := os.ReadFile(c.file("begin"))
+	if err != nil {
+		return err
+	}
+	after := turnstone.Cursor(begin)
+	text, err := os.ReadFile(c.file("changes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if lines := strings.Fields(string(text)); len(lines) > 0 {
+		cursor, _, _ := strings.Cut(lines[len(lines)-1], ":")
+		after = turnstone.Cursor(cursor)
+	}
+	out, err := os.OpenFile(c.file("changes"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	for {
+		for change, werr := range st.Watch(ctx, after) {
+			if err = werr; err != nil {
+				break
+			}
+			if _, err = fmt.Fprintf(out, "%s:%s:%s:%d\n", change.Cursor, change.Kind, change.Session, change.Revision); err != nil {
+				break
+			}
+			after = change.Cursor
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case !temporary(err):
+			return err
+		}
+	}
+}
+
 type worker struct {
 	*config
 	store *turnstone.Store
@@ -164,6 +204,9 @@ func (w *worker) run(ctx context.Context) (err error) {
 			err = w.register(ctx, s)
 		case n < 7:
 			err = w.put(ctx, s)
+			if err == nil {
+				err = w.pass(ctx)
+			}
 		case n < 9:
 			err = w.consume(ctx, s)
 		default:
@@ -173,6 +216,19 @@ func (w *worker) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
+}
+
+// pass makes a session together with a commit to another one that all share, and deletes it, so that the feed has more than
+// one session.
+func (w *worker) pass(ctx context.Context) error {
+	id := fmt.Sprintf("of-%s-%d", w.name, w.n)
+	_, err := w.store.CommitAll(ctx,
+		turnstone.SessionCommit{Create: &turnstone.Request{ID: id}, Commit: turnstone.Commit{Expected: turnstone.AnyRevision}},
+		turnstone.SessionCommit{Create: &turnstone.Request{ID: "shared"}, Commit: turnstone.Commit{Expected: turnstone.AnyRevision}})
+	if err == nil {
+		err = w.store.Delete(ctx, id, turnstone.KeepChildren)
+	}
+	return err
 }
 
 // temporary reports whether err is what a worker meets when its connection is cut.
