@@ -71,7 +71,7 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 // tombstone and change of metadata of all sessions, in one order. The feed is off unless it was turned on; then a commit writes
 // one small value more, whoever makes it. Changes are kept for so long, at least a second, after somebody has read the feed or collected, and
 // then go with the next GC. If the feed is on, StartFeed changes how long. It writes to each session once; an error that matches ErrIncomplete says
-// that it was cut off: the feed is off still, and the next call, or GC, goes on.
+// that it was cut off: the feed is off still, unless the outcome is unknown, and the next call, or GC, goes on.
 func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err

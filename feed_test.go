@@ -934,3 +934,160 @@ func TestWA10_ErasureForgetsEarlierSessionsAndLateChildren(t *testing.T) {
 	}
 	verify(t, st)
 }
+
+// cutOff leaves a start or an end of the feed half done.
+func cutOff(t *testing.T, e engine.Engine, ends bool) {
+	t.Helper()
+	applies := 0
+	f := &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Op == "Apply" {
+			applies++
+		}
+		return enginetest.Fault{Crash: applies == 2}
+	}}
+	st := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+	err := st.StopFeed(ctx)
+	if !ends {
+		err = st.StartFeed(ctx, time.Hour)
+	}
+	if !errors.Is(err, turnstone.ErrIncomplete) {
+		t.Fatal(err)
+	}
+}
+
+// A collection that finishes what was cut off does not touch what was begun or ended since.
+func TestWA8_ACollectionMindsTheFeedThatWasCutOffAlone(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		came := false
+		besideEachCall(t,
+			func(st *turnstone.Store) {
+				came = false
+				if create(t, st, turnstone.Request{ID: "s"}, []byte("x")); ends {
+					startFeed(t, st)
+				}
+				cutOff(t, turnstone.EngineOf(st), ends)
+			},
+			func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
+			func(st *turnstone.Store) {
+				came = true
+				err := st.StopFeed(ctx)
+				if ends {
+					err = st.StartFeed(ctx, time.Hour)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			},
+			func(st *turnstone.Store, _ engine.Engine, err error) error {
+				_, ferr := st.Feed(ctx)
+				if err != nil || came && ends == errors.Is(ferr, turnstone.ErrFeedOff) {
+					return errors.Join(err, fmt.Errorf("ends %v: %w", ends, ferr))
+				}
+				verify(t, st)
+				return nil
+			})
+	}
+}
+
+func TestWA8_ACollectionBesideAnEndAndABeginWorks(t *testing.T) {
+	besideEachCall(t,
+		func(st *turnstone.Store) {
+			s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+			startFeed(t, st)
+			commitTo(t, s, turnstone.Commit{})
+		},
+		func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
+		func(st *turnstone.Store) {
+			if err := errors.Join(st.StopFeed(ctx), st.StartFeed(ctx, time.Hour)); err != nil {
+				t.Error(err)
+			}
+		},
+		func(st *turnstone.Store, _ engine.Engine, err error) error {
+			verify(t, st)
+			return err
+		})
+}
+
+// A tombstone of a commit and one of a call are two changes, also by a clock that is behind.
+func TestWA9_TombstonesOfCommitsAndCallsAreToldEach(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	ahead := now.Add(time.Minute)
+	e, st := onMemory(t, at(&now))
+	begin := startFeed(t, st)
+	nodes := commitTo(t, create(t, st, turnstone.Request{ID: "a"}), turnstone.Commit{Nodes: slices.Repeat(saying(nil), 3)}).Nodes
+	commitTo(t, session(t, openStore(t, e, at(&ahead)), "a"), turnstone.Commit{Tombstone: nodes[:1]})
+	if err := session(t, st, "a").Tombstone(ctx, nodes[1]); err != nil {
+		t.Fatal(err)
+	}
+	if got := toldBy(t, st, begin); !slices.Equal(got, []string{"created a", "committed a 1", "committed a 2", "tombstoned a", "tombstoned a"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestWA9_NothingFollowsADeletionOfMoreThanABatch(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	ahead := now.Add(time.Hour)
+	e, st := onMemory(t, at(&now))
+	begin := startFeed(t, st)
+	create(t, st, turnstone.Request{ID: "a"})
+	s := session(t, openStore(t, e, at(&ahead)), "a")
+	for i := range 1200 {
+		ahead = ahead.Add(time.Millisecond)
+		if err := s.SaveMetadata(ctx, turnstone.Metadata{Name: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now = now.Add(time.Millisecond)
+	remove(t, st, "a")
+	if got := toldBy(t, st, begin); len(got) != 1202 || got[1201] != "deleted a" {
+		t.Errorf("%d changes, deleted at %d", len(got), slices.Index(got, "deleted a"))
+	}
+}
+
+// A session is erased while the feed is begun, and somebody else gives numbers at any moment: no id is left.
+func TestWA10_ErasureForgetsBesideABeginAndAReader(t *testing.T) {
+	for k, began := 1, true; began; k++ {
+		for j := 1; j < 5; j++ {
+			e, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+			create(t, st, turnstone.Request{ID: "other"}, []byte("x"))
+			cutOff(t, e, false)
+			create(t, st, turnstone.Request{ID: "secret"}, []byte("x")) // It is told, and nobody gives numbers yet.
+			g, h := &enginetest.Faulty{Engine: e}, &enginetest.Faulty{Engine: e}
+			eraser, reader := openStore(t, g, &turnstone.Options{NoAutoSeal: true}), openStore(t, h, &turnstone.Options{NoAutoSeal: true})
+			n, m := 0, 0
+			resume, stopped, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			h.Plan = func(enginetest.Call) enginetest.Fault { // The reader waits before its j-th call until the erasure is done.
+				if m++; m == j {
+					close(stopped)
+					<-resume
+				}
+				return enginetest.Fault{}
+			}
+			began = false
+			g.Plan = func(enginetest.Call) enginetest.Fault { // At the k-th call of the erasure the feed comes on.
+				if n++; n == k {
+					if err := st.StartFeed(ctx, time.Hour); err != nil {
+						t.Error(err)
+					}
+					began = true
+					go func() { defer close(done); _, _ = reader.Feed(ctx) }()
+					select {
+					case <-stopped:
+					case <-done:
+					}
+				}
+				return enginetest.Fault{}
+			}
+			_, err := eraser.Erase(ctx, "secret", turnstone.KeepChildren, turnstone.EraseOptions{})
+			g.Plan = nil
+			close(resume)
+			if !began {
+				break
+			}
+			<-done
+			if got := fmt.Sprint(toldBy(t, st, "")); err != nil || strings.Contains(got, "secret") {
+				t.Errorf("at call %d, the reader at %d: %v, %s", k, j, err, got)
+			}
+		}
+	}
+}

@@ -60,7 +60,7 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 			return nil, err
 		}
 		defer done()
-		if err := feed.Tidy(ctx, s.histories, s.now(), s.random); err != nil {
+		if err := feed.Tidy(ctx, s.histories, s.now()); err != nil {
 			return nil, err
 		}
 		return s.collector().Run(ctx, run)

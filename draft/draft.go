@@ -2,7 +2,7 @@
 // until the commit of the turn takes its place. So a host that was killed goes on with what its users have seen.
 //
 // A draft is records of a session (see turnstone.Record): pieces of 16 KiB, of which Set writes those
-// that have changed, and one that says how many there are, which every call guards and sets. It is no part of the history: no revision has it, and a fork begins without it.
+// that have changed, and one that says how many there are, which every call guards, and sets if it changes anything. It is no part of the history: no revision has it, and a fork begins without it.
 package draft
 
 import (
@@ -86,9 +86,6 @@ func (d *Draft) Set(ctx context.Context, content []byte) error {
 	if len(content) > Max {
 		return &turnstone.LimitError{Limit: "draft bytes", Have: int64(len(content)), Max: Max}
 	}
-	if bytes.Equal(content, d.content) {
-		return nil
-	}
 	was := slices.Collect(slices.Chunk(d.content, piece))
 	var changes []turnstone.RecordChange
 	n := 0
@@ -102,7 +99,10 @@ func (d *Draft) Set(ctx context.Context, content []byte) error {
 		changes = append(changes, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord})
 	}
 	count := turnstone.RecordChange{Key: countKey(d.name), Value: strconv.AppendInt(nil, int64(n), 10), Expect: d.version}
-	if n == 0 {
+	switch {
+	case len(changes) == 0:
+		count = turnstone.RecordChange{Key: count.Key, Action: turnstone.CheckRecord, Expect: d.version}
+	case n == 0:
 		count = turnstone.RecordChange{Key: count.Key, Action: turnstone.DeleteRecord, Expect: d.version}
 	}
 	versions, err := d.session.ChangeRecords(ctx, append(changes, count)...)
@@ -125,8 +125,11 @@ func (d *Draft) Append(ctx context.Context, more []byte) error {
 // Done returns the changes of records that remove the draft. With them in Commit.Records the turn takes the place of
 // its draft: both stand or neither. The commit is refused with a *turnstone.RecordConflictError if somebody else has written the draft.
 func (d *Draft) Done() (out []turnstone.RecordChange) {
-	if d == nil || len(d.content) == 0 {
+	if d == nil || d.session == nil {
 		return nil
+	}
+	if len(d.content) == 0 { // Nobody else may have begun it.
+		return []turnstone.RecordChange{{Key: countKey(d.name), Action: turnstone.CheckRecord, Expect: d.version}}
 	}
 	for i := range (len(d.content) + piece - 1) / piece {
 		out = append(out, turnstone.RecordChange{Key: key(d.name, i), Action: turnstone.DeleteRecord})

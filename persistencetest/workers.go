@@ -455,6 +455,17 @@ var drafts = []behaviour{
 		s.hasRecords(p)
 		s.is(late.Append(ctx, pattern(40_000, 3)), turnstone.ErrRecordConflict) // Its turn was committed.
 		s.hasRecords(p)
+		// Who opened it before there was anything is no writer either.
+		early, err := draft.Open(ctx, p, "u")
+		s.must(err)
+		begun, err := draft.Open(ctx, p, "u")
+		s.must(err)
+		s.must(begun.Set(ctx, []byte("begun")))
+		_, err = p.Commit(ctx, turnstone.Commit{Expected: 1, Records: early.Done()})
+		s.is(err, turnstone.ErrRecordConflict)
+		s.is(early.Set(ctx, nil), turnstone.ErrRecordConflict)
+		s.commit(p, turnstone.Commit{Expected: 1, Records: begun.Done()})
+		s.hasRecords(p)
 		// Changes of different pieces exclude each other as well.
 		text := pattern(5<<14, 1)
 		one, err = draft.Open(ctx, p, "t")

@@ -145,7 +145,7 @@ func (w *writer) addHead(b *engine.Batch) {
 	if w.head.Tells() {
 		feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Committed, Session: s.ID, Revision: w.next.Revision}, 0, w.now)
 		if len(w.in.Tombstone) > 0 {
-			feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, uint64(w.next.Revision), w.now)
+			feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, ^uint64(w.next.Revision), w.now) // Calls have epochs.
 		}
 	}
 	heads.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -25,6 +26,9 @@ var (
 
 // page is how many changes get a number at once, or are read. So many are one snapshot: see engine.OnePage.
 const page = engine.OnePage
+
+// most is how many changes get a number at once where sessions are deleted: a batch of any engine has room for them.
+const most = 1000
 
 // read reads the records of the feed. The error is ErrOff unless it is on.
 func read(ctx context.Context, s history.Store) (sw Switch, end End, values [][]byte, err error) {
@@ -98,7 +102,7 @@ type told struct {
 }
 
 // pending reads a page of the changes that were told, in order, and reports whether there may be more. Of a session that
-// is deleted in that page, it reads all.
+// is deleted in that page, it reads all, or leaves the deletion for the next page.
 func pending(ctx context.Context, s history.Store) (out []told, full bool, err error) {
 	r := s.Space.All(keys.Pending)
 	r.Limit = page
@@ -121,8 +125,11 @@ func pending(ctx context.Context, s history.Store) (out []told, full bool, err e
 			if gone[c.Incarnation] {
 				out = append(out, c)
 			}
-			return len(out) < 1000
+			return len(out) < most
 		})
+		if len(out) == most { // There may be more: the deletions wait for the next page.
+			out = slices.DeleteFunc(out, func(c told) bool { return c.Kind == Deleted })
+		}
 	}
 	return deletedLast(out), full, err
 }

@@ -37,43 +37,52 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 			return nil
 		})
 		if errors.Is(err, errEnding) {
-			if err = Stop(ctx, s); err == nil {
+			if err = stop(ctx, s, &sw.ID); err == nil {
 				err = engine.ErrConflict // Begin anew.
 			}
 		}
 		if err != nil || sw.State == On {
 			return err
 		}
-		c.Partly = true
-		if err := sweep(ctx, c, s, &sw); err != nil {
-			return err
-		}
-		_, err = set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
-			if sw.State != Beginning {
-				return engine.ErrConflict
-			}
-			sw.State = On
-			return nil
-		})
-		return err
+		return begin(ctx, c, s, sw)
 	})
+}
+
+// begin does what is left of a start. The error is a conflict if the feed's record has changed.
+func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch) error {
+	c.Partly = true
+	if err := sweep(ctx, c, s, &sw); err != nil {
+		return err
+	}
+	_, err := set(ctx, c, s, func(now *Switch, _ *engine.Batch) error {
+		if now.State != Beginning || now.ID != sw.ID {
+			return engine.ErrConflict
+		}
+		now.State = On
+		return nil
+	})
+	return err
 }
 
 // errEnding: a Stop was cut off.
 var errEnding = errors.New("the feed is about to end")
 
 // Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on.
-func Stop(ctx context.Context, s history.Store) error {
+func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil) }
+
+// stop is Stop for the feed of an identity, or for any if that is nil. Another one, which was begun since, is not its business.
+func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
-			if sw.State != Off {
+			if sw.State != Off && (of == nil || *of == sw.ID) {
 				sw.State = Ending
 			}
 			return nil
 		})
-		if err != nil || sw.State == Off {
+		if err != nil || sw.State != Ending || of != nil && *of != sw.ID {
 			return err
 		}
+		of = &sw.ID
 		c.Partly = true // From now on nobody reads the feed.
 		if err := sweep(ctx, c, s, &sw); err != nil {
 			return err
@@ -179,7 +188,7 @@ func remove(ctx context.Context, c *change.Change, s history.Store, letter byte,
 
 // Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what is told
 // meanwhile.
-func Tidy(ctx context.Context, s history.Store, now time.Time, random func([]byte)) error {
+func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
 	if err != nil {
@@ -189,15 +198,16 @@ func Tidy(ctx context.Context, s history.Store, now time.Time, random func([]byt
 	switch {
 	case err != nil:
 	case sw.State == Beginning:
-		err = Start(ctx, s, sw.Keep, random)
+		c := &change.Change{Engine: s.Engine}
+		err = c.Result(begin(ctx, c, s, sw))
 	case sw.State == Ending:
-		err = Stop(ctx, s)
+		err = stop(ctx, s, &sw.ID)
 	case sw.State == On:
 		if _, _, err = Advance(ctx, s, now); err == nil {
 			err = Trim(ctx, s, now)
 		}
 	}
-	if errors.Is(err, ErrOff) { // meanwhile
+	if errors.Is(err, ErrOff) || errors.Is(err, ErrTrimmed) || errors.Is(err, engine.ErrConflict) { // Somebody else began or ended it.
 		err = nil
 	}
 	return err
@@ -226,21 +236,18 @@ func (e *Erased) is(ctx context.Context, s history.Store, c *Change) (bool, erro
 
 // Forget removes the ids of sessions that are deleted from what is in the feed and what is to be. It reads all of it.
 func Forget(ctx context.Context, s history.Store, e Erased, now time.Time) error {
-	// Then nobody can give a number any more to what was told of them with their ids.
-	if _, _, err := Advance(ctx, s, now); err != nil && !errors.Is(err, ErrOff) {
-		return err
-	}
 	for {
-		again := false
-		for _, letter := range []byte{keys.Pending, keys.Change} { // in the order in which a change goes
-			conflict, err := forget(ctx, s, letter, &e)
-			if err != nil {
-				return err
-			}
-			again = again || conflict
+		told, err := forget(ctx, s, keys.Pending, &e)
+		if err != nil {
+			return err
 		}
-		if !again {
-			return nil
+		// Whoever has read what was told before, with its ids, can't give it a number after this: it has one, or the end has moved.
+		if _, _, err := Advance(ctx, s, now); err != nil && !errors.Is(err, ErrOff) {
+			return err
+		}
+		numbered, err := forget(ctx, s, keys.Change, &e)
+		if err != nil || !told && !numbered {
+			return err
 		}
 	}
 }
