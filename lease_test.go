@@ -214,14 +214,15 @@ func TestQ4_AMessageAndItsTurnStandTogether(t *testing.T) {
 // Nor does it last when renewals hang: an outcome that stays unknown is asked for again and again.
 func TestL4_AKeptLeaseAndAnEngineThatHangs(t *testing.T) {
 	f, s, _ := leased(t)
-	held, stop := acquire(t, s, lease.Options{TTL: 100 * time.Millisecond}).Keep(ctx)
-	defer stop()
+	l := acquire(t, s, lease.Options{TTL: 100 * time.Millisecond})
 	f.Plan = func(c enginetest.Call) enginetest.Fault {
 		if c.Op == "Apply" {
 			return enginetest.Fault{Err: engine.ErrUnknown}
 		}
 		return enginetest.Fault{}
 	}
+	held, stop := l.Keep(ctx)
+	defer stop()
 	<-held.Done()
 	if err := context.Cause(held); !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
