@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	badgerdb "github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
@@ -281,6 +282,53 @@ func BenchmarkCommitRecords(b *testing.B) {
 					}
 					for j, v := range r.Records {
 						c.Records[j].Expect = v
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkCommitFeed commits a turn of four nodes on Badger, with the feed off, on, and on while one watch reads it.
+func BenchmarkCommitFeed(b *testing.B) {
+	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+		for _, feed := range []string{"off", "on", "watched"} {
+			b.Run(name+"/feed="+feed, func(b *testing.B) {
+				st := onBadger(b, d)
+				if feed != "off" {
+					if err := st.StartFeed(ctx, time.Hour); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if feed == "watched" {
+					f, err := st.Feed(ctx)
+					if err != nil {
+						b.Fatal(err)
+					}
+					watched, stop := context.WithCancel(ctx)
+					ended := make(chan struct{})
+					go func() {
+						defer close(ended)
+						for _, err := range st.Watch(watched, f.End) {
+							if err != nil && watched.Err() == nil {
+								b.Error(err)
+							}
+						}
+					}()
+					defer func() { stop(); <-ended }()
+				}
+				var s *turnstone.Session
+				c := turn(1, 1)
+				for i := 0; b.Loop(); i++ {
+					if i%200 == 0 {
+						var err error
+						if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
+							b.Fatal(err)
+						}
+					}
+					c.Expected, c.Turn = head.Revision(i%200), fmt.Sprint(i)
+					if _, err := s.Commit(ctx, c); err != nil {
+						b.Fatal(err)
 					}
 				}
 			})
