@@ -194,7 +194,7 @@ type SessionCommit struct {
 
 // CommitAll stores all commits, each to another session, or nothing: in one call of the engine in
 // the common case, as [Session.Commit] does. Each commit has its own Expected and Records; a *ConflictError
-// or *RecordConflictError names the session. MaxCommitBytes is for all of them together, and there are at
+// or *RecordConflictError names the session. MaxCommitBytes limits the sum of all, and there are at
 // most MaxSessions.
 //
 // Either all commits have a turn id or none has, but for those with RecordsOnly, which have none. With the same

@@ -171,8 +171,8 @@ func revisionAt(at head.Revision) *head.Revision {
 
 // Nodes yields the nodes that Load returns, one at a time, of a history of any length: it holds a part of the
 // history in memory. It ignores the Parts and Records of a scope. The nodes are those of the revision that the
-// head has when the sequence begins, except nodes that are tombstoned and vacuumed while it goes on. A path from
-// its begin is read twice. The sequence ends with the first error.
+// head has when the sequence begins, except nodes that are tombstoned and vacuumed while it goes on. To yield
+// a path from its first node on, the store reads the path twice. The sequence ends with the first error.
 func (s *Session) Nodes(ctx context.Context, scope Scope) iter.Seq2[Node, error] {
 	return func(yield func(Node, error) bool) {
 		_, err := s.usable(ctx)

@@ -57,8 +57,8 @@ func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, 
 	}
 }
 
-// changed tells those who watch a session that it has changed, and while the feed is on those in other processes, too; the zero incarnation
-// tells those who watch the store alone.
+// changed wakes those who watch a session, which has changed, and those who watch the store. While the feed is on, it wakes those in
+// other processes, too. With the zero incarnation it wakes only those who watch the store.
 func (s *Store) changed(inc heads.Incarnation) {
 	s.watched.tell(inc)
 	if s.notifier != nil && s.lifecycle.Telling.Load() {
@@ -66,12 +66,13 @@ func (s *Store) changed(inc heads.Incarnation) {
 	}
 }
 
-// topic is how a session is called in notifications: its incarnation, after the namespace.
+// topic names a session in notifications: by its incarnation, after the namespace.
 func (s *Store) topic(inc heads.Incarnation) []byte {
 	return hex.AppendEncode(nil, s.space.Life(inc))
 }
 
-// watching returns what watched.add does, and from the first call on this store hears of what others do.
+// watching begins to watch a session, as watched.add does, and returns what that returns. The first call also begins to listen for
+// the notifications of other processes, until the store is closed.
 func (s *Store) watching(inc heads.Incarnation) (changed chan struct{}, stop func()) {
 	if s.notifier != nil {
 		s.listening.Do(func() {
@@ -86,7 +87,8 @@ func (s *Store) watching(inc heads.Incarnation) (changed chan struct{}, stop fun
 	return s.watched.add(inc)
 }
 
-// heard is called for the topics that somebody has notified of.
+// heard wakes those who watch what another process has notified of. An empty topic says that notifications may have been lost: it
+// wakes all.
 func (s *Store) heard(topic string) {
 	if topic == "" {
 		s.watched.tellAll()
@@ -104,8 +106,8 @@ type watched struct {
 	by map[heads.Incarnation]map[chan struct{}]bool
 }
 
-// add returns a channel that receives after each commit to a session, or for the zero incarnation after each change of any
-// session, several at once if nobody receives meanwhile, until stop is called.
+// add returns a channel that receives a value after each commit to a session, or, for the zero incarnation, after each change of any
+// session, until stop is called. One value may stand for several changes.
 func (w *watched) add(inc heads.Incarnation) (changed chan struct{}, stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,8 +128,7 @@ func (w *watched) add(inc heads.Incarnation) (changed chan struct{}, stop func()
 	}
 }
 
-// tell tells those who watch a session that it was committed to, or for the zero incarnation nobody else than those who watch
-// the store.
+// tell wakes those who watch a session, and those who watch the store; with the zero incarnation, only the latter.
 func (w *watched) tell(inc heads.Incarnation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,7 +142,7 @@ func (w *watched) tell(inc heads.Incarnation) {
 	}
 }
 
-// tellAll tells all who watch anything.
+// tellAll wakes all who watch anything.
 func (w *watched) tellAll() {
 	w.mu.Lock()
 	incs := slices.Collect(maps.Keys(w.by))

@@ -18,16 +18,16 @@ import (
 // hidden already. The error is history.ErrNodeNotFound if the session's graph does not have one of them.
 func Tombstone(ctx context.Context, l *history.Lifecycles, last head.Revision, ids []graph.ID, next *heads.Life, b *engine.Batch) (needed bool, err error) {
 	s := l.Session
-	r := run{s: s, last: last, parents: map[graph.ID]graph.ID{}, before: map[graph.ID]graph.ID{}}
-	if r.hidden, err = l.Tombstones(); err != nil {
+	h := hiding{s: s, last: last, parents: map[graph.ID]graph.ID{}, before: map[graph.ID]graph.ID{}}
+	if h.hidden, err = l.Tombstones(); err != nil {
 		return false, err
 	}
-	fresh, err := r.read(ctx, ids)
+	fresh, err := h.read(ctx, ids)
 	if err != nil {
 		return false, err
 	}
 	for _, id := range fresh {
-		before, err := r.nearest(ctx, id)
+		before, err := h.nearest(ctx, id)
 		if err != nil {
 			return false, err
 		}
@@ -39,8 +39,8 @@ func Tombstone(ctx context.Context, l *history.Lifecycles, last head.Revision, i
 	return len(fresh) > 0, nil
 }
 
-// A run is what one call of Tombstone knows of the nodes that it hides.
-type run struct {
+// hiding is what one call of Tombstone has read of the nodes that it hides.
+type hiding struct {
 	s       *history.Session
 	last    head.Revision
 	hidden  *history.Tombstones
@@ -50,36 +50,36 @@ type run struct {
 
 // read reads those of the nodes that the session shows, and returns them, each once. The error is
 // history.ErrNodeNotFound if the session's graph does not have one of them.
-func (r *run) read(ctx context.Context, ids []graph.ID) (fresh []graph.ID, err error) {
-	if err := r.hidden.Look(ctx, ids...); err != nil {
+func (h *hiding) read(ctx context.Context, ids []graph.ID) (fresh []graph.ID, err error) {
+	if err := h.hidden.Look(ctx, ids...); err != nil {
 		return nil, err
 	}
 	found := map[graph.ID]graph.ID{} // the parents of the nodes in the segments that were read
 	for _, id := range ids {
-		if _, again := r.parents[id]; again || r.hidden.Has(id) {
+		if _, again := h.parents[id]; again || h.hidden.Has(id) {
 			continue
 		}
-		if r.parents[id], err = parentOf(ctx, r.s, r.last, id, found); err != nil {
+		if h.parents[id], err = parentOf(ctx, h.s, h.last, id, found); err != nil {
 			return nil, err
 		}
 		fresh = append(fresh, id)
 	}
-	parents := slices.Collect(maps.Values(r.parents))
-	return fresh, r.hidden.Look(ctx, parents...)
+	parents := slices.Collect(maps.Values(h.parents))
+	return fresh, h.hidden.Look(ctx, parents...)
 }
 
 // nearest returns the nearest node before id that is not to be hidden, and that no call of Tombstone
 // hid before. It goes from a tombstone to the node that the tombstone names.
-func (r *run) nearest(ctx context.Context, id graph.ID) (at graph.ID, err error) {
+func (h *hiding) nearest(ctx context.Context, id graph.ID) (at graph.ID, err error) {
 	var way []graph.ID
 	for at = id; !at.IsZero(); {
-		if before, known := r.before[at]; known {
+		if before, known := h.before[at]; known {
 			at = before
 			break
 		}
-		next, ours := r.parents[at]
+		next, ours := h.parents[at]
 		if !ours {
-			stone, err := r.hidden.Find(ctx, at)
+			stone, err := h.hidden.Find(ctx, at)
 			if err != nil {
 				return at, err
 			}
@@ -91,7 +91,7 @@ func (r *run) nearest(ctx context.Context, id graph.ID) (at graph.ID, err error)
 		way, at = append(way, at), next
 	}
 	for _, id := range way {
-		r.before[id] = at
+		h.before[id] = at
 	}
 	return at, nil
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// Start begins the feed, or changes how long it keeps changes if it is on. It comes to each session. If it is cut off, the next
-// one goes on. random fills a slice with random bytes.
+// Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each session. If it is
+// cut off, the next one goes on. random fills a slice with random bytes.
 func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) error {
@@ -30,13 +30,13 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 				random(sw.ID[:])
 				key := s.Space.FeedEnd()
 				b.Set(key, End{1, 1}.Seal(key))
-			case Ending:
-				return errEnding
+			case Ending: // A stop was cut off.
+				return nil
 			}
 			sw.Keep = keep
 			return nil
 		})
-		if errors.Is(err, errEnding) {
+		if err == nil && sw.State == Ending {
 			if err = stop(ctx, s, &sw.ID); err == nil {
 				err = engine.ErrConflict // Begin anew.
 			}
@@ -64,13 +64,10 @@ func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch) er
 	return err
 }
 
-// errEnding: a Stop was cut off.
-var errEnding = errors.New("the feed is about to end")
-
 // Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on.
 func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil) }
 
-// stop is Stop for the feed of an identity, or for any if that is nil. Another one, which was begun since, is not its business.
+// stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that was begun since.
 func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
@@ -121,8 +118,8 @@ func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Swit
 	return sw, c.Apply(ctx, b)
 }
 
-// sweep makes the commits of all sessions tell the feed of themselves, or not, as the feed's record says. So is a session that is made
-// or renamed meanwhile. The error is a conflict if the record has changed.
+// sweep sets in the head of each session whether its commits tell the feed of themselves, as the feed's record says. A session that is
+// created or renamed meanwhile reads that record itself. The error is a conflict if the record has changed.
 func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) error {
 	for about, err := range s.Abouts(ctx) {
 		if err != nil {
@@ -163,7 +160,7 @@ func sweepSession(ctx context.Context, c *change.Change, s history.Store, inc he
 	}
 }
 
-// remove removes all records of a letter, as long as the feed is about to end.
+// remove deletes all values whose keys have this letter (see package keys). The error is a conflict if the feed's record is no longer sw.
 func remove(ctx context.Context, c *change.Change, s history.Store, letter byte, sw *Switch) error {
 	key := s.Space.Feed()
 	for {
