@@ -1,0 +1,106 @@
+package persistencetest
+
+import (
+	"errors"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+)
+
+var removals = []behaviour{
+	{name: "T1_T2_ATombstonedNodeIsInNoRead", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		r := s.commit(p, turnstone.Commit{Nodes: []turnstone.NewNode{
+			{Kind: "k", Payload: []byte("1")}, {Kind: "k", Payload: []byte("2"), Key: "two"}, {Kind: "k", Payload: []byte("3")}, {Kind: "k", Payload: []byte("4")},
+		}})
+		s.is(p.Tombstone(ctx, r.Nodes[2], graph.ID{7}), turnstone.ErrNodeNotFound)
+		s.reads(p, turnstone.Scope{}, "1", "2", "3", "4") // the node that was found before is refused as well
+		s.must(p.Tombstone(ctx, r.Nodes[1], r.Nodes[2], r.Nodes[1]))
+		s.must(p.Tombstone(ctx, r.Nodes[1]))
+		s.must(p.Tombstone(ctx))
+		s.twice(func() {
+			p := s.session("a")
+			s.reads(p, turnstone.Scope{}, "1", "4")
+			s.reads(p, turnstone.Scope{Full: true}, "1", "4")
+			s.reads(p, turnstone.Scope{Last: 2}, "1", "4")
+			s.reads(p, turnstone.Scope{At: 1}, "1", "4")
+			n, err := p.Node(ctx, r.Nodes[3])
+			s.must(err)
+			s.equal("parent", n.Parent, r.Nodes[0])
+			last := s.load(p, turnstone.Scope{Last: 1}).Nodes[0]
+			s.equal("parent", last.Parent, r.Nodes[0])
+			_, err = p.Node(ctx, r.Nodes[1])
+			s.is(err, turnstone.ErrNodeNotFound)
+			_, err = p.NodeByKey(ctx, "two")
+			s.is(err, turnstone.ErrNodeNotFound)
+			_, err = p.Load(ctx, turnstone.Scope{Leaf: r.Nodes[2]})
+			s.is(err, turnstone.ErrNodeNotFound)
+		})
+	}},
+	{name: "T3_RootLeafAndForks", test: func(s *suite) {
+		p := s.create(turnstone.Request{ID: "a"})
+		ids := s.grow(p, 0, "1", "2", "3")
+		s.create(turnstone.Request{ID: "before", Parent: "a"})
+		s.must(p.Tombstone(ctx, ids[0], ids[2]))
+		s.equal("leaf", s.load(p, turnstone.Scope{}).Leaf, ids[2])
+		s.reads(p, turnstone.Scope{}, "2")
+		s.equal("root's parent", s.load(p, turnstone.Scope{}).Nodes[0].Parent, graph.ID{})
+		s.grow(p, 3, "4")
+		s.create(turnstone.Request{ID: "after", Parent: "a"})
+		s.must(s.session("before").Tombstone(ctx, ids[1]))
+		s.create(turnstone.Request{ID: "of-before", Parent: "before", ForkNode: ids[2]})
+		s.must(s.session("after").Tombstone(ctx, ids[1]))
+		s.twice(func() {
+			s.reads(s.session("a"), turnstone.Scope{}, "2", "4")
+			s.reads(s.session("before"), turnstone.Scope{}, "1", "3")
+			s.reads(s.session("of-before"), turnstone.Scope{}, "1", "3")
+			s.reads(s.session("after"), turnstone.Scope{}, "4")
+		})
+	}},
+	{name: "D1_DeleteIsIdempotentAndAtOnce", test: func(s *suite) {
+		s.must(s.Factory.Delete(ctx, "never", turnstone.KeepChildren))
+		p := s.create(turnstone.Request{ID: "a"})
+		s.grow(p, 0, "1")
+		s.create(turnstone.Request{ID: "b"})
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		s.twice(func() {
+			_, err := s.Factory.Session(ctx, "a")
+			s.is(err, turnstone.ErrSessionNotFound)
+			s.equal("list", s.pages(turnstone.ListOptions{}), []string{"b"})
+		})
+		for name, op := range map[string]func() error{
+			"load":      func() error { _, err := p.Load(ctx, turnstone.Scope{}); return err },
+			"info":      func() error { _, err := p.Info(ctx); return err },
+			"metadata":  func() error { return p.SaveMetadata(ctx, turnstone.Metadata{Name: "x"}) },
+			"tombstone": func() error { return p.Tombstone(ctx, graph.ID{1}) },
+			"part":      func() error { _, err := p.Checkpoint(ctx, 0); return err },
+		} {
+			if s.Reopen != nil {
+				break // p belongs to the factory that was closed
+			}
+			if err := op(); !errors.Is(err, turnstone.ErrSessionDeleted) {
+				s.Fatalf("%s on a deleted session: %v", name, err)
+			}
+		}
+	}},
+	{name: "D2_ALateCommitToADeletedSessionFails", test: func(s *suite) {
+		old := s.create(turnstone.Request{ID: "a"})
+		s.grow(old, 0, "1")
+		s.must(s.Factory.Delete(ctx, "a", turnstone.KeepChildren))
+		_, err := old.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
+		s.is(err, turnstone.ErrSessionDeleted)
+		again := s.create(turnstone.Request{ID: "a"})
+		for _, expected := range []head.Revision{0, 1, turnstone.AnyRevision} {
+			_, err = old.Commit(ctx, turnstone.Commit{Expected: expected, Nodes: texts("late")})
+			s.is(err, turnstone.ErrSessionDeleted)
+		}
+		s.grow(again, 0, "new")
+		_, err = old.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
+		s.is(err, turnstone.ErrSessionDeleted)
+		_, err = old.Load(ctx, turnstone.Scope{})
+		s.is(err, turnstone.ErrSessionDeleted)
+		s.reads(again, turnstone.Scope{Full: true}, "new")
+	}},
+}
