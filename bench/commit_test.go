@@ -215,11 +215,7 @@ func BenchmarkCommit(b *testing.B) {
 	c.Expected = turnstone.AnyRevision
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if i%200 == 0 { // about as many turns as a session gathers until it is sealed
-			if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
-				b.Fatal(err)
-			}
-		}
+		s = sessionOf(b, st, s, i)
 		c.Turn = fmt.Sprint(i)
 		if _, err := s.Commit(ctx, c); err != nil {
 			b.Fatal(err)
@@ -237,14 +233,14 @@ func BenchmarkCommitAll(b *testing.B) {
 				parts := make([]turnstone.SessionCommit, n)
 				for i := 0; b.Loop(); i++ {
 					for j := range parts {
-						if i%200 == 0 {
+						if i%perSession == 0 {
 							s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i, "/", j)})
 							if err != nil {
 								b.Fatal(err)
 							}
 							parts[j] = turnstone.SessionCommit{Session: s, Commit: turn(j, j)}
 						}
-						parts[j].Expected, parts[j].Turn = head.Revision(i%200), fmt.Sprint(i)
+						parts[j].Expected, parts[j].Turn = head.Revision(i%perSession), fmt.Sprint(i)
 					}
 					if _, err := st.CommitAll(ctx, parts...); err != nil {
 						b.Fatal(err)
@@ -265,17 +261,14 @@ func BenchmarkCommitRecords(b *testing.B) {
 				var s *turnstone.Session
 				c := turn(1, 1)
 				for i := 0; b.Loop(); i++ {
-					if i%200 == 0 {
-						var err error
-						if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
-							b.Fatal(err)
-						}
+					s = sessionOf(b, st, s, i)
+					if i%perSession == 0 {
 						c.Records = nil
 						for j := range n {
 							c.Records = append(c.Records, turnstone.RecordChange{Key: fmt.Sprint("state/", j), Value: []byte(strings.Repeat("value ", 35)), Expect: turnstone.NoRecord})
 						}
 					}
-					c.Expected, c.Turn = head.Revision(i%200), fmt.Sprint(i)
+					c.Expected, c.Turn = head.Revision(i%perSession), fmt.Sprint(i)
 					r, err := s.Commit(ctx, c)
 					if err != nil {
 						b.Fatal(err)
@@ -320,13 +313,8 @@ func BenchmarkCommitFeed(b *testing.B) {
 				var s *turnstone.Session
 				c := turn(1, 1)
 				for i := 0; b.Loop(); i++ {
-					if i%200 == 0 {
-						var err error
-						if s, _, err = st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)}); err != nil {
-							b.Fatal(err)
-						}
-					}
-					c.Expected, c.Turn = head.Revision(i%200), fmt.Sprint(i)
+					s = sessionOf(b, st, s, i)
+					c.Expected, c.Turn = head.Revision(i%perSession), fmt.Sprint(i)
 					if _, err := s.Commit(ctx, c); err != nil {
 						b.Fatal(err)
 					}
@@ -334,6 +322,21 @@ func BenchmarkCommitFeed(b *testing.B) {
 			})
 		}
 	}
+}
+
+// perSession is how many turns are committed to a session: about as many as it gathers until it is sealed.
+const perSession = 200
+
+// sessionOf returns the session of the i-th turn: s, that of the turn before, or a new one.
+func sessionOf(b *testing.B, st *turnstone.Store, s *turnstone.Session, i int) *turnstone.Session {
+	if i%perSession > 0 {
+		return s
+	}
+	s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(i)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
 }
 
 // null accepts batches of commits and forgets them.
