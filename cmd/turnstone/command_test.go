@@ -57,6 +57,8 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "--by must be turn or step", "import --by foo x"},
 		{exitFailed, "no such file", "export chat -o /no/such/file"},
 		{exitUsage, "give the session as well", "cat 1234"},
+		{exitUsage, "--limit must not be negative", "records --limit -1"},
+		{exitNotFound, "record not found", "records chat no"},
 		{exitUsage, "a revision is a number from 1 on", "show chat@0"},
 		{exitNotFound, "session not found: \"none\"", "show none"},
 		{exitNotFound, "node not found", "show chat --leaf beef"},
@@ -324,6 +326,52 @@ func TestForksHaveTheCheckpointOfTheirRevision(t *testing.T) {
 		}
 	}
 	if out := must(t, "usage", "s", "s", "--json", "--store", url); out != "" {
+		t.Error(out)
+	}
+}
+
+func TestRecordsAreListedAndWritten(t *testing.T) {
+	url := build(t, func(st *turnstone.Store) {
+		for _, id := range []string{"a", "b"} {
+			set := func(key, value string) turnstone.RecordChange {
+				return turnstone.RecordChange{Key: key, Value: []byte(value)}
+			}
+			commit(t, create(t, st, turnstone.Request{ID: id}), turnstone.Commit{Records: []turnstone.RecordChange{
+				set("plan", `{"of":"`+id+`"}`), set("note", "two\nlines"), set(".hidden", "h"), set("raw", "\xff\x00"),
+			}})
+		}
+	})
+	run := func(args ...string) string {
+		return must(t, append(append([]string{"records"}, args...), "--store", url)...)
+	}
+	keys := func(out string) (keys []string) {
+		for _, l := range strings.Split(strings.TrimSpace(out), "\n")[1:] {
+			f := strings.Fields(l)
+			keys = append(keys, f[0]+"/"+f[1])
+		}
+		return keys
+	}
+	if got := fmt.Sprint(keys(run("a"))); got != "[a/.hidden a/note a/plan a/raw]" {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(len(keys(run())), keys(run("--prefix", "p"))); got != "6 [a/plan b/plan]" && got != "6 [b/plan a/plan]" {
+		t.Error(got)
+	}
+	if out := run("a"); !strings.Contains(out, `{"of":"a"}`) || !strings.Contains(out, "two lines") || !strings.Contains(out, "(bytes)") {
+		t.Error(out)
+	}
+	if out := run("a", "raw"); out != "\xff\x00" {
+		t.Errorf("%q", out)
+	}
+	for key, want := range map[string]string{"plan": `"size":10,"payload":{"of":"a"}`, "note": `"text":"two\nlines"`, "raw": `"base64":"/wA="`} {
+		if out := run("a", key, "--json"); !strings.Contains(out, want) || strings.Count(out, "\n") != 1 {
+			t.Errorf("%q", out)
+		}
+	}
+	if out, errs, ok := turnstoneCmd(t, "records", "--limit", "2", "--store", url); !ok || len(keys(out)) != 2 || !strings.Contains(errs, "--limit 0") {
+		t.Error(out, errs)
+	}
+	if out := run("--limit", "0"); len(keys(out)) != 6 {
 		t.Error(out)
 	}
 }

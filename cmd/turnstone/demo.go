@@ -154,6 +154,7 @@ func turn(expected head.Revision, i int, s scripted) turnstone.Commit {
 			{Kind: "assistant", Payload: payload("assistant", s.answer, nil)},
 		},
 		Checkpoint: map[string][]byte{"plan": fmt.Appendf(nil, `{"step":%d,"next":%q}`, i+1, s.tool)},
+		Records:    []turnstone.RecordChange{{Key: "stage", Value: fmt.Appendf(nil, `{"step":%d}`, i+1)}},
 		Usage:      []head.Usage{{Model: "scripted-1", Input: uint64(200 + 150*i), Output: 60, CachedInput: uint64(150 * i)}},
 	}
 }
@@ -194,7 +195,7 @@ func (d *demonstration) turns(ctx context.Context, s *turnstone.Session) ([]turn
 			return nil, err
 		}
 		results = append(results, r)
-		d.say("Committed turn %d: question, tool call, result and answer in one step. Revision %d, leaf %.12s.", i+1, r.Revision, r.Leaf)
+		d.say("Committed turn %d: question, tool call, result, answer and the record \"stage\" in one step. Revision %d, leaf %.12s.", i+1, r.Revision, r.Leaf)
 	}
 	return results, nil
 }

@@ -208,6 +208,7 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		{"tree", "a session", sessionLine{}, "and depth"},
 		{"show", "a node", nodeLine{}, "; the content is payload if it is JSON, text if it is other UTF-8, else base64"},
 		{"diff", "a node", nodeLine{}, "; side is common (the last node that both have), a or b"},
+		{"records", "a record", recordLine{}, "; the value is as the content of a node"},
 		{"log", "a commit", commitLine{}, ""},
 		{"usage", "a sum", usageLine{}, ""},
 		{"changes", "a change", changeLine{}, ""},

@@ -82,19 +82,36 @@ func usageLineOf(u head.Usage) usageLine {
 	return usageLine{Model: u.Model, Input: u.Input, Output: u.Output, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Reasoning: u.Reasoning}
 }
 
-// A nodeLine has the payload in one of three fields: Payload if it is JSON, Text if it
-// is other UTF-8, and Base64 otherwise.
+// A contentLine has bytes in one of three fields: Payload if they are JSON, Text if they
+// are other UTF-8, and Base64 otherwise.
+type contentLine struct {
+	Payload json.RawMessage `json:"payload,omitempty"`
+	Text    *string         `json:"text,omitempty"`
+	Base64  []byte          `json:"base64,omitempty"`
+}
+
+func contentOf(b []byte) (l contentLine) {
+	switch {
+	case utf8.Valid(b) && json.Valid(b):
+		l.Payload = b
+	case utf8.Valid(b):
+		text := string(b)
+		l.Text = &text
+	default:
+		l.Base64 = b
+	}
+	return l
+}
+
 type nodeLine struct {
-	Side        string           `json:"side,omitempty"` // in the output of diff: common, a or b
-	ID          string           `json:"id"`
-	Parent      string           `json:"parent,omitempty"`
-	Kind        string           `json:"kind"`
-	Key         string           `json:"key,omitempty"`
-	Revision    uint64           `json:"revision"`
-	Inherited   bool             `json:"inherited,omitempty"`
-	Payload     json.RawMessage  `json:"payload,omitempty"`
-	Text        *string          `json:"text,omitempty"`
-	Base64      []byte           `json:"base64,omitempty"`
+	Side      string `json:"side,omitempty"` // in the output of diff: common, a or b
+	ID        string `json:"id"`
+	Parent    string `json:"parent,omitempty"`
+	Kind      string `json:"kind"`
+	Key       string `json:"key,omitempty"`
+	Revision  uint64 `json:"revision"`
+	Inherited bool   `json:"inherited,omitempty"`
+	contentLine
 	Attachments []attachmentLine `json:"attachments,omitempty"`
 }
 
@@ -106,16 +123,7 @@ type attachmentLine struct {
 }
 
 func nodeLineOf(n *turnstone.Node) nodeLine {
-	l := nodeLine{ID: n.ID.String(), Parent: hexID(n.Parent), Kind: n.Kind, Key: n.Key, Revision: uint64(n.Revision), Inherited: n.Inherited}
-	switch {
-	case utf8.Valid(n.Payload) && json.Valid(n.Payload):
-		l.Payload = n.Payload
-	case utf8.Valid(n.Payload):
-		text := string(n.Payload)
-		l.Text = &text
-	default:
-		l.Base64 = n.Payload
-	}
+	l := nodeLine{ID: n.ID.String(), Parent: hexID(n.Parent), Kind: n.Kind, Key: n.Key, Revision: uint64(n.Revision), Inherited: n.Inherited, contentLine: contentOf(n.Payload)}
 	for _, a := range n.Attachments {
 		l.Attachments = append(l.Attachments, attachmentLine{ID: a.ID.String(), Size: a.Size, MediaType: a.MediaType, Name: a.Name})
 	}

@@ -57,15 +57,15 @@ func message(err error) string {
 const (
 	exitFailed      = 1   // any other error
 	exitUsage       = 2   // the command line is wrong; nothing was done
-	exitNotFound    = 3   // no such store, session, node, revision or attachment
+	exitNotFound    = 3   // no such store, session, node, record, revision or attachment
 	exitDamaged     = 4   // data in the store is missing or damaged
 	exitConflict    = 5   // another writer was first, or the name exists already
 	exitUnavailable = 6   // another process has the store open, its database can't be reached, or a copy into it is not finished
 	exitInterrupted = 130 // a signal ended the command
 )
 
-const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, revision or
-attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
+const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, record,
+revision or attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
 the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 any other error.`
 
 // A usageError is a mistake on the command line.
@@ -98,7 +98,7 @@ func exitCode(err error) int {
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
 	case is(turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
-		turnstone.ErrBlobNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
+		turnstone.ErrBlobNotFound, turnstone.ErrRecordNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
 		return exitNotFound
 	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
 		return exitConflict
@@ -165,7 +165,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		commands []*cobra.Command
 	}{
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles()}},
-		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.export(), a.usage()}},
+		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.upgrade()}},
 	} {

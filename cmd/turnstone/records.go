@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// recordsFlags has the flags of records.
+type recordsFlags struct {
+	prefix  string
+	limit   int
+	asLines bool
+}
+
+func (a *app) records() *cobra.Command {
+	var f recordsFlags
+	c := &cobra.Command{
+		Use:   "records [SESSION [KEY]]",
+		Short: "List the records of a session or of all, or write the value of one",
+		Long: "List records, the small values that sessions have beside their histories, in the order of their keys. Without\n" +
+			"SESSION, list those of all sessions, except records whose key begins with a dot. With KEY, write the value of\n" +
+			"that record, byte for byte.",
+		Example: "turnstone records\nturnstone records trip\nturnstone records trip stage",
+		Args:    cobra.MaximumNArgs(2),
+		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
+			if f.limit < 0 {
+				return errLimit
+			}
+			if len(args) == 2 && !f.asLines {
+				return f.value(cmd, st, args[0], args[1])
+			}
+			return f.run(cmd, st, args)
+		}),
+	}
+	c.Flags().StringVar(&f.prefix, "prefix", "", "list only records whose key begins with this text")
+	c.Flags().IntVar(&f.limit, "limit", 50, "greatest number of records to show; 0 shows all")
+	jsonFlag(c, &f.asLines)
+	a.complete(c)
+	return c
+}
+
+// recordLine has the value as nodeLine has the payload.
+type recordLine struct {
+	Session string    `json:"session"`
+	Key     string    `json:"key"`
+	Version string    `json:"version"`
+	Time    time.Time `json:"time"`
+	Size    int       `json:"size"`
+	contentLine
+}
+
+// value writes the value of one record.
+func (f *recordsFlags) value(cmd *cobra.Command, st *turnstone.Store, id, key string) error {
+	s, err := session(cmd.Context(), st, id)
+	if err != nil {
+		return err
+	}
+	r, err := s.Record(cmd.Context(), key)
+	if err != nil {
+		return err
+	}
+	_, err = cmd.OutOrStdout().Write(r.Value)
+	return err
+}
+
+// run lists what args name: all records, those of a session, or one.
+func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []string) error {
+	list := st.Records
+	if len(args) > 0 {
+		s, err := session(cmd.Context(), st, args[0])
+		if err != nil {
+			return err
+		}
+		list = s.Records
+		if len(args) == 2 {
+			list = func(ctx context.Context, _ turnstone.RecordQuery) (turnstone.RecordPage, error) {
+				r, err := s.Record(ctx, args[1])
+				return turnstone.RecordPage{Records: []turnstone.Record{r}}, err
+			}
+		}
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	var t table
+	t.row("SESSION", "KEY", "SIZE", "SET", "VALUE")
+	print, end := func(r *turnstone.Record) error {
+		t.row(line(r.Session, 60), line(r.Key, 60), size(uint64(len(r.Value))), moment(r.Time), preview(r.Value))
+		return nil
+	}, func() error { return t.write(out, width(cmd.OutOrStdout())) }
+	if f.asLines {
+		print, end = func(r *turnstone.Record) error {
+			return asJSON(out, recordLine{r.Session, r.Key, string(r.Version), r.Time.UTC(), len(r.Value), contentOf(r.Value)})
+		}, func() error { return nil }
+	}
+	more, err := f.each(cmd.Context(), list, print)
+	if err := errors.Join(err, end(), out.Flush()); err != nil {
+		return err
+	}
+	if more {
+		fmt.Fprintf(cmd.ErrOrStderr(), "the first %d; --limit 0 shows all\n", f.limit)
+	}
+	return nil
+}
+
+// each calls print with the records that list returns, up to the limit. more reports whether there are others.
+func (f *recordsFlags) each(ctx context.Context, list func(context.Context, turnstone.RecordQuery) (turnstone.RecordPage, error), print func(*turnstone.Record) error) (more bool, err error) {
+	q := turnstone.RecordQuery{Prefix: f.prefix}
+	for n := 0; ; {
+		page, err := list(ctx, q)
+		if err != nil {
+			return false, err
+		}
+		for i := range page.Records {
+			if f.limit > 0 && n == f.limit {
+				return true, nil
+			}
+			n++
+			if err := print(&page.Records[i]); err != nil {
+				return false, err
+			}
+		}
+		if q.After = page.Next; q.After == "" {
+			return false, nil
+		}
+	}
+}
+
+// preview returns the beginning of a value in one line.
+func preview(value []byte) string {
+	if !utf8.Valid(value) {
+		return faint("(bytes)")
+	}
+	return line(string(value), 60)
+}
