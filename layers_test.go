@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "engine/enginetest",
+	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared", "engine/open", "engine/enginetest",
 	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/maintain", "internal/watch", "internal/apply",
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
@@ -35,7 +35,8 @@ var may = map[string][]string{
 	"engine/badger":            {"engine", "engine/internal/localdir"},
 	"engine/pebble":            {"engine", "engine/internal/localdir"},
 	"engine/postgres":          {"engine"},
-	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres"},
+	"engine/shared":            {"engine", "engine/internal/localdir"},
+	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared"},
 	"engine/enginetest":        {"engine", "engine/memory", "internal/testscale"},
 	"internal/disk":            {},
 	"internal/testscale":       {},

@@ -114,7 +114,7 @@ same name runs the examples one after the other on the store of `+"`turnstone de
 
 %s
 
-`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open, a command
+`+"`--store`"+` takes %s. Without it, `+"`%s`"+` says where the store is; the default is `+"`%s`"+`. If another process has the store open and does not share it, a command
 waits up to `+"`--wait`"+` (2 s). With less than `+"`--min-free`"+` of disk space left (128MiB, with Pebble 64MiB), new data is refused; commands that read or
 remove data still work. A session id may be shortened to a beginning that no other session has, except in
 `+"`rm`, `erase`, `tombstone`, `rename`"+` and `+"`sessions --parent`"+`; a node id to four characters or more. `+"`turnstone completion bash --help`"+` (or zsh, fish,

@@ -60,13 +60,14 @@ const (
 	exitNotFound    = 3   // no such store, session, node, record, revision or attachment
 	exitDamaged     = 4   // data in the store is missing or damaged
 	exitConflict    = 5   // another writer was first, or the name exists already
-	exitUnavailable = 6   // another process has the store open, its database can't be reached, or a copy into it is not finished
+	exitUnavailable = 6   // another process has the store open and does not share it, its database can't be reached, or a copy into it is not finished
 	exitInterrupted = 130 // a signal ended the command
 )
 
 const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, record,
 revision or attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
-the store open, its database can't be reached, or a copy into it is not finished; 130 interrupted; 1 any other error.`
+the store open and does not share it, its database can't be reached, or a copy into it is not finished; 130 interrupted;
+1 any other error.`
 
 // A usageError is a mistake on the command line.
 type usageError struct{ error }
@@ -118,7 +119,7 @@ const (
 type app struct {
 	url     string
 	began   bool              // the command line is valid and a command runs
-	wait    time.Duration     // how long to wait for a store that another process has open
+	wait    time.Duration     // how long to wait for a store that another process has open and does not share
 	minFree byteSize          // free disk space below which new data is refused; 0 means the engine's default
 	options turnstone.Options // options to open the store with
 }
@@ -154,7 +155,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
-	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open")
+	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open and does not share")
 }
 
 // addCommands adds the commands in the groups and the order in which help lists them.
@@ -320,11 +321,11 @@ func (a *app) mayExist() (bool, error) {
 	return open.Holds(dir)
 }
 
-// explainLocked adds advice to an error because another process has the store open.
+// explainLocked adds advice to an error because another process has the store open and does not share it.
 func explainLocked(err error) error {
 	var held *engine.LockedError
-	if errors.As(err, &held) {
-		return fmt.Errorf("%w; an embedded store is open in one process at a time: stop that one, or let it do the work (in Go: Store.GC, Store.Vacuum, Store.Maintain)", err)
+	if errors.As(err, &held) && !errors.Is(err, engine.ErrUnavailable) {
+		return fmt.Errorf("%w, which does not share it: stop that one, let it do the work (in Go: Store.GC, Store.Vacuum, Store.Maintain), or let it open the store with package engine/open or engine/shared", err)
 	}
 	return err
 }
@@ -340,8 +341,8 @@ func closeEngine(e engine.Engine, err error) error {
 	return errors.Join(err, cerr)
 }
 
-// open opens the engine. If another process has it open, open waits, because most
-// commands are short.
+// open opens the engine. If another process has it open and does not share it, open waits for
+// that process to end.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
 		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree)})

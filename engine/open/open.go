@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/postgres"
+	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
 // ErrURL reports a URL that names no engine of this build.
@@ -26,7 +27,11 @@ var ErrURL = errors.New("open: unknown store URL")
 type Options struct {
 	// MinFreeBytes is the free disk space below which new data is refused.
 	// Reading and what reclaims space need none.
+	// If another process has the store open already, its limit holds.
 	MinFreeBytes uint64
+	// Exclusive opens the store for this process alone. Otherwise other processes can use it at the same
+	// time: see package shared.
+	Exclusive bool
 }
 
 // Forms lists what Open accepts, for help texts.
@@ -39,7 +44,8 @@ const Forms = "DIR or badger:DIR, pebble:DIR, postgres://…, mem:"
 //	postgres://…      PostgreSQL; the parameter schema names the schema (default turnstone), others are libpq's and pgx's
 //	mem:              memory; gone with the process
 //
-// A directory of another engine is refused.
+// A directory of another engine is refused. Stores in directories are shared with other processes that open them by this
+// function or package shared, unless Options.Exclusive is set.
 func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -50,27 +56,37 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 		return memory.New(), nil
 	case Server(url):
 		return openPostgres(ctx, url)
-	case local && scheme == "badger":
-		if err := refuse(dir, "badger"); err != nil {
+	case local:
+		if err := refuse(dir, scheme); err != nil {
 			return nil, err
 		}
-		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes})
+		if o.Exclusive {
+			return openDriver(scheme, dir, o)
+		}
+		e, err := shared.Open(ctx, dir, func(dir string) (engine.Engine, error) { return openDriver(scheme, dir, o) })
 		if err != nil {
-			return nil, err // not e: a nil *badger.Engine is no nil Engine
+			return nil, err // not e: a nil *shared.Engine is no nil Engine
 		}
 		return e, nil
-	case local && scheme == "pebble":
-		if err := refuse(dir, "pebble"); err != nil {
-			return nil, err
-		}
+	}
+	begin, _, _ := strings.Cut(url, ":") // the rest may have a password
+	return nil, fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
+}
+
+// openDriver opens the embedded engine of scheme for this process alone.
+func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
+	if scheme == "pebble" {
 		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes})
 		if err != nil {
 			return nil, err
 		}
 		return e, nil
 	}
-	begin, _, _ := strings.Cut(url, ":") // the rest may have a password
-	return nil, fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
+	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // Server reports whether url names a server.

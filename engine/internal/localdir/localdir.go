@@ -48,7 +48,10 @@ const checkEvery = 100 * time.Millisecond
 // directory of this user's is made private; one that holds something and that
 // others may enter is refused, and so is another user's. Open fails with
 // *engine.LockedError when the directory is held already. It needs no free space.
-func Open(path string) (*Dir, error) {
+func Open(path string) (*Dir, error) { return Lock(path, lockName) }
+
+// Lock is like Open, but locks the file called name in the directory. Locks of different names are independent.
+func Lock(path, name string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
@@ -63,7 +66,7 @@ func Open(path string) (*Dir, error) {
 	if err := private(path); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(filepath.Join(path, name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
 	}

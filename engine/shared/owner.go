@@ -1,0 +1,280 @@
+package shared
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+// closeWait is how long an owner that closes waits for calls of others that are under way.
+const closeWait = time.Second
+
+// An owner has the store open, and serves it to other processes.
+type owner struct {
+	driver   engine.Engine
+	lock     *localdir.Dir
+	listener *net.UnixListener
+	release  func() // called when the listener was closed
+
+	closing chan struct{}
+	once    sync.Once
+	closed  error // what Close returned
+
+	mu      sync.Mutex // guards conns
+	conns   map[*net.UnixConn]struct{}
+	serving sync.WaitGroup // the goroutines that answer
+}
+
+// own opens the store in dir and serves it. The error matches errOwned if another process is the owner.
+func own(dir string, open func(string) (engine.Engine, error)) (_ *owner, err error) {
+	lock, err := localdir.Lock(dir, ownerLock)
+	if errors.Is(err, engine.ErrLocked) {
+		return nil, fmt.Errorf("%w: %w", errOwned, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
+	driver, err := open(dir)
+	if err != nil {
+		return nil, err
+	}
+	o := &owner{driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
+	if err := o.listen(dir); err != nil {
+		return nil, errors.Join(err, driver.Close())
+	}
+	go o.accept()
+	return o, nil
+}
+
+// listen begins to listen on the socket. One that is there already is of an owner that was killed.
+func (o *owner) listen(dir string) error {
+	if err := os.Remove(filepath.Join(dir, socketName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("shared: %w", err)
+	}
+	path, release, err := socketPath(dir)
+	if err != nil {
+		return err
+	}
+	if o.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
+		release()
+		return fmt.Errorf("shared: %w", err)
+	}
+	o.release = release
+	return nil
+}
+
+// accept serves connections until o closes.
+func (o *owner) accept() {
+	for {
+		c, err := o.listener.AcceptUnix()
+		if err != nil {
+			select {
+			case <-o.closing:
+				return
+			case <-time.After(10 * time.Millisecond): // for example, this process has no file descriptors left
+				continue
+			}
+		}
+		if sameUser(c) != nil || !o.enter(c) {
+			c.Close()
+			continue
+		}
+		go o.serve(c)
+	}
+}
+
+// enter notes a connection that is to be served. It returns false if o closes.
+func (o *owner) enter(c *net.UnixConn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-o.closing:
+		return false
+	default:
+	}
+	o.conns[c] = struct{}{}
+	o.serving.Add(1)
+	return true
+}
+
+// serve answers the requests of a connection. They are read beside that, so that a client that goes ends what it has asked for.
+func (o *owner) serve(c *net.UnixConn) {
+	defer o.serving.Done()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	defer func() {
+		c.Close()
+		o.mu.Lock()
+		delete(o.conns, c)
+		o.mu.Unlock()
+	}()
+	l := o.driver.Limits()
+	hello, err := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps))
+	if err != nil {
+		return
+	}
+	if _, err := c.Write(hello); err != nil {
+		return
+	}
+	requests := make(chan []byte)
+	go func() {
+		defer cancel()
+		for in := bufio.NewReader(c); ; {
+			request, err := readFrame(in)
+			if err != nil {
+				return
+			}
+			select {
+			case requests <- request:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case request := <-requests:
+			if _, err := c.Write(o.answer(ctx, request)); err != nil {
+				return
+			}
+		case <-ctx.Done():
+			return
+		case <-o.closing:
+			bye, _ := endFrame(newFrame(statusBye))
+			_, _ = c.Write(bye) // a client that is gone needs none
+			return
+		}
+	}
+}
+
+// answer carries out a request, and returns the reply.
+func (o *owner) answer(ctx context.Context, request []byte) []byte {
+	reply, err := o.carryOut(ctx, request[0], &decoder{b: request[1:]}, newFrame(statusOK))
+	if err == nil {
+		reply, err = endFrame(reply)
+	}
+	if err != nil {
+		reply, _ = endFrame(appendError(newFrame(statusError), err))
+	}
+	return reply
+}
+
+// carryOut appends the result to reply.
+func (o *owner) carryOut(ctx context.Context, op byte, d *decoder, reply []byte) ([]byte, error) {
+	switch op {
+	case opGet:
+		keys := d.list()
+		if err := d.end(); err != nil {
+			return nil, err
+		}
+		values, err := o.Get(ctx, keys...)
+		return appendList(reply, values), err
+	case opScan:
+		r := d.scope()
+		if err := d.end(); err != nil {
+			return nil, err
+		}
+		pairs, more, err := o.page(ctx, r)
+		return appendPairs(appendFlag(reply, more), pairs), err
+	case opApply:
+		b := d.batch()
+		if err := d.end(); err != nil {
+			return nil, err
+		}
+		return reply, o.Apply(ctx, b)
+	case opVacuum:
+		if err := d.end(); err != nil {
+			return nil, err
+		}
+		return reply, o.Vacuum(ctx)
+	}
+	return nil, fmt.Errorf("%w: operation %q", errProtocol, op)
+}
+
+func (o *owner) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	values, err := o.driver.Get(ctx, keys...)
+	return values, o.noted(err)
+}
+
+// page reads one page of r.
+func (o *owner) page(ctx context.Context, r engine.Range) (pairs []engine.Pair, more bool, err error) {
+	// The drivers' pages are as large, so that they read no pair in vain.
+	const pagePairs, pageBytes = 1000, 256 << 10
+	size := 0
+	for p, err := range o.driver.Scan(ctx, r) {
+		if err != nil {
+			return nil, false, o.noted(err)
+		}
+		pairs = append(pairs, p)
+		if size += len(p.Value); len(pairs) == pagePairs || size >= pageBytes {
+			return pairs, len(pairs) != r.Limit, nil
+		}
+	}
+	return pairs, false, nil
+}
+
+func (o *owner) Apply(ctx context.Context, b *engine.Batch) error {
+	return o.noted(o.driver.Apply(ctx, b))
+}
+
+func (o *owner) Vacuum(ctx context.Context) error { return o.noted(o.driver.Vacuum(ctx)) }
+func (o *owner) Limits() engine.Limits            { return o.driver.Limits() }
+
+// gone is false even after the driver has failed: then the calls of this process fail, until it opens the store again.
+func (o *owner) gone() bool { return false }
+
+// noted returns the error of the driver. If the driver refuses everything, o gives the store up, so that another
+// process can open it.
+func (o *owner) noted(err error) error {
+	if errors.Is(err, engine.ErrClosed) {
+		go o.Close()
+	}
+	return err
+}
+
+// Close ends the serving and closes the store.
+func (o *owner) Close() error {
+	o.once.Do(func() {
+		o.mu.Lock()
+		close(o.closing)
+		o.mu.Unlock()
+		o.closed = o.listener.Close() // removes the socket
+		o.release()
+		o.rest()
+		o.closed = errors.Join(o.closed, o.driver.Close(), o.lock.Close())
+	})
+	return o.closed
+}
+
+// rest waits until requests that are under way are answered, or cuts them off after closeWait.
+func (o *owner) rest() {
+	rested := make(chan struct{})
+	go func() {
+		o.serving.Wait()
+		close(rested)
+	}()
+	select {
+	case <-rested:
+		return
+	case <-time.After(closeWait):
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for c := range o.conns {
+		c.Close()
+	}
+}

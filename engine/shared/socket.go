@@ -1,0 +1,35 @@
+package shared
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+)
+
+// absent reports whether a dial failed because no process listens on the socket.
+func absent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is that of this process.
+func peer(c *net.UnixConn, userOf func(fd int) (uid int, err error)) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var uid int
+	var failed error
+	if err := raw.Control(func(fd uintptr) { uid, failed = userOf(int(fd)) }); err != nil {
+		return err
+	}
+	if failed != nil {
+		return fmt.Errorf("shared: who is at the other end of the socket: %w", failed)
+	}
+	if uid != os.Geteuid() {
+		return fmt.Errorf("shared: the process at the other end of the socket is of user %d, not of %d", uid, os.Geteuid())
+	}
+	return nil
+}
