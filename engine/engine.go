@@ -104,6 +104,8 @@ var (
 	ErrLocked = errors.New("engine: in use")
 	// ErrCorrupt: the database noticed that its files are damaged.
 	ErrCorrupt = errors.New("engine: files damaged")
+	// ErrReadOnly: the engine was opened for reading only; nothing was applied.
+	ErrReadOnly = errors.New("engine: opened for reading only")
 	// ErrNewer: a newer version of the driver or its database wrote the files or tables.
 	// They are whole.
 	ErrNewer = errors.New("engine: written by a newer version")

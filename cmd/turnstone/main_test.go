@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,13 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("TURNSTONE_TEST_COMMAND") != "" {
 		main()
+		return
+	}
+	if name := os.Getenv(workerVariable); name != "" {
+		if err := runWorker(name); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		return
 	}
 	os.Setenv("GORACE", "atexit_sleep_ms=0") // for the processes that the tests start

@@ -35,6 +35,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,6 +70,11 @@ type Options struct {
 	// reclaim need no free space. If the disk is full all the same, nothing is
 	// damaged: batches that do not fit are refused with the same error.
 	MinFreeBytes uint64
+	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory, which may be on a
+	// medium that can't be written. Several processes can read a store at once, but none can open it otherwise
+	// meanwhile. Apply and Vacuum fail with engine.ErrReadOnly. What a process that was killed has written last is
+	// shown, although a loss of power may still take it away.
+	ReadOnly bool
 	// Logger gets the errors of work in the background. Nil means no log.
 	Logger *slog.Logger
 }
@@ -146,11 +152,15 @@ type Engine struct {
 // file is damaged or missing, Open fails with an error that matches engine.ErrCorrupt and
 // changes nothing. Opening an existing store needs no free space.
 func Open(dir string, o *Options) (*Engine, error) {
-	d, err := localdir.Open(dir)
+	lock, mode := localdir.Open, os.O_RDWR
+	if o != nil && o.ReadOnly {
+		lock, mode = localdir.OpenReadOnly, os.O_RDONLY
+	}
+	d, err := lock(dir)
 	if err != nil {
 		return nil, err
 	}
-	names, err := openDirectory(d.Path)
+	names, err := openDirectory(d.Path, mode)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, mapped(err)), d.Close())
 	}
@@ -165,6 +175,10 @@ func Open(dir string, o *Options) (*Engine, error) {
 
 // start starts the goroutines of the engine.
 func (e *Engine) start() {
+	if e.opts.ReadOnly {
+		close(e.done)
+		return
+	}
 	go e.commitLoop()
 	go e.syncLoop()
 	e.background.Go(e.flushLoop)
@@ -232,6 +246,17 @@ func (e *Engine) fail(err error) {
 	}
 }
 
+// writable returns an error if the engine takes no changes.
+func (e *Engine) writable() error {
+	if err := e.usable(); err != nil {
+		return err
+	}
+	if e.opts.ReadOnly {
+		return engine.ErrReadOnly
+	}
+	return nil
+}
+
 // usable returns an error if the engine has failed or is closed.
 func (e *Engine) usable() error {
 	if err := e.failed.Load(); err != nil {
@@ -284,7 +309,10 @@ func (e *Engine) rest() error {
 	<-e.done
 	e.background.Wait()
 	e.rewriting <- struct{}{}
-	err := e.flushOnClose()
+	var err error
+	if !e.opts.ReadOnly {
+		err = e.flushOnClose()
+	}
 	if l := e.used.take(); e.usable() == nil {
 		err = errors.Join(err, e.discard(l))
 	} else if l != nil {

@@ -27,7 +27,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := e.usable(); err != nil {
+	if err := e.writable(); err != nil {
 		return err
 	}
 	return e.submit(&request{ctx: ctx, batch: b, err: make(chan error, 1)})

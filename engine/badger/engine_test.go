@@ -269,7 +269,7 @@ func mustDirectory(t *testing.T, dir string) directory {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	d, err := openDirectory(dir)
+	d, err := openDirectory(dir, os.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}

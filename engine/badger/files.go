@@ -19,7 +19,7 @@ import (
 type files interface {
 	list() ([]string, error)
 	create(name string) (file, error) // for reading and writing; fails when name exists
-	open(name string) (file, error)   // for reading and writing
+	open(name string) (file, error)   // for reading, and writing unless the engine only reads
 	remove(name string) error
 	rename(from, to string) error // replaces to
 	// sync makes the names that the directory holds durable.
@@ -52,11 +52,12 @@ type file interface {
 type directory struct {
 	name   string
 	handle *os.File // for sync, which must not fail for lack of a file descriptor
+	mode   int      // os.O_RDWR or os.O_RDONLY, for existing files
 }
 
-func openDirectory(name string) (directory, error) {
+func openDirectory(name string, mode int) (directory, error) {
 	f, err := os.Open(name)
-	return directory{name, f}, err
+	return directory{name, f, mode}, err
 }
 
 func (d directory) path(name string) string { return filepath.Join(d.name, name) }
@@ -79,7 +80,7 @@ func (d directory) create(name string) (file, error) {
 }
 
 func (d directory) open(name string) (file, error) {
-	f, err := os.OpenFile(d.path(name), os.O_RDWR, 0)
+	f, err := os.OpenFile(d.path(name), d.mode, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -106,7 +106,7 @@ func (a asking) release(data []byte) { *a.released += len(data) }
 // each section once until the engine forgets.
 func TestAReaderAsksAheadOnce(t *testing.T) {
 	dir := filled(t, 12)
-	names, err := openDirectory(dir)
+	names, err := openDirectory(dir, os.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}

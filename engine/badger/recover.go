@@ -22,6 +22,9 @@ func (e *Engine) recover() (err error) {
 		if err := e.mayBeNew(names); err != nil {
 			return err
 		}
+		if e.opts.ReadOnly {
+			return fmt.Errorf("there is no store: %w", fs.ErrNotExist)
+		}
 		m, err = e.create(names)
 	}
 	if err != nil {
@@ -48,7 +51,7 @@ func (e *Engine) recover() (err error) {
 	if err == nil {
 		err = e.nothingBehind(names)
 	}
-	if err != nil {
+	if err != nil || e.opts.ReadOnly {
 		return err
 	}
 	// All files are whole. From here on recover changes the disk.

@@ -28,7 +28,7 @@ const (
 
 // Vacuum implements engine.Engine. It needs as much free space as the live data.
 func (e *Engine) Vacuum(ctx context.Context) error {
-	if err := e.usable(); err != nil {
+	if err := e.writable(); err != nil {
 		return err
 	}
 	select {

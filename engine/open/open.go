@@ -32,6 +32,9 @@ type Options struct {
 	// Exclusive opens the store for this process alone. Otherwise other processes can use it at the same
 	// time: see package shared.
 	Exclusive bool
+	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory: see
+	// badger.Options.ReadOnly and pebble.Options.ReadOnly. It is no option for a server.
+	ReadOnly bool
 }
 
 // Forms lists what Open accepts, for help texts.
@@ -51,6 +54,9 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 		o = &Options{}
 	}
 	scheme, dir, local := Directory(url)
+	if o.ReadOnly && !local {
+		return nil, fmt.Errorf("%w: %w: only a store in a directory can be opened so", ErrURL, engine.ErrReadOnly)
+	}
 	switch {
 	case url == "mem:":
 		return memory.New(), nil
@@ -60,7 +66,7 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 		if err := refuse(dir, scheme); err != nil {
 			return nil, err
 		}
-		if o.Exclusive {
+		if o.Exclusive || o.ReadOnly {
 			return openDriver(scheme, dir, o)
 		}
 		e, err := shared.Open(ctx, dir, func(dir string) (engine.Engine, error) { return openDriver(scheme, dir, o) })
@@ -76,13 +82,13 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 // openDriver opens the embedded engine of scheme for this process alone.
 func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
 	if scheme == "pebble" {
-		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes})
+		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
 		if err != nil {
 			return nil, err
 		}
 		return e, nil
 	}
-	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes})
+	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
 	if err != nil {
 		return nil, err
 	}

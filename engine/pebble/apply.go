@@ -118,14 +118,10 @@ func (l *line) take() (group []*commit, more bool) {
 	return group, len(l.waiting) > 0
 }
 
-func (e *Engine) fullAtOpen() error {
-	return fmt.Errorf("%w when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
-}
-
 // checkSpace returns an error if too little space is left for b.
 func (e *Engine) checkSpace(b *engine.Batch) error {
-	if e.readOnly {
-		return e.fullAtOpen()
+	if e.readOnly != nil {
+		return e.readOnly
 	}
 	if b.Ops() == 0 {
 		return nil

@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
@@ -29,9 +31,10 @@ import (
 // still in the log or in other tables.
 type fence struct {
 	vfs.FS
-	failed  func(error) // called once, with the error that lowers the fence
-	short   func(error) // called when a table finds no space
-	opening atomic.Bool // shortage is a failure: pebble.Open would retry for ever
+	failed   func(error) // called once, with the error that lowers the fence
+	short    func(error) // called when a table finds no space
+	readOnly bool        // nothing may be changed, and Pebble tries to change nothing but its lock
+	opening  atomic.Bool // shortage is a failure: pebble.Open would retry for ever
 
 	ops  sync.RWMutex // read-held by each operation on a file; held by drain
 	down atomic.Bool  // no change passes any more
@@ -56,6 +59,9 @@ func park() { select {} }
 // change runs op, which changes the file name, and parks if the fence is down or
 // op fails.
 func (f *fence) change(name string, op func() error) error {
+	if f.readOnly {
+		return fmt.Errorf("pebble would change %s: %w", name, engine.ErrReadOnly)
+	}
 	f.ops.RLock()
 	if f.down.Load() {
 		f.ops.RUnlock()
@@ -204,6 +210,9 @@ func (f *fence) MkdirAll(name string, mode os.FileMode) error {
 }
 
 func (f *fence) Lock(name string) (io.Closer, error) {
+	if f.readOnly {
+		return io.NopCloser(nil), nil // the directory is locked already
+	}
 	var lock io.Closer
 	err := f.change(name, func() (err error) {
 		if lock, err = f.FS.Lock(name); err == nil {

@@ -27,6 +27,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"strings"
 	"sync"
@@ -51,6 +52,11 @@ type Options struct {
 	// MinFreeBytes is the free disk space below which Apply fails with
 	// engine.ErrNoSpace, except for batches that reclaim. Default 64 MiB.
 	MinFreeBytes uint64
+	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory, which may be on a
+	// medium that can't be written. Several processes can read a store at once, but none can open it otherwise
+	// meanwhile. Apply and Vacuum fail with engine.ErrReadOnly. What a process that was killed has written last is
+	// shown, although a loss of power may still take it away.
+	ReadOnly bool
 	// Logger receives Pebble's messages without their arguments. Default: none.
 	Logger *slog.Logger
 
@@ -78,7 +84,7 @@ type Engine struct {
 	db       *pebble.DB
 	fence    *fence
 	files    *noted
-	readOnly bool // opened on a full disk
+	readOnly error // why Apply and Vacuum are refused: Options.ReadOnly, or a disk that was full at Open
 	log      logger
 
 	line    line          // of batches that wait for the committer
@@ -115,7 +121,11 @@ func Open(dir string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	d, err := localdir.Open(dir)
+	lock := localdir.Open
+	if o.ReadOnly {
+		lock = localdir.OpenReadOnly
+	}
+	d, err := lock(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -126,10 +136,18 @@ func Open(dir string, o *Options) (*Engine, error) {
 		}
 		return nil, fmt.Errorf("engine: open pebble in %s: %w", d.Path, err)
 	}
-	if err := localdir.Private(d.Path); err != nil {
+	if err := e.private(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
+}
+
+// private takes the permissions of others from the files, unless e was opened for reading only.
+func (e *Engine) private() error {
+	if errors.Is(e.readOnly, engine.ErrReadOnly) {
+		return nil
+	}
+	return localdir.Private(e.dir.Path)
 }
 
 func newEngine(d *localdir.Dir, o *Options) *Engine {
@@ -156,6 +174,9 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		mem = memTableSize
 	}
 	e.fence = newFence(fs, e.fail, e.noSpace)
+	if o.ReadOnly {
+		e.readOnly, e.fence.readOnly = engine.ErrReadOnly, true
+	}
 	// A memtable counts more bytes for a batch than a log does, so no log grows
 	// beyond this length.
 	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2, noSync: o.NoSync}
@@ -172,19 +193,31 @@ func (e *Engine) openFiles(o *Options) error {
 	if err != nil {
 		return mapped(err)
 	}
-	need := reserve
-	need.Bytes += uint64(in.logUsed)
-	if err := e.dir.NeedNow(need); err != nil {
-		if !in.exists || !errors.Is(err, engine.ErrNoSpace) {
-			return err
-		}
-		e.readOnly = true
+	if e.readOnly == nil {
+		err = e.needToOpen(in)
+	} else if !in.exists {
+		err = fmt.Errorf("there is no store: %w", fs.ErrNotExist)
+	}
+	if err != nil {
+		return err
 	}
 	if err := e.openPebble(o, in); err != nil {
 		return err
 	}
 	go e.commitBatches()
 	go e.syncBatches()
+	return nil
+}
+
+// needToOpen looks at the free space. With too little of it, an existing store is opened for reading only.
+func (e *Engine) needToOpen(in *inspection) error {
+	need := reserve
+	need.Bytes += uint64(in.logUsed)
+	err := e.dir.NeedNow(need)
+	if err == nil || !in.exists || !errors.Is(err, engine.ErrNoSpace) {
+		return err
+	}
+	e.readOnly = fmt.Errorf("%w when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
 	return nil
 }
 
@@ -205,7 +238,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		MemTableStopWritesThreshold: maxMemTables,
 		MaxOpenFiles:                500,
 		FormatMajorVersion:          storeFormat,
-		ReadOnly:                    e.readOnly,
+		ReadOnly:                    e.readOnly != nil,
 		FS:                          e.files,
 		Logger:                      e.log,
 		EventListener:               &pebble.EventListener{BackgroundError: e.background, DataCorruption: func(pebble.DataCorruptionInfo) {}},
@@ -224,7 +257,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 				opened <- mappedOpen(fmt.Errorf("pebble panics: %v", r))
 			}
 		}()
-		if !e.readOnly {
+		if e.readOnly == nil {
 			err := e.files.rewrite(in)
 			for _, name := range in.stale {
 				err = errors.Join(err, e.fence.Remove(e.files.path(name)))

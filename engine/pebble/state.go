@@ -167,7 +167,7 @@ func (e *Engine) Close() error {
 	}
 	if done {
 		e.fence.drain(drainTime)
-		err = errors.Join(err, localdir.Private(e.dir.Path))
+		err = errors.Join(err, e.private())
 	}
 	return errors.Join(err, e.dir.Close())
 }
@@ -204,7 +204,7 @@ func (e *Engine) closePebble() (err error) {
 			err = fmt.Errorf("engine: pebble panics while it closes: %v", r)
 		}
 	}()
-	if !e.readOnly && e.short() == nil && e.dir.NeedNow(reserve) == nil {
+	if e.readOnly == nil && e.short() == nil && e.dir.NeedNow(reserve) == nil {
 		if flushed, err := e.db.AsyncFlush(); err == nil {
 			select {
 			case <-flushed:

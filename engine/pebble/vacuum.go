@@ -29,9 +29,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		err = e.enter()
 	}
 	e.mu.Unlock()
-	if err == nil && e.readOnly {
+	if err == nil && e.readOnly != nil {
 		e.leave()
-		err = e.fullAtOpen()
+		err = e.readOnly
 	}
 	if err != nil {
 		<-e.vacuum

@@ -25,7 +25,7 @@ const lockName = "turnstone.lock"
 // A Dir is a directory held by this process.
 type Dir struct {
 	Path string
-	lock *os.File
+	lock *os.File // nil if nothing is locked
 
 	mu      sync.Mutex // guards checked and left
 	checked time.Time
@@ -70,12 +70,8 @@ func Lock(path, name string) (*Dir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		defer f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, &engine.LockedError{Path: path, Holder: holder(f)}
-		}
-		return nil, fmt.Errorf("engine: lock %s: %w", path, err)
+	if err := lock(path, f, syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	host, _ := os.Hostname()
 	me := fmt.Sprintf("pid %d (%s) on %s since %s\n", os.Getpid(), filepath.Base(os.Args[0]), host, time.Now().UTC().Format(time.RFC3339))
@@ -83,6 +79,45 @@ func Lock(path, name string) (*Dir, error) {
 		f.WriteAt([]byte(me), 0) // for people only: a full disk must not prevent reading
 	}
 	return &Dir{Path: path, lock: f}, nil
+}
+
+// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It changes
+// nothing there. If the directory has no file to lock, because it is a copy of a store, nothing is locked.
+func OpenReadOnly(path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(path); err != nil {
+			return nil, fmt.Errorf("engine: store directory: %w", err)
+		}
+		return &Dir{Path: path}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
+	}
+	if err := lock(path, f, syscall.LOCK_SH); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Dir{Path: path, lock: f}, nil
+}
+
+// lock locks f, which is in the directory path, exclusively or shared.
+func lock(path string, f *os.File, how int) error {
+	err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+	if !errors.Is(err, syscall.EWOULDBLOCK) {
+		if err != nil {
+			err = fmt.Errorf("engine: lock %s: %w", path, err)
+		}
+		return err
+	}
+	// Those who only read do not describe themselves, so the file still says who had the directory before them.
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
+		return &engine.LockedError{Path: path, Holder: "a process that reads it"}
+	}
+	return &engine.LockedError{Path: path, Holder: holder(f)}
 }
 
 // private makes sure that only this user can enter path.
@@ -125,7 +160,12 @@ func holder(f *os.File) string {
 }
 
 // Close gives the directory up.
-func (d *Dir) Close() error { return d.lock.Close() }
+func (d *Dir) Close() error {
+	if d.lock == nil {
+		return nil
+	}
+	return d.lock.Close()
+}
 
 // Need returns an error that matches engine.ErrNoSpace if less than r is free. It reads
 // the free amounts at most ten times a second.
