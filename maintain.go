@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -24,14 +25,15 @@ import (
 // with, and no upload that has not expired. It may run at any time, beside commits and in several
 // processes; it may be cancelled, and the next one goes on. Collections and vacuums take turns:
 // see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
-// o.Full is set. A *record.CorruptError says that a record is missing or damaged, or that two
+// o.Full is set. Then it looks after the feed: it removes changes that are kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to
+// all sessions; an error of that comes with the report of the collection. A *record.CorruptError says that a record is missing or damaged, or that two
 // records contradict each other; then nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, nil, o)
 }
 
 // GC collects as Store.GC does, but looks only at what changed in this session, and
-// deletes only blobs that this freed. If the session was deleted or renamed since the handle
+// deletes only blobs that this freed. It leaves the feed alone. If the session was deleted or renamed since the handle
 // was made, the error is ErrSessionDeleted.
 func (s *Session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, s, o)
@@ -60,10 +62,13 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 			return nil, err
 		}
 		defer done()
-		if err := feed.Tidy(ctx, s.histories, s.now()); err != nil {
-			return nil, err
+		r, err := s.collector().Run(ctx, run)
+		if only == nil { // The feed is of all sessions.
+			if ferr := feed.Tidy(ctx, s.histories, s.now()); ferr != nil {
+				err = errors.Join(err, fmt.Errorf("feed: %w", ferr))
+			}
 		}
-		return s.collector().Run(ctx, run)
+		return r, err
 	}, func(r *gc.Report, out *Outcome) {
 		if !o.DryRun {
 			out.GC = r

@@ -57,17 +57,18 @@ type Change struct {
 	Numbered    time.Time     // when it got its number
 }
 
-// A Switch says whether the feed is on.
+// A Switch says whether the feed is on. There is no record of it until the feed is first begun or ended.
 type Switch struct {
-	State State
-	ID    [16]byte      // random, new whenever the feed is begun
-	Keep  time.Duration // how long changes are kept
+	State  State
+	ID     [16]byte      // random, new whenever the feed is begun
+	Keep   time.Duration // how long changes are kept
+	Writes uint64        // how often the record was written, so that no value of it recurs
 }
 
 // A State is that of the feed.
 type State byte
 
-// The states. There is no record while the feed is off.
+// The states.
 const (
 	Off       State = iota
 	Beginning       // changes are told, but not all commits are
@@ -81,7 +82,8 @@ func (s *Switch) tells() bool { return s.State == Beginning || s.State == On }
 // Seal returns s's record for key.
 func (s *Switch) Seal(key []byte) []byte {
 	body := append([]byte{byte(s.State)}, s.ID[:]...)
-	return codec.Seal(key, keys.Feed, binary.AppendUvarint(body, uint64(s.Keep)))
+	body = binary.AppendUvarint(binary.AppendUvarint(body, uint64(s.Keep)), s.Writes)
+	return codec.Seal(key, keys.Feed, body)
 }
 
 // OpenSwitch decodes the record of key, which may be nil.
@@ -91,14 +93,15 @@ func OpenSwitch(key, value []byte) (s Switch, err error) {
 	}
 	body, err := codec.Open(key, value, keys.Feed)
 	if err == nil {
-		keep, n := uint64(0), 0
+		keep, n, m := uint64(0), 0, 0
 		if len(body) > 17 {
 			s.State = State(body[0])
 			copy(s.ID[:], body[1:])
 			keep, n = codec.Uvarint(body[17:])
+			s.Writes, m = codec.Uvarint(body[17+max(n, 0):])
 			s.Keep = time.Duration(keep)
 		}
-		if n <= 0 || 17+n != len(body) || s.State < Beginning || s.State > Ending || s.Keep < 0 {
+		if n <= 0 || m <= 0 || 17+n+m != len(body) || s.State > Ending || s.Keep < 0 || s.Writes == 0 {
 			err = fmt.Errorf("%w: feed", record.ErrMalformed)
 		}
 	}

@@ -19,69 +19,80 @@ import (
 )
 
 // Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each session. If it is
-// cut off, the next one goes on. random fills a slice with random bytes.
+// cut off, the next one goes on. Sessions that are damaged are passed over: nobody can commit to them. The error names them,
+// and the feed is on. random fills a slice with random bytes.
 func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
-		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) error {
-			b.Reclaim = false
+		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) (write bool, err error) {
 			switch sw.State {
 			case Off:
 				sw.State = Beginning
 				random(sw.ID[:])
 				key := s.Space.FeedEnd()
 				b.Set(key, End{1, 1}.Seal(key))
-			case Ending: // A stop was cut off.
-				return nil
+			case On:
+			default: // A start or a stop was cut off, or is at it.
+				return false, nil
 			}
-			sw.Keep = keep
-			return nil
+			sw.Keep, b.Reclaim = keep, false
+			return true, nil
 		})
-		if err == nil && sw.State == Ending {
+		switch {
+		case err != nil:
+		case sw.State == Beginning:
+			err = begin(ctx, c, s, sw, keep)
+		case sw.State == Ending:
 			if err = stop(ctx, s, &sw.ID); err == nil {
 				err = engine.ErrConflict // Begin anew.
 			}
 		}
-		if err != nil || sw.State == On {
-			return err
-		}
-		return begin(ctx, c, s, sw)
+		return err
 	})
 }
 
-// begin does what is left of a start. The error is a conflict if the feed's record has changed.
-func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch) error {
+// begin does what is left of a start. The error is a conflict if the feed's record has changed. Until the end it does not write that
+// record, so that several calls can be at it.
+func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch, keep time.Duration) error {
 	c.Partly = true
-	if err := sweep(ctx, c, s, &sw); err != nil {
+	damaged, err := sweep(ctx, c, s, &sw)
+	if err != nil {
 		return err
 	}
-	_, err := set(ctx, c, s, func(now *Switch, _ *engine.Batch) error {
-		if now.State != Beginning || now.ID != sw.ID {
-			return engine.ErrConflict
+	if _, err := set(ctx, c, s, func(now *Switch, _ *engine.Batch) (write bool, err error) {
+		if *now != sw {
+			return false, engine.ErrConflict
 		}
-		now.State = On
-		return nil
-	})
-	return err
+		now.State, now.Keep = On, keep
+		return true, nil
+	}); err != nil {
+		return err
+	}
+	return damaged
 }
 
-// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on.
+// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on. Sessions that are damaged are passed over, and the
+// error names them.
 func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil) }
 
 // stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that was begun since.
 func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
-		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) error {
-			if sw.State != Off && (of == nil || *of == sw.ID) {
+		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) (write bool, err error) {
+			if of != nil && (*of != sw.ID || sw.State == Off) || sw.State == Ending {
+				return false, nil
+			}
+			if sw.State != Off {
 				sw.State = Ending
 			}
-			return nil
+			return true, nil
 		})
 		if err != nil || sw.State != Ending || of != nil && *of != sw.ID {
 			return err
 		}
 		of = &sw.ID
 		c.Partly = true // From now on nobody reads the feed.
-		if err := sweep(ctx, c, s, &sw); err != nil {
+		damaged, err := sweep(ctx, c, s, &sw)
+		if err != nil {
 			return err
 		}
 		for _, letter := range []byte{keys.Pending, keys.Change} {
@@ -89,17 +100,24 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 				return err
 			}
 		}
-		b := &engine.Batch{Reclaim: true}
-		key := s.Space.Feed()
-		b.Guard(key, sw.Seal(key))
-		b.Delete(key)
-		b.Delete(s.Space.FeedEnd())
-		return c.Apply(ctx, b)
+		if _, err := set(ctx, c, s, func(now *Switch, b *engine.Batch) (write bool, err error) {
+			if *now != sw {
+				return false, engine.ErrConflict
+			}
+			now.State = Off
+			b.Delete(s.Space.FeedEnd())
+			return true, nil
+		}); err != nil {
+			return err
+		}
+		return damaged
 	})
 }
 
-// set changes the record that says whether the feed is on, and returns what it is then.
-func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Switch, *engine.Batch) error) (sw Switch, err error) {
+// set changes the record that says whether the feed is on, if edit says so, and returns what it is then. A call that finds the feed as it
+// is to be writes the record all the same: a batch of an earlier call, whose outcome is unknown, guards what stood there, and so can't come
+// after this call.
+func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Switch, *engine.Batch) (write bool, err error)) (sw Switch, err error) {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
 	if err != nil {
@@ -108,28 +126,37 @@ func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Swit
 	if sw, err = OpenSwitch(key, vs[0]); err != nil {
 		return sw, err
 	}
-	was := sw
 	b := &engine.Batch{Reclaim: true}
-	if err := edit(&sw, b); err != nil || sw == was {
+	if write, err := edit(&sw, b); err != nil || !write {
 		return sw, err
 	}
+	sw.Writes++
 	b.Guard(key, vs[0])
 	b.Set(key, sw.Seal(key))
 	return sw, c.Apply(ctx, b)
 }
 
 // sweep sets in the head of each session whether its commits tell the feed of themselves, as the feed's record says. A session that is
-// created or renamed meanwhile reads that record itself. The error is a conflict if the record has changed.
-func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) error {
+// created or renamed meanwhile reads that record itself. damaged names sessions that can't be read. The error is a conflict if the record
+// has changed.
+func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (damaged, err error) {
+	var named []error
 	for about, err := range s.Abouts(ctx) {
-		if err != nil {
-			return err
+		if err == nil {
+			if err = sweepSession(ctx, c, s, about.Incarnation, sw); err != nil {
+				err = fmt.Errorf("session %q: %w", about.ID, err)
+			}
 		}
-		if err := sweepSession(ctx, c, s, about.Incarnation, sw); err != nil {
-			return fmt.Errorf("session %q: %w", about.ID, err)
+		var damage *record.CorruptError
+		switch {
+		case err == nil:
+		case !errors.As(err, &damage):
+			return nil, err
+		case len(named) < 10:
+			named = append(named, err)
 		}
 	}
-	return nil
+	return errors.Join(named...), nil
 }
 
 func sweepSession(ctx context.Context, c *change.Change, s history.Store, inc heads.Incarnation, sw *Switch) error {
@@ -184,7 +211,7 @@ func remove(ctx context.Context, c *change.Change, s history.Store, letter byte,
 }
 
 // Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what is told
-// meanwhile.
+// meanwhile. A start for which there is no space waits for the next call.
 func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
@@ -196,7 +223,9 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	case err != nil:
 	case sw.State == Beginning:
 		c := &change.Change{Engine: s.Engine}
-		err = c.Result(begin(ctx, c, s, sw))
+		if err = c.Result(begin(ctx, c, s, sw, sw.Keep)); errors.Is(err, engine.ErrNoSpace) && !c.Unknown {
+			err = nil
+		}
 	case sw.State == Ending:
 		err = stop(ctx, s, &sw.ID)
 	case sw.State == On:

@@ -53,9 +53,9 @@ type Head struct {
 	// Collected says that the session has no dirty record. The commit that finds it set adds the
 	// record, so that a collector looks at the session.
 	Collected bool
-	// Fed is twice the time of the last change that a commit told the feed of, in nanoseconds since 1970, plus 1 if commits have to
-	// tell. The time only grows, so the changes of a session have an order whatever the clocks say, and no head recurs when the
-	// feed is ended and begun again.
+	// Fed is twice a time in nanoseconds since 1970, plus 1 if commits have to tell the feed of themselves. The time is that of the last
+	// commit that told, or a later one: creating, renaming, and the start and the end of the feed set it as well. It only grows, so the
+	// commits of a session have an order whatever the clocks say, and no head recurs when the feed is ended and begun again.
 	Fed uint64
 }
 

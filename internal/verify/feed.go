@@ -40,7 +40,7 @@ func (v *verifier) feedChanges(ctx context.Context) error {
 	}
 	switch known.State {
 	case feed.Off:
-		return v.noFeed(ctx, before[1] != nil)
+		return v.noFeed(ctx, before)
 	case feed.Ending:
 		return nil // A part of it may be removed.
 	}
@@ -68,8 +68,9 @@ func (v *verifier) feedChanges(ctx context.Context) error {
 	return nil
 }
 
-// noFeed checks that nothing is left of a feed that is off.
-func (v *verifier) noFeed(ctx context.Context, end bool) error {
+// noFeed checks that nothing is left of a feed that was off when its records had these values.
+func (v *verifier) noFeed(ctx context.Context, values [][]byte) error {
+	end := values[1] != nil
 	for _, letter := range []byte{keys.Pending, keys.Change} {
 		r := v.store.Space.All(letter)
 		r.Limit = 1
@@ -84,7 +85,7 @@ func (v *verifier) noFeed(ctx context.Context, end bool) error {
 		return nil
 	}
 	now, err := v.store.Engine.Get(ctx, v.store.Space.Feed())
-	if err == nil && now[0] == nil { // else it was begun meanwhile
+	if err == nil && bytes.Equal(now[0], values[0]) { // else it was begun meanwhile, and may have been ended again
 		v.problem(record.ErrMissing, "record of the feed")
 	}
 	return err

@@ -1,0 +1,274 @@
+package turnstone_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/keys"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// A delayed engine keeps its nth batch, whose outcome is unknown, until land is called.
+type delayed struct {
+	engine.Engine
+	n    int
+	kept *engine.Batch
+	then func() // called when the batch is kept
+}
+
+func (d *delayed) Apply(ctx context.Context, b *engine.Batch) error {
+	if d.n--; d.n == 0 {
+		d.kept = b
+		d.then()
+		return engine.ErrUnknown
+	}
+	return d.Engine.Apply(ctx, b)
+}
+
+func (d *delayed) land() error { return d.Engine.Apply(ctx, d.kept) }
+
+// What StartFeed and StopFeed have done stands, even if a batch of an earlier call, whose outcome was unknown, comes later.
+func TestWA8_NoEarlierCallComesAfterAStartOrAnEnd(t *testing.T) {
+	start := func(keep time.Duration) func(context.Context, *turnstone.Store) error {
+		return func(ctx context.Context, st *turnstone.Store) error { return st.StartFeed(ctx, keep) }
+	}
+	stop := func(ctx context.Context, st *turnstone.Store) error { return st.StopFeed(ctx) }
+	finish := func(ctx context.Context, st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err }
+	type call struct {
+		name string
+		do   func(context.Context, *turnstone.Store) error
+		keep time.Duration
+	}
+	hour, day := call{"start for an hour", start(time.Hour), time.Hour}, call{"start for a day", start(24 * time.Hour), 24 * time.Hour}
+	end := call{"stop", stop, 0}
+	late := 0
+	for state, prepare := range map[string]func(engine.Engine, *turnstone.Store){
+		"never on":      func(engine.Engine, *turnstone.Store) {},
+		"on":            func(_ engine.Engine, st *turnstone.Store) { startFeed(t, st) },
+		"begun in part": func(e engine.Engine, _ *turnstone.Store) { cutOff(t, e, false) },
+		"ended in part": func(e engine.Engine, st *turnstone.Store) { startFeed(t, st); cutOff(t, e, true) },
+		"off again":     func(_ engine.Engine, st *turnstone.Store) { startFeed(t, st); stop(ctx, st) },
+	} {
+		for _, first := range []call{hour, day, end, {"collection", finish, 0}} {
+			for _, then := range [][]call{{hour}, {day}, {end}, {hour, end}, {end, hour}, {day, hour}} {
+				for _, gives := range []bool{false, true} { // up, when its batch is kept
+					for n, kept := 1, true; kept; n++ {
+						name := fmt.Sprintf("%s; %s, batch %d is kept, gives up: %v; then %v", state, first.name, n, gives, then)
+						mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+						s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+						prepare(mem, st)
+						limited, cancel := context.WithCancel(ctx)
+						d := &delayed{Engine: mem, then: func() {
+							if gives {
+								cancel()
+							}
+						}}
+						other := openStore(t, d, &turnstone.Options{NoAutoSeal: true})
+						d.n = n
+						err := first.do(limited, other)
+						cancel()
+						if kept = d.kept != nil; !kept {
+							break
+						}
+						if err != nil && !gives {
+							t.Fatalf("%s: %v", name, err)
+						}
+						for _, c := range then {
+							if err := c.do(ctx, st); err != nil {
+								t.Fatalf("%s: %v", name, err)
+							}
+						}
+						if d.land() == nil {
+							late++
+						}
+						collect(t, st, gc.Options{})
+						keep := then[len(then)-1].keep
+						f, err := st.Feed(ctx)
+						switch {
+						case keep == 0 && !errors.Is(err, turnstone.ErrFeedOff):
+							t.Fatalf("%s: the feed is on: %v", name, err)
+						case keep > 0 && (err != nil || f.Keep != keep):
+							t.Fatalf("%s: %v, %v", name, f.Keep, err)
+						}
+						commitTo(t, s, turnstone.Commit{})
+						told := 0
+						if keep > 0 {
+							got, err := changes(st, f.End)
+							if err != nil {
+								t.Fatalf("%s: %v", name, err)
+							}
+							told = len(got)
+						} else {
+							told = letters(t, mem)[keys.Pending]
+						}
+						if want := min(1, int(keep)); told != want {
+							t.Fatalf("%s: the next commit told %d changes, want %d", name, told, want)
+						}
+						verify(t, st)
+					}
+				}
+			}
+		}
+	}
+	if late == 0 {
+		t.Error("no batch came late")
+	}
+}
+
+// Starts at once all end, whatever each says of how long changes are kept: none undoes what another one is at.
+func TestWA8_StartsAtOnceAllEnd(t *testing.T) {
+	mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	for i := range 50 {
+		create(t, st, turnstone.Request{ID: fmt.Sprint(i)})
+	}
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var starts sync.WaitGroup
+	for i := range 4 {
+		f := &enginetest.Faulty{Engine: mem, Plan: func(enginetest.Call) enginetest.Fault { return enginetest.Fault{Latency: 50 * time.Microsecond} }}
+		other := openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+		starts.Go(func() {
+			if err := other.StartFeed(limited, time.Duration(i+1)*time.Hour); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	starts.Wait()
+	verify(t, st)
+}
+
+// A start that a full disk has cut off holds up no collection.
+func TestWA8_ACollectionWorksWhereThereIsNoSpaceToStart(t *testing.T) {
+	mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	for i, id := range []string{"a", "b"} {
+		create(t, st, turnstone.Request{ID: id}, random(200<<10, uint64(i)))
+	}
+	cutOff(t, mem, false)
+	full := openStore(t, &enginetest.Faulty{Engine: mem, Plan: func(c enginetest.Call) enginetest.Fault {
+		if c.Batch != nil && !c.Batch.Reclaim {
+			return enginetest.Fault{Err: engine.ErrNoSpace}
+		}
+		return enginetest.Fault{}
+	}}, &turnstone.Options{NoAutoSeal: true})
+	if err := full.Delete(ctx, "a", turnstone.KeepChildren); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := full.GC(ctx, gc.Options{}); err != nil || r.Deleted == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	collect(t, st, gc.Options{}) // With space it goes on.
+	if _, err := st.Feed(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// Damaged sessions are passed over, by name: the feed is on, or off, for all others.
+func TestWA8_ADamagedSessionIsPassedOver(t *testing.T) {
+	for name, key := range map[string]func(*keys.Space) []byte{
+		"head":     func(s *keys.Space) []byte { return s.Head(s.Session("1")) },
+		"metadata": func(s *keys.Space) []byte { return s.About(s.Session("1")) },
+	} {
+		for _, ends := range []bool{false, true} {
+			mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+			for i := range 3 {
+				create(t, st, turnstone.Request{ID: fmt.Sprint(i)}, []byte("x"))
+			}
+			if ends {
+				startFeed(t, st)
+			}
+			at := key(turnstone.SpaceOf(st))
+			vs, err := mem.Get(ctx, at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := &engine.Batch{}
+			whole.Set(at, vs[0])
+			vs[0] = append([]byte(nil), vs[0]...)
+			vs[0][len(vs[0])-1] ^= 1
+			damage := &engine.Batch{}
+			damage.Set(at, vs[0])
+			if err := mem.Apply(ctx, damage); err != nil {
+				t.Fatal(err)
+			}
+			st = openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
+			var corrupt *record.CorruptError
+			if err := turnFeed(st, !ends); !errors.As(err, &corrupt) || !errors.Is(err, turnstone.ErrIncomplete) {
+				t.Errorf("%s, ends %v: %v", name, ends, err)
+			}
+			f, err := st.Feed(ctx)
+			if ends != errors.Is(err, turnstone.ErrFeedOff) {
+				t.Errorf("%s, ends %v: %v", name, ends, err)
+			}
+			for _, id := range []string{"0", "2"} {
+				commitTo(t, session(t, st, id), turnstone.Commit{})
+			}
+			if ends {
+				if l := letters(t, mem); l[keys.Pending]+l[keys.Change] != 0 {
+					t.Errorf("%s: %v", name, l)
+				}
+			} else if got, err := changes(st, f.End); err != nil || len(got) != 2 {
+				t.Errorf("%s: %d changes, %v", name, len(got), err)
+			}
+			if err := mem.Apply(ctx, whole); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A watch of the same store hears of an end at once.
+func TestWA8_AWatchEndsWithTheFeed(t *testing.T) {
+	_, st := onMemory(t, &turnstone.Options{NoAutoSeal: true, PollEvery: time.Hour})
+	begin := startFeed(t, st)
+	s := create(t, st, turnstone.Request{ID: "s"})
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for c, err := range st.Watch(limited, begin) {
+		if err != nil {
+			if !errors.Is(err, turnstone.ErrFeedOff) {
+				t.Error(err)
+			}
+			break
+		}
+		if c.Revision == 1 {
+			time.AfterFunc(10*time.Millisecond, func() {
+				if err := st.StopFeed(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		} else if c.Kind == turnstone.ChangeCreated {
+			commitTo(t, s, turnstone.Commit{})
+		}
+	}
+}
+
+// Verify does not take a feed that is begun and ended beside it for damage.
+func TestWA13_VerifyBesideAFeedThatIsBegunAndEnded(t *testing.T) {
+	mem := memory.New()
+	st := openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
+	create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+	pending := turnstone.SpaceOf(st).All(keys.Pending)
+	n := 0
+	beside := openStore(t, &interceptor{Engine: mem, scan: func(r engine.Range) func(engine.Pair) error {
+		if r.Limit != 1 || string(r.Start) != string(pending.Start) {
+			return func(engine.Pair) error { return nil }
+		}
+		startFeed(t, st)
+		n++
+		create(t, st, turnstone.Request{ID: fmt.Sprint("n", n)})
+		return func(engine.Pair) error { return st.StopFeed(ctx) }
+	}}, &turnstone.Options{NoAutoSeal: true})
+	verify(t, beside)
+	if n == 0 {
+		t.Error("nothing was begun")
+	}
+}
