@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -373,5 +374,41 @@ func TestRecordsAreListedAndWritten(t *testing.T) {
 	}
 	if out := run("--limit", "0"); len(keys(out)) != 6 {
 		t.Error(out)
+	}
+}
+
+func TestAReadOnlyStoreIsReadAndNotChanged(t *testing.T) {
+	url := build(t, func(st *turnstone.Store) {
+		commit(t, create(t, st, turnstone.Request{ID: "s"}), turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("hello")}}})
+	})
+	files := func() (out []string) {
+		entries, err := os.ReadDir(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, fmt.Sprint(e.Name(), info.Size(), info.ModTime()))
+		}
+		return out
+	}
+	before := files()
+	for _, args := range [][]string{{"sessions"}, {"show", "s"}, {"log", "s"}, {"verify"}, {"stats"}, {"usage"}, {"tree"}, {"gc", "--dry-run"}, {"records"}, {"export", "s"}} {
+		must(t, append(args, "--read-only", "--store", url)...)
+	}
+	for _, args := range [][]string{{"rm", "s"}, {"gc"}, {"vacuum"}, {"fork", "s", "t"}, {"label", "s", "a=b"}, {"feed", "on"}} {
+		if code, _, errs := status(t, nil, append(args, "--read-only", "--store", url)...); code != exitUsage || !strings.Contains(errs, "opened for reading only") {
+			t.Errorf("%v: exit code %d: %s", args, code, errs)
+		}
+	}
+	must(t, "copy", url, t.TempDir()+"/copy", "--read-only")
+	if after := files(); !slices.Equal(before, after) {
+		t.Errorf("%v became %v", before, after)
+	}
+	if code, _, errs := status(t, nil, "sessions", "--read-only", "--store", "mem:"); code != exitUsage || !strings.Contains(errs, "directory") {
+		t.Errorf("exit code %d: %s", code, errs)
 	}
 }

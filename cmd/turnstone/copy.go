@@ -26,7 +26,7 @@ func (a *app) copy() *cobra.Command {
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, to := *a, *a
-			from.url, to.url = args[0], args[1]
+			from.url, to.url, to.onlyRead = args[0], args[1], false
 			r, err := copyStore(cmd.Context(), &from, &to, overwrite)
 			if err != nil {
 				return err

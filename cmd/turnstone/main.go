@@ -94,7 +94,7 @@ func exitCode(err error) int {
 	switch {
 	case is(context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL):
+	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL, engine.ErrReadOnly):
 		return exitUsage
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
@@ -117,11 +117,12 @@ const (
 
 // An app has the global flags and the state that commands share.
 type app struct {
-	url     string
-	began   bool              // the command line is valid and a command runs
-	wait    time.Duration     // how long to wait for a store that another process has open and does not share
-	minFree byteSize          // free disk space below which new data is refused; 0 means the engine's default
-	options turnstone.Options // options to open the store with
+	url      string
+	began    bool              // the command line is valid and a command runs
+	wait     time.Duration     // how long to wait for a store that another process has open and does not share
+	onlyRead bool              // open the store for reading only
+	minFree  byteSize          // free disk space below which new data is refused; 0 means the engine's default
+	options  turnstone.Options // options to open the store with
 }
 
 // command returns the command turnstone with all its commands.
@@ -154,6 +155,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
+	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
 	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open and does not share")
 }
@@ -345,7 +347,7 @@ func closeEngine(e engine.Engine, err error) error {
 // that process to end.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
-		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree)})
+		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree), ReadOnly: a.onlyRead})
 		var held *engine.LockedError
 		if !errors.As(err, &held) || time.Now().After(deadline) {
 			return e, err
