@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 // own shares the store in dir until standard input ends.
 func own(dir string) error {
-	e, err := shared.Open(ctx, dir, openBadger)
+	e, err := shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: openBadger})
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,9 @@ func BenchmarkShared(b *testing.B) {
 		open func(b *testing.B, dir string) (engine.Engine, error)
 	}{
 		{"alone", func(_ *testing.B, dir string) (engine.Engine, error) { return openBadger(dir) }},
-		{"owner", func(_ *testing.B, dir string) (engine.Engine, error) { return shared.Open(ctx, dir, openBadger) }},
+		{"owner", func(_ *testing.B, dir string) (engine.Engine, error) {
+			return shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: openBadger})
+		}},
 		{"attached", func(b *testing.B, dir string) (engine.Engine, error) {
 			owner := exec.Command(os.Args[0])
 			owner.Env = append(os.Environ(), ownerVariable+"="+dir)
@@ -74,7 +76,7 @@ func BenchmarkShared(b *testing.B) {
 			if _, err := io.ReadFull(out, make([]byte, len("open\n"))); err != nil {
 				return nil, err
 			}
-			return shared.Open(ctx, dir, func(string) (engine.Engine, error) { return nil, fmt.Errorf("the other process has gone") })
+			return shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: func(string) (engine.Engine, error) { return nil, fmt.Errorf("the other process has gone") }})
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {

@@ -63,13 +63,14 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 	case Server(url):
 		return openPostgres(ctx, url)
 	case local:
-		if err := refuse(dir, scheme); err != nil {
+		driver := func(dir string) (engine.Engine, error) { return openDriver(scheme, dir, o) }
+		if o.Exclusive || o.ReadOnly {
+			return driver(dir)
+		}
+		if err := refuse(dir, scheme); err != nil { // before there is anything in the directory
 			return nil, err
 		}
-		if o.Exclusive || o.ReadOnly {
-			return openDriver(scheme, dir, o)
-		}
-		e, err := shared.Open(ctx, dir, func(dir string) (engine.Engine, error) { return openDriver(scheme, dir, o) })
+		e, err := shared.Open(ctx, dir, shared.Driver{Name: scheme, Open: driver})
 		if err != nil {
 			return nil, err // not e: a nil *shared.Engine is no nil Engine
 		}
@@ -81,6 +82,9 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 
 // openDriver opens the embedded engine of scheme for this process alone.
 func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
+	if err := refuse(dir, scheme); err != nil {
+		return nil, err
+	}
 	if scheme == "pebble" {
 		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
 		if err != nil {

@@ -120,8 +120,8 @@ func (l *line) take() (group []*commit, more bool) {
 
 // checkSpace returns an error if too little space is left for b.
 func (e *Engine) checkSpace(b *engine.Batch) error {
-	if e.readOnly != nil {
-		return e.readOnly
+	if err := e.writable(); err != nil {
+		return err
 	}
 	if b.Ops() == 0 {
 		return nil

@@ -112,10 +112,17 @@ func TestAFullDiskRefusesWritesAndServesReads(t *testing.T) {
 	if err := e.Vacuum(context.Background()); !errors.Is(err, engine.ErrNoSpace) {
 		t.Errorf("Vacuum of a store that was opened on a full disk: %v", err)
 	}
+	free()
+	if err := set(e, n, 1000, true); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("Apply once there is space: %v", err)
+	}
+	if err := e.Vacuum(context.Background()); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("Vacuum once there is space: %v", err)
+	}
+	checkSet(t, e, n)
 	if err := e.Close(); err != nil {
 		t.Error(err)
 	}
-	free()
 	if e, err = Open(dir, o); err != nil {
 		t.Fatal(err)
 	}

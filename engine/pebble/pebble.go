@@ -84,7 +84,8 @@ type Engine struct {
 	db       *pebble.DB
 	fence    *fence
 	files    *noted
-	readOnly error // why Apply and Vacuum are refused: Options.ReadOnly, or a disk that was full at Open
+	readOnly error              // why Apply and Vacuum are refused: Options.ReadOnly, or a disk that was full at Open
+	toOpen   localdir.Resources // what a disk must have that is not full at Open
 	log      logger
 
 	line    line          // of batches that wait for the committer
@@ -115,8 +116,8 @@ type Engine struct {
 // engine.ErrCorrupt, naming the file, when the files are damaged.
 //
 // Opening needs the space of the log's content and 8 MiB. With less left, a store
-// is opened for reading only: Apply and Vacuum fail with engine.ErrNoSpace until
-// it is opened again.
+// is opened for reading only: Apply and Vacuum fail with engine.ErrNoSpace, and once there is
+// space with engine.ErrClosed, until it is opened again.
 func Open(dir string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -211,14 +212,22 @@ func (e *Engine) openFiles(o *Options) error {
 
 // needToOpen looks at the free space. With too little of it, an existing store is opened for reading only.
 func (e *Engine) needToOpen(in *inspection) error {
-	need := reserve
-	need.Bytes += uint64(in.logUsed)
-	err := e.dir.NeedNow(need)
+	e.toOpen = reserve
+	e.toOpen.Bytes += uint64(in.logUsed)
+	err := e.dir.NeedNow(e.toOpen)
 	if err == nil || !in.exists || !errors.Is(err, engine.ErrNoSpace) {
 		return err
 	}
 	e.readOnly = fmt.Errorf("%w when %s was opened; open it again", engine.ErrNoSpace, e.dir.Path)
 	return nil
+}
+
+// writable returns why Apply and Vacuum are refused, if they are.
+func (e *Engine) writable() error {
+	if e.readOnly != nil && !errors.Is(e.readOnly, engine.ErrReadOnly) && e.dir.NeedNow(e.toOpen) == nil {
+		return fmt.Errorf("%w for changes: %s was opened on a full disk, and there is space now; open it again", engine.ErrClosed, e.dir.Path)
+	}
+	return e.readOnly
 }
 
 // storeFormat is the version of Pebble's own format that a new store gets. An older store is

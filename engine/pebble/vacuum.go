@@ -29,9 +29,10 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		err = e.enter()
 	}
 	e.mu.Unlock()
-	if err == nil && e.readOnly != nil {
-		e.leave()
-		err = e.readOnly
+	if err == nil {
+		if err = e.writable(); err != nil {
+			e.leave()
+		}
 	}
 	if err != nil {
 		<-e.vacuum

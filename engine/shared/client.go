@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,45 +18,60 @@ import (
 )
 
 const (
-	// connections bounds how many calls of one process the owner serves at a time; others wait.
-	connections = 64
+	// connections bounds how many calls of one process the owner serves at a time; others wait. They take
+	// file descriptors of the owner.
+	connections = 16
 	// applyGrace is how much longer than its context an Apply waits for the reply, because it most often comes
 	// at once and tells what else would be unknown.
 	applyGrace = time.Second
 )
 
+var (
+	errCut    = errors.New("shared: the connection was cut")
+	errSilent = errors.New("shared: the process that has the store open does not answer")
+)
+
 // A client reaches the store through the owner's socket. Each call has a connection of its own while it runs.
 type client struct {
-	dir    string
-	wait   time.Duration // how long the owner may take to greet
+	of     *Engine
 	limits engine.Limits
-	slots  chan struct{} // each call holds an element
-	left   atomic.Bool   // the owner is gone, or the client is closed
+	slots  chan struct{} // each call that has a connection holds an element
+	closed chan struct{} // closed by Close
+	calls  sync.WaitGroup
 
-	mu   sync.Mutex // guards idle
-	idle []*conn
+	mu       sync.Mutex // guards what follows
+	left     bool       // the owner is gone, or the client is closed
+	idle     []*conn    // the one that was used last is the last
+	busy     map[*conn]struct{}
+	trimming bool // a timer will close connections that are idle for long
 }
 
 type conn struct {
 	*net.UnixConn
 	in     *bufio.Reader
 	limits engine.Limits // what the owner's greeting said
+	used   time.Time
 }
 
-// attach connects with the owner of dir. It fails with errGone if there is none that listens, or that greets within wait.
-func attach(ctx context.Context, dir string, wait time.Duration) (*client, error) {
-	c := &client{dir: dir, wait: wait, slots: make(chan struct{}, connections)}
-	first, err := c.dial(ctx)
+// attach connects with the owner of e's store. It fails with errGone if there is none that listens, or that greets within wait.
+func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error) {
+	c := &client{of: e, slots: make(chan struct{}, connections), closed: make(chan struct{}), busy: map[*conn]struct{}{}}
+	first, err := c.dial(ctx, wait)
 	if err != nil {
+		if errors.Is(err, errSilent) {
+			err = errGone // If the owner does not answer, the lock that it holds says who it is.
+		}
 		return nil, err
 	}
-	c.limits, c.idle = first.limits, append(c.idle, first)
+	c.limits = first.limits
+	c.put(first)
 	return c, nil
 }
 
-// dial makes a connection and reads the owner's greeting.
-func (c *client) dial(caller context.Context) (*conn, error) {
-	path, release, err := socketPath(c.dir)
+// dial makes a connection and reads the owner's greeting. The error is errGone if nobody listens, and errSilent if the owner
+// does not answer.
+func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error) {
+	path, release, err := socketPath(c.of.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errGone
 	}
@@ -64,7 +79,7 @@ func (c *client) dial(caller context.Context) (*conn, error) {
 		return nil, err
 	}
 	defer release()
-	ctx, cancel := context.WithTimeout(caller, c.wait)
+	ctx, cancel := context.WithTimeout(caller, wait)
 	defer cancel()
 	var d net.Dialer
 	s, err := d.DialContext(ctx, "unix", path)
@@ -72,63 +87,87 @@ func (c *client) dial(caller context.Context) (*conn, error) {
 		switch {
 		case caller.Err() != nil:
 			err = caller.Err()
-		case absent(err), errors.Is(err, syscall.EAGAIN): // so many wait for the owner that the kernel lets no more
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 			err = errGone
+		case ctx.Err() != nil, errors.Is(err, syscall.EAGAIN): // so many wait for the owner that the kernel lets no more
+			err = errSilent
 		case localdir.Short(err):
 			err = fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 		}
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { s.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	out := &conn{UnixConn: s.(*net.UnixConn), in: bufio.NewReader(s)}
-	if err := out.greeted(c.dir); err != nil {
+	err = out.greeted(c.of)
+	if !stop() && err == nil {
+		err = errSilent // The connection has a deadline that is over.
+	}
+	if err != nil {
 		s.Close()
-		switch {
-		case caller.Err() != nil:
+		if caller.Err() != nil {
 			err = caller.Err()
-		case errors.Is(err, errCut):
-			err = errGone // If the owner does not answer, the lock that it holds says who it is.
 		}
 		return nil, err
 	}
 	return out, nil
 }
 
-// greeted reads the owner's greeting, and checks that the owner is of the same user and version.
-func (s *conn) greeted(dir string) error {
+// greeted reads the owner's greeting, and checks that the owner is of the same user, version and driver, and has the same directory.
+func (s *conn) greeted(e *Engine) error {
 	if err := sameUser(s.UnixConn); err != nil {
 		return err
 	}
-	hello, err := readFrame(s.in)
+	hello, err := readFrame(s.in, maxRequest)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errSilent
+	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", errCut, err)
+		return errGone // It closes.
 	}
 	var version int
+	var driver string
+	var id localdir.ID
 	l := &s.limits
-	_, err = fmt.Sscanf(string(hello), greeting, &version, &l.KeyBytes, &l.ValueBytes, &l.BatchBytes, &l.BatchOps)
-	if version != 0 && version != protocolVersion {
-		return fmt.Errorf("%w: the process that has %s open speaks version %d of the protocol, this one version %d", engine.ErrLocked, dir, version, protocolVersion)
-	}
-	if err != nil {
+	_, err = fmt.Sscanf(string(hello), greeting, &version, &driver, &id, &l.KeyBytes, &l.ValueBytes, &l.BatchBytes, &l.BatchOps)
+	switch {
+	case version != 0 && version != protocolVersion:
+		return fmt.Errorf("%w: the process that has %s open speaks version %d of the protocol, this one version %d", engine.ErrUnavailable, e.dir, version, protocolVersion)
+	case err != nil:
 		return fmt.Errorf("%w: greeting %.100q", errProtocol, hello)
+	case id != e.id:
+		return errGone // The socket leads to the store of another directory.
+	case driver != e.driver.Name:
+		return fmt.Errorf("shared: a process has %s open as a store of %s, and not of %s", e.dir, driver, e.driver.Name)
 	}
 	return nil
 }
 
-// errCut means that the connection ended.
-var errCut = errors.New("shared: the connection was cut")
+// begin notes a call. It returns false if c was left.
+func (c *client) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.left {
+		c.calls.Add(1)
+	}
+	return !c.left
+}
 
-// call sends a request and passes what follows the status of the reply to decode. If changes is set, a request whose
-// reply is lost fails with engine.ErrUnknown; else with errGone.
-func (c *client) call(ctx context.Context, request []byte, changes bool, decode func(*decoder)) error {
+// call sends a request and passes what follows the status of the reply to decode. If batch is set, a request whose
+// reply is lost fails with engine.ErrUnknown; else with errGone, so that it is repeated.
+func (c *client) call(ctx context.Context, request []byte, batch bool, decode func(*decoder)) error {
 	request, err := endFrame(request)
 	if err != nil {
 		return err
 	}
+	if !c.begin() {
+		return errGone
+	}
+	defer c.calls.Done()
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
+	case <-c.closed:
+		return errGone
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
@@ -139,55 +178,64 @@ func (c *client) call(ctx context.Context, request []byte, changes bool, decode 
 		return err
 	}
 	grace := time.Duration(0)
-	if changes {
+	if batch {
 		grace = applyGrace
 	}
 	stop := context.AfterFunc(ctx, func() { s.SetDeadline(time.Now().Add(grace)) })
-	reply, err := c.exchange(ctx, s, request, changes)
-	if !stop() || err != nil {
-		s.Close()
-	} else {
+	reply, err := c.exchange(ctx, s, request, batch)
+	if stop() && err == nil {
 		c.put(s)
+	} else {
+		c.drop(s)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.result(reply, decode)
 	}
-	d := &decoder{b: reply[1:]}
-	if reply[0] == statusOK {
-		decode(d)
-		return d.end()
-	}
-	err = d.err()
-	if errors.Is(err, engine.ErrClosed) { // The driver has failed, and its owner gives the store up.
-		c.leave()
-		return errGone
+	if batch && errors.Is(err, errProtocol) {
+		err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
 	}
 	return err
 }
 
-// exchange sends a request and returns the reply, which has the status statusOK or statusError.
-func (c *client) exchange(ctx context.Context, s *conn, request []byte, changes bool) ([]byte, error) {
+// result decodes a reply.
+func (c *client) result(reply []byte, decode func(*decoder)) error {
+	d := &decoder{b: reply[1:]}
+	switch reply[0] {
+	case statusOK:
+		decode(d)
+		return d.end()
+	case statusBye:
+		c.leave()
+		return errGone
+	case statusError:
+		err := d.err()
+		if errors.Is(err, engine.ErrClosed) && !errors.Is(err, engine.ErrUnknown) { // The driver has failed, and its owner gives the store up.
+			c.leave()
+			return errGone
+		}
+		return err
+	}
+	return fmt.Errorf("%w: status %q", errProtocol, reply[0])
+}
+
+// exchange sends a request and returns the reply.
+func (c *client) exchange(ctx context.Context, s *conn, request []byte, batch bool) ([]byte, error) {
 	// A request that was not sent whole is not begun.
 	if n, err := s.Write(request); n < len(request) {
 		return nil, c.cut(ctx, err)
 	}
-	reply, err := readFrame(s.in)
-	switch {
-	case err != nil:
-		if err = c.cut(ctx, err); !changes {
-			return nil, err
-		}
-		if ctx.Err() == nil {
-			err = errCut // not errGone, which says that the call had no effect
-		}
-		return nil, fmt.Errorf("%w: no reply of the process that has the store open: %w", engine.ErrUnknown, err)
-	case reply[0] == statusBye:
-		c.leave()
-		return nil, errGone
-	case reply[0] != statusOK && reply[0] != statusError:
-		return nil, fmt.Errorf("%w: status %q", errProtocol, reply[0])
+	reply, err := readFrame(s.in, maxFrame)
+	if err == nil {
+		return reply, nil
 	}
-	return reply, nil
+	err = c.cut(ctx, err)
+	if !batch {
+		return nil, err
+	}
+	if ctx.Err() == nil {
+		err = errCut // not errGone, which says that the call had no effect
+	}
+	return nil, fmt.Errorf("%w: no reply of the process that has the store open: %w", engine.ErrUnknown, err)
 }
 
 // cut returns the error for a connection that failed: that of the context if it has ended, else errGone.
@@ -202,50 +250,92 @@ func (c *client) cut(ctx context.Context, err error) error {
 // take returns an idle connection or a new one.
 func (c *client) take(ctx context.Context) (*conn, error) {
 	c.mu.Lock()
-	if n := len(c.idle); n > 0 && !c.left.Load() {
+	if n := len(c.idle); n > 0 {
 		s := c.idle[n-1]
 		c.idle = c.idle[:n-1]
+		c.busy[s] = struct{}{}
 		c.mu.Unlock()
 		return s, nil
 	}
 	c.mu.Unlock()
-	if c.left.Load() {
-		return nil, errGone
-	}
-	s, err := c.dial(ctx)
+	s, err := c.dial(ctx, c.of.wait.takeOver)
 	switch {
-	case err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrNoSpace):
+	case err == nil:
 	case errors.Is(err, errGone):
 		c.leave()
-	default:
-		err = fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+		return nil, err
+	case ctx.Err() != nil, errors.Is(err, engine.ErrNoSpace), errors.Is(err, engine.ErrUnavailable):
+		return nil, err
+	default: // Other connections may work.
+		return nil, fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 	}
-	return s, err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy[s] = struct{}{}
+	select {
+	case <-c.closed: // Close has not seen s.
+		s.SetDeadline(time.Now().Add(c.of.wait.close))
+	default:
+	}
+	return s, nil
 }
 
 // put keeps a connection for the next call.
 func (c *client) put(s *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left.Load() {
+	delete(c.busy, s)
+	if c.left {
 		s.Close()
 		return
 	}
+	s.used = time.Now()
 	c.idle = append(c.idle, s)
+	if !c.trimming {
+		c.trimming = true
+		time.AfterFunc(c.of.wait.idle, c.trim)
+	}
+}
+
+// drop closes a connection.
+func (c *client) drop(s *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, s)
+	s.Close()
+}
+
+// trim closes connections that were not used for long: a process that has made many calls at once does not keep what the owner needs for others.
+func (c *client) trim() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for n < len(c.idle) && time.Since(c.idle[n].used) >= c.of.wait.idle {
+		c.idle[n].Close()
+		n++
+	}
+	c.idle = append([]*conn(nil), c.idle[n:]...)
+	if c.trimming = len(c.idle) > 0; c.trimming {
+		time.AfterFunc(c.of.wait.idle, c.trim)
+	}
 }
 
 // leave makes the engine look for another owner. Calls that are under way go on.
 func (c *client) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.left.Store(true)
+	c.left = true
 	for _, s := range c.idle {
 		s.Close()
 	}
 	c.idle = nil
 }
 
-func (c *client) gone() bool { return c.left.Load() }
+func (c *client) gone() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.left
+}
 
 func (c *client) Get(ctx context.Context, keys ...[]byte) (values [][]byte, err error) {
 	err = c.call(ctx, appendList(newFrame(opGet), keys), false, func(d *decoder) { values = d.list() })
@@ -281,17 +371,15 @@ func (c *client) Vacuum(ctx context.Context) error {
 
 func (c *client) Limits() engine.Limits { return c.limits }
 
-// Close waits for calls that are under way, at most closeWait, and closes the connections.
+// Close waits for calls that are under way, cuts off those that take long, and closes the connections.
 func (c *client) Close() error {
-	late := time.After(closeWait)
-wait:
-	for range cap(c.slots) {
-		select {
-		case c.slots <- struct{}{}:
-		case <-late:
-			break wait
-		}
-	}
 	c.leave()
+	close(c.closed)
+	c.mu.Lock()
+	for s := range c.busy {
+		s.SetDeadline(time.Now().Add(c.of.wait.close))
+	}
+	c.mu.Unlock()
+	c.calls.Wait()
 	return nil
 }

@@ -30,7 +30,9 @@ func TestTheOwnerKeepsTheContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			enginetest.Run(t, enginetest.Driver{
 				Durable: true,
-				Open:    func(dir string) (engine.Engine, error) { return shared.Open(ctx, dir, driver) },
+				Open: func(dir string) (engine.Engine, error) {
+					return shared.Open(ctx, dir, shared.Driver{Name: "x", Open: driver})
+				},
 			})
 		})
 	}
@@ -40,13 +42,13 @@ func TestAnAttachedEngineKeepsTheContract(t *testing.T) {
 	for name, driver := range drivers {
 		t.Run(name, func(t *testing.T) {
 			enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(dir string) (engine.Engine, error) {
-				owner, err := shared.Open(ctx, dir, driver)
+				owner, err := shared.Open(ctx, dir, shared.Driver{Name: "x", Open: driver})
 				if err != nil {
 					return nil, err
 				}
-				e, err := shared.Open(ctx, dir, func(string) (engine.Engine, error) {
+				e, err := shared.Open(ctx, dir, shared.Driver{Name: "x", Open: func(string) (engine.Engine, error) {
 					return nil, errors.New("it became the owner")
-				})
+				}})
 				return &pair{e, owner}, err
 			}})
 		})
@@ -90,7 +92,7 @@ type turn struct {
 
 func newRelay(dir string, driver opener) (*relay, error) {
 	r := &relay{dir: dir, driver: driver, stop: make(chan struct{})}
-	owner, err := shared.Open(ctx, dir, driver)
+	owner, err := shared.Open(ctx, dir, shared.Driver{Name: "x", Open: driver})
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +109,7 @@ func (r *relay) run() {
 			return
 		case <-time.After(5 * time.Millisecond):
 		}
-		next, err := shared.Open(ctx, r.dir, r.driver)
+		next, err := shared.Open(ctx, r.dir, shared.Driver{Name: "x", Open: r.driver})
 		r.mu.Lock()
 		if err != nil {
 			r.failed = errors.Join(r.failed, err)

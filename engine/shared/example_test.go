@@ -21,7 +21,7 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 	open := func() (*shared.Engine, *turnstone.Store) {
-		e, err := shared.Open(ctx, dir+"/store", func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) })
+		e, err := shared.Open(ctx, dir+"/store", shared.Driver{Name: "badger", Open: func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }})
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,15 +16,19 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// closeWait is how long an owner that closes waits for calls of others that are under way.
-const closeWait = time.Second
+// errOwned means that another process is the owner, and has not answered.
+var errOwned = fmt.Errorf("%w: the process that shares it does not answer", engine.ErrUnavailable)
 
 // An owner has the store open, and serves it to other processes.
 type owner struct {
-	driver   engine.Engine
+	of     *Engine
+	driver engine.Engine
+
+	// What it serves others with; nil if it can't.
 	lock     *localdir.Dir
 	listener *net.UnixListener
-	release  func() // called when the listener was closed
+	socket   os.FileInfo // to remove no other one
+	release  func()      // called when the listener was closed
 
 	closing chan struct{}
 	once    sync.Once
@@ -34,46 +39,54 @@ type owner struct {
 	serving sync.WaitGroup // the goroutines that answer
 }
 
-// own opens the store in dir and serves it. The error matches errOwned if another process is the owner.
-func own(dir string, open func(string) (engine.Engine, error)) (_ *owner, err error) {
-	lock, err := localdir.Lock(dir, ownerLock)
-	if errors.Is(err, engine.ErrLocked) {
+// own opens the store of e and serves it. The error matches errOwned if another process is the owner.
+func own(e *Engine) (_ *owner, err error) {
+	lock, err := localdir.Lock(e.dir, ownerLock)
+	switch {
+	case errors.Is(err, engine.ErrLocked):
 		return nil, fmt.Errorf("%w: %w", errOwned, err)
-	}
-	if err != nil {
+	case errors.Is(err, engine.ErrNoSpace):
+		lock = nil // Opening a store needs no space, and serving it does.
+	case err != nil:
 		return nil, err
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && lock != nil {
 			err = errors.Join(err, lock.Close())
 		}
 	}()
-	driver, err := open(dir)
+	driver, err := e.driver.Open(e.dir)
 	if err != nil {
 		return nil, err
 	}
-	o := &owner{driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
-	if err := o.listen(dir); err != nil {
-		return nil, errors.Join(err, driver.Close())
+	o := &owner{of: e, driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
+	if lock != nil && o.listen() == nil {
+		go o.accept()
 	}
-	go o.accept()
 	return o, nil
 }
 
 // listen begins to listen on the socket. One that is there already is of an owner that was killed.
-func (o *owner) listen(dir string) error {
-	if err := os.Remove(filepath.Join(dir, socketName)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("shared: %w", err)
+func (o *owner) listen() (err error) {
+	name := filepath.Join(o.of.dir, socketName)
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	path, release, err := socketPath(dir)
+	path, release, err := socketPath(o.of.dir)
 	if err != nil {
 		return err
 	}
-	if o.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
 		release()
-		return fmt.Errorf("shared: %w", err)
+		return err
 	}
-	o.release = release
+	l.SetUnlinkOnClose(false)
+	if o.socket, err = os.Lstat(name); err != nil {
+		release()
+		return errors.Join(err, l.Close())
+	}
+	o.listener, o.release = l, release
 	return nil
 }
 
@@ -122,19 +135,14 @@ func (o *owner) serve(c *net.UnixConn) {
 		delete(o.conns, c)
 		o.mu.Unlock()
 	}()
-	l := o.driver.Limits()
-	hello, err := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps))
-	if err != nil {
-		return
-	}
-	if _, err := c.Write(hello); err != nil {
+	if _, err := c.Write(o.greeting()); err != nil {
 		return
 	}
 	requests := make(chan []byte)
 	go func() {
 		defer cancel()
 		for in := bufio.NewReader(c); ; {
-			request, err := readFrame(in)
+			request, err := readFrame(in, maxRequest)
 			if err != nil {
 				return
 			}
@@ -159,6 +167,14 @@ func (o *owner) serve(c *net.UnixConn) {
 			return
 		}
 	}
+}
+
+// greeting returns the frame that each connection begins with.
+func (o *owner) greeting() []byte {
+	l := o.driver.Limits()
+	text := fmt.Appendf(make([]byte, 4), greeting, protocolVersion, o.of.driver.Name, o.of.id, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps)
+	frame, _ := endFrame(text)
+	return frame
 }
 
 // answer carries out a request, and returns the reply.
@@ -252,15 +268,31 @@ func (o *owner) Close() error {
 		o.mu.Lock()
 		close(o.closing)
 		o.mu.Unlock()
-		o.closed = o.listener.Close() // removes the socket
-		o.release()
-		o.rest()
-		o.closed = errors.Join(o.closed, o.driver.Close(), o.lock.Close())
+		if o.listener != nil {
+			o.closed = o.unlisten()
+			o.rest()
+		}
+		o.closed = errors.Join(o.closed, o.driver.Close())
+		if o.lock != nil {
+			o.closed = errors.Join(o.closed, o.lock.Close())
+		}
 	})
 	return o.closed
 }
 
-// rest waits until requests that are under way are answered, or cuts them off after closeWait.
+// unlisten removes the socket. If the directory was moved away, there may be another one of its name.
+func (o *owner) unlisten() error {
+	name := filepath.Join(o.of.dir, socketName)
+	var err error
+	if now, lerr := os.Lstat(name); lerr == nil && os.SameFile(now, o.socket) {
+		err = os.Remove(name)
+	}
+	err = errors.Join(err, o.listener.Close())
+	o.release()
+	return err
+}
+
+// rest waits until requests that are under way are answered, and cuts off those that take long.
 func (o *owner) rest() {
 	rested := make(chan struct{})
 	go func() {
@@ -270,7 +302,7 @@ func (o *owner) rest() {
 	select {
 	case <-rested:
 		return
-	case <-time.After(closeWait):
+	case <-time.After(o.of.wait.close):
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

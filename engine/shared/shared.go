@@ -11,12 +11,15 @@
 // When the owner closes the store, or is killed, one of the others opens it with its own driver
 // and serves what is left. This happens within their next calls, which take a little longer and
 // otherwise notice nothing: a batch that was under way fails with engine.ErrUnknown if its reply was lost,
-// and calls that read are repeated. An owner whose driver has failed, and refuses everything until it is opened
+// and calls of Get, Scan and Vacuum are repeated. An owner whose driver has failed, and refuses everything until it is opened
 // again, gives the store up: its own calls fail from then on, and another process opens it.
 //
 // The owner's options hold for all: its durability, and its limit of free disk space. All processes must be of the same
-// user, which the kernel tells, and speak the same version of the protocol. Two files beside the
-// driver's belong to this package: turnstone.owner, which the owner locks and describes itself in, and the socket.
+// user, which the kernel tells, have the same driver, and speak the same version of the protocol.
+//
+// Three files beside the driver's belong to this package: turnstone.owner, which the owner locks and describes itself in,
+// turnstone.users, which all lock, and the socket. Where they can't be made, because the disk has no inode left or the file system
+// no sockets, the store belongs to the process that opened it.
 package shared
 
 import (
@@ -29,6 +32,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 var _ engine.Engine = (*Engine)(nil)
@@ -37,36 +41,52 @@ const (
 	ownerLock  = "turnstone.owner"
 	socketName = "turnstone.sock"
 
-	// answerWait bounds how long an owner may take to open the store or to greet a process.
-	answerWait = 10 * time.Second
 	// tries bounds how many owners a call may see come and go.
 	tries = 10
 )
 
-// errOwned means that another process is the owner, and has not answered.
-var errOwned = fmt.Errorf("%w: the process that shares it does not answer", engine.ErrUnavailable)
+// A patience says how long to wait.
+type patience struct {
+	open     time.Duration // Open, for an owner that does not answer
+	takeOver time.Duration // a call, for an owner that is closing the store, or another that is opening it: drivers take a minute at most
+	driver   time.Duration // either, for a driver whose lock is held by a process that has just been killed
+	close    time.Duration // Close, for calls of others
+	idle     time.Duration // a connection, until it is closed
+}
 
-// errGone means that the owner has closed the store or ended, and did not begin the call.
+var usual = patience{10 * time.Second, 75 * time.Second, 250 * time.Millisecond, time.Second, time.Second}
+
+// errGone means that the call had no effect, and that another owner is to be looked for.
 var errGone = errors.New("shared: the process that had the store open is gone")
+
+// A Driver opens the engine of a store.
+type Driver struct {
+	Name string // of the engine, for example "badger": processes with different ones refuse each other
+	Open func(dir string) (engine.Engine, error)
+}
 
 // Engine is a store that this process has open together with others. The zero Engine is a closed
 // one.
 type Engine struct {
 	dir    string
-	open   func(dir string) (engine.Engine, error)
+	driver Driver
+	wait   patience
 	limits engine.Limits
+	id     localdir.ID   // of the directory, so that no other one is taken for it when it has been moved
+	users  *localdir.Dir // says that the store is in use, to who would only read it
+	ended  context.Context
+	end    context.CancelFunc
 
-	wait time.Duration // answerWait; tests have less
-
-	joining chan struct{} // of one element; held by the call that looks for the owner or becomes it
-
-	mu     sync.RWMutex // guards side and closed
-	side   side         // nil after the owner went
-	closed bool
+	mu      sync.RWMutex // guards side, joining and closed
+	side    side         // nil before Open has returned, and after Close
+	joining *joining     // while another side is looked for
+	closed  bool
+	closing sync.Once
+	failed  error // what Close returned
 }
 
-// A side is one end of the socket: an *owner or a *client. Its methods are those of engine.Engine, and fail with
-// errGone if the owner was gone before it began the call.
+// A side is one end of the socket: an *owner or a *client. Its methods are those of engine.Engine. They fail with
+// errGone if the call had no effect and another side has to be found.
 type side interface {
 	Get(ctx context.Context, keys ...[]byte) ([][]byte, error)
 	page(ctx context.Context, r engine.Range) (pairs []engine.Pair, more bool, err error)
@@ -74,59 +94,81 @@ type side interface {
 	Vacuum(ctx context.Context) error
 	Limits() engine.Limits
 	Close() error
-	gone() bool // reports whether no call reaches the store any more, so that another side is needed
+	gone() bool // reports whether no call reaches the store any more
+}
+
+// A joining is the search for a side. All calls that need one wait for the same.
+type joining struct {
+	done chan struct{} // closed at the end
+	err  error         // why none was found
 }
 
 // Open opens the store in dir, or uses it beside the processes that have it open. When this process has to open it,
-// now or later, it calls open, for example
+// now or later, it calls d.Open.
 //
-//	func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }
-//
-// Open fails with *engine.LockedError if a process has the store open without sharing it. It fails with an error
-// that matches engine.ErrUnavailable as well if a process shares the store and has not answered for ten seconds.
-func Open(ctx context.Context, dir string, open func(dir string) (engine.Engine, error)) (*Engine, error) {
-	dir, err := filepath.Abs(dir)
+// Open fails with *engine.LockedError if a process has the store open without sharing it, or only reads it. It fails with an error
+// that matches engine.ErrUnavailable as well if a process shares the store and does not answer for ten seconds.
+func Open(ctx context.Context, dir string, d Driver) (*Engine, error) {
+	return open(ctx, dir, d, usual)
+}
+
+func open(ctx context.Context, dir string, d Driver, wait patience) (_ *Engine, err error) {
+	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{dir: dir, open: open, wait: answerWait, joining: make(chan struct{}, 1)}
-	return e.start(ctx)
-}
-
-func (e *Engine) start(ctx context.Context) (_ *Engine, err error) {
-	if e.side, err = e.join(ctx); err != nil {
+	e := &Engine{dir: dir, driver: d, wait: wait}
+	if e.id, err = localdir.Prepare(dir); err != nil {
 		return nil, err
+	}
+	if e.users, err = localdir.Use(dir); err != nil {
+		return nil, err
+	}
+	e.ended, e.end = context.WithCancel(context.Background())
+	if e.side, err = e.find(ctx, wait.open); err != nil {
+		e.end()
+		return nil, errors.Join(err, e.users.Close())
 	}
 	e.limits = e.side.Limits()
 	return e, nil
 }
 
-// join connects with the owner, or becomes it.
-func (e *Engine) join(ctx context.Context) (side, error) {
-	deadline := time.Now().Add(e.wait)
+// find connects with the owner, or becomes it.
+func (e *Engine) find(ctx context.Context, wait time.Duration) (side, error) {
+	begun := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		if _, err := e.known(); err != nil {
-			return nil, err // e was closed
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
-		c, err := attach(ctx, e.dir, e.wait)
+		// A store that was moved away, and perhaps replaced, is not this one any more.
+		if id, err := localdir.Check(e.dir); err != nil {
+			return nil, err
+		} else if id != e.id {
+			return nil, fmt.Errorf("%w: %s is another directory now", engine.ErrUnavailable, e.dir)
+		}
+		c, err := attach(ctx, e, max(0, wait-time.Since(begun)))
 		if err == nil {
 			return c, nil
 		}
 		if !errors.Is(err, errGone) {
 			return nil, err
 		}
-		o, err := own(e.dir, e.open)
+		o, err := own(e)
 		if err == nil {
 			return o, nil
 		}
 		// The owner locks a file of its own, so that its time to open the store and to close it can
-		// be told from a process that does not share the store.
-		if !errors.Is(err, errOwned) || time.Now().After(deadline) {
+		// be told from a process that does not share the store. When an owner is killed, that lock may be free a moment before
+		// the driver's.
+		patient := wait
+		if !errors.Is(err, errOwned) {
+			patient = e.wait.driver
+		}
+		if !errors.Is(err, engine.ErrLocked) || time.Since(begun) >= patient {
 			return nil, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
 		case <-time.After(pause):
 		}
 	}
@@ -134,48 +176,75 @@ func (e *Engine) join(ctx context.Context) (side, error) {
 
 // current returns the side for a call.
 func (e *Engine) current(ctx context.Context) (side, error) {
-	if s, err := e.known(); s != nil || err != nil {
-		return s, err
-	}
-	select {
-	case e.joining <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	defer func() { <-e.joining }()
-	if s, err := e.known(); s != nil || err != nil {
-		return s, err
-	}
-	s, err := e.join(ctx)
-	if err != nil {
-		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+	for {
+		e.mu.RLock()
+		s, closed := e.side, e.closed || e.side == nil
+		e.mu.RUnlock()
+		switch {
+		case closed:
+			return nil, engine.ErrClosed
+		case !s.gone():
+			return s, nil
 		}
-		return nil, err
+		j := e.join(s)
+		select {
+		case <-j.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if j.err != nil {
+			return nil, j.err
+		}
 	}
+}
+
+// join looks for another side than old, in a goroutine of its own: opening a store does not end with a context, but the calls do that wait
+// for it.
+func (e *Engine) join(old side) *joining {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed {
-		return nil, errors.Join(engine.ErrClosed, s.Close())
+	if e.joining != nil {
+		return e.joining
 	}
-	e.side = s
-	return s, nil
+	j := &joining{done: make(chan struct{})}
+	if e.closed || e.side != old { // somebody was first
+		close(j.done)
+		return j
+	}
+	e.joining = j
+	go func() {
+		s, err := e.find(e.ended, e.wait.takeOver)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		switch {
+		case e.closed: // Close waits for j, and closes s.
+			j.err = engine.ErrClosed
+			if err == nil {
+				e.side = s
+			}
+		case err == nil:
+			e.side = s
+		default:
+			j.err = unavailable(err)
+		}
+		e.joining = nil
+		close(j.done)
+	}()
+	return j
 }
 
-// known returns the side that e has, or nil if it has to join again.
-func (e *Engine) known() (side, error) {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	if e.closed || e.open == nil {
-		return nil, engine.ErrClosed
+// unavailable returns the error of calls for which no side was found. None of them had an effect.
+func unavailable(err error) error {
+	switch {
+	case errors.Is(err, engine.ErrUnknown): // of the driver, and not of the calls
+		return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
+	case errors.Is(err, engine.ErrUnavailable):
+		return err
 	}
-	if e.side == nil || e.side.gone() {
-		return nil, nil
-	}
-	return e.side, nil
+	return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 }
 
-// do calls f with the side of e, and again with another one if the owner was gone before it began.
+// do calls f with the side of e, and again with another one if the call had no effect because the owner was gone.
 func do[T any](ctx context.Context, e *Engine, f func(side) (T, error)) (T, error) {
 	for n := 1; ; n++ {
 		s, err := e.current(ctx)
@@ -228,19 +297,23 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return e.limits }
 
-// Close implements engine.Engine. If this process is the owner, Close ends the calls of the others that are
-// under way, and returns when the store is closed: then another process can open it.
+// Close implements engine.Engine. If this process is the owner, Close waits a second for the calls of the others that are
+// under way, cuts off the rest, and returns when the store is closed: then another process can open it. If it is not, Close waits as long for
+// the calls of this process, and cuts off the rest.
 func (e *Engine) Close() error {
-	e.mu.Lock()
-	s := e.side
-	e.side, e.closed = nil, true
-	e.mu.Unlock()
-	if e.joining != nil { // A call that is becoming the owner stops, or closes what it has opened.
-		e.joining <- struct{}{}
-		<-e.joining
-	}
-	if s == nil {
+	if e.end == nil {
 		return nil
 	}
-	return s.Close()
+	e.closing.Do(func() {
+		e.mu.Lock()
+		e.closed = true
+		j := e.joining
+		e.mu.Unlock()
+		e.end()
+		if j != nil {
+			<-j.done
+		}
+		e.failed = errors.Join(e.side.Close(), e.users.Close())
+	})
+	return e.failed
 }

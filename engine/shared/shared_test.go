@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -75,11 +76,11 @@ func (d *driver) Vacuum(ctx context.Context) error {
 
 func (d *driver) Close() error { return d.lock.Close() }
 
-// join opens dir with the driver. Owners that do not answer are given up after wait.
-func join(t *testing.T, dir string, open func(string) (engine.Engine, error), wait time.Duration) *Engine {
+// join opens dir with the driver.
+func join(t *testing.T, dir string, driver func(string) (engine.Engine, error)) *Engine {
 	t.Helper()
-	e := &Engine{dir: dir, open: open, wait: wait, joining: make(chan struct{}, 1)}
-	if _, err := e.start(ctx); err != nil {
+	e, err := Open(ctx, dir, Driver{"disk", driver})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
@@ -105,7 +106,7 @@ func TestOneEngineOwnsTheStoreAndTheOthersUseIt(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
 	var all []*Engine
 	for i := range 5 {
-		all = append(all, join(t, dir, d.driver, answerWait))
+		all = append(all, join(t, dir, d.driver))
 		if err := set(all[i], fmt.Sprint(i), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -141,12 +142,12 @@ func TestAStoreThatIsNotSharedIsRefusedAtOnce(t *testing.T) {
 	}
 	defer alone.Close()
 	begun := time.Now()
-	_, err = Open(ctx, dir, func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) })
+	_, err = Open(ctx, dir, Driver{"badger", func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }})
 	var held *engine.LockedError
 	if !errors.As(err, &held) || !strings.Contains(held.Holder, fmt.Sprintf("pid %d ", os.Getpid())) {
 		t.Error(err)
 	}
-	if time.Since(begun) > answerWait {
+	if time.Since(begun) > usual.open {
 		t.Error("it waited for an answer")
 	}
 }
@@ -162,10 +163,10 @@ func TestASocketOfAKilledOwnerIsReplaced(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	if err := set(join(t, dir, d.driver, answerWait), "a", "1"); err != nil {
+	if err := set(join(t, dir, d.driver), "a", "1"); err != nil {
 		t.Fatal(err)
 	}
-	if get(t, join(t, dir, d.driver, answerWait), "a") != "1" || d.opened.Load() != 1 {
+	if get(t, join(t, dir, d.driver), "a") != "1" || d.opened.Load() != 1 {
 		t.Error("the second engine did not reach the first one")
 	}
 }
@@ -173,6 +174,9 @@ func TestASocketOfAKilledOwnerIsReplaced(t *testing.T) {
 // hold makes this process the owner of dir, with a listener in place of a store. serve is called with each connection.
 func hold(t *testing.T, dir string, serve func(net.Conn)) {
 	t.Helper()
+	if _, err := localdir.Prepare(dir); err != nil {
+		t.Fatal(err)
+	}
 	lock, err := localdir.Lock(dir, ownerLock)
 	if err != nil {
 		t.Fatal(err)
@@ -206,15 +210,14 @@ func TestAnOwnerThatDoesNotAnswerIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			hold(t, dir, serve)
-			e := &Engine{dir: dir, open: newDisk().driver, wait: 50 * time.Millisecond, joining: make(chan struct{}, 1)}
-			_, err := e.start(ctx)
+			_, err := open(ctx, dir, Driver{"disk", newDisk().driver}, patience{open: 50 * time.Millisecond})
 			var held *engine.LockedError
 			if !errors.As(err, &held) || !strings.Contains(held.Holder, fmt.Sprintf("pid %d ", os.Getpid())) || !errors.Is(err, engine.ErrUnavailable) {
 				t.Error(err)
 			}
 			ended, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 			defer cancel()
-			if _, err := Open(ended, dir, newDisk().driver); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := Open(ended, dir, Driver{"disk", newDisk().driver}); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("with a context that ends: %v", err)
 			}
 		})
@@ -227,7 +230,7 @@ func TestVersionsThatDifferRefuseEachOther(t *testing.T) {
 		hello, _ := endFrame(append(make([]byte, 4), "turnstone-shared 77 and something new"...))
 		c.Write(hello)
 	})
-	if _, err := Open(ctx, dir, newDisk().driver); !errors.Is(err, engine.ErrLocked) || !strings.Contains(err.Error(), "version 77") {
+	if _, err := Open(ctx, dir, Driver{"disk", newDisk().driver}); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "version 77") {
 		t.Error(err)
 	}
 }
@@ -254,21 +257,21 @@ func TestAPeerOfAnotherUserIsRefused(t *testing.T) {
 }
 
 func TestALongPathIsNoHindrance(t *testing.T) {
-	if maxPath != 107 {
-		t.Skip("not on this system")
+	if runtime.GOOS != "linux" {
+		t.Skip("on this system a socket needs a short path")
 	}
 	dir, d := filepath.Join(t.TempDir(), strings.Repeat("x", 120)), newDisk()
-	if err := set(join(t, dir, d.driver, answerWait), "a", "1"); err != nil {
+	if err := set(join(t, dir, d.driver), "a", "1"); err != nil {
 		t.Fatal(err)
 	}
-	if get(t, join(t, dir, d.driver, answerWait), "a") != "1" || d.opened.Load() != 1 {
+	if get(t, join(t, dir, d.driver), "a") != "1" || d.opened.Load() != 1 {
 		t.Error("the second engine did not reach the first one")
 	}
 }
 
 func TestAnOwnerWhoseDriverFailedGivesTheStoreUp(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	owner, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	if err := set(other, "a", "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +294,7 @@ func TestAnOwnerWhoseDriverFailedGivesTheStoreUp(t *testing.T) {
 
 func TestABatchWhoseReplyIsLostHasAnUnknownOutcome(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	owner, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	begun, end := make(chan struct{}), make(chan struct{})
 	d.after = func(n int32, err error) error {
 		if n == 1 {
@@ -315,7 +318,7 @@ func TestABatchWhoseReplyIsLostHasAnUnknownOutcome(t *testing.T) {
 
 func TestAReadWhoseReplyIsLostIsRepeated(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	owner, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	if err := set(owner, "a", "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +342,7 @@ func TestAReadWhoseReplyIsLostIsRepeated(t *testing.T) {
 
 func TestAnApplyThatOutlivesItsContextIsAwaitedForAMoment(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	_, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	_, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	ending, cancel := context.WithCancel(ctx)
 	d.after = func(_ int32, err error) error {
 		cancel()
@@ -370,7 +373,7 @@ func TestAnApplyThatOutlivesItsContextIsAwaitedForAMoment(t *testing.T) {
 
 func TestACallThatIsCancelledEndsAtTheOwner(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	owner, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	ending, cancel := context.WithCancel(ctx)
 	d.before = func(_ int32, op string) error {
 		if op == "vacuum" {
@@ -383,15 +386,15 @@ func TestACallThatIsCancelledEndsAtTheOwner(t *testing.T) {
 	}
 	// The vacuum of this driver ends when its context does. The owner waits for it.
 	begun := time.Now()
-	if err := owner.Close(); err != nil || time.Since(begun) >= closeWait {
+	if err := owner.Close(); err != nil || time.Since(begun) >= usual.close {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
 }
 
 func TestACallGivesUpWhenOwnersKeepFailing(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	e := join(t, dir, d.driver, answerWait)
-	other := join(t, dir, func(string) (engine.Engine, error) { return nil, engine.ErrCorrupt }, answerWait)
+	e := join(t, dir, d.driver)
+	other := join(t, dir, func(string) (engine.Engine, error) { return nil, engine.ErrCorrupt })
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +405,7 @@ func TestACallGivesUpWhenOwnersKeepFailing(t *testing.T) {
 
 func TestMoreCallsThanConnectionsAreServed(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	_, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	_, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	var running, most atomic.Int32
 	d.before = func(int32, string) error {
 		n := running.Add(1)
@@ -428,7 +431,7 @@ func TestMoreCallsThanConnectionsAreServed(t *testing.T) {
 
 func TestErrorsCrossTheSocket(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	_, other := join(t, dir, d.driver, answerWait), join(t, dir, d.driver, answerWait)
+	_, other := join(t, dir, d.driver), join(t, dir, d.driver)
 	for _, want := range wireErrors {
 		if want == engine.ErrClosed {
 			continue // is never shown: the store is opened again
@@ -455,7 +458,7 @@ func TestErrorsCrossTheSocket(t *testing.T) {
 
 func TestMalformedMessagesEndTheConnectionAlone(t *testing.T) {
 	dir, d := t.TempDir(), newDisk()
-	owner := join(t, dir, d.driver, answerWait)
+	owner := join(t, dir, d.driver)
 	for name, message := range map[string][]byte{
 		"no such operation": frame('x'),
 		"half a request":    frame(opApply, 0, 200),
@@ -468,13 +471,13 @@ func TestMalformedMessagesEndTheConnectionAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readFrame(c); err != nil {
+		if _, err := readFrame(c, maxFrame); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Write(message); err != nil {
 			t.Fatal(err)
 		}
-		if reply, err := readFrame(c); err == nil && (reply[0] != statusError || !bytes.Contains(reply, []byte(errProtocol.Error()))) {
+		if reply, err := readFrame(c, maxFrame); err == nil && (reply[0] != statusError || !bytes.Contains(reply, []byte(errProtocol.Error()))) {
 			t.Errorf("%s: %q", name, reply)
 		}
 		c.Close()
@@ -493,17 +496,21 @@ func TestAReplyThatIsMalformedIsAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
+			id, err := localdir.Prepare(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
 			hold(t, dir, func(c net.Conn) {
-				hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, 1, 2, 3, 4))
+				hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1, 2, 3, 4))
 				c.Write(hello)
 				for {
-					if _, err := readFrame(c); err != nil {
+					if _, err := readFrame(c, maxFrame); err != nil {
 						return
 					}
 					c.Write(reply)
 				}
 			})
-			e, err := Open(ctx, dir, newDisk().driver)
+			e, err := Open(ctx, dir, Driver{"disk", newDisk().driver})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -513,6 +520,11 @@ func TestAReplyThatIsMalformedIsAnError(t *testing.T) {
 			}
 			if v, err := e.Get(ctx, []byte("a")); !errors.Is(err, errProtocol) {
 				t.Errorf("%q, %v", v, err)
+			}
+			if reply[4] != statusOK { // which is right for a batch
+				if err := e.Apply(ctx, &engine.Batch{}); !errors.Is(err, errProtocol) || !errors.Is(err, engine.ErrUnknown) {
+					t.Errorf("a batch: %v", err)
+				}
 			}
 		})
 	}
@@ -532,7 +544,7 @@ func FuzzRequests(f *testing.F) {
 			return
 		}
 		d := newDisk()
-		o := &owner{driver: &driver{disk: d}}
+		o := &owner{of: &Engine{}, driver: &driver{disk: d}}
 		reply := o.answer(ctx, request)
 		if n := binary.LittleEndian.Uint32(reply); int(n) != len(reply)-4 || reply[4] != statusOK && reply[4] != statusError {
 			t.Errorf("%q", reply)

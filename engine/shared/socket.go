@@ -1,18 +1,10 @@
 package shared
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
-	"syscall"
 )
-
-// absent reports whether a dial failed because no process listens on the socket.
-func absent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-}
 
 // peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is that of this process.
 func peer(c *net.UnixConn, userOf func(fd int) (uid int, err error)) error {

@@ -11,9 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// The protocol. The owner greets each connection with a text that has the version and the
-// engine's limits. Then the client sends a request, the owner answers it, and so on. Each message
-// is a frame: four bytes with the length, and that many bytes, of which the first is the
+// The protocol. The owner greets each connection with a text. Then the client sends a request, the owner answers it, and so on. Each message
+// is a frame: four bytes with the length, and that many bytes. The first of them is the
 // operation of a request or the status of a reply. Numbers are varints. A byte string follows its length
 // plus one; zero stands for nil.
 const (
@@ -28,11 +27,12 @@ const (
 )
 
 const (
-	greeting = "turnstone-shared %d %d %d %d %d" // protocolVersion and the fields of engine.Limits
+	greeting = "turnstone-shared %d %s %s %d %d %d %d" // protocolVersion, Driver.Name, the directory's identity, the fields of engine.Limits
 	// protocolVersion changes with the messages. Processes of different versions refuse each other.
 	protocolVersion = 1
-	// maxFrame bounds a frame, so that a broken peer can't make a process allocate what it says.
-	maxFrame = 1 << 30
+	// What a frame may have. A request has one batch, or the keys of one read; a reply may have the values of these keys.
+	maxRequest = 64 << 20
+	maxFrame   = 1 << 30
 )
 
 // errProtocol means that what came is no message of the protocol.
@@ -50,19 +50,25 @@ func endFrame(frame []byte) ([]byte, error) {
 	return frame, nil
 }
 
-// readFrame reads a frame, and returns it without its length.
-func readFrame(r io.Reader) ([]byte, error) {
+// readFrame reads a frame of at most max bytes, and returns it without its length. It allocates no more than twice what has come.
+func readFrame(r io.Reader, max int) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
-	n := binary.LittleEndian.Uint32(head[:])
-	if n == 0 || n > maxFrame {
+	n := int(binary.LittleEndian.Uint32(head[:]))
+	if n == 0 || n > max {
 		return nil, fmt.Errorf("%w: length %d", errProtocol, n)
 	}
-	frame := make([]byte, n)
-	_, err := io.ReadFull(r, frame)
-	return frame, err
+	const step = 1 << 20
+	frame := make([]byte, min(n, step))
+	for have := 0; ; {
+		if _, err := io.ReadFull(r, frame[have:]); err != nil || len(frame) == n {
+			return frame, err
+		}
+		have = len(frame)
+		frame = append(frame, make([]byte, min(have, n-have))...)
+	}
 }
 
 func appendBytes(to, b []byte) []byte {
@@ -127,29 +133,20 @@ func (d *decoder) bytes() []byte {
 	return b
 }
 
-// count returns how many elements of at least one byte each follow.
-func (d *decoder) count() int {
-	n := d.number()
-	if n > uint64(len(d.b)) {
-		d.b, d.bad = nil, true
-		return 0
+// each calls f for each of the elements that follow, until one is malformed.
+func (d *decoder) each(f func()) {
+	for n := d.number(); n > 0 && !d.bad; n-- {
+		f()
 	}
-	return int(n)
 }
 
-func (d *decoder) list() [][]byte {
-	list := make([][]byte, d.count())
-	for i := range list {
-		list[i] = d.bytes()
-	}
+func (d *decoder) list() (list [][]byte) {
+	d.each(func() { list = append(list, d.bytes()) })
 	return list
 }
 
-func (d *decoder) pairs() []engine.Pair {
-	pairs := make([]engine.Pair, d.count())
-	for i := range pairs {
-		pairs[i] = engine.Pair{Key: d.bytes(), Value: d.bytes()}
-	}
+func (d *decoder) pairs() (pairs []engine.Pair) {
+	d.each(func() { pairs = append(pairs, engine.Pair{Key: d.bytes(), Value: d.bytes()}) })
 	return pairs
 }
 

@@ -57,6 +57,7 @@ var errorTypes = []struct {
 	{"format", []error{record.ErrFormat, engine.ErrNewer}},
 	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
 	{"no_space", []error{engine.ErrNoSpace}},
+	{"read_only", []error{engine.ErrReadOnly}},
 	{"closed", []error{engine.ErrClosed}},
 	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, namespace.ErrUnfinishedCopy}},
 }

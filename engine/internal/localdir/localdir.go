@@ -19,13 +19,15 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// lockName is the file that the holder locks and describes itself in.
-const lockName = "turnstone.lock"
+const (
+	lockName  = "turnstone.lock"  // the holder locks it and describes itself in it
+	usersName = "turnstone.users" // those who share a store lock it for as long as they do, whoever holds the directory
+)
 
 // A Dir is a directory held by this process.
 type Dir struct {
-	Path string
-	lock *os.File // nil if nothing is locked
+	Path  string
+	locks []*os.File
 
 	mu      sync.Mutex // guards checked and left
 	checked time.Time
@@ -47,25 +49,75 @@ const checkEvery = 100 * time.Millisecond
 // Open creates path with mode 0700 if it does not exist, and locks it. An empty
 // directory of this user's is made private; one that holds something and that
 // others may enter is refused, and so is another user's. Open fails with
-// *engine.LockedError when the directory is held already. It needs no free space.
-func Open(path string) (*Dir, error) { return Lock(path, lockName) }
-
-// Lock is like Open, but locks the file called name in the directory. Locks of different names are independent.
-func Lock(path, name string) (*Dir, error) {
+// *engine.LockedError when the directory is held already, or read. It needs no free space.
+func Open(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
+	if _, err := Prepare(path); err != nil {
+		return nil, err
+	}
+	d, err := Lock(path, lockName)
+	if err != nil {
+		return nil, err
+	}
+	// Who only reads locks the directory itself, because there may be no file to lock.
+	if err := d.lockSelf(syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// Prepare makes the directory that Open would make, and checks it as Open does.
+func Prepare(path string) (ID, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
+		return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
 	// A parent that this user may not read is somebody else's to make durable.
 	if err := Sync(filepath.Dir(path)); err != nil && !errors.Is(err, os.ErrPermission) {
-		return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
+		return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
 	if err := private(path); err != nil {
-		return nil, err
+		return "", err
 	}
+	return Check(path)
+}
+
+// An ID tells a directory from all others of the machine, whatever their names. It has no spaces.
+type ID string
+
+// Check returns the identity of a directory, or an error if it does not exist, or somebody else may enter it.
+func Check(path string) (ID, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	st, err := owned(path, info)
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		err = fmt.Errorf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", path, info.Mode().Perm())
+	}
+	if err != nil {
+		return "", err
+	}
+	return ID(fmt.Sprintf("%d-%d", st.Dev, st.Ino)), nil
+}
+
+// owned returns an error unless info is of a directory of this user's.
+func owned(path string, info os.FileInfo) (*syscall.Stat_t, error) {
+	if !info.IsDir() {
+		return nil, fmt.Errorf("engine: %s is not a directory", path)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	if int(st.Uid) != os.Geteuid() {
+		return nil, fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
+	}
+	return st, nil
+}
+
+// Lock locks the file called name in a directory that Prepare has made, and describes this process in it. Locks of different names are independent.
+// It fails with *engine.LockedError when the file is locked already.
+func Lock(path, name string) (*Dir, error) {
 	f, err := os.OpenFile(filepath.Join(path, name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
@@ -78,46 +130,105 @@ func Lock(path, name string) (*Dir, error) {
 	if f.Truncate(0) == nil {
 		f.WriteAt([]byte(me), 0) // for people only: a full disk must not prevent reading
 	}
-	return &Dir{Path: path, lock: f}, nil
+	return &Dir{Path: path, locks: []*os.File{f}}, nil
 }
 
-// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It changes
-// nothing there. If the directory has no file to lock, because it is a copy of a store, nothing is locked.
+// Use notes that this process uses the store in a directory that Prepare has made, although another one may hold it. It fails with *engine.LockedError
+// while the store is being opened for reading only. Where there is no space for that, nothing is noted.
+func Use(path string) (*Dir, error) {
+	f, err := os.OpenFile(filepath.Join(path, usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if Short(err) {
+		return &Dir{Path: path}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("engine: lock %s: %w", path, err)
+	}
+	if err := lock(path, f, syscall.LOCK_SH); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Dir{Path: path, locks: []*os.File{f}}, nil
+}
+
+// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It fails
+// with *engine.LockedError if a process has the directory open, or shares it. It changes nothing there.
 func OpenReadOnly(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	d, users := &Dir{Path: path}, &Dir{Path: path}
+	// A process that opens the directory, or is to share it, fails once these are locked. One that did so before is seen.
+	if err := errors.Join(d.lockOld(lockName, syscall.LOCK_SH), d.lockSelf(syscall.LOCK_SH)); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	err = users.lockOld(usersName, syscall.LOCK_EX)
+	if errors.Is(err, engine.ErrLocked) {
+		err = &engine.LockedError{Path: path, Holder: "processes that share it"}
+	}
+	if err = errors.Join(err, users.Close()); err != nil { // Others may read as well.
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// lockOld locks a file of the directory, if there is one.
+func (d *Dir) lockOld(name string, how int) error {
+	f, err := os.OpenFile(filepath.Join(d.Path, name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		if _, err := os.Stat(path); err != nil {
-			return nil, fmt.Errorf("engine: store directory: %w", err)
-		}
-		return &Dir{Path: path}, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
+		return fmt.Errorf("engine: lock %s: %w", d.Path, mapped(err))
 	}
-	if err := lock(path, f, syscall.LOCK_SH); err != nil {
-		return nil, errors.Join(err, f.Close())
+	if err := lock(d.Path, f, how); err != nil {
+		return errors.Join(err, f.Close())
 	}
-	return &Dir{Path: path, lock: f}, nil
+	d.locks = append(d.locks, f)
+	return nil
+}
+
+// lockSelf locks the directory itself. Not all file systems can do that; then the locks of files are all there is.
+func (d *Dir) lockSelf(how int) error {
+	f, err := os.Open(d.Path)
+	if err != nil {
+		return fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	err = lock(d.Path, f, how)
+	if errors.Is(err, engine.ErrLocked) {
+		return errors.Join(err, f.Close())
+	}
+	if err != nil {
+		return f.Close()
+	}
+	d.locks = append(d.locks, f)
+	return nil
 }
 
 // lock locks f, which is in the directory path, exclusively or shared.
 func lock(path string, f *os.File, how int) error {
-	err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
-	if !errors.Is(err, syscall.EWOULDBLOCK) {
-		if err != nil {
-			err = fmt.Errorf("engine: lock %s: %w", path, err)
+	const looks = 20 // for some milliseconds: who looks whether a file is locked locks it for a moment
+	for n := 1; ; n++ {
+		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+		if err == nil {
+			return nil
 		}
-		return err
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return fmt.Errorf("engine: lock %s: %w", path, err)
+		}
+		if n == looks {
+			break
+		}
+		time.Sleep(time.Duration(n) * 50 * time.Microsecond)
 	}
-	// Those who only read do not describe themselves, so the file still says who had the directory before them.
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
-		return &engine.LockedError{Path: path, Holder: "a process that reads it"}
+	switch who := holder(f); {
+	case how == syscall.LOCK_SH:
+		return &engine.LockedError{Path: path, Holder: who}
+	case syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil:
+		// Those who only read do not describe themselves, so the file still says who had the directory before them.
+		return &engine.LockedError{Path: path, Holder: "a process that reads it, or shares it"}
+	default:
+		return &engine.LockedError{Path: path, Holder: who}
 	}
-	return &engine.LockedError{Path: path, Holder: holder(f)}
 }
 
 // private makes sure that only this user can enter path.
@@ -126,12 +237,8 @@ func private(path string) error {
 	if err != nil {
 		return fmt.Errorf("engine: store directory: %w", mapped(err))
 	}
-	if !info.IsDir() {
-		return fmt.Errorf("engine: %s is not a directory", path)
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	if int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
+	if _, err := owned(path, info); err != nil {
+		return err
 	}
 	mode := info.Mode().Perm()
 	if mode&0o077 == 0 {
@@ -161,10 +268,11 @@ func holder(f *os.File) string {
 
 // Close gives the directory up.
 func (d *Dir) Close() error {
-	if d.lock == nil {
-		return nil
+	var err error
+	for i := len(d.locks) - 1; i >= 0; i-- {
+		err = errors.Join(err, d.locks[i].Close())
 	}
-	return d.lock.Close()
+	return err
 }
 
 // Need returns an error that matches engine.ErrNoSpace if less than r is free. It reads

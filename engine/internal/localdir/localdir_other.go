@@ -16,6 +16,24 @@ var errSystem = errors.New("engine: embedded engines run on Linux and macOS only
 // Open fails.
 func Open(string) (*Dir, error) { return nil, errSystem }
 
+// OpenReadOnly fails.
+func OpenReadOnly(string) (*Dir, error) { return nil, errSystem }
+
+// Lock fails.
+func Lock(string, string) (*Dir, error) { return nil, errSystem }
+
+// Use fails.
+func Use(string) (*Dir, error) { return nil, errSystem }
+
+// ID is unused on this system.
+type ID string
+
+// Prepare fails.
+func Prepare(string) (ID, error) { return "", errSystem }
+
+// Check fails.
+func Check(string) (ID, error) { return "", errSystem }
+
 // Close does nothing.
 func (d *Dir) Close() error { return nil }
 
