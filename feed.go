@@ -71,8 +71,8 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 // tombstone and change of metadata of all sessions, in one order. The feed is off unless it was turned on; then a commit writes
 // one small value more, whoever makes it. Changes are kept for so long, at least a second, after somebody has read the feed or collected, and
 // then go with the next Store.GC. If the feed is on, StartFeed changes how long. It writes to each session once. An error that matches ErrIncomplete says
-// that it was cut off, and the next call, or Store.GC, goes on. If a *record.CorruptError is in that error, it names sessions that are damaged, and
-// the feed is on for all others. Once StartFeed has returned without an error, no earlier call can end the feed or change how long.
+// that it was cut off, and the next call, or Store.GC, goes on. If a *record.CorruptError is in that error, it names sessions whose heads are damaged, so that nobody can commit
+// to them: the feed is on, and the next call, or Store.GC, looks at them again. Once StartFeed has returned without an error, no earlier call can end the feed or change how long.
 func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -85,7 +85,7 @@ func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 
 // StopFeed turns the feed off, and removes what is in it. Watches end. It writes to each session once. An error that matches ErrIncomplete says that
 // it was cut off: the feed is off, unless another call has begun it since, and the next call, or Store.GC, removes the rest. If a *record.CorruptError
-// is in that error, it names sessions that are damaged, and all is removed. Once StopFeed has returned without an error, no earlier call can begin the feed.
+// is in that error, it names sessions whose heads are damaged, and the next call, or Store.GC, looks at them again. Once StopFeed has returned without an error, no earlier call can begin the feed.
 func (s *Store) StopFeed(ctx context.Context) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err

@@ -1,9 +1,11 @@
 package turnstone_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -171,57 +173,112 @@ func TestWA8_ACollectionWorksWhereThereIsNoSpaceToStart(t *testing.T) {
 	}
 }
 
-// Damaged sessions are passed over, by name: the feed is on, or off, for all others.
-func TestWA8_ADamagedSessionIsPassedOver(t *testing.T) {
-	for name, key := range map[string]func(*keys.Space) []byte{
-		"head":     func(s *keys.Space) []byte { return s.Head(s.Session("1")) },
-		"metadata": func(s *keys.Space) []byte { return s.About(s.Session("1")) },
-	} {
-		for _, ends := range []bool{false, true} {
-			mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
-			for i := range 3 {
-				create(t, st, turnstone.Request{ID: fmt.Sprint(i)}, []byte("x"))
-			}
-			if ends {
-				startFeed(t, st)
-			}
-			at := key(turnstone.SpaceOf(st))
-			vs, err := mem.Get(ctx, at)
-			if err != nil {
-				t.Fatal(err)
-			}
-			whole := &engine.Batch{}
-			whole.Set(at, vs[0])
-			vs[0] = append([]byte(nil), vs[0]...)
-			vs[0][len(vs[0])-1] ^= 1
-			damage := &engine.Batch{}
-			damage.Set(at, vs[0])
-			if err := mem.Apply(ctx, damage); err != nil {
-				t.Fatal(err)
-			}
-			st = openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
-			var corrupt *record.CorruptError
-			if err := turnFeed(st, !ends); !errors.As(err, &corrupt) || !errors.Is(err, turnstone.ErrIncomplete) {
-				t.Errorf("%s, ends %v: %v", name, ends, err)
-			}
-			f, err := st.Feed(ctx)
-			if ends != errors.Is(err, turnstone.ErrFeedOff) {
-				t.Errorf("%s, ends %v: %v", name, ends, err)
-			}
-			for _, id := range []string{"0", "2"} {
-				commitTo(t, session(t, st, id), turnstone.Commit{})
-			}
-			if ends {
-				if l := letters(t, mem); l[keys.Pending]+l[keys.Change] != 0 {
-					t.Errorf("%s: %v", name, l)
+// Heads that are damaged are passed over, by name: the feed is on, or off, for all others. Whoever looks after the feed next looks at them again.
+func TestWA8_DamagedHeadsArePassedOverUntilTheyAreWhole(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		for name, again := range map[string]func(*turnstone.Store) error{
+			"again":      func(st *turnstone.Store) error { return turnFeed(st, !ends) },
+			"collection": func(st *turnstone.Store) error { _, err := st.GC(ctx, gc.Options{}); return err },
+		} {
+			for _, lost := range []bool{false, true} { // the reply of the last batch
+				mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+				for i := range 14 {
+					create(t, st, turnstone.Request{ID: fmt.Sprint(i)}, []byte("x"))
 				}
-			} else if got, err := changes(st, f.End); err != nil || len(got) != 2 {
-				t.Errorf("%s: %d changes, %v", name, len(got), err)
-			}
-			if err := mem.Apply(ctx, whole); err != nil {
-				t.Fatal(err)
+				if ends {
+					startFeed(t, st)
+				}
+				damage, whole := &engine.Batch{}, &engine.Batch{}
+				for i := range 12 {
+					at := turnstone.SpaceOf(st).Head(turnstone.SpaceOf(st).Session(fmt.Sprint(i)))
+					vs, err := mem.Get(ctx, at)
+					if err != nil {
+						t.Fatal(err)
+					}
+					whole.Set(at, vs[0])
+					bad := bytes.Clone(vs[0])
+					bad[len(bad)-1] ^= 1
+					damage.Set(at, bad)
+				}
+				if err := mem.Apply(ctx, damage); err != nil {
+					t.Fatal(err)
+				}
+				f := &enginetest.Faulty{Engine: mem}
+				st = openStore(t, f, &turnstone.Options{NoAutoSeal: true})
+				applies := 0
+				f.Plan = func(c enginetest.Call) enginetest.Fault {
+					if c.Op == "Apply" {
+						applies++
+					}
+					// Each second batch takes effect, and its reply is lost.
+					if lost && c.Op == "Apply" && applies%2 == 0 {
+						return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+					}
+					return enginetest.Fault{}
+				}
+				var corrupt *record.CorruptError
+				err := turnFeed(st, !ends)
+				if !errors.As(err, &corrupt) || !strings.Contains(corrupt.Object, "head of session \"") || !errors.Is(err, turnstone.ErrIncomplete) ||
+					errors.Is(err, turnstone.ErrOutcomeUnknown) || !strings.Contains(err.Error(), "and 2 more") {
+					t.Errorf("ends %v, a reply is lost: %v: %v", ends, lost, err)
+				}
+				f.Plan = nil
+				feed, err := st.Feed(ctx)
+				if ends != errors.Is(err, turnstone.ErrFeedOff) {
+					t.Errorf("ends %v: %v", ends, err)
+				}
+				if again(st) == nil {
+					t.Errorf("%s, ends %v: it does not look again", name, ends)
+				}
+				if err := mem.Apply(ctx, whole); err != nil {
+					t.Fatal(err)
+				}
+				if err := again(st); err != nil {
+					t.Errorf("%s, ends %v: %v", name, ends, err)
+				}
+				for i := range 14 {
+					commitTo(t, session(t, st, fmt.Sprint(i)), turnstone.Commit{})
+				}
+				if ends {
+					if l := letters(t, mem); l[keys.Pending]+l[keys.Change]+l[keys.FeedEnd] != 0 {
+						t.Errorf("%s: %v", name, l)
+					}
+				} else if got, err := changes(st, feed.End); err != nil || len(got) != 14 {
+					t.Errorf("%s: %d changes, %v", name, len(got), err)
+				}
+				verify(t, st)
 			}
 		}
+	}
+}
+
+// A start after an end that damage holds up begins another feed.
+func TestWA8_AStartAfterAnEndThatDamageHoldsUp(t *testing.T) {
+	mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	for _, id := range []string{"a", "b"} {
+		create(t, st, turnstone.Request{ID: id}, []byte("x"))
+	}
+	begin := startFeed(t, st)
+	space := turnstone.SpaceOf(st)
+	b := &engine.Batch{}
+	b.Set(space.Head(space.Session("a")), []byte("no head"))
+	if err := mem.Apply(ctx, b); err != nil {
+		t.Fatal(err)
+	}
+	st = openStore(t, mem, &turnstone.Options{NoAutoSeal: true})
+	if err := st.StopFeed(ctx); !errors.Is(err, turnstone.ErrIncomplete) {
+		t.Fatal(err)
+	}
+	if err := st.StartFeed(ctx, time.Hour); !errors.Is(err, turnstone.ErrIncomplete) {
+		t.Error(err)
+	}
+	f := feedOf(t, st)
+	if _, err := changes(st, begin); !errors.Is(err, turnstone.ErrCursorExpired) {
+		t.Errorf("a cursor of the feed that ended: %v", err)
+	}
+	commitTo(t, session(t, st, "b"), turnstone.Commit{})
+	if got, err := changes(st, f.End); err != nil || len(got) != 1 {
+		t.Errorf("%d changes, %v", len(got), err)
 	}
 }
 

@@ -47,13 +47,13 @@ func (a *app) gc() *cobra.Command {
 			}
 			r, err := on.GC(cmd.Context(), o)
 			finish()
-			if err != nil {
+			switch {
+			case r == nil:
 				return err
+			case asLines:
+				return errors.Join(asJSON(cmd.OutOrStdout(), r), err)
 			}
-			if asLines {
-				return asJSON(cmd.OutOrStdout(), r)
-			}
-			return printGC(cmd.OutOrStdout(), r, o)
+			return errors.Join(printGC(cmd.OutOrStdout(), r, o), err)
 		}),
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "change nothing, print what would be deleted")

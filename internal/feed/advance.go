@@ -42,7 +42,7 @@ func read(ctx context.Context, s history.Store) (sw Switch, end End, values [][]
 	if sw.State == Off && values[1] != nil {
 		return sw, end, nil, codec.Corrupt(record.ErrMissing, "record of the feed")
 	}
-	if sw.State != On {
+	if !sw.on() {
 		return sw, end, nil, ErrOff
 	}
 	end, err = OpenEnd(ks[1], values[1])

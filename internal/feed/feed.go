@@ -73,11 +73,15 @@ const (
 	Off       State = iota
 	Beginning       // changes are told, but not all commits are
 	On
-	Ending // no change has to be told
+	Ending   // no change has to be told
+	OnInPart // on, and heads that could not be read were passed over
 )
 
+// on reports whether the feed can be read.
+func (s *Switch) on() bool { return s.State == On || s.State == OnInPart }
+
 // tells reports whether changes have to be told.
-func (s *Switch) tells() bool { return s.State == Beginning || s.State == On }
+func (s *Switch) tells() bool { return s.State == Beginning || s.on() }
 
 // Seal returns s's record for key.
 func (s *Switch) Seal(key []byte) []byte {
@@ -101,7 +105,7 @@ func OpenSwitch(key, value []byte) (s Switch, err error) {
 			s.Writes, m = codec.Uvarint(body[17+max(n, 0):])
 			s.Keep = time.Duration(keep)
 		}
-		if n <= 0 || m <= 0 || 17+n+m != len(body) || s.State > Ending || s.Keep < 0 || s.Writes == 0 {
+		if n <= 0 || m <= 0 || 17+n+m != len(body) || s.State > OnInPart || s.Keep < 0 || s.Writes == 0 {
 			err = fmt.Errorf("%w: feed", record.ErrMalformed)
 		}
 	}

@@ -19,19 +19,19 @@ import (
 )
 
 // Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each session. If it is
-// cut off, the next one goes on. Sessions that are damaged are passed over: nobody can commit to them. The error names them,
-// and the feed is on. random fills a slice with random bytes.
+// cut off, the next one goes on. Heads that are damaged are passed over, as nobody can commit to such sessions; the error names them. The feed is on then,
+// and the next start or collection looks at all heads again. random fills a slice with random bytes.
 func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
+	var cleaned *Switch // an end that this call has finished, as far as it can be
 	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) (write bool, err error) {
-			switch sw.State {
-			case Off:
+			switch {
+			case sw.State == Off, cleaned != nil && *sw == *cleaned:
 				sw.State = Beginning
 				random(sw.ID[:])
 				key := s.Space.FeedEnd()
 				b.Set(key, End{1, 1}.Seal(key))
-			case On:
-			default: // A start or a stop was cut off, or is at it.
+			case sw.State != On: // A start or an end was cut off, or is at it.
 				return false, nil
 			}
 			sw.Keep, b.Reclaim = keep, false
@@ -39,12 +39,12 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 		})
 		switch {
 		case err != nil:
-		case sw.State == Beginning:
-			err = begin(ctx, c, s, sw, keep)
 		case sw.State == Ending:
-			if err = stop(ctx, s, &sw.ID); err == nil {
-				err = engine.ErrConflict // Begin anew.
+			if _, err = clean(ctx, c, s, &sw); err == nil {
+				cleaned, err = &sw, engine.ErrConflict // Begin anew.
 			}
+		case sw.State != On:
+			err = begin(ctx, c, s, sw, keep)
 		}
 		return err
 	})
@@ -58,20 +58,26 @@ func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch, ke
 	if err != nil {
 		return err
 	}
+	to := On
+	if damaged != nil {
+		to = OnInPart
+	}
 	if _, err := set(ctx, c, s, func(now *Switch, _ *engine.Batch) (write bool, err error) {
 		if *now != sw {
 			return false, engine.ErrConflict
 		}
-		now.State, now.Keep = On, keep
-		return true, nil
+		write = now.State != to || now.Keep != keep
+		now.State, now.Keep = to, keep
+		return write, nil
 	}); err != nil {
 		return err
 	}
+	c.Unknown = false // All batches stand.
 	return damaged
 }
 
-// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on. Sessions that are damaged are passed over, and the
-// error names them.
+// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on. Heads that are damaged are passed over, and the
+// error names them: the feed is off then, and the next end or collection looks at all heads again.
 func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil) }
 
 // stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that was begun since.
@@ -90,28 +96,38 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 			return err
 		}
 		of = &sw.ID
-		c.Partly = true // From now on nobody reads the feed.
-		damaged, err := sweep(ctx, c, s, &sw)
+		damaged, err := clean(ctx, c, s, &sw)
 		if err != nil {
 			return err
 		}
-		for _, letter := range []byte{keys.Pending, keys.Change} {
-			if err := remove(ctx, c, s, letter, &sw); err != nil {
-				return err
-			}
+		if damaged != nil {
+			c.Unknown = false // All batches stand.
+			return damaged
 		}
-		if _, err := set(ctx, c, s, func(now *Switch, b *engine.Batch) (write bool, err error) {
+		_, err = set(ctx, c, s, func(now *Switch, b *engine.Batch) (write bool, err error) {
 			if *now != sw {
 				return false, engine.ErrConflict
 			}
 			now.State = Off
 			b.Delete(s.Space.FeedEnd())
 			return true, nil
-		}); err != nil {
-			return err
-		}
-		return damaged
+		})
+		return err
 	})
+}
+
+// clean removes what is left of a feed that ends: from the heads, and what was told and has numbers. damaged names the heads that can't be read.
+func clean(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (damaged, err error) {
+	c.Partly = true // Nobody reads the feed any more.
+	if damaged, err = sweep(ctx, c, s, sw); err != nil {
+		return nil, err
+	}
+	for _, letter := range []byte{keys.Pending, keys.Change} {
+		if err := remove(ctx, c, s, letter, sw); err != nil {
+			return nil, err
+		}
+	}
+	return damaged, nil
 }
 
 // set changes the record that says whether the feed is on, if edit says so, and returns what it is then. A call that finds the feed as it
@@ -137,54 +153,73 @@ func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Swit
 }
 
 // sweep sets in the head of each session whether its commits tell the feed of themselves, as the feed's record says. A session that is
-// created or renamed meanwhile reads that record itself. damaged names sessions that can't be read. The error is a conflict if the record
+// created or renamed meanwhile reads that record itself. damaged names the heads that can't be read. The error is a conflict if the feed's record
 // has changed.
 func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (damaged, err error) {
+	const most = 10
 	var named []error
-	for about, err := range s.Abouts(ctx) {
+	more := 0
+	for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.Head)) {
 		if err == nil {
-			if err = sweepSession(ctx, c, s, about.Incarnation, sw); err != nil {
-				err = fmt.Errorf("session %q: %w", about.ID, err)
-			}
+			err = sweepHead(ctx, c, s, p, sw)
 		}
 		var damage *record.CorruptError
 		switch {
 		case err == nil:
 		case !errors.As(err, &damage):
 			return nil, err
-		case len(named) < 10:
+		case len(named) == most:
+			more++
+		default:
 			named = append(named, err)
 		}
+	}
+	if more > 0 {
+		named = append(named, fmt.Errorf("and %d more", more))
 	}
 	return errors.Join(named...), nil
 }
 
-func sweepSession(ctx context.Context, c *change.Change, s history.Store, inc heads.Incarnation, sw *Switch) error {
+// sweepHead is sweep for the head in a pair.
+func sweepHead(ctx context.Context, c *change.Change, s history.Store, p engine.Pair, sw *Switch) error {
 	key, tells := s.Space.Feed(), sw.tells()
 	record := sw.Seal(key)
 	for {
-		session, _, err := s.ByIncarnation(ctx, inc)
-		if err != nil || session == nil {
-			return err
+		h, err := heads.OpenHead(p.Key, p.Value)
+		if err != nil {
+			return codec.Corrupt(err, "head of %s", nameOf(ctx, s, p.Key))
 		}
-		h, value, _, err := session.ReadHead(ctx, 0)
-		if errors.Is(err, history.ErrSessionDeleted) {
-			continue // or renamed
+		if h.Tells() == tells {
+			return nil
 		}
-		if err != nil || h.Tells() == tells {
-			return err
-		}
-		next := *h
-		next.SetFed(tells, time.Time{}) // By no clock: the first commit that tells sets its time.
+		h.SetFed(tells, time.Time{}) // By no clock: the first commit that tells sets its time.
 		b := &engine.Batch{Reclaim: !tells}
 		b.Guard(key, record)
-		b.Guard(session.HeadKey, value)
-		b.Set(session.HeadKey, next.Seal(session.HeadKey))
+		b.Guard(p.Key, p.Value)
+		b.Set(p.Key, h.Seal(p.Key))
 		var conflict *engine.ConflictError
 		if err = c.Apply(ctx, b); !errors.Is(err, engine.ErrConflict) || errors.As(err, &conflict) && bytes.Equal(conflict.Key, key) {
 			return err
 		}
+		vs, err := s.Engine.Get(ctx, p.Key)
+		if err != nil || vs[0] == nil { // deleted, or renamed
+			return err
+		}
+		p.Value = vs[0]
 	}
+}
+
+// nameOf returns how to call the session whose head is at a key, as far as that is known.
+func nameOf(ctx context.Context, s history.Store, key []byte) string {
+	if _, fields, ok := s.Space.Fields(key); ok && len(fields) == len(keys.Hash{}) {
+		about := s.Space.About(keys.Hash(fields))
+		if vs, err := s.Engine.Get(ctx, about); err == nil {
+			if a, err := heads.OpenAbout(about, vs[0]); err == nil {
+				return fmt.Sprintf("session %q", a.ID)
+			}
+		}
+	}
+	return fmt.Sprintf("the session at key %x", key)
 }
 
 // remove deletes all values whose keys have this letter (see package keys). The error is a conflict if the feed's record is no longer sw.
@@ -228,9 +263,13 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 		}
 	case sw.State == Ending:
 		err = stop(ctx, s, &sw.ID)
-	case sw.State == On:
+	case sw.on():
 		if _, _, err = Advance(ctx, s, now); err == nil {
 			err = Trim(ctx, s, now)
+		}
+		if err == nil && sw.State == OnInPart {
+			c := &change.Change{Engine: s.Engine}
+			err = c.Result(begin(ctx, c, s, sw, sw.Keep))
 		}
 	}
 	if errors.Is(err, ErrOff) || errors.Is(err, ErrTrimmed) || errors.Is(err, engine.ErrConflict) { // Somebody else began or ended it.

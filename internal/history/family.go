@@ -93,7 +93,7 @@ func (s Store) Abouts(ctx context.Context) iter.Seq2[*heads.About, error] {
 				about, err = heads.OpenAbout(p.Key, p.Value)
 				err = codec.Corrupt(err, "metadata at key %x", p.Key)
 			}
-			if !yield(about, err) {
+			if !yield(about, err) || err != nil {
 				return
 			}
 		}
