@@ -60,9 +60,17 @@ func own(e *Engine) (_ *owner, err error) {
 		return nil, err
 	}
 	o := &owner{of: e, driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
-	if lock != nil && o.listen() == nil {
-		go o.accept()
+	if lock == nil {
+		return o, nil
 	}
+	if o.listen() != nil { // Others are told that the store is not shared.
+		o.lock = nil
+		if err := lock.Close(); err != nil {
+			return nil, errors.Join(err, driver.Close())
+		}
+		return o, nil
+	}
+	go o.accept()
 	return o, nil
 }
 

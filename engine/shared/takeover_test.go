@@ -226,10 +226,109 @@ func TestAnOwnerThatHangsFailsAllCallsAtOnce(t *testing.T) {
 	if took := time.Since(begun); took > 10*quick.takeOver {
 		t.Errorf("%v, where each one waits %v", took, quick.takeOver)
 	}
-	calls.Go(func() { _ = set(other, "a", "1") })
-	time.Sleep(quick.takeOver / 4)
-	within(t, 5*time.Second, func() { other.Close() })
+	other.wait.takeOver = time.Minute
+	calls.Go(func() {
+		if err := set(other, "a", "1"); !errors.Is(err, engine.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	time.Sleep(20 * time.Millisecond)
+	within(t, 10*time.Second, func() { other.Close() })
 	calls.Wait()
+}
+
+// A process that is becoming the owner when it closes the engine leaves no store open.
+func TestCloseWaitsForAStoreThatIsBeingOpened(t *testing.T) {
+	dir, d := private(t), newDisk()
+	owner := join(t, dir, d.driver)
+	opening, open := make(chan struct{}), make(chan struct{})
+	other := join(t, dir, func(dir string) (engine.Engine, error) {
+		close(opening)
+		<-open
+		return d.driver(dir)
+	})
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- set(other, "a", "1") }()
+	<-opening
+	closed := make(chan error, 1)
+	go func() { closed <- other.Close() }()
+	select {
+	case <-closed:
+		t.Error("Close has not waited")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(open)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := <-failed; !errors.Is(err, engine.ErrClosed) {
+		t.Error(err)
+	}
+	if _, err := d.driver(dir); err != nil {
+		t.Errorf("the store is open still: %v", err)
+	}
+}
+
+// Calls that have found the same owner gone get one new side.
+func TestOneSideIsLookedForAtATime(t *testing.T) {
+	dir, d := private(t), newDisk()
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
+	old := other.side
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := set(other, "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	now := other.side
+	<-other.join(old).done // as a call does that is late
+	if other.side != now {
+		t.Error("the owner looks for another one")
+	}
+}
+
+// When an owner is killed, its driver's lock may be held a moment longer than that of the owner.
+func TestALockThatIsAboutToBeFreeIsAwaited(t *testing.T) {
+	dir, d := private(t), newDisk()
+	owner := join(t, dir, d.driver)
+	var tried atomic.Int32
+	other := join(t, dir, func(dir string) (engine.Engine, error) {
+		if tried.Add(1) < 4 {
+			return nil, &engine.LockedError{Path: dir, Holder: "a process that is ending"}
+		}
+		return d.driver(dir)
+	})
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := set(other, "a", "1"); err != nil || tried.Load() != 4 {
+		t.Error(err, tried.Load())
+	}
+}
+
+// A call that every owner sends back ends.
+func TestACallGivesUpAfterManyOwners(t *testing.T) {
+	dir := private(t)
+	id, err := localdir.Prepare(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold(t, dir, func(c net.Conn) {
+		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000))
+		c.Write(hello)
+		if _, err := readFrame(c, maxRequest); err == nil {
+			c.Write(frame(statusBye))
+		}
+	})
+	e := quickly(t, dir, newDisk().driver)
+	within(t, 20*time.Second, func() {
+		if err := set(e, "a", "1"); !errors.Is(err, engine.ErrUnavailable) {
+			t.Error(err)
+		}
+	})
 }
 
 // A directory that was moved away is not made anew, and the store in its place is another one.
@@ -365,6 +464,7 @@ func TestALateGreetingLeavesOtherConnections(t *testing.T) {
 func TestACallLeavesNoDeadlineBehind(t *testing.T) {
 	dir, d := private(t), newDisk()
 	_, other := join(t, dir, d.driver), join(t, dir, d.driver)
+	first := other.side
 	for i := range 2000 {
 		limited, cancel := context.WithCancel(ctx)
 		go func() {
@@ -377,7 +477,7 @@ func TestACallLeavesNoDeadlineBehind(t *testing.T) {
 		if _, err := other.Get(ctx, []byte("a")); err != nil {
 			t.Fatal(err)
 		}
-		if other.side.gone() {
+		if other.side != first {
 			t.Fatal("the owner was left")
 		}
 	}
