@@ -350,7 +350,14 @@ func TestAStoreThatWasMovedAwayIsNotReplaced(t *testing.T) {
 	if err := set(fourth, "b", "2"); err != nil || get(t, third, "a")+get(t, third, "b") != "2" || replaced.opened.Load() != 1 {
 		t.Error(err, replaced.opened.Load())
 	}
-	if err := errors.Join(fourth.Close(), third.Close(), os.RemoveAll(dir)); err != nil {
+	if err := errors.Join(fourth.Close(), third.Close()); err != nil {
+		t.Fatal(err)
+	}
+	opened := d.opened.Load()
+	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrUnavailable) || d.opened.Load() != opened {
+		t.Errorf("a batch for the store that was moved, where another one is: %v", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrUnavailable) {
