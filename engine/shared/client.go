@@ -155,7 +155,7 @@ func (c *client) begin() bool {
 // call sends a request and passes what follows the status of the reply to decode. If batch is set, a request whose
 // reply is lost fails with engine.ErrUnknown; else with errGone, so that it is repeated.
 func (c *client) call(ctx context.Context, request []byte, batch bool, decode func(*decoder)) error {
-	request, err := endFrame(request)
+	request, err := endFrame(request, maxRequest)
 	if err != nil {
 		return err
 	}
@@ -228,14 +228,19 @@ func (c *client) exchange(ctx context.Context, s *conn, request []byte, batch bo
 	if err == nil {
 		return reply, nil
 	}
-	err = c.cut(ctx, err)
-	if !batch {
-		return nil, err
+	if err = c.cut(ctx, err); batch {
+		// errGone would say that the call had no effect.
+		err = fmt.Errorf("%w: no reply of the process that has the store open: %w", engine.ErrUnknown, strip(err))
 	}
-	if ctx.Err() == nil {
-		err = errCut // not errGone, which says that the call had no effect
+	return nil, err
+}
+
+// strip returns an error that does not match errGone.
+func strip(err error) error {
+	if errors.Is(err, errGone) {
+		return errCut
 	}
-	return nil, fmt.Errorf("%w: no reply of the process that has the store open: %w", engine.ErrUnknown, err)
+	return err
 }
 
 // cut returns the error for a connection that failed: that of the context if it has ended, else errGone.
@@ -258,9 +263,14 @@ func (c *client) take(ctx context.Context) (*conn, error) {
 		return s, nil
 	}
 	c.mu.Unlock()
-	s, err := c.dial(ctx, c.of.wait.takeOver)
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.of.ended, cancel)()
+	s, err := c.dial(limited, c.of.wait.takeOver)
 	switch {
 	case err == nil:
+	case c.of.ended.Err() != nil: // Close was called.
+		return nil, errGone
 	case errors.Is(err, errGone):
 		c.leave()
 		return nil, err

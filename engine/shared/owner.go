@@ -59,6 +59,10 @@ func own(e *Engine) (_ *owner, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if id, cerr := localdir.Check(e.dir); cerr != nil || id != e.id {
+		err = errors.Join(fmt.Errorf("%w: %s became another directory", engine.ErrUnavailable, e.dir), cerr, driver.Close())
+		return nil, err
+	}
 	o := &owner{of: e, driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
 	if lock == nil {
 		return o, nil
@@ -170,7 +174,7 @@ func (o *owner) serve(c *net.UnixConn) {
 		case <-ctx.Done():
 			return
 		case <-o.closing:
-			bye, _ := endFrame(newFrame(statusBye))
+			bye, _ := endFrame(newFrame(statusBye), maxFrame)
 			_, _ = c.Write(bye) // a client that is gone needs none
 			return
 		}
@@ -181,7 +185,7 @@ func (o *owner) serve(c *net.UnixConn) {
 func (o *owner) greeting() []byte {
 	l := o.driver.Limits()
 	text := fmt.Appendf(make([]byte, 4), greeting, protocolVersion, o.of.driver.Name, o.of.id, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps)
-	frame, _ := endFrame(text)
+	frame, _ := endFrame(text, maxFrame)
 	return frame
 }
 
@@ -189,10 +193,10 @@ func (o *owner) greeting() []byte {
 func (o *owner) answer(ctx context.Context, request []byte) []byte {
 	reply, err := o.carryOut(ctx, request[0], &decoder{b: request[1:]}, newFrame(statusOK))
 	if err == nil {
-		reply, err = endFrame(reply)
+		reply, err = endFrame(reply, maxFrame)
 	}
 	if err != nil {
-		reply, _ = endFrame(appendError(newFrame(statusError), err))
+		reply, _ = endFrame(appendError(newFrame(statusError), err), maxFrame)
 	}
 	return reply
 }

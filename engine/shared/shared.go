@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"iter"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -61,7 +62,7 @@ var errGone = errors.New("shared: the process that had the store open is gone")
 
 // A Driver opens the engine of a store.
 type Driver struct {
-	Name string // of the engine, for example "badger": processes with different ones refuse each other
+	Name string // of the engine, for example "badger", without spaces: processes with different ones refuse each other
 	Open func(dir string) (engine.Engine, error)
 }
 
@@ -77,12 +78,13 @@ type Engine struct {
 	ended  context.Context
 	end    context.CancelFunc
 
-	mu      sync.RWMutex // guards side, joining and closed
-	side    side         // nil before Open has returned, and after Close
-	joining *joining     // while another side is looked for
-	closed  bool
-	closing sync.Once
-	failed  error // what Close returned
+	mu       sync.RWMutex // guards side, joining and closed
+	side     side         // nil before Open has returned, and after Close
+	joining  *joining     // while another side is looked for
+	closed   bool
+	closing  sync.Once
+	replaced sync.WaitGroup // sides that are closed in the background
+	failed   error          // what Close returned
 }
 
 // A side is one end of the socket: an *owner or a *client. Its methods are those of engine.Engine. They fail with
@@ -113,6 +115,9 @@ func Open(ctx context.Context, dir string, d Driver) (*Engine, error) {
 }
 
 func open(ctx context.Context, dir string, d Driver, wait patience) (_ *Engine, err error) {
+	if d.Name == "" || strings.ContainsFunc(d.Name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, fmt.Errorf("shared: %q is no name of a driver: want letters and digits", d.Name)
+	}
 	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -136,6 +141,7 @@ func open(ctx context.Context, dir string, d Driver, wait patience) (_ *Engine, 
 // find connects with the owner, or becomes it.
 func (e *Engine) find(ctx context.Context, wait time.Duration) (side, error) {
 	begun := time.Now()
+	var refused time.Time // when the driver's lock was first found to be held
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -160,11 +166,14 @@ func (e *Engine) find(ctx context.Context, wait time.Duration) (side, error) {
 		// The owner locks a file of its own, so that its time to open the store and to close it can
 		// be told from a process that does not share the store. When an owner is killed, that lock may be free a moment before
 		// the driver's.
-		patient := wait
+		since, patient := begun, wait
 		if !errors.Is(err, errOwned) {
-			patient = e.wait.driver
+			if refused.IsZero() {
+				refused = time.Now()
+			}
+			since, patient = refused, e.wait.driver
 		}
-		if !errors.Is(err, engine.ErrLocked) || time.Since(begun) >= patient {
+		if !errors.Is(err, engine.ErrLocked) || time.Since(since) >= patient {
 			return nil, err
 		}
 		select {
@@ -224,6 +233,7 @@ func (e *Engine) join(old side) *joining {
 			}
 		case err == nil:
 			e.side = s
+			e.replaced.Go(func() { _ = old.Close() }) // A client, which has no error.
 		default:
 			j.err = unavailable(err)
 		}
@@ -253,7 +263,7 @@ func do[T any](ctx context.Context, e *Engine, f func(side) (T, error)) (T, erro
 			return none, err
 		}
 		out, err := f(s)
-		if !errors.Is(err, errGone) {
+		if !errors.Is(err, errGone) || errors.Is(err, engine.ErrUnknown) {
 			return out, err
 		}
 		if n == tries {
@@ -313,7 +323,9 @@ func (e *Engine) Close() error {
 		if j != nil {
 			<-j.done
 		}
-		e.failed = errors.Join(e.side.Close(), e.users.Close())
+		e.failed = e.side.Close()
+		e.replaced.Wait()
+		e.failed = errors.Join(e.failed, e.users.Close())
 	})
 	return e.failed
 }

@@ -198,7 +198,7 @@ func hold(t *testing.T, dir string, serve func(net.Conn)) {
 }
 
 func frame(first byte, rest ...byte) []byte {
-	f, _ := endFrame(append(newFrame(first), rest...))
+	f, _ := endFrame(append(newFrame(first), rest...), maxFrame)
 	return f
 }
 
@@ -227,7 +227,7 @@ func TestAnOwnerThatDoesNotAnswerIsNamed(t *testing.T) {
 func TestVersionsThatDifferRefuseEachOther(t *testing.T) {
 	dir := t.TempDir()
 	hold(t, dir, func(c net.Conn) {
-		hello, _ := endFrame(append(make([]byte, 4), "turnstone-shared 77 and something new"...))
+		hello, _ := endFrame(append(make([]byte, 4), "turnstone-shared 77 and something new"...), maxFrame)
 		c.Write(hello)
 	})
 	if _, err := Open(ctx, dir, Driver{"disk", newDisk().driver}); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "version 77") {
@@ -501,7 +501,7 @@ func TestAReplyThatIsMalformedIsAnError(t *testing.T) {
 				t.Fatal(err)
 			}
 			hold(t, dir, func(c net.Conn) {
-				hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1, 2, 3, 4))
+				hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1, 2, 3, 4), maxFrame)
 				c.Write(hello)
 				for {
 					if _, err := readFrame(c, maxFrame); err != nil {

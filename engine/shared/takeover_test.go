@@ -317,7 +317,7 @@ func TestACallGivesUpAfterManyOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold(t, dir, func(c net.Conn) {
-		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000))
+		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000), maxFrame)
 		c.Write(hello)
 		if _, err := readFrame(c, maxRequest); err == nil {
 			c.Write(frame(statusBye))
@@ -433,7 +433,7 @@ func TestALateGreetingLeavesOtherConnections(t *testing.T) {
 		if greeted.Add(1) > 1 {
 			return // never
 		}
-		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000))
+		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000), maxFrame)
 		c.Write(hello)
 		for {
 			if _, err := readFrame(c, maxRequest); err != nil {
@@ -509,3 +509,159 @@ func TestAMessageTakesNoMoreMemoryThanItHas(t *testing.T) {
 }
 
 func sideOf(e *Engine) *owner { return e.side.(*owner) }
+
+// A fickle context ends when it is looked at for the next time after it was armed, and does not say so then.
+type fickle struct {
+	context.Context
+	end   context.CancelFunc
+	armed atomic.Bool
+}
+
+func (f *fickle) Err() error {
+	err := f.Context.Err()
+	if f.armed.Load() {
+		f.end()
+	}
+	return err
+}
+
+// A batch whose connection was cut has an unknown outcome, at whatever moment its context ends.
+func TestAContextThatEndsBesideACutHidesNothing(t *testing.T) {
+	dir, d := private(t), newDisk()
+	owner, other := join(t, dir, d.driver), join(t, dir, d.driver)
+	c := &fickle{}
+	c.Context, c.end = context.WithCancel(ctx)
+	d.after = func(_ int32, err error) error {
+		c.armed.Store(true)
+		o := sideOf(owner)
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for s := range o.conns {
+			s.Close()
+		}
+		return err
+	}
+	var b engine.Batch
+	b.Set([]byte("a"), []byte("1"))
+	if err := other.Apply(c, &b); !errors.Is(err, engine.ErrUnknown) {
+		t.Error(err)
+	}
+}
+
+func TestCloseEndsADial(t *testing.T) {
+	dir := private(t)
+	id, err := localdir.Prepare(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var greeted atomic.Int32
+	hold(t, dir, func(c net.Conn) {
+		if greeted.Add(1) == 1 {
+			hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000), maxFrame)
+			c.Write(hello)
+		}
+	})
+	wait := quick
+	wait.takeOver, wait.idle = time.Minute, time.Millisecond
+	e, err := open(ctx, dir, Driver{"disk", newDisk().driver}, wait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // The first connection is closed.
+	failed := make(chan error, 1)
+	go func() { failed <- set(e, "a", "1") }()
+	time.Sleep(20 * time.Millisecond)
+	within(t, 10*time.Second, func() { e.Close() })
+	if err := <-failed; !errors.Is(err, engine.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// The patience for a driver's lock begins when it is first found to be held, however long the owner was waited for.
+func TestTheDriversLockIsAwaitedFromWhenItIsMet(t *testing.T) {
+	dir, d := private(t), newDisk()
+	lock := make(chan *localdir.Dir, 1)
+	if _, err := localdir.Prepare(dir); err != nil {
+		t.Fatal(err)
+	}
+	l, err := localdir.Lock(dir, ownerLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock <- l
+	var tried atomic.Int32
+	time.AfterFunc(50*time.Millisecond, func() { (<-lock).Close() })
+	wait := quick
+	wait.open, wait.driver = 10*time.Second, 40*time.Millisecond
+	e, err := open(ctx, dir, Driver{"disk", func(dir string) (engine.Engine, error) {
+		if tried.Add(1) < 3 {
+			return nil, &engine.LockedError{Path: dir, Holder: "a process that is ending"}
+		}
+		return d.driver(dir)
+	}}, wait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+}
+
+func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
+	dir, d := private(t), newDisk()
+	_, other := join(t, dir, d.driver), join(t, dir, d.driver)
+	first := other.side
+	var b engine.Batch
+	for i := range 70 {
+		b.Guard(fmt.Append(nil, i), make([]byte, 1<<20))
+	}
+	if err := other.Apply(ctx, &b); !errors.Is(err, engine.ErrTooLarge) || other.side != first {
+		t.Error(err)
+	}
+}
+
+func TestNamesOfDriversAreOneWord(t *testing.T) {
+	for _, name := range []string{"", "my engine", "a\nb", "é"} {
+		if _, err := Open(ctx, private(t), Driver{name, newDisk().driver}); err == nil || !strings.Contains(err.Error(), "no name") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// A directory that is replaced while the driver opens it is not taken for the one before.
+func TestADirectoryThatIsReplacedWhileItIsOpenedIsRefused(t *testing.T) {
+	dir, d := private(t), newDisk()
+	_, err := Open(ctx, dir, Driver{"disk", func(dir string) (engine.Engine, error) {
+		if err := os.Rename(dir, dir+" moved"); err != nil {
+			return nil, err
+		}
+		return d.driver(dir)
+	}})
+	if !errors.Is(err, engine.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// Of several processes that begin to use a directory of mode 0755 at once, none takes the files of another one for somebody else's.
+func TestADirectoryIsMadePrivateByOneOfSeveral(t *testing.T) {
+	for range 200 {
+		dir := private(t)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var uses sync.WaitGroup
+		for range 3 {
+			uses.Go(func() {
+				if _, err := localdir.Prepare(dir); err != nil {
+					t.Error(err)
+					return
+				}
+				u, err := localdir.Use(dir)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				u.Close()
+			})
+		}
+		uses.Wait()
+	}
+}

@@ -41,10 +41,10 @@ var errProtocol = errors.New("shared: malformed message")
 // newFrame begins a frame, whose length endFrame sets.
 func newFrame(first byte) []byte { return append(make([]byte, 4, 512), first) }
 
-func endFrame(frame []byte) ([]byte, error) {
+func endFrame(frame []byte, max int) ([]byte, error) {
 	n := len(frame) - 4
-	if n > maxFrame {
-		return nil, fmt.Errorf("%w: message of %d bytes, at most %d", engine.ErrTooLarge, n, maxFrame)
+	if n > max {
+		return nil, fmt.Errorf("%w: message of %d bytes, at most %d", engine.ErrTooLarge, n, max)
 	}
 	binary.LittleEndian.PutUint32(frame, uint32(n))
 	return frame, nil

@@ -71,17 +71,42 @@ func Open(path string) (*Dir, error) {
 
 // Prepare makes the directory that Open would make, and checks it as Open does.
 func Prepare(path string) (ID, error) {
+	old := filepath.Dir(path) // the nearest directory above that is there
+	for old != filepath.Dir(old) && !exists(old) {
+		old = filepath.Dir(old)
+	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
-	// A parent that this user may not read is somebody else's to make durable.
-	if err := Sync(filepath.Dir(path)); err != nil && !errors.Is(err, os.ErrPermission) {
-		return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
+	// The last one is made durable also if it was there: who made it may have died before that.
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if err := Sync(dir); err != nil && !unsyncable(err) {
+			return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
+		}
+		if dir == old {
+			break
+		}
 	}
 	if err := private(path); err != nil {
 		return "", err
 	}
 	return Check(path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// unsyncable reports whether a directory is somebody else's to make durable, because this user may not read it, or is of a file system that does not do
+// that, or that can't be written.
+func unsyncable(err error) bool {
+	for _, e := range []error{os.ErrPermission, syscall.EINVAL, syscall.ENOTSUP, syscall.EROFS} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // An ID tells a directory from all others of the machine, whatever their names. It has no spaces.
@@ -156,19 +181,30 @@ func OpenReadOnly(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, users := &Dir{Path: path}, &Dir{Path: path}
-	// A process that opens the directory, or is to share it, fails once these are locked. One that did so before is seen.
-	if err := errors.Join(d.lockOld(lockName, syscall.LOCK_SH), d.lockSelf(syscall.LOCK_SH)); err != nil {
-		return nil, errors.Join(err, d.Close())
+	d := &Dir{Path: path}
+	// A process that opens the directory, or is to share it, fails once the second and the third have succeeded. One that did so before is seen
+	// by the fourth. The first is so that a reader that is to fail holds up nobody.
+	for _, step := range []func() error{
+		func() error { return unshared(path) },
+		func() error { return d.lockOld(lockName, syscall.LOCK_SH) },
+		func() error { return d.lockSelf(syscall.LOCK_SH) },
+		func() error { return unshared(path) },
+	} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
 	}
-	err = users.lockOld(usersName, syscall.LOCK_EX)
+	return d, nil
+}
+
+// unshared returns an error if processes share the directory.
+func unshared(path string) error {
+	d := &Dir{Path: path}
+	err := d.lockOld(usersName, syscall.LOCK_EX)
 	if errors.Is(err, engine.ErrLocked) {
 		err = &engine.LockedError{Path: path, Holder: "processes that share it"}
 	}
-	if err = errors.Join(err, users.Close()); err != nil { // Others may read as well.
-		return nil, errors.Join(err, d.Close())
-	}
-	return d, nil
+	return errors.Join(err, d.Close())
 }
 
 // lockOld locks a file of the directory, if there is one.
@@ -249,6 +285,9 @@ func private(path string) error {
 		return fmt.Errorf("engine: store directory: %w", mapped(err))
 	}
 	if len(entries) > 0 {
+		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 == 0 {
+			return nil // Another process has just made it private, and begun to use it.
+		}
 		return fmt.Errorf("engine: %s has mode %#o and is not empty: other users could read or change the store; set it to 0700", path, mode)
 	}
 	if err := os.Chmod(path, 0o700); err != nil {
