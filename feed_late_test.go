@@ -329,3 +329,25 @@ func TestWA13_VerifyBesideAFeedThatIsBegunAndEnded(t *testing.T) {
 		t.Error("nothing was begun")
 	}
 }
+
+// The record of a feed that is off says no more than none does, but for how often it was written: nobody misses it.
+func TestVF1_TheRecordOfAFeedThatIsOffIsNotMissed(t *testing.T) {
+	mem, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})
+	s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+	startFeed(t, st)
+	if err := st.StopFeed(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b := &engine.Batch{}
+	b.Delete(turnstone.SpaceOf(st).Feed())
+	if err := mem.Apply(ctx, b); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, st)
+	commitTo(t, s, turnstone.Commit{})
+	if _, err := st.Feed(ctx); !errors.Is(err, turnstone.ErrFeedOff) || letters(t, mem)[keys.Pending] != 0 {
+		t.Error(err)
+	}
+	startFeed(t, st)
+	verify(t, st)
+}
