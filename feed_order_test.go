@@ -100,7 +100,7 @@ func TestWA13_ChangesGetOneNumberWhoeverIsAtIt(t *testing.T) {
 	}
 }
 
-// Renames and changes of metadata by a clock that is behind the last commit's are told each, in their order.
+// The feed tells each rename and each change of metadata in its order, even when their clock is behind that of the last commit.
 func TestWA9_NothingIsLostByAClockThatIsBehind(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	ahead := now.Add(time.Second)

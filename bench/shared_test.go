@@ -13,7 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
-// ownerVariable has the directory of the store that this process owns for BenchmarkShared.
+// ownerVariable is the environment variable that makes the test binary the owner of a store for BenchmarkShared. Its value is
+// the directory of that store.
 const ownerVariable = "TURNSTONE_BENCH_OWNER"
 
 func TestMain(m *testing.M) {

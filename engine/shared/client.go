@@ -152,8 +152,8 @@ func (c *client) begin() bool {
 	return !c.left
 }
 
-// call sends a request and passes what follows the status of the reply to decode. If batch is set, a request whose
-// reply is lost fails with engine.ErrUnknown; else with errGone, so that it is repeated.
+// call sends a request and passes the body of the reply to decode. When the reply is lost, a batch fails with
+// engine.ErrUnknown. Any other request fails with errGone, and is repeated.
 func (c *client) call(ctx context.Context, request []byte, batch bool, decode func(*decoder)) error {
 	request, err := endFrame(request, maxRequest)
 	if err != nil {
@@ -315,7 +315,8 @@ func (c *client) drop(s *conn) {
 	s.Close()
 }
 
-// trim closes connections that were not used for long: a process that has made many calls at once does not keep what the owner needs for others.
+// trim closes connections that have been idle for long. Otherwise a burst of calls would leave the owner with too few file
+// descriptors for other processes.
 func (c *client) trim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

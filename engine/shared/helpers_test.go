@@ -19,9 +19,10 @@ var ctx = context.Background()
 type disk struct {
 	*memory.Engine
 	opened atomic.Int32 // how often
-	// Called before each call of the driver that was opened as the nth, and may fail it; and after each Apply.
+	// The disk calls before at the start of each call of the nth driver that was opened. An error fails the call.
 	before func(n int32, op string) error
-	after  func(n int32, err error) error
+	// The disk calls after at the end of each Apply, and returns what it returns.
+	after func(n int32, err error) error
 }
 
 func newDisk() *disk {

@@ -225,16 +225,14 @@ func (e *Engine) join(old side) *joining {
 		s, err := e.find(e.ended, e.wait.takeOver)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		switch {
-		case e.closed: // Close waits for j, and closes s.
-			j.err = engine.ErrClosed
-			if err == nil {
-				e.side = s
-			}
-		case err == nil:
-			e.side = s
+		if err == nil {
+			e.side = s                                // Close waits for j, and closes s.
 			e.replaced.Go(func() { _ = old.Close() }) // A client, which has no error.
-		default:
+		}
+		switch {
+		case e.closed:
+			j.err = engine.ErrClosed
+		case err != nil:
 			j.err = unavailable(err)
 		}
 		e.joining = nil

@@ -183,7 +183,7 @@ func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (
 // sweepHead is sweep for the head in a pair.
 func sweepHead(ctx context.Context, c *change.Change, s history.Store, p engine.Pair, sw *Switch) error {
 	key, tells := s.Space.Feed(), sw.tells()
-	record := sw.Seal(key)
+	sealed := sw.Seal(key)
 	for {
 		h, err := heads.OpenHead(p.Key, p.Value)
 		if err != nil {
@@ -194,7 +194,7 @@ func sweepHead(ctx context.Context, c *change.Change, s history.Store, p engine.
 		}
 		h.SetFed(tells, time.Time{}) // By no clock: the first commit that tells sets its time.
 		b := &engine.Batch{Reclaim: !tells}
-		b.Guard(key, record)
+		b.Guard(key, sealed)
 		b.Guard(p.Key, p.Value)
 		b.Set(p.Key, h.Seal(p.Key))
 		var conflict *engine.ConflictError

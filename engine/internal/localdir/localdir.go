@@ -87,10 +87,20 @@ func Prepare(path string) (ID, error) {
 			break
 		}
 	}
-	if err := private(path); err != nil {
-		return "", err
+	id, err := Check(path)
+	if other := (*openError)(nil); !errors.As(err, &other) {
+		return id, err
 	}
-	return Check(path)
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return "", fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	if len(entries) == 0 {
+		if err := os.Chmod(path, 0o700); err != nil {
+			return "", fmt.Errorf("engine: make %s private: %w", path, mapped(err))
+		}
+	}
+	return Check(path) // Another process may have made it private meanwhile, and begun to use it.
 }
 
 func exists(path string) bool {
@@ -109,7 +119,7 @@ func unsyncable(err error) bool {
 	return false
 }
 
-// An ID tells a directory from all others of the machine, whatever their names. It has no spaces.
+// An ID identifies a directory on this machine, independent of its path. It contains no spaces.
 type ID string
 
 // Check returns the identity of a directory, or an error if it does not exist, or somebody else may enter it.
@@ -118,26 +128,27 @@ func Check(path string) (ID, error) {
 	if err != nil {
 		return "", fmt.Errorf("engine: store directory: %w", mapped(err))
 	}
-	st, err := owned(path, info)
-	if err == nil && info.Mode().Perm()&0o077 != 0 {
-		err = fmt.Errorf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", path, info.Mode().Perm())
+	if !info.IsDir() {
+		return "", fmt.Errorf("engine: %s is not a directory", path)
 	}
-	if err != nil {
-		return "", err
+	st := info.Sys().(*syscall.Stat_t)
+	if int(st.Uid) != os.Geteuid() {
+		return "", fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return "", &openError{path, mode}
 	}
 	return ID(fmt.Sprintf("%d-%d", st.Dev, st.Ino)), nil
 }
 
-// owned returns an error unless info is of a directory of this user's.
-func owned(path string, info os.FileInfo) (*syscall.Stat_t, error) {
-	if !info.IsDir() {
-		return nil, fmt.Errorf("engine: %s is not a directory", path)
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	if int(st.Uid) != os.Geteuid() {
-		return nil, fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
-	}
-	return st, nil
+// An openError says that other users may enter a directory.
+type openError struct {
+	path string
+	mode os.FileMode
+}
+
+func (e *openError) Error() string {
+	return fmt.Sprintf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", e.path, e.mode)
 }
 
 // Lock locks the file called name in a directory that Prepare has made, and describes this process in it. Locks of different names are independent.
@@ -158,8 +169,8 @@ func Lock(path, name string) (*Dir, error) {
 	return &Dir{Path: path, locks: []*os.File{f}}, nil
 }
 
-// Use notes that this process uses the store in a directory that Prepare has made, although another one may hold it. It fails with *engine.LockedError
-// while the store is being opened for reading only. Where there is no space for that, nothing is noted.
+// Use registers this process as a user of the store in a directory that Prepare has made. Another process may hold the store. Use fails with
+// *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
 func Use(path string) (*Dir, error) {
 	f, err := os.OpenFile(filepath.Join(path, usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if Short(err) {
@@ -182,8 +193,8 @@ func OpenReadOnly(path string) (*Dir, error) {
 		return nil, err
 	}
 	d := &Dir{Path: path}
-	// A process that opens the directory, or is to share it, fails once the second and the third have succeeded. One that did so before is seen
-	// by the fourth. The first is so that a reader that is to fail holds up nobody.
+	// The second and third step keep out processes that would open the directory or share it. The fourth step finds
+	// processes that began to share it earlier. The first step lets a reader that is going to fail do so without any lock.
 	for _, step := range []func() error{
 		func() error { return unshared(path) },
 		func() error { return d.lockOld(lockName, syscall.LOCK_SH) },
@@ -256,44 +267,12 @@ func lock(path string, f *os.File, how int) error {
 		}
 		time.Sleep(time.Duration(n) * 50 * time.Microsecond)
 	}
-	switch who := holder(f); {
-	case how == syscall.LOCK_SH:
-		return &engine.LockedError{Path: path, Holder: who}
-	case syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil:
+	who := holder(f)
+	if how == syscall.LOCK_EX && syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
 		// Those who only read do not describe themselves, so the file still says who had the directory before them.
-		return &engine.LockedError{Path: path, Holder: "a process that reads it, or shares it"}
-	default:
-		return &engine.LockedError{Path: path, Holder: who}
+		who = "a process that reads it, or shares it"
 	}
-}
-
-// private makes sure that only this user can enter path.
-func private(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return fmt.Errorf("engine: store directory: %w", mapped(err))
-	}
-	if _, err := owned(path, info); err != nil {
-		return err
-	}
-	mode := info.Mode().Perm()
-	if mode&0o077 == 0 {
-		return nil
-	}
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return fmt.Errorf("engine: store directory: %w", mapped(err))
-	}
-	if len(entries) > 0 {
-		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 == 0 {
-			return nil // Another process has just made it private, and begun to use it.
-		}
-		return fmt.Errorf("engine: %s has mode %#o and is not empty: other users could read or change the store; set it to 0700", path, mode)
-	}
-	if err := os.Chmod(path, 0o700); err != nil {
-		return fmt.Errorf("engine: make %s private: %w", path, mapped(err))
-	}
-	return nil
+	return &engine.LockedError{Path: path, Holder: who}
 }
 
 func holder(f *os.File) string {
