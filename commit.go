@@ -31,55 +31,55 @@ const RevisionZero = AnyRevision - 1
 type Commit struct {
 	// Expected is the revision that the caller loaded. If the head is at
 	// another one, the commit fails with *ConflictError. See AnyRevision.
-	Expected head.Revision
+	Expected head.Revision `json:"expected,omitzero"`
 	// OnPath, if set, is a node that must be on the active path, or the commit fails with a *ConflictError that names
 	// it. With AnyRevision such a commit goes on from what the caller has seen, whatever was appended since, unless
 	// somebody has rewound behind that node.
-	OnPath graph.ID
+	OnPath graph.ID `json:"onPath,omitzero"`
 	// Turn, if set, makes the commit idempotent: committing the same content under the
 	// same turn id again returns the first result, however far the head has moved. Other
 	// content is a *TurnConflictError, unless vacuum has erased a node of that turn: then
 	// the turn id alone decides.
-	Turn string
+	Turn string `json:"turn,omitempty"`
 	// Nodes are appended in this order.
-	Nodes []NewNode
+	Nodes []NewNode `json:"nodes,omitempty"`
 	// Leaf moves the leaf: to an earlier node to rewind, with RefNone to an
 	// empty conversation. The zero Ref means the last of Nodes, or where the
 	// leaf is when there are none.
-	Leaf Ref
+	Leaf Ref `json:"leaf,omitzero"`
 	// Checkpoint sets parts; parts not mentioned carry over, at no cost.
-	Checkpoint map[string][]byte
+	Checkpoint map[string][]byte `json:"checkpoint,omitempty"`
 	// Drop removes parts; one that is not there is no error.
-	Drop []string
+	Drop []string `json:"drop,omitempty"`
 	// Usage of this turn, by model.
-	Usage []head.Usage
+	Usage []head.Usage `json:"usage,omitempty"`
 	// Labels are what the host wants to say of the commit, by name: they are in the log, and part of what the
 	// commit id covers.
-	Labels map[string]string
+	Labels map[string]string `json:"labels,omitempty"`
 	// Tombstone hides nodes that were committed before, as Session.Tombstone does, if the commit stands. As with
 	// Records, the commit id does not cover it, and a turn that is repeated hides nothing.
-	Tombstone []graph.ID
+	Tombstone []graph.ID `json:"tombstone,omitempty"`
 	// Keep, if set, keeps the revision of the commit under this name, as Session.Keep does, but a name that is taken moves
 	// here: a branch is a name that moves with its commits. The commit id does not cover it, and a turn
 	// that is repeated moves no name.
-	Keep string
+	Keep string `json:"keep,omitempty"`
 	// Records are changed if the commit stands, and not otherwise. They are not part of what the commit id
 	// covers, nor of what a repeated turn is compared by. So a turn that was committed before changes no
 	// records, whatever is here.
-	Records []RecordChange
+	Records []RecordChange `json:"records,omitempty"`
 }
 
 // A NewNode is a node to append.
 type NewNode struct {
 	// Parent is the node before. The zero Ref means the one before in
 	// Commit.Nodes, and for the first one the leaf of the head.
-	Parent Ref
-	Kind   string // for example "user", "assistant", "tool_result"
+	Parent Ref    `json:"parent,omitzero"`
+	Kind   string `json:"kind"` // for example "user", "assistant", "tool_result"
 	// Key is the caller's name for the event, unique in the session's graph, which
 	// includes what a fork inherited; may be empty.
-	Key         string
-	Payload     []byte // opaque, returned byte for byte
-	Attachments []blob.Attachment
+	Key         string            `json:"key,omitempty"`
+	Payload     []byte            `json:"payload"` // opaque, returned byte for byte
+	Attachments []blob.Attachment `json:"attachments,omitempty"`
 }
 
 // A Ref names a node in a Commit. The zero Ref stands for a default.
@@ -96,17 +96,17 @@ func RefNone() Ref { return Ref{commit.Ref{Kind: commit.RefNone}} }
 
 // A Result says where a commit stands.
 type Result struct {
-	Revision head.Revision
-	Commit   head.CommitID
-	Leaf     graph.ID
-	Nodes    []graph.ID // ids of Commit.Nodes, in order
+	Revision head.Revision `json:"revision"`
+	Commit   head.CommitID `json:"commit,omitzero"`
+	Leaf     graph.ID      `json:"leaf,omitzero"`
+	Nodes    []graph.ID    `json:"nodes,omitempty"` // ids of Commit.Nodes, in order
 	// Records has a version for each of Commit.Records, in their order: the one that the commit gave the
 	// record, or NoRecord if it has none now. A replayed turn returns the versions of the first time.
-	Records []RecordVersion
+	Records []RecordVersion `json:"records,omitempty"`
 	// Replayed says that the turn had been committed before and this call
 	// changed nothing.
-	Replayed bool
-	Created  bool // the session was made with this commit: see SessionCommit.Create
+	Replayed bool `json:"replayed,omitzero"`
+	Created  bool `json:"created,omitzero"` // the session was made with this commit: see SessionCommit.Create
 }
 
 // Commit stores c: all of it or nothing. In the common case it takes one call of the engine:
@@ -403,7 +403,7 @@ func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
 // An Upload is an attachment that waits for a commit to refer to it.
 type Upload struct {
 	blob.Attachment           // as PutAttachment returned it last
-	Expires         time.Time // from then on the next collection removes it
+	Expires         time.Time `json:"expires"` // from then on the next collection removes it
 }
 
 // Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit that

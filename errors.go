@@ -75,12 +75,12 @@ var (
 // A ConflictError says where the session stands instead. It matches ErrConflict.
 // Nothing of the commit was stored.
 type ConflictError struct {
-	Session  string
-	Expected head.Revision
-	Revision head.Revision // of the head now
-	Leaf     graph.ID
-	Commit   head.CommitID
-	Node     graph.ID // Commit.OnPath, if that node is not on the active path; else zero
+	Session  string        `json:"session"`
+	Expected head.Revision `json:"expected"`
+	Revision head.Revision `json:"revision"` // of the head now
+	Leaf     graph.ID      `json:"leaf,omitzero"`
+	Commit   head.CommitID `json:"commit,omitzero"`
+	Node     graph.ID      `json:"node,omitzero"` // Commit.OnPath, if that node is not on the active path; else zero
 }
 
 func (e *ConflictError) Error() string { return (*commit.Conflict)(e).Error() }
@@ -90,11 +90,11 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
 // A TurnConflictError names the commit that has the turn id. It matches ErrTurnConflict.
 type TurnConflictError struct {
-	Session  string
-	Turn     string
-	Revision head.Revision
-	Commit   head.CommitID
-	Alone    bool // of CommitAll: the content is the same, and others of its turns were not committed
+	Session  string        `json:"session"`
+	Turn     string        `json:"turn"`
+	Revision head.Revision `json:"revision,omitzero"`
+	Commit   head.CommitID `json:"commit,omitzero"`
+	Alone    bool          `json:"alone,omitzero"` // of CommitAll: the content is the same, and others of its turns were not committed
 }
 
 func (e *TurnConflictError) Error() string { return (*commit.TurnConflict)(e).Error() }
@@ -104,10 +104,10 @@ func (e *TurnConflictError) Is(target error) bool { return target == ErrTurnConf
 
 // A LimitError names the limit. It matches ErrLimit. Nothing was stored.
 type LimitError struct {
-	Limit string // for example "payload bytes"
-	Where string // for example "node 3"; may be empty
-	Have  int64
-	Max   int64
+	Limit string `json:"limit"`           // for example "payload bytes"
+	Where string `json:"where,omitempty"` // for example "node 3"; may be empty
+	Have  int64  `json:"have"`
+	Max   int64  `json:"max"`
 }
 
 func (e *LimitError) Error() string { return (*change.Limit)(e).Error() }
@@ -118,8 +118,8 @@ func (e *LimitError) Is(target error) bool { return target == ErrLimit }
 // An InvalidError says what of a request is wrong. It matches ErrInvalid.
 // Nothing was stored.
 type InvalidError struct {
-	Where  string // for example "node 3"
-	Reason string
+	Where  string `json:"where,omitempty"` // for example "node 3"
+	Reason string `json:"reason"`
 }
 
 func (e *InvalidError) Error() string { return (*change.Invalid)(e).Error() }

@@ -14,13 +14,13 @@ import (
 
 // A Change is one change of a session, as the feed of its store tells of it.
 type Change struct {
-	Kind     ChangeKind
-	Session  string        // the id that the session had then; empty if it was erased since
-	Of       string        // the session itself: it stays when the session is renamed, and differs when the id is given again
-	Revision head.Revision // of a commit; Session.Log has the rest of it
-	To       string        // of ChangeRenamed: the new id
-	Time     time.Time
-	Cursor   Cursor // of this change, to go on after it
+	Kind     ChangeKind    `json:"kind"`
+	Session  string        `json:"session,omitempty"` // the id that the session had then; empty if it was erased since
+	Of       string        `json:"of"`                // the session itself: it stays when the session is renamed, and differs when the id is given again
+	Revision head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
+	To       string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
+	Time     time.Time     `json:"time"`
+	Cursor   Cursor        `json:"cursor"` // of this change, to go on after it
 }
 
 // A ChangeKind says what has changed.
@@ -97,9 +97,9 @@ func (s *Store) StopFeed(ctx context.Context) error {
 
 // A Feed says what the feed of a store has.
 type Feed struct {
-	Begin Cursor // before the oldest change that is kept
-	End   Cursor // behind the last change
-	Keep  time.Duration
+	Begin Cursor        `json:"begin"` // before the oldest change that is kept
+	End   Cursor        `json:"end"`   // behind the last change
+	Keep  time.Duration `json:"keepNanoseconds"`
 }
 
 // Feed returns what the feed has: Watch after its End yields what changes from now on. Who keeps a view of all sessions

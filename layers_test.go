@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.
@@ -80,6 +80,9 @@ var may = map[string][]string{
 	"persistencetest":          {"", "draft", "lease", "queue"},
 	"turnstoneotel":            {""},
 	"transcript":               {""},
+	"internal/wire":            {"", "engine"},
+	"server":                   {"", "internal/wire"},
+	"client":                   {"", "engine", "internal/wire"},
 }
 
 // modules are the directories whose packages the layers name. Package

@@ -24,25 +24,25 @@ type Scope struct {
 	// At reads the state at an earlier revision: nodes except those tombstoned
 	// since, checkpoint and usage as they were. 0 means the head's revision, and RevisionZero
 	// the state before the first commit.
-	At head.Revision
+	At head.Revision `json:"at,omitzero"`
 	// Leaf reads the path to this node instead of the path to the leaf.
-	Leaf graph.ID
+	Leaf graph.ID `json:"leaf,omitzero"`
 	// Full reads every node, side branches included, in the order of commits.
-	Full bool
+	Full bool `json:"full,omitzero"`
 	// Last reads the last so many nodes of the path, without reading the rest.
-	Last int
+	Last int `json:"last,omitzero"`
 	// After reads what the commits after this revision added to the path, without
 	// reading the rest: nothing if it is the loaded revision or a later one. With At it
 	// reads what was added between the two. A fork counts only its own revisions.
-	After head.Revision
+	After head.Revision `json:"after,omitzero"`
 	// Reverse gives the newest node first.
-	Reverse bool
+	Reverse bool `json:"reverse,omitzero"`
 	// Parts are names of checkpoint parts whose contents Load reads as well, of the revision that
 	// is loaded. One that the checkpoint does not have is left out.
-	Parts []string
+	Parts []string `json:"parts,omitempty"`
 	// Records are keys of records that Load reads as well, as they stood when the head was
 	// read, whatever revision is loaded.
-	Records []string
+	Records []string `json:"records,omitempty"`
 }
 
 func (sc *Scope) check() error {
@@ -74,15 +74,15 @@ func (sc *Scope) check() error {
 
 // A State is a session's history, or a part of it, at one revision.
 type State struct {
-	Revision head.Revision
-	Commit   head.CommitID
-	Leaf     graph.ID // may be tombstoned, and then is not among Nodes
-	Nodes    []Node
-	Parts    []head.Part  // of the checkpoint, by name; Checkpoint reads them
-	Usage    []head.Usage // totals up to this revision, by model
-	Time     time.Time
-	Contents map[string][]byte // of the parts that Scope.Parts names, by name; the caller's
-	Records  map[string]Record // those of Scope.Records, by key; one that is not there has the version NoRecord
+	Revision head.Revision     `json:"revision"`
+	Commit   head.CommitID     `json:"commit,omitzero"`
+	Leaf     graph.ID          `json:"leaf,omitzero"` // may be tombstoned, and then is not among Nodes
+	Nodes    []Node            `json:"nodes,omitempty"`
+	Parts    []head.Part       `json:"parts,omitempty"` // of the checkpoint, by name; Checkpoint reads them
+	Usage    []head.Usage      `json:"usage,omitempty"` // totals up to this revision, by model
+	Time     time.Time         `json:"time"`
+	Contents map[string][]byte `json:"contents,omitempty"` // of the parts that Scope.Parts names, by name; the caller's
+	Records  map[string]Record `json:"records,omitempty"`  // those of Scope.Records, by key; one that is not there has the version NoRecord
 }
 
 // Load reads what scope says. Every hash is checked; anything missing or
@@ -261,16 +261,16 @@ func (s *Session) Checkpoint(ctx context.Context, at head.Revision) (map[string]
 
 // A Node is one event as it is read. Its slices are the caller's.
 type Node struct {
-	ID graph.ID
+	ID graph.ID `json:"id"`
 	// Parent is the node before, tombstoned ones skipped; zero for a root.
-	Parent      graph.ID
-	Kind        string
-	Key         string
-	Payload     []byte
-	Attachments []blob.Attachment
-	Revision    head.Revision // of the commit that added it, in the session that did or, in a flattened fork, in the copy of its history
-	Inherited   bool          // added by an ancestor, before this session forked from it
-	Time        time.Time     // of that commit
+	Parent      graph.ID          `json:"parent,omitzero"`
+	Kind        string            `json:"kind"`
+	Key         string            `json:"key,omitempty"`
+	Payload     []byte            `json:"payload"`
+	Attachments []blob.Attachment `json:"attachments,omitempty"`
+	Revision    head.Revision     `json:"revision"`           // of the commit that added it, in the session that did or, in a flattened fork, in the copy of its history
+	Inherited   bool              `json:"inherited,omitzero"` // added by an ancestor, before this session forked from it
+	Time        time.Time         `json:"time"`               // of that commit
 }
 
 // Node returns one node by its id.
@@ -382,17 +382,17 @@ func nodeOf(n history.Node) Node {
 
 // A LogEntry is one commit, as the log of its session tells of it.
 type LogEntry struct {
-	Revision head.Revision
-	Commit   head.CommitID
-	Time     time.Time
-	Turn     string
-	Leaf     graph.ID     // where the leaf was then; it may be tombstoned now
-	Nodes    int          // how many it added, tombstoned ones included
-	Parts    []head.Part  // the checkpoint parts that it set
-	Usage    []head.Usage // of this turn
-	Labels   map[string]string
+	Revision head.Revision     `json:"revision"`
+	Commit   head.CommitID     `json:"commit"`
+	Time     time.Time         `json:"time"`
+	Turn     string            `json:"turn,omitempty"`
+	Leaf     graph.ID          `json:"leaf,omitzero"`   // where the leaf was then; it may be tombstoned now
+	Nodes    int               `json:"nodes"`           // how many it added, tombstoned ones included
+	Parts    []head.Part       `json:"parts,omitempty"` // the checkpoint parts that it set
+	Usage    []head.Usage      `json:"usage,omitempty"` // of this turn
+	Labels   map[string]string `json:"labels,omitempty"`
 	// Pruned: the state at this revision can't be read any more.
-	Pruned bool
+	Pruned bool `json:"pruned,omitzero"`
 }
 
 // Log yields the commits of the session after a revision up to the head, in

@@ -14,11 +14,11 @@ import (
 // A Record is a small value that a session has under a key, beside its history: state that is not
 // a turn, an entry of a queue, a lease. It is of no revision, and a fork does not have it.
 type Record struct {
-	Session string // the session's id
-	Key     string
-	Value   []byte // the caller's
-	Version RecordVersion
-	Time    time.Time // when it was set
+	Session string        `json:"session"` // the session's id
+	Key     string        `json:"key"`
+	Value   []byte        `json:"value"` // the caller's
+	Version RecordVersion `json:"version"`
+	Time    time.Time     `json:"time"` // when it was set
 }
 
 // A RecordVersion names one value of a record. A record gets a new version whenever it is set, even to the value
@@ -43,21 +43,21 @@ const (
 type RecordChange struct {
 	// Key is text without zero bytes. Records are listed in the byte order of their keys, and those of
 	// all sessions by Store.Records, unless the key begins with a dot: then that list does not have it.
-	Key    string
-	Action RecordAction
-	Value  []byte // of SetRecord
+	Key    string       `json:"key"`
+	Action RecordAction `json:"action"`
+	Value  []byte       `json:"value"` // of SetRecord
 	// Expect is the version that the record must have now, or NoRecord. If it is another one, the call
 	// fails with a *RecordConflictError. "" expects nothing: the change is made whatever stands there.
-	Expect RecordVersion
+	Expect RecordVersion `json:"expect,omitempty"`
 }
 
 // A RecordConflictError says what stands in place of the record that a change expects. It matches
 // ErrRecordConflict. Nothing of the call was stored, unless the error matches ErrOutcomeUnknown as well.
 type RecordConflictError struct {
-	Session  string
-	Key      string
-	Expected RecordVersion // or NoRecord
-	Version  RecordVersion // the one that stands, or NoRecord
+	Session  string        `json:"session"`
+	Key      string        `json:"key"`
+	Expected RecordVersion `json:"expected"` // or NoRecord
+	Version  RecordVersion `json:"version"`  // the one that stands, or NoRecord
 }
 
 func (e *RecordConflictError) Error() string {
@@ -150,16 +150,16 @@ func recordOf(r *records.Record, session string) Record {
 // RecordQuery says which records to list: those whose keys begin with Prefix, in the byte order of
 // keys.
 type RecordQuery struct {
-	Prefix string
-	After  string // RecordPage.Next of the page before, or ""
-	Limit  int    // how many records a page has at most; default 50, at most MaxPage
+	Prefix string `json:"prefix,omitempty"`
+	After  string `json:"after,omitempty"` // RecordPage.Next of the page before, or ""
+	Limit  int    `json:"limit,omitzero"`  // how many records a page has at most; default 50, at most MaxPage
 }
 
 // A RecordPage is a part of a list of records.
 type RecordPage struct {
-	Records  []Record
-	Next     string        // RecordQuery.After of the next page; "" on the last one
-	Revision head.Revision // of a session's list: where the session was at the moment that the page shows
+	Records  []Record      `json:"records"`
+	Next     string        `json:"next,omitempty"`    // RecordQuery.After of the next page; "" on the last one
+	Revision head.Revision `json:"revision,omitzero"` // of a session's list: where the session was at the moment that the page shows
 }
 
 // Records lists records of the session. A page shows its records as they stood at one moment, when the session

@@ -2,6 +2,7 @@ package turnstone
 
 import (
 	"context"
+	"encoding/hex"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -18,21 +19,22 @@ import (
 
 // Info is what is known of a session without reading its history.
 type Info struct {
-	ID string
+	ID string `json:"id"`
+	Of string `json:"of"` // the session itself, as in Change
 	Metadata
-	Summary  bool   // as in Request
-	Parent   string // its id now; empty if the session has none, or it was deleted
-	ForkNode graph.ID
-	Detached bool
-	Created  time.Time
-	Updated  time.Time // by a commit or by saving metadata
+	Summary  bool      `json:"summary,omitzero"` // as in Request
+	Parent   string    `json:"parent,omitempty"` // its id now; empty if the session has none, or it was deleted
+	ForkNode graph.ID  `json:"forkNode,omitzero"`
+	Detached bool      `json:"detached,omitzero"`
+	Created  time.Time `json:"created"`
+	Updated  time.Time `json:"updated"` // by a commit or by saving metadata
 
-	Revision head.Revision
-	Leaf     graph.ID // zero before the first node
-	Commit   head.CommitID
-	Nodes    uint64       // added by this session itself, tombstoned ones included
-	Bytes    uint64       // of their payloads
-	Usage    []head.Usage // totals by model
+	Revision head.Revision `json:"revision"`
+	Leaf     graph.ID      `json:"leaf,omitzero"` // zero before the first node
+	Commit   head.CommitID `json:"commit,omitzero"`
+	Nodes    uint64        `json:"nodes"`           // added by this session itself, tombstoned ones included
+	Bytes    uint64        `json:"bytes"`           // of their payloads
+	Usage    []head.Usage  `json:"usage,omitempty"` // totals by model
 }
 
 // A Session is a handle on one session. It is cheap, safe for concurrent use,
@@ -121,7 +123,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 
 func info(a *heads.About, h *heads.Head) Info {
 	i := Info{
-		ID:       a.ID,
+		ID: a.ID, Of: hex.EncodeToString(a.Incarnation[:]),
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Group: a.Group, Labels: a.Labels, Retention: Retention(a.Keep)},
 		ForkNode: a.ForkNode, Detached: a.Detached, Summary: a.Summary,
 		Created: a.Created, Updated: a.Updated,

@@ -152,42 +152,42 @@ func (s *Store) now() time.Time { return time.Unix(0, s.opts.Now().UnixNano()).U
 // Metadata is what a host may say of a session at any time: see
 // Session.SaveMetadata. No label has an empty value.
 type Metadata struct {
-	Name  string // for people
-	Model string
-	Cwd   string // working directory
+	Name  string `json:"name,omitempty"` // for people
+	Model string `json:"model,omitempty"`
+	Cwd   string `json:"cwd,omitempty"` // working directory
 	// Group is the directory that the session is in: up to MaxGroupDepth names between slashes, for
 	// example "app/user". A name that may contain a slash has to be escaped.
-	Group  string
-	Labels map[string]string // a name that begins with a dot is not indexed: a list by it reads all sessions
+	Group  string            `json:"group,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"` // a name that begins with a dot is not indexed: a list by it reads all sessions
 	// Retention of this session, before that of a prune; 0 is none of its own.
-	Retention Retention
+	Retention Retention `json:"retention,omitzero"`
 }
 
 // A Request asks for a new session.
 type Request struct {
-	ID string // the caller's; unique in the namespace
+	ID string `json:"id"` // the caller's; unique in the namespace
 	Metadata
 	// Summary says that the session summarises others, for hosts that keep such sessions apart.
-	Summary bool
+	Summary bool `json:"summary,omitzero"`
 	// Parent is the id of the session that this one belongs to or forks from.
 	// It must exist. When it is deleted and its children are kept, they have no
 	// parent any more.
-	Parent string
+	Parent string `json:"parent,omitempty"`
 	// ForkNode is the node of Parent at which to fork; zero is its leaf. An
 	// attached fork's checkpoint is that of the last retained turn that ended at
 	// the node. If no turn ended there, it is that before the turn which made the
 	// node. A checkpoint that is not retained any more is ErrRevisionPruned.
-	ForkNode graph.ID
+	ForkNode graph.ID `json:"forkNode,omitzero"`
 	// ForkAt, if set, is the revision of Parent to fork at: an attached fork has the checkpoint of that
 	// revision and, if ForkNode is zero, begins at the leaf that it had. RevisionZero is the state before the
 	// first commit.
-	ForkAt head.Revision
+	ForkAt head.Revision `json:"forkAt,omitzero"`
 	// NoCheckpoint makes an attached fork begin without a checkpoint, also where the checkpoint is not retained any more.
-	NoCheckpoint bool
+	NoCheckpoint bool `json:"noCheckpoint,omitzero"`
 	// Detached sessions record parent and fork node and start empty. Without
 	// it a session with a parent is an attached fork: it shares the ancestors of
 	// the fork node, and keeps them alive when the parent is deleted.
-	Detached bool
+	Detached bool `json:"detached,omitzero"`
 }
 
 // Create makes the session that r describes. If one of that id exists, nothing
@@ -250,23 +250,23 @@ func (r *Request) request() (*lifecycle.Request, error) {
 // page of all.
 type ListOptions struct {
 	// After is Page.Next of the page before.
-	After string
+	After string `json:"after,omitempty"`
 	// Limit is the number of sessions of a page; default 50, at most MaxPage.
-	Limit int
+	Limit int `json:"limit,omitzero"`
 	// Parent keeps the children of this session only, which must exist.
-	Parent string
+	Parent string `json:"parent,omitempty"`
 	// Group keeps sessions of this group and of the groups below it.
-	Group string
+	Group string `json:"group,omitempty"`
 	// Labels keeps sessions that have all of these.
-	Labels map[string]string
+	Labels map[string]string `json:"labels,omitempty"`
 	// Summary, if set, keeps only sessions that are summaries, or only those that are not.
-	Summary *bool
+	Summary *bool `json:"summary,omitempty"`
 }
 
 // A Page is a part of a list.
 type Page struct {
-	Sessions []Info
-	Next     string // ListOptions.After of the next page; "" on the last one
+	Sessions []Info `json:"sessions"`
+	Next     string `json:"next,omitempty"` // ListOptions.After of the next page; "" on the last one
 }
 
 // List returns sessions, the most recently updated first. An update moves a session to the front

@@ -41,8 +41,8 @@ func (id *ID) UnmarshalText(text []byte) (err error) {
 // An Attachment is a node's reference to a blob, with what belongs to the reference and
 // not to the content: equal bytes under two names are one blob.
 type Attachment struct {
-	ID        ID
-	Size      int64  // of the content, in bytes
-	MediaType string // as in RFC 6838, for example "image/png"; may be empty
-	Name      string // for people; may be empty
+	ID        ID     `json:"id"`
+	Size      int64  `json:"size"`                // of the content, in bytes
+	MediaType string `json:"mediaType,omitempty"` // as in RFC 6838, for example "image/png"; may be empty
+	Name      string `json:"name,omitempty"`      // for people; may be empty
 }

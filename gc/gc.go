@@ -40,8 +40,8 @@ type VacuumOptions struct {
 
 // Progress says how far a run is.
 type Progress struct {
-	Phase string // "sessions", "uploads", "blobs", "records" or "engine"; of a copy "source", "records" or "copy"
-	Done  int    // of what the phase is about
+	Phase string `json:"phase"` // "sessions", "uploads", "blobs", "records" or "engine"; of a copy "source", "records" or "copy"
+	Done  int    `json:"done"`  // of what the phase is about
 }
 
 // A Report says what a collection did, or for a dry run would do.

@@ -5,6 +5,8 @@ package head
 
 import (
 	"encoding/hex"
+	"fmt"
+	"strconv"
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/internal/hash"
@@ -12,7 +14,44 @@ import (
 
 // A Revision counts the commits of a session: it is 0 when the session is created, and
 // every commit increases it by one.
+//
+// In JSON it is a number, but for two values that stand for something else, and that not all readers of JSON have as integers: "any" is
+// turnstone.AnyRevision, and "zero" turnstone.RevisionZero.
 type Revision uint64
+
+const (
+	anyRevision  = ^Revision(0)
+	revisionZero = anyRevision - 1
+)
+
+// MarshalJSON returns a number, "any" or "zero".
+func (r Revision) MarshalJSON() ([]byte, error) {
+	switch r {
+	case anyRevision:
+		return []byte(`"any"`), nil
+	case revisionZero:
+		return []byte(`"zero"`), nil
+	}
+	return strconv.AppendUint(nil, uint64(r), 10), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Revision) UnmarshalJSON(text []byte) error {
+	switch string(text) {
+	case `"any"`:
+		*r = anyRevision
+		return nil
+	case `"zero"`:
+		*r = revisionZero
+		return nil
+	}
+	n, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%.80s is no revision: want a number, \"any\" or \"zero\"", text)
+	}
+	*r = Revision(n)
+	return nil
+}
 
 // CommitID identifies a commit and, because it is the hash of a record that has the id of
 // the commit before, all earlier commits of the session. The zero CommitID is no commit's.
@@ -37,24 +76,24 @@ func (id *CommitID) UnmarshalText(text []byte) (err error) {
 
 // A Part describes one part of a checkpoint, without its content.
 type Part struct {
-	Name string
-	Blob blob.ID  // the id of the content
-	Size int64    // of the content, in bytes
-	Set  Revision // the revision that set the part last; 0 if a fork has it from its parent
+	Name string   `json:"name"`
+	Blob blob.ID  `json:"blob"` // the id of the content
+	Size int64    `json:"size"` // of the content, in bytes
+	Set  Revision `json:"set"`  // the revision that set the part last; 0 if a fork has it from its parent
 	// Whole is the revision that set the nearest version before this one that is
 	// stored whole, as a blob. It is Set itself if this version is. Otherwise the
 	// session stores this version as a delta, some deltas away from that one.
-	Whole Revision
+	Whole Revision `json:"whole"`
 }
 
 // Usage counts the tokens of one model.
 type Usage struct {
-	Model       string
-	Input       uint64 // prompt tokens, the cached ones included or not as the provider counts
-	Output      uint64
-	CachedInput uint64 // read from the provider's prompt cache
-	CacheWrite  uint64 // written to it
-	Reasoning   uint64
+	Model       string `json:"model"`
+	Input       uint64 `json:"input,omitzero"` // prompt tokens, the cached ones included or not as the provider counts
+	Output      uint64 `json:"output,omitzero"`
+	CachedInput uint64 `json:"cachedInput,omitzero"` // read from the provider's prompt cache
+	CacheWrite  uint64 `json:"cacheWrite,omitzero"`  // written to it
+	Reasoning   uint64 `json:"reasoning,omitzero"`
 }
 
 // Add adds v to u, whatever the model of v.
@@ -84,6 +123,6 @@ next:
 
 // A Kept revision has a name, and can be read whatever retention says.
 type Kept struct {
-	Name     string
-	Revision Revision
+	Name     string   `json:"name"`
+	Revision Revision `json:"revision"`
 }

@@ -524,7 +524,7 @@ var states = []behaviour{
 				}
 			}
 		})
-		_, err := p.Load(ctx, turnstone.Scope{Parts: make([]string, turnstone.MaxParts+1)})
+		_, err := s.session("a").Load(ctx, turnstone.Scope{Parts: make([]string, turnstone.MaxParts+1)})
 		s.is(err, turnstone.ErrLimit)
 	}},
 	{name: "R19_TheContentsAreOfTheRevisionThatIsLoaded", test: func(s *suite) {
