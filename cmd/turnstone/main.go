@@ -171,6 +171,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
 		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.upgrade()}},
+		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
 		for _, c := range g.commands {

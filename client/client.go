@@ -1,0 +1,392 @@
+// Package client uses stores that a server has: a Client is a turnstone.Factory, and its sessions are turnstone.Persistence. So code that works on
+// a store in its own process works on one behind `turnstone serve`, too.
+//
+//	c, err := client.Open(ctx, "unix:/var/lib/agent/turnstone.http", nil)
+//	…
+//	session, _, err := c.Create(ctx, turnstone.Request{ID: id})
+//
+// Errors are those of the store: errors.Is and errors.As find in them what they find in those of a store. Calls that reach no
+// server fail with an error that matches engine.ErrUnavailable.
+//
+// A call whose answer is lost is made again for a while. The server remembers writes by ids that the client gives them, and so makes none twice. If the
+// server was restarted meanwhile, nobody knows whether it made the write: a commit with a turn id is made again all the same, and any other write fails with an
+// error that matches turnstone.ErrOutcomeUnknown.
+package client
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// Options of a Client.
+type Options struct {
+	// Token is sent with each request. A server on a Unix socket needs none, as a rule.
+	Token string
+	// Namespace names the store.
+	Namespace string
+	// TLS is for servers whose certificate no authority of this machine has signed.
+	TLS *tls.Config
+	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10 seconds, at most 30: so long a server
+	// remembers what it did for sure.
+	Patience time.Duration
+}
+
+// maxPatience is half of the time that servers remember writes.
+const maxPatience = 30 * time.Second
+
+// A Client is a connection with a server. It is safe for concurrent use.
+type Client struct {
+	o      Options
+	base   string
+	http   *http.Client
+	server atomic.Pointer[string] // the id of the process that served last
+	ended  context.Context
+	end    context.CancelFunc
+}
+
+var _ turnstone.Factory = (*Client)(nil)
+
+// Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
+// if the server does not answer, or refuses the token.
+func Open(ctx context.Context, address string, o *Options) (*Client, error) {
+	c := &Client{}
+	if o != nil {
+		c.o = *o
+	}
+	c.o.Patience = cmp.Or(c.o.Patience, 10*time.Second)
+	if c.o.Patience < 0 || c.o.Patience > maxPatience {
+		return nil, fmt.Errorf("client: Patience is %v, want up to %v", c.o.Patience, maxPatience)
+	}
+	t := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.o.TLS, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second,
+		DisableCompression: true, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+	}
+	d := &net.Dialer{Timeout: 10 * time.Second}
+	t.DialContext = d.DialContext
+	if path, unix := strings.CutPrefix(address, "unix:"); unix {
+		c.base = "http://turnstone"
+		t.Proxy = nil
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "unix", path) }
+	} else {
+		u, err := url.Parse(address)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
+			return nil, fmt.Errorf("client: %q is no address of a server: want unix:PATH, https://HOST:PORT or http://HOST:PORT", address)
+		}
+		c.base = strings.TrimSuffix(address, "/")
+	}
+	c.http = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	c.ended, c.end = context.WithCancel(context.Background())
+	if _, err := c.List(ctx, turnstone.ListOptions{Limit: 1}); err != nil && !errors.Is(err, wire.ErrScope) { // A token may be for writing only.
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Close ends the calls of the client, and closes its connections.
+func (c *Client) Close() error {
+	c.end()
+	c.http.CloseIdleConnections()
+	return nil
+}
+
+// An ask is a request that can be made again.
+type ask struct {
+	method, path string
+	query        url.Values
+	body         [][]byte
+	id           string // of a write: the server remembers the write by it
+	anywhere     bool   // of a write: any server may make it again, because it has turn ids
+}
+
+// do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut off.
+func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error) error {
+	if ctx == nil {
+		return &turnstone.InvalidError{Where: "context", Reason: "it is nil"}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	first := ""
+	if s := c.server.Load(); s != nil {
+		first = *s
+	}
+	begun := time.Now()
+	sent := false // A server may have begun with it.
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		server := "" // that has to make it
+		if sent && a.id != "" && !a.anywhere {
+			server = first
+		}
+		lost, err := c.once(ctx, a, server, read)
+		if err == nil {
+			return nil
+		}
+		var p *wire.Error
+		switch {
+		case lost:
+			sent = true
+		case errors.As(err, &p) && errors.Is(p, wire.ErrRestarted):
+			return unknown(err)
+		case errors.As(err, &p) && !errors.Is(p, wire.ErrBusy), errors.Is(err, errForeign):
+			return err
+		}
+		if ctx.Err() != nil || c.ended.Err() != nil || time.Since(begun) > c.o.Patience {
+			return c.gaveUp(ctx, a, sent, err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-c.ended.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// gaveUp returns the error for a request that got no answer.
+func (c *Client) gaveUp(ctx context.Context, a *ask, sent bool, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case c.ended.Err() != nil:
+		err = errClosed
+	default:
+		err = fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+	}
+	if a.id != "" && sent {
+		return unknown(err)
+	}
+	return err
+}
+
+func unknown(err error) error { return fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, err) }
+
+// once makes a request. lost tells that the server may have begun with it, and that its answer did not come.
+func (c *Client) once(ctx context.Context, a *ask, server string, read func(*http.Response) error) (lost bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ended, cancel)()
+	body := &pieces{rest: slices.Clone(a.body)}
+	defer body.end()
+	r, err := c.request(ctx, a, server, body)
+	if err != nil {
+		return false, err
+	}
+	answer, err := c.http.Do(r)
+	if err != nil {
+		return body.end(), strip(err)
+	}
+	defer answer.Body.Close()
+	if s := answer.Header.Get(wire.HeaderServer); s != "" {
+		c.server.Store(&s)
+	}
+	if answer.StatusCode/100 == 2 {
+		err := read(answer)
+		return err != nil, err
+	}
+	return problem(answer)
+}
+
+// errForeign means that what has answered is no server of this protocol.
+var errForeign = errors.New("client: the answer is none of a server of stores")
+
+// problem returns the error of an answer that tells of one. lost tells that a proxy has answered in place of the server.
+func problem(answer *http.Response) (lost bool, err error) {
+	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil {
+		return true, err
+	}
+	if p := wire.ReadError(answer.Header.Get("Content-Type"), body); p != nil {
+		return false, p
+	}
+	lost = answer.StatusCode >= 500 || answer.StatusCode == http.StatusTooManyRequests
+	return lost, fmt.Errorf("%w: %s, %.200q", errForeign, answer.Status, body)
+}
+
+// request returns an HTTP request.
+func (c *Client) request(ctx context.Context, a *ask, server string, body *pieces) (*http.Request, error) {
+	r, err := http.NewRequestWithContext(ctx, a.method, c.base+a.path, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.URL.RawQuery = a.query.Encode()
+	if a.body != nil {
+		size := 0
+		for _, p := range a.body {
+			size += len(p)
+		}
+		if size > 0 { // else http.Request would not know it
+			r.Body, r.ContentLength = body, int64(size)
+		}
+		r.Header.Set("Content-Type", wire.ContentType)
+	}
+	for name, value := range map[string]string{
+		wire.HeaderNamespace: c.o.Namespace, wire.HeaderRequest: a.id, wire.HeaderServer: server,
+	} {
+		if value != "" {
+			r.Header.Set(name, value)
+		}
+	}
+	if c.o.Token != "" {
+		r.Header.Set("Authorization", "Bearer "+c.o.Token)
+	}
+	return r, nil
+}
+
+// strip removes the address from an error: it says which call it was already.
+func strip(err error) error {
+	var e *url.Error
+	if errors.As(err, &e) {
+		return e.Err
+	}
+	return err
+}
+
+// pieces is a body. http.Transport may go on reading it when the request has ended, and the pieces are the caller's: end prevents that.
+type pieces struct {
+	mu   sync.Mutex // guards what follows
+	rest [][]byte
+	sent bool // some of it was read
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = true
+	for len(p.rest) > 0 && len(p.rest[0]) == 0 {
+		p.rest = p.rest[1:]
+	}
+	if len(p.rest) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, p.rest[0])
+	p.rest[0] = p.rest[0][n:]
+	return n, nil
+}
+
+func (p *pieces) Close() error { return nil }
+
+// end makes p empty, and reports whether some of it was read.
+func (p *pieces) end() (sent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rest = nil
+	return p.sent
+}
+
+// read makes an operation that changes nothing.
+func read[Out any](ctx context.Context, c *Client, name string, in any) (*Out, error) {
+	return call[Out](ctx, c, name, in, "", false)
+}
+
+// write makes an operation once. If anywhere is set, it may be made more than once.
+func write[Out any](ctx context.Context, c *Client, name string, in any, anywhere bool) (*Out, error) {
+	return call[Out](ctx, c, name, in, rand.Text(), anywhere)
+}
+
+func call[Out any](ctx context.Context, c *Client, name string, in any, id string, anywhere bool) (*Out, error) {
+	body, err := wire.Encode(in)
+	if err != nil {
+		return nil, err
+	}
+	var out *Out
+	err = c.do(ctx, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere}, func(answer *http.Response) error {
+		out = new(Out)
+		return wire.NewReader(answer.Body).Read(out)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// items makes an operation whose answer is several items. It calls begin, and then f for each item until that reports false. When the answer is cut off, it does so
+// again. id, if set, makes the server go on with what it was at.
+func items(ctx context.Context, c *Client, name, id string, in any, begin func(), f func(*wire.Item) bool) error {
+	p := patient{c: c}
+	for {
+		again, err := sequence(ctx, c, name, id, in, begin, f)
+		if !again || !p.wait(ctx) {
+			return err
+		}
+	}
+}
+
+// A patient waits between requests for the rest of a sequence.
+type patient struct {
+	c     *Client
+	since time.Time // of the last progress
+}
+
+// wait waits a moment. It reports false if there was no progress for Options.Patience.
+func (p *patient) wait(ctx context.Context) bool {
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
+	select {
+	case <-ctx.Done():
+	case <-p.c.ended.Done():
+	case <-time.After(min(max(time.Since(p.since)/4, 5*time.Millisecond), 500*time.Millisecond)):
+	}
+	return time.Since(p.since) < p.c.o.Patience
+}
+
+// sequence is items for an answer that is not asked for again when it is cut off. Then again is true.
+func sequence(ctx context.Context, c *Client, name, id string, in any, begin func(), f func(*wire.Item) bool) (again bool, err error) {
+	body, err := wire.Encode(in)
+	if err != nil {
+		return false, err
+	}
+	var failed error
+	err = c.do(ctx, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: true}, func(answer *http.Response) error {
+		begin()
+		for d := wire.NewReader(answer.Body); ; {
+			i := new(wire.Item)
+			switch failed = d.Read(i); {
+			case failed != nil:
+				failed = cut(failed)
+				return nil
+			case i.Problem != nil:
+				failed = i.Problem
+				return nil
+			case i.End, !f(i):
+				return nil
+			}
+		}
+	})
+	var p *wire.Error
+	switch {
+	case err != nil || failed == nil || errors.As(failed, &p):
+		return false, errors.Join(err, failed)
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case c.ended.Err() != nil:
+		return false, errClosed
+	}
+	return true, fmt.Errorf("%w: the answer is cut off: %w", engine.ErrUnavailable, failed)
+}
+
+var errClosed = fmt.Errorf("client: %w", engine.ErrClosed)
+
+// cut returns the error of an answer that has ended too soon.
+func cut(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

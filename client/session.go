@@ -1,0 +1,232 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// session implements turnstone.Persistence.
+type session struct {
+	c *Client
+	wire.Target
+}
+
+func (s *session) ID() string { return s.Session }
+
+func (s *session) Info(ctx context.Context) (turnstone.Info, error) {
+	return value(read[turnstone.Info](ctx, s.c, "info", &s.Target))
+}
+
+func (s *session) Load(ctx context.Context, scope turnstone.Scope) (*turnstone.State, error) {
+	var st *turnstone.State
+	err := items(ctx, s.c, "load", "", &wire.Load{Target: s.Target, Scope: scope}, func() { st = nil }, func(i *wire.Item) bool {
+		switch {
+		case i.State != nil:
+			st = i.State.Public()
+		case i.Node != nil && st != nil:
+			st.Nodes = append(st.Nodes, i.Node.Public())
+		}
+		return true
+	})
+	if err == nil && st == nil {
+		err = wire.ErrDocument
+	}
+	if err != nil {
+		return nil, err
+	}
+	return st, nil
+}
+
+// Nodes goes on after the last node when the connection is cut, unless that one was tombstoned meanwhile.
+func (s *session) Nodes(ctx context.Context, scope turnstone.Scope) iter.Seq2[turnstone.Node, error] {
+	return func(yield func(turnstone.Node, error) bool) {
+		in := &wire.Load{Target: s.Target, Scope: scope}
+		var last graph.ID // that was yielded
+		for p := (patient{c: s.c}); ; {
+			passing := !last.IsZero()
+			again, err := sequence(ctx, s.c, "nodes", "", in, func() {}, func(i *wire.Item) bool {
+				switch {
+				case i.At != nil:
+					in.At = *i.At
+				case i.Node != nil && passing:
+					passing = i.Node.ID != last
+				case i.Node != nil:
+					last, p.since = i.Node.ID, time.Now()
+					return yield(i.Node.Public(), nil)
+				}
+				return true
+			})
+			if err == nil && passing {
+				err = fmt.Errorf("%w: the answer was cut off after node %s, which is gone since", engine.ErrUnavailable, last)
+			}
+			if again && p.wait(ctx) {
+				continue
+			}
+			if err != nil {
+				yield(turnstone.Node{}, err)
+			}
+			return
+		}
+	}
+}
+
+func (s *session) Node(ctx context.Context, id graph.ID) (turnstone.Node, error) {
+	return public(read[wire.Node](ctx, s.c, "node", &wire.NodeRequest{Target: s.Target, Node: id}))
+}
+
+func (s *session) NodeByKey(ctx context.Context, key string) (turnstone.Node, error) {
+	return public(read[wire.Node](ctx, s.c, "node", &wire.NodeRequest{Target: s.Target, Key: key}))
+}
+
+func (s *session) NodesByKey(ctx context.Context, keys ...string) (map[string]turnstone.Node, error) {
+	var out map[string]turnstone.Node
+	err := items(ctx, s.c, "nodes-by-key", "", &wire.NodesByKey{Target: s.Target, Keys: keys}, func() { out = map[string]turnstone.Node{} }, func(i *wire.Item) bool {
+		if i.Node != nil {
+			out[i.Node.Key] = i.Node.Public()
+		}
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *session) Leaves(ctx context.Context) ([]turnstone.Node, error) {
+	var out []turnstone.Node
+	err := items(ctx, s.c, "leaves", "", &s.Target, func() { out = []turnstone.Node{} }, func(i *wire.Item) bool {
+		if i.Node != nil {
+			out = append(out, i.Node.Public())
+		}
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *session) Kept(ctx context.Context) ([]head.Kept, error) {
+	out, err := read[wire.Kept](ctx, s.c, "kept", &s.Target)
+	if err != nil {
+		return nil, err
+	}
+	return out.Kept, nil
+}
+
+func (s *session) Checkpoint(ctx context.Context, at head.Revision) (map[string][]byte, error) {
+	return public(read[wire.Checkpoint](ctx, s.c, "checkpoint", &wire.At{Target: s.Target, At: at}))
+}
+
+func (s *session) Record(ctx context.Context, key string) (turnstone.Record, error) {
+	r, err := public(read[wire.Record](ctx, s.c, "record", &wire.RecordRequest{Target: s.Target, Key: key}))
+	if errors.Is(err, turnstone.ErrRecordNotFound) {
+		r = turnstone.Record{Session: s.Session, Key: key, Version: turnstone.NoRecord}
+	}
+	return r, err
+}
+
+func (s *session) Records(ctx context.Context, q turnstone.RecordQuery) (turnstone.RecordPage, error) {
+	return public(read[wire.RecordPage](ctx, s.c, "records", &wire.ListRecords{Target: s.Target, RecordQuery: q}))
+}
+
+// Log goes on after the last commit when the connection is cut.
+func (s *session) Log(ctx context.Context, after head.Revision) iter.Seq2[turnstone.LogEntry, error] {
+	return func(yield func(turnstone.LogEntry, error) bool) {
+		for p := (patient{c: s.c}); ; {
+			again, err := sequence(ctx, s.c, "log", "", &wire.After{Target: s.Target, After: after}, func() {}, func(i *wire.Item) bool {
+				if i.Entry == nil {
+					return true
+				}
+				after, p.since = i.Entry.Revision, time.Now()
+				return yield(*i.Entry, nil)
+			})
+			if again && p.wait(ctx) {
+				continue
+			}
+			if err != nil {
+				yield(turnstone.LogEntry{}, err)
+			}
+			return
+		}
+	}
+}
+
+// Watch goes on after the last commit when the connection is cut, also with a server that was restarted.
+func (s *session) Watch(ctx context.Context, after head.Revision) iter.Seq2[turnstone.LogEntry, error] {
+	return watch(ctx, s.c, "/v1/watch", s.query(), text(after), func(e turnstone.LogEntry) string { return text(e.Revision) })
+}
+
+// text returns a revision as it is in a query.
+func text(r head.Revision) string {
+	b, err := r.MarshalJSON()
+	if err != nil {
+		panic(err) // It has no error.
+	}
+	return strings.Trim(string(b), `"`)
+}
+
+func (s *session) query() url.Values { return url.Values{"session": {s.Session}, "of": {s.Of}} }
+
+func (s *session) Uploads(ctx context.Context) ([]turnstone.Upload, error) {
+	out, err := read[wire.Uploads](ctx, s.c, "uploads", &s.Target)
+	if err != nil {
+		return nil, err
+	}
+	return out.Uploads, nil
+}
+
+func (s *session) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
+	return value(write[turnstone.Result](ctx, s.c, "commit", &wire.CommitRequest{Target: s.Target, Commit: wire.CommitOf(&c)}, c.Turn != ""))
+}
+
+func (s *session) ChangeRecords(ctx context.Context, changes ...turnstone.RecordChange) ([]turnstone.RecordVersion, error) {
+	out, err := write[wire.Versions](ctx, s.c, "change-records", wire.ChangesOf(s.Target, changes), false)
+	if err != nil {
+		return nil, err
+	}
+	return out.Versions, nil
+}
+
+func (s *session) SaveMetadata(ctx context.Context, m turnstone.Metadata, empty ...turnstone.Field) error {
+	return s.change(ctx, "save-metadata", &wire.SaveMetadata{Target: s.Target, Metadata: m, Empty: empty})
+}
+
+func (s *session) Tombstone(ctx context.Context, ids ...graph.ID) error {
+	return s.change(ctx, "tombstone", &wire.Tombstone{Target: s.Target, Nodes: ids})
+}
+
+func (s *session) Keep(ctx context.Context, name string, r head.Revision) error {
+	return s.change(ctx, "keep", &wire.Keep{Target: s.Target, Name: name, Revision: r})
+}
+
+func (s *session) Release(ctx context.Context, name string) error {
+	return s.change(ctx, "release", &wire.Release{Target: s.Target, Name: name})
+}
+
+func (s *session) change(ctx context.Context, name string, in any) error {
+	_, err := write[wire.None](ctx, s.c, name, in, false)
+	return err
+}
+
+func (s *session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
+	return collect(ctx, s.c, s.Target, o)
+}
+
+func (s *session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
+	return vacuum(ctx, s.c, s.Target, o)
+}
+
+var _ turnstone.Persistence = (*session)(nil)

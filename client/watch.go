@@ -1,0 +1,94 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// maxEvent is the longest line of an event that is read. The largest is a commit's, with its parts and labels.
+const maxEvent = 8 << 20
+
+// watch yields the events of a route, whose ids are those that id returns. When the connection is cut, it goes on after the last of them.
+func watch[T any](ctx context.Context, c *Client, path string, query url.Values, after string, id func(T) string) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		at, enough := after, false
+		for !enough {
+			q := maps.Clone(query)
+			q.Set("after", at)
+			var failed error
+			err := c.do(ctx, &ask{method: "GET", path: path, query: q}, func(answer *http.Response) error {
+				failed = events(answer.Body, func(data []byte) error {
+					var v T
+					if err := json.Unmarshal(data, &v); err != nil {
+						return fmt.Errorf("%w: %w", wire.ErrDocument, err)
+					}
+					at = id(v)
+					if enough = !yield(v, nil); enough {
+						return errEnough
+					}
+					return nil
+				})
+				return nil
+			})
+			var p *wire.Error
+			switch {
+			case enough:
+				return
+			case err == nil && (errors.As(failed, &p) || errors.Is(failed, wire.ErrDocument)):
+				err = failed
+			case err == nil && ctx.Err() != nil:
+				err = ctx.Err()
+			}
+			if err != nil {
+				var none T
+				yield(none, err)
+				return
+			}
+		}
+	}
+}
+
+var errEnough = errors.New("client: enough")
+
+// events reads server-sent events, and calls f with the data of each, until f fails, the stream ends, or a problem comes.
+func events(r io.Reader, f func(data []byte) error) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), maxEvent)
+	kind, data := "", ""
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		value = strings.TrimPrefix(value, " ")
+		switch name {
+		case "event":
+			kind = value
+		case "data":
+			data = value
+		}
+		if lines.Text() != "" || data == "" {
+			continue
+		}
+		if kind == "problem" {
+			var p wire.Error
+			if err := json.Unmarshal([]byte(data), &p); err != nil {
+				return fmt.Errorf("%w: %w", wire.ErrDocument, err)
+			}
+			return &p
+		}
+		if err := f([]byte(data)); err != nil {
+			return err
+		}
+		kind, data = "", ""
+	}
+	return lines.Err()
+}

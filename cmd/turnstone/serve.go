@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/server"
+)
+
+// socketName is the name of the socket in the directory of a store that `turnstone serve` listens on.
+const socketName = "turnstone.http"
+
+// A serving is what `turnstone serve` is told to do.
+type serving struct {
+	listen, tokens, cert, key string
+	maintain, idle            time.Duration
+}
+
+func (a *app) serve() *cobra.Command {
+	var s serving
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the store over HTTP",
+		Long: "Serve the store over HTTP, to package client and to clients in other languages. docs/http.md describes the protocol.\n" +
+			"Without --listen it is served on the Unix socket " + socketName + " in the store's directory, to processes of this user.\n" +
+			"A TCP port needs --tokens, and TLS unless it is on a loopback address. `turnstone token` makes a token.\n" +
+			"A request names a namespace, which is made if it does not exist; the default is the one that the other commands use.\n" +
+			"SIGHUP reads the tokens and the certificate again. An interrupt or SIGTERM ends watches, and waits for other requests.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServe(cmd.Context(), cmd.OutOrStdout(), &s) },
+	}
+	c.Flags().StringVar(&s.listen, "listen", "", "where: unix:PATH, or HOST:PORT; default unix:"+socketName+" in the store's directory")
+	c.Flags().StringVar(&s.tokens, "tokens", "", "file of the tokens that are accepted, a line of `turnstone token` each")
+	c.Flags().StringVar(&s.cert, "tls-cert", "", "file of the certificate, in PEM")
+	c.Flags().StringVar(&s.key, "tls-key", "", "file of the certificate's key, in PEM")
+	c.Flags().DurationVar(&s.maintain, "maintain", 0, "collect and prune so often, for example 1h; default never")
+	c.Flags().DurationVar(&s.idle, "idle", 0, "end when no request has come, and none has gone on, for so long; default never")
+	return c
+}
+
+func (a *app) token() *cobra.Command {
+	var g server.Grant
+	c := &cobra.Command{
+		Use:   "token SCOPE…",
+		Short: "Make a token for `turnstone serve`",
+		Long: "Make a token that allows its bearer some of the scopes read, write and maintain (collections, vacuums, the feed). The first\n" +
+			"line of the output is the token, which the bearer keeps secret. The second is for the file that `turnstone serve --tokens`\n" +
+			"reads, and does not tell what the token is.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, s := range args {
+				g.Scopes = append(g.Scopes, server.Scope(s))
+			}
+			token, text, err := server.NewToken(g)
+			if err != nil {
+				return usageError{err}
+			}
+			p := printer{w: cmd.OutOrStdout()}
+			p.printf("%s\n%s\n", token, text)
+			return p.err
+		},
+	}
+	c.Flags().StringArrayVar(&g.Namespaces, "namespace", []string{""}, "namespace that the token is for, or '*' for all; may be repeated; default the one that the other commands use")
+	c.Flags().StringVar(&g.Name, "name", "", "whose token it is, for people")
+	return c
+}
+
+// runServe serves the store until ctx ends.
+func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err error) {
+	o := server.Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	address, err := a.check(s)
+	if err != nil {
+		return err
+	}
+	reload, err := s.secrets(&o)
+	if err != nil {
+		return err
+	}
+	e, err := a.open(ctx)
+	if err != nil {
+		return explainLocked(err)
+	}
+	defer func() { err = closeEngine(e, err) }()
+	o.Open = func(ctx context.Context, namespace string) (*turnstone.Store, error) {
+		return a.namespace(ctx, e, namespace, s.maintain)
+	}
+	first, err := turnstone.Open(ctx, e, &turnstone.Options{}) // A store that can't be served is refused now.
+	if err != nil {
+		return err
+	}
+	if err := first.Close(); err != nil {
+		return err
+	}
+	srv, err := server.New(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, srv.Close()) }()
+	l, err := listen(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				if err := reload(); err != nil {
+					o.Logger.Error("the tokens and the certificate stay as they were", "error", err)
+				}
+			}
+		}
+	}()
+	if s.idle > 0 {
+		go func() {
+			for pause := s.idle; ctx.Err() == nil; {
+				time.Sleep(pause)
+				if pause = s.idle - srv.Idle(); pause <= 0 {
+					cancel()
+				}
+			}
+		}()
+	}
+	p := printer{w: out}
+	p.printf("serving %s on %s\n", a.shown(), shownAddress(l, s.cert != ""))
+	if p.err != nil {
+		return p.err
+	}
+	return srv.Serve(ctx, l)
+}
+
+// namespace opens a namespace of the store that is served.
+func (a *app) namespace(ctx context.Context, e engine.Engine, name string, maintain time.Duration) (*turnstone.Store, error) {
+	o := a.options
+	o.Namespace = name
+	st, err := turnstone.Open(ctx, e, &o)
+	if err != nil || maintain == 0 {
+		return st, err
+	}
+	if _, err := st.Maintain(turnstone.MaintainOptions{Every: maintain}); err != nil { // It ends when the store is closed.
+		return nil, errors.Join(err, st.Close())
+	}
+	return st, nil
+}
+
+// check returns the address to listen on, or an error if what s asks for is not allowed.
+func (a *app) check(s *serving) (address string, err error) {
+	address = s.listen
+	if (s.cert == "") != (s.key == "") {
+		return "", usageError{errors.New("--tls-cert and --tls-key go together")}
+	}
+	if s.maintain < 0 || s.idle < 0 {
+		return "", usageError{errors.New("--maintain and --idle are not below zero")}
+	}
+	if address == "" {
+		dir, ok := directory(a.url)
+		if !ok {
+			return "", usageError{errors.New("the store has no directory for a socket: say where to listen with --listen")}
+		}
+		address = "unix:" + filepath.Join(dir, socketName)
+	}
+	if strings.HasPrefix(address, "unix:") {
+		if s.cert != "" {
+			return "", usageError{errors.New("a Unix socket has no TLS")}
+		}
+		return address, nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", usageError{fmt.Errorf("--listen: %w; want unix:PATH or HOST:PORT", err)}
+	}
+	if s.tokens == "" {
+		return "", usageError{errors.New("a TCP port needs --tokens: any user of this machine, or of others, can connect")}
+	}
+	ip, err := netip.ParseAddr(host)
+	if s.cert == "" && host != "localhost" && (err != nil || !ip.IsLoopback()) {
+		return "", usageError{fmt.Errorf("%s is no loopback address: it needs --tls-cert and --tls-key, or tokens would be readable on the way", host)}
+	}
+	return address, nil
+}
+
+// secrets sets what is read from the files of tokens and of the certificate. reload reads them again.
+func (s *serving) secrets(o *server.Options) (reload func() error, err error) {
+	var tokens atomic.Pointer[func(string) (server.Grant, bool)]
+	var cert atomic.Pointer[tls.Certificate]
+	reload = func() error {
+		if s.tokens != "" {
+			f, err := os.Open(s.tokens)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			known, err := server.ReadTokens(f)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.tokens, err)
+			}
+			tokens.Store(&known)
+		}
+		if s.cert != "" {
+			c, err := tls.LoadX509KeyPair(s.cert, s.key)
+			if err != nil {
+				return err
+			}
+			cert.Store(&c)
+		}
+		return nil
+	}
+	if s.tokens != "" {
+		o.Tokens = func(token string) (server.Grant, bool) { return (*tokens.Load())(token) }
+	}
+	if s.cert != "" {
+		o.TLS = &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert.Load(), nil },
+		}
+	}
+	return reload, reload()
+}
+
+// listen listens on an address. A socket whose process is gone is replaced.
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	var lc net.ListenConfig
+	path, unix := strings.CutPrefix(address, "unix:")
+	if !unix {
+		return lc.Listen(ctx, "tcp", address)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		return nil, errors.Join(fmt.Errorf("%w: another process serves on %s", engine.ErrUnavailable, path), c.Close())
+	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	l, err := lc.Listen(ctx, "unix", path)
+	if errors.Is(err, syscall.EINVAL) {
+		return nil, fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// shownAddress returns what package client takes to connect with l.
+func shownAddress(l net.Listener, secure bool) string {
+	switch {
+	case l.Addr().Network() == "unix":
+		return "unix:" + l.Addr().String()
+	case secure:
+		return "https://" + l.Addr().String()
+	}
+	return "http://" + l.Addr().String()
+}

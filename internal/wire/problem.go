@@ -1,0 +1,213 @@
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/record"
+)
+
+// Errors of the protocol. They match no error of a store.
+var (
+	// ErrRequest means that a request is malformed.
+	ErrRequest = errors.New("server: malformed request")
+	// ErrRoute means that the server has no such operation.
+	ErrRoute = errors.New("server: no such operation")
+	// ErrToken means that the token is unknown, or missing.
+	ErrToken = errors.New("server: unknown token")
+	// ErrScope means that the token does not allow the request.
+	ErrScope = errors.New("server: not allowed")
+	// ErrTooLarge means that the body is longer than the server reads.
+	ErrTooLarge = errors.New("server: request too large")
+	// ErrBusy means that the server has too many requests at once, or stops. The request had no effect.
+	ErrBusy = errors.New("server: busy")
+	// ErrRestarted means that a write is repeated, and that another server may have made it.
+	ErrRestarted = errors.New("server: restarted")
+	// ErrUpload means that the server does not have the upload (any more), or has another part of it.
+	ErrUpload = errors.New("server: no such upload")
+	// ErrOffset means that a piece of an upload does not begin where the last one ended.
+	ErrOffset = errors.New("server: the upload goes on elsewhere")
+)
+
+// kinds has the kinds of problems. A problem is of the first kind that its error matches, and names all that it matches.
+var kinds = []struct {
+	name   string
+	status int
+	err    error
+}{
+	{"unknown-outcome", http.StatusInternalServerError, turnstone.ErrOutcomeUnknown},
+	{"incomplete", http.StatusInternalServerError, turnstone.ErrIncomplete},
+	{"rejected", http.StatusUnprocessableEntity, turnstone.ErrRejected},
+	{"conflict", http.StatusConflict, turnstone.ErrConflict},
+	{"turn-conflict", http.StatusConflict, turnstone.ErrTurnConflict},
+	{"record-conflict", http.StatusConflict, turnstone.ErrRecordConflict},
+	{"exists", http.StatusConflict, turnstone.ErrExists},
+	{"has-children", http.StatusConflict, turnstone.ErrHasChildren},
+	{"session-deleted", http.StatusGone, turnstone.ErrSessionDeleted},
+	{"session-not-found", http.StatusNotFound, turnstone.ErrSessionNotFound},
+	{"node-not-found", http.StatusNotFound, turnstone.ErrNodeNotFound},
+	{"upload-expired", http.StatusConflict, turnstone.ErrUploadExpired},
+	{"blob-not-found", http.StatusNotFound, turnstone.ErrBlobNotFound},
+	{"record-not-found", http.StatusNotFound, turnstone.ErrRecordNotFound},
+	{"revision-not-found", http.StatusNotFound, turnstone.ErrRevisionNotFound},
+	{"revision-pruned", http.StatusGone, turnstone.ErrRevisionPruned},
+	{"store-not-found", http.StatusNotFound, turnstone.ErrStoreNotFound},
+	{"feed-off", http.StatusConflict, turnstone.ErrFeedOff},
+	{"cursor-expired", http.StatusGone, turnstone.ErrCursorExpired},
+	{"limit", http.StatusUnprocessableEntity, turnstone.ErrLimit},
+	{"invalid", http.StatusUnprocessableEntity, turnstone.ErrInvalid},
+	{"size", http.StatusUnprocessableEntity, blob.ErrSize},
+	{"superseded", http.StatusConflict, gc.ErrSuperseded},
+	{"unfinished-copy", http.StatusServiceUnavailable, turnstone.ErrUnfinishedCopy},
+	{"format", http.StatusInternalServerError, record.ErrFormat},
+	{damaged, http.StatusInternalServerError, nil}, // *record.CorruptError
+	{"missing", http.StatusInternalServerError, record.ErrMissing},
+	{"hash", http.StatusInternalServerError, record.ErrHash},
+	{"checksum", http.StatusInternalServerError, record.ErrChecksum},
+	{"malformed-record", http.StatusInternalServerError, record.ErrMalformed},
+	{"corrupt", http.StatusInternalServerError, engine.ErrCorrupt},
+	{"no-space", http.StatusInsufficientStorage, engine.ErrNoSpace},
+	{"read-only", http.StatusForbidden, engine.ErrReadOnly},
+	{"locked", http.StatusServiceUnavailable, engine.ErrLocked},
+	{"closed", http.StatusServiceUnavailable, engine.ErrClosed},
+	{"unavailable", http.StatusServiceUnavailable, engine.ErrUnavailable},
+	{"canceled", http.StatusServiceUnavailable, context.Canceled},
+	{"timeout", http.StatusGatewayTimeout, context.DeadlineExceeded},
+	{"malformed", http.StatusBadRequest, ErrDocument},
+	{"request", http.StatusBadRequest, ErrRequest},
+	{"no-operation", http.StatusNotFound, ErrRoute},
+	{"token", http.StatusUnauthorized, ErrToken},
+	{"scope", http.StatusForbidden, ErrScope},
+	{"too-large", http.StatusRequestEntityTooLarge, ErrTooLarge},
+	{"busy", http.StatusServiceUnavailable, ErrBusy},
+	{"restarted", http.StatusConflict, ErrRestarted},
+	{"upload-not-found", http.StatusNotFound, ErrUpload},
+	{"upload-offset", http.StatusConflict, ErrOffset},
+}
+
+const (
+	damaged = "damaged"
+	other   = "other" // of errors that match none of the kinds
+)
+
+// Kinds returns the status of each kind of problem, by its name.
+func Kinds() map[string]int {
+	out := map[string]int{other: http.StatusInternalServerError}
+	for _, k := range kinds {
+		out[k.name] = k.status
+	}
+	return out
+}
+
+// typeBase is what the type of a problem begins with. The name of its kind follows.
+const typeBase = "https://github.com/turnstonedb/turnstone/blob/main/docs/http.md#"
+
+// An Error is an error as an RFC 9457 problem, and that problem as an error. It matches what the error of the server matched,
+// has the same text, and errors.As finds in it the typed error.
+type Error struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	// Matches are the kinds of all errors that it matches.
+	Matches []string `json:"matches"`
+
+	Conflict       *turnstone.ConflictError       `json:"conflict,omitempty"`
+	TurnConflict   *turnstone.TurnConflictError   `json:"turnConflict,omitempty"`
+	RecordConflict *turnstone.RecordConflictError `json:"recordConflict,omitempty"`
+	Limit          *turnstone.LimitError          `json:"limit,omitempty"`
+	Invalid        *turnstone.InvalidError        `json:"invalid,omitempty"`
+	Damage         *Damage                        `json:"damage,omitempty"`
+	Format         *record.FormatError            `json:"format,omitempty"`
+	Offset         *int64                         `json:"offset,omitempty"` // of upload-offset: where the upload goes on
+}
+
+// Damage is a record.CorruptError.
+type Damage struct {
+	Object string `json:"object"`
+	Reason string `json:"reason"`
+}
+
+// ErrorOf returns err as a problem.
+func ErrorOf(err error) *Error {
+	if e, ok := err.(*Error); ok {
+		return e
+	}
+	out := &Error{Detail: err.Error(), Type: typeBase + other, Status: http.StatusInternalServerError}
+	var corrupt *record.CorruptError
+	if errors.As(err, &corrupt) {
+		out.Damage = &Damage{corrupt.Object, corrupt.Err.Error()}
+	}
+	for _, k := range kinds {
+		if k.err == nil && out.Damage == nil || k.err != nil && !errors.Is(err, k.err) {
+			continue
+		}
+		if out.Matches == nil {
+			out.Type, out.Status = typeBase+k.name, k.status
+		}
+		out.Matches = append(out.Matches, k.name)
+	}
+	out.Title = http.StatusText(out.Status)
+	errors.As(err, &out.Conflict)
+	errors.As(err, &out.TurnConflict)
+	errors.As(err, &out.RecordConflict)
+	errors.As(err, &out.Limit)
+	errors.As(err, &out.Invalid)
+	errors.As(err, &out.Format)
+	return out
+}
+
+// Kind returns the name of the kind of the problem.
+func (e *Error) Kind() string { return strings.TrimPrefix(e.Type, typeBase) }
+
+// Error returns the text that the error had on the server.
+func (e *Error) Error() string { return e.Detail }
+
+// Unwrap returns the errors that the error of the server matched.
+func (e *Error) Unwrap() []error {
+	var out []error
+	for _, k := range kinds {
+		if k.err != nil && slices.Contains(e.Matches, k.name) {
+			out = append(out, k.err)
+		}
+	}
+	if e.Conflict != nil {
+		out = append(out, e.Conflict)
+	}
+	if e.TurnConflict != nil {
+		out = append(out, e.TurnConflict)
+	}
+	if e.RecordConflict != nil {
+		out = append(out, e.RecordConflict)
+	}
+	if e.Limit != nil {
+		out = append(out, e.Limit)
+	}
+	if e.Invalid != nil {
+		out = append(out, e.Invalid)
+	}
+	if e.Format != nil {
+		out = append(out, e.Format)
+	}
+	if e.Damage != nil {
+		out = append(out, &record.CorruptError{Object: e.Damage.Object, Err: errors.New(e.Damage.Reason)})
+	}
+	return out
+}
+
+// ReadError reads the problem that a body is, or returns nil if it is none.
+func ReadError(contentType string, body []byte) *Error {
+	var e Error
+	if !strings.HasPrefix(contentType, Problem) || json.Unmarshal(body, &e) != nil || e.Type == "" {
+		return nil
+	}
+	return &e
+}

@@ -1,0 +1,260 @@
+// Package wire has what server and client say to each other: documents, messages and problems. docs/http.md describes
+// it for those who write a client in another language.
+//
+// A document is one line of JSON, and behind it the bytes that it refers to:
+//
+//	{"kind":"user","payload":"hello"}
+//	{"kind":"image","payload":[0,5],"follow":5}
+//	\x89PNG
+//
+// A value of bytes is a string if it is short text. Otherwise the value is its place among the bytes behind the line: offset and length. The
+// member "follow" says how many bytes there are. So large values are neither escaped nor encoded, and small ones can be read.
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"unicode/utf8"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// ContentType is the media type of documents: of one, or of several that follow one another.
+const ContentType = "application/vnd.turnstone"
+
+const (
+	// maxInline is the longest value that is written as a string.
+	maxInline = 1024
+	// maxLine is the longest line of a document that is read: a commit of turnstone.MaxNodes nodes
+	// with keys of turnstone.MaxEventKey bytes takes less than half, also if each byte is escaped.
+	maxLine = 32 << 20
+	// readAhead is how much is allocated for a value before any byte of it has come.
+	readAhead = 1 << 20
+)
+
+// ErrDocument means that what was read is no document.
+var ErrDocument = errors.New("malformed document")
+
+// Bytes are a value in a document.
+type Bytes struct {
+	Content []byte
+	place   [2]int // offset and length behind the line; of length 0 if the value is in the line
+}
+
+// MarshalJSON implements json.Marshaler.
+func (b Bytes) MarshalJSON() ([]byte, error) {
+	if b.inline() {
+		return marshal(string(b.Content))
+	}
+	return json.Marshal(b.place)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (b *Bytes) UnmarshalJSON(text []byte) error {
+	*b = Bytes{}
+	if text[0] == '"' {
+		var s string
+		if err := json.Unmarshal(text, &s); err != nil {
+			return err
+		}
+		b.Content = []byte(s)
+		return nil
+	}
+	var place []int
+	if err := json.Unmarshal(text, &place); err != nil || len(place) != 2 || place[0] < 0 || place[1] < 0 {
+		return fmt.Errorf("%.80s is no value of bytes: want a string, or offset and length behind the line", text)
+	}
+	b.place = [2]int(place)
+	return nil
+}
+
+func (b *Bytes) inline() bool { return len(b.Content) <= maxInline && utf8.Valid(b.Content) }
+
+// Follow is embedded in messages that have values of bytes.
+type Follow struct {
+	// Bytes is how many bytes follow the line. Write sets it.
+	Bytes int `json:"follow,omitzero"`
+}
+
+func (f *Follow) following() *int { return &f.Bytes }
+
+// A carrier is a message with values of bytes.
+type carrier interface {
+	following() *int
+	// Each calls f with each value.
+	Each(f func(*Bytes))
+}
+
+// marshal is json.Marshal without the escapes that HTML would need. Text that is not UTF-8 is a *turnstone.InvalidError: JSON can't hold it.
+func marshal(v any) ([]byte, error) {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	line := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+	if replaced(line) {
+		return nil, &turnstone.InvalidError{Where: "text", Reason: "it is not UTF-8"}
+	}
+	return line, nil
+}
+
+// replaced reports whether json.Marshal has replaced bytes that are not UTF-8. For them it writes an escape, and for the character that the
+// escape stands for that character.
+func replaced(line []byte) bool {
+	const escape = `\ufffd`
+	for {
+		i := bytes.Index(line, []byte(escape))
+		if i < 0 {
+			return false
+		}
+		before := len(line[:i]) - len(bytes.TrimRight(line[:i], `\`))
+		if before%2 == 0 { // else the backslash itself is escaped
+			return true
+		}
+		line = line[i+len(escape):]
+	}
+}
+
+// Encode returns a message, which is a pointer, as a document: the pieces of it, one after another. Those of values share their memory.
+func Encode(message any) ([][]byte, error) {
+	m, carries := message.(carrier)
+	var values [][]byte
+	if carries {
+		n := m.following()
+		*n = 0
+		m.Each(func(b *Bytes) {
+			if !b.inline() {
+				b.place = [2]int{*n, len(b.Content)}
+				*n += len(b.Content)
+				values = append(values, b.Content)
+			}
+		})
+	}
+	line, err := marshal(message)
+	if err != nil {
+		return nil, err
+	}
+	return append([][]byte{append(line, '\n')}, values...), nil
+}
+
+// Write writes a message, which is a pointer, as a document.
+func Write(w io.Writer, message any) error {
+	pieces, err := Encode(message)
+	for i := 0; err == nil && i < len(pieces); i++ {
+		_, err = w.Write(pieces[i])
+	}
+	return err
+}
+
+// A Reader reads documents.
+type Reader struct {
+	in *bufio.Reader
+	// Strict refuses fields that the message does not have.
+	Strict bool
+}
+
+// NewReader returns a Reader of r.
+func NewReader(r io.Reader) *Reader { return &Reader{in: bufio.NewReaderSize(r, 16<<10)} }
+
+// Read reads one document into a message. It skips empty lines, which keep a connection alive. The error is io.EOF at the end, matches
+// ErrDocument if what comes is no such document, and is otherwise that of the reader.
+func (r *Reader) Read(message any) error {
+	line, err := r.line()
+	if err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(line))
+	if r.Strict {
+		d.DisallowUnknownFields()
+	}
+	if err := d.Decode(message); err != nil {
+		return fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	if rest, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: %v after the end of the document", ErrDocument, rest)
+	}
+	m, carries := message.(carrier)
+	if !carries {
+		return nil
+	}
+	n := *m.following()
+	if n < 0 {
+		return fmt.Errorf("%w: %d bytes follow", ErrDocument, n)
+	}
+	block, err := r.bytes(n)
+	if err != nil {
+		return err
+	}
+	m.Each(func(b *Bytes) {
+		at, length := b.place[0], b.place[1]
+		switch {
+		case length == 0:
+		case at > n || length > n-at:
+			err = fmt.Errorf("%w: %d bytes at %d, and %d follow", ErrDocument, length, at, n)
+		default:
+			b.Content = block[at : at+length : at+length]
+		}
+	})
+	return err
+}
+
+// End returns an error unless nothing but white space is left to read.
+func (r *Reader) End() error {
+	switch _, err := r.line(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w: something follows the document", ErrDocument)
+}
+
+// line returns the next line that is not empty.
+func (r *Reader) line() ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.in.ReadSlice('\n')
+		line = append(line, part...)
+		if len(line) > maxLine {
+			return nil, fmt.Errorf("%w: a line of more than %d bytes", ErrDocument, maxLine)
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		blank := len(bytes.TrimSpace(line)) == 0
+		switch {
+		case errors.Is(err, io.EOF) && blank:
+			return nil, io.EOF
+		case err != nil && !errors.Is(err, io.EOF):
+			return nil, err
+		case !blank:
+			return line, nil
+		}
+		line = line[:0]
+	}
+}
+
+// bytes returns the next n bytes. It allocates no more than a little ahead of what has come.
+func (r *Reader) bytes(n int) ([]byte, error) {
+	out := make([]byte, 0, min(n, readAhead))
+	for len(out) < n {
+		if len(out) == cap(out) {
+			out = append(make([]byte, 0, min(n, 2*cap(out))), out...)
+		}
+		k, err := io.ReadFull(r.in, out[len(out):cap(out)])
+		out = out[:len(out)+k]
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil, io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,324 @@
+// Package server serves stores over HTTP. docs/http.md describes what it serves, for those who write a client; package client is one.
+//
+// A Server is an http.Handler. Command `turnstone serve` runs one.
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// Options of a Server. The zero value of a field that has a default means that default.
+type Options struct {
+	// Open opens the store of a namespace at the first request to it. The server closes the store.
+	Open func(ctx context.Context, namespace string) (*turnstone.Store, error)
+	// Tokens, if set, returns what the bearer of a token may do, and false if there is no such token. It must be safe for concurrent use.
+	// Without it, who can connect may do all.
+	Tokens func(token string) (Grant, bool)
+	// TLS, if set, makes Serve speak TLS.
+	TLS *tls.Config
+	// MaxRequestBytes is how long the body of a request may be, but for that of an upload. Default 128 MiB.
+	MaxRequestBytes int64
+	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
+	MaxRequests int64
+	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least MaxRequestBytes. Default 512 MiB.
+	MaxBodyBytes int64
+	// MaxWatches is how many watches there may be at once. Default 1024.
+	MaxWatches int64
+	// MaxUploads is how many uploads may have begun and not ended. Default 256.
+	MaxUploads int
+	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for a reader to take some of an answer, and
+	// how long requests may go on when the server stops. Default 30 seconds.
+	Patience time.Duration
+	// WriteTimeout ends a write, which goes on if the caller goes away. Default one minute.
+	WriteTimeout time.Duration
+	// UploadTimeout ends an upload of which nothing has come for so long. Default 10 minutes.
+	UploadTimeout time.Duration
+	// Heartbeat is how often a watch, and a collection, sends something. Default 15 seconds.
+	Heartbeat time.Duration
+	// Logger is told of errors that are not the caller's. Default: none.
+	Logger *slog.Logger
+}
+
+// A Server serves stores. It is safe for concurrent use.
+type Server struct {
+	o        Options
+	id       string // of this process, which remembers the writes that it has made
+	mux      *http.ServeMux
+	limits   limits
+	writes   writes
+	uploads  uploads
+	metrics  *metrics
+	stopping chan struct{} // closed when the server stops
+	stop     sync.Once
+	working  sync.WaitGroup // writes, which go on without their callers
+	active   activity
+
+	mu     sync.Mutex // guards spaces
+	spaces map[string]*space
+}
+
+// New returns a server. Close it after use.
+func New(o Options) (*Server, error) {
+	if o.Open == nil {
+		return nil, errors.New("server: Options.Open is nil")
+	}
+	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, 128<<20)
+	o.MaxRequests = cmp.Or(o.MaxRequests, 256)
+	o.MaxBodyBytes = max(cmp.Or(o.MaxBodyBytes, 512<<20), o.MaxRequestBytes)
+	o.MaxWatches = cmp.Or(o.MaxWatches, 1024)
+	o.MaxUploads = cmp.Or(o.MaxUploads, 256)
+	o.Patience = cmp.Or(o.Patience, 30*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, time.Minute)
+	o.UploadTimeout = cmp.Or(o.UploadTimeout, 10*time.Minute)
+	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 {
+		return nil, errors.New("server: an option is negative")
+	}
+	s := &Server{
+		o: o, id: rand.Text(), limits: newLimits(&o), writes: newWrites(), metrics: newMetrics(),
+		stopping: make(chan struct{}), spaces: map[string]*space{},
+	}
+	s.uploads = newUploads(s)
+	s.active.since = time.Now()
+	s.mux = s.routes()
+	return s, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set(wire.HeaderServer, s.id)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	defer s.active.begin()()
+	s.mux.ServeHTTP(w, r)
+}
+
+// Serve serves what comes to l, until ctx ends. Then it ends watches, lets other requests go on for Options.Patience, and returns nil.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	h := &http.Server{
+		Handler: s, TLSConfig: s.o.TLS, ReadHeaderTimeout: s.o.Patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelWarn),
+	}
+	failed := make(chan error, 1)
+	go func() {
+		if s.o.TLS != nil {
+			failed <- h.ServeTLS(l, "", "")
+			return
+		}
+		failed <- h.Serve(l)
+	}()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	s.stop.Do(func() { close(s.stopping) })
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.o.Patience)
+	defer cancel()
+	if h.Shutdown(limited) != nil {
+		return h.Close()
+	}
+	return nil
+}
+
+// Close ends watches and uploads, waits for writes, and closes the stores. Requests that come later are refused as busy.
+func (s *Server) Close() error {
+	s.stop.Do(func() { close(s.stopping) })
+	s.uploads.close()
+	s.mu.Lock() // Nothing is begun in the background from here on.
+	spaces := s.spaces
+	s.spaces = nil
+	s.mu.Unlock()
+	s.working.Wait()
+	var err error
+	for _, sp := range spaces {
+		err = errors.Join(err, sp.close())
+	}
+	return err
+}
+
+// work runs f in the background, and Close waits for it. It reports false if the server stops.
+func (s *Server) work(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.spaces == nil {
+		return false
+	}
+	s.working.Go(f)
+	return true
+}
+
+var errStops = fmt.Errorf("%w: it stops", wire.ErrBusy)
+
+// Idle returns for how long there has been no request, and 0 while there is one.
+func (s *Server) Idle() time.Duration {
+	s.active.mu.Lock()
+	defer s.active.mu.Unlock()
+	if s.active.requests > 0 {
+		return 0
+	}
+	return time.Since(s.active.since)
+}
+
+// activity counts requests.
+type activity struct {
+	mu       sync.Mutex
+	requests int
+	since    time.Time // when it became 0
+}
+
+func (a *activity) begin() (end func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests++
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.requests--
+		a.since = time.Now()
+	}
+}
+
+// stopped reports whether the server stops.
+func (s *Server) stopped() bool {
+	select {
+	case <-s.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+// A request is one that is allowed.
+type request struct {
+	*http.Request
+	w     http.ResponseWriter
+	space *space
+	rc    *http.ResponseController
+}
+
+// handle returns the handler of a route: it finds out whether the request is allowed, and f answers it, or returns an error before it has begun to.
+func (s *Server) handle(name string, scope Scope, f func(*Server, *request) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen := &answer{ResponseWriter: w}
+		begun := time.Now()
+		defer func() { s.metrics.answered(name, seen, time.Since(begun)) }()
+		err := s.allowed(r, scope)
+		req := &request{Request: r, w: seen, rc: http.NewResponseController(w)}
+		if err == nil {
+			req.space, err = s.space(r.Context(), r.Header.Get(wire.HeaderNamespace))
+		}
+		if err == nil {
+			err = f(s, req)
+		}
+		if err != nil {
+			s.fail(seen, r, err)
+		}
+	})
+}
+
+// fail answers with a problem, or cuts the answer off if it has begun.
+func (s *Server) fail(w *answer, r *http.Request, err error) {
+	p := wire.ErrorOf(err)
+	w.problem = p.Kind()
+	if p.Status >= 500 && r.Context().Err() == nil && !errors.Is(err, wire.ErrBusy) {
+		s.o.Logger.Error("a request failed", "path", r.URL.Path, "problem", p.Kind(), "error", err)
+	}
+	if w.status != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.o.Patience)) // for the rest of the body, which http.Server reads
+	switch p.Status {
+	case http.StatusServiceUnavailable:
+		w.Header().Set("Retry-After", "1")
+	case http.StatusUnauthorized:
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	send(w, p.Status, wire.Problem, p)
+}
+
+// send answers with a message.
+func send(w http.ResponseWriter, status int, contentType string, message any) {
+	w.Header().Set("Content-Type", contentType)
+	pieces, err := wire.Encode(message)
+	if err != nil {
+		panic(fmt.Sprintf("server: encode %T: %v", message, err))
+	}
+	n := 0
+	for _, p := range pieces {
+		n += len(p)
+	}
+	w.Header().Set("Content-Length", fmt.Sprint(n))
+	w.WriteHeader(status)
+	for _, p := range pieces {
+		if _, err := w.Write(p); err != nil {
+			return // The caller is gone.
+		}
+	}
+}
+
+// An answer notes what a handler answers.
+type answer struct {
+	http.ResponseWriter
+	status  int
+	problem string
+}
+
+func (a *answer) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	return a.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// writer returns a writer of the answer that waits no longer than Options.Patience for the reader to take some.
+func (s *Server) writer(r *request) io.Writer {
+	return writerFunc(func(b []byte) (int, error) {
+		_ = r.rc.SetWriteDeadline(time.Now().Add(s.o.Patience)) // Where there are none, the handler runs in a test.
+		return r.w.Write(b)
+	})
+}
+
+// body returns a reader of the body that waits no longer than Options.Patience for the next bytes.
+func (s *Server) body(r *request) io.Reader {
+	return readerFunc(func(b []byte) (int, error) {
+		_ = r.rc.SetReadDeadline(time.Now().Add(s.o.Patience))
+		n, err := r.Body.Read(b)
+		if errors.Is(err, io.EOF) {
+			_ = r.rc.SetReadDeadline(time.Time{})
+		}
+		return n, err
+	})
+}
+
+type (
+	writerFunc func([]byte) (int, error)
+	readerFunc func([]byte) (int, error)
+)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+func (f readerFunc) Read(b []byte) (int, error)  { return f(b) }

@@ -1,0 +1,302 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// A stream is an answer of several items.
+type stream struct {
+	r     *request
+	w     *bufio.Writer
+	begun bool
+}
+
+// stream returns the answer to r.
+func (s *Server) stream(r *request) *stream {
+	return &stream{r: r, w: bufio.NewWriterSize(s.writer(r), 16<<10)}
+}
+
+// send sends an item.
+func (st *stream) send(i *wire.Item) error {
+	pieces, err := wire.Encode(i)
+	if err != nil {
+		return err
+	}
+	return st.raw(pieces...)
+}
+
+func (st *stream) raw(pieces ...[]byte) error {
+	if !st.begun {
+		st.begun = true
+		st.r.w.Header().Set("Content-Type", wire.ContentType)
+	}
+	for _, p := range pieces {
+		if _, err := st.w.Write(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end ends the answer with what the operation has ended with. It returns an error that nothing was sent before.
+func (st *stream) end(err error) error {
+	if err != nil && !st.begun {
+		return err
+	}
+	last := &wire.Item{End: true}
+	if err != nil {
+		last = &wire.Item{Problem: wire.ErrorOf(err)}
+	}
+	_ = st.send(last) // If the caller is gone, nobody reads it.
+	_ = st.w.Flush()
+	return nil
+}
+
+// flush sends what was written to the caller.
+func (st *stream) flush() {
+	_ = st.w.Flush() // If the caller is gone, the context ends.
+	_ = st.r.rc.Flush()
+}
+
+// A streamRoute is a route whose body, or answer, is no document.
+type streamRoute struct {
+	name, method, path string
+	summary            string
+	scope              Scope
+	query              []parameter
+	handle             func(*Server, *request) error
+}
+
+// A parameter of a query.
+type parameter struct{ name, meaning string }
+
+var (
+	ofSession = []parameter{{"session", "the id of the session"}, {"of", "the session itself, as info returns it; another one of that id is another session"}}
+	streams   = []streamRoute{
+		{
+			"watch", "GET", "/v1/watch", "Sends the commits of a session after a revision, and those that come, as server-sent events.", Read,
+			append(ofSession[:2:2], parameter{"after", "the revision; the header Last-Event-ID comes before it"}), (*Server).watch,
+		},
+		{
+			"changes", "GET", "/v1/changes", "Sends the changes of all sessions after a cursor of the feed, and those that come, as server-sent events.", Read,
+			[]parameter{{"after", "the cursor; the header Last-Event-ID comes before it"}},
+			(*Server).changes,
+		},
+		{
+			"read-attachment", "GET", "/v1/attachment", "Sends the bytes of an attachment. An answer that is cut off is not whole.", Read,
+			append(ofSession[:2:2], parameter{"id", "the id of the attachment"}, parameter{"offset", "where to begin"}), (*Server).readAttachment,
+		},
+		{
+			"put-attachment", "PUT", "/v1/attachment", "Takes the bytes of an attachment, or more of them.", Write,
+			append(ofSession[:2:2],
+				parameter{"upload", "the caller's id of this upload, to go on with it"}, parameter{"offset", "where in the attachment the body begins"},
+				parameter{"size", "how many bytes the attachment has, if that is known"},
+				parameter{"more", "anything, if the body is not the rest of the attachment"},
+				parameter{"mediaType", "of the attachment"}, parameter{"name", "of the attachment"}),
+			(*Server).putAttachment,
+		},
+		{
+			"upload", "GET", "/v1/upload", "Returns how many bytes of an upload have come.", Write,
+			[]parameter{{"upload", "the caller's id of the upload"}},
+			(*Server).upload,
+		},
+		{
+			"end-upload", "DELETE", "/v1/upload", "Gives an upload up.", Write,
+			[]parameter{{"upload", "the caller's id of the upload"}},
+			(*Server).endUpload,
+		},
+	}
+)
+
+func target(r *request) wire.Target {
+	q := r.URL.Query()
+	return wire.Target{Session: q.Get("session"), Of: q.Get("of")}
+}
+
+// after returns where a watch begins.
+func after(r *request) string {
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		return last
+	}
+	return r.URL.Query().Get("after")
+}
+
+// watch sends the commits of a session as events. The id of each is its revision.
+func (s *Server) watch(r *request) error {
+	from, err := revision(after(r))
+	if err != nil {
+		return err
+	}
+	session, err := r.space.session(r.Context(), target(r))
+	if err != nil {
+		return err
+	}
+	return events(s, r, "commit", func(ctx context.Context) iter.Seq2[turnstone.LogEntry, error] { return session.Watch(ctx, from) },
+		func(e turnstone.LogEntry) string { return strconv.FormatUint(uint64(e.Revision), 10) })
+}
+
+// changes sends the changes of all sessions as events. The id of each is its cursor.
+func (s *Server) changes(r *request) error {
+	from := turnstone.Cursor(after(r))
+	return events(s, r, "change", func(ctx context.Context) iter.Seq2[turnstone.Change, error] { return r.space.store.Watch(ctx, from) },
+		func(c turnstone.Change) string { return string(c.Cursor) })
+}
+
+// events sends what a sequence yields as server-sent events, until the caller goes away, the server stops or it fails.
+func events[T any](s *Server, r *request, kind string, begin func(context.Context) iter.Seq2[T, error], id func(T) string) error {
+	if s.stopped() {
+		return errStops
+	}
+	if !s.limits.watches.TryAcquire(1) {
+		return fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
+	}
+	defer s.limits.watches.Release(1)
+	s.metrics.watches.Inc()
+	defer s.metrics.watches.Dec()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	w := s.writer(r)
+	var mu sync.Mutex
+	begun := false
+	write := func(text string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if !begun {
+			begun = true
+			r.w.Header().Set("Content-Type", "text/event-stream")
+			r.w.Header().Set("Cache-Control", "no-store")
+		}
+		if _, err := io.WriteString(w, text); err != nil {
+			return err
+		}
+		return r.rc.Flush()
+	}
+	var beats sync.WaitGroup
+	beats.Go(func() {
+		// The first comment tells the caller that the watch has begun, unless it has failed meanwhile.
+		beat := time.NewTimer(min(s.o.Heartbeat, 50*time.Millisecond))
+		defer beat.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-s.stopping:
+				cancel()
+				return
+			case <-beat.C:
+				if write(":\n\n") != nil {
+					cancel()
+					return
+				}
+				beat.Reset(s.o.Heartbeat)
+			}
+		}
+	})
+	var err error
+	for v, failed := range begin(ctx) {
+		if err = failed; err == nil {
+			var text string
+			if text, err = data(&v); err == nil {
+				err = write("id: " + id(v) + "\nevent: " + kind + text)
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	ended := ctx.Err() != nil
+	cancel()
+	beats.Wait()
+	switch {
+	case err == nil || ended: // The caller is gone, or the server stops: the caller asks again where it was.
+		return nil
+	case !begun:
+		return err
+	}
+	p := wire.ErrorOf(err)
+	if w, ok := r.w.(*answer); ok {
+		w.problem = p.Kind()
+	}
+	text, err := data(p)
+	if err != nil {
+		return err
+	}
+	_ = write("event: problem" + text) // If the caller is gone, nobody reads it.
+	return nil
+}
+
+// data returns the last lines of an event.
+func data(message any) (string, error) {
+	pieces, err := wire.Encode(message)
+	if err != nil {
+		return "", err
+	}
+	return "\ndata: " + string(pieces[0]) + "\n", nil
+}
+
+// readAttachment sends an attachment, from an offset on.
+func (s *Server) readAttachment(r *request) error {
+	q := r.URL.Query()
+	id, err := turnstone.ParseBlobID(q.Get("id"))
+	if err != nil {
+		return err
+	}
+	skip, err := number(q, "offset", 0)
+	if err != nil {
+		return err
+	}
+	leave, err := s.enter(r.Context(), 0)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	session, err := r.space.session(r.Context(), target(r))
+	if err != nil {
+		return err
+	}
+	w := s.writer(r)
+	r.w.Header().Set("Content-Type", "application/octet-stream")
+	n, err := session.ReadAttachment(r.Context(), writerFunc(func(b []byte) (int, error) {
+		whole := len(b)
+		passed := min(int64(whole), skip)
+		skip -= passed
+		if b = b[passed:]; len(b) > 0 {
+			if _, err := w.Write(b); err != nil {
+				return 0, err
+			}
+		}
+		return whole, nil
+	}), id)
+	if err != nil {
+		r.w.Header().Del("Content-Type")
+		return err // If a part was sent, the answer is cut off.
+	}
+	if skip > 0 {
+		return fmt.Errorf("%w: offset %d of an attachment of %d bytes", wire.ErrRequest, skip+n, n)
+	}
+	return nil
+}
+
+// number reads a number in a query, which is not below least.
+func number(q url.Values, name string, least int64) (int64, error) {
+	text := q.Get(name)
+	if text == "" {
+		return max(least, 0), nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < least {
+		return 0, fmt.Errorf("%w: %s is %.40q", wire.ErrRequest, name, text)
+	}
+	return n, nil
+}

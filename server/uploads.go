@@ -1,0 +1,269 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+// uploads are those that have begun. What has come of an upload goes to the store at once, so that
+// nothing is kept here but how far it has got.
+type uploads struct {
+	s *Server
+
+	mu     sync.Mutex // guards what follows
+	byID   map[writeID]*upload
+	going  int // those that have not ended
+	closed bool
+}
+
+// An upload is one call of PutAttachment, which reads what requests bring.
+type upload struct {
+	u      *uploads
+	id     writeID
+	of     blob.Attachment // as announced
+	target wire.Target
+	in     *io.PipeWriter
+	done   chan struct{} // closed when stored or err is set
+	stored blob.Attachment
+	err    error
+	idle   *time.Timer
+
+	turn chan struct{} // holds one element while a request brings bytes
+
+	mu     sync.Mutex // guards what follows
+	offset int64      // of the bytes that have come
+	stop   func()     // ends the request that brings bytes, because another one does
+}
+
+func newUploads(s *Server) uploads { return uploads{s: s, byID: map[writeID]*upload{}} }
+
+// close ends all uploads. Callers begin them again.
+func (u *uploads) close() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closed = true
+	for _, up := range u.byID {
+		up.in.CloseWithError(errStops)
+	}
+}
+
+// find returns an upload that has begun, or nil.
+func (u *uploads) find(id writeID) *upload {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.byID[id]
+}
+
+// begin begins an upload, or returns the one of that id.
+func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, session *turnstone.Session) (*upload, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if up := u.byID[id]; up != nil {
+		return up, nil
+	}
+	if u.closed {
+		return nil, errStops
+	}
+	if u.going >= u.s.o.MaxUploads {
+		return nil, fmt.Errorf("%w: %d uploads at once", wire.ErrBusy, u.going)
+	}
+	r, w := io.Pipe()
+	up := &upload{u: u, id: id, of: of, target: t, in: w, done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}}
+	up.idle = time.AfterFunc(u.s.o.UploadTimeout, func() {
+		w.CloseWithError(fmt.Errorf("%w: nothing has come for %v", wire.ErrUpload, u.s.o.UploadTimeout))
+	})
+	begun := u.s.work(func() {
+		up.stored, up.err = session.PutAttachment(context.Background(), r, of.Size, of.MediaType, of.Name)
+		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
+		up.idle.Stop()
+		close(up.done)
+		u.mu.Lock()
+		u.going--
+		u.mu.Unlock()
+		time.AfterFunc(rememberFor, func() { // Until then, who did not see the answer can ask again.
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			delete(u.byID, id)
+		})
+	})
+	if !begun {
+		return nil, errStops
+	}
+	u.byID[id] = up
+	u.going++
+	return up, nil
+}
+
+// progress returns how far an upload has got, or what it has failed with.
+func (up *upload) progress() (*wire.Progress, error) {
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	p := &wire.Progress{Offset: up.offset}
+	select {
+	case <-up.done:
+		p.Attachment = &up.stored
+		return p, up.err
+	default:
+		return p, nil
+	}
+}
+
+// uploadID returns the id of the upload that a request is about.
+func uploadID(r *request) (writeID, error) {
+	id := r.URL.Query().Get("upload")
+	if id == "" || len(id) > maxRequestID {
+		return writeID{}, fmt.Errorf("%w: upload has %d bytes, want 1 to %d", wire.ErrRequest, len(id), maxRequestID)
+	}
+	return writeID{r.space.name, id}, nil
+}
+
+// upload answers how far an upload has got.
+func (s *Server) upload(r *request) error {
+	id, err := uploadID(r)
+	if err != nil {
+		return err
+	}
+	up := s.uploads.find(id)
+	if up == nil {
+		return wire.ErrUpload
+	}
+	return up.answer(r)
+}
+
+func (up *upload) answer(r *request) error {
+	p, err := up.progress()
+	if err != nil {
+		return err
+	}
+	send(r.w, http.StatusOK, wire.ContentType, p)
+	return nil
+}
+
+// endUpload gives an upload up.
+func (s *Server) endUpload(r *request) error {
+	id, err := uploadID(r)
+	if err != nil {
+		return err
+	}
+	up := s.uploads.find(id)
+	if up == nil {
+		return wire.ErrUpload
+	}
+	up.in.CloseWithError(fmt.Errorf("%w: it was given up", wire.ErrUpload))
+	<-up.done
+	r.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// putAttachment takes bytes of an attachment.
+func (s *Server) putAttachment(r *request) error {
+	id, err := uploadID(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	offset, err := number(q, "offset", 0)
+	if err != nil {
+		return err
+	}
+	size, err := number(q, "size", -1)
+	if err != nil {
+		return err
+	}
+	if q.Get("size") == "" {
+		size = -1
+	}
+	leave, err := s.enter(r.Context(), 0)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	t, of := target(r), blob.Attachment{Size: size, MediaType: q.Get("mediaType"), Name: q.Get("name")}
+	up := s.uploads.find(id)
+	if up == nil {
+		if offset > 0 {
+			return wire.ErrUpload
+		}
+		session, err := r.space.session(r.Context(), t)
+		if err != nil {
+			return err
+		}
+		if up, err = s.uploads.begin(id, t, of, session); err != nil {
+			return err
+		}
+	}
+	if up.target != t || up.of != of {
+		return fmt.Errorf("%w: the upload of this id is of another attachment", wire.ErrRequest)
+	}
+	if err := up.take(r, s, offset, q.Get("more") != ""); err != nil {
+		return err
+	}
+	return up.answer(r)
+}
+
+// take passes the body of a request on to the store. Unless more is to come, it waits until the attachment is stored.
+func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
+	// A request that brings bytes may be one whose caller is gone, which the server has not noticed.
+	up.mu.Lock()
+	up.stop()
+	up.mu.Unlock()
+	select {
+	case up.turn <- struct{}{}:
+		defer func() { <-up.turn }()
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+	up.mu.Lock()
+	at := up.offset
+	up.stop = func() { _ = r.rc.SetReadDeadline(time.Unix(1, 0)) }
+	up.mu.Unlock()
+	defer func() {
+		up.mu.Lock()
+		up.stop = func() {}
+		up.mu.Unlock()
+	}()
+	if at != offset {
+		p := wire.ErrorOf(fmt.Errorf("%w: at %d, and not at %d", wire.ErrOffset, at, offset))
+		p.Offset = &at
+		return p
+	}
+	buf := make([]byte, 64<<10)
+	body := s.body(r)
+	for {
+		n, err := body.Read(buf)
+		if n > 0 {
+			up.idle.Reset(s.o.UploadTimeout)
+			if _, failed := up.in.Write(buf[:n]); failed != nil {
+				break // PutAttachment has ended.
+			}
+			up.mu.Lock()
+			up.offset += int64(n)
+			up.mu.Unlock()
+		}
+		if errors.Is(err, io.EOF) {
+			if more {
+				return nil
+			}
+			_ = up.in.Close()
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("%w: its body: %w", wire.ErrRequest, err) // The caller goes on from where the upload is.
+		}
+	}
+	select {
+	case <-up.done:
+		return nil // answer says how it has ended.
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+}

@@ -1,0 +1,154 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/wire"
+)
+
+const (
+	// rememberFor is how long a write is remembered after it has ended. Clients repeat one for half as long at most.
+	rememberFor = time.Minute
+	// rememberBytes is how many bytes of answers are remembered. Those of the oldest writes are forgotten first.
+	rememberBytes = 64 << 20
+	maxRequestID  = 128
+)
+
+// writes remembers writes by the ids that callers gave them, so that one that is repeated because its answer was lost is not made
+// twice.
+type writes struct {
+	mu     sync.Mutex
+	byID   map[writeID]*written
+	oldest []*written // those that have ended, in the order in which they did
+	bytes  int        // of the answers of these
+}
+
+type writeID struct{ namespace, id string }
+
+// A written write is one that has begun.
+type written struct {
+	id    writeID
+	sum   [32]byte // of what was asked
+	done  chan struct{}
+	ended time.Time
+	// What it ended with. Both are nil if that is forgotten.
+	result []byte
+	failed error
+
+	follow followers // of an operation that takes long
+}
+
+func newWrites() writes { return writes{byID: map[writeID]*written{}} }
+
+// begin returns the write with an id, and whether it is new.
+func (w *writes) begin(id writeID, sum [32]byte) (_ *written, first bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forget()
+	if old := w.byID[id]; old != nil {
+		return old, false
+	}
+	n := &written{id: id, sum: sum, done: make(chan struct{})}
+	w.byID[id] = n
+	return n, true
+}
+
+// end notes what a write ended with. One that failed without an effect is not remembered: it may be made again.
+func (w *writes) end(n *written, result []byte, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n.result, n.failed, n.ended = result, err, time.Now()
+	close(n.done)
+	switch {
+	case n.id.id == "":
+	case err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) && !errors.Is(err, turnstone.ErrIncomplete):
+		delete(w.byID, n.id)
+	default:
+		w.oldest = append(w.oldest, n)
+		w.bytes += len(result)
+		w.forget()
+	}
+}
+
+// forget removes what is old, and the answers that are too much. The caller holds w.mu.
+func (w *writes) forget() {
+	n := 0
+	for n < len(w.oldest) && time.Since(w.oldest[n].ended) > rememberFor {
+		w.bytes -= len(w.oldest[n].result)
+		delete(w.byID, w.oldest[n].id)
+		n++
+	}
+	w.oldest = w.oldest[n:]
+	for i := 0; w.bytes > rememberBytes && i < len(w.oldest)-1; i++ {
+		w.bytes -= len(w.oldest[i].result)
+		w.oldest[i].result = nil
+	}
+}
+
+// write begins f in the background, unless a write with the request's id was begun.
+func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error)) (*written, error) {
+	id := r.Header.Get(wire.HeaderRequest)
+	if len(id) > maxRequestID {
+		return nil, fmt.Errorf("%w: an id of %d bytes in the header %s, at most %d are allowed", wire.ErrRequest, len(id), wire.HeaderRequest, maxRequestID)
+	}
+	if server := r.Header.Get(wire.HeaderServer); server != "" && server != s.id {
+		return nil, fmt.Errorf("%w: another server than this one may have made the write", wire.ErrRestarted)
+	}
+	w, first := &written{sum: sum, done: make(chan struct{})}, true
+	if id != "" {
+		w, first = s.writes.begin(writeID{r.space.name, id}, sum)
+	}
+	if w.sum != sum {
+		return nil, fmt.Errorf("%w: the id in the header %s is that of another request", wire.ErrRequest, wire.HeaderRequest)
+	}
+	if !first {
+		return w, nil
+	}
+	begun := s.work(func() {
+		var result []byte
+		err := errPanicked
+		defer func() {
+			if p := recover(); p != nil {
+				s.o.Logger.Error("a write has panicked", "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+			}
+			s.writes.end(w, result, err)
+		}()
+		result, err = f(w)
+	})
+	if !begun {
+		s.writes.end(w, nil, errStops)
+	}
+	return w, nil
+}
+
+var errPanicked = fmt.Errorf("%w: the server has panicked", turnstone.ErrOutcomeUnknown)
+
+// once calls f, unless a write with the request's id was begun, and returns its result. f goes on if the caller goes away.
+func (s *Server) once(r *request, sum [32]byte, f func(context.Context) ([]byte, error)) ([]byte, error) {
+	w, err := s.write(r, sum, func(*written) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), s.o.WriteTimeout)
+		defer cancel()
+		return f(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	<-w.done // It counts as a request as long as it goes on.
+	return s.writes.result(w)
+}
+
+// result returns what a write has ended with.
+func (w *writes) result(n *written) ([]byte, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n.result == nil && n.failed == nil {
+		return nil, fmt.Errorf("%w: the write was made before, and its answer is forgotten", turnstone.ErrOutcomeUnknown)
+	}
+	return n.result, n.failed
+}
