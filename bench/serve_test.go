@@ -43,7 +43,7 @@ func BenchmarkServe(b *testing.B) {
 
 // overHTTP serves a store, and returns a client of it.
 func overHTTP(b *testing.B, st *turnstone.Store) turnstone.Factory {
-	s, err := server.New(server.Options{Open: func(context.Context, string) (*turnstone.Store, error) { return st, nil }})
+	s, err := server.New(server.Options{Open: func(context.Context, string, bool) (*turnstone.Store, error) { return st, nil }})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (s *session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	// One byte more than a piece tells whether there are more.
 	buf := make([]byte, pieceBytes+1)
 	if size >= 0 && size < pieceBytes {
-		buf = buf[:size+1]
+		buf = buf[:max(size, 1)+1]
 	}
 	have, offset := 0, int64(0)
 	if _, err := s.put(ctx, q, nil, 0, false); err != nil { // before anything is read
@@ -91,8 +91,11 @@ func (s *session) put(ctx context.Context, q url.Values, piece []byte, offset in
 		case err == nil:
 			return &p, nil
 		case !errors.As(err, &problem) || problem.Offset == nil:
-			if errors.Is(err, wire.ErrUpload) {
+			switch {
+			case errors.Is(err, wire.ErrUpload) && last:
 				err = unknown(err)
+			case errors.Is(err, wire.ErrUpload): // The server was restarted, or nothing has come for long.
+				err = fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 			}
 			return nil, err
 		}
@@ -127,7 +130,7 @@ func (s *session) upload(ctx context.Context, q url.Values) (*wire.Progress, err
 func (s *session) giveUp(q url.Values) {
 	ctx, cancel := context.WithTimeout(s.c.ended, time.Second)
 	defer cancel()
-	_, _ = s.c.once(ctx, &ask{method: "DELETE", path: "/v1/upload", query: url.Values{"upload": q["upload"]}}, "", func(*http.Response) error { return nil })
+	_, _, _ = s.c.once(ctx, &ask{method: "DELETE", path: "/v1/upload", query: url.Values{"upload": q["upload"]}}, "", func(*http.Response) error { return nil })
 }
 
 // ReadAttachment goes on where it was when the connection is cut.
@@ -146,7 +149,9 @@ func (s *session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (
 		err := s.c.do(ctx, &ask{method: "GET", path: "/v1/attachment", query: q}, func(answer *http.Response) error {
 			k, err := io.Copy(writerFunc(func(b []byte) (int, error) {
 				var k int
-				k, failed = w.Write(b)
+				if k, failed = w.Write(b); failed == nil && k < len(b) {
+					failed = io.ErrShortWrite
+				}
 				return k, failed
 			}), answer.Body)
 			n += k

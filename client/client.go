@@ -23,6 +23,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -48,8 +49,13 @@ type Options struct {
 	Patience time.Duration
 }
 
+var errSilent = errors.New("client: the server does not answer")
+
 // maxPatience is half of the time that servers remember writes.
 const maxPatience = 30 * time.Second
+
+// headerTimeout is how long an answer may take to begin. Servers give writes a minute, and tell at least so often that a collection goes on.
+const headerTimeout = 90 * time.Second
 
 // A Client is a connection with a server. It is safe for concurrent use.
 type Client struct {
@@ -64,7 +70,7 @@ type Client struct {
 var _ turnstone.Factory = (*Client)(nil)
 
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
-// if the server does not answer, or refuses the token.
+// if the server does not answer, or does not know the token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c := &Client{}
 	if o != nil {
@@ -76,7 +82,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	}
 	t := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.o.TLS, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second,
-		DisableCompression: true, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+		DisableCompression: true, ResponseHeaderTimeout: headerTimeout, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}
 	d := &net.Dialer{Timeout: 10 * time.Second}
 	t.DialContext = d.DialContext
@@ -89,14 +95,29 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
 			return nil, fmt.Errorf("client: %q is no address of a server: want unix:PATH, https://HOST:PORT or http://HOST:PORT", address)
 		}
+		if ip, _ := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && c.o.Token != "" && u.Hostname() != "localhost" && !ip.IsLoopback() {
+			return nil, fmt.Errorf("client: %s would show the token to everybody on the way: want https", address)
+		}
+		if u.Scheme == "http" {
+			t.Proxy = nil
+		}
 		c.base = strings.TrimSuffix(address, "/")
 	}
 	c.http = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	c.ended, c.end = context.WithCancel(context.Background())
-	if _, err := c.List(ctx, turnstone.ListOptions{Limit: 1}); err != nil && !errors.Is(err, wire.ErrScope) { // A token may be for writing only.
-		return nil, errors.Join(err, c.Close())
+	if strings.ContainsFunc(c.o.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("client: the token has characters that no token has")
 	}
-	return c, nil
+	c.ended, c.end = context.WithCancel(context.Background())
+	limited, cancel := context.WithTimeoutCause(ctx, c.o.Patience+d.Timeout, errSilent)
+	defer cancel()
+	_, err := c.List(limited, turnstone.ListOptions{Limit: 1})
+	switch {
+	case err == nil, errors.Is(err, wire.ErrScope), errors.Is(err, turnstone.ErrStoreNotFound): // A token may be for writing only, or the store not be made yet.
+		return c, nil
+	case ctx.Err() == nil && limited.Err() != nil:
+		err = fmt.Errorf("%w: %w", engine.ErrUnavailable, errSilent)
+	}
+	return nil, errors.Join(err, c.Close())
 }
 
 // Close ends the calls of the client, and closes its connections.
@@ -123,18 +144,14 @@ func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	first := ""
-	if s := c.server.Load(); s != nil {
-		first = *s
+	server := "" // that has to make it
+	if s := c.server.Load(); s != nil && a.id != "" && !a.anywhere {
+		server = *s
 	}
 	begun := time.Now()
 	sent := false // A server may have begun with it.
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		server := "" // that has to make it
-		if sent && a.id != "" && !a.anywhere {
-			server = first
-		}
-		lost, err := c.once(ctx, a, server, read)
+		answer, lost, err := c.once(ctx, a, server, read)
 		if err == nil {
 			return nil
 		}
@@ -142,9 +159,12 @@ func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error
 		switch {
 		case lost:
 			sent = true
-		case errors.As(err, &p) && errors.Is(p, wire.ErrRestarted):
+		case errors.Is(err, wire.ErrBusy):
+		case errors.Is(err, wire.ErrRestarted) && !sent: // Nobody has begun with it: this server may.
+			server = answer.Get(wire.HeaderServer)
+		case sent && a.id != "" && answer.Get(wire.HeaderRequest) != a.id: // It says nothing of the attempt before.
 			return unknown(err)
-		case errors.As(err, &p) && !errors.Is(p, wire.ErrBusy), errors.Is(err, errForeign):
+		case errors.As(err, &p), errors.Is(err, errForeign):
 			return err
 		}
 		if ctx.Err() != nil || c.ended.Err() != nil || time.Since(begun) > c.o.Patience {
@@ -177,7 +197,7 @@ func (c *Client) gaveUp(ctx context.Context, a *ask, sent bool, err error) error
 func unknown(err error) error { return fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, err) }
 
 // once makes a request. lost tells that the server may have begun with it, and that its answer did not come.
-func (c *Client) once(ctx context.Context, a *ask, server string, read func(*http.Response) error) (lost bool, err error) {
+func (c *Client) once(ctx context.Context, a *ask, server string, read func(*http.Response) error) (header http.Header, lost bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ended, cancel)()
@@ -185,11 +205,11 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 	defer body.end()
 	r, err := c.request(ctx, a, server, body)
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	answer, err := c.http.Do(r)
 	if err != nil {
-		return body.end(), strip(err)
+		return nil, body.end(), strip(err)
 	}
 	defer answer.Body.Close()
 	if s := answer.Header.Get(wire.HeaderServer); s != "" {
@@ -197,9 +217,10 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 	}
 	if answer.StatusCode/100 == 2 {
 		err := read(answer)
-		return err != nil, err
+		return answer.Header, err != nil, err
 	}
-	return problem(answer)
+	lost, err = problem(answer)
+	return answer.Header, lost, err
 }
 
 // errForeign means that what has answered is no server of this protocol.
@@ -236,7 +257,7 @@ func (c *Client) request(ctx context.Context, a *ask, server string, body *piece
 		r.Header.Set("Content-Type", wire.ContentType)
 	}
 	for name, value := range map[string]string{
-		wire.HeaderNamespace: c.o.Namespace, wire.HeaderRequest: a.id, wire.HeaderServer: server,
+		wire.HeaderNamespace: url.PathEscape(c.o.Namespace), wire.HeaderRequest: a.id, wire.HeaderServer: server,
 	} {
 		if value != "" {
 			r.Header.Set(name, value)

@@ -26,7 +26,7 @@ var ctx = context.Background()
 // serve serves an engine on a Unix socket until stop is called, and closes the engine then.
 func serve(t *testing.T, path string, e engine.Engine, o turnstone.Options) (stop func()) {
 	t.Helper()
-	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string) (*turnstone.Store, error) {
+	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
 		o := o
 		o.Namespace = namespace
 		return turnstone.Open(ctx, e, &o)

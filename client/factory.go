@@ -96,16 +96,16 @@ func (c *Client) Delete(ctx context.Context, id string, policy turnstone.ChildPo
 
 // GC implements turnstone.Factory. The collection ends a while after ctx.
 func (c *Client) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
-	return collect(ctx, c, wire.Target{}, o)
+	return collect(ctx, c, wire.Some{}, o)
 }
 
 // Vacuum implements turnstone.Factory. The vacuum ends a while after ctx.
 func (c *Client) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
-	return vacuum(ctx, c, wire.Target{}, o)
+	return vacuum(ctx, c, wire.Some{}, o)
 }
 
-func collect(ctx context.Context, c *Client, t wire.Target, o gc.Options) (report *gc.Report, err error) {
-	in := &wire.Collect{Target: t, DryRun: o.DryRun, Full: o.Full, Pace: o.Pace}
+func collect(ctx context.Context, c *Client, t wire.Some, o gc.Options) (report *gc.Report, err error) {
+	in := &wire.Collect{Some: t, DryRun: o.DryRun, Full: o.Full, Pace: o.Pace}
 	err = items(ctx, c, "gc", rand.Text(), in, func() { report = nil }, func(i *wire.Item) bool {
 		tell(o.Progress, i)
 		if i.Report != nil {
@@ -116,8 +116,8 @@ func collect(ctx context.Context, c *Client, t wire.Target, o gc.Options) (repor
 	return report, err
 }
 
-func vacuum(ctx context.Context, c *Client, t wire.Target, o gc.VacuumOptions) (report *gc.VacuumReport, err error) {
-	err = items(ctx, c, "vacuum", rand.Text(), &wire.VacuumRequest{Target: t, Pace: o.Pace}, func() { report = nil }, func(i *wire.Item) bool {
+func vacuum(ctx context.Context, c *Client, t wire.Some, o gc.VacuumOptions) (report *gc.VacuumReport, err error) {
+	err = items(ctx, c, "vacuum", rand.Text(), &wire.VacuumRequest{Some: t, Pace: o.Pace}, func() { report = nil }, func(i *wire.Item) bool {
 		tell(o.Progress, i)
 		if i.Vacuum != nil {
 			report = i.Vacuum

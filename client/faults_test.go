@@ -17,11 +17,14 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/wire"
 	"github.com/turnstonedb/turnstone/persistencetest"
+	"github.com/turnstonedb/turnstone/server"
 )
 
 // A cutter is a proxy that cuts connections off.
@@ -414,3 +417,198 @@ func TestSV1_TextThatIsNotUTF8IsRefused(t *testing.T) {
 		}
 	}
 }
+
+// What a server, or a proxy, says to a write that is repeated tells nothing of the attempt before, unless it is the answer to the write.
+func TestSV2_ARefusalOfARepeatedWriteTellsNothingOfTheFirst(t *testing.T) {
+	for name, refuse := range map[string]func(w http.ResponseWriter){
+		"proxy": func(w http.ResponseWriter) { http.Error(w, "no", http.StatusForbidden) },
+		"token": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", wire.Problem)
+			w.WriteHeader(http.StatusUnauthorized)
+			_ = wire.Write(w, wire.ErrorOf(wire.ErrToken))
+		},
+		"conflict": nil, // the answer to the write
+	} {
+		s, err := server.New(server.Options{Open: func(ctx context.Context, _ string, _ bool) (*turnstone.Store, error) {
+			return turnstone.Open(ctx, memory.New(), nil)
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lose, lost atomic.Bool
+		front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case lost.CompareAndSwap(true, false) && refuse != nil:
+				refuse(w)
+				return
+			case lose.CompareAndSwap(true, false):
+				lost.Store(true)
+				s.ServeHTTP(httptest.NewRecorder(), r)
+				panic(http.ErrAbortHandler)
+			}
+			s.ServeHTTP(w, r)
+		}))
+		cl, err := client.Open(ctx, front.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lose.Store(true)
+		_, err = p.Commit(ctx, turnstone.Commit{})
+		if refuse == nil {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			lose.Store(true)
+			if _, err = p.Commit(ctx, turnstone.Commit{}); !errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+				t.Errorf("%s: %v", name, err)
+			}
+		} else if !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			t.Errorf("%s: %v", name, err)
+		}
+		cl.Close()
+		front.Close()
+		s.Close()
+	}
+}
+
+// Two servers behind one address make no write twice.
+func TestSV3_TwoServersBehindAnAddressMakeAWriteOnce(t *testing.T) {
+	e := memory.New()
+	var servers [2]*server.Server
+	for i := range servers {
+		var err error
+		if servers[i], err = server.New(server.Options{Open: func(ctx context.Context, _ string, _ bool) (*turnstone.Store, error) {
+			return turnstone.Open(ctx, e, nil)
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		defer servers[i].Close()
+	}
+	var lose atomic.Int32
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := servers[rand.IntN(2)]
+		if r.URL.Path == "/v1/commit" && lose.Add(1)%3 == 0 {
+			s.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		}
+		s.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	cl, err := client.Open(ctx, front.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	p, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, unknown := 0, 0
+	for range 60 {
+		switch _, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision}); {
+		case err == nil:
+			done++
+		case errors.Is(err, turnstone.ErrOutcomeUnknown):
+			unknown++
+		default:
+			t.Fatal(err)
+		}
+	}
+	i, err := p.Info(ctx)
+	if err != nil || int(i.Revision) < done || int(i.Revision) > done+unknown || done < 10 {
+		t.Errorf("%d writes are done and %d unknown, and the session is at %d, %v", done, unknown, i.Revision, err)
+	}
+}
+
+// A server that accepts and is silent is unavailable as well.
+func TestSV4_AServerThatIsSilentIsUnavailable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if _, err := client.Open(limited, "http://"+l.Addr().String(), &client.Options{Patience: time.Millisecond}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A sequence goes on for a caller who takes longer than anybody waits.
+func TestSV6_ASequenceGoesOnForASlowCaller(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	defer serve(t, path, memory.New(), turnstone.Options{})()
+	c := &cutter{to: path, budget: func() (int64, int64) { return -1, 40_000 }}
+	cl, err := client.Open(ctx, "unix:"+c.listen(t), &client.Options{Patience: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	s, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload := make([]byte, 20_000)
+	for range 6 {
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision, Nodes: []turnstone.NewNode{{Kind: "k", Payload: payload}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for _, err := range s.Nodes(ctx, turnstone.Scope{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		time.Sleep(80 * time.Millisecond)
+	}
+	if n != 6 {
+		t.Errorf("%d nodes", n)
+	}
+}
+
+func TestSV1_WhatCanNotBeSentIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	defer serve(t, path, memory.New(), turnstone.Options{})()
+	for _, namespace := range []string{" a ", "a", "a\nb", "ü%20"} {
+		cl, err := client.Open(ctx, "unix:"+path, &client.Options{Namespace: namespace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, created, err := cl.Create(ctx, turnstone.Request{ID: "s"}); err != nil || !created {
+			t.Errorf("namespace %q is another one: %v", namespace, err)
+		}
+		cl.Close()
+	}
+	for address, token := range map[string]string{"http://203.0.113.1:1": "t", "http://127.0.0.1:1": "a b"} {
+		if _, err := client.Open(ctx, address, &client.Options{Token: token}); err == nil || errors.Is(err, engine.ErrUnavailable) {
+			t.Errorf("the token %q is sent to %s: %v", token, address, err)
+		}
+	}
+	cl := connect(t, path)
+	s, _, err := cl.Create(ctx, turnstone.Request{ID: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int64{0, 1, 3, 5} {
+		if _, err := s.PutAttachment(ctx, bytes.NewReader([]byte("four")), size, "", ""); !errors.Is(err, blob.ErrSize) {
+			t.Errorf("four bytes as %d: %v", size, err)
+		}
+	}
+	a, err := s.PutAttachment(ctx, bytes.NewReader([]byte("four")), 4, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ReadAttachment(ctx, short{}, a.ID); !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A short writer takes half of what it is given.
+type short struct{}
+
+func (short) Write(b []byte) (int, error) { return len(b) / 2, nil }

@@ -3,14 +3,12 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"net/url"
 	"strings"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
@@ -52,25 +50,20 @@ func (s *session) Load(ctx context.Context, scope turnstone.Scope) (*turnstone.S
 // Nodes goes on after the last node when the connection is cut, unless that one was tombstoned meanwhile.
 func (s *session) Nodes(ctx context.Context, scope turnstone.Scope) iter.Seq2[turnstone.Node, error] {
 	return func(yield func(turnstone.Node, error) bool) {
-		in := &wire.Load{Target: s.Target, Scope: scope}
-		var last graph.ID // that was yielded
+		in := &wire.LoadNodes{Load: wire.Load{Target: s.Target, Scope: scope}}
 		for p := (patient{c: s.c}); ; {
-			passing := !last.IsZero()
 			again, err := sequence(ctx, s.c, "nodes", "", in, func() {}, func(i *wire.Item) bool {
-				switch {
-				case i.At != nil:
+				if i.At != nil {
 					in.At = *i.At
-				case i.Node != nil && passing:
-					passing = i.Node.ID != last
-				case i.Node != nil:
-					last, p.since = i.Node.ID, time.Now()
-					return yield(i.Node.Public(), nil)
 				}
-				return true
+				if i.Node == nil {
+					return true
+				}
+				in.Behind = i.Node.ID
+				more := yield(i.Node.Public(), nil)
+				p.since = time.Now() // However long the caller took, the server has answered.
+				return more
 			})
-			if err == nil && passing {
-				err = fmt.Errorf("%w: the answer was cut off after node %s, which is gone since", engine.ErrUnavailable, last)
-			}
 			if again && p.wait(ctx) {
 				continue
 			}
@@ -139,7 +132,7 @@ func (s *session) Record(ctx context.Context, key string) (turnstone.Record, err
 }
 
 func (s *session) Records(ctx context.Context, q turnstone.RecordQuery) (turnstone.RecordPage, error) {
-	return public(read[wire.RecordPage](ctx, s.c, "records", &wire.ListRecords{Target: s.Target, RecordQuery: q}))
+	return public(read[wire.RecordPage](ctx, s.c, "records", &wire.ListRecords{Some: wire.SomeOf(s.Target), RecordQuery: q}))
 }
 
 // Log goes on after the last commit when the connection is cut.
@@ -150,8 +143,10 @@ func (s *session) Log(ctx context.Context, after head.Revision) iter.Seq2[turnst
 				if i.Entry == nil {
 					return true
 				}
-				after, p.since = i.Entry.Revision, time.Now()
-				return yield(*i.Entry, nil)
+				after = i.Entry.Revision
+				more := yield(*i.Entry, nil)
+				p.since = time.Now()
+				return more
 			})
 			if again && p.wait(ctx) {
 				continue
@@ -222,11 +217,11 @@ func (s *session) change(ctx context.Context, name string, in any) error {
 }
 
 func (s *session) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
-	return collect(ctx, s.c, s.Target, o)
+	return collect(ctx, s.c, wire.SomeOf(s.Target), o)
 }
 
 func (s *session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
-	return vacuum(ctx, s.c, s.Target, o)
+	return vacuum(ctx, s.c, wire.SomeOf(s.Target), o)
 }
 
 var _ turnstone.Persistence = (*session)(nil)

@@ -9,9 +9,11 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"mime"
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
@@ -23,11 +25,15 @@ const maxEvent = 8 << 20
 func watch[T any](ctx context.Context, c *Client, path string, query url.Values, after string, id func(T) string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		at, enough := after, false
-		for !enough {
+		for p := (patient{c: c}); !enough; {
 			q := maps.Clone(query)
 			q.Set("after", at)
 			var failed error
 			err := c.do(ctx, &ask{method: "GET", path: path, query: q}, func(answer *http.Response) error {
+				if kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); kind != "text/event-stream" {
+					return fmt.Errorf("%w: the answer is %q, and no events", errForeign, kind)
+				}
+				p.since = time.Now()
 				failed = events(answer.Body, func(data []byte) error {
 					var v T
 					if err := json.Unmarshal(data, &v); err != nil {
@@ -41,14 +47,16 @@ func watch[T any](ctx context.Context, c *Client, path string, query url.Values,
 				})
 				return nil
 			})
-			var p *wire.Error
+			var problem *wire.Error
 			switch {
 			case enough:
 				return
-			case err == nil && (errors.As(failed, &p) || errors.Is(failed, wire.ErrDocument)):
+			case err == nil && (errors.As(failed, &problem) || errors.Is(failed, wire.ErrDocument)):
 				err = failed
 			case err == nil && ctx.Err() != nil:
 				err = ctx.Err()
+			case err == nil:
+				p.wait(ctx)
 			}
 			if err != nil {
 				var none T
@@ -59,14 +67,20 @@ func watch[T any](ctx context.Context, c *Client, path string, query url.Values,
 	}
 }
 
+// silence is after how long a watch on which nothing comes is taken for cut off. Servers send something every 15 seconds.
+const silence = time.Minute
+
 var errEnough = errors.New("client: enough")
 
 // events reads server-sent events, and calls f with the data of each, until f fails, the stream ends, or a problem comes.
-func events(r io.Reader, f func(data []byte) error) error {
+func events(r io.ReadCloser, f func(data []byte) error) error {
+	silent := time.AfterFunc(silence, func() { r.Close() })
+	defer silent.Stop()
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), maxEvent)
 	kind, data := "", ""
 	for lines.Scan() {
+		silent.Reset(silence)
 		name, value, _ := strings.Cut(lines.Text(), ":")
 		value = strings.TrimPrefix(value, " ")
 		switch name {

@@ -22,24 +22,28 @@ func newLimits(o *Options) limits {
 	return limits{semaphore.NewWeighted(o.MaxRequests), semaphore.NewWeighted(o.MaxBodyBytes), semaphore.NewWeighted(o.MaxWatches)}
 }
 
-// enter waits until the server may work on a request whose body has so many bytes. The caller calls leave afterwards.
-func (s *Server) enter(ctx context.Context, size int64) (leave func(), err error) {
+// enter waits until the server may work on a request to a route. The caller calls leave afterwards.
+func (s *Server) enter(ctx context.Context, route string) (leave func(), err error) {
 	if s.stopped() {
 		return nil, errStops
 	}
+	if route == "watch" || route == "changes" {
+		if !s.limits.watches.TryAcquire(1) {
+			return nil, fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
+		}
+		return func() { s.limits.watches.Release(1) }, nil
+	}
+	return s.acquire(ctx, s.limits.requests, 1, "requests", s.o.MaxRequests)
+}
+
+// acquire waits until there is room for n.
+func (s *Server) acquire(ctx context.Context, limit *semaphore.Weighted, n int64, what string, most int64) (release func(), err error) {
 	limited, cancel := context.WithTimeout(ctx, s.o.Patience)
 	defer cancel()
-	if s.limits.requests.Acquire(limited, 1) != nil {
-		return nil, busy(ctx, "requests", s.o.MaxRequests, s.o.Patience)
+	if limit.Acquire(limited, n) != nil {
+		return nil, busy(ctx, what, most, s.o.Patience)
 	}
-	if s.limits.bytes.Acquire(limited, size) != nil {
-		s.limits.requests.Release(1)
-		return nil, busy(ctx, "bytes of requests", s.o.MaxBodyBytes, s.o.Patience)
-	}
-	return func() {
-		s.limits.bytes.Release(size)
-		s.limits.requests.Release(1)
-	}, nil
+	return func() { limit.Release(n) }, nil
 }
 
 func busy(ctx context.Context, what string, limit int64, waited time.Duration) error {

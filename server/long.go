@@ -17,11 +17,23 @@ func long[In any](name, summary string, f func(context.Context, *space, *In, fun
 	return operation{
 		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](), several: true,
 		handle: func(s *Server, r *request) error {
+			unpin, err := s.pin(r)
+			if err != nil {
+				return err
+			}
+			defer unpin()
 			return asked(s, r, func(in *In, sum [32]byte) error {
 				w, err := s.write(r, sum, func(w *written) ([]byte, error) {
 					ctx, cancel := context.WithCancel(context.Background())
 					defer cancel()
 					w.follow.begin(s, cancel)
+					go func() { // A collection may be repeated: it does not hold up the end of the server.
+						select {
+						case <-s.stopping:
+							cancel()
+						case <-ctx.Done():
+						}
+					}()
 					report, err := f(ctx, r.space, in, w.follow.tell)
 					if report == nil || report.Report == nil && report.Vacuum == nil {
 						return nil, err

@@ -1,7 +1,7 @@
 package server
 
 import (
-	"context"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -51,26 +51,18 @@ func (m *metrics) answered(operation string, a *answer, took time.Duration) {
 	}
 }
 
-// metricsHandler serves the metrics, in the text format of Prometheus, to bearers of a token with scope read.
-func (s *Server) metricsHandler() http.Handler {
-	metrics := promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := s.allowed(r, Read); err != nil {
-			s.fail(&answer{ResponseWriter: w}, r, err)
-			return
-		}
-		metrics.ServeHTTP(w, r)
-	})
+// metricsText sends the metrics, in the text format of Prometheus.
+func (s *Server) metricsText(w *answer, r *http.Request) error {
+	promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	return nil
 }
 
-// health answers whether the stores that are open can be read. It needs no token, and tells nothing else.
-func (s *Server) health(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-	defer cancel()
-	if err := s.healthy(ctx); err != nil {
+// health answers whether the default namespace can be read. It needs no token, and tells nothing else.
+func (s *Server) health(w *answer, _ *http.Request) error {
+	if err := s.healthy(); err != nil {
 		s.o.Logger.Warn("the server is not healthy", "error", err)
-		s.fail(&answer{ResponseWriter: w}, r, wire.ErrBusy)
-		return
+		return fmt.Errorf("%w: it is not healthy", wire.ErrBusy)
 	}
-	_, _ = w.Write([]byte("ok\n"))
+	_, _ = w.Write([]byte("ok\n")) // If the caller is gone, nobody reads it.
+	return nil
 }

@@ -42,19 +42,18 @@ func TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes(t *testing.T) {
 		}
 		p[strings.ToLower(r.method)] = s.stream(&r)
 	}
-	public := func(id, summary, mediaType string) object {
-		return object{"get": object{
-			"operationId": id, "summary": summary, "security": []object{},
-			"responses": object{"200": object{"description": "The answer.", "content": object{mediaType: object{}}}},
-		}}
+	for _, p := range plainRoutes {
+		out := object{
+			"operationId": p.name, "summary": p.summary,
+			"responses": object{"200": object{"description": "The answer.", "content": object{p.mediaType: object{}}}, "default": problem()},
+		}
+		if p.scope == "" {
+			out["security"] = []object{}
+		} else {
+			out["description"] = "Needs scope " + string(p.scope) + "."
+		}
+		paths[strings.TrimSuffix(p.path, "{$}")] = object{"get": out}
 	}
-	paths["/v1/"] = public("hello", "Names the process that serves.", "application/json")
-	paths["/v1/openapi.json"] = public("openapi", "This document.", "application/json")
-	paths["/healthz"] = public("health", "Answers whether the server can read its stores.", "text/plain")
-	paths["/metrics"] = object{"get": object{
-		"operationId": "metrics", "summary": "Metrics in the text format of Prometheus. Needs scope read.",
-		"responses": object{"200": object{"description": "The metrics.", "content": object{"text/plain": object{}}}, "default": problem()},
-	}}
 	s.of(reflect.TypeFor[wire.Error]())
 	doc := object{
 		"openapi": "3.1.0",

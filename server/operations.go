@@ -9,12 +9,14 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/zeebo/blake3"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
@@ -67,7 +69,7 @@ var operations = []operation{
 			return nil
 		}),
 	several("nodes", "Reads the nodes of a scope, one at a time, of a history of any length.", Read,
-		func(ctx context.Context, sp *space, in *wire.Load, send sender) error {
+		func(ctx context.Context, sp *space, in *wire.LoadNodes, send sender) error {
 			s, err := sp.session(ctx, in.Target)
 			if err != nil {
 				return err
@@ -83,12 +85,21 @@ var operations = []operation{
 				return err
 			}
 			for n, err := range s.Nodes(ctx, in.Scope) {
-				if err == nil {
-					err = send(&wire.Item{Node: wire.NodeOf(n)})
+				switch {
+				case err != nil:
+					return err
+				case !in.Behind.IsZero():
+					if n.ID == in.Behind {
+						in.Behind = graph.ID{}
+					}
+					continue
 				}
-				if err != nil {
+				if err := send(&wire.Item{Node: wire.NodeOf(n)}); err != nil {
 					return err
 				}
+			}
+			if !in.Behind.IsZero() {
+				return fmt.Errorf("%w: %s, behind which the rest was to be sent", turnstone.ErrNodeNotFound, in.Behind)
 			}
 			return nil
 		}),
@@ -158,8 +169,8 @@ var operations = []operation{
 	}),
 	read("records", "Lists records of a session, or of all, in the order of their keys.", func(ctx context.Context, sp *space, in *wire.ListRecords) (*wire.RecordPage, error) {
 		list := sp.store.Records
-		if in.Target != (wire.Target{}) {
-			s, err := sp.session(ctx, in.Target)
+		if t, one := in.Target(); one {
+			s, err := sp.session(ctx, t)
 			if err != nil {
 				return nil, err
 			}
@@ -267,8 +278,8 @@ var operations = []operation{
 	}),
 	long("gc", "Deletes the blobs that nothing refers to, of a session or of all.", func(ctx context.Context, sp *space, in *wire.Collect, tell func(gc.Progress)) (*wire.Item, error) {
 		collect := sp.store.GC
-		if in.Target != (wire.Target{}) {
-			s, err := sp.session(ctx, in.Target)
+		if t, one := in.Target(); one {
+			s, err := sp.session(ctx, t)
 			if err != nil {
 				return nil, err
 			}
@@ -279,8 +290,8 @@ var operations = []operation{
 	}),
 	long("vacuum", "Removes what is detached, of a session or of all, and gives the space back.", func(ctx context.Context, sp *space, in *wire.VacuumRequest, tell func(gc.Progress)) (*wire.Item, error) {
 		vacuum := sp.store.Vacuum
-		if in.Target != (wire.Target{}) {
-			s, err := sp.session(ctx, in.Target)
+		if t, one := in.Target(); one {
+			s, err := sp.session(ctx, t)
 			if err != nil {
 				return nil, err
 			}
@@ -323,6 +334,11 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 	return operation{
 		name: name, summary: summary, scope: scope, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
+			unpin, err := s.pin(r)
+			if err != nil {
+				return err
+			}
+			defer unpin()
 			return asked(s, r, func(in *In, sum [32]byte) error {
 				result, err := s.once(r, sum, func(ctx context.Context) ([]byte, error) {
 					out, err := f(ctx, r.space, in)
@@ -337,6 +353,7 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 					return err
 				}
 				r.w.Header().Set("Content-Type", wire.ContentType)
+				r.w.Header().Set("Content-Length", strconv.Itoa(len(result)))
 				_, _ = r.w.Write(result) // If the caller is gone, it asks again.
 				return nil
 			})
@@ -370,11 +387,11 @@ func asked[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
 	if size > s.o.MaxRequestBytes {
 		return fmt.Errorf("%w: its body has %d bytes, at most %d are read", wire.ErrTooLarge, size, s.o.MaxRequestBytes)
 	}
-	leave, err := s.enter(r.Context(), size)
+	release, err := s.acquire(r.Context(), s.limits.bytes, size, "bytes of requests", s.o.MaxBodyBytes)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer release()
 	sum := blake3.New()
 	_, _ = sum.WriteString(r.URL.Path)
 	in := new(In)
@@ -395,6 +412,22 @@ func asked[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
 	return f(in, [32]byte(sum.Sum(nil)))
 }
 
+// A plainRoute is a route that is no operation of a store.
+type plainRoute struct {
+	name, path string // of GET
+	summary    string
+	mediaType  string
+	scope      Scope // none if no token is needed
+	handle     func(*Server, *answer, *http.Request) error
+}
+
+var plainRoutes = []plainRoute{
+	{"hello", "/v1/{$}", "Names the process that serves.", "application/json", "", (*Server).hello},
+	{"openapi", "/v1/openapi.json", "This document.", "application/json", "", (*Server).openAPI},
+	{"health", "/healthz", "Answers whether the server can read its default namespace.", "text/plain", "", (*Server).health},
+	{"metrics", "/metrics", "Metrics in the text format of Prometheus.", "text/plain", Read, (*Server).metricsText},
+}
+
 // routes returns the handler of all routes.
 func (s *Server) routes() *http.ServeMux {
 	m := http.NewServeMux()
@@ -404,24 +437,39 @@ func (s *Server) routes() *http.ServeMux {
 	for _, r := range streams {
 		m.Handle(r.method+" "+r.path, s.handle(r.name, r.scope, r.handle))
 	}
-	m.HandleFunc("GET /v1/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(openAPI)
-	})
-	m.HandleFunc("GET /v1/{$}", func(w http.ResponseWriter, _ *http.Request) {
-		send(w, http.StatusOK, "application/json", &hello{Server: s.id})
-	})
-	m.HandleFunc("GET /healthz", s.health)
-	m.Handle("GET /metrics", s.metricsHandler())
+	for _, p := range plainRoutes {
+		m.HandleFunc("GET "+p.path, func(w http.ResponseWriter, r *http.Request) {
+			namespace, err := namespaceOf(r)
+			if err == nil && p.scope != "" {
+				_, err = s.allowed(r, p.scope, namespace)
+			}
+			if err == nil {
+				err = p.handle(s, w.(*answer), r)
+			}
+			if err != nil {
+				s.fail(w.(*answer), r, err)
+			}
+		})
+	}
 	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(&answer{ResponseWriter: w}, r, fmt.Errorf("%w: %s %s", wire.ErrRoute, r.Method, r.URL.Path))
+		s.fail(w.(*answer), r, fmt.Errorf("%w: %s %q", wire.ErrRoute, r.Method, r.URL.Path))
 	})
 	return m
 }
 
-// hello is what GET /v1/ answers.
-type hello struct {
-	Server string `json:"server"`
+// hello answers which process serves.
+func (s *Server) hello(w *answer, _ *http.Request) error {
+	send(w, http.StatusOK, "application/json", &struct {
+		Server string `json:"server"`
+	}{s.id})
+	return nil
+}
+
+// openAPI sends the description of all routes.
+func (s *Server) openAPI(w *answer, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(openAPI) // If the caller is gone, nobody reads it.
+	return nil
 }
 
 // revision reads a revision in a query: a number, "any" or "zero".

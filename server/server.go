@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -23,8 +24,9 @@ import (
 
 // Options of a Server. The zero value of a field that has a default means that default.
 type Options struct {
-	// Open opens the store of a namespace at the first request to it. The server closes the store.
-	Open func(ctx context.Context, namespace string) (*turnstone.Store, error)
+	// Open opens the store of a namespace at the first request to it. The server closes the store. If who asks may not write, mustExist is true, and a namespace that does
+	// not exist is turnstone.ErrStoreNotFound.
+	Open func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error)
 	// Tokens, if set, returns what the bearer of a token may do, and false if there is no such token. It must be safe for concurrent use.
 	// Without it, who can connect may do all.
 	Tokens func(token string) (Grant, bool)
@@ -36,12 +38,14 @@ type Options struct {
 	MaxRequests int64
 	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least MaxRequestBytes. Default 512 MiB.
 	MaxBodyBytes int64
+	// MaxNamespaces is how many namespaces the server has open. Default 1024.
+	MaxNamespaces int
 	// MaxWatches is how many watches there may be at once. Default 1024.
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
-	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for a reader to take some of an answer, and
-	// how long requests may go on when the server stops. Default 30 seconds.
+	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for a reader to take some of an answer, how long a
+	// collection goes on that nobody waits for, and how long requests may go on when the server stops. Default 30 seconds.
 	Patience time.Duration
 	// WriteTimeout ends a write, which goes on if the caller goes away. Default one minute.
 	WriteTimeout time.Duration
@@ -66,6 +70,7 @@ type Server struct {
 	stop     sync.Once
 	working  sync.WaitGroup // writes, which go on without their callers
 	active   activity
+	looked   health
 
 	mu     sync.Mutex // guards spaces
 	spaces map[string]*space
@@ -79,6 +84,7 @@ func New(o Options) (*Server, error) {
 	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, 128<<20)
 	o.MaxRequests = cmp.Or(o.MaxRequests, 256)
 	o.MaxBodyBytes = max(cmp.Or(o.MaxBodyBytes, 512<<20), o.MaxRequestBytes)
+	o.MaxNamespaces = cmp.Or(o.MaxNamespaces, 1024)
 	o.MaxWatches = cmp.Or(o.MaxWatches, 1024)
 	o.MaxUploads = cmp.Or(o.MaxUploads, 256)
 	o.Patience = cmp.Or(o.Patience, 30*time.Second)
@@ -88,7 +94,7 @@ func New(o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 {
+	if o.MaxRequestBytes < 0 || o.MaxRequests < 0 || o.MaxNamespaces < 0 || o.MaxWatches < 0 || o.MaxUploads < 0 || o.Patience < 0 || o.WriteTimeout < 0 || o.UploadTimeout < 0 || o.Heartbeat < 0 {
 		return nil, errors.New("server: an option is negative")
 	}
 	s := &Server{
@@ -106,7 +112,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(wire.HeaderServer, s.id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	defer s.active.begin()()
-	s.mux.ServeHTTP(w, r)
+	s.mux.ServeHTTP(&answer{ResponseWriter: w, rc: http.NewResponseController(w), patience: s.o.Patience, unread: r.ContentLength != 0}, r)
 }
 
 // Serve serves what comes to l, until ctx ends. Then it ends watches, lets other requests go on for Options.Patience, and returns nil.
@@ -208,29 +214,52 @@ func (s *Server) stopped() bool {
 // A request is one that is allowed.
 type request struct {
 	*http.Request
-	w     http.ResponseWriter
+	w     *answer
 	space *space
-	rc    *http.ResponseController
+	name  string // of the route
+	scope Scope
+	write *written
 }
 
 // handle returns the handler of a route: it finds out whether the request is allowed, and f answers it, or returns an error before it has begun to.
 func (s *Server) handle(name string, scope Scope, f func(*Server, *request) error) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		seen := &answer{ResponseWriter: w}
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w := rw.(*answer)
 		begun := time.Now()
-		defer func() { s.metrics.answered(name, seen, time.Since(begun)) }()
-		err := s.allowed(r, scope)
-		req := &request{Request: r, w: seen, rc: http.NewResponseController(w)}
-		if err == nil {
-			req.space, err = s.space(r.Context(), r.Header.Get(wire.HeaderNamespace))
-		}
-		if err == nil {
-			err = f(s, req)
-		}
-		if err != nil {
-			s.fail(seen, r, err)
+		defer func() { s.metrics.answered(name, w, time.Since(begun)) }()
+		if err := s.serve(&request{Request: r, w: w, name: name, scope: scope}, f); err != nil {
+			s.fail(w, r, err)
 		}
 	})
+}
+
+func (s *Server) serve(r *request, f func(*Server, *request) error) error {
+	namespace, err := namespaceOf(r.Request)
+	if err != nil {
+		return err
+	}
+	g, err := s.allowed(r.Request, r.scope, namespace)
+	if err != nil {
+		return err
+	}
+	leave, err := s.enter(r.Context(), r.name)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if r.space, err = s.space(r.Context(), namespace, g.Allows(Write, namespace)); err != nil {
+		return err
+	}
+	return f(s, r)
+}
+
+// namespaceOf returns the namespace that a request names.
+func namespaceOf(r *http.Request) (string, error) {
+	name, err := url.PathUnescape(r.Header.Get(wire.HeaderNamespace))
+	if err != nil {
+		return "", fmt.Errorf("%w: the header %s: %w", wire.ErrRequest, wire.HeaderNamespace, err)
+	}
+	return name, nil
 }
 
 // fail answers with a problem, or cuts the answer off if it has begun.
@@ -243,7 +272,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	if w.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.o.Patience)) // for the rest of the body, which http.Server reads
+	if w.unread {
+		w.Header().Set("Connection", "close") // Otherwise http.Server reads the rest first, however long that takes.
+	}
 	switch p.Status {
 	case http.StatusServiceUnavailable:
 		w.Header().Set("Retry-After", "1")
@@ -273,11 +304,17 @@ func send(w http.ResponseWriter, status int, contentType string, message any) {
 	}
 }
 
-// An answer notes what a handler answers.
+// maxWrite is how much of an answer a reader has to take within Options.Patience.
+const maxWrite = 16 << 10
+
+// An answer notes what a handler answers, and waits no longer than patience for the reader to take some.
 type answer struct {
 	http.ResponseWriter
-	status  int
-	problem string
+	rc       *http.ResponseController
+	patience time.Duration
+	unread   bool // the request has a body that was not read to its end
+	status   int
+	problem  string
 }
 
 func (a *answer) WriteHeader(status int) {
@@ -285,34 +322,46 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-func (a *answer) Write(b []byte) (int, error) {
+func (a *answer) Write(b []byte) (n int, err error) {
 	if a.status == 0 {
 		a.status = http.StatusOK
 	}
-	return a.ResponseWriter.Write(b)
+	for first := true; err == nil && (first || n < len(b)); first = false {
+		_ = a.rc.SetWriteDeadline(time.Now().Add(a.patience)) // Where there are none, the handler runs in a test.
+		var k int
+		k, err = a.ResponseWriter.Write(b[n:min(len(b), n+maxWrite)])
+		n += k
+	}
+	return n, err
 }
 
 // Unwrap is for http.ResponseController.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// writer returns a writer of the answer that waits no longer than Options.Patience for the reader to take some.
-func (s *Server) writer(r *request) io.Writer {
-	return writerFunc(func(b []byte) (int, error) {
-		_ = r.rc.SetWriteDeadline(time.Now().Add(s.o.Patience)) // Where there are none, the handler runs in a test.
-		return r.w.Write(b)
+// slowest is how many bytes of a body have to come in a second, after the first Options.Patience.
+const slowest = 64 << 10
+
+// body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer for all.
+func (s *Server) body(r *request) io.Reader {
+	begun, n := time.Now(), int64(0)
+	return readerFunc(func(b []byte) (int, error) {
+		late := begun.Add(s.o.Patience + time.Duration(n/slowest)*time.Second)
+		_ = r.w.rc.SetReadDeadline(earlier(late, time.Now().Add(s.o.Patience)))
+		k, err := r.Body.Read(b)
+		n += int64(k)
+		if errors.Is(err, io.EOF) {
+			r.w.unread = false
+			_ = r.w.rc.SetReadDeadline(time.Time{})
+		}
+		return k, err
 	})
 }
 
-// body returns a reader of the body that waits no longer than Options.Patience for the next bytes.
-func (s *Server) body(r *request) io.Reader {
-	return readerFunc(func(b []byte) (int, error) {
-		_ = r.rc.SetReadDeadline(time.Now().Add(s.o.Patience))
-		n, err := r.Body.Read(b)
-		if errors.Is(err, io.EOF) {
-			_ = r.rc.SetReadDeadline(time.Time{})
-		}
-		return n, err
-	})
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 type (

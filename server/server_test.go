@@ -43,9 +43,9 @@ func serve(t *testing.T, o server.Options, edit func(*host)) *host {
 	if edit != nil {
 		edit(h)
 	}
-	o.Open = func(ctx context.Context, namespace string) (*turnstone.Store, error) {
+	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		so := h.store
-		so.Namespace = namespace
+		so.Namespace, so.MustExist = namespace, mustExist
 		return turnstone.Open(ctx, h.engine, &so)
 	}
 	var err error
@@ -309,8 +309,8 @@ func TestSV5_WhatIsMalformedIsRefusedBeforeAnyEffect(t *testing.T) {
 			t.Errorf("%s: %+v", path, a)
 		}
 	}
-	h.post("commit", "{\"session\":\"s\",\"follow\":4,\"nodes\":[{\"kind\":\"k\",\"payload\":[1,3]},{\"kind\":\"k\",\"payload\":[0,2]}]}\n\x00\xff\x01\x02")
-	if got := h.post("nodes", `{"session":"s"}`); !strings.Contains(got, "\xff\x01\x02") || !strings.Contains(got, "\x00\xff{") {
+	h.post("commit", "{\"session\":\"s\",\"follow\":4,\"nodes\":[{\"kind\":\"k\",\"payload\":[1,3]},{\"kind\":\"k\",\"payload\":[0,1]}]}\n\x00\xff\x01\x02")
+	if got := h.post("nodes", `{"session":"s"}`); !strings.Contains(got, "\xff\x01\x02") || !strings.Contains(got, `"\u0000"`) {
 		t.Errorf("%q", got)
 	}
 }
@@ -504,7 +504,7 @@ func TestSV7_ADamagedAttachmentIsCutOff(t *testing.T) {
 
 func TestSV8_AServerThatStopsEndsWatchesAndLetsRequestsGoOn(t *testing.T) {
 	validating, goOn := make(chan struct{}), make(chan struct{})
-	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string) (*turnstone.Store, error) {
+	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
 		return turnstone.Open(ctx, memory.New(), &turnstone.Options{Validator: func(context.Context, string, *turnstone.Commit) error {
 			close(validating)
 			<-goOn
@@ -621,6 +621,184 @@ func TestSV9_ACollectionEndsWhenNobodyWaitsForIt(t *testing.T) {
 	}
 	for slow.cancelled.Load() == 0 {
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// What json.Unmarshal would change is refused, and not changed.
+func TestSV5_TextThatIsNotUTF8IsRefused(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	for _, body := range []string{"{\"id\":\"a\xff\"}", `{"id":"\ud800"}`, `{"id":"\udc00\ud800"}`, `{"id":"\ud800\u0041"}`, "{\"id\":{\"a\":\"\xff\"}}"} {
+		h.refuses("create", body, "malformed", 400)
+	}
+	h.post("create", `{"id":"\ud83d\ude00\\ud800 \ufffd"}`)
+	if got := h.post("list", "{}"); !strings.Contains(got, "\U0001F600\\\\ud800 \ufffd") {
+		t.Error(got)
+	}
+	if a := h.ask("GET", "/%ff", ""); a.kind != "no-operation" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A short request can't make the server take much memory.
+func TestSV8_ARequestOfTooManyObjectsIsRefused(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	for name, body := range map[string]string{
+		"commit-all": `{"commits":[{}` + strings.Repeat(",{}", 100_000) + `]}`, "commit": `{"session":"s","tombstone":[""` + strings.Repeat(`,""`, 2_000_000) + `]}`,
+	} {
+		h.refuses(name, body, "malformed", 400)
+	}
+	h.post("create", `{"id":"s"}`)
+	h.refuses("commit", "{\"session\":\"s\",\"follow\":2,\"checkpoint\":[{\"name\":\"a\",\"content\":[0,2]},{\"name\":\"b\",\"content\":[0,1]}]}\nab", "malformed", 400)
+}
+
+// Who takes nothing of an answer is cut off, also where the answer is one document.
+func TestSV8_WhoTakesNothingIsCutOff(t *testing.T) {
+	h := serve(t, server.Options{MaxRequests: 1, Patience: 100 * time.Millisecond}, nil)
+	h.post("create", `{"id":"s"}`)
+	part := strings.Repeat("x", 30<<20)
+	h.post("commit", fmt.Sprintf("{\"session\":\"s\",\"follow\":%d,\"checkpoint\":[{\"name\":\"a\",\"content\":[0,%[1]d]}]}\n", len(part))+part)
+	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	body := `{"session":"s"}`
+	fmt.Fprintf(c, "POST /v1/checkpoint HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	time.Sleep(20 * time.Millisecond)
+	for deadline := time.Now().Add(5 * time.Second); h.ask("POST", "/v1/list", "{}").status != 200; {
+		if time.Now().After(deadline) {
+			t.Fatal("the request goes on for ever")
+		}
+	}
+}
+
+func TestSV3_WhoMayOnlyReadMakesNoNamespace(t *testing.T) {
+	grants := map[string]server.Grant{
+		"r": {Scopes: []server.Scope{server.Read}, Namespaces: []string{"*"}},
+		"w": {Scopes: []server.Scope{server.Read, server.Write}, Namespaces: []string{"*"}},
+	}
+	h := serve(t, server.Options{MaxNamespaces: 2, Tokens: func(token string) (server.Grant, bool) { g, ok := grants[token]; return g, ok }}, nil)
+	as := func(token, namespace string) reply {
+		return h.ask("POST", "/v1/list", "{}", "Authorization", "bearer "+token, "Turnstone-Namespace", namespace)
+	}
+	if a := as("r", "a"); a.kind != "store-not-found" || a.status != 404 {
+		t.Errorf("%+v", a)
+	}
+	for _, namespace := range []string{"a", "%20a%20"} {
+		if a := as("w", namespace); a.status != 200 {
+			t.Errorf("%+v", a)
+		}
+	}
+	if a := as("r", "a"); a.status != 200 {
+		t.Errorf("%+v", a)
+	}
+	if a := as("w", "third"); a.kind != "busy" {
+		t.Errorf("%+v", a)
+	}
+	if a := as("w", "%zz"); a.kind != "request" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A namespace that can't be opened, and that nobody waits for any more, does not make the server ill. An engine that fails does.
+func TestHealthIsThatOfTheDefaultNamespace(t *testing.T) {
+	var ill atomic.Bool
+	h := serve(t, server.Options{}, func(h *host) {
+		h.engine = &enginetest.Faulty{Engine: h.engine, Plan: func(enginetest.Call) (f enginetest.Fault) {
+			if ill.Load() {
+				f.Err = engine.ErrUnavailable
+			}
+			return f
+		}}
+	})
+	h.ask("POST", "/v1/list", "{}", "Turnstone-Namespace", strings.Repeat("x", 1000)) // too long
+	if a := h.ask("GET", "/healthz", ""); a.status != 200 {
+		t.Errorf("%+v", a)
+	}
+	ill.Store(true)
+	for deadline := time.Now().Add(5 * time.Second); h.ask("GET", "/healthz", "").status != 503; {
+		if time.Now().After(deadline) {
+			t.Fatal("the server is well, and its engine is not")
+		}
+	}
+}
+
+func TestSV3_AWatchEndsWithItsToken(t *testing.T) {
+	var revoked atomic.Bool
+	h := serve(t, server.Options{Heartbeat: 10 * time.Millisecond, Tokens: func(string) (server.Grant, bool) {
+		return server.Grant{Scopes: []server.Scope{server.Read, server.Write}, Namespaces: []string{""}}, !revoked.Load()
+	}}, nil)
+	h.post("create", `{"id":"s"}`, "Authorization", "Bearer t")
+	r, _ := http.NewRequest("GET", h.url+"/v1/watch?session=s", nil)
+	r.Header.Set("Authorization", "Bearer t")
+	a, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	revoked.Store(true)
+	if _, err := io.Copy(io.Discard, a.Body); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSV9_AServerThatStopsEndsCollections(t *testing.T) {
+	slow := &stalling{}
+	h := serve(t, server.Options{}, func(h *host) {
+		slow.Engine = h.engine
+		h.engine = slow
+	})
+	h.post("create", `{"id":"s"}`)
+	slow.stalls.Store(true)
+	ended := make(chan reply, 1)
+	go func() {
+		a, err := h.do("POST", "/v1/gc", strings.NewReader("{}"))
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- a
+	}()
+	for h.Idle() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if a := <-ended; !strings.Contains(a.body, "#canceled") {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A request that goes on with an upload gets its turn, whatever the one before waits for.
+func TestSV7_ARequestTakesAnUploadOver(t *testing.T) {
+	h := serve(t, server.Options{Patience: 20 * time.Second}, nil)
+	h.post("create", `{"id":"s"}`)
+	in, out := io.Pipe()
+	defer out.Close()
+	cut := make(chan error, 1)
+	go func() {
+		a, err := h.do("PUT", "/v1/attachment?session=s&upload=1", in)
+		if err == nil && a.status == 200 {
+			err = errors.New("the request that was cut off has ended the upload")
+		} else {
+			err = nil
+		}
+		cut <- err
+	}()
+	fmt.Fprint(out, "one ")
+	for h.ask("GET", "/v1/upload?upload=1", "").body != `{"offset":4}`+"\n" {
+		time.Sleep(time.Millisecond)
+	}
+	begun := time.Now()
+	if a := h.ask("PUT", "/v1/attachment?session=s&upload=1&offset=4", "two"); a.status != 200 || !strings.Contains(a.body, `"size":7`) {
+		t.Errorf("%+v", a)
+	}
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if err := <-cut; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/wire"
@@ -29,40 +30,42 @@ type handle struct {
 	session *turnstone.Session
 }
 
-// space returns a namespace, which it opens if it isn't.
-func (s *Server) space(ctx context.Context, name string) (*space, error) {
+// space returns a namespace, which it opens if it isn't. create tells whether it may be made.
+func (s *Server) space(ctx context.Context, name string, create bool) (*space, error) {
 	s.mu.Lock()
-	if s.spaces == nil {
+	sp, known := s.spaces[name]
+	switch {
+	case s.spaces == nil:
 		s.mu.Unlock()
 		return nil, errStops
-	}
-	sp, known := s.spaces[name]
-	if !known {
+	case !known && len(s.spaces) >= s.o.MaxNamespaces:
+		s.mu.Unlock()
+		return nil, fmt.Errorf("%w: %d namespaces are open", wire.ErrBusy, s.o.MaxNamespaces)
+	case !known:
 		sp = &space{name: name, ready: make(chan struct{}), handles: map[string]handle{}}
 		s.spaces[name] = sp
-		s.working.Go(func() {
-			// Those who wait for it may go away.
-			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.o.WriteTimeout)
-			defer cancel()
-			sp.store, sp.err = s.o.Open(limited, name)
-			close(sp.ready)
-		})
+		s.working.Go(func() { s.open(sp, create) })
 	}
 	s.mu.Unlock()
 	select {
 	case <-sp.ready:
+		return sp, sp.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// open opens a namespace, also when those who wait for it go away.
+func (s *Server) open(sp *space, create bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.o.WriteTimeout)
+	defer cancel()
+	sp.store, sp.err = s.o.Open(ctx, sp.name, !create)
 	if sp.err != nil {
 		s.mu.Lock()
-		if s.spaces[name] == sp {
-			delete(s.spaces, name) // The next request tries again.
-		}
+		delete(s.spaces, sp.name) // The next request tries again.
 		s.mu.Unlock()
-		return nil, sp.err
 	}
-	return sp, nil
+	close(sp.ready)
 }
 
 func (sp *space) close() error {
@@ -115,29 +118,30 @@ func (sp *space) keep(of string, session *turnstone.Session) {
 	sp.handles[session.ID()] = handle{of, session}
 }
 
-// healthy returns an error unless the server serves, and one of the namespaces that are open can be read. All have the same engine, as a rule.
-func (s *Server) healthy(ctx context.Context) error {
+// A health is what the last look has found. Looks are a second apart, because anybody may ask.
+type health struct {
+	mu   sync.Mutex
+	at   time.Time
+	last error
+}
+
+// healthy returns an error unless the server serves, and the default namespace can be read.
+func (s *Server) healthy() error {
 	if s.stopped() {
 		return errStops
 	}
-	s.mu.Lock()
-	var some *space
-	for _, sp := range s.spaces {
-		some = sp
-		break
+	h := &s.looked
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if time.Since(h.at) < time.Second {
+		return h.last
 	}
-	s.mu.Unlock()
-	if some == nil {
-		return nil
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	sp, err := s.space(ctx, "", true)
+	if err == nil {
+		_, err = sp.store.List(ctx, turnstone.ListOptions{Limit: 1})
 	}
-	select {
-	case <-some.ready:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if some.err != nil {
-		return some.err
-	}
-	_, err := some.store.List(ctx, turnstone.ListOptions{Limit: 1})
+	h.at, h.last = time.Now(), err
 	return err
 }

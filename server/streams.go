@@ -24,7 +24,7 @@ type stream struct {
 
 // stream returns the answer to r.
 func (s *Server) stream(r *request) *stream {
-	return &stream{r: r, w: bufio.NewWriterSize(s.writer(r), 16<<10)}
+	return &stream{r: r, w: bufio.NewWriterSize(r.w, maxWrite)}
 }
 
 // send sends an item.
@@ -66,7 +66,7 @@ func (st *stream) end(err error) error {
 // flush sends what was written to the caller.
 func (st *stream) flush() {
 	_ = st.w.Flush() // If the caller is gone, the context ends.
-	_ = st.r.rc.Flush()
+	_ = st.r.w.rc.Flush()
 }
 
 // A streamRoute is a route whose body, or answer, is no document.
@@ -155,18 +155,10 @@ func (s *Server) changes(r *request) error {
 
 // events sends what a sequence yields as server-sent events, until the caller goes away, the server stops or it fails.
 func events[T any](s *Server, r *request, kind string, begin func(context.Context) iter.Seq2[T, error], id func(T) string) error {
-	if s.stopped() {
-		return errStops
-	}
-	if !s.limits.watches.TryAcquire(1) {
-		return fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
-	}
-	defer s.limits.watches.Release(1)
 	s.metrics.watches.Inc()
 	defer s.metrics.watches.Dec()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	w := s.writer(r)
 	var mu sync.Mutex
 	begun := false
 	write := func(text string) error {
@@ -177,10 +169,10 @@ func events[T any](s *Server, r *request, kind string, begin func(context.Contex
 			r.w.Header().Set("Content-Type", "text/event-stream")
 			r.w.Header().Set("Cache-Control", "no-store")
 		}
-		if _, err := io.WriteString(w, text); err != nil {
+		if _, err := io.WriteString(r.w, text); err != nil {
 			return err
 		}
-		return r.rc.Flush()
+		return r.w.rc.Flush()
 	}
 	var beats sync.WaitGroup
 	beats.Go(func() {
@@ -195,7 +187,8 @@ func events[T any](s *Server, r *request, kind string, begin func(context.Contex
 				cancel()
 				return
 			case <-beat.C:
-				if write(":\n\n") != nil {
+				// A token may have been revoked.
+				if _, err := s.allowed(r.Request, r.scope, r.space.name); err != nil || write(":\n\n") != nil {
 					cancel()
 					return
 				}
@@ -225,9 +218,7 @@ func events[T any](s *Server, r *request, kind string, begin func(context.Contex
 		return err
 	}
 	p := wire.ErrorOf(err)
-	if w, ok := r.w.(*answer); ok {
-		w.problem = p.Kind()
-	}
+	r.w.problem = p.Kind()
 	text, err := data(p)
 	if err != nil {
 		return err
@@ -256,23 +247,17 @@ func (s *Server) readAttachment(r *request) error {
 	if err != nil {
 		return err
 	}
-	leave, err := s.enter(r.Context(), 0)
-	if err != nil {
-		return err
-	}
-	defer leave()
 	session, err := r.space.session(r.Context(), target(r))
 	if err != nil {
 		return err
 	}
-	w := s.writer(r)
 	r.w.Header().Set("Content-Type", "application/octet-stream")
 	n, err := session.ReadAttachment(r.Context(), writerFunc(func(b []byte) (int, error) {
 		whole := len(b)
 		passed := min(int64(whole), skip)
 		skip -= passed
 		if b = b[passed:]; len(b) > 0 {
-			if _, err := w.Write(b); err != nil {
+			if _, err := r.w.Write(b); err != nil {
 				return 0, err
 			}
 		}

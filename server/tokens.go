@@ -108,21 +108,21 @@ func ReadTokens(r io.Reader) (func(token string) (Grant, bool), error) {
 	}, nil
 }
 
-// allowed returns an error unless the request may do something that needs a scope.
-func (s *Server) allowed(r *http.Request, scope Scope) error {
+// allowed returns what the bearer of the request's token may do, or an error if that is not what needs a scope in a namespace.
+func (s *Server) allowed(r *http.Request, scope Scope, namespace string) (Grant, error) {
 	if s.o.Tokens == nil {
-		return nil
+		return Grant{Scopes: []Scope{Read, Write, Maintain}, Namespaces: []string{"*"}}, nil
 	}
-	token, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !found {
-		return fmt.Errorf("%w: the request has none in its header Authorization", wire.ErrToken)
+	kind, token, found := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !found || !strings.EqualFold(kind, "Bearer") {
+		return Grant{}, fmt.Errorf("%w: the request has none in its header Authorization", wire.ErrToken)
 	}
 	g, ok := s.o.Tokens(token)
 	if !ok {
-		return wire.ErrToken
+		return Grant{}, wire.ErrToken
 	}
-	if namespace := r.Header.Get(wire.HeaderNamespace); !g.Allows(scope, namespace) {
-		return fmt.Errorf("%w: the token does not have scope %s in namespace %q", wire.ErrScope, scope, namespace)
+	if !g.Allows(scope, namespace) {
+		return Grant{}, fmt.Errorf("%w: the token does not have scope %s in namespace %q", wire.ErrScope, scope, namespace)
 	}
-	return nil
+	return g, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/turnstonedb/turnstone"
@@ -85,10 +86,10 @@ func (u *uploads) begin(id writeID, t wire.Target, of blob.Attachment, session *
 		up.stored, up.err = session.PutAttachment(context.Background(), r, of.Size, of.MediaType, of.Name)
 		_ = r.CloseWithError(errors.Join(up.err, io.ErrClosedPipe)) // So that who brings more learns of it.
 		up.idle.Stop()
-		close(up.done)
 		u.mu.Lock()
 		u.going--
 		u.mu.Unlock()
+		close(up.done)
 		time.AfterFunc(rememberFor, func() { // Until then, who did not see the answer can ask again.
 			u.mu.Lock()
 			defer u.mu.Unlock()
@@ -182,11 +183,6 @@ func (s *Server) putAttachment(r *request) error {
 	if q.Get("size") == "" {
 		size = -1
 	}
-	leave, err := s.enter(r.Context(), 0)
-	if err != nil {
-		return err
-	}
-	defer leave()
 	t, of := target(r), blob.Attachment{Size: size, MediaType: q.Get("mediaType"), Name: q.Get("name")}
 	up := s.uploads.find(id)
 	if up == nil {
@@ -216,6 +212,7 @@ func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
 	up.mu.Lock()
 	up.stop()
 	up.mu.Unlock()
+	stopped := &atomic.Bool{}
 	select {
 	case up.turn <- struct{}{}:
 		defer func() { <-up.turn }()
@@ -224,7 +221,10 @@ func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
 	}
 	up.mu.Lock()
 	at := up.offset
-	up.stop = func() { _ = r.rc.SetReadDeadline(time.Unix(1, 0)) }
+	up.stop = func() {
+		stopped.Store(true)
+		_ = r.w.rc.SetReadDeadline(time.Unix(1, 0))
+	}
 	up.mu.Unlock()
 	defer func() {
 		up.mu.Lock()
@@ -239,6 +239,9 @@ func (up *upload) take(r *request, s *Server, offset int64, more bool) error {
 	buf := make([]byte, 64<<10)
 	body := s.body(r)
 	for {
+		if stopped.Load() {
+			return fmt.Errorf("%w: another request goes on with the upload", wire.ErrRequest)
+		}
 		n, err := body.Read(buf)
 		if n > 0 {
 			up.idle.Reset(s.o.UploadTimeout)

@@ -31,11 +31,13 @@ type writes struct {
 
 type writeID struct{ namespace, id string }
 
-// A written write is one that has begun.
+// A written write is one that somebody has asked for.
 type written struct {
 	id    writeID
-	sum   [32]byte // of what was asked
-	done  chan struct{}
+	done  chan struct{} // closed when it has ended
+	begun bool
+	sum   [32]byte // of what was asked, once it has begun
+	pins  int      // requests that are about it: it is not forgotten while there are some
 	ended time.Time
 	// What it ended with. Both are nil if that is forgotten.
 	result []byte
@@ -46,17 +48,38 @@ type written struct {
 
 func newWrites() writes { return writes{byID: map[writeID]*written{}} }
 
-// begin returns the write with an id, and whether it is new.
-func (w *writes) begin(id writeID, sum [32]byte) (_ *written, first bool) {
+// pin returns the write with an id, which is not forgotten until unpin is called.
+func (w *writes) pin(id writeID) (n *written, unpin func()) {
+	if id.id == "" {
+		return &written{done: make(chan struct{})}, func() {}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.forget()
-	if old := w.byID[id]; old != nil {
-		return old, false
+	n = w.byID[id]
+	if n == nil {
+		n = &written{id: id, done: make(chan struct{})}
+		w.byID[id] = n
 	}
-	n := &written{id: id, sum: sum, done: make(chan struct{})}
-	w.byID[id] = n
-	return n, true
+	n.pins++
+	return n, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if n.pins--; n.pins == 0 && !n.begun && w.byID[id] == n {
+			delete(w.byID, id)
+		}
+	}
+}
+
+// begin reports whether the write begins with this request. ok is false if it is another write.
+func (w *writes) begin(n *written, sum [32]byte) (first, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !n.begun {
+		n.begun, n.sum = true, sum
+		return true, true
+	}
+	return false, n.sum == sum
 }
 
 // end notes what a write ended with. One that failed without an effect is not remembered: it may be made again.
@@ -79,7 +102,7 @@ func (w *writes) end(n *written, result []byte, err error) {
 // forget removes what is old, and the answers that are too much. The caller holds w.mu.
 func (w *writes) forget() {
 	n := 0
-	for n < len(w.oldest) && time.Since(w.oldest[n].ended) > rememberFor {
+	for n < len(w.oldest) && w.oldest[n].pins == 0 && time.Since(w.oldest[n].ended) > rememberFor {
 		w.bytes -= len(w.oldest[n].result)
 		delete(w.byID, w.oldest[n].id)
 		n++
@@ -91,21 +114,28 @@ func (w *writes) forget() {
 	}
 }
 
-// write begins f in the background, unless a write with the request's id was begun.
-func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error)) (*written, error) {
+// pin notes that a request is about the write of its id, before its body is read.
+func (s *Server) pin(r *request) (unpin func(), err error) {
 	id := r.Header.Get(wire.HeaderRequest)
 	if len(id) > maxRequestID {
 		return nil, fmt.Errorf("%w: an id of %d bytes in the header %s, at most %d are allowed", wire.ErrRequest, len(id), wire.HeaderRequest, maxRequestID)
 	}
 	if server := r.Header.Get(wire.HeaderServer); server != "" && server != s.id {
-		return nil, fmt.Errorf("%w: another server than this one may have made the write", wire.ErrRestarted)
+		return nil, fmt.Errorf("%w: this is another server than the write is for", wire.ErrRestarted)
 	}
-	w, first := &written{sum: sum, done: make(chan struct{})}, true
-	if id != "" {
-		w, first = s.writes.begin(writeID{r.space.name, id}, sum)
-	}
-	if w.sum != sum {
+	r.write, unpin = s.writes.pin(writeID{r.space.name, id})
+	return unpin, nil
+}
+
+// write begins f in the background, unless the write of the request's id was begun.
+func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error)) (*written, error) {
+	w := r.write
+	first, ok := s.writes.begin(w, sum)
+	if !ok {
 		return nil, fmt.Errorf("%w: the id in the header %s is that of another request", wire.ErrRequest, wire.HeaderRequest)
+	}
+	if w.id.id != "" {
+		r.w.Header().Set(wire.HeaderRequest, w.id.id) // What follows is what the write has ended with.
 	}
 	if !first {
 		return w, nil

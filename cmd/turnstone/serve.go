@@ -99,8 +99,8 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 		return explainLocked(err)
 	}
 	defer func() { err = closeEngine(e, err) }()
-	o.Open = func(ctx context.Context, namespace string) (*turnstone.Store, error) {
-		return a.namespace(ctx, e, namespace, s.maintain)
+	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+		return a.namespace(ctx, e, namespace, mustExist, s.maintain)
 	}
 	first, err := turnstone.Open(ctx, e, &turnstone.Options{}) // A store that can't be served is refused now.
 	if err != nil {
@@ -155,9 +155,9 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 }
 
 // namespace opens a namespace of the store that is served.
-func (a *app) namespace(ctx context.Context, e engine.Engine, name string, maintain time.Duration) (*turnstone.Store, error) {
+func (a *app) namespace(ctx context.Context, e engine.Engine, name string, mustExist bool, maintain time.Duration) (*turnstone.Store, error) {
 	o := a.options
-	o.Namespace = name
+	o.Namespace, o.MustExist = name, mustExist
 	st, err := turnstone.Open(ctx, e, &o)
 	if err != nil || maintain == 0 {
 		return st, err
@@ -209,25 +209,28 @@ func (s *serving) secrets(o *server.Options) (reload func() error, err error) {
 	var tokens atomic.Pointer[func(string) (server.Grant, bool)]
 	var cert atomic.Pointer[tls.Certificate]
 	reload = func() error {
+		known, own := tokens.Load(), cert.Load()
 		if s.tokens != "" {
 			f, err := os.Open(s.tokens)
 			if err != nil {
 				return err
 			}
 			defer f.Close()
-			known, err := server.ReadTokens(f)
+			read, err := server.ReadTokens(f)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.tokens, err)
 			}
-			tokens.Store(&known)
+			known = &read
 		}
 		if s.cert != "" {
 			c, err := tls.LoadX509KeyPair(s.cert, s.key)
 			if err != nil {
 				return err
 			}
-			cert.Store(&c)
+			own = &c
 		}
+		tokens.Store(known) // both, or none
+		cert.Store(own)
 		return nil
 	}
 	if s.tokens != "" {
@@ -249,13 +252,37 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	if !unix {
 		return lc.Listen(ctx, "tcp", address)
 	}
-	if c, err := net.Dial("unix", path); err == nil {
-		return nil, errors.Join(fmt.Errorf("%w: another process serves on %s", engine.ErrUnavailable, path), c.Close())
-	} else if errors.Is(err, syscall.ECONNREFUSED) {
+	// Of several processes that find a socket without an owner, one replaces it. The lock ends with the process.
+	unlocked, err := lockFile(path + ".lock")
+	if errors.Is(err, engine.ErrLocked) {
+		return nil, fmt.Errorf("%w: another process serves on %s", engine.ErrUnavailable, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l, err := listenUnix(ctx, path)
+	if err != nil {
+		return nil, errors.Join(err, unlocked())
+	}
+	return &lockedListener{l, unlocked}, nil
+}
+
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	switch i, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case i.Mode()&fs.ModeSocket == 0:
+		return nil, usageError{fmt.Errorf("%s is there, and no socket", path)}
+	default:
+		if c, err := net.Dial("unix", path); err == nil {
+			return nil, errors.Join(fmt.Errorf("%w: another process listens on %s", engine.ErrUnavailable, path), c.Close())
+		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
+	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "unix", path)
 	if errors.Is(err, syscall.EINVAL) {
 		return nil, fmt.Errorf("%w: the path of a socket has 100 bytes or so at most: choose another one with --listen", err)
@@ -268,6 +295,14 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	}
 	return l, nil
 }
+
+// A lockedListener gives a lock up when it is closed.
+type lockedListener struct {
+	net.Listener
+	unlock func() error
+}
+
+func (l *lockedListener) Close() error { return errors.Join(l.Listener.Close(), l.unlock()) }
 
 // shownAddress returns what package client takes to connect with l.
 func shownAddress(l net.Listener, secure bool) string {

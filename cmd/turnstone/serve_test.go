@@ -229,6 +229,7 @@ func TestServeRefusesWhatWouldNotBeSafe(t *testing.T) {
 		{"line 1", []string{"--tokens", write(t, "bad", "{}")}},
 		{"no such file", []string{"--tokens", filepath.Join(dir, "none")}},
 		{"not below zero", []string{"--idle", "-1s"}},
+		{"no socket", []string{"--listen", "unix:" + tokens}},
 		{"another one with --listen", []string{"--listen", "unix:" + filepath.Join(dir, strings.Repeat("x", 120))}},
 	} {
 		if _, errs, ok := turnstoneCmd(t, append([]string{"serve", "--store", dir}, c.args...)...); ok || !strings.Contains(errs, c.want) {

@@ -13,11 +13,12 @@ import (
 
 // Names of headers and of a media type.
 const (
-	// HeaderNamespace names the namespace; that of the empty name is the default.
+	// HeaderNamespace names the namespace, percent-encoded; that of the empty name is the default.
 	HeaderNamespace = "Turnstone-Namespace"
-	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again.
+	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An answer that has it
+	// tells what that write has ended with; one without it may be to another attempt.
 	HeaderRequest = "Turnstone-Request"
-	// HeaderServer names the process that serves. A write that is repeated has the one that may have made it.
+	// HeaderServer names the process that serves. A write has the one that the caller takes to serve, and another one refuses it.
 	HeaderServer = "Turnstone-Server"
 	// Problem is the media type of problems: RFC 9457.
 	Problem = "application/problem+json"
@@ -28,6 +29,23 @@ type Target struct {
 	Session string `json:"session"`
 	// Of, if set, is the session that Session must be: see turnstone.Info. Another one of that id is another session.
 	Of string `json:"of,omitempty"`
+}
+
+// Some is the session that a request is about, or nil for the whole namespace.
+type Some struct {
+	Session *string `json:"session,omitempty"`
+	Of      string  `json:"of,omitempty"`
+}
+
+// SomeOf returns a target as Some.
+func SomeOf(t Target) Some { return Some{&t.Session, t.Of} }
+
+// Target returns the session, and false if there is none.
+func (s Some) Target() (Target, bool) {
+	if s.Session == nil {
+		return Target{}, false
+	}
+	return Target{*s.Session, s.Of}, true
 }
 
 // Requests and results of the operations: the server has a table of them. Those that are missing are values of package turnstone as they are.
@@ -42,6 +60,11 @@ type (
 	Load struct {
 		Target
 		turnstone.Scope
+	}
+	LoadNodes struct {
+		Load
+		// Behind, if set, is a node of the scope: only those that follow it are sent, to who was cut off after it.
+		Behind graph.ID `json:"behind,omitzero"`
 	}
 	NodeRequest struct {
 		Target
@@ -64,7 +87,7 @@ type (
 		Key string `json:"key"`
 	}
 	ListRecords struct {
-		Target // none for those of all sessions
+		Some
 		turnstone.RecordQuery
 	}
 	After struct {
@@ -120,13 +143,13 @@ type (
 		Keep int64 `json:"keepNanoseconds"`
 	}
 	Collect struct {
-		Target         // none for the whole namespace
+		Some
 		DryRun bool    `json:"dryRun,omitzero"`
 		Full   bool    `json:"full,omitzero"`
 		Pace   float64 `json:"pace,omitzero"`
 	}
 	VacuumRequest struct {
-		Target
+		Some
 		Pace float64 `json:"pace,omitzero"`
 	}
 )

@@ -29,7 +29,7 @@ var (
 	ErrTooLarge = errors.New("server: request too large")
 	// ErrBusy means that the server has too many requests at once, or stops. The request had no effect.
 	ErrBusy = errors.New("server: busy")
-	// ErrRestarted means that a write is repeated, and that another server may have made it.
+	// ErrRestarted means that a write is for another server than this one. It had no effect here.
 	ErrRestarted = errors.New("server: restarted")
 	// ErrUpload means that the server does not have the upload (any more), or has another part of it.
 	ErrUpload = errors.New("server: no such upload")
@@ -141,10 +141,10 @@ func ErrorOf(err error) *Error {
 	if e, ok := err.(*Error); ok {
 		return e
 	}
-	out := &Error{Detail: err.Error(), Type: typeBase + other, Status: http.StatusInternalServerError}
+	out := &Error{Detail: valid(err.Error()), Type: typeBase + other, Status: http.StatusInternalServerError}
 	var corrupt *record.CorruptError
 	if errors.As(err, &corrupt) {
-		out.Damage = &Damage{corrupt.Object, corrupt.Err.Error()}
+		out.Damage = &Damage{valid(corrupt.Object), valid(corrupt.Err.Error())}
 	}
 	for _, k := range kinds {
 		if k.err == nil && out.Damage == nil || k.err != nil && !errors.Is(err, k.err) {
@@ -162,8 +162,14 @@ func ErrorOf(err error) *Error {
 	errors.As(err, &out.Limit)
 	errors.As(err, &out.Invalid)
 	errors.As(err, &out.Format)
+	if i := out.Invalid; i != nil && valid(i.Where+i.Reason) != i.Where+i.Reason {
+		out.Invalid = &turnstone.InvalidError{Where: valid(i.Where), Reason: valid(i.Reason)}
+	}
 	return out
 }
+
+// valid returns text with what is no UTF-8 replaced: it may quote a request.
+func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 // Kind returns the name of the kind of the problem.
 func (e *Error) Kind() string { return strings.TrimPrefix(e.Type, typeBase) }

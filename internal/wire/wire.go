@@ -18,6 +18,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/turnstonedb/turnstone"
@@ -32,6 +34,9 @@ const (
 	// maxLine is the longest line of a document that is read: a commit of turnstone.MaxNodes nodes
 	// with keys of turnstone.MaxEventKey bytes takes less than half, also if each byte is escaped.
 	maxLine = 32 << 20
+	// maxObjects and maxCommas bound what a line of a request has outside its texts, because each may take hundreds of bytes in memory.
+	maxObjects = 50_000
+	maxCommas  = 1_000_000
 	// readAhead is how much is allocated for a value before any byte of it has come.
 	readAhead = 1 << 20
 )
@@ -155,7 +160,7 @@ func Write(w io.Writer, message any) error {
 // A Reader reads documents.
 type Reader struct {
 	in *bufio.Reader
-	// Strict refuses fields that the message does not have.
+	// Strict refuses fields that the message does not have, text that is no UTF-8, and lines of more than a request needs.
 	Strict bool
 }
 
@@ -171,6 +176,9 @@ func (r *Reader) Read(message any) error {
 	}
 	d := json.NewDecoder(bytes.NewReader(line))
 	if r.Strict {
+		if err := check(line); err != nil {
+			return fmt.Errorf("%w: %w", ErrDocument, err)
+		}
 		d.DisallowUnknownFields()
 	}
 	if err := d.Decode(message); err != nil {
@@ -191,10 +199,14 @@ func (r *Reader) Read(message any) error {
 	if err != nil {
 		return err
 	}
+	left := n
 	m.Each(func(b *Bytes) {
 		at, length := b.place[0], b.place[1]
+		left -= min(length, n+1)
 		switch {
 		case length == 0:
+		case left < 0:
+			err = fmt.Errorf("%w: values have more bytes than the %d that follow", ErrDocument, n)
 		case at > n || length > n-at:
 			err = fmt.Errorf("%w: %d bytes at %d, and %d follow", ErrDocument, length, at, n)
 		default:
@@ -202,6 +214,57 @@ func (r *Reader) Read(message any) error {
 		}
 	})
 	return err
+}
+
+// check returns an error if a line has text that json.Unmarshal would change, or more than a request needs.
+func check(line []byte) error {
+	if !utf8.Valid(line) {
+		return errors.New("it is not UTF-8")
+	}
+	objects, commas, text := 0, 0, false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '"':
+			text = !text
+		case text && c == '\\':
+			n, err := escape(line[i:])
+			if err != nil {
+				return err
+			}
+			i += n - 1
+		case text:
+		case c == '{', c == '[':
+			objects++
+		case c == ',':
+			commas++
+		}
+	}
+	if objects > maxObjects || commas > maxCommas {
+		return fmt.Errorf("%d objects and lists, and %d commas: at most %d and %d are read", objects, commas, maxObjects, maxCommas)
+	}
+	return nil
+}
+
+// escape returns the length of the escape that text begins with. Half of a surrogate pair stands for no character.
+func escape(text []byte) (int, error) {
+	if len(text) < 6 || text[1] != 'u' {
+		return 2, nil
+	}
+	unit := func(at int) rune {
+		n, err := strconv.ParseUint(string(text[at+2:at+6]), 16, 32)
+		if err != nil {
+			return 0 // It is no escape: json.Unmarshal refuses it.
+		}
+		return rune(n)
+	}
+	first := unit(0)
+	if !utf16.IsSurrogate(first) {
+		return 6, nil
+	}
+	if len(text) < 12 || text[6] != '\\' || text[7] != 'u' || utf16.DecodeRune(first, unit(6)) == utf8.RuneError {
+		return 0, fmt.Errorf("%s is half of a character", text[:6])
+	}
+	return 12, nil
 }
 
 // End returns an error unless nothing but white space is left to read.
