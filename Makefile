@@ -2,7 +2,7 @@
 
 modules := $(shell find . -mindepth 2 -name go.mod -exec dirname {} \;)
 
-.PHONY: test short race bench lint api ci
+.PHONY: test short race bench lint api python ci
 
 test: ; go test ./...
 short: ; go test -short ./...
@@ -14,4 +14,8 @@ lint:
 	staticcheck ./...
 	for m in $(modules); do (cd $$m && go vet ./... && staticcheck ./...) || exit 1; done
 api: ; go test . -run API -update
+# In an environment of its own, which it makes: python3 with the module venv is needed.
+python:
+	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q -e '.[test]' hatchling
+	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q
 ci: ; bash .ci/run

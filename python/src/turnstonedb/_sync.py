@@ -1,0 +1,386 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import io
+import secrets
+from time import sleep
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ssl import SSLContext
+from types import TracebackType
+from typing import Any, BinaryIO, TypeVar
+
+from . import _calls, _http, _server, errors
+from ._calls import Call
+from ._transport import Transport, BrokenError, Response, _Stream
+from ._wire import Decoder, Object
+from .types import (
+    Attachment,
+    Change,
+    Commit,
+    Feed,
+    Info,
+    LogEntry,
+    Node,
+    Page,
+    Record,
+    RecordChange,
+    RecordPage,
+    Report,
+    Result,
+    Revision,
+    State,
+)  # fmt: skip
+
+T = TypeVar("T")
+
+_PIECE = 4 << 20
+
+
+class Client:
+    """A connection with a server of stores. Threads may share it.
+
+    Use `Client.open` for a store in a directory, and `Client(address)` for a server that runs.
+    """
+
+    def __init__(self, address: str, *, token: str = "", namespace: str = "", patience: float = 10.0, verify: bool | SSLContext = True, _restart: Any = None) -> None:
+        """Connects with a server at "unix:PATH", "https://HOST:PORT" or "http://HOST:PORT".
+
+        patience is for how many seconds a request is made again when it gets no answer. verify is a context of TLS, or False for a certificate that nobody vouches for.
+        """
+        self._o = _http.Options(address, token, namespace, patience, verify)
+        self._o.check()
+        self._restart = _restart
+        self._server = ""
+        self._http = Transport(self._o.socket, self._o.base, self._o.headers(), verify)
+
+    @classmethod
+    def open(cls, store: str, *, namespace: str = "", patience: float = 10.0, idle: float = 60.0) -> Client:
+        """Opens a store: "DIR", "badger:DIR" or "pebble:DIR".
+
+        Processes that open the same store share a server, which the first one starts. It ends when nobody has asked it anything for `idle` seconds,
+        and the next call starts another one.
+        """
+
+        def start() -> None:
+            _server.start(store, idle)
+
+        client = cls(_server.address(store), namespace=namespace, patience=patience, _restart=start)
+        client.list(limit=1)
+        return client
+
+    def close(self) -> None:
+        """Closes the connections. Calls that come later fail."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Requests
+
+    def _run(self, call: Call[T]) -> T:
+        content = _http.body(call)
+        attempts = _http.Attempts(self._o.patience, self._server, call.id, call.anywhere)
+        while True:
+            try:
+                response = self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
+                self._server = response.headers.get("Turnstone-Server", self._server)
+                _http.check(response)
+                return _http.read(call, response.content)
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                self._pause(attempts, e)
+            except errors.Error as e:
+                attempts.refused(e, response.headers)
+
+    def _pause(self, attempts: _http.Attempts, error: Exception) -> None:
+        sent = isinstance(error, _http.Lost) or (isinstance(error, BrokenError) and error.sent)
+        pause = attempts.again(error, sent)
+        if not sent and self._restart and not isinstance(error, _http.Busy):
+            self._restart()
+        else:
+            sleep(pause)
+
+    @contextmanager
+    def _stream(self, method: str, path: str, **kw: Any) -> Iterator[_Stream]:
+        with self._http.stream(method, path, **kw) as response:
+            self._server = response.headers.get("Turnstone-Server", self._server)
+            if response.status // 100 != 2:
+                _http.check(Response(response.status, response.headers, response.read()))
+            yield response
+
+    def _watch(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+        """Yields events, and goes on after the last of them when the connection is cut. The caller sets query["after"]."""
+        attempts = _http.Attempts(self._o.patience)
+        while True:
+            try:
+                with self._stream("GET", path, params=query) as response:
+                    events = _http.Events()
+                    for line in response.iter_lines():
+                        attempts = _http.Attempts(self._o.patience)
+                        if (event := events.feed(line)) is not None:
+                            yield event
+                error: Exception = _http.Lost("the watch was cut off")
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                error = e
+            self._pause(attempts, error)
+
+    # Sessions
+
+    def create(
+        self, id: str, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
+        retention: int | str = 0, summary: bool = False, parent: str = "", fork_node: str = "", fork_at: Revision = 0,
+        no_checkpoint: bool = False, detached: bool = False,
+    ) -> tuple[Session, bool]:  # fmt: skip
+        """Makes a session, or returns the one that exists, and whether it was made."""
+        options = _calls.request(_calls.metadata(name, model, cwd, group, labels, retention), parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        info, created = self._run(_calls.create(id, options))
+        return Session(self, info.id, info.of), created
+
+    def session(self, id: str) -> Session:
+        """Returns an existing session, or raises NotFoundError."""
+        info = self._run(_calls.info({"session": id}))
+        return Session(self, info.id, info.of)
+
+    def list(
+        self,
+        *,
+        after: str = "",
+        limit: int = 0,
+        parent: str = "",
+        group: str = "",
+        labels: Mapping[str, str] | None = None,
+        summary: bool | None = None,
+    ) -> Page:
+        """Lists sessions, the most recently updated first: a page of them."""
+        return self._run(_calls.list_sessions(after, limit, parent, group, labels, summary))
+
+    def commit_all(self, *commits: Object) -> Sequence[Result]:
+        """Stores a turn in each of several sessions, all or none. See `Session.turn` and `Client.first_turn`."""
+        return self._run(_calls.commit_all(commits))
+
+    def first_turn(self, id: str, commit: Commit, *, group: str = "", labels: Mapping[str, str] | None = None, parent: str = "", name: str = "") -> Object:
+        """Returns a commit for `commit_all` that makes its session if there is none of the id."""
+        create = {"id": id, **_calls.request(_calls.metadata(name, "", "", group, labels, 0), parent, "", 0, False, False, False)}
+        return _calls.session_commit({}, create, commit, False)
+
+    def records(self, prefix: str = "", *, after: str = "", limit: int = 0) -> RecordPage:
+        """Lists records of all sessions, in the order of their keys."""
+        return self._run(_calls.records({}, prefix, after, limit))
+
+    def delete(self, id: str, children: str = "keep") -> None:
+        """Removes a session. children is "keep", "refuse" or "cascade"."""
+        self._run(_calls.delete(id, children))
+
+    def start_feed(self, keep_seconds: float) -> None:
+        """Turns the feed of changes on. It keeps changes for so long."""
+        self._run(_calls.start_feed(keep_seconds))
+
+    def stop_feed(self) -> None:
+        """Turns the feed of changes off."""
+        self._run(_calls.stop_feed())
+
+    def feed(self) -> Feed:
+        """Returns what the feed has."""
+        return self._run(_calls.feed())
+
+    def changes(self, after: str) -> Iterator[Change]:
+        """Yields the changes of all sessions after a cursor, and those that come."""
+        query = {"after": after}
+        for event in self._watch("/v1/changes", query):
+            change = Change._of(event)
+            query["after"] = change.cursor
+            yield change
+
+    def gc(self, *, dry_run: bool = False, full: bool = False) -> Report:
+        """Deletes the blobs that nothing refers to."""
+        return self._run(_calls.gc({}, dry_run, full))
+
+    def vacuum(self) -> Report:
+        """Removes what is detached, and gives the space back."""
+        return self._run(_calls.vacuum({}))
+
+
+class Session:
+    """A session. Its methods raise SessionDeletedError when it was deleted or renamed."""
+
+    def __init__(self, client: Client, id: str, of: str) -> None:
+        self.client = client
+        self.id = id
+        self._target: Object = {"session": id, "of": of}
+
+    def info(self) -> Info:
+        """Returns metadata, head and totals."""
+        return self.client._run(_calls.info(self._target))
+
+    def load(
+        self, *, at: Revision = 0, leaf: str = "", full: bool = False, last: int = 0, after: int = 0, reverse: bool = False,
+        parts: Sequence[str] = (), records: Sequence[str] = (),
+    ) -> State:  # fmt: skip
+        """Reads history: the active path, or what the arguments say."""
+        return self.client._run(_calls.load(self._target, at, leaf, full, last, after, reverse, parts, records))
+
+    def nodes(self, *, at: Revision = 0, leaf: str = "", full: bool = False, last: int = 0, after: int = 0, reverse: bool = False) -> Iterator[Node]:
+        """Yields the nodes that `load` returns, one at a time. When the connection is cut, it raises UnavailableError."""
+        message = _calls.scope(self._target, at, leaf, full, last, after, reverse)
+        content = _http.body(Call("nodes", message, lambda _: None))
+        try:
+            with self.client._stream("POST", "/v1/nodes", content=content) as response:
+                decoder = Decoder()
+                for chunk in response.iter_bytes():
+                    for d in decoder.feed(chunk):
+                        if "node" in d.value:
+                            yield Node._of(d.value["node"], d)
+                        elif "at" not in d.value:
+                            _http.finish([d])
+                            return
+            raise errors.unavailable("the answer is cut off")
+        except (BrokenError, _http.Lost, _http.Busy) as e:
+            raise errors.unavailable(str(e)) from e
+
+    def node(self, id: str = "", *, key: str = "") -> Node:
+        """Returns one node, by its id or by the caller's key."""
+        return self.client._run(_calls.node(self._target, id, key))
+
+    def nodes_by_key(self, *keys: str) -> dict[str, Node]:
+        """Returns those nodes that have one of the caller's keys."""
+        return self.client._run(_calls.nodes_by_key(self._target, keys))
+
+    def leaves(self) -> list[Node]:
+        """Returns the ends of branches, without payloads."""
+        return self.client._run(_calls.leaves(self._target))
+
+    def log(self, after: int = 0) -> list[LogEntry]:
+        """Returns the commits after a revision, up to the head."""
+        return self.client._run(_calls.log(self._target, after))
+
+    def kept(self) -> dict[str, int]:
+        """Returns the revisions that are kept by name."""
+        return self.client._run(_calls.kept(self._target))
+
+    def checkpoint(self, at: Revision = 0) -> dict[str, bytes]:
+        """Returns the contents of the checkpoint parts at a revision; 0 is the head's."""
+        return self.client._run(_calls.checkpoint(self._target, at))
+
+    def commit(
+        self, nodes: Sequence[Any] = (), *, expected: Revision = 0, turn: str = "", on_path: str = "", leaf: str | int | None = None,
+        checkpoint: Mapping[str, bytes] | None = None, drop: Sequence[str] = (), usage: Sequence[Any] = (), labels: Mapping[str, str] | None = None,
+        tombstone: Sequence[str] = (), keep: str = "", records: Sequence[RecordChange] = (),
+    ) -> Result:  # fmt: skip
+        """Stores one turn, whole or not at all. expected is the revision that the caller loaded, or "any"."""
+        c = Commit(expected, nodes, turn, on_path, leaf, checkpoint or {}, drop, usage, labels or {}, tombstone, keep, records)
+        return self.client._run(_calls.commit(self._target, c))
+
+    def turn(self, commit: Commit, *, records_only: bool = False) -> Object:
+        """Returns a commit to this session for `Client.commit_all`."""
+        return _calls.session_commit(self._target, None, commit, records_only)
+
+    def record(self, key: str) -> Record | None:
+        """Returns the record of a key, or None."""
+        try:
+            return self.client._run(_calls.record(self._target, key))
+        except errors.NotFoundError as e:
+            if e.kind == "record-not-found":
+                return None
+            raise
+
+    def records(self, prefix: str = "", *, after: str = "", limit: int = 0) -> RecordPage:
+        """Lists records in the order of their keys: a page of them."""
+        return self.client._run(_calls.records(self._target, prefix, after, limit))
+
+    def change_records(self, *changes: RecordChange) -> list[str]:
+        """Sets, deletes and checks records, all or none, without a commit. Returns their versions."""
+        return self.client._run(_calls.change_records(self._target, changes))
+
+    def save_metadata(
+        self, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
+        retention: int | str = 0, empty: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Empties fields, and merges others."""
+        self.client._run(_calls.save_metadata(self._target, _calls.metadata(name, model, cwd, group, labels, retention), empty))
+
+    def tombstone(self, *nodes: str) -> None:
+        """Soft-deletes nodes."""
+        self.client._run(_calls.tombstone(self._target, nodes))
+
+    def keep(self, name: str, revision: Revision) -> None:
+        """Keeps a revision under a name."""
+        self.client._run(_calls.keep(self._target, name, revision))
+
+    def release(self, name: str) -> None:
+        """Ends the keeping of a revision."""
+        self.client._run(_calls.release(self._target, name))
+
+    def watch(self, after: Revision = 0) -> Iterator[LogEntry]:
+        """Yields the commits after a revision, and those that come."""
+        query = {**self._target, "after": str(after)}
+        for event in self.client._watch("/v1/watch", query):
+            entry = LogEntry._of(event)
+            query["after"] = str(entry.revision)
+            yield entry
+
+    def put_attachment(self, content: bytes | BinaryIO, *, media_type: str = "", name: str = "") -> Attachment:
+        """Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is."""
+        stream = io.BytesIO(content) if isinstance(content, bytes) else content
+        query = {**self._target, "upload": secrets.token_hex(16), "mediaType": media_type, "name": name}
+        offset, piece = 0, stream.read(_PIECE)
+        while True:
+            following = stream.read(_PIECE)
+            stored = self._put(query, piece, offset, not following)
+            if stored:
+                return stored
+            offset += len(piece)
+            piece = following
+
+    def _put(self, query: dict[str, str], piece: bytes, begin: int, last: bool) -> Attachment | None:
+        client, offset, end = self.client, begin, begin + len(piece)
+        attempts = _http.Attempts(client._o.patience)
+        while True:
+            try:
+                params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
+                response = client._http.request("PUT", "/v1/attachment", params=params, content=piece[offset - begin :])
+                _http.check(response)
+                return _calls.progress(list(Decoder().feed(response.content)))[1]
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                client._pause(attempts, e)
+            except errors.Error as e:
+                if e.kind == "upload-not-found" and last and attempts.sent:
+                    raise errors.unknown_outcome(str(e)) from e
+                at = e.problem.get("offset", -1)
+                if e.kind != "upload-offset" or not begin <= at <= end:
+                    raise
+                # An earlier attempt has brought a part of the piece, or all of it.
+                if at == end and not last:
+                    return None
+                if at == end:
+                    response = client._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
+                    _http.check(response)
+                    if stored := _calls.progress(list(Decoder().feed(response.content)))[1]:
+                        return stored
+                offset = at
+
+    def read_attachment(self, id: str) -> Iterator[bytes]:
+        """Yields the bytes of an attachment. When the connection is cut, it goes on where it was."""
+        offset = 0
+        attempts = _http.Attempts(self.client._o.patience)
+        while True:
+            try:
+                with self.client._stream("GET", "/v1/attachment", params={**self._target, "id": id, "offset": str(offset)}) as response:
+                    for chunk in response.iter_bytes():
+                        offset += len(chunk)
+                        attempts = _http.Attempts(self.client._o.patience)
+                        yield chunk
+                return
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                self.client._pause(attempts, e)
+
+    def gc(self, *, dry_run: bool = False, full: bool = False) -> Report:
+        """Deletes blobs that this session let go of and nothing refers to."""
+        return self.client._run(_calls.gc(self._target, dry_run, full))
+
+    def vacuum(self) -> Report:
+        """Removes the content of tombstoned nodes from the store's files."""
+        return self.client._run(_calls.vacuum(self._target))

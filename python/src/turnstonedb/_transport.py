@@ -1,0 +1,220 @@
+"""Connections with a server: those of the standard library for the synchronous client, because they are fast, and httpx for the asynchronous one."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+
+_CHUNK = 64 << 10
+_CONNECT = 10.0  # seconds
+_MAX_IDLE = 64  # connections
+
+
+class BrokenError(Exception):
+    """A request got no answer. sent tells whether a server may have begun with it."""
+
+    def __init__(self, error: Exception, sent: bool) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.sent = sent
+
+
+class Response:
+    """An answer."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.content = content
+
+
+def _url(path: str, params: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(params)}" if params else path
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("turnstone")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_CONNECT)
+        self.sock.connect(self._path)
+        self.sock.settimeout(None)
+
+
+class _TCPConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.settimeout(None)
+
+
+class _TLSConnection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(None)
+
+
+class _Stream:
+    """An answer that is read bit by bit."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._r = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers  # type: ignore[assignment]
+
+    def read(self) -> bytes:
+        return self._r.read()
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        while chunk := self._r.read1(_CHUNK):
+            yield chunk
+
+    def iter_lines(self) -> Iterator[str]:
+        while line := self._r.readline():
+            yield line.decode().rstrip("\r\n")
+
+
+class Transport:
+    """Connections of a synchronous client. Threads may share it."""
+
+    def __init__(self, socket: str | None, base: str, headers: Mapping[str, str], verify: bool | ssl.SSLContext) -> None:
+        self._socket = socket
+        self._url = urlsplit(base)
+        self._headers = dict(headers)
+        self._verify = verify
+        self._mu = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._pid = os.getpid()
+        self._closed = False
+
+    def close(self) -> None:
+        with self._mu:
+            self._closed = True
+            for c in self._idle:
+                c.close()
+            self._idle.clear()
+
+    def _take(self) -> http.client.HTTPConnection:
+        with self._mu:
+            if self._closed:
+                raise RuntimeError("the client is closed")
+            if self._pid != os.getpid():  # The connections are those of the parent.
+                self._idle.clear()
+                self._pid = os.getpid()
+            if self._idle:
+                return self._idle.pop()
+        if self._socket:
+            return _UnixConnection(self._socket)
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "http":
+            return _TCPConnection(host, port, timeout=_CONNECT)
+        context = self._verify if isinstance(self._verify, ssl.SSLContext) else ssl.create_default_context()
+        if self._verify is False:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return _TLSConnection(host, port, timeout=_CONNECT, context=context)
+
+    def _put(self, c: http.client.HTTPConnection) -> None:
+        with self._mu:
+            if not self._closed and len(self._idle) < _MAX_IDLE:
+                self._idle.append(c)
+                return
+        c.close()
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[_Stream]:
+        """Makes a request. The answer is read within the context; what is left of it is not."""
+        c = self._take()
+        sent = whole = False
+        try:
+            if c.sock is None:
+                c.connect()
+            sent = True
+            c.request(method, self._url.path + _url(path, params), content, {**self._headers, **(headers or {})})
+            r = c.getresponse()
+            yield _Stream(r)
+            whole = r.isclosed() and not r.will_close
+        except (OSError, http.client.HTTPException) as e:
+            raise BrokenError(e, sent) from e
+        finally:
+            if whole:
+                self._put(c)
+            else:
+                c.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Makes a request."""
+        with self.stream(method, path, params=params, content=content, headers=headers) as r:
+            return Response(r.status, r.headers, r.read())
+
+
+class _AsyncStream:
+    """An answer that is read bit by bit."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._r = response
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+
+    async def aread(self) -> bytes:
+        return await self._r.aread()
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        return self._r.aiter_raw()
+
+    def aiter_lines(self) -> AsyncIterator[str]:
+        return self._r.aiter_lines()
+
+
+class AsyncTransport:
+    """Connections of an asynchronous client. Tasks of one event loop may share it."""
+
+    def __init__(self, socket: str | None, base: str, headers: Mapping[str, str], verify: bool | ssl.SSLContext) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
+        transport = httpx.AsyncHTTPTransport(uds=socket, verify=verify, limits=limits)
+        timeout = httpx.Timeout(None, connect=_CONNECT)
+        self._http = httpx.AsyncClient(base_url=base, headers=dict(headers), transport=transport, timeout=timeout, trust_env=False)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    @asynccontextmanager
+    async def stream(self, method: str, path: str, **kw: Any) -> AsyncIterator[_AsyncStream]:
+        """Makes a request. The answer is read within the context; what is left of it is not."""
+        try:
+            async with self._http.stream(method, path, **kw) as r:
+                yield _AsyncStream(r)
+        except httpx.TransportError as e:
+            sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            raise BrokenError(e, sent) from e
+
+    async def request(self, method: str, path: str, **kw: Any) -> Response:
+        """Makes a request."""
+        async with self.stream(method, path, **kw) as r:
+            return Response(r.status, r.headers, await r.aread())

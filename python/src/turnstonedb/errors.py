@@ -1,0 +1,116 @@
+"""Errors of a store and of its server. `Error.kind` is one of the kinds of docs/http.md; `Error.matches` has all that it matches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Error(Exception):
+    """Any error of a store. Nothing of a write has happened, unless `outcome_unknown` or `incomplete` is true."""
+
+    def __init__(self, text: str, problem: dict[str, Any] | None = None) -> None:
+        super().__init__(text)
+        p = problem or {}
+        self.problem = p
+        self.kind: str = str(p.get("type", "#other")).rpartition("#")[2]
+        self.matches: frozenset[str] = frozenset(p.get("matches") or ())
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether what the call was to do may or may not stand. Repeat it with the same turn id."""
+        return "unknown-outcome" in self.matches
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a part of the work was done, and stands. Calling again does the rest."""
+        return "incomplete" in self.matches
+
+
+class ConflictError(Error):
+    """Somebody else committed first. `revision`, `leaf` and `commit` are those of the head that stands."""
+
+    def __init__(self, text: str, problem: dict[str, Any]) -> None:
+        super().__init__(text, problem)
+        c = problem.get("conflict") or {}
+        self.session: str = c.get("session", "")
+        self.expected: int | str = c.get("expected", 0)
+        self.revision: int = c.get("revision", 0)
+        self.leaf: str = c.get("leaf", "")
+        self.commit: str = c.get("commit", "")
+        self.node: str = c.get("node", "")
+
+
+class TurnConflictError(Error):
+    """The turn id stands for another commit, of `revision`."""
+
+    def __init__(self, text: str, problem: dict[str, Any]) -> None:
+        super().__init__(text, problem)
+        c = problem.get("turnConflict") or {}
+        self.session: str = c.get("session", "")
+        self.turn: str = c.get("turn", "")
+        self.revision: int = c.get("revision", 0)
+
+
+class RecordConflictError(Error):
+    """A record is of `version`, and not of the version `expected`."""
+
+    def __init__(self, text: str, problem: dict[str, Any]) -> None:
+        super().__init__(text, problem)
+        c = problem.get("recordConflict") or {}
+        self.session: str = c.get("session", "")
+        self.key: str = c.get("key", "")
+        self.expected: str = c.get("expected", "")
+        self.version: str = c.get("version", "")
+
+
+class NotFoundError(Error):
+    """There is no such session, node, record, revision or attachment."""
+
+
+class SessionDeletedError(NotFoundError):
+    """The session of this handle was deleted or renamed."""
+
+
+class InvalidError(Error):
+    """The request is malformed, contradicts itself or the session, or exceeds a limit."""
+
+
+class UnauthorizedError(Error):
+    """The token is missing or unknown, or does not allow the request."""
+
+
+class UnavailableError(Error):
+    """The server, or the database of its store, could not be reached."""
+
+
+class OutcomeUnknownError(UnavailableError):
+    """The server could not be reached again, and may have made the write."""
+
+
+_KINDS: dict[str, type[Error]] = {
+    "conflict": ConflictError,
+    "turn-conflict": TurnConflictError,
+    "record-conflict": RecordConflictError,
+    "session-deleted": SessionDeletedError,
+    **dict.fromkeys(
+        ("session-not-found", "node-not-found", "blob-not-found", "record-not-found", "revision-not-found", "revision-pruned"),
+        NotFoundError,
+    ),
+    **dict.fromkeys(("limit", "invalid", "size", "malformed", "request", "too-large", "rejected"), InvalidError),
+    **dict.fromkeys(("token", "scope"), UnauthorizedError),
+    **dict.fromkeys(("locked", "closed", "unavailable", "unfinished-copy", "busy"), UnavailableError),
+}
+
+
+def of_problem(problem: dict[str, Any]) -> Error:
+    """Returns a problem as an error."""
+    kind = str(problem.get("type", "")).rpartition("#")[2]
+    return _KINDS.get(kind, Error)(str(problem.get("detail", "")), problem)
+
+
+def unavailable(text: str) -> UnavailableError:
+    return UnavailableError(text, {"type": "#unavailable", "matches": ["unavailable"]})
+
+
+def unknown_outcome(text: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(text, {"type": "#unknown-outcome", "matches": ["unknown-outcome", "unavailable"]})

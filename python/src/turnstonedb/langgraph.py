@@ -1,0 +1,604 @@
+"""A checkpointer for LangGraph.
+
+    from turnstonedb import Client
+    from turnstonedb.langgraph import TurnstoneSaver
+
+    with Client.open("./data") as db:
+        graph = builder.compile(checkpointer=TurnstoneSaver(db))
+
+Each namespace of a thread is a session. A checkpoint is one commit: the values of channels that it changes are parts of the session's checkpoint,
+which the store keeps as differences from their last versions, so a list that grows costs what was added. Pending writes are records.
+
+`AsyncTurnstoneSaver` is the same for an AsyncClient. Threads and processes may share a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from . import _calls
+from ._async import AsyncClient
+from ._calls import Call
+from ._sync import Client
+from .errors import ConflictError, Error, NotFoundError, RecordConflictError
+from .types import Commit, NewNode, Record, RecordChange
+
+T = TypeVar("T")
+Steps = Generator[Call[Any], Any, T]
+"""What a saver does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
+
+_GROUP = "langgraph"
+_BODY, _META = ".checkpoint", ".metadata"  # parts that are no channels
+_CHECKPOINT, _WRITE, _LATEST = "c/", "w/", "latest"  # keys of records, or their beginnings
+_MAX_NAME = 180  # of a thread or a namespace within a session's id; a longer one is hashed
+_MAX_PART = 60  # of a channel's name as the name of a part
+_MAX_RECORD = 48 << 10  # of a write within a record; a larger one is a node
+_MAX_RECORDS = 200  # changed at once
+
+
+def _short(text: str, most: int) -> str:
+    """Returns text, or what stands for it if it is long."""
+    if len(text.encode()) <= most:
+        return text
+    return "#" + hashlib.sha256(text.encode()).hexdigest()[: most - 1]
+
+
+def _group(thread: str) -> str:
+    return f"{_GROUP}/{_short(quote(thread, safe=''), _MAX_NAME)}"
+
+
+def _session(thread: str, ns: str) -> str:
+    return f"{_group(thread)}/{_short(quote(ns, safe=''), _MAX_NAME)}"
+
+
+def _part(channel: str) -> str:
+    """Returns the name of the part that has a channel's value."""
+    return "=" + _short(channel, _MAX_PART)
+
+
+def _pack(kind: str, value: bytes) -> bytes:
+    return kind.encode() + b"\0" + value
+
+
+def _unpack(b: bytes) -> tuple[str, bytes]:
+    kind, _, value = b.partition(b"\0")
+    return kind.decode(), value
+
+
+def _config(thread: str, ns: str, cid: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": cid}}
+
+
+def _place(config: RunnableConfig) -> tuple[str, str]:
+    c = config["configurable"]
+    return str(c["thread_id"]), str(c.get("checkpoint_ns", ""))
+
+
+def _quoted(text: str) -> str:
+    """Returns text as a part of a record's key: without slashes, and so that keys are in the order of texts."""
+    return text.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+
+
+class _Head:
+    """The last checkpoint that was put into a session: what a put compares with."""
+
+    def __init__(self, revision: int, id: str, parts: Iterable[str], versions: Mapping[str, Any], latest: tuple[str, str]) -> None:
+        self.revision = revision
+        self.id = id
+        self.parts = set(parts)
+        self.versions = dict(versions)  # of the channels whose values are parts
+        self.latest = latest  # id of the latest checkpoint, and version of the record that says so
+
+
+class _Steps:
+    """What the savers share."""
+
+    serde: SerializerProtocol
+    _heads: dict[str, _Head]
+
+    # Sessions
+
+    def _pages(self, group: str) -> Steps[list[tuple[str, str, str]]]:
+        """Returns id, thread and namespace of the sessions of a group."""
+        out, after = [], ""
+        while True:
+            page = yield _calls.list_sessions(after, 1000, "", group, None, None)
+            for i in page.sessions:
+                place = json.loads(i.name)
+                out.append((i.id, place["thread"], place["ns"]))
+            after = page.next
+            if not after:
+                return out
+
+    def _namespaces(self, thread: str) -> Steps[list[tuple[str, str]]]:
+        """Returns id and namespace of the sessions of a thread."""
+        found = yield from self._pages(_group(thread))
+        return [(id, ns) for id, of, ns in found if of == thread]
+
+    def _made(self, thread: str, ns: str) -> dict[str, Any]:
+        """Returns the request that makes the session of a namespace."""
+        return {"id": _session(thread, ns), "group": _group(thread), "name": json.dumps({"thread": thread, "ns": ns})}
+
+    # Reading
+
+    def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
+        target = {"session": _session(thread, ns)}
+        try:
+            entry = yield _calls.record(target, _CHECKPOINT + _quoted(cid) if cid else _LATEST)
+            return (yield from self._tuple(target, thread, ns, json.loads(entry.value)))
+        except NotFoundError as e:
+            if e.kind in ("session-not-found", "record-not-found"):
+                return None
+            raise
+
+    def _tuple(self, target: dict[str, str], thread: str, ns: str, entry: dict[str, Any]) -> Steps[CheckpointTuple]:
+        cid = entry["id"]
+        parts = yield _calls.checkpoint(target, entry["revision"])
+        body = self.serde.loads_typed(_unpack(parts[_BODY]))
+        metadata = self.serde.loads_typed(_unpack(parts[_META]))
+        values = {}
+        for channel in body["channel_versions"]:
+            content = parts.get(_part(channel))
+            if content is not None:
+                values[channel] = self.serde.loads_typed(_unpack(content))
+        writes = yield from self._writes(target, cid)
+        parent = entry.get("parent")
+        return CheckpointTuple(
+            _config(thread, ns, cid),
+            cast(Checkpoint, {**body, "channel_values": values}),
+            metadata,
+            _config(thread, ns, parent) if parent else None,
+            writes,
+        )
+
+    def _all_records(self, target: dict[str, str], prefix: str) -> Steps[list[Record]]:
+        out: list[Record] = []
+        after = ""
+        while True:
+            page = yield _calls.records(target, prefix, after, 1000)
+            out += page.records
+            after = page.next
+            if not after:
+                return out
+
+    def _writes(self, target: dict[str, str], cid: str) -> Steps[list[tuple[str, str, Any]]]:
+        found = []
+        for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/")):
+            line, _, content = r.value.partition(b"\n")
+            w = json.loads(line)
+            if "node" in w:
+                content = (yield _calls.node(target, "", w["node"])).payload
+            found.append(((w["path"], w["task"], w["index"]), (w["task"], w["channel"], self.serde.loads_typed((w["kind"], content)))))
+        return [w for _, w in sorted(found, key=lambda f: f[0])]
+
+    def _entries(self, target: dict[str, str]) -> Steps[list[dict[str, Any]]]:
+        """Returns what the records of checkpoints say, the newest first."""
+        try:
+            found = yield from self._all_records(target, _CHECKPOINT)
+        except NotFoundError:
+            return []
+        return sorted((json.loads(r.value) for r in found), key=lambda e: cast(str, e["id"]), reverse=True)
+
+    def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Steps[list[tuple[str, str, dict[str, Any]]]]:
+        """Returns thread, namespace and entry of the checkpoints to list."""
+        only = get_checkpoint_id(config) if config else None
+        upto = get_checkpoint_id(before) if before else None
+        if config is None:
+            places = [(thread, ns) for _, thread, ns in (yield from self._pages(_GROUP))]
+        elif "checkpoint_ns" in config["configurable"]:
+            places = [_place(config)]
+        else:
+            thread = _place(config)[0]
+            places = [(thread, ns) for _, ns in (yield from self._namespaces(thread))]
+        out = []
+        for thread, ns in places:
+            for entry in (yield from self._entries({"session": _session(thread, ns)})):
+                if (not only or entry["id"] == only) and (not upto or entry["id"] < upto):
+                    out.append((thread, ns, entry))
+        return out
+
+    def _one_listed(self, thread: str, ns: str, entry: dict[str, Any], filter: Mapping[str, Any] | None) -> Steps[CheckpointTuple | None]:
+        try:
+            t = yield from self._tuple({"session": _session(thread, ns)}, thread, ns, entry)
+        except NotFoundError:
+            return None  # It was deleted meanwhile.
+        metadata = cast(Mapping[str, Any], t.metadata)
+        return t if all(metadata.get(k) == v for k, v in (filter or {}).items()) else None
+
+    # Writing
+
+    def _head(self, id: str) -> Steps[_Head | None]:
+        """Returns the head of a session, or None if there is no session."""
+        try:
+            st = yield _calls.load({"session": id}, 0, "", False, 1, 0, False, [_BODY], [_LATEST])
+        except NotFoundError:
+            return None
+        body: dict[str, Any] = {"id": "", "channel_versions": {}}
+        if _BODY in st.contents:
+            body = self.serde.loads_typed(_unpack(st.contents[_BODY]))
+        record = st.records[_LATEST]
+        latest = json.loads(record.value)["id"] if record.value else ""
+        return _Head(st.revision, body["id"], (p.name for p in st.parts), body["channel_versions"], (latest, record.version))
+
+    def _put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> Steps[RunnableConfig]:
+        thread, ns = _place(config)
+        parent = get_checkpoint_id(config)
+        body = dict(checkpoint)
+        values = cast(dict[str, Any], body.pop("channel_values"))
+        fixed = {
+            _BODY: _pack(*self.serde.dumps_typed(body)),
+            _META: _pack(*self.serde.dumps_typed(get_checkpoint_metadata(config, metadata))),
+        }
+        packed: dict[str, bytes] = {}
+        entry = {"id": checkpoint["id"], "parent": parent}
+        yield from self._commit_checkpoint(thread, ns, entry, fixed, checkpoint["channel_versions"], values, new_versions, packed)
+        return _config(thread, ns, checkpoint["id"])
+
+    def _commit_checkpoint(
+        self,
+        thread: str,
+        ns: str,
+        entry: dict[str, Any],
+        fixed: dict[str, bytes],
+        versions: Mapping[str, Any],
+        values: Mapping[str, Any],
+        changed: Mapping[str, Any],
+        packed: dict[str, bytes],
+    ) -> Steps[None]:
+        """Commits a checkpoint: the parts that are not those of the head already, and its record."""
+        id = _session(thread, ns)
+        while True:
+            head = self._heads.get(id)
+            if head is None:
+                head = yield from self._head(id)
+            new = head is None
+            head = head or _Head(0, "", (), {}, ("", "none"))
+            parts, keep = dict(fixed), {_BODY, _META}
+            for channel, version in versions.items():
+                name = _part(channel)
+                if head.id == entry["parent"] and head.versions.get(channel) == version and channel not in changed and name in head.parts:
+                    keep.add(name)
+                    continue
+                if channel not in packed and channel in values:
+                    packed[channel] = _pack(*self.serde.dumps_typed(values[channel]))
+                elif channel not in packed and entry["parent"] and channel not in changed:
+                    # The value is that of the parent, and the head has gone on since.
+                    for name_of, content in (yield from self._parts_of(id, entry["parent"])).items():
+                        if name_of == name:
+                            packed[channel] = content
+                if channel in packed:
+                    parts[name] = packed[channel]
+                    keep.add(name)
+            try:
+                latest = yield from self._apply(thread, ns, entry, head, new, parts, head.parts - keep)
+            except (ConflictError, RecordConflictError):
+                self._heads.pop(id, None)
+                continue
+            except NotFoundError:  # The thread was deleted since this saver saw it.
+                if id not in self._heads:
+                    raise
+                self._heads.pop(id)
+                continue
+            self._heads[id] = _Head(head.revision + 1, entry["id"], keep | parts.keys(), versions, latest)
+            if len(self._heads) > 10_000:
+                self._heads.pop(next(iter(self._heads)))
+            return
+
+    def _apply(self, thread: str, ns: str, entry: dict[str, Any], head: _Head, new: bool, parts: dict[str, bytes], drop: set[str]) -> Steps[tuple[str, str]]:
+        """Commits a checkpoint on top of a head, and returns what is the latest one then."""
+        target = {"session": _session(thread, ns)}
+        text = json.dumps({**entry, "revision": head.revision + 1}).encode()
+        key = _CHECKPOINT + _quoted(entry["id"])
+        records = [RecordChange.set(key, text)]
+        id, version = head.latest
+        if id <= entry["id"]:
+            records.append(RecordChange.set(_LATEST, text, version))
+        else:
+            records.append(RecordChange.check(_LATEST, version))
+        commit = Commit(head.revision, checkpoint=parts, drop=sorted(drop), records=records)
+        try:
+            if new:
+                result = (yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)]))[0]
+            else:
+                result = yield _calls.commit(target, commit)
+        except Error as e:
+            if not e.outcome_unknown:
+                raise
+            stands = yield from self._record(target, key)
+            latest = yield from self._record(target, _LATEST)
+            if stands is None or stands.value != text or latest is None:
+                raise
+            return json.loads(latest.value)["id"], latest.version
+        return max(id, entry["id"]), result.records[1]
+
+    def _record(self, target: dict[str, str], key: str) -> Steps[Record | None]:
+        try:
+            return cast(Record, (yield _calls.record(target, key)))
+        except NotFoundError as e:
+            if e.kind != "record-not-found":
+                raise
+            return None
+
+    def _parts_of(self, id: str, cid: str) -> Steps[dict[str, bytes]]:
+        try:
+            entry = yield _calls.record({"session": id}, _CHECKPOINT + _quoted(cid))
+        except NotFoundError:
+            return {}
+        return cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
+
+    def _put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Steps[None]:
+        thread, ns = _place(config)
+        cid = config["configurable"]["checkpoint_id"]
+        changes, nodes = [], []
+        for i, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, i)
+            kind, content = self.serde.dumps_typed(value)
+            key = f"{_WRITE}{_quoted(cid)}/{_quoted(task_id)}/{index}"
+            w: dict[str, Any] = {"task": task_id, "path": task_path, "index": index, "channel": channel, "kind": kind}
+            if len(content) > _MAX_RECORD:
+                w["node"] = f"{_short(key, 400)} {hashlib.sha256(content).hexdigest()[:32]}"
+                nodes.append(NewNode("write", content, w["node"]))
+                content = b""
+            # A write of a task that has an index stays as it was first; one of a special channel is replaced.
+            changes.append(RecordChange.set(_short(key, 512), json.dumps(w).encode() + b"\n" + content, "none" if index >= 0 else ""))
+        yield from self._apply_writes(thread, ns, nodes, changes)
+
+    def _apply_writes(self, thread: str, ns: str, nodes: list[NewNode], changes: list[RecordChange]) -> Steps[None]:
+        target = {"session": _session(thread, ns)}
+        if nodes:
+            try:
+                present = yield _calls.nodes_by_key(target, [n.key for n in nodes])
+            except NotFoundError:
+                present = {}
+            fresh = {n.key: n for n in nodes if n.key not in present}
+            if fresh:
+                commit = Commit("any", list(fresh.values()))
+                yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
+                self._heads.pop(target["session"], None)
+        while changes:
+            some = changes[:_MAX_RECORDS]
+            try:
+                yield _calls.change_records(target, some)
+                changes = changes[_MAX_RECORDS:]
+            except RecordConflictError as e:
+                changes = [c for c in changes if c.key != e.key]
+            except NotFoundError:
+                made = self._made(thread, ns)
+                yield _calls.create(made.pop("id"), made)
+
+    # Deleting
+
+    def _delete_thread(self, thread: str) -> Steps[None]:
+        for id, _ in (yield from self._namespaces(thread)):
+            self._heads.pop(id, None)
+            with suppress(NotFoundError):
+                yield _calls.delete(id, "keep")
+
+    def _remove(self, id: str, cids: set[str]) -> Steps[None]:
+        """Removes checkpoints of a namespace, with their writes."""
+        target = {"session": id}
+        keys = []
+        for cid in sorted(cids):
+            keys += [r.key for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/"))]
+            keys.append(_CHECKPOINT + _quoted(cid))
+        rest = [e for e in (yield from self._entries(target)) if e["id"] not in cids]
+        changes = [RecordChange.delete(k) for k in keys]
+        if rest:
+            changes.append(RecordChange.set(_LATEST, json.dumps(rest[0]).encode()))
+        else:
+            changes.append(RecordChange.delete(_LATEST))
+        for i in range(0, len(changes), _MAX_RECORDS):
+            yield _calls.change_records(target, changes[i : i + _MAX_RECORDS])
+
+    def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
+        for id, thread, ns in (yield from self._pages(_GROUP)):
+            gone = set()
+            for entry in (yield from self._entries({"session": id})):
+                t = yield from self._one_listed(thread, ns, entry, None)
+                if t and t.metadata.get("run_id") in run_ids:
+                    gone.add(entry["id"])
+            if gone:
+                yield from self._remove(id, gone)
+
+    def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
+        if isinstance(thread_ids, str):
+            raise TypeError("thread_ids is a string: want a list of them")
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(f"there is no strategy {strategy!r}")
+        doomed = []
+        for thread in thread_ids:
+            if strategy == "delete":
+                yield from self._delete_thread(thread)
+                continue
+            for id, ns in (yield from self._namespaces(thread)):
+                entries = yield from self._entries({"session": id})
+                if not entries:
+                    continue
+                latest = yield from self._one_listed(thread, ns, entries[0], None)
+                if latest and latest.metadata.get("counters_since_delta_snapshot"):
+                    raise NotImplementedError(f"thread {thread!r} uses a DeltaChannel, whose value is rebuilt from older checkpoints")
+                doomed.append((id, {e["id"] for e in entries[1:]}))
+        for id, cids in doomed:
+            if cids:
+                yield from self._remove(id, cids)
+
+    def _copy_thread(self, source: str, target: str) -> Steps[None]:
+        for id, ns in (yield from self._namespaces(source)):
+            for entry in reversed((yield from self._entries({"session": id}))):
+                parts = yield _calls.checkpoint({"session": id}, entry["revision"])
+                versions = self.serde.loads_typed(_unpack(parts[_BODY]))["channel_versions"]
+                packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
+                fixed = {_BODY: parts[_BODY], _META: parts[_META]}
+                copied = {"id": entry["id"], "parent": entry.get("parent")}
+                yield from self._commit_checkpoint(target, ns, copied, fixed, versions, {}, versions, packed)
+            nodes, changes = [], []
+            for r in (yield from self._all_records({"session": id}, _WRITE)):
+                w = json.loads(r.value.partition(b"\n")[0])
+                if "node" in w:
+                    nodes.append(NewNode("write", (yield _calls.node({"session": id}, "", w["node"])).payload, w["node"]))
+                changes.append(RecordChange.set(r.key, r.value))
+            yield from self._apply_writes(target, ns, nodes, changes)
+
+
+def _drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
+    """Makes the calls of steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                result = run(call)
+            except Error as e:
+                call = steps.throw(e)
+            else:
+                call = steps.send(result)
+    except StopIteration as end:
+        return cast(T, end.value)
+
+
+class TurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
+    """A checkpointer on a Client. See the module."""
+
+    def __init__(self, client: Client, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        self._client = client
+        self._heads = {}
+
+    def _do(self, steps: Steps[T]) -> T:
+        return _drive(self._client._run, steps)
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Returns the version of a channel after one: a number, as text that sorts like it, and what tells it from that of another branch."""
+        return f"{int(str(current or 0).partition('.')[0]) + 1:032}.{secrets.randbits(53):016}"
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Returns a checkpoint, or the latest one."""
+        return self._do(self._read_tuple(*_place(config), get_checkpoint_id(config)))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Yields checkpoints, the newest first."""
+        found = 0
+        for place in self._do(self._listed(config, before)):
+            if limit is not None and found >= limit:
+                return
+            if t := self._do(self._one_listed(*place, filter)):
+                found += 1
+                yield t
+
+    def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Stores a checkpoint, whole or not at all."""
+        return self._do(self._put(config, checkpoint, metadata, new_versions))
+
+    def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Stores pending writes of a checkpoint."""
+        self._do(self._put_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Deletes a thread, with all its namespaces."""
+        self._do(self._delete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints of runs, and their writes."""
+        self._do(self._delete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies all checkpoints and writes of a thread."""
+        self._do(self._copy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads that use a DeltaChannel."""
+        self._do(self._prune(thread_ids, strategy))
+
+
+class AsyncTurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
+    """A checkpointer on an AsyncClient. See the module."""
+
+    def __init__(self, client: AsyncClient, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        self._client = client
+        self._heads = {}
+
+    get_next_version = TurnstoneSaver.get_next_version
+
+    async def _do(self, steps: Steps[T]) -> T:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    result = await self._client._run(call)
+                except Error as e:
+                    call = steps.throw(e)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Returns a checkpoint, or the latest one."""
+        return await self._do(self._read_tuple(*_place(config), get_checkpoint_id(config)))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Yields checkpoints, the newest first."""
+        found = 0
+        for place in await self._do(self._listed(config, before)):
+            if limit is not None and found >= limit:
+                return
+            if t := await self._do(self._one_listed(*place, filter)):
+                found += 1
+                yield t
+
+    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Stores a checkpoint, whole or not at all."""
+        return await self._do(self._put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Stores pending writes of a checkpoint."""
+        await self._do(self._put_writes(config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Deletes a thread, with all its namespaces."""
+        await self._do(self._delete_thread(thread_id))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints of runs, and their writes."""
+        await self._do(self._delete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies all checkpoints and writes of a thread."""
+        await self._do(self._copy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads that use a DeltaChannel."""
+        await self._do(self._prune(thread_ids, strategy))

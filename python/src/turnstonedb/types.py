@@ -1,0 +1,353 @@
+"""What sessions have and take. The Go documentation of package turnstone says more of each field; names are the same, in snake case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ._wire import Document, Object
+
+Revision = int | Literal["any", "zero"]
+"""How many commits a session had. "any" expects whatever the head is; "zero" is the state before the first commit."""
+
+
+def _drop_empty(o: Object) -> Object:
+    return {k: v for k, v in o.items() if v not in (None, "", (), [], {}, False) or k in ("payload", "content", "value")}
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A reference to a blob, as `put_attachment` returns it."""
+
+    id: str
+    size: int
+    media_type: str = ""
+    name: str = ""
+
+    @classmethod
+    def _of(cls, o: Object) -> Attachment:
+        return cls(o["id"], o["size"], o.get("mediaType", ""), o.get("name", ""))
+
+    def _wire(self) -> Object:
+        return {"id": self.id, "size": self.size, "mediaType": self.media_type, "name": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one model."""
+
+    model: str
+    input: int = 0
+    output: int = 0
+    cached_input: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+    @classmethod
+    def _of(cls, o: Object) -> Usage:
+        g = o.get
+        return cls(o["model"], g("input", 0), g("output", 0), g("cachedInput", 0), g("cacheWrite", 0), g("reasoning", 0))
+
+    def _wire(self) -> Object:
+        return {
+            "model": self.model, "input": self.input, "output": self.output,
+            "cachedInput": self.cached_input, "cacheWrite": self.cache_write, "reasoning": self.reasoning,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node to append. `parent` is the id of a node, the index of a new one, "none", or None for the one before."""
+
+    kind: str
+    payload: bytes | str = b""
+    key: str = ""
+    parent: str | int | None = None
+    attachments: Sequence[Attachment] = ()
+
+    def _wire(self) -> Object:
+        payload = self.payload.encode() if isinstance(self.payload, str) else self.payload
+        o: Object = _drop_empty({"kind": self.kind, "key": self.key, "payload": payload})
+        if self.parent is not None:
+            o["parent"] = self.parent
+        if self.attachments:
+            o["attachments"] = [a._wire() for a in self.attachments]
+        return o
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it is read."""
+
+    id: str
+    kind: str
+    payload: bytes
+    revision: int
+    time: str
+    parent: str = ""
+    key: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    inherited: bool = False
+
+    @classmethod
+    def _of(cls, o: Object, d: Document) -> Node:
+        return cls(
+            o["id"], o["kind"], d.bytes(o["payload"]), o["revision"], o["time"], o.get("parent", ""), o.get("key", ""),
+            tuple(Attachment._of(a) for a in o.get("attachments") or ()), o.get("inherited", False),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a checkpoint, without its content."""
+
+    name: str
+    blob: str
+    size: int
+    set: int
+
+    @classmethod
+    def _of(cls, o: Object) -> Part:
+        return cls(o["name"], o["blob"], o["size"], o["set"])
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What is known of a session without reading its history."""
+
+    id: str
+    of: str
+    revision: int
+    created: str
+    updated: str
+    name: str = ""
+    model: str = ""
+    cwd: str = ""
+    group: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    summary: bool = False
+    parent: str = ""
+    fork_node: str = ""
+    detached: bool = False
+    leaf: str = ""
+    commit: str = ""
+    nodes: int = 0
+    bytes: int = 0
+    usage: tuple[Usage, ...] = ()
+
+    @classmethod
+    def _of(cls, o: Object) -> Info:
+        g = o.get
+        return cls(
+            o["id"], o["of"], o["revision"], o["created"], o["updated"], g("name", ""), g("model", ""), g("cwd", ""), g("group", ""),
+            g("labels") or {}, g("summary", False), g("parent", ""), g("forkNode", ""), g("detached", False), g("leaf", ""), g("commit", ""),
+            g("nodes", 0), g("bytes", 0), tuple(Usage._of(u) for u in g("usage") or ()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list of sessions. `next` is `after` of the next page, or empty."""
+
+    sessions: tuple[Info, ...]
+    next: str
+
+    @classmethod
+    def _of(cls, o: Object) -> Page:
+        return cls(tuple(Info._of(i) for i in o.get("sessions") or ()), o.get("next", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record. Its version is "none" if there is none of the key."""
+
+    session: str
+    key: str
+    value: bytes
+    version: str
+    time: str
+
+    @classmethod
+    def _of(cls, o: Object, d: Document) -> Record:
+        return cls(o["session"], o["key"], d.bytes(o["value"]), o["version"], o["time"])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage:
+    """A part of a list of records. `next` is `after` of the next page, or empty."""
+
+    records: tuple[Record, ...]
+    next: str
+    revision: int
+
+    @classmethod
+    def _of(cls, o: Object, d: Document) -> RecordPage:
+        return cls(tuple(Record._of(r, d) for r in o.get("records") or ()), o.get("next", ""), o.get("revision", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChange:
+    """A change of a record. `expect` is the version that it must have, "none" for one that must not exist, or empty for any."""
+
+    key: str
+    action: Literal["set", "delete", "check"]
+    value: bytes = b""
+    expect: str = ""
+
+    @classmethod
+    def set(cls, key: str, value: bytes, expect: str = "") -> RecordChange:
+        return cls(key, "set", value, expect)
+
+    @classmethod
+    def delete(cls, key: str, expect: str = "") -> RecordChange:
+        return cls(key, "delete", b"", expect)
+
+    @classmethod
+    def check(cls, key: str, expect: str) -> RecordChange:
+        return cls(key, "check", b"", expect)
+
+    def _wire(self) -> Object:
+        o: Object = {"key": self.key, "action": self.action}
+        if self.value:
+            o["value"] = self.value
+        if self.expect:
+            o["expect"] = self.expect
+        return o
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A session's history, or a part of it, at one revision."""
+
+    revision: int
+    commit: str
+    leaf: str
+    time: str
+    nodes: tuple[Node, ...]
+    parts: tuple[Part, ...]
+    usage: tuple[Usage, ...]
+    contents: Mapping[str, bytes]
+    records: Mapping[str, Record]
+
+    @classmethod
+    def _of(cls, o: Object, d: Document, nodes: Sequence[Node]) -> State:
+        return cls(
+            o["revision"], o.get("commit", ""), o.get("leaf", ""), o["time"], tuple(nodes),
+            tuple(Part._of(p) for p in o.get("parts") or ()), tuple(Usage._of(u) for u in o.get("usage") or ()),
+            {p["name"]: d.bytes(p["content"]) for p in o.get("contents") or ()},
+            {r["key"]: Record._of(r, d) for r in o.get("records") or ()},
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where a commit stands."""
+
+    revision: int
+    commit: str
+    leaf: str
+    nodes: tuple[str, ...]
+    records: tuple[str, ...]
+    replayed: bool
+    created: bool
+
+    @classmethod
+    def _of(cls, o: Object) -> Result:
+        g = o.get
+        return cls(
+            o["revision"], g("commit", ""), g("leaf", ""), tuple(g("nodes") or ()), tuple(g("records") or ()),
+            g("replayed", False), g("created", False),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One commit, as the log of its session tells of it."""
+
+    revision: int
+    commit: str
+    time: str
+    turn: str
+    leaf: str
+    nodes: int
+    parts: tuple[Part, ...]
+    usage: tuple[Usage, ...]
+    labels: Mapping[str, str]
+    pruned: bool
+
+    @classmethod
+    def _of(cls, o: Object) -> LogEntry:
+        g = o.get
+        return cls(
+            o["revision"], o["commit"], o["time"], g("turn", ""), g("leaf", ""), g("nodes", 0), tuple(Part._of(p) for p in g("parts") or ()),
+            tuple(Usage._of(u) for u in g("usage") or ()), g("labels") or {}, g("pruned", False),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a session, as the feed tells of it."""
+
+    kind: str
+    session: str
+    of: str
+    cursor: str
+    time: str
+    revision: int
+    to: str
+
+    @classmethod
+    def _of(cls, o: Object) -> Change:
+        g = o.get
+        return cls(o["kind"], g("session", ""), o["of"], o["cursor"], o["time"], g("revision", 0), g("to", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the feed of changes has."""
+
+    begin: str
+    end: str
+    keep_seconds: float
+
+    @classmethod
+    def _of(cls, o: Object) -> Feed:
+        return cls(o["begin"], o["end"], o["keepNanoseconds"] / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One turn: all of it is stored, or nothing. A node that it refers to is its id, the index of a new one, or "none"."""
+
+    expected: Revision = 0
+    nodes: Sequence[NewNode] = ()
+    turn: str = ""
+    on_path: str = ""
+    leaf: str | int | None = None
+    checkpoint: Mapping[str, bytes] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    usage: Sequence[Usage] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tombstone: Sequence[str] = ()
+    keep: str = ""
+    records: Sequence[RecordChange] = ()
+
+    def _wire(self) -> Object:
+        o: Object = _drop_empty({
+            "onPath": self.on_path, "turn": self.turn, "nodes": [n._wire() for n in self.nodes],
+            "checkpoint": [{"name": k, "content": bytes(v)} for k, v in self.checkpoint.items()], "drop": list(self.drop),
+            "usage": [u._wire() for u in self.usage], "labels": dict(self.labels), "tombstone": list(self.tombstone), "keep": self.keep,
+            "records": [r._wire() for r in self.records],
+        })  # fmt: skip
+        o["expected"] = self.expected
+        if self.leaf is not None:
+            o["leaf"] = self.leaf
+        return o
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a collection or a vacuum did: the numbers that the server tells, by name."""
+
+    counts: Mapping[str, Any]

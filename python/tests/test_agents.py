@@ -1,0 +1,83 @@
+import asyncio
+from typing import Any
+
+import pytest
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+from agents.items import ModelResponse
+from agents.memory import SessionSettings
+from agents.models.interface import Model
+from agents.usage import Usage
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+import turnstonedb
+from turnstonedb.agents import TurnstoneSession
+
+set_tracing_disabled(True)
+
+
+def item(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def test_items_are_added_popped_and_cleared(store: str) -> None:
+    async def main() -> None:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as db:
+            s, other = TurnstoneSession("a/b", db), TurnstoneSession("a/b", db)
+            assert await s.get_items() == []
+            assert await s.pop_item() is None
+            assert (await db.list()).sessions == ()  # Reading makes no session.
+            await s.add_items([item(str(i)) for i in range(5)])
+            assert await other.get_items(2) == [item("3"), item("4")]
+            assert await TurnstoneSession("a/b", db, session_settings=SessionSettings(limit=1)).get_items() == [item("4")]
+            popped = await asyncio.gather(*(x.pop_item() for x in (s, other, s)))
+            assert sorted(p["content"] for p in popped) == ["2", "3", "4"]  # type: ignore[index,typeddict-item]
+            await s.add_items([{"type": "function_call", "name": "f", "call_id": "1", "arguments": "{}"}])
+            assert [i.get("content") for i in await other.get_items()] == ["0", "1", None]
+            await s.clear_session()
+            assert await other.get_items() == []
+            await other.add_items([item("new")])
+            assert await s.get_items() == [item("new")]
+
+    asyncio.run(main())
+
+
+class Scripted(Model):
+    """A model that says what it is told to."""
+
+    def __init__(self, *outputs: list[Any]) -> None:
+        self.outputs = list(outputs)
+        self.inputs: list[Any] = []
+
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:
+        self.inputs.append(input)
+        return ModelResponse(output=self.outputs.pop(0), usage=Usage(), response_id=None)
+
+    def stream_response(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+def message(text: str) -> Any:
+    content = [ResponseOutputText(text=text, type="output_text", annotations=[])]
+    return ResponseOutputMessage(id="m", content=content, role="assistant", status="completed", type="message")
+
+
+def test_the_runner_goes_on_in_another_process_of_the_store(store: str) -> None:
+    @function_tool
+    def weather(city: str) -> str:
+        return f"sunny in {city}"
+
+    async def turn(model: Scripted, text: str) -> str:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as db:
+            agent = Agent(name="a", model=model, tools=[weather])
+            return str((await Runner.run(agent, text, session=TurnstoneSession("user-1", db))).final_output)
+
+    call = ResponseFunctionToolCall(name="weather", arguments='{"city":"Oslo"}', call_id="c1", type="function_call")
+    assert asyncio.run(turn(Scripted([call], [message("It is sunny.")]), "Weather?")) == "It is sunny."
+    second = Scripted([message("You asked for the weather.")])
+    assert asyncio.run(turn(second, "What did I ask?")) == "You asked for the weather."
+    kinds = [i.get("role") or i["type"] for i in second.inputs[0]]
+    assert kinds == ["user", "function_call", "function_call_output", "assistant", "user"]
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

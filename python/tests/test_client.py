@@ -1,0 +1,191 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import turnstonedb
+from turnstonedb import Commit, NewNode, RecordChange
+from turnstonedb import _server as server
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def test_the_synchronous_client_is_the_asynchronous_one_without_awaits() -> None:
+    import unasync
+
+    assert unasync.TARGET.read_text() == unasync.synchronous(unasync.SOURCE.read_text()), "python unasync.py writes it"
+
+
+def test_what_is_committed_is_read(db: turnstonedb.Client) -> None:
+    s, created = db.create("chat/1", name="n", labels={"content": "x"}, group="a/b")
+    assert created
+    assert db.create("chat/1")[1] is False
+    binary = bytes(range(256)) * 20
+    r = s.commit(
+        [NewNode("user", "héllo\ud7ff"), NewNode("image", binary, key="k")],
+        expected=s.load().revision, turn="t", checkpoint={"a": b"", "b": binary}, labels={"value": "1"}, keep="first",
+        usage=[turnstonedb.Usage("m", input=3)], records=[RecordChange.set("r", b"\x00", "none")],
+    )  # fmt: skip
+    assert (r.revision, r.replayed) == (1, False)
+    st = s.load(parts=["a", "b"], records=["r", "none"])
+    assert [n.payload for n in st.nodes] == ["héllo\ud7ff".encode(), binary]
+    assert st.nodes[1].parent == st.nodes[0].id
+    assert st.contents == {"a": b"", "b": binary}
+    assert st.records["r"].value == b"\x00"
+    assert st.records["none"].version == "none"
+    assert s.checkpoint() == {"a": b"", "b": binary}
+    assert [n.id for n in s.nodes(reverse=True)] == [n.id for n in reversed(st.nodes)]
+    assert s.node(key="k").payload == binary
+    assert s.node(st.nodes[0].id).kind == "user"
+    assert set(s.nodes_by_key("k", "other")) == {"k"}
+    assert [n.id for n in s.leaves()] == [st.leaf]
+    assert [(e.revision, e.turn, e.labels) for e in s.log()] == [(1, "t", {"value": "1"})]
+    assert s.kept() == {"first": 1}
+    record = s.record("r")
+    assert record is not None
+    assert s.record("other") is None
+    assert [x.key for x in s.records().records] == ["r"]
+    assert [x.session for x in db.records("r").records] == ["chat/1"]
+    i = s.info()
+    assert (i.name, i.labels, i.group, i.nodes, i.usage[0].input) == ("n", {"content": "x"}, "a/b", 2, 3)
+    assert [x.id for x in db.list(group="a").sessions] == ["chat/1"]
+    # The same turn again changes nothing.
+    again = s.commit([NewNode("user", "héllo\ud7ff"), NewNode("image", binary, key="k")],
+        turn="t", checkpoint={"a": b"", "b": binary}, labels={"value": "1"}, usage=[turnstonedb.Usage("m", input=3)])  # fmt: skip
+    assert again.replayed
+    s.save_metadata(name="new", empty=["labels"])
+    assert (s.info().name, s.info().labels) == ("new", {})
+    s.tombstone(st.nodes[1].id)
+    assert len(s.load().nodes) == 1
+    s.release("first")
+    assert s.change_records(RecordChange.delete("r", record.version)) == ["none"]
+    assert db.gc().counts["sessions"] >= 0
+    assert "removed" in s.vacuum().counts
+    db.delete("chat/1")
+    with pytest.raises(turnstonedb.SessionDeletedError):
+        s.info()
+    with pytest.raises(turnstonedb.NotFoundError):
+        db.session("chat/1")
+
+
+def test_errors_have_what_a_caller_acts_on(db: turnstonedb.Client) -> None:
+    s, _ = db.create("s")
+    s.commit()
+    with pytest.raises(turnstonedb.ConflictError) as conflict:
+        s.commit(expected=0)
+    assert (conflict.value.revision, conflict.value.expected, conflict.value.session) == (1, 0, "s")
+    assert not conflict.value.outcome_unknown
+    s.commit(expected=1, turn="t")
+    with pytest.raises(turnstonedb.TurnConflictError) as turn:
+        s.commit([NewNode("k")], turn="t")
+    assert turn.value.revision == 2
+    with pytest.raises(turnstonedb.RecordConflictError) as record:
+        s.change_records(RecordChange.set("k", b"", s.change_records(RecordChange.set("other", b""))[0]))
+    assert record.value.key == "k"
+    with pytest.raises(turnstonedb.InvalidError):
+        s.commit([NewNode("")], expected="any")
+    with pytest.raises(UnicodeEncodeError):
+        db.create("\udc80")
+    with pytest.raises(turnstonedb.NotFoundError) as missing:
+        s.load(at=9)
+    assert missing.value.kind == "revision-not-found"
+
+
+def test_several_sessions_change_together(db: turnstonedb.Client) -> None:
+    a, _ = db.create("a")
+    results = db.commit_all(a.turn(Commit(nodes=[NewNode("k", "x")])), db.first_turn("b", Commit(nodes=[NewNode("k")]), parent="a", group="g"))
+    assert [(r.revision, r.created) for r in results] == [(1, False), (1, True)]
+    with pytest.raises(turnstonedb.ConflictError):
+        db.commit_all(a.turn(Commit()), db.session("b").turn(Commit("any")))
+    assert db.session("b").info().revision == 1
+    db.commit_all(a.turn(Commit(records=[RecordChange.set("k", b"v")]), records_only=True))
+    assert a.info().revision == 1
+
+
+def test_attachments_of_many_pieces(db: turnstonedb.Client, tmp_path: Path) -> None:
+    s, _ = db.create("s")
+    content = os.urandom(9_000_001)
+    a = s.put_attachment(content, media_type="application/x", name="n")
+    assert (a.size, a.media_type, a.name) == (len(content), "application/x", "n")
+    path = tmp_path / "f"
+    path.write_bytes(content[:8_388_608])  # pieces that end where the file does
+    with path.open("rb") as f:
+        assert s.put_attachment(f).size == 8_388_608
+    assert s.put_attachment(b"").size == 0
+    s.commit([NewNode("image", attachments=[a])], expected="any")
+    assert b"".join(s.read_attachment(a.id)) == content
+    with pytest.raises(turnstonedb.NotFoundError):
+        next(iter(s.read_attachment("0" * 64)))
+
+
+def test_watches_go_on_when_the_server_is_killed(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=5) as db:
+        db.start_feed(3600)
+        begin = db.feed().end
+        s, _ = db.create("s")
+        seen: list[int] = []
+
+        def watch() -> None:
+            for e in s.watch():
+                seen.append(e.revision)
+                if e.revision == 30:
+                    return
+
+        t = threading.Thread(target=watch, daemon=True)
+        t.start()
+        for i in range(30):
+            if i % 10 == 5:
+                os.kill(server._children[-1].pid, signal.SIGKILL)
+            s.commit(expected=i, turn=str(i))
+        t.join(20)
+        assert seen == list(range(1, 31))
+        told = []
+        for c in db.changes(begin):
+            told.append((c.kind, c.revision))
+            if c.revision == 30:
+                break
+        assert told == [("created", 0), *(("committed", i) for i in range(1, 31))]
+
+
+def test_processes_share_a_store(store: str) -> None:
+    program = (
+        "import sys, turnstonedb\n"
+        "with turnstonedb.Client.open(sys.argv[1], idle=2) as db:\n"
+        "    s, _ = db.create('s')\n"
+        "    for i in range(20): s.commit([turnstonedb.NewNode('k', sys.argv[2])], expected='any')\n"
+    )
+    all_of_them = [subprocess.Popen([sys.executable, "-c", program, store, str(i)]) for i in range(4)]
+    assert [p.wait() for p in all_of_them] == [0] * 4
+    with turnstonedb.Client.open(store, idle=2) as db:
+        assert sorted(n.payload for n in db.session("s").load().nodes) == sorted(str(i).encode() for i in range(4) for _ in range(20))
+
+
+def test_a_server_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    with turnstonedb.Client(f"unix:{tmp_path}/none", patience=0.05) as db, pytest.raises(turnstonedb.UnavailableError):
+        db.list()
+    for bad in ("", "host:80", "ftp://host"):
+        with pytest.raises(ValueError):
+            turnstonedb.Client(bad)
+    with pytest.raises(ValueError):
+        turnstonedb.Client.open("postgres://host/db")
+
+
+def test_async_tasks_share_a_client(store: str) -> None:
+    async def main() -> None:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as db:
+            s, _ = await db.create("s")
+            await asyncio.gather(*(s.commit([NewNode("k", str(i))], expected="any") for i in range(50)))
+            assert sorted(int(n.payload) for n in (await s.load()).nodes) == list(range(50))
+            assert len([n async for n in s.nodes(full=True)]) == 50
+            a = await s.put_attachment(b"x" * 5_000_000)
+            assert sum([len(b) async for b in s.read_attachment(a.id)]) == a.size
+            async for e in s.watch(49):
+                assert e.revision == 50
+                break
+
+    asyncio.run(main())
