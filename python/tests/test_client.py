@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,66 @@ def test_a_server_that_is_away_is_unavailable(tmp_path: Path) -> None:
             turnstonedb.Client(bad)
     with pytest.raises(ValueError):
         turnstonedb.Client.open("postgres://host/db")
+
+
+def test_a_write_after_a_pause_goes_to_a_new_server(store: str) -> None:
+    before = set(server._children)
+    with turnstonedb.Client.open(store, idle=0.3) as db:
+        s, _ = db.create("s")
+        for i in range(2):
+            time.sleep(1.5)  # The server has ended, and with it the connection that was kept.
+            assert s.commit(expected=i).revision == i + 1
+        assert len(set(server._children) - before) <= 2  # Those that have ended are waited for.
+
+
+def test_a_write_names_the_server_that_it_is_for(db: turnstonedb.Client) -> None:
+    with turnstonedb.Client(db._o.address) as plain:
+        assert plain._server == ""
+        plain.create("s")
+        assert plain._server == db._server != ""
+
+
+def test_a_store_stays_where_it_is_when_the_process_moves(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Path(store).parent
+    monkeypatch.chdir(parent)
+    with turnstonedb.Client.open(Path("s"), idle=0.3) as db:
+        db.create("x")
+        monkeypatch.chdir("/")
+        time.sleep(1.5)
+        assert [i.id for i in db.list().sessions] == ["x"]
+    assert os.listdir(parent) == ["s"]
+
+
+def test_what_can_not_be_done_is_said(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with turnstonedb.Client.open(store, idle=2) as db:
+        monkeypatch.setattr("turnstonedb._http.MAX_REQUEST", 100)
+        s, _ = db.create("s")
+        with pytest.raises(turnstonedb.InvalidError, match="bytes: a server reads 100"):
+            s.commit([NewNode("k", "x" * 300)])
+    with pytest.raises(turnstonedb.Error, match="closed"):
+        db.list()
+    with pytest.raises(ValueError, match="103 bytes"):
+        turnstonedb.Client.open(store + "x" * 100)
+    for bad in ("unix:", "http://", "http://h?q", "http://u@h"):
+        with pytest.raises(ValueError):
+            turnstonedb.Client(bad)
+    with pytest.raises(ValueError, match="https"):
+        turnstonedb.Client("http://203.0.113.1", token="t")
+    monkeypatch.setenv("TURNSTONE_COMMAND", "/none")
+    with pytest.raises(turnstonedb.Error, match="TURNSTONE_COMMAND"):
+        turnstonedb.Client.open(store + "2")
+
+
+def test_async_watches_split_lines_where_events_do(store: str) -> None:
+    async def main() -> None:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as db:
+            s, _ = await db.create("s")
+            await s.commit(labels={"a": "x\x85y\u2028z"})
+            async for e in s.watch():
+                assert e.labels == {"a": "x\x85y\u2028z"}
+                return
+
+    asyncio.run(main())
 
 
 def test_async_tasks_share_a_client(store: str) -> None:

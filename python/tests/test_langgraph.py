@@ -53,6 +53,16 @@ def test_the_conformance_suite_passes_in_full_on_postgres(postgres: str) -> None
             p.terminate()
 
 
+def test_the_conformance_suite_passes_in_full_in_threads(store: str) -> None:
+    @checkpointer_test(name="turnstone")
+    async def saver() -> AsyncIterator[BaseCheckpointSaver[str]]:
+        with turnstonedb.Client.open(store, idle=2) as c:
+            yield TurnstoneSaver(c)
+
+    report = asyncio.run(validate(saver))
+    assert sum(r.tests_passed for r in report.results.values()) == TESTS
+
+
 @pytest.mark.parametrize("mutant", ["lost write", "unordered list", "parent's values"])
 def test_the_suite_finds_mutants(mutant: str, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "lost write":
@@ -144,3 +154,81 @@ def test_long_names_large_writes_and_savers_beside_each_other(db: turnstonedb.Cl
     one.delete_thread("t" * 900)
     assert other.get_tuple(config) is None
     put(other, {"configurable": {"thread_id": "t" * 900, "checkpoint_ns": "n/%" * 200}}, {channel: 9}, {channel: "9"}, {channel: "9"})
+
+
+def entry(cid: str, saver: TurnstoneSaver, config: Any) -> Any:
+    c = empty_checkpoint()
+    c["id"] = cid
+    return saver.put(config, c, {"step": 0, "run_id": cid}, {})
+
+
+def ids(saver: TurnstoneSaver, thread: Any, **kw: Any) -> list[str]:
+    return [t.checkpoint["id"] for t in saver.list({"configurable": {"thread_id": thread}}, **kw)]
+
+
+def test_the_latest_checkpoint_outlives_every_prune_of_the_store(store: str) -> None:
+    def prune() -> None:
+        subprocess.run([server.command(), "prune", "--last", "1", "--store", store], check=True, stdout=subprocess.DEVNULL)
+
+    with turnstonedb.Client.open(store, idle=2) as db:
+        saver = TurnstoneSaver(db)
+        config: Any = {"configurable": {"thread_id": 7, "checkpoint_ns": ""}}  # A thread id may be anything that has a text.
+        for cid in ("1", "2", "3"):
+            config = entry(cid, saver, config)
+        saver.put_writes(config, [("large", "x" * 200_000)], "task")  # a commit after that of the checkpoint
+        prune()
+        t = saver.get_tuple({"configurable": {"thread_id": 7}})
+        assert t is not None
+        assert (t.checkpoint["id"], len(t.pending_writes or [])) == ("3", 1)
+        assert ids(saver, 7) == ["3"]
+        saver.delete_for_runs(["3"])
+        assert ids(saver, 7) == []
+        # What was removed leaves the files with a vacuum.
+        assert db.session("langgraph/7/").load().nodes == ()
+        config = entry("4", saver, {"configurable": {"thread_id": 7, "checkpoint_ns": ""}})
+        config = entry("5", saver, config)
+        saver.delete_for_runs(["5"])
+        prune()
+        assert ids(saver, 7) == ["4"]
+        saver.prune([7], strategy="delete")  # type: ignore[list-item]
+        assert ids(saver, 7) == []
+
+
+def test_a_put_beside_a_removal_stays_the_latest(db: turnstonedb.Client) -> None:
+    saver, other = TurnstoneSaver(db), TurnstoneSaver(db)
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    for cid in ("1", "2", "3"):
+        config = entry(cid, saver, config)
+    entries, late = saver._entries, iter([True])
+
+    def beside(target: Any) -> Any:
+        found = yield from entries(target)
+        if next(late, False):
+            entry("4", other, config)
+        return found
+
+    saver._entries = beside  # type: ignore[method-assign]
+    saver._do(saver._remove("langgraph/t/", {"1", "2"}))
+    t = saver.get_tuple({"configurable": {"thread_id": "t"}})
+    assert t is not None
+    assert t.checkpoint["id"] == "4"
+    assert ids(saver, "t") == ["4", "3"]
+
+
+def test_lists_are_the_newest_first_over_all_namespaces(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    for i in range(5):
+        entry(f"{i}", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": f"n{i % 2}"}})
+    assert ids(saver, "t") == ["4", "3", "2", "1", "0"]
+    assert ids(saver, "t", limit=1) == ["4"]
+    assert ids(saver, "t", before={"configurable": {"checkpoint_id": "2"}}) == ["1", "0"]
+
+
+def test_writes_of_odd_names_are_kept(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    config = entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    saver.put_writes(config, [("a", 1), ("__interrupt__", "x"), ("__interrupt__", "y")], "task/" * 200)
+    saver.put_writes(config, [("é" * 4000, "x" * 48_000)], "other", "path" * 500)
+    t = saver.get_tuple(config)
+    assert t is not None
+    assert sorted((w[1], str(w[2])[:1]) for w in t.pending_writes or []) == [("__interrupt__", "y"), ("a", "1"), ("é" * 4000, "x")]

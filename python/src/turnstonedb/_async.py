@@ -7,6 +7,7 @@ import secrets
 from asyncio import sleep, to_thread
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from os import PathLike
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
@@ -56,19 +57,28 @@ class AsyncClient:
         self._http = AsyncTransport(self._o.socket, self._o.base, self._o.headers(), verify)
 
     @classmethod
-    async def open(cls, store: str, *, namespace: str = "", patience: float = 10.0, idle: float = 60.0) -> AsyncClient:
+    async def open(cls, store: str | PathLike[str], *, namespace: str = "", patience: float = 10.0, idle: float = 60.0) -> AsyncClient:
         """Opens a store: "DIR", "badger:DIR" or "pebble:DIR".
 
         Processes that open the same store share a server, which the first one starts. It ends when nobody has asked it anything for `idle` seconds,
         and the next call starts another one.
         """
+        place = _server.absolute(store)
 
-        async def start() -> None:
-            await to_thread(_server.start, store, idle)
+        async def start() -> bool:
+            return await to_thread(_server.start, place, idle)
 
-        client = cls(_server.address(store), namespace=namespace, patience=patience, _restart=start)
-        await client.list(limit=1)
+        client = cls(_server.address(place), namespace=namespace, patience=patience, _restart=start)
+        await client._hello()
         return client
+
+    async def _hello(self) -> None:
+        """Finds out which server serves: a write names the one that it is for."""
+        try:
+            await self.list(limit=1)
+        except errors.Error as e:
+            if e.kind not in ("scope", "store-not-found"):
+                raise
 
     async def close(self) -> None:
         """Closes the connections. Calls that come later fail."""
@@ -84,14 +94,20 @@ class AsyncClient:
 
     async def _run(self, call: Call[T]) -> T:
         content = _http.body(call)
+        if call.id and not call.anywhere and not self._server:
+            await self._hello()
         attempts = _http.Attempts(self._o.patience, self._server, call.id, call.anywhere)
         while True:
             try:
                 response = await self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
-                self._server = response.headers.get("Turnstone-Server", self._server)
+            except BrokenError as e:
+                await self._pause(attempts, e)
+                continue
+            self._server = response.headers.get("Turnstone-Server", self._server)
+            try:
                 _http.check(response)
                 return _http.read(call, response.content)
-            except (BrokenError, _http.Lost, _http.Busy) as e:
+            except (_http.Lost, _http.Busy) as e:
                 await self._pause(attempts, e)
             except errors.Error as e:
                 attempts.refused(e, response.headers)
@@ -99,9 +115,7 @@ class AsyncClient:
     async def _pause(self, attempts: _http.Attempts, error: Exception) -> None:
         sent = isinstance(error, _http.Lost) or (isinstance(error, BrokenError) and error.sent)
         pause = attempts.again(error, sent)
-        if not sent and self._restart and not isinstance(error, _http.Busy):
-            await self._restart()
-        else:
+        if sent or not self._restart or isinstance(error, _http.Busy) or not await self._restart():
             await sleep(pause)
 
     @asynccontextmanager

@@ -19,6 +19,7 @@ from ._wire import Decoder, Document, encode
 T = TypeVar("T")
 
 MAX_PATIENCE = 30.0
+MAX_REQUEST = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Options:
         if not self.address.startswith(("unix:", "http://", "https://")):
             raise ValueError(f"{self.address!r} is no address of a server: want unix:PATH, https://HOST:PORT or http://HOST:PORT")
         url = urlsplit(self.address)
+        if (url.scheme == "unix" and not url.path) or (url.scheme != "unix" and (not url.hostname or url.query or url.username)):
+            raise ValueError(f"{self.address!r} is no address of a server: want unix:PATH, https://HOST:PORT or http://HOST:PORT")
         if self.token and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError(f"{self.address} would show the token to everybody on the way: want https")
         if not all("!" <= c <= "~" for c in self.token):
@@ -108,7 +111,11 @@ class Busy(Exception):
 
 
 def body(call: Call[Any]) -> bytes:
-    return b"".join(encode(call.message))
+    content = b"".join(encode(call.message))
+    if len(content) > MAX_REQUEST:
+        text = f"{call.name} of {len(content)} bytes: a server reads {MAX_REQUEST} at most"
+        raise errors.InvalidError(text, {"type": "#too-large", "matches": ["too-large"]})
+    return content
 
 
 def check(response: Response) -> None:

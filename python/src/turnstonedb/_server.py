@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ from . import errors
 
 COMMAND_VARIABLE = "TURNSTONE_COMMAND"
 _SOCKET = "turnstone.http"
+_MAX_SOCKET = 103
+_START = 60.0  # seconds that a server may take to open its store
 
 
 def command() -> str:
@@ -34,32 +37,53 @@ def directory(store: str) -> str:
     return "" if store.startswith(("postgres://", "postgresql://", "mem:")) else store
 
 
-def address(store: str) -> str:
-    """Returns where a server of a store is that `start` has started."""
+def absolute(store: str | os.PathLike[str]) -> str:
+    """Returns a store that is the same from any working directory."""
+    store = os.fspath(store)
     d = directory(store)
     if not d:
         raise ValueError(f"{store!r} has no directory: start `turnstone serve`, and connect with its address")
-    return "unix:" + os.path.join(os.path.abspath(d), _SOCKET)
+    return store[: len(store) - len(d)] + os.path.abspath(d)
 
 
-def start(store: str, idle: float) -> None:
-    """Starts a server, unless there is one. It ends when nobody has asked it anything for so many seconds."""
+def address(store: str) -> str:
+    """Returns where a server of a store is that `start` has started."""
+    path = os.path.join(directory(store), _SOCKET)
+    if len(os.fsencode(path)) > _MAX_SOCKET:
+        raise ValueError(f"{path}: the path of a socket has {_MAX_SOCKET} bytes at most. Start `turnstone serve --listen unix:PATH`, and connect with that")
+    return "unix:" + path
+
+
+def start(store: str, idle: float) -> bool:
+    """Starts a server, unless there is one. It ends when nobody has asked it anything for so many seconds. Returns whether it was started."""
+    _children[:] = [p for p in _children if p.poll() is None]
     # The server outlives this process, so what it warns of goes to a file without a name.
     with tempfile.TemporaryFile() as warnings:
-        p = subprocess.Popen(
-            [command(), "serve", "--store", store, "--idle", f"{idle:.3f}s"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=warnings, start_new_session=True,
-        )  # fmt: skip
+        try:
+            p = subprocess.Popen(
+                [command(), "serve", "--store", store, "--idle", f"{idle:.3f}s"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=warnings,
+                start_new_session=True,
+            )
+        except OSError as e:
+            raise errors.Error(f"{command()}: {e}; {COMMAND_VARIABLE} says where the command is") from e
         assert p.stdout is not None
-        with p.stdout:
+        with p.stdout, selectors.DefaultSelector() as selector:
+            selector.register(p.stdout, selectors.EVENT_READ)
+            if not selector.select(_START):
+                p.kill()
+                raise errors.unavailable(f"{command()} does not begin to serve {store} within {_START} seconds")
             if p.stdout.readline():
                 _children.append(p)
-                return
+                return True
         p.wait()
         warnings.seek(0)
         text = warnings.read().decode(errors="replace").strip()
     if "another process serves on" not in text:
         raise errors.unavailable(text or "the server has ended")
+    return False
 
 
 _children: list[subprocess.Popen[bytes]] = []  # so that they are waited for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import selectors
 import socket
 import ssl
 import threading
@@ -14,8 +15,11 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
+from . import errors
+
 _CHUNK = 64 << 10
 _CONNECT = 10.0  # seconds
+_SILENCE = 90.0  # seconds after which a peer that sends nothing is taken for gone: servers give a write a minute
 _MAX_IDLE = 64  # connections
 
 
@@ -40,6 +44,22 @@ def _url(path: str, params: Mapping[str, str] | None) -> str:
     return f"{path}?{urlencode(params)}" if params else path
 
 
+def _context(verify: bool | ssl.SSLContext) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _readable(s: socket.socket) -> bool:
+    """Reports whether there is something to read, which on an idle connection is its end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(s, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("turnstone")
@@ -49,20 +69,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_CONNECT)
         self.sock.connect(self._path)
-        self.sock.settimeout(None)
+        self.sock.settimeout(_SILENCE)
 
 
 class _TCPConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         super().connect()
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock.settimeout(None)
+        self.sock.settimeout(_SILENCE)
 
 
 class _TLSConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         super().connect()
-        self.sock.settimeout(None)
+        self.sock.settimeout(_SILENCE)
 
 
 class _Stream:
@@ -92,7 +112,7 @@ class Transport:
         self._socket = socket
         self._url = urlsplit(base)
         self._headers = dict(headers)
-        self._verify = verify
+        self._tls = _context(verify) if self._url.scheme == "https" else None
         self._mu = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._pid = os.getpid()
@@ -106,23 +126,22 @@ class Transport:
             self._idle.clear()
 
     def _take(self) -> http.client.HTTPConnection:
+        if self._pid != os.getpid():  # The connections, and perhaps the lock, are those of the parent.
+            self._mu, self._idle, self._pid = threading.Lock(), [], os.getpid()
         with self._mu:
             if self._closed:
-                raise RuntimeError("the client is closed")
-            if self._pid != os.getpid():  # The connections are those of the parent.
-                self._idle.clear()
-                self._pid = os.getpid()
-            if self._idle:
-                return self._idle.pop()
+                raise errors.Error("the client is closed")
+            while self._idle:
+                c = self._idle.pop()
+                if not _readable(c.sock):
+                    return c
+                c.close()  # The server has closed it.
         if self._socket:
             return _UnixConnection(self._socket)
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "http":
             return _TCPConnection(host, port, timeout=_CONNECT)
-        context = self._verify if isinstance(self._verify, ssl.SSLContext) else ssl.create_default_context()
-        if self._verify is False:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return _TLSConnection(host, port, timeout=_CONNECT, context=context)
+        return _TLSConnection(host, port, timeout=_CONNECT, context=self._tls)
 
     def _put(self, c: http.client.HTTPConnection) -> None:
         with self._mu:
@@ -188,8 +207,12 @@ class _AsyncStream:
     def aiter_bytes(self) -> AsyncIterator[bytes]:
         return self._r.aiter_raw()
 
-    def aiter_lines(self) -> AsyncIterator[str]:
-        return self._r.aiter_lines()
+    async def aiter_lines(self) -> AsyncIterator[str]:
+        rest = b""
+        async for chunk in self._r.aiter_raw():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line.decode().rstrip("\r")
 
 
 class AsyncTransport:
@@ -197,8 +220,9 @@ class AsyncTransport:
 
     def __init__(self, socket: str | None, base: str, headers: Mapping[str, str], verify: bool | ssl.SSLContext) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
-        transport = httpx.AsyncHTTPTransport(uds=socket, verify=verify, limits=limits)
-        timeout = httpx.Timeout(None, connect=_CONNECT)
+        context = _context(verify) if base.startswith("https:") else False
+        transport = httpx.AsyncHTTPTransport(uds=socket, verify=context, limits=limits)
+        timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
         self._http = httpx.AsyncClient(base_url=base, headers=dict(headers), transport=transport, timeout=timeout, trust_env=False)
 
     async def aclose(self) -> None:

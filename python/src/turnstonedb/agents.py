@@ -14,6 +14,7 @@ read by the command and by other languages like all others.
 from __future__ import annotations
 
 import json
+import secrets
 from typing import TYPE_CHECKING, Any, cast
 
 from agents.memory.session import SessionABC
@@ -73,9 +74,10 @@ class TurnstoneSession(SessionABC):
         if not items:
             return
         nodes = [NewNode(_kind(i), json.dumps(i, ensure_ascii=False).encode("utf-8", "surrogatepass")) for i in cast("list[dict[str, Any]]", items)]
+        turn = secrets.token_hex(16)  # so that items are added once, whatever happens to the server
         while True:
             try:
-                await (await self._session()).commit(nodes, expected="any")
+                await (await self._session()).commit(nodes, expected="any", turn=turn)
             except NotFoundError:  # It was cleared by another process.
                 self._handle = None
             else:
@@ -110,4 +112,4 @@ class TurnstoneSession(SessionABC):
 
 def _kind(item: dict[str, Any]) -> str:
     """Returns the kind of the node for an item: the role of a message, or the type of anything else."""
-    return str(item.get("role") or item.get("type") or "item")[:64]
+    return str(item.get("role") or item.get("type") or "item").encode()[:64].decode(errors="ignore")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -51,7 +52,10 @@ _BODY, _META = ".checkpoint", ".metadata"  # parts that are no channels
 _CHECKPOINT, _WRITE, _LATEST = "c/", "w/", "latest"  # keys of records, or their beginnings
 _MAX_NAME = 180  # of a thread or a namespace within a session's id; a longer one is hashed
 _MAX_PART = 60  # of a channel's name as the name of a part
-_MAX_RECORD = 48 << 10  # of a write within a record; a larger one is a node
+_MAX_RECORD = 60 << 10  # of a write within a record; a larger one is a node
+_KEPT = "latest"  # the name that keeps the revision of the latest checkpoint, whatever is pruned
+_GONE = ("session-not-found", "session-deleted", "record-not-found", "revision-pruned")  # kinds of errors
+_REPEATS = 3  # of a change that may be made more than once
 _MAX_RECORDS = 200  # changed at once
 
 
@@ -131,12 +135,12 @@ class _Steps:
 
     def _namespaces(self, thread: str) -> Steps[list[tuple[str, str]]]:
         """Returns id and namespace of the sessions of a thread."""
-        found = yield from self._pages(_group(thread))
-        return [(id, ns) for id, of, ns in found if of == thread]
+        found = yield from self._pages(_group(str(thread)))
+        return [(id, ns) for id, of, ns in found if of == str(thread)]
 
     def _made(self, thread: str, ns: str) -> dict[str, Any]:
         """Returns the request that makes the session of a namespace."""
-        return {"id": _session(thread, ns), "group": _group(thread), "name": json.dumps({"thread": thread, "ns": ns})}
+        return {"id": _session(thread, ns), "group": _group(thread), "name": json.dumps({"thread": thread, "ns": ns}, ensure_ascii=False)}
 
     # Reading
 
@@ -146,7 +150,7 @@ class _Steps:
             entry = yield _calls.record(target, _CHECKPOINT + _quoted(cid) if cid else _LATEST)
             return (yield from self._tuple(target, thread, ns, json.loads(entry.value)))
         except NotFoundError as e:
-            if e.kind in ("session-not-found", "record-not-found"):
+            if e.kind in _GONE:
                 return None
             raise
 
@@ -214,13 +218,15 @@ class _Steps:
             for entry in (yield from self._entries({"session": _session(thread, ns)})):
                 if (not only or entry["id"] == only) and (not upto or entry["id"] < upto):
                     out.append((thread, ns, entry))
-        return out
+        return sorted(out, key=lambda o: cast(str, o[2]["id"]), reverse=True)
 
     def _one_listed(self, thread: str, ns: str, entry: dict[str, Any], filter: Mapping[str, Any] | None) -> Steps[CheckpointTuple | None]:
         try:
             t = yield from self._tuple({"session": _session(thread, ns)}, thread, ns, entry)
-        except NotFoundError:
-            return None  # It was deleted meanwhile.
+        except NotFoundError as e:
+            if e.kind in _GONE:
+                return None  # It was deleted meanwhile, or its revision pruned.
+            raise
         metadata = cast(Mapping[str, Any], t.metadata)
         return t if all(metadata.get(k) == v for k, v in (filter or {}).items()) else None
 
@@ -310,11 +316,9 @@ class _Steps:
         key = _CHECKPOINT + _quoted(entry["id"])
         records = [RecordChange.set(key, text)]
         id, version = head.latest
-        if id <= entry["id"]:
-            records.append(RecordChange.set(_LATEST, text, version))
-        else:
-            records.append(RecordChange.check(_LATEST, version))
-        commit = Commit(head.revision, checkpoint=parts, drop=sorted(drop), records=records)
+        newest = id <= entry["id"]
+        records.append(RecordChange.set(_LATEST, text, version) if newest else RecordChange.check(_LATEST, version))
+        commit = Commit(head.revision, checkpoint=parts, drop=sorted(drop), records=records, keep=_KEPT if newest else "")
         try:
             if new:
                 result = (yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)]))[0]
@@ -323,8 +327,10 @@ class _Steps:
         except Error as e:
             if not e.outcome_unknown:
                 raise
-            stands = yield from self._record(target, key)
-            latest = yield from self._record(target, _LATEST)
+            stands = latest = None
+            with suppress(NotFoundError):
+                stands = yield from self._record(target, key)
+                latest = yield from self._record(target, _LATEST)
             if stands is None or stands.value != text or latest is None:
                 raise
             return json.loads(latest.value)["id"], latest.version
@@ -348,19 +354,20 @@ class _Steps:
     def _put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Steps[None]:
         thread, ns = _place(config)
         cid = config["configurable"]["checkpoint_id"]
-        changes, nodes = [], []
+        changes: dict[str, RecordChange] = {}
+        nodes = []
         for i, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, i)
             kind, content = self.serde.dumps_typed(value)
-            key = f"{_WRITE}{_quoted(cid)}/{_quoted(task_id)}/{index}"
+            key = f"{_WRITE}{_quoted(cid)}/{_short(_quoted(task_id), 200)}/{index}"
             w: dict[str, Any] = {"task": task_id, "path": task_path, "index": index, "channel": channel, "kind": kind}
-            if len(content) > _MAX_RECORD:
+            if len(json.dumps(w)) + len(content) > _MAX_RECORD:
                 w["node"] = f"{_short(key, 400)} {hashlib.sha256(content).hexdigest()[:32]}"
                 nodes.append(NewNode("write", content, w["node"]))
                 content = b""
             # A write of a task that has an index stays as it was first; one of a special channel is replaced.
-            changes.append(RecordChange.set(_short(key, 512), json.dumps(w).encode() + b"\n" + content, "none" if index >= 0 else ""))
-        yield from self._apply_writes(thread, ns, nodes, changes)
+            changes[key] = RecordChange.set(key, json.dumps(w).encode() + b"\n" + content, "none" if index >= 0 else "")
+        yield from self._apply_writes(thread, ns, nodes, list(changes.values()))
 
     def _apply_writes(self, thread: str, ns: str, nodes: list[NewNode], changes: list[RecordChange]) -> Steps[None]:
         target = {"session": _session(thread, ns)}
@@ -371,9 +378,10 @@ class _Steps:
                 present = {}
             fresh = {n.key: n for n in nodes if n.key not in present}
             if fresh:
-                commit = Commit("any", list(fresh.values()))
+                commit = Commit("any", list(fresh.values()), turn=secrets.token_hex(16))
                 yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
                 self._heads.pop(target["session"], None)
+        repeats = 0
         while changes:
             some = changes[:_MAX_RECORDS]
             try:
@@ -384,6 +392,10 @@ class _Steps:
             except NotFoundError:
                 made = self._made(thread, ns)
                 yield _calls.create(made.pop("id"), made)
+            except Error as e:
+                repeats += 1
+                if not e.outcome_unknown or repeats > _REPEATS:
+                    raise
 
     # Deleting
 
@@ -396,18 +408,35 @@ class _Steps:
     def _remove(self, id: str, cids: set[str]) -> Steps[None]:
         """Removes checkpoints of a namespace, with their writes."""
         target = {"session": id}
-        keys = []
-        for cid in sorted(cids):
-            keys += [r.key for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/"))]
-            keys.append(_CHECKPOINT + _quoted(cid))
-        rest = [e for e in (yield from self._entries(target)) if e["id"] not in cids]
-        changes = [RecordChange.delete(k) for k in keys]
+        while True:
+            latest = yield from self._record(target, _LATEST)
+            rest = [e for e in (yield from self._entries(target)) if e["id"] not in cids]
+            keys, nodes = [], []
+            for cid in sorted(cids):
+                for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/")):
+                    keys.append(r.key)
+                    if node := json.loads(r.value.partition(b"\n")[0]).get("node"):
+                        nodes.append(node)
+                keys.append(_CHECKPOINT + _quoted(cid))
+            # What is the latest changes first, and only if nobody has put another one.
+            version = latest.version if latest else "none"
+            first = RecordChange.set(_LATEST, json.dumps(rest[0]).encode(), version) if rest else RecordChange.delete(_LATEST, version)
+            changes = [first, *(RecordChange.delete(k) for k in keys)]
+            try:
+                for i in range(0, len(changes), _MAX_RECORDS):
+                    yield _calls.change_records(target, changes[i : i + _MAX_RECORDS])
+            except RecordConflictError:
+                continue
+            break
+        with suppress(NotFoundError):
+            yield _calls.release(target, _KEPT)
         if rest:
-            changes.append(RecordChange.set(_LATEST, json.dumps(rest[0]).encode()))
-        else:
-            changes.append(RecordChange.delete(_LATEST))
-        for i in range(0, len(changes), _MAX_RECORDS):
-            yield _calls.change_records(target, changes[i : i + _MAX_RECORDS])
+            with suppress(Error):  # Somebody has put another one, or the revision is pruned.
+                yield _calls.keep(target, _KEPT, rest[0]["revision"])
+        for i in range(0, len(nodes), 1000):
+            found = yield _calls.nodes_by_key(target, nodes[i : i + 1000])
+            if found:
+                yield _calls.tombstone(target, [n.id for n in found.values()])
 
     def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
         for id, thread, ns in (yield from self._pages(_GROUP)):
@@ -442,6 +471,7 @@ class _Steps:
                 yield from self._remove(id, cids)
 
     def _copy_thread(self, source: str, target: str) -> Steps[None]:
+        target = str(target)
         for id, ns in (yield from self._namespaces(source)):
             for entry in reversed((yield from self._entries({"session": id}))):
                 parts = yield _calls.checkpoint({"session": id}, entry["revision"])
@@ -475,7 +505,7 @@ def _drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
 
 
 class TurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
-    """A checkpointer on a Client. See the module."""
+    """A checkpointer on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
 
     def __init__(self, client: Client, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
@@ -531,8 +561,51 @@ class TurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
         self._do(self._copy_thread(source_thread_id, target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads that use a DeltaChannel."""
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
         self._do(self._prune(thread_ids, strategy))
+
+    # Of an asynchronous graph: in threads.
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Is get_tuple in a thread."""
+        return await to_thread(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Is list in a thread."""
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (t := await to_thread(next, found, None)) is not None:
+            yield t
+
+    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Is put in a thread."""
+        return await to_thread(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Is put_writes in a thread."""
+        await to_thread(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Is delete_thread in a thread."""
+        await to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Is delete_for_runs in a thread."""
+        await to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Is copy_thread in a thread."""
+        await to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Is prune in a thread."""
+        await to_thread(self.prune, thread_ids, strategy=strategy)
 
 
 class AsyncTurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
@@ -600,5 +673,10 @@ class AsyncTurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
         await self._do(self._copy_thread(source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads that use a DeltaChannel."""
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
         await self._do(self._prune(thread_ids, strategy))
+
+    def _wrong(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("AsyncTurnstoneSaver is for graphs that are awaited: use TurnstoneSaver, which is for both")
+
+    get_tuple = list = put = put_writes = delete_thread = delete_for_runs = copy_thread = prune = _wrong
