@@ -86,8 +86,8 @@ func TestSV1_Contract(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if testscale.Pick(name, name, "memory") != name {
-				t.Skip("on memory alone")
+			if !testscale.Pick(true, true, false) {
+				t.Skip("-short: over connections that are cut alone")
 			}
 			t.Parallel()
 			persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
