@@ -18,10 +18,10 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             raise RuntimeError("the command is built from the Go module that this directory is in")
         out = Path(self.root) / "build" / ("turnstone.exe" if os.name == "nt" else "turnstone")
         subprocess.run(
-            ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), "./cmd/turnstone"],
+            ["go", "build", "-ldflags=-s -w", "-o", str(out), "./cmd/turnstone"],
             cwd=module,
             check=True,
-            env={**os.environ, "CGO_ENABLED": "0"},
+            env={"CGO_ENABLED": "0", "GOFLAGS": "-trimpath", **os.environ},
         )
         build_data["force_include"][str(out)] = f"turnstonedb/bin/{out.name}"
         build_data["pure_python"] = False
