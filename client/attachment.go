@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -26,12 +27,32 @@ func (s *session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 	if r == nil {
 		return blob.Attachment{}, &turnstone.InvalidError{Where: "attachment", Reason: "the reader is nil"}
 	}
-	q := s.query()
-	q.Set("upload", rand.Text())
-	q.Set("mediaType", mediaType)
-	q.Set("name", name)
+	u := &upload{s: s, id: rand.Text(), query: s.query()}
+	u.query.Set("mediaType", mediaType)
+	u.query.Set("name", name)
 	if size >= 0 {
-		q.Set("size", strconv.FormatInt(size, 10))
+		u.query.Set("size", strconv.FormatInt(size, 10))
+	}
+	a, err := u.all(ctx, r, size)
+	if err != nil {
+		u.giveUp()
+		return blob.Attachment{}, err
+	}
+	return *a, nil
+}
+
+// An upload is an attachment that is on its way.
+type upload struct {
+	s     *session
+	id    string
+	query url.Values // the session, and what the attachment is
+}
+
+// all sends what r has.
+func (u *upload) all(ctx context.Context, r io.Reader, size int64) (*blob.Attachment, error) {
+	// A server that refuses the upload does so before anything is read.
+	if _, err := u.piece(ctx, nil, 0, false); err != nil {
+		return nil, err
 	}
 	// One byte more than a piece tells whether there are more.
 	buf := make([]byte, pieceBytes+1)
@@ -39,98 +60,85 @@ func (s *session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 		buf = buf[:max(size, 1)+1]
 	}
 	have, offset := 0, int64(0)
-	if _, err := s.put(ctx, q, nil, 0, false); err != nil { // before anything is read
-		return blob.Attachment{}, err
-	}
 	for {
 		n, err := io.ReadFull(r, buf[have:])
 		have += n
 		last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 		if err != nil && !last {
-			s.giveUp(q)
-			return blob.Attachment{}, err
+			return nil, err
 		}
 		piece := buf[:have]
 		if !last {
 			piece = buf[:have-1]
 		}
-		p, err := s.put(ctx, q, piece, offset, last)
-		if err != nil {
-			s.giveUp(q)
-			return blob.Attachment{}, err
-		}
-		if last {
-			if p.Attachment == nil {
-				return blob.Attachment{}, fmt.Errorf("%w: no attachment", wire.ErrDocument)
-			}
-			return *p.Attachment, nil
+		p, err := u.piece(ctx, piece, offset, last)
+		switch {
+		case err != nil:
+			return nil, err
+		case last && p.Attachment == nil:
+			return nil, fmt.Errorf("%w: no attachment", wire.ErrDocument)
+		case last:
+			return p.Attachment, nil
 		}
 		offset += int64(len(piece))
 		have = copy(buf, buf[len(piece):have])
 	}
 }
 
-// put sends the piece at an offset, until the server has it.
-func (s *session) put(ctx context.Context, q url.Values, piece []byte, offset int64, last bool) (*wire.Progress, error) {
+// piece sends the bytes at an offset, until the server has them.
+func (u *upload) piece(ctx context.Context, piece []byte, offset int64, last bool) (*wire.Progress, error) {
 	end := offset + int64(len(piece))
-	for {
-		query := url.Values{}
-		for name, value := range q {
-			query[name] = value
-		}
-		query.Set("offset", strconv.FormatInt(offset, 10))
-		if !last {
-			query.Set("more", "1")
-		}
-		var p wire.Progress
-		err := s.c.do(ctx, &ask{method: "PUT", path: "/v1/attachment", query: query, body: [][]byte{piece[len(piece)-int(end-offset):]}}, func(answer *http.Response) error {
-			return wire.NewReader(answer.Body).Read(&p)
-		})
+	for at := offset; ; {
+		p, err := u.put(ctx, piece[at-offset:], at, last)
 		var problem *wire.Error
 		switch {
 		case err == nil:
-			return &p, nil
-		case !errors.As(err, &problem) || problem.Offset == nil:
-			switch {
-			case errors.Is(err, wire.ErrUpload) && last:
-				err = unknown(err)
-			case errors.Is(err, wire.ErrUpload): // The server was restarted, or nothing has come for long.
-				err = fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
-			}
+			return p, nil
+		case errors.Is(err, wire.ErrUpload) && last:
+			return nil, unknown(err)
+		case errors.Is(err, wire.ErrUpload): // The server was restarted, or nothing has come for long.
+			return nil, fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
+		case !errors.As(err, &problem) || problem.Offset == nil || *problem.Offset < offset || *problem.Offset > end:
 			return nil, err
 		}
-		// An earlier request has brought a part of the piece, or all of it.
-		at := *problem.Offset
-		if at < end-int64(len(piece)) || at > end {
-			return nil, err
-		}
-		if offset = at; offset < end || !last {
-			if offset == end {
-				return &wire.Progress{Offset: at}, nil
-			}
+		// A request whose answer was lost has brought a part of the piece, or all of it.
+		at = *problem.Offset
+		if at < end {
 			continue
 		}
-		now, err := s.upload(ctx, q)
-		if err != nil || now.Attachment != nil {
-			return now, err
+		if p, err = u.progress(ctx); err != nil || !last || p.Attachment != nil {
+			return p, err
 		}
 	}
 }
 
-// upload asks how far an upload has got.
-func (s *session) upload(ctx context.Context, q url.Values) (*wire.Progress, error) {
+// put makes one request.
+func (u *upload) put(ctx context.Context, bytes []byte, offset int64, last bool) (*wire.Progress, error) {
+	q := maps.Clone(u.query)
+	q.Set("upload", u.id)
+	q.Set("offset", strconv.FormatInt(offset, 10))
+	if !last {
+		q.Set("more", "1")
+	}
+	return u.ask(ctx, &ask{method: "PUT", path: "/v1/attachment", query: q, body: [][]byte{bytes}})
+}
+
+// progress asks how far the upload has got.
+func (u *upload) progress(ctx context.Context) (*wire.Progress, error) {
+	return u.ask(ctx, &ask{method: "GET", path: "/v1/upload", query: url.Values{"upload": {u.id}}})
+}
+
+func (u *upload) ask(ctx context.Context, a *ask) (*wire.Progress, error) {
 	var p wire.Progress
-	err := s.c.do(ctx, &ask{method: "GET", path: "/v1/upload", query: url.Values{"upload": q["upload"]}}, func(answer *http.Response) error {
-		return wire.NewReader(answer.Body).Read(&p)
-	})
+	err := u.s.c.do(ctx, a, func(answer *http.Response) error { return wire.NewReader(answer.Body).Read(&p) })
 	return &p, err
 }
 
-// giveUp tells the server that no more of an upload comes. If that fails, the server gives the upload up by itself after a while.
-func (s *session) giveUp(q url.Values) {
-	ctx, cancel := context.WithTimeout(s.c.ended, time.Second)
+// giveUp tells the server that no more comes. If that fails, the server gives the upload up by itself after a while.
+func (u *upload) giveUp() {
+	ctx, cancel := context.WithTimeout(u.s.c.ended, time.Second)
 	defer cancel()
-	_, _, _ = s.c.once(ctx, &ask{method: "DELETE", path: "/v1/upload", query: url.Values{"upload": q["upload"]}}, "", func(*http.Response) error { return nil })
+	_, _, _ = u.s.c.once(ctx, &ask{method: "DELETE", path: "/v1/upload", query: url.Values{"upload": {u.id}}}, "", func(*http.Response) error { return nil })
 }
 
 // ReadAttachment goes on where it was when the connection is cut.

@@ -33,18 +33,17 @@ func (c *Client) Session(ctx context.Context, id string) (turnstone.Persistence,
 // CommitAll implements turnstone.Factory.
 func (c *Client) CommitAll(ctx context.Context, commits ...turnstone.SessionCommit) ([]turnstone.Result, error) {
 	in := &wire.CommitAll{Commits: make([]wire.SessionCommit, len(commits))}
-	turns := len(commits) > 0
+	turns := false // If one commit has a turn id, all that make a turn have one.
 	for i := range commits {
 		m := wire.SessionCommit{Create: commits[i].Create, RecordsOnly: commits[i].RecordsOnly, Commit: wire.CommitOf(&commits[i].Commit)}
 		if s, ok := commits[i].Session.(*session); ok && s != nil && s.c == c {
-			m.Target = s.Target
+			m.Some = wire.SomeOf(s.Target)
 		} else if commits[i].Session != nil {
 			return nil, &turnstone.InvalidError{Where: "commit", Reason: "it is to no session of this client"}
 		}
-		turns = turns && (commits[i].Turn != "" || commits[i].RecordsOnly)
+		turns = turns || commits[i].Turn != ""
 		in.Commits[i] = m
 	}
-	turns = turns && !commits[0].RecordsOnly
 	out, err := write[wire.Results](ctx, c, "commit-all", in, turns)
 	if err != nil {
 		return nil, err

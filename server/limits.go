@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -13,44 +12,47 @@ import (
 
 // limits bound what the server does at once.
 type limits struct {
-	requests *semaphore.Weighted // requests
-	bytes    *semaphore.Weighted // bytes of their bodies
-	watches  *semaphore.Weighted // watches
+	requests, watches *semaphore.Weighted
+	bytes             *semaphore.Weighted // of the bodies of requests
 }
 
 func newLimits(o *Options) limits {
-	return limits{semaphore.NewWeighted(o.MaxRequests), semaphore.NewWeighted(o.MaxBodyBytes), semaphore.NewWeighted(o.MaxWatches)}
+	return limits{semaphore.NewWeighted(o.MaxRequests), semaphore.NewWeighted(o.MaxWatches), semaphore.NewWeighted(o.MaxBodyBytes)}
 }
 
-// enter waits until the server may work on a request to a route. The caller calls leave afterwards.
-func (s *Server) enter(ctx context.Context, route string) (leave func(), err error) {
+// An admission waits until the server may work on a request. The caller calls leave afterwards.
+type admission func(context.Context) (leave func(), err error)
+
+// enter is the admission of requests that end by themselves.
+func (s *Server) enter(ctx context.Context) (leave func(), err error) {
 	if s.stopped() {
 		return nil, errStops
 	}
-	if route == "watch" || route == "changes" {
-		if !s.limits.watches.TryAcquire(1) {
-			return nil, fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
-		}
-		return func() { s.limits.watches.Release(1) }, nil
-	}
 	return s.acquire(ctx, s.limits.requests, 1, "requests", s.o.MaxRequests)
+}
+
+// enterWatch is that of watches. It does not wait: watches seldom end.
+func (s *Server) enterWatch(context.Context) (leave func(), err error) {
+	switch {
+	case s.stopped():
+		return nil, errStops
+	case !s.limits.watches.TryAcquire(1):
+		return nil, fmt.Errorf("%w: %d watches at once", wire.ErrBusy, s.o.MaxWatches)
+	}
+	return func() { s.limits.watches.Release(1) }, nil
 }
 
 // acquire waits until there is room for n.
 func (s *Server) acquire(ctx context.Context, limit *semaphore.Weighted, n int64, what string, most int64) (release func(), err error) {
 	limited, cancel := context.WithTimeout(ctx, s.o.Patience)
 	defer cancel()
-	if limit.Acquire(limited, n) != nil {
-		return nil, busy(ctx, what, most, s.o.Patience)
+	switch {
+	case limit.Acquire(limited, n) == nil:
+		return func() { limit.Release(n) }, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
 	}
-	return func() { limit.Release(n) }, nil
-}
-
-func busy(ctx context.Context, what string, limit int64, waited time.Duration) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return fmt.Errorf("%w: %d %s at once, for %v", wire.ErrBusy, limit, what, waited)
+	return nil, fmt.Errorf("%w: %d %s at once, for %v", wire.ErrBusy, most, what, s.o.Patience)
 }
 
 // limited reads up to n bytes, and fails with wire.ErrTooLarge beyond that.

@@ -13,9 +13,9 @@ import (
 
 // long is an operation that may take hours. Its answer tells how far it is. It ends when nobody has waited for it for Options.Patience, so that who is cut off
 // can go on waiting.
-func long[In any](name, summary string, f func(context.Context, *space, *In, func(gc.Progress)) (*wire.Item, error)) operation {
+func long[In any](name, summary string, f func(context.Context, call[In], func(gc.Progress)) (*wire.Item, error)) operation {
 	return operation{
-		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](), several: true,
+		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
 		handle: func(s *Server, r *request) error {
 			unpin, err := s.pin(r)
 			if err != nil {
@@ -34,7 +34,11 @@ func long[In any](name, summary string, f func(context.Context, *space, *In, fun
 						case <-ctx.Done():
 						}
 					}()
-					report, err := f(ctx, r.space, in, w.follow.tell)
+					c, err := called(ctx, r.space, in)
+					if err != nil {
+						return nil, err
+					}
+					report, err := f(ctx, c, w.follow.tell)
 					if report == nil || report.Report == nil && report.Vacuum == nil {
 						return nil, err
 					}

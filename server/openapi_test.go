@@ -69,7 +69,7 @@ func TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes(t *testing.T) {
 			"parameters": object{
 				"Namespace": object{"name": wire.HeaderNamespace, "in": "header", "description": "The namespace; without it the one of the empty name.", "schema": object{"type": "string"}},
 				"Request":   object{"name": wire.HeaderRequest, "in": "header", "description": "The caller's id of this write. One that is repeated with it is not made again.", "schema": object{"type": "string", "maxLength": maxRequestID}},
-				"Server":    object{"name": wire.HeaderServer, "in": "header", "description": "Of a write that is repeated: the process that may have made it, as the header of the same name in its answers has it.", "schema": object{"type": "string"}},
+				"Server":    object{"name": wire.HeaderServer, "in": "header", "description": "The process that the write is for, as the header of the same name in its answers says. Another one refuses the write.", "schema": object{"type": "string"}},
 			},
 		},
 		"security": []object{{"token": []string{}}},
@@ -117,11 +117,11 @@ func (s schemas) named() object {
 
 func (s schemas) operation(o *operation) object {
 	params := header("Namespace")
-	if !o.repeated {
+	if o.scope != Read {
 		params = header("Namespace", "Request", "Server")
 	}
 	answer := "One document."
-	if o.several {
+	if o.out == reflect.TypeFor[wire.Item]() {
 		answer = "Documents, one after another. The last one has `end` or `problem`."
 	}
 	return object{

@@ -10,7 +10,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -216,24 +215,23 @@ type request struct {
 	*http.Request
 	w     *answer
 	space *space
-	name  string // of the route
 	scope Scope
 	write *written
 }
 
 // handle returns the handler of a route: it finds out whether the request is allowed, and f answers it, or returns an error before it has begun to.
-func (s *Server) handle(name string, scope Scope, f func(*Server, *request) error) http.Handler {
+func (s *Server) handle(name string, scope Scope, enter admission, f func(*Server, *request) error) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w := rw.(*answer)
 		begun := time.Now()
 		defer func() { s.metrics.answered(name, w, time.Since(begun)) }()
-		if err := s.serve(&request{Request: r, w: w, name: name, scope: scope}, f); err != nil {
+		if err := s.serve(&request{Request: r, w: w, scope: scope}, enter, f); err != nil {
 			s.fail(w, r, err)
 		}
 	})
 }
 
-func (s *Server) serve(r *request, f func(*Server, *request) error) error {
+func (s *Server) serve(r *request, enter admission, f func(*Server, *request) error) error {
 	namespace, err := namespaceOf(r.Request)
 	if err != nil {
 		return err
@@ -242,7 +240,7 @@ func (s *Server) serve(r *request, f func(*Server, *request) error) error {
 	if err != nil {
 		return err
 	}
-	leave, err := s.enter(r.Context(), r.name)
+	leave, err := enter(r.Context())
 	if err != nil {
 		return err
 	}
@@ -261,113 +259,3 @@ func namespaceOf(r *http.Request) (string, error) {
 	}
 	return name, nil
 }
-
-// fail answers with a problem, or cuts the answer off if it has begun.
-func (s *Server) fail(w *answer, r *http.Request, err error) {
-	p := wire.ErrorOf(err)
-	w.problem = p.Kind()
-	if p.Status >= 500 && r.Context().Err() == nil && !errors.Is(err, wire.ErrBusy) {
-		s.o.Logger.Error("a request failed", "path", r.URL.Path, "problem", p.Kind(), "error", err)
-	}
-	if w.status != 0 {
-		panic(http.ErrAbortHandler)
-	}
-	if w.unread {
-		w.Header().Set("Connection", "close") // Otherwise http.Server reads the rest first, however long that takes.
-	}
-	switch p.Status {
-	case http.StatusServiceUnavailable:
-		w.Header().Set("Retry-After", "1")
-	case http.StatusUnauthorized:
-		w.Header().Set("WWW-Authenticate", "Bearer")
-	}
-	send(w, p.Status, wire.Problem, p)
-}
-
-// send answers with a message.
-func send(w http.ResponseWriter, status int, contentType string, message any) {
-	w.Header().Set("Content-Type", contentType)
-	pieces, err := wire.Encode(message)
-	if err != nil {
-		panic(fmt.Sprintf("server: encode %T: %v", message, err))
-	}
-	n := 0
-	for _, p := range pieces {
-		n += len(p)
-	}
-	w.Header().Set("Content-Length", fmt.Sprint(n))
-	w.WriteHeader(status)
-	for _, p := range pieces {
-		if _, err := w.Write(p); err != nil {
-			return // The caller is gone.
-		}
-	}
-}
-
-// maxWrite is how much of an answer a reader has to take within Options.Patience.
-const maxWrite = 16 << 10
-
-// An answer notes what a handler answers, and waits no longer than patience for the reader to take some.
-type answer struct {
-	http.ResponseWriter
-	rc       *http.ResponseController
-	patience time.Duration
-	unread   bool // the request has a body that was not read to its end
-	status   int
-	problem  string
-}
-
-func (a *answer) WriteHeader(status int) {
-	a.status = status
-	a.ResponseWriter.WriteHeader(status)
-}
-
-func (a *answer) Write(b []byte) (n int, err error) {
-	if a.status == 0 {
-		a.status = http.StatusOK
-	}
-	for first := true; err == nil && (first || n < len(b)); first = false {
-		_ = a.rc.SetWriteDeadline(time.Now().Add(a.patience)) // Where there are none, the handler runs in a test.
-		var k int
-		k, err = a.ResponseWriter.Write(b[n:min(len(b), n+maxWrite)])
-		n += k
-	}
-	return n, err
-}
-
-// Unwrap is for http.ResponseController.
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-// slowest is how many bytes of a body have to come in a second, after the first Options.Patience.
-const slowest = 64 << 10
-
-// body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer for all.
-func (s *Server) body(r *request) io.Reader {
-	begun, n := time.Now(), int64(0)
-	return readerFunc(func(b []byte) (int, error) {
-		late := begun.Add(s.o.Patience + time.Duration(n/slowest)*time.Second)
-		_ = r.w.rc.SetReadDeadline(earlier(late, time.Now().Add(s.o.Patience)))
-		k, err := r.Body.Read(b)
-		n += int64(k)
-		if errors.Is(err, io.EOF) {
-			r.w.unread = false
-			_ = r.w.rc.SetReadDeadline(time.Time{})
-		}
-		return k, err
-	})
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
-
-type (
-	writerFunc func([]byte) (int, error)
-	readerFunc func([]byte) (int, error)
-)
-
-func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
-func (f readerFunc) Read(b []byte) (int, error)  { return f(b) }

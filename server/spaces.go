@@ -76,8 +76,8 @@ func (sp *space) close() error {
 	return sp.store.Close()
 }
 
-// session returns a handle on the session that a request is about.
-func (sp *space) session(ctx context.Context, t wire.Target) (*turnstone.Session, error) {
+// find returns a handle on a session.
+func (sp *space) find(ctx context.Context, t wire.Target) (*turnstone.Session, error) {
 	sp.mu.Lock()
 	h, known := sp.handles[t.Session]
 	sp.mu.Unlock()

@@ -75,6 +75,7 @@ type streamRoute struct {
 	summary            string
 	scope              Scope
 	query              []parameter
+	watch              bool // it goes on until the caller goes away
 	handle             func(*Server, *request) error
 }
 
@@ -86,16 +87,16 @@ var (
 	streams   = []streamRoute{
 		{
 			"watch", "GET", "/v1/watch", "Sends the commits of a session after a revision, and those that come, as server-sent events.", Read,
-			append(ofSession[:2:2], parameter{"after", "the revision; the header Last-Event-ID comes before it"}), (*Server).watch,
+			append(ofSession[:2:2], parameter{"after", "the revision; the header Last-Event-ID comes before it"}), true, (*Server).watch,
 		},
 		{
 			"changes", "GET", "/v1/changes", "Sends the changes of all sessions after a cursor of the feed, and those that come, as server-sent events.", Read,
 			[]parameter{{"after", "the cursor; the header Last-Event-ID comes before it"}},
-			(*Server).changes,
+			true, (*Server).changes,
 		},
 		{
 			"read-attachment", "GET", "/v1/attachment", "Sends the bytes of an attachment. An answer that is cut off is not whole.", Read,
-			append(ofSession[:2:2], parameter{"id", "the id of the attachment"}, parameter{"offset", "where to begin"}), (*Server).readAttachment,
+			append(ofSession[:2:2], parameter{"id", "the id of the attachment"}, parameter{"offset", "where to begin"}), false, (*Server).readAttachment,
 		},
 		{
 			"put-attachment", "PUT", "/v1/attachment", "Takes the bytes of an attachment, or more of them.", Write,
@@ -104,17 +105,17 @@ var (
 				parameter{"size", "how many bytes the attachment has, if that is known"},
 				parameter{"more", "anything, if the body is not the rest of the attachment"},
 				parameter{"mediaType", "of the attachment"}, parameter{"name", "of the attachment"}),
-			(*Server).putAttachment,
+			false, (*Server).putAttachment,
 		},
 		{
 			"upload", "GET", "/v1/upload", "Returns how many bytes of an upload have come.", Write,
 			[]parameter{{"upload", "the caller's id of the upload"}},
-			(*Server).upload,
+			false, (*Server).upload,
 		},
 		{
 			"end-upload", "DELETE", "/v1/upload", "Gives an upload up.", Write,
 			[]parameter{{"upload", "the caller's id of the upload"}},
-			(*Server).endUpload,
+			false, (*Server).endUpload,
 		},
 	}
 )
@@ -138,7 +139,7 @@ func (s *Server) watch(r *request) error {
 	if err != nil {
 		return err
 	}
-	session, err := r.space.session(r.Context(), target(r))
+	session, err := r.space.find(r.Context(), target(r))
 	if err != nil {
 		return err
 	}
@@ -247,7 +248,7 @@ func (s *Server) readAttachment(r *request) error {
 	if err != nil {
 		return err
 	}
-	session, err := r.space.session(r.Context(), target(r))
+	session, err := r.space.find(r.Context(), target(r))
 	if err != nil {
 		return err
 	}

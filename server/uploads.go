@@ -189,7 +189,7 @@ func (s *Server) putAttachment(r *request) error {
 		if offset > 0 {
 			return wire.ErrUpload
 		}
-		session, err := r.space.session(r.Context(), t)
+		session, err := r.space.find(r.Context(), t)
 		if err != nil {
 			return err
 		}

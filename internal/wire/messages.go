@@ -31,7 +31,10 @@ type Target struct {
 	Of string `json:"of,omitempty"`
 }
 
-// Some is the session that a request is about, or nil for the whole namespace.
+// Named returns the session that the request is about.
+func (t Target) Named() (Target, bool) { return t, true }
+
+// Some is the session that a request is about, if it is about one.
 type Some struct {
 	Session *string `json:"session,omitempty"`
 	Of      string  `json:"of,omitempty"`
@@ -40,8 +43,8 @@ type Some struct {
 // SomeOf returns a target as Some.
 func SomeOf(t Target) Some { return Some{&t.Session, t.Of} }
 
-// Target returns the session, and false if there is none.
-func (s Some) Target() (Target, bool) {
+// Named returns the session, and false if there is none.
+func (s Some) Named() (Target, bool) {
 	if s.Session == nil {
 		return Target{}, false
 	}
@@ -436,7 +439,7 @@ func (c *Commit) Each(f func(*Bytes)) {
 
 // A SessionCommit is a turnstone.SessionCommit.
 type SessionCommit struct {
-	Target                         // none with Create
+	Some                           // none with Create
 	Create      *turnstone.Request `json:"create,omitempty"`
 	RecordsOnly bool               `json:"recordsOnly,omitzero"`
 	Commit

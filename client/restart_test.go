@@ -1,0 +1,191 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/server"
+)
+
+// When the server was restarted, nobody knows whether it made a write whose answer was lost: only a turn id tells.
+func TestSV3_AfterARestartOnlyATurnIDTells(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	e := memory.New()
+	held := make(chan struct{})
+	slow := turnstone.Options{Validator: func(context.Context, string, *turnstone.Commit) error { <-held; return nil }}
+	stop := serve(t, path, unclosed{e}, slow)
+	c := &cutter{to: path, budget: func() (int64, int64) { return -1, -1 }}
+	through := c.listen(t)
+	cl := connect(t, through)
+	s, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make(chan error, 2)
+	var turn turnstone.Result
+	go func() {
+		_, err := s.Commit(ctx, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "k"}}, Expected: turnstone.AnyRevision})
+		results <- err
+	}()
+	turns := make(chan error, 1)
+	go func() {
+		var err error
+		turn, err = s.Commit(ctx, turnstone.Commit{Turn: "t", Nodes: []turnstone.NewNode{{Kind: "k"}}, Expected: turnstone.AnyRevision})
+		turns <- err
+	}()
+	for c.open.Load() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(50 * time.Millisecond) // Both are at the validator.
+	c.away.Store(true)                // Nothing reaches the server, and what it answers is lost.
+	c.cutAll()
+	close(held)
+	stop()
+	stop = serve(t, path, unclosed{e}, turnstone.Options{})
+	defer stop()
+	c.away.Store(false)
+	if err := <-results; !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		t.Errorf("without a turn id: %v", err)
+	}
+	if err := <-turns; err != nil || turn.Revision == 0 || !turn.Replayed {
+		t.Errorf("with a turn id: %+v, %v", turn, err)
+	}
+	st, err := s.Load(ctx, turnstone.Scope{})
+	if err != nil || st.Revision != 2 {
+		t.Errorf("the session is at %d, %v", st.Revision, err)
+	}
+}
+
+// Watches go on over connections that are cut, and over a server that is restarted: in order, without a gap or a double.
+func TestSV6_WatchesGoOnOverARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	e := memory.New()
+	stop := serve(t, path, unclosed{e}, turnstone.Options{})
+	cl := connect(t, path)
+	if err := cl.StartFeed(ctx, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	feed, err := cl.Feed(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const commits = 60
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	commitsSeen, changesSeen := make(chan head.Revision, commits), make(chan turnstone.Change, commits+1)
+	var both sync.WaitGroup
+	both.Go(func() {
+		for l, err := range s.Watch(watching, 0) {
+			if err != nil {
+				if watching.Err() == nil {
+					t.Error(err)
+				}
+				return
+			}
+			commitsSeen <- l.Revision
+		}
+	})
+	both.Go(func() {
+		for c, err := range cl.Watch(watching, feed.End) {
+			if err != nil {
+				if watching.Err() == nil {
+					t.Error(err)
+				}
+				return
+			}
+			changesSeen <- c
+		}
+	})
+	for i := range commits {
+		if i%20 == 10 {
+			stop()
+			stop = serve(t, path, unclosed{e}, turnstone.Options{})
+		}
+		if _, err := s.Commit(ctx, turnstone.Commit{Expected: head.Revision(i), Turn: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range commits {
+		if r := <-commitsSeen; r != head.Revision(i+1) {
+			t.Fatalf("revision %d after %d", r, i)
+		}
+	}
+	if c := <-changesSeen; c.Kind != turnstone.ChangeCreated {
+		t.Fatalf("%+v", c)
+	}
+	for i := range commits {
+		if c := <-changesSeen; c.Revision != head.Revision(i+1) {
+			t.Fatalf("change %+v after revision %d", c, i)
+		}
+	}
+	cancel()
+	both.Wait()
+	cl.Close()
+	stop()
+}
+
+// Two servers behind one address make no write twice.
+func TestSV3_TwoServersBehindAnAddressMakeAWriteOnce(t *testing.T) {
+	e := memory.New()
+	var servers [2]*server.Server
+	for i := range servers {
+		var err error
+		if servers[i], err = server.New(server.Options{Open: func(ctx context.Context, _ string, _ bool) (*turnstone.Store, error) {
+			return turnstone.Open(ctx, e, nil)
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		defer servers[i].Close()
+	}
+	var lose atomic.Int32
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := servers[rand.IntN(2)]
+		if r.URL.Path == "/v1/commit" && lose.Add(1)%3 == 0 {
+			s.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		}
+		s.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	cl, err := client.Open(ctx, front.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	p, _, err := cl.Create(ctx, turnstone.Request{ID: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, unknown := 0, 0
+	for range 60 {
+		switch _, err := p.Commit(ctx, turnstone.Commit{Expected: turnstone.AnyRevision}); {
+		case err == nil:
+			done++
+		case errors.Is(err, turnstone.ErrOutcomeUnknown):
+			unknown++
+		default:
+			t.Fatal(err)
+		}
+	}
+	i, err := p.Info(ctx)
+	if err != nil || int(i.Revision) < done || int(i.Revision) > done+unknown || done < 10 {
+		t.Errorf("%d writes are done and %d unknown, and the session is at %d, %v", done, unknown, i.Revision, err)
+	}
+}

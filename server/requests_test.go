@@ -1,0 +1,89 @@
+package server_test
+
+import (
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/server"
+)
+
+func TestSV5_WhatIsMalformedIsRefusedBeforeAnyEffect(t *testing.T) {
+	h := serve(t, server.Options{MaxRequestBytes: 4096}, nil)
+	h.post("create", `{"id":"s"}`)
+	for _, body := range []string{
+		`{`, `[]`, `"x"`, `{"session":"s"} {}`, `{"session":"s"}x`, "{\"session\":\"s\"}\n{}", `{"session":"s","unknown":1}`, `{"session":1}`, `{"session":"s","expected":-1}`,
+		`{"session":"s","nodes":[{"kind":"k","payload":[0]}]}`, `{"session":"s","nodes":[{"kind":"k","payload":[0,1]}]}`, `{"session":"s","nodes":[{"kind":"k","payload":[-1,1]}]}`,
+		"{\"session\":\"s\",\"follow\":3,\"nodes\":[{\"kind\":\"k\",\"payload\":[2,2]}]}\nabc", "{\"session\":\"s\",\"follow\":-1}\n",
+		"{\"session\":\"s\",\"follow\":1}\nab", `{"session":"s","nodes":[{"kind":"k","payload":"","parent":true}]}`,
+	} {
+		h.refuses("commit", body, "malformed", 400)
+	}
+	h.refuses("commit", "{\"session\":\"s\",\"follow\":9}\nab", "request", 400) // cut off
+	h.refuses("commit", `{"session":"s","nodes":[{"kind":"","payload":""}]}`, "invalid", 422)
+	h.refuses("commit", `{"session":"s","records":[{"key":"k","action":"burn"}]}`, "invalid", 422)
+	h.refuses("delete", `{"session":"s","children":"eat"}`, "invalid", 422)
+	h.refuses("commit", `{"session":"s","turn":"`+strings.Repeat("t", 5000)+`"}`, "too-large", 413)
+	a, err := h.do("POST", "/v1/commit", io.MultiReader(strings.NewReader(`{"session":"s","turn":"`+strings.Repeat("t", 5000)+`"}`)))
+	if err != nil || a.status != 413 {
+		t.Errorf("of unknown length: %+v, %v", a, err)
+	}
+	if got := h.post("info", `{"session":"s"}`); !strings.Contains(got, `"revision":0`) {
+		t.Error(got)
+	}
+	for _, path := range []string{"/", "/v1/none", "/v2/commit"} {
+		if a := h.ask("POST", path, "{}"); a.status != 404 || a.kind != "no-operation" {
+			t.Errorf("%s: %+v", path, a)
+		}
+	}
+	for _, path := range []string{"/v1/watch?session=s&after=x", "/v1/attachment?session=s&offset=-1&id=" + strings.Repeat("0", 64), "/v1/upload"} {
+		if a := h.ask("GET", path, ""); a.status != 400 || a.kind != "request" {
+			t.Errorf("%s: %+v", path, a)
+		}
+	}
+	h.post("commit", "{\"session\":\"s\",\"follow\":4,\"nodes\":[{\"kind\":\"k\",\"payload\":[1,3]},{\"kind\":\"k\",\"payload\":[0,1]}]}\n\x00\xff\x01\x02")
+	if got := h.post("nodes", `{"session":"s"}`); !strings.Contains(got, "\xff\x01\x02") || !strings.Contains(got, `"\u0000"`) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A session that is named with of is that session, and no other one of its id.
+func TestSV1_OfNamesTheSessionItself(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	of := func() string {
+		var i struct{ Of string }
+		if err := json.Unmarshal([]byte(h.post("create", `{"id":"s"}`)), &i); err != nil || i.Of == "" {
+			t.Fatal(err)
+		}
+		return i.Of
+	}
+	first := of()
+	h.post("delete", `{"session":"s"}`)
+	h.refuses("info", `{"session":"s"}`, "session-not-found", 404)
+	h.refuses("info", `{"session":"s","of":"`+first+`"}`, "session-deleted", 410)
+	if second := of(); second == first {
+		t.Fatal("it is the same session")
+	}
+	h.refuses("commit", `{"session":"s","of":"`+first+`"}`, "session-deleted", 410)
+	h.post("commit", `{"session":"s"}`)
+	h.refuses("watch", `{}`, "no-operation", 404)
+	if a := h.ask("GET", "/v1/watch?session=s&of="+first, ""); a.kind != "session-deleted" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// What json.Unmarshal would change is refused, and not changed.
+func TestSV5_TextThatIsNotUTF8IsRefused(t *testing.T) {
+	h := serve(t, server.Options{}, nil)
+	for _, body := range []string{"{\"id\":\"a\xff\"}", `{"id":"\ud800"}`, `{"id":"\udc00\ud800"}`, `{"id":"\ud800\u0041"}`, "{\"id\":{\"a\":\"\xff\"}}"} {
+		h.refuses("create", body, "malformed", 400)
+	}
+	h.post("create", `{"id":"\ud83d\ude00\\ud800 \ufffd"}`)
+	if got := h.post("list", "{}"); !strings.Contains(got, "\U0001F600\\\\ud800 \ufffd") {
+		t.Error(got)
+	}
+	if a := h.ask("GET", "/%ff", ""); a.kind != "no-operation" {
+		t.Errorf("%+v", a)
+	}
+}
