@@ -129,6 +129,7 @@ func TestA2_AForkReadsAnAttachmentThatItsParentUsesAgain(t *testing.T) {
 // A commit refers to 8,300 attachments, each of which its store has uploaded: their marks are more
 // than it remembers.
 func TestACommitTakesThousandsOfAttachments(t *testing.T) {
+	oneGoroutine(t)
 	if testing.Short() {
 		t.Skip("-short: it takes 8,300 uploads")
 	}

@@ -133,9 +133,7 @@ func TestACopyOnAnyEngineIsTheSameStore(t *testing.T) {
 // has changed since.
 func TestACopyThatIsInterruptedAnywhereIsFinishedByTheNext(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	// bulk commits what does not compress, so that a copy has many batches.
 	payloads := testscale.Pick(8, 5, 3)
 	random := rand.NewChaCha8([32]byte{})
@@ -263,9 +261,7 @@ func damage(t *testing.T, e engine.Engine) {
 // refused as such, and no torn copy can be opened.
 func TestACopyOfABusyStoreIsWholeOrRefused(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	for _, restless := range []bool{false, true} {
 		for at := 1; at < 600; at += testscale.Pick(50, 120, 300) {
 			base, to := memory.New(), memory.New()
@@ -369,9 +365,7 @@ func TestACopyLeavesAStoreThatIsMadeMeanwhile(t *testing.T) {
 // What one copy writes while another one runs makes no torn store.
 func TestTwoCopiesAtOnceMakeNoTornStore(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	older, newer := memory.New(), memory.New()
 	fill(t, older)
 	copyStore(t, older, newer)
@@ -508,9 +502,7 @@ func TestTheReportOfAnInterruptedCopyCountsWhatWasWritten(t *testing.T) {
 // brought up to date.
 func TestALateAttemptOfACopyChangesNothing(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("one goroutine, many megabytes: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	from := memory.New()
 	fill(t, from)
 	for i := range 4 {

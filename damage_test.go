@@ -84,9 +84,7 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 // Nothing is missing without an error, also for who would create a store.
 func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("one goroutine, two hundred stores: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	dir := t.TempDir() + "/store"
 	e, err := badger.Open(dir, nil)
 	if err != nil {

@@ -336,3 +336,11 @@ func (r *callRecorder) during(f func()) (calls, written string) {
 	}
 	return fmt.Sprint(r.calls), written
 }
+
+// oneGoroutine skips a test under the race detector that has one goroutine and much to do: there is nothing to find, and each step takes several times as long.
+func oneGoroutine(t *testing.T) {
+	t.Helper()
+	if race {
+		t.Skip("one goroutine: there is nothing for the race detector")
+	}
+}

@@ -408,6 +408,7 @@ func parts(first, n int) map[string][]byte {
 // One less than a limit and the limit are accepted; one more is a LimitError that
 // names the limit and has its constant.
 func TestC10_EveryLimitIsAConstant(t *testing.T) {
+	oneGoroutine(t)
 	for name, b := range bounds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -549,6 +550,7 @@ func TestC10_LargerPayloadsCountUpToOneMebibyte(t *testing.T) {
 
 // What a commit may write can be sealed, and erased in part.
 func TestC10_TheLargestCommitCanBeSealedAndErased(t *testing.T) {
+	oneGoroutine(t)
 	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "a"})
 	vacuum := func() {

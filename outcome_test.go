@@ -233,9 +233,7 @@ var effects = []effect{
 // work and says so, and one that returns an error has changed nothing, unless the
 // error matches ErrOutcomeUnknown or ErrIncomplete.
 func TestE1_WhatAnErrorSaysOfEffectsIsTrue(t *testing.T) {
-	if race {
-		t.Skip("one goroutine, hundreds of stores: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	faults := map[string]enginetest.Fault{
 		"unavailable":      {Err: engine.ErrUnavailable},
 		"unknown, applied": {Err: engine.ErrUnknown, Applied: true},

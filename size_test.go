@@ -22,9 +22,7 @@ import (
 // hold: 100 sessions of 100 events take at most 1.5 times as much on Pebble.
 func TestFilesAfterCloseAreInProportion(t *testing.T) {
 	testscale.Slow(t)
-	if race {
-		t.Skip("measures files: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	sizes := map[string]int64{}
 	for name, open := range map[string]func(dir string) (engine.Engine, error){
 		"badger": func(dir string) (engine.Engine, error) {

@@ -63,6 +63,7 @@ func lastOf(t *testing.T, s *turnstone.Session, n int) []turnstone.Node {
 // Where thousands of nodes are tombstoned in few calls, Last reads about as much as if there were
 // none: it steps over the nodes of a call at once, whatever the order of the calls, in forks as well.
 func TestR15_LastStepsOverTombstonesWithoutReadingThem(t *testing.T) {
+	oneGoroutine(t)
 	const n = 10_000
 	reversed := func(ids []graph.ID) []graph.ID {
 		ids = slices.Clone(ids)

@@ -19,9 +19,7 @@ import (
 // A crash after any Apply of a history leaves a store that verifies and holds
 // what was acknowledged.
 func TestACrashAnywhereLeavesAWholeStore(t *testing.T) {
-	if race {
-		t.Skip("one goroutine, a hundred stores: there is nothing for the race detector")
-	}
+	oneGoroutine(t)
 	for n := 1; ; n += testscale.Pick(1, 4, 23) {
 		m := memory.New()
 		e := &enginetest.Faulty{Engine: m, Plan: enginetest.CrashAfter(n)}

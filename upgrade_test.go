@@ -278,6 +278,7 @@ func TestFV6_AStoreKeepsItsFormatUntilItIsUpgraded(t *testing.T) {
 // the store is upgraded, also when it is at work then. A record of a kind that the old version
 // does not know could keep a blob.
 func TestFV6_ACollectorThatIsTooOldEnds(t *testing.T) {
+	oneGoroutine(t)
 	source := full(t)
 	if err := addTurns(openStore(t, source, &turnstone.Options{NoAutoSeal: true})); err != nil {
 		t.Fatal(err)

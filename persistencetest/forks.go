@@ -286,7 +286,7 @@ var forks = []behaviour{
 		s.create(turnstone.Request{ID: "of-deep", Parent: "deep"})
 		s.reads(s.session("of-deep"), turnstone.Scope{}, append(append([]string{}, want[:8]...), "x")...)
 	}},
-	{name: "F9_ForksOfForksHaveNoLimit", test: func(s *suite) {
+	{name: "F9_ForksOfForksHaveNoLimit", large: true, test: func(s *suite) {
 		deep := 600
 		if testing.Short() {
 			deep = 300

@@ -206,7 +206,7 @@ var loads = []behaviour{
 			s.is(err, turnstone.ErrNodeNotFound)
 		})
 	}},
-	{name: "R11_PayloadsAreByteExact", test: func(s *suite) {
+	{name: "R11_PayloadsAreByteExact", large: true, test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		var want [][]byte
 		for _, b := range [][]byte{

@@ -43,6 +43,9 @@ func Run(t *testing.T, c Config) {
 	for _, group := range [][]behaviour{commits, turns, together, loads, states, watches, metadata, forks, removals, attachments, records, workers, drafts, maintenance} {
 		for _, b := range group {
 			t.Run(b.name, func(t *testing.T) {
+				if race && b.large {
+					t.Skip("one goroutine: there is nothing for the race detector")
+				}
 				t.Parallel()
 				s := &suite{T: t, validator: b.validator}
 				s.Backend = c.New(t, func(ctx context.Context, id string, in *turnstone.Commit) error {
@@ -60,6 +63,7 @@ func Run(t *testing.T, c Config) {
 // A behaviour is one rule of the contract and the test of it.
 type behaviour struct {
 	name      string
+	large     bool // one goroutine with much to do
 	test      func(*suite)
 	validator turnstone.Validator
 }

@@ -1,0 +1,6 @@
+//go:build !race
+
+package persistencetest
+
+// race says whether the race detector runs.
+const race = false
