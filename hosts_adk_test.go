@@ -22,8 +22,8 @@ var adkRows = map[string]func(h *host){
 		a := adk{h}
 		a.create("app/u/1", map[string]string{"k": "1", "user:k": "2", "app:k": "3", "temp:k": "4"})
 		a.create("app/u/2", nil)
-		a.equal(a.state("app/u/1"), map[string]string{"state/k": "1", "state/user:k": "2", "state/app:k": "3"})
-		a.equal(a.state("app/u/2"), map[string]string{"state/user:k": "2", "state/app:k": "3"})
+		a.equal(a.state("app/u/1"), map[string]string{"k": "1", "user:k": "2", "app:k": "3"})
+		a.equal(a.state("app/u/2"), map[string]string{"user:k": "2", "app:k": "3"})
 	},
 	"adk-append": func(h *host) {
 		a := adk{h}
@@ -48,8 +48,10 @@ var adkRows = map[string]func(h *host){
 				break
 			}
 		}
-		h.must(a.appendEvent("app/u/1", 1, event("e1", "hello"), delta))
-		h.equal(h.load("app/u/1", turnstone.Scope{}).Nodes[0].Key, "e1")
+		for range 2 { // as often as it takes to know that it is stored
+			h.must(a.appendEvent("app/u/1", 1, event("e1", "hello"), delta))
+		}
+		h.equal(len(h.load("app/u/1", turnstone.Scope{}).Nodes), 1)
 		h.equal(len(a.state("app/u/1")), 3)
 	},
 	"adk-stale": func(h *host) {
@@ -85,8 +87,10 @@ var adkRows = map[string]func(h *host){
 		a := adk{h}
 		a.create("app/u/1", map[string]string{"k": "old"})
 		h.must(a.appendEvent("app/u/1", 1, event("e", "x"), map[string]string{"k": "new"}))
-		st := h.load("app/u/1", turnstone.Scope{Records: []string{"state/k"}})
-		h.equal(fmt.Sprint(st.Revision, " ", string(st.Records["state/k"].Value)), "2 new")
+		for at, want := range []string{"2 {\"k\":\"new\"}", "1 {\"k\":\"old\"}"} { // of the head, and of an earlier revision
+			st := h.load("app/u/1", turnstone.Scope{At: head.Revision(at), Parts: []string{"state"}})
+			h.equal(fmt.Sprint(st.Revision, " ", string(st.Contents["state"])), want)
+		}
 	},
 	"adk-list": func(h *host) {
 		a := adk{h}
@@ -107,16 +111,16 @@ var adkRows = map[string]func(h *host){
 		for range 2 {
 			h.must(h.Delete(ctx, "app/u/1", turnstone.KeepChildren))
 		}
-		h.equal(a.state("app/u/2"), map[string]string{"state/user:k": "kept"})
+		h.equal(a.state("app/u/2"), map[string]string{"user:k": "kept"})
 	},
 	"adk-artifact": func(h *host) {
-		s := create(h.T, h.Store, turnstone.Request{ID: "app/u/1"})
+		s := create(h.T, h.Store, turnstone.Request{ID: "artifacts/app/u/1"})
 		save := func(name string, content []byte) (version int) {
 			at, err := s.PutAttachment(ctx, bytes.NewReader(content), -1, "text/plain", name)
 			h.must(err)
 			reference, err := json.Marshal(at)
 			h.must(err)
-			for version = len(h.records("app/u/1", "artifact/"+name+"/")); ; version++ {
+			for version = len(h.records("artifacts/app/u/1", "artifact/"+name+"/")); ; version++ {
 				_, err := s.Commit(ctx, turnstone.Commit{
 					Expected: turnstone.AnyRevision,
 					Nodes:    []turnstone.NewNode{{Kind: "artifact", Parent: turnstone.RefNone(), Attachments: []blob.Attachment{at}}},
@@ -129,7 +133,7 @@ var adkRows = map[string]func(h *host){
 			}
 		}
 		h.equal(fmt.Sprint(save("a", []byte("one")), save("a", []byte("two")), save("b", []byte("three"))), "0 1 0")
-		versions := h.records("app/u/1", "artifact/a/")
+		versions := h.records("artifacts/app/u/1", "artifact/a/")
 		h.equal(len(versions), 2)
 		var at blob.Attachment
 		h.must(json.Unmarshal([]byte(versions["artifact/a/00000001"]), &at))
@@ -138,52 +142,61 @@ var adkRows = map[string]func(h *host){
 		h.must(err)
 		h.equal(w.String(), "two")
 		change(h.T, s, turnstone.RecordChange{Key: "artifact/b/00000000", Action: turnstone.DeleteRecord})
-		h.equal(len(h.records("app/u/1", "artifact/")), 2)
+		h.equal(len(h.records("artifacts/app/u/1", "artifact/")), 2)
 	},
 }
 
 // An adk is an ADK session service.
 type adk struct{ *host }
 
-// create makes a session with a state, whose keys say by their prefix what they belong to.
+// create makes a session with a state. The prefixes of its keys say what they belong to.
 func (a adk) create(id string, state map[string]string) {
 	a.Helper()
-	own, user, app := deltas(state)
+	own, user, app := a.deltas(nil, state)
 	name := strings.Split(id, "/")
 	of := func(id, group string) *turnstone.Request {
 		return &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: group}}
 	}
 	a.all(
-		turnstone.SessionCommit{Create: of(id, name[0]+"/"+name[1]), Commit: turnstone.Commit{Records: own}},
+		turnstone.SessionCommit{Create: of(id, name[0]+"/"+name[1]), Commit: turnstone.Commit{Checkpoint: own}},
 		turnstone.SessionCommit{Create: of(name[0]+"/"+name[1], ".users"), Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Records: user}},
 		turnstone.SessionCommit{Create: of(name[0], ".apps"), Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Records: app}})
 }
 
-// deltas sorts a state delta by what its keys belong to.
-func deltas(state map[string]string) (own, user, app []turnstone.RecordChange) {
-	for _, k := range slices.Sorted(maps.Keys(state)) {
-		switch change := sets("state/"+k, state[k]); {
+// deltas sorts a state delta by what its keys belong to. The session's own state is a part, with what it had before.
+func (a adk) deltas(before, delta map[string]string) (own map[string][]byte, user, app []turnstone.RecordChange) {
+	a.Helper()
+	state := map[string]string{}
+	maps.Copy(state, before)
+	for _, k := range slices.Sorted(maps.Keys(delta)) {
+		switch change := sets(k, delta[k]); {
 		case strings.HasPrefix(k, "temp:"):
 		case strings.HasPrefix(k, "app:"):
 			app = append(app, change...)
 		case strings.HasPrefix(k, "user:"):
 			user = append(user, change...)
 		default:
-			own = append(own, change...)
+			state[k] = delta[k]
 		}
 	}
-	return own, user, app
+	part, err := json.Marshal(state)
+	a.must(err)
+	return map[string][]byte{"state": part}, user, app
 }
 
 // appendEvent appends an event to the revision that its caller has seen.
 func (a adk) appendEvent(id string, seen head.Revision, event []turnstone.NewNode, delta map[string]string) error {
-	own, user, app := deltas(delta)
-	name := strings.Split(id, "/")
 	s, err := a.Session(ctx, id)
 	if err != nil {
 		return err
 	}
-	commits := []turnstone.SessionCommit{{Session: s, Commit: turnstone.Commit{Expected: seen, Nodes: event, Records: own}}}
+	before, err := a.own(s)
+	if err != nil {
+		return err
+	}
+	own, user, app := a.deltas(before, delta)
+	name := strings.Split(id, "/")
+	commits := []turnstone.SessionCommit{{Session: s, Commit: turnstone.Commit{Expected: seen, Turn: event[0].Key, Nodes: event, Checkpoint: own}}}
 	for of, changes := range map[string][]turnstone.RecordChange{name[0] + "/" + name[1]: user, name[0]: app} {
 		if len(changes) == 0 {
 			continue
@@ -197,12 +210,22 @@ func (a adk) appendEvent(id string, seen head.Revision, event []turnstone.NewNod
 	return err
 }
 
-// state returns what a session sees: its own, its user's and its app's.
+// own returns a session's own state.
+func (a adk) own(s *turnstone.Session) (state map[string]string, err error) {
+	st, err := s.Load(ctx, turnstone.Scope{Parts: []string{"state"}})
+	if err == nil {
+		err = json.Unmarshal(st.Contents["state"], &state)
+	}
+	return state, err
+}
+
+// state returns what a session sees: its own state, its user's and its app's.
 func (a adk) state(id string) map[string]string {
 	a.Helper()
 	name := strings.Split(id, "/")
-	out := a.records(id, "state/")
-	maps.Copy(out, a.records(name[0]+"/"+name[1], "state/"))
-	maps.Copy(out, a.records(name[0], "state/"))
+	out, err := a.own(session(a.T, a.Store, id))
+	a.must(err)
+	maps.Copy(out, a.records(name[0]+"/"+name[1], ""))
+	maps.Copy(out, a.records(name[0], ""))
 	return out
 }

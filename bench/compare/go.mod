@@ -2,7 +2,10 @@ module github.com/turnstonedb/turnstone/bench/compare
 
 go 1.26.5
 
-replace github.com/turnstonedb/turnstone => ../..
+replace (
+	github.com/turnstonedb/turnstone => ../..
+	github.com/turnstonedb/turnstone/adapters/adk => ../../adapters/adk
+)
 
 require (
 	github.com/DataDog/zstd v1.5.7
@@ -13,6 +16,7 @@ require (
 	github.com/mattn/go-sqlite3 v1.14.52
 	github.com/schollz/progressbar/v3 v3.19.1
 	github.com/turnstonedb/turnstone v0.0.0
+	github.com/turnstonedb/turnstone/adapters/adk v0.0.0
 	github.com/zeebo/blake3 v0.2.4
 	go.etcd.io/bbolt v1.5.0
 	golang.org/x/sys v0.49.0

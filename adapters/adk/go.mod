@@ -1,4 +1,4 @@
-module github.com/turnstonedb/turnstone/examples/adk-host
+module github.com/turnstonedb/turnstone/adapters/adk
 
 go 1.26.5
 

@@ -1,0 +1,65 @@
+// Package adk keeps sessions and artifacts of Google's Agent Development Kit in a store of Turnstone: NewSessions returns a
+// session.Service, NewArtifacts an artifact.Service. Both work on any turnstone.Factory: a store in the process, or a client of
+// a server.
+//
+// A session of the kit is a session of the store, ADK/USER/ID with the names of app and user, in the group of its user. An event is a
+// commit with one node, and the event's id is its turn id: an append that is repeated is stored once. The state of the session is a
+// checkpoint part, which each revision and each fork has as it was then. What belongs to a user or an app is records of a session of
+// their own, which change in the batch of the event that changes them.
+package adk
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+// Names of sessions and groups. How many names an id has tells what it is of.
+const (
+	sessionRoot  = "adk"
+	artifactRoot = "adk-artifacts"
+	stateGroup   = "adk-state"
+)
+
+// escaper keeps names apart that have a slash.
+var (
+	escaper   = strings.NewReplacer("%", "%25", "/", "%2F")
+	unescaper = strings.NewReplacer("%2F", "/", "%25", "%")
+)
+
+func join(root string, names ...string) string {
+	for _, n := range names {
+		root += "/" + escaper.Replace(n)
+	}
+	return root
+}
+
+// names returns the names that an id was joined of, without its root.
+func names(id string) []string {
+	out := strings.Split(id, "/")[1:]
+	for i := range out {
+		out[i] = unescaper.Replace(out[i])
+	}
+	return out
+}
+
+// required returns an error that names the fields which are empty.
+func required(fields ...[2]string) error {
+	var missing []string
+	for _, f := range fields {
+		if f[1] == "" {
+			missing = append(missing, f[0])
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("adk: %s is required", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// gone reports whether an error says that there is no such session.
+func gone(err error) bool {
+	return errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted)
+}
