@@ -18,6 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // agentStore makes a process of the test binary run the agent on the store that it names.
@@ -110,8 +111,7 @@ func TestAD6_AnAgentThatIsKilledGoesOn(t *testing.T) {
 		}
 		_ = p.Wait() // It was killed.
 	}
-	e, err := open.Open(ctx, dir, nil)
-	st := storeOn(t, e, err)
+	st := storetest.URL(t, dir)
 	s := chats{t, adk.NewSessions(st.Factory())}.get("chat")
 	n := 0.0
 	for event := range s.Events().All() {

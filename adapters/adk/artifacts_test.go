@@ -13,8 +13,10 @@ import (
 	"google.golang.org/adk/v2/artifact"
 	"google.golang.org/genai"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // files are the artifacts of one session.
@@ -110,67 +112,65 @@ func bytesPart(content string) *genai.Part {
 
 // The kit's own cases for artifact services are in a package that only the kit may import. These are the same calls, on every engine.
 func TestAD4_ArtifactsDoWhatTheKitExpectsOnEveryEngine(t *testing.T) {
-	for name, open := range stores(t) {
-		t.Run(name, func(t *testing.T) {
-			service := adk.NewArtifacts(open(t))
-			t.Run("empty", func(t *testing.T) {
-				f := files{t, service, "empty"}
-				f.isMissing("file", 0)
-				f.lists()
-				f.delete("file", 0)
-				f.delete("file", 1)
-			})
-			for _, prefix := range []string{"", "user:"} {
-				t.Run("names that begin with "+prefix, func(t *testing.T) {
-					f, other := files{t, service, "s" + prefix}, files{t, service, "other"}
-					one, two := prefix+"one", prefix+"two"
-					for i, content := range []string{"v1", "v2", "v3"} {
-						if v := f.save(one, bytesPart(content)); v != int64(i+1) {
-							t.Fatal(v)
-						}
-					}
-					f.save("three", bytesPart("v1"))
-					f.save(two, genai.NewPartFromText("some text"))
-					f.loads(one, 0, "image/png v3")
-					f.loads(one, 1, "image/png v1")
-					f.loads(one, 2, "image/png v2")
-					f.loads(two, 0, "some text")
-					f.isMissing(one, 99)
-					want := []string{one, "three", two}
-					slices.Sort(want)
-					f.lists(want...)
-					if got := f.versions(one); !slices.Equal(got, []int64{3, 2, 1}) {
-						t.Error(got)
-					}
-					for version, want := range map[int64]int64{0: 3, 2: 2} {
-						if i, err := f.info(one, version); err != nil || i.Version != want || i.MimeType != "image/png" || i.CreateTime.IsZero() {
-							t.Error(i, err)
-						}
-					}
-					if prefix == "user:" {
-						other.loads(one, 0, "image/png v3")
-						other.lists(one, two)
-					} else {
-						other.isMissing(one, 0)
-					}
-
-					f.delete(one, 3)
-					f.loads(one, 0, "image/png v2")
-					f.isMissing(one, 3)
-					f.delete(one, 0)
-					f.isMissing(one, 0)
-					f.lists(slices.DeleteFunc(want, func(n string) bool { return n == one })...)
-					f.delete(two, 1) // the only one
-					f.delete("three", 0)
-					f.lists()
-				})
-			}
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
+		service := adk.NewArtifacts(open(t))
+		t.Run("empty", func(t *testing.T) {
+			f := files{t, service, "empty"}
+			f.isMissing("file", 0)
+			f.lists()
+			f.delete("file", 0)
+			f.delete("file", 1)
 		})
-	}
+		for _, prefix := range []string{"", "user:"} {
+			t.Run("names that begin with "+prefix, func(t *testing.T) {
+				f, other := files{t, service, "s" + prefix}, files{t, service, "other"}
+				one, two := prefix+"one", prefix+"two"
+				for i, content := range []string{"v1", "v2", "v3"} {
+					if v := f.save(one, bytesPart(content)); v != int64(i+1) {
+						t.Fatal(v)
+					}
+				}
+				f.save("three", bytesPart("v1"))
+				f.save(two, genai.NewPartFromText("some text"))
+				f.loads(one, 0, "image/png v3")
+				f.loads(one, 1, "image/png v1")
+				f.loads(one, 2, "image/png v2")
+				f.loads(two, 0, "some text")
+				f.isMissing(one, 99)
+				want := []string{one, "three", two}
+				slices.Sort(want)
+				f.lists(want...)
+				if got := f.versions(one); !slices.Equal(got, []int64{3, 2, 1}) {
+					t.Error(got)
+				}
+				for version, want := range map[int64]int64{0: 3, 2: 2} {
+					if i, err := f.info(one, version); err != nil || i.Version != want || i.MimeType != "image/png" || i.CreateTime.IsZero() {
+						t.Error(i, err)
+					}
+				}
+				if prefix == "user:" {
+					other.loads(one, 0, "image/png v3")
+					other.lists(one, two)
+				} else {
+					other.isMissing(one, 0)
+				}
+
+				f.delete(one, 3)
+				f.loads(one, 0, "image/png v2")
+				f.isMissing(one, 3)
+				f.delete(one, 0)
+				f.isMissing(one, 0)
+				f.lists(slices.DeleteFunc(want, func(n string) bool { return n == one })...)
+				f.delete(two, 1) // the only one
+				f.delete("three", 0)
+				f.lists()
+			})
+		}
+	})
 }
 
 func TestAD4_AVersionIsGivenOnce(t *testing.T) {
-	service := adk.NewArtifacts(stores(t)["badger"](t))
+	service := adk.NewArtifacts(storetest.Badger(t))
 	f := files{t, service, "s"}
 	var mu sync.Mutex
 	var got []int64
@@ -207,7 +207,7 @@ func TestAD4_AVersionIsGivenOnce(t *testing.T) {
 
 // More versions than one commit deletes, and names that share their beginning.
 func TestAD4_AllVersionsAreDeletedWhateverTheirNumber(t *testing.T) {
-	f := files{t, adk.NewArtifacts(stores(t)["memory"](t)), "s"}
+	f := files{t, adk.NewArtifacts(storetest.Memory(t)), "s"}
 	for range 300 {
 		f.save("file", bytesPart("x"))
 	}
@@ -227,7 +227,7 @@ func TestAD4_AllVersionsAreDeletedWhateverTheirNumber(t *testing.T) {
 }
 
 func TestAD5_EqualArtifactsAreStoredOnceAndDeletedOnesLeaveTheStore(t *testing.T) {
-	store := stores(t)["memory"](t)
+	store := storetest.Memory(t)
 	f := files{t, adk.NewArtifacts(store), "s"}
 	retained := func() int {
 		t.Helper()
@@ -262,7 +262,7 @@ func TestAD5_EqualArtifactsAreStoredOnceAndDeletedOnesLeaveTheStore(t *testing.T
 }
 
 func TestAD5_APartKeepsAllThatItHas(t *testing.T) {
-	f := files{t, adk.NewArtifacts(stores(t)["memory"](t)), "s"}
+	f := files{t, adk.NewArtifacts(storetest.Memory(t)), "s"}
 	part := &genai.Part{InlineData: &genai.Blob{Data: []byte{0, 255, '\n'}, MIMEType: "video/mp4", DisplayName: "clip"}, Thought: true}
 	f.save("clip", part)
 	f.save("empty", &genai.Part{InlineData: &genai.Blob{MIMEType: "text/plain"}})

@@ -20,6 +20,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 // chats are the sessions of one app and user.
@@ -73,7 +74,7 @@ func TestAD2_AnEventAndTheStateThatItChangesAreStoredTogether(t *testing.T) {
 	for n := 1; ; n++ {
 		for _, applied := range []bool{false, true} {
 			faulty := &enginetest.Faulty{Engine: memory.New()}
-			c := chats{t, adk.NewSessions(storeOn(t, faulty, nil).Factory())}
+			c := chats{t, adk.NewSessions(storetest.On(t, faulty).Factory())}
 			s := c.create("s", map[string]any{"user:a": 0, "app:a": 0})
 			calls := 0
 			faulty.Plan = func(enginetest.Call) enginetest.Fault {
@@ -81,7 +82,7 @@ func TestAD2_AnEventAndTheStateThatItChangesAreStoredTogether(t *testing.T) {
 				return enginetest.Fault{Crash: calls == n, Applied: applied}
 			}
 			err := c.AppendEvent(ctx, s, event("e", "hello", delta))
-			c = chats{t, adk.NewSessions(storeOn(t, faulty.Engine, nil).Factory())}
+			c = chats{t, adk.NewSessions(storetest.On(t, faulty.Engine).Factory())}
 			got := shows(c.get("s"))
 			switch before, after := "app:a=0 user:a=0", "app:a=0 app:k=app k=own user:a=0 user:k=user hello"; {
 			case err == nil && n == 1:
@@ -106,7 +107,7 @@ func TestAD2_AnEventAndTheStateThatItChangesAreStoredTogether(t *testing.T) {
 // The reply of the engine is lost, and then the engine.
 func TestAD2_AnEventIsStoredOnceHoweverOftenItIsAppended(t *testing.T) {
 	faulty := &enginetest.Faulty{Engine: memory.New()}
-	c := chats{t, adk.NewSessions(storeOn(t, faulty, nil).Factory())}
+	c := chats{t, adk.NewSessions(storetest.On(t, faulty).Factory())}
 	s := c.create("s", map[string]any{"user:n": 0}) // the state of the user is there
 	lost := false
 	faulty.Plan = func(call enginetest.Call) enginetest.Fault {
@@ -142,68 +143,64 @@ func TestAD2_AnEventIsStoredOnceHoweverOftenItIsAppended(t *testing.T) {
 }
 
 func TestAD2_ASessionThatIsStaleIsRefused(t *testing.T) {
-	for name, open := range stores(t) {
-		t.Run(name, func(t *testing.T) {
-			c := chats{t, adk.NewSessions(open(t))}
-			c.create("s", nil)
-			one, two := c.get("s"), c.get("s")
-			if err := c.AppendEvent(ctx, one, event("1", "first", nil)); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.AppendEvent(ctx, two, event("2", "late", map[string]any{"app:k": "lost"})); !errors.Is(err, turnstone.ErrConflict) {
-				t.Fatal(err)
-			}
-			// Appending what another one has appended makes nobody see less than there is.
-			if err := c.AppendEvent(ctx, one, event("3", "third", nil)); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.AppendEvent(ctx, two, event("3", "third", nil)); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.AppendEvent(ctx, two, event("4", "late", nil)); !errors.Is(err, turnstone.ErrConflict) {
-				t.Fatal(err)
-			}
-			if got := shows(c.get("s")); got != "first third" || shows(two) != "" || shows(one) != got {
-				t.Errorf("%q, %q, %q", got, shows(one), shows(two))
-			}
-		})
-	}
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
+		c := chats{t, adk.NewSessions(open(t))}
+		c.create("s", nil)
+		one, two := c.get("s"), c.get("s")
+		if err := c.AppendEvent(ctx, one, event("1", "first", nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.AppendEvent(ctx, two, event("2", "late", map[string]any{"app:k": "lost"})); !errors.Is(err, turnstone.ErrConflict) {
+			t.Fatal(err)
+		}
+		// Appending what another one has appended makes nobody see less than there is.
+		if err := c.AppendEvent(ctx, one, event("3", "third", nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.AppendEvent(ctx, two, event("3", "third", nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.AppendEvent(ctx, two, event("4", "late", nil)); !errors.Is(err, turnstone.ErrConflict) {
+			t.Fatal(err)
+		}
+		if got := shows(c.get("s")); got != "first third" || shows(two) != "" || shows(one) != got {
+			t.Errorf("%q, %q, %q", got, shows(one), shows(two))
+		}
+	})
 }
 
 func TestAD2_SessionsOfAUserChangeItsStateAtOnce(t *testing.T) {
-	for name, open := range stores(t) {
-		t.Run(name, func(t *testing.T) {
-			store := open(t)
-			var wg sync.WaitGroup
-			for i := range 8 {
-				wg.Go(func() {
-					c := chats{t, adk.NewSessions(store)}
-					s := c.create(fmt.Sprint(i), nil)
-					for n := range 5 {
-						delta := map[string]any{fmt.Sprint("user:", i): n, "app:last": i, "n": n}
-						if err := c.AppendEvent(ctx, s, event(fmt.Sprint(n), "x", delta)); err != nil {
-							t.Error(err)
-						}
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
+		store := open(t)
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				c := chats{t, adk.NewSessions(store)}
+				s := c.create(fmt.Sprint(i), nil)
+				for n := range 5 {
+					delta := map[string]any{fmt.Sprint("user:", i): n, "app:last": i, "n": n}
+					if err := c.AppendEvent(ctx, s, event(fmt.Sprint(n), "x", delta)); err != nil {
+						t.Error(err)
 					}
-				})
-			}
-			wg.Wait()
-			c := chats{t, adk.NewSessions(store)}
-			state := maps.Collect(c.get("3").State().All())
-			if len(state) != 10 {
+				}
+			})
+		}
+		wg.Wait()
+		c := chats{t, adk.NewSessions(store)}
+		state := maps.Collect(c.get("3").State().All())
+		if len(state) != 10 {
+			t.Error(state)
+		}
+		for i := range 8 {
+			if state[fmt.Sprint("user:", i)] != 4.0 {
 				t.Error(state)
 			}
-			for i := range 8 {
-				if state[fmt.Sprint("user:", i)] != 4.0 {
-					t.Error(state)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 func TestAD2_ConcurrentEventsOfOneSessionAreAllStored(t *testing.T) {
-	c := chats{t, adk.NewSessions(stores(t)["badger"](t))}
+	c := chats{t, adk.NewSessions(storetest.Badger(t))}
 	s := c.create("s", nil)
 	var wg sync.WaitGroup
 	for i := range 20 {
@@ -226,7 +223,7 @@ func TestAD2_ConcurrentEventsOfOneSessionAreAllStored(t *testing.T) {
 }
 
 func TestAD2_StateOfAUserThatSomebodyDeletedBeginsAnew(t *testing.T) {
-	store := stores(t)["memory"](t)
+	store := storetest.Memory(t)
 	c := chats{t, adk.NewSessions(store)}
 	s := c.create("s", map[string]any{"user:old": 1})
 	if err := store.Delete(ctx, "adk/app/user", turnstone.KeepChildren); err != nil {
@@ -245,51 +242,49 @@ func TestAD2_StateOfAUserThatSomebodyDeletedBeginsAnew(t *testing.T) {
 
 // A list shows what Get shows, but for events, and a session of it can be appended to.
 func TestAD3_ListsShowStatesAndNamesAreKeptApart(t *testing.T) {
-	for name, open := range stores(t) {
-		t.Run(name, func(t *testing.T) {
-			store := open(t)
-			service := adk.NewSessions(store)
-			if _, _, err := store.Create(ctx, turnstone.Request{ID: "another's", Metadata: turnstone.Metadata{Group: "adk/a/b"}}); err != nil {
-				t.Fatal(err)
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
+		store := open(t)
+		service := adk.NewSessions(store)
+		if _, _, err := store.Create(ctx, turnstone.Request{ID: "another's", Metadata: turnstone.Metadata{Group: "adk/a/b"}}); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{}
+		for _, of := range [][3]string{{"a", "b", "c"}, {"a", "b/c", "d"}, {"a/b", "c", "d"}, {"a", "b", "c/d"}, {"a%2Fb", "c", "d"}, {"a", "ü", "."}} {
+			_, err := service.Create(ctx, &session.CreateRequest{
+				AppName: of[0], UserID: of[1], SessionID: of[2],
+				State: map[string]any{"k": strings.Join(of[:], " "), "user:k": of[0] + " " + of[1], "app:k": of[0]},
+			})
+			if err != nil {
+				t.Fatal(of, err)
 			}
-			want := map[string]string{}
-			for _, of := range [][3]string{{"a", "b", "c"}, {"a", "b/c", "d"}, {"a/b", "c", "d"}, {"a", "b", "c/d"}, {"a%2Fb", "c", "d"}, {"a", "ü", "."}} {
-				_, err := service.Create(ctx, &session.CreateRequest{
-					AppName: of[0], UserID: of[1], SessionID: of[2],
-					State: map[string]any{"k": strings.Join(of[:], " "), "user:k": of[0] + " " + of[1], "app:k": of[0]},
-				})
-				if err != nil {
-					t.Fatal(of, err)
-				}
-				want[strings.Join(of[:], " ")] = fmt.Sprintf("app:k=%s k=%s user:k=%s", of[0], strings.Join(of[:], " "), of[0]+" "+of[1])
+			want[strings.Join(of[:], " ")] = fmt.Sprintf("app:k=%s k=%s user:k=%s", of[0], strings.Join(of[:], " "), of[0]+" "+of[1])
+		}
+		for app, n := range map[string]int{"a": 4, "a/b": 1, "a%2Fb": 1, "b": 0} {
+			r, err := service.List(ctx, &session.ListRequest{AppName: app})
+			if err != nil || len(r.Sessions) != n {
+				t.Fatal(app, r, err)
 			}
-			for app, n := range map[string]int{"a": 4, "a/b": 1, "a%2Fb": 1, "b": 0} {
-				r, err := service.List(ctx, &session.ListRequest{AppName: app})
-				if err != nil || len(r.Sessions) != n {
-					t.Fatal(app, r, err)
+			for _, s := range r.Sessions {
+				if got := shows(s); got != want[s.AppName()+" "+s.UserID()+" "+s.ID()] {
+					t.Error(got)
 				}
-				for _, s := range r.Sessions {
-					if got := shows(s); got != want[s.AppName()+" "+s.UserID()+" "+s.ID()] {
-						t.Error(got)
-					}
-					if s.LastUpdateTime().IsZero() {
-						t.Error("no time")
-					}
-					if err := service.AppendEvent(ctx, s, event("e", "hello", nil)); err != nil {
-						t.Error(err)
-					}
+				if s.LastUpdateTime().IsZero() {
+					t.Error("no time")
+				}
+				if err := service.AppendEvent(ctx, s, event("e", "hello", nil)); err != nil {
+					t.Error(err)
 				}
 			}
-			r, err := service.List(ctx, &session.ListRequest{AppName: "a", UserID: "b"})
-			if err != nil || len(r.Sessions) != 2 || r.Sessions[0].Events().Len() != 0 {
-				t.Error(r, err)
-			}
-		})
-	}
+		}
+		r, err := service.List(ctx, &session.ListRequest{AppName: "a", UserID: "b"})
+		if err != nil || len(r.Sessions) != 2 || r.Sessions[0].Events().Len() != 0 {
+			t.Error(r, err)
+		}
+	})
 }
 
 func TestAD3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
-	c := chats{t, adk.NewSessions(stores(t)["memory"](t))}
+	c := chats{t, adk.NewSessions(storetest.Memory(t))}
 	s := c.create("s", nil)
 	for what, err := range map[string]error{
 		"no session": c.AppendEvent(ctx, nil, event("e", "x", nil)),
@@ -326,7 +321,7 @@ func TestAD3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
 
 // The state belongs to the revision, so that a fork and an older revision have theirs.
 func TestAD3_AForkHasTheStateOfItsRevision(t *testing.T) {
-	store := stores(t)["memory"](t)
+	store := storetest.Memory(t)
 	c := chats{t, adk.NewSessions(store)}
 	s := c.create("s", map[string]any{"n": 0})
 	var at head.Revision
@@ -358,7 +353,7 @@ func TestAD3_AForkHasTheStateOfItsRevision(t *testing.T) {
 }
 
 func TestAD3_FiltersOfGet(t *testing.T) {
-	c := chats{t, adk.NewSessions(stores(t)["memory"](t))}
+	c := chats{t, adk.NewSessions(storetest.Memory(t))}
 	s := c.create("s", nil)
 	base := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for i, at := range []int{1, 5, 3, 4} { // The clock went back.
@@ -387,7 +382,7 @@ func TestAD3_FiltersOfGet(t *testing.T) {
 }
 
 func TestAD3_UsageIsCounted(t *testing.T) {
-	c := chats{t, adk.NewSessions(stores(t)["memory"](t))}
+	c := chats{t, adk.NewSessions(storetest.Memory(t))}
 	s := c.create("s", nil)
 	e := event("e", "x", nil)
 	e.Author, e.ModelVersion = "agent", "model-1"

@@ -1,0 +1,103 @@
+// Package storetest gives tests of adapters an empty store on every engine, and one behind a server. Main of package pgtest must run the tests.
+package storetest
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/client"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/server"
+)
+
+// Each runs f with what opens an empty store, for each engine and for a server, in a test of that name.
+func Each(t *testing.T, f func(t *testing.T, open func(*testing.T) turnstone.Factory)) {
+	for name, open := range map[string]func(*testing.T) turnstone.Factory{
+		"memory": Memory,
+		"badger": Badger,
+		"pebble": func(t *testing.T) turnstone.Factory { return URL(t, "pebble:"+t.TempDir()).Factory() },
+		"postgres": func(t *testing.T) turnstone.Factory {
+			return URL(t, pgtest.URL(t)+"&schema="+pgtest.Schema(t)).Factory()
+		},
+		"server": Served,
+	} {
+		t.Run(name, func(t *testing.T) { f(t, open) })
+	}
+}
+
+// Memory returns an empty store in memory.
+func Memory(t *testing.T) turnstone.Factory { return URL(t, "mem:").Factory() }
+
+// Badger returns an empty store on Badger.
+func Badger(t *testing.T) turnstone.Factory { return URL(t, "badger:"+t.TempDir()).Factory() }
+
+// URL returns the store of a URL, as package open has them.
+func URL(t *testing.T, url string) *turnstone.Store {
+	t.Helper()
+	e, err := open.Open(t.Context(), url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return On(t, e)
+}
+
+// On returns a store on an engine.
+func On(t *testing.T, e engine.Engine) *turnstone.Store {
+	t.Helper()
+	st, err := turnstone.Open(t.Context(), e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() }) // The engine may have been made to fail.
+	return st
+}
+
+// Served returns a client of a server of an empty store in memory.
+func Served(t *testing.T) turnstone.Factory {
+	t.Helper()
+	e := memory.New()
+	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
+		return turnstone.Open(ctx, e, &turnstone.Options{Namespace: namespace, MustExist: mustExist})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(serving, l) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := client.Open(t.Context(), "unix:"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
