@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "adapters/adk", "adapters/genkit", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.
@@ -86,11 +86,13 @@ var may = map[string][]string{
 	"internal/storetest":       {"", "engine", "engine/memory", "engine/open", "internal/pgtest", "server", "client"},
 	"adapters/adk":             {""},
 	"adapters/genkit":          {"", "transcript"},
+	"adapters/eino":            {""},
+	"adapters/langchaingo":     {"", "transcript"},
 }
 
 // modules are the directories whose packages the layers name. Package turnstoneotel and the adapters are modules of
 // their own, so that a host of the store is free to choose its versions of OpenTelemetry and of a framework.
-var modules = []string{".", "turnstoneotel", "adapters/adk", "adapters/genkit"}
+var modules = []string{".", "turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo"}
 
 func TestImportsGoOneWay(t *testing.T) {
 	height := map[string]int{}

@@ -5,6 +5,7 @@ go 1.26.5
 replace (
 	github.com/turnstonedb/turnstone => ../..
 	github.com/turnstonedb/turnstone/adapters/adk => ../../adapters/adk
+	github.com/turnstonedb/turnstone/adapters/eino => ../../adapters/eino
 	github.com/turnstonedb/turnstone/adapters/genkit => ../../adapters/genkit
 )
 
@@ -19,6 +20,7 @@ require (
 	github.com/schollz/progressbar/v3 v3.19.1
 	github.com/turnstonedb/turnstone v0.0.0
 	github.com/turnstonedb/turnstone/adapters/adk v0.0.0
+	github.com/turnstonedb/turnstone/adapters/eino v0.0.0
 	github.com/turnstonedb/turnstone/adapters/genkit v0.0.0
 	github.com/zeebo/blake3 v0.2.4
 	go.etcd.io/bbolt v1.5.0
