@@ -70,7 +70,7 @@ type Client struct {
 var _ turnstone.Factory = (*Client)(nil)
 
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
-// if the server does not answer, or does not know the token.
+// if no server answers, and if the server does not know the token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c := &Client{}
 	if o != nil {

@@ -15,10 +15,10 @@ import (
 const (
 	// HeaderNamespace names the namespace, percent-encoded; that of the empty name is the default.
 	HeaderNamespace = "Turnstone-Namespace"
-	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An answer that has it
-	// tells what that write has ended with; one without it may be to another attempt.
+	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An answer with the id
+	// says how the write ended. One without it says nothing of earlier attempts.
 	HeaderRequest = "Turnstone-Request"
-	// HeaderServer names the process that serves. A write has the one that the caller takes to serve, and another one refuses it.
+	// HeaderServer names a process that serves: in an answer the one that has answered, in a write the one that is to make it. All others refuse it.
 	HeaderServer = "Turnstone-Server"
 	// Problem is the media type of problems: RFC 9457.
 	Problem = "application/problem+json"

@@ -29,7 +29,7 @@ var (
 	ErrTooLarge = errors.New("server: request too large")
 	// ErrBusy means that the server has too many requests at once, or stops. The request had no effect.
 	ErrBusy = errors.New("server: busy")
-	// ErrRestarted means that a write is for another server than this one. It had no effect here.
+	// ErrRestarted means that a write names another process than the one that serves. The one that serves has not made it.
 	ErrRestarted = errors.New("server: restarted")
 	// ErrUpload means that the server does not have the upload (any more), or has another part of it.
 	ErrUpload = errors.New("server: no such upload")
@@ -177,7 +177,7 @@ func (e *Error) Kind() string { return strings.TrimPrefix(e.Type, typeBase) }
 // Error returns the text that the error had on the server.
 func (e *Error) Error() string { return e.Detail }
 
-// Unwrap returns the errors that the error of the server matched.
+// Unwrap returns the errors that it matches, as the error on the server did.
 func (e *Error) Unwrap() []error {
 	var out []error
 	for _, k := range kinds {

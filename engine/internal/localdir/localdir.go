@@ -193,13 +193,11 @@ func OpenReadOnly(path string) (*Dir, error) {
 		return nil, err
 	}
 	d := &Dir{Path: path}
-	// The second and third step keep out processes that would open the directory or share it. The fourth step finds
-	// processes that began to share it earlier. The first step lets a reader that is going to fail do so without any lock.
 	for _, step := range []func() error{
-		func() error { return unshared(path) },
-		func() error { return d.lockOld(lockName, syscall.LOCK_SH) },
-		func() error { return d.lockSelf(syscall.LOCK_SH) },
-		func() error { return unshared(path) },
+		func() error { return unshared(path) },                       // Most that fail do so here, before they keep anybody out.
+		func() error { return d.lockOld(lockName, syscall.LOCK_SH) }, // From here on nobody opens the directory,
+		func() error { return d.lockSelf(syscall.LOCK_SH) },          // and nobody begins to share it.
+		func() error { return unshared(path) },                       // Somebody may have begun in between.
 	} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, d.Close())
