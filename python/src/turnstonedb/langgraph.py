@@ -504,20 +504,79 @@ def _drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
         return cast(T, end.value)
 
 
-class TurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
-    """A checkpointer on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
+class _Saver(_Steps, BaseCheckpointSaver[str]):
+    """What a graph that is awaited needs of a saver."""
 
-    def __init__(self, client: Client, *, serde: SerializerProtocol | None = None) -> None:
+    def __init__(self, serde: SerializerProtocol | None) -> None:
         super().__init__(serde=serde)
-        self._client = client
         self._heads = {}
 
-    def _do(self, steps: Steps[T]) -> T:
-        return _drive(self._client._run, steps)
+    async def _ado(self, steps: Steps[T]) -> T:
+        """Makes the calls of steps."""
+        raise NotImplementedError
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Returns the version of a channel after one: a number, as text that sorts like it, and what tells it from that of another branch."""
         return f"{int(str(current or 0).partition('.')[0]) + 1:032}.{secrets.randbits(53):016}"
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Returns a checkpoint, or the latest one."""
+        return await self._ado(self._read_tuple(*_place(config), get_checkpoint_id(config)))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Yields checkpoints, the newest first."""
+        found = 0
+        for place in await self._ado(self._listed(config, before)):
+            if limit is not None and found >= limit:
+                return
+            if t := await self._ado(self._one_listed(*place, filter)):
+                found += 1
+                yield t
+
+    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Stores a checkpoint, whole or not at all."""
+        return await self._ado(self._put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Stores pending writes of a checkpoint."""
+        await self._ado(self._put_writes(config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Deletes a thread, with all its namespaces."""
+        await self._ado(self._delete_thread(thread_id))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints of runs, and their writes."""
+        await self._ado(self._delete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies all checkpoints and writes of a thread."""
+        await self._ado(self._copy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
+        await self._ado(self._prune(thread_ids, strategy))
+
+
+class TurnstoneSaver(_Saver):
+    """A checkpointer on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
+
+    def __init__(self, client: Client, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde)
+        self._client = client
+
+    def _do(self, steps: Steps[T]) -> T:
+        return _drive(self._client._run, steps)
+
+    async def _ado(self, steps: Steps[T]) -> T:
+        return await to_thread(self._do, steps)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Returns a checkpoint, or the latest one."""
@@ -564,61 +623,15 @@ class TurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
         """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
         self._do(self._prune(thread_ids, strategy))
 
-    # Of an asynchronous graph: in threads.
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Is get_tuple in a thread."""
-        return await to_thread(self.get_tuple, config)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """Is list in a thread."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (t := await to_thread(next, found, None)) is not None:
-            yield t
-
-    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
-        """Is put in a thread."""
-        return await to_thread(self.put, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
-        """Is put_writes in a thread."""
-        await to_thread(self.put_writes, config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Is delete_thread in a thread."""
-        await to_thread(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Is delete_for_runs in a thread."""
-        await to_thread(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Is copy_thread in a thread."""
-        await to_thread(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Is prune in a thread."""
-        await to_thread(self.prune, thread_ids, strategy=strategy)
-
-
-class AsyncTurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
+class AsyncTurnstoneSaver(_Saver):
     """A checkpointer on an AsyncClient. See the module."""
 
     def __init__(self, client: AsyncClient, *, serde: SerializerProtocol | None = None) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde)
         self._client = client
-        self._heads = {}
 
-    get_next_version = TurnstoneSaver.get_next_version
-
-    async def _do(self, steps: Steps[T]) -> T:
+    async def _ado(self, steps: Steps[T]) -> T:
         try:
             call = next(steps)
             while True:
@@ -630,51 +643,6 @@ class AsyncTurnstoneSaver(_Steps, BaseCheckpointSaver[str]):
                     call = steps.send(result)
         except StopIteration as end:
             return cast(T, end.value)
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Returns a checkpoint, or the latest one."""
-        return await self._do(self._read_tuple(*_place(config), get_checkpoint_id(config)))
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """Yields checkpoints, the newest first."""
-        found = 0
-        for place in await self._do(self._listed(config, before)):
-            if limit is not None and found >= limit:
-                return
-            if t := await self._do(self._one_listed(*place, filter)):
-                found += 1
-                yield t
-
-    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
-        """Stores a checkpoint, whole or not at all."""
-        return await self._do(self._put(config, checkpoint, metadata, new_versions))
-
-    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
-        """Stores pending writes of a checkpoint."""
-        await self._do(self._put_writes(config, writes, task_id, task_path))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Deletes a thread, with all its namespaces."""
-        await self._do(self._delete_thread(thread_id))
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Deletes the checkpoints of runs, and their writes."""
-        await self._do(self._delete_for_runs(run_ids))
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copies all checkpoints and writes of a thread."""
-        await self._do(self._copy_thread(source_thread_id, target_thread_id))
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Deletes all but the latest checkpoint of each namespace, or all. Refuses threads whose latest checkpoint counts updates of a DeltaChannel."""
-        await self._do(self._prune(thread_ids, strategy))
 
     def _wrong(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("AsyncTurnstoneSaver is for graphs that are awaited: use TurnstoneSaver, which is for both")
