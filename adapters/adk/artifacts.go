@@ -68,10 +68,14 @@ func place(app, user, session, name string) string {
 // missing is the error of what there is not.
 func missing(name string) error { return fmt.Errorf("adk: artifact %q: %w", name, fs.ErrNotExist) }
 
-// Save stores the next version of an artifact. The first one is 1. If Version is set, that one is stored, and it must be later than all before.
+// Save stores the next version of an artifact. The first one is 1. If Version is set, that one is stored, and it must be later than all before. After an error that matches
+// turnstone.ErrOutcomeUnknown the version may be there.
 func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifact.SaveResponse, error) {
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
+	}
+	if r.Version < 0 || r.Version == math.MaxInt64 {
+		return nil, &turnstone.InvalidError{Where: "artifact", Reason: fmt.Sprintf("version %d can't be stored", r.Version)}
 	}
 	id := place(r.AppName, r.UserID, r.SessionID, r.FileName)
 	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: join(artifactRoot, r.AppName, r.UserID)}})
@@ -105,7 +109,9 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 		}
 		_, err = h.Commit(ctx, turnstone.Commit{
 			Expected: turnstone.AnyRevision,
-			Nodes:    []turnstone.NewNode{{Kind: "artifact", Key: v.Node, Parent: turnstone.RefNone(), Attachments: []blob.Attachment{v.Content}}},
+			// The turn id makes a client repeat the commit when the answer is lost.
+			Turn:  v.Node + " " + strconv.FormatInt(v.Version, 10),
+			Nodes: []turnstone.NewNode{{Kind: "artifact", Key: v.Node, Parent: turnstone.RefNone(), Attachments: []blob.Attachment{v.Content}}},
 			Records: []turnstone.RecordChange{
 				{Key: namePrefix + r.FileName, Value: strconv.AppendInt(nil, v.Version, 10), Expect: expect},
 				{Key: key(r.FileName, v.Version), Value: value},
@@ -137,12 +143,8 @@ func lastVersion(ctx context.Context, h turnstone.Persistence, name string) (int
 	return last, r.Version, nil
 }
 
-// versions returns the last versions of an artifact, the latest first, and their records.
-func versions(ctx context.Context, h turnstone.Persistence, name string, limit int) (turnstone.RecordPage, []version, error) {
-	return versionsAfter(ctx, h, name, "", limit)
-}
-
-func versionsAfter(ctx context.Context, h turnstone.Persistence, name, after string, limit int) (page turnstone.RecordPage, out []version, err error) {
+// versions returns versions of an artifact, the latest first, and their records.
+func versions(ctx context.Context, h turnstone.Persistence, name, after string, limit int) (page turnstone.RecordPage, out []version, err error) {
 	page, err = h.Records(ctx, turnstone.RecordQuery{Prefix: versionPrefix + name + "/", After: after, Limit: limit})
 	for i := 0; err == nil && i < len(page.Records); i++ {
 		var v version
@@ -169,7 +171,7 @@ func (a *Artifacts) find(ctx context.Context, app, user, session, name string, n
 			}
 		} else {
 			var all []version
-			if _, all, err = versions(ctx, h, name, 1); len(all) > 0 {
+			if _, all, err = versions(ctx, h, name, "", 1); len(all) > 0 {
 				v = all[0]
 			} else if err == nil {
 				err = missing(name)
@@ -187,16 +189,23 @@ func (a *Artifacts) Load(ctx context.Context, r *artifact.LoadRequest) (*artifac
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
 	}
-	h, v, err := a.find(ctx, r.AppName, r.UserID, r.SessionID, r.FileName, r.Version)
-	if err != nil {
-		return nil, err
-	}
+	var v version
 	var content bytes.Buffer
-	if _, err := h.ReadAttachment(ctx, &content, v.Content.ID); err != nil {
-		if errors.Is(err, turnstone.ErrBlobNotFound) { // It was deleted meanwhile.
-			err = missing(r.FileName)
+	for {
+		h, found, err := a.find(ctx, r.AppName, r.UserID, r.SessionID, r.FileName, r.Version)
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		again := v.Node == found.Node
+		v = found
+		content.Reset()
+		_, err = h.ReadAttachment(ctx, &content, v.Content.ID)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, turnstone.ErrBlobNotFound) || again {
+			return nil, err
+		} // else it was deleted meanwhile
 	}
 	part := v.Part
 	switch {
@@ -235,11 +244,15 @@ func deleteSome(ctx context.Context, h turnstone.Persistence, name string, only 
 	if err != nil || expect == turnstone.NoRecord {
 		return false, err
 	}
-	page, all, err := versions(ctx, h, name, maxDeleted)
+	most := maxDeleted
+	if only != 0 {
+		most = 2 // as many as tell whether others stay
+	}
+	page, all, err := versions(ctx, h, name, "", most)
 	if err != nil {
 		return false, err
 	}
-	rest, gone := page.Next != "", page.Records
+	rest, doomed := page.Next != "", page.Records
 	if only != 0 {
 		r, err := h.Record(ctx, key(name, only))
 		if errors.Is(err, turnstone.ErrRecordNotFound) {
@@ -252,7 +265,7 @@ func deleteSome(ctx context.Context, h turnstone.Persistence, name string, only 
 		if err != nil {
 			return false, err
 		}
-		rest, gone, all = rest || len(all) > 1, []turnstone.Record{r}, []version{v}
+		rest, doomed, all = rest || len(all) > 1, []turnstone.Record{r}, []version{v}
 	}
 	// The record of the name changes with each version that is saved.
 	named := turnstone.RecordChange{Key: namePrefix + name, Action: turnstone.DeleteRecord, Expect: expect}
@@ -261,7 +274,7 @@ func deleteSome(ctx context.Context, h turnstone.Persistence, name string, only 
 	}
 	c := turnstone.Commit{Expected: turnstone.AnyRevision, Records: []turnstone.RecordChange{named}}
 	keys := make([]string, len(all))
-	for i, r := range gone {
+	for i, r := range doomed {
 		keys[i] = all[i].Node
 		c.Records = append(c.Records, turnstone.RecordChange{Key: r.Key, Action: turnstone.DeleteRecord, Expect: r.Version})
 	}
@@ -314,7 +327,7 @@ func (a *Artifacts) Versions(ctx context.Context, r *artifact.VersionsRequest) (
 	for after := ""; err == nil; {
 		var page turnstone.RecordPage
 		var all []version
-		if page, all, err = versionsAfter(ctx, h, r.FileName, after, turnstone.MaxPage); err != nil {
+		if page, all, err = versions(ctx, h, r.FileName, after, turnstone.MaxPage); err != nil {
 			break
 		}
 		for _, v := range all {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,9 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
@@ -274,4 +278,48 @@ func TestAD5_APartKeepsAllThatItHas(t *testing.T) {
 		t.Error("the caller's part was changed")
 	}
 	f.loads("empty", 0, "text/plain ")
+}
+
+func TestAD4_VersionsThatCanNotBeAreRefused(t *testing.T) {
+	f := files{t, adk.NewArtifacts(storetest.Memory(t)), "s"}
+	for _, v := range []int64{-1, math.MaxInt64} {
+		_, err := f.Save(ctx, &artifact.SaveRequest{AppName: "app", UserID: "user", SessionID: "s", FileName: "file", Part: bytesPart("x"), Version: v})
+		if !errors.Is(err, turnstone.ErrInvalid) {
+			t.Error(v, err)
+		}
+	}
+	if v := f.save("file", bytesPart("x")); v != 1 {
+		t.Error(v)
+	}
+}
+
+func TestAD4_AVersionWhoseReplyIsLostIsStoredOnce(t *testing.T) {
+	faulty := &enginetest.Faulty{Engine: memory.New()}
+	f := files{t, adk.NewArtifacts(storetest.On(t, faulty).Factory()), "s"}
+	f.save("file", bytesPart("x"))
+	lost := 0
+	faulty.Plan = func(call enginetest.Call) enginetest.Fault {
+		switch {
+		case lost > 0 && lost < 4: // so that the store can't find out by itself
+			lost++
+			return enginetest.Fault{Err: engine.ErrUnavailable}
+		case call.Op == "Apply" && lost == 0 && sets(call.Batch, "version/file/"):
+			lost++
+			return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+		}
+		return enginetest.Fault{}
+	}
+	_, err := f.Save(ctx, &artifact.SaveRequest{AppName: "app", UserID: "user", SessionID: "s", FileName: "file", Part: bytesPart("y")})
+	faulty.Plan = nil
+	if err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) || lost == 0 {
+		t.Error(lost, err)
+	}
+	if got := f.versions("file"); len(got) != 2 {
+		t.Error(got)
+	}
+}
+
+// sets reports whether a batch sets a key that has the text.
+func sets(b *engine.Batch, text string) bool {
+	return slices.ContainsFunc(b.Sets, func(p engine.Pair) bool { return bytes.Contains(p.Key, []byte(text)) })
 }

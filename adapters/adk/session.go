@@ -20,12 +20,13 @@ type Session struct {
 	handle        turnstone.Persistence
 	app, user, id string
 
-	mu       sync.RWMutex // guards what follows
-	revision head.Revision
-	own      map[string]any // the session's own state, as it is stored; it is replaced, not changed
-	state    map[string]any // what State shows
-	events   events
-	updated  time.Time
+	appending sync.Mutex   // held while an event is appended; then nobody else changes what follows
+	mu        sync.RWMutex // guards what follows
+	revision  head.Revision
+	own       state          // the session's own state, as it is stored; it is replaced, not changed
+	state     map[string]any // what State shows
+	events    events
+	updated   time.Time
 }
 
 var _ session.Session = (*Session)(nil)
@@ -40,7 +41,7 @@ func (s *Session) AppName() string { return s.app }
 func (s *Session) UserID() string { return s.user }
 
 // State implements session.Session. What is set in it directly is not stored: the state delta of an event is.
-func (s *Session) State() session.State { return (*state)(s) }
+func (s *Session) State() session.State { return (*shown)(s) }
 
 // Events implements session.Session. Events that are appended later are not among those that it returns.
 func (s *Session) Events() session.Events {
@@ -56,29 +57,28 @@ func (s *Session) LastUpdateTime() time.Time {
 	return s.updated
 }
 
-// Persistence returns the session in the store, for what the kit has no calls for: forks, earlier revisions, watches. Who commits to it by
-// himself makes s stale.
+// Persistence returns the session in the store, for what the kit has no calls for: forks, earlier revisions, watches. A commit that others make to it makes s
+// stale, and a node that is no event makes the session unreadable here.
 func (s *Session) Persistence() turnstone.Persistence { return s.handle }
 
-// readState reads the state of a session that a list has shown, and no more of its history than what came since.
-func (s *Session) readState(ctx context.Context, i *turnstone.Info) error {
-	st, err := s.handle.Load(ctx, turnstone.Scope{After: i.Revision, Parts: []string{statePart}})
+// load reads the session's own state, and events.
+func (s *Session) load(ctx context.Context, scope turnstone.Scope) error {
+	st, err := s.handle.Load(ctx, scope)
 	if err != nil {
 		return err
 	}
-	s.revision, s.updated = st.Revision, st.Time
-	return s.setOwn(st.Contents[statePart])
-}
-
-// setOwn sets the session's own state.
-func (s *Session) setOwn(part []byte) error {
-	if part != nil { // else the session was not made by this package
-		if err := json.Unmarshal(part, &s.own); err != nil {
+	s.revision, s.updated, s.own = st.Revision, st.Time, state{}
+	if part, ok := st.Contents[statePart]; ok { // else the session was not made by this package
+		if err := json.Unmarshal(part, &s.own); err != nil || s.own == nil {
 			return fmt.Errorf("adk: session %q: part %q is no state: %w", s.id, statePart, err)
 		}
 	}
-	if s.own == nil {
-		s.own = map[string]any{}
+	for _, n := range st.Nodes {
+		var e session.Event
+		if err := json.Unmarshal(n.Payload, &e); err != nil {
+			return fmt.Errorf("adk: session %q: node %s is no event: %w", s.id, n.ID, err)
+		}
+		s.events, s.updated = append(s.events, &e), e.Timestamp
 	}
 	return nil
 }
@@ -104,10 +104,10 @@ func (e events) All() iter.Seq[*session.Event] {
 	}
 }
 
-// state is what State shows of a session.
-type state Session
+// shown is what State shows of a session.
+type shown Session
 
-func (s *state) Get(key string) (any, error) {
+func (s *shown) Get(key string) (any, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if v, ok := s.state[key]; ok {
@@ -116,14 +116,14 @@ func (s *state) Get(key string) (any, error) {
 	return nil, session.ErrStateKeyNotExist
 }
 
-func (s *state) Set(key string, value any) error {
+func (s *shown) Set(key string, value any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state[key] = value
 	return nil
 }
 
-func (s *state) All() iter.Seq2[string, any] {
+func (s *shown) All() iter.Seq2[string, any] {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return maps.All(maps.Clone(s.state))

@@ -2,6 +2,7 @@ package adk
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,23 +23,31 @@ const (
 	statePart = "state"
 	// statePrefix is what the keys of records begin with that are the state of a user or an app.
 	statePrefix = "state/"
+	// maxShared is how many users and apps are remembered.
+	maxShared = 10_000
 )
 
 // Sessions is a session.Service. It is safe for concurrent use.
 //
 // Values of state are stored as JSON, so a number comes back as float64. A value of user or app state has at most turnstone.MaxRecord
-// bytes, an event and all of a session's own state at most turnstone.MaxPayload each.
+// bytes and its key 506, an event and all of a session's own state have at most turnstone.MaxPayload each. The id of a session of the store names app, user and
+// session: who renames it there moves it to another user.
 type Sessions struct {
-	store  turnstone.Factory
-	shared sync.Map // handles of the sessions with state of users and apps, by id
+	store turnstone.Factory
+
+	mu     sync.Mutex                       // guards shared
+	shared map[string]turnstone.Persistence // sessions with the state of users and apps, by id
 }
 
 var _ session.Service = (*Sessions)(nil)
 
 // NewSessions returns a session service on a store.
-func NewSessions(store turnstone.Factory) *Sessions { return &Sessions{store: store} }
+func NewSessions(store turnstone.Factory) *Sessions {
+	return &Sessions{store: store, shared: map[string]turnstone.Persistence{}}
+}
 
-// Create makes a session. If there is one of that id, the error matches turnstone.ErrExists.
+// Create makes a session. If there is one of that id, the error matches turnstone.ErrExists. After an error that matches turnstone.ErrOutcomeUnknown, the session
+// may be there.
 func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*session.CreateResponse, error) {
 	if err := required([2]string{"AppName", r.AppName}, [2]string{"UserID", r.UserID}); err != nil {
 		return nil, err
@@ -47,18 +56,25 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 	if out.id == "" {
 		out.id = platform.NewUUID(ctx)
 	}
-	d := deltaOf(r.State)
+	d, err := deltaOf(r.State)
+	if err != nil {
+		return nil, err
+	}
 	out.own = d.own
 	part, err := json.Marshal(d.own)
 	if err != nil {
 		return nil, fmt.Errorf("adk: the state: %w", err)
 	}
+	if err := s.readState(ctx, out, map[string]state{}); err != nil { // before anything is stored
+		return nil, err
+	}
+	maps.Copy(out.state, d.shown)
 	id := join(sessionRoot, out.app, out.user, out.id)
-	commits := []turnstone.SessionCommit{{
+	result, err := s.commit(ctx, out, turnstone.SessionCommit{
 		Create: &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: join(sessionRoot, out.app, out.user)}},
-		Commit: turnstone.Commit{Checkpoint: map[string][]byte{statePart: part}},
-	}}
-	result, err := s.commit(ctx, out, commits, d)
+		// The turn id makes a client repeat the commit when the answer is lost.
+		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: map[string][]byte{statePart: part}},
+	}, d)
 	switch {
 	case errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown):
 		return nil, fmt.Errorf("adk: session %q: %w", out.id, turnstone.ErrExists)
@@ -67,10 +83,9 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 	}
 	out.revision = result.Revision
 	if out.handle, err = s.store.Session(ctx, id); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, err) // It was made, and may be deleted.
 	}
-	out.state, err = s.merged(ctx, out)
-	return &session.CreateResponse{Session: out}, err
+	return &session.CreateResponse{Session: out}, nil
 }
 
 // Get reads a session with its events. If there is none, the error matches turnstone.ErrSessionNotFound.
@@ -83,20 +98,8 @@ func (s *Sessions) Get(ctx context.Context, r *session.GetRequest) (*session.Get
 	if r.After.IsZero() {
 		scope.Last = max(r.NumRecentEvents, 0)
 	}
-	st, err := out.handle.Load(ctx, scope)
-	if err != nil {
+	if err := out.load(ctx, scope); err != nil {
 		return nil, err
-	}
-	for _, n := range st.Nodes {
-		var e session.Event
-		if err := json.Unmarshal(n.Payload, &e); err != nil {
-			return nil, fmt.Errorf("adk: session %q: node %s is no event: %w", out.id, n.ID, err)
-		}
-		out.events = append(out.events, &e)
-	}
-	out.updated = st.Time
-	if n := len(out.events); n > 0 {
-		out.updated = out.events[n-1].Timestamp
 	}
 	if !r.After.IsZero() {
 		out.events = slices.DeleteFunc(out.events, func(e *session.Event) bool { return e.Timestamp.Before(r.After) })
@@ -104,12 +107,10 @@ func (s *Sessions) Get(ctx context.Context, r *session.GetRequest) (*session.Get
 			out.events = out.events[n-r.NumRecentEvents:]
 		}
 	}
-	out.revision = st.Revision
-	if err := out.setOwn(st.Contents[statePart]); err != nil {
+	if err := s.readState(ctx, out, map[string]state{}); err != nil {
 		return nil, err
 	}
-	out.state, err = s.merged(ctx, out)
-	return &session.GetResponse{Session: out}, err
+	return &session.GetResponse{Session: out}, nil
 }
 
 // find returns a session of which nothing was read.
@@ -134,37 +135,60 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 	if r.UserID != "" {
 		group = join(sessionRoot, r.AppName, r.UserID)
 	}
+	found, err := s.listed(ctx, group)
+	if err != nil {
+		return nil, err
+	}
 	out := &session.ListResponse{Sessions: []session.Session{}}
-	shared := map[string]map[string]any{} // by prefix and user
-	for o := (turnstone.ListOptions{Group: group, Limit: turnstone.MaxPage}); ; {
-		page, err := s.store.List(ctx, o)
+	shared := map[string]state{}
+	for _, id := range found {
+		of := names(id)
+		if len(of) != 3 || of[0] != r.AppName || r.UserID != "" && of[1] != r.UserID {
+			continue // Somebody else has put it into the group.
+		}
+		one, err := s.find(ctx, of[0], of[1], of[2])
+		if err == nil {
+			err = one.load(ctx, turnstone.Scope{Last: 1, Parts: []string{statePart}})
+		}
+		if gone(err) {
+			continue
+		}
+		if err == nil {
+			err = s.readState(ctx, one, shared)
+		}
 		if err != nil {
 			return nil, err
 		}
-		for _, i := range page.Sessions {
-			of := names(i.ID)
-			if len(of) != 3 {
-				continue // Somebody else has put it into the group.
-			}
-			one, err := s.find(ctx, of[0], of[1], of[2])
-			if err == nil {
-				err = one.readState(ctx, &i)
-			}
-			if gone(err) {
-				continue
-			}
-			if err == nil {
-				one.state, err = s.mergedOnce(ctx, one, shared)
-			}
+		one.events = nil
+		out.Sessions = append(out.Sessions, one)
+	}
+	return out, nil
+}
+
+// listed returns the ids of the sessions of a group. One that is updated meanwhile moves to the front of the list, so the list is read again until nothing is new.
+func (s *Sessions) listed(ctx context.Context, group string) (ids []string, err error) {
+	seen := map[string]bool{}
+	for more, first := true, true; more; first = false {
+		more = false
+		for o := (turnstone.ListOptions{Group: group, Limit: turnstone.MaxPage}); ; {
+			page, err := s.store.List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
-			out.Sessions = append(out.Sessions, one)
-		}
-		if o.After = page.Next; o.After == "" {
-			return out, nil
+			fresh := false
+			for _, i := range page.Sessions {
+				if !seen[i.ID] {
+					seen[i.ID], fresh = true, true
+					ids = append(ids, i.ID)
+				}
+			}
+			more = more || fresh && page.Next != ""
+			if o.After = page.Next; o.After == "" || !fresh && !first {
+				break
+			}
 		}
 	}
+	return ids, nil
 }
 
 // Delete removes a session, and leaves the state of its user and app. One that does not exist is no error.
@@ -190,7 +214,10 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	case e.Partial:
 		return nil
 	}
-	d := deltaOf(e.Actions.StateDelta)
+	d, err := deltaOf(e.Actions.StateDelta)
+	if err != nil {
+		return err
+	}
 	stored := *e
 	if d.temporary {
 		stored.Actions.StateDelta = maps.Clone(e.Actions.StateDelta)
@@ -201,8 +228,8 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		return fmt.Errorf("adk: the event: %w", err)
 	}
 
-	of.mu.Lock()
-	defer of.mu.Unlock()
+	of.appending.Lock()
+	defer of.appending.Unlock()
 	c := turnstone.Commit{
 		Expected: of.revision, Turn: e.ID, Usage: usage(e),
 		Nodes: []turnstone.NewNode{{Kind: kind(e), Payload: payload}},
@@ -217,93 +244,122 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 		}
 		c.Checkpoint = map[string][]byte{statePart: part}
 	}
-	result, err := s.commit(ctx, of, []turnstone.SessionCommit{{Session: of.handle, Commit: c}}, d)
+	result, err := s.commit(ctx, of, turnstone.SessionCommit{Session: of.handle, Commit: c}, d)
 	switch {
 	case err != nil:
 		return err
 	case result.Revision != of.revision+1: // It was appended before: of has it, or is stale, which the next event finds out.
 		return nil
 	}
+	of.mu.Lock()
+	defer of.mu.Unlock()
 	of.revision, of.own, of.updated = result.Revision, own, e.Timestamp
 	of.events = append(of.events, &stored)
 	maps.Copy(of.state, e.Actions.StateDelta)
 	return nil
 }
 
-// commit makes commits together with the changes of the state of user and app, and returns the result of the first one.
-func (s *Sessions) commit(ctx context.Context, of *Session, commits []turnstone.SessionCommit, d delta) (turnstone.Result, error) {
-	own := len(commits)
-	for again := false; ; again = true {
-		commits = commits[:own]
-		for id, changes := range map[string]map[string]any{join(sessionRoot, of.app): d.app, join(sessionRoot, of.app, of.user): d.user} {
-			if len(changes) == 0 {
-				continue
-			}
+// commit makes a commit together with the changes of the state of user and app, and returns its result.
+func (s *Sessions) commit(ctx context.Context, of *Session, own turnstone.SessionCommit, d delta) (turnstone.Result, error) {
+	commits := []turnstone.SessionCommit{own}
+	var ids []string
+	for _, shared := range []struct {
+		id    string
+		state state
+	}{{join(sessionRoot, of.app), d.app}, {join(sessionRoot, of.app, of.user), d.user}} {
+		if len(shared.state) == 0 {
+			continue
+		}
+		c := turnstone.SessionCommit{RecordsOnly: true}
+		for _, k := range slices.Sorted(maps.Keys(shared.state)) {
+			c.Records = append(c.Records, turnstone.RecordChange{Key: statePrefix + k, Value: shared.state[k]})
+		}
+		commits, ids = append(commits, c), append(ids, shared.id)
+	}
+	for i := range commits { // before sessions are made for the state of user and app
+		if err := commits[i].Check(); err != nil {
+			return turnstone.Result{}, err
+		}
+	}
+	for again := false; ; {
+		for i, id := range ids {
 			h, err := s.sharedState(ctx, id)
 			if err != nil {
 				return turnstone.Result{}, err
 			}
-			c := turnstone.SessionCommit{Session: h, RecordsOnly: true}
-			for _, k := range slices.Sorted(maps.Keys(changes)) {
-				value, err := json.Marshal(changes[k])
-				if err != nil {
-					return turnstone.Result{}, fmt.Errorf("adk: state %q: %w", k, err)
-				}
-				c.Records = append(c.Records, turnstone.RecordChange{Key: statePrefix + k, Value: value})
-			}
-			commits = append(commits, c)
+			commits[i+1].Session = h
 		}
 		results, err := s.store.CommitAll(ctx, commits...)
-		if err == nil {
+		switch {
+		case err == nil:
 			return results[0], nil
-		}
-		if !gone(err) || errors.Is(err, turnstone.ErrOutcomeUnknown) || again || len(commits) == own {
+		case gone(err) && !again && len(ids) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
+			again = true // Somebody has deleted the state of the user or the app.
+			s.mu.Lock()
+			clear(s.shared)
+			s.mu.Unlock()
+		default:
 			return turnstone.Result{}, err
-		}
-		for _, c := range commits[own:] { // Somebody has deleted the state of the user or the app.
-			s.shared.Delete(c.Session.ID())
 		}
 	}
 }
 
 // sharedState returns the session with the state of a user or an app, which it makes if there is none.
 func (s *Sessions) sharedState(ctx context.Context, id string) (turnstone.Persistence, error) {
-	if h, ok := s.shared.Load(id); ok {
-		return h.(turnstone.Persistence), nil
+	s.mu.Lock()
+	h := s.shared[id]
+	s.mu.Unlock()
+	if h != nil {
+		return h, nil
 	}
 	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: stateGroup}})
 	if err != nil {
 		return nil, err
 	}
-	s.shared.Store(id, h)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.shared) >= maxShared {
+		clear(s.shared)
+	}
+	s.shared[id] = h
 	return h, nil
 }
 
-// merged returns a session's own state with that of its user and app.
-func (s *Sessions) merged(ctx context.Context, of *Session) (map[string]any, error) {
-	return s.mergedOnce(ctx, of, map[string]map[string]any{})
-}
-
-// mergedOnce is merged, and keeps what it has read of users and apps in read.
-func (s *Sessions) mergedOnce(ctx context.Context, of *Session, read map[string]map[string]any) (map[string]any, error) {
-	out := maps.Clone(of.own)
-	for prefix, id := range map[string]string{session.KeyPrefixApp: join(sessionRoot, of.app), session.KeyPrefixUser: join(sessionRoot, of.app, of.user)} {
-		state, known := read[id]
+// readState sets what State of a session shows: its own state, and that of its user and app. What it reads of these it keeps in read, by the ids of their sessions.
+func (s *Sessions) readState(ctx context.Context, of *Session, read map[string]state) error {
+	of.state = map[string]any{}
+	show := func(prefix string, values state) error {
+		for k, value := range values {
+			var v any
+			if err := json.Unmarshal(value, &v); err != nil {
+				return fmt.Errorf("adk: session %q: the state of %q is no JSON: %w", of.id, prefix+k, err)
+			}
+			of.state[prefix+k] = v
+		}
+		return nil
+	}
+	if err := show("", of.own); err != nil {
+		return err
+	}
+	for _, shared := range [][2]string{{session.KeyPrefixApp, join(sessionRoot, of.app)}, {session.KeyPrefixUser, join(sessionRoot, of.app, of.user)}} {
+		values, known := read[shared[1]]
 		if !known {
 			var err error
-			if state, err = s.readShared(ctx, id, prefix); err != nil {
-				return nil, err
+			if values, err = s.readShared(ctx, shared[1]); err != nil {
+				return err
 			}
-			read[id] = state
+			read[shared[1]] = values
 		}
-		maps.Copy(out, state)
+		if err := show(shared[0], values); err != nil {
+			return err
+		}
 	}
-	return out, nil
+	return nil
 }
 
-// readShared reads the state of a user or an app. Its keys begin with prefix.
-func (s *Sessions) readShared(ctx context.Context, id, prefix string) (map[string]any, error) {
-	out := map[string]any{}
+// readShared reads the state of a user or an app.
+func (s *Sessions) readShared(ctx context.Context, id string) (state, error) {
+	out := state{}
 	h, err := s.store.Session(ctx, id)
 	for q := (turnstone.RecordQuery{Prefix: statePrefix, Limit: turnstone.MaxPage}); err == nil; {
 		var page turnstone.RecordPage
@@ -311,11 +367,7 @@ func (s *Sessions) readShared(ctx context.Context, id, prefix string) (map[strin
 			break
 		}
 		for _, r := range page.Records {
-			var v any
-			if err := json.Unmarshal(r.Value, &v); err != nil {
-				return nil, fmt.Errorf("adk: session %q: record %q is no state: %w", id, r.Key, err)
-			}
-			out[prefix+strings.TrimPrefix(r.Key, statePrefix)] = v
+			out[strings.TrimPrefix(r.Key, statePrefix)] = r.Value
 		}
 		if q.After = page.Next; q.After == "" {
 			return out, nil
@@ -327,26 +379,37 @@ func (s *Sessions) readShared(ctx context.Context, id, prefix string) (map[strin
 	return nil, err
 }
 
-// A delta is what is changed of a state, by what it belongs to. Keys have no prefixes.
+// A state is values as JSON, by keys without prefixes.
+type state map[string]json.RawMessage
+
+// A delta is what is changed of a state, by what it belongs to.
 type delta struct {
-	app, user, own map[string]any
-	temporary      bool // it has keys that are not stored
+	app, user, own state
+	shown          map[string]any // all of these, as they were given
+	temporary      bool           // there are others, which are not stored
 }
 
-func deltaOf(state map[string]any) delta {
-	d := delta{app: map[string]any{}, user: map[string]any{}, own: map[string]any{}}
-	for k, v := range state {
-		if name, ok := strings.CutPrefix(k, session.KeyPrefixApp); ok {
-			d.app[name] = v
-		} else if name, ok := strings.CutPrefix(k, session.KeyPrefixUser); ok {
-			d.user[name] = v
-		} else if strings.HasPrefix(k, session.KeyPrefixTemp) {
+func deltaOf(given map[string]any) (delta, error) {
+	d := delta{app: state{}, user: state{}, own: state{}, shown: map[string]any{}}
+	for k, v := range given {
+		if strings.HasPrefix(k, session.KeyPrefixTemp) {
 			d.temporary = true
+			continue
+		}
+		value, err := json.Marshal(v)
+		if err != nil {
+			return d, fmt.Errorf("adk: state %q: %w", k, err)
+		}
+		d.shown[k] = v
+		if name, ok := strings.CutPrefix(k, session.KeyPrefixApp); ok {
+			d.app[name] = value
+		} else if name, ok := strings.CutPrefix(k, session.KeyPrefixUser); ok {
+			d.user[name] = value
 		} else {
-			d.own[k] = v
+			d.own[k] = value
 		}
 	}
-	return d
+	return d, nil
 }
 
 // kind returns the kind of an event's node.

@@ -1,6 +1,7 @@
 package adk_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -394,5 +395,133 @@ func TestAD3_UsageIsCounted(t *testing.T) {
 	want := head.Usage{Model: "model-1", Input: 10, Output: 3, CachedInput: 4, Reasoning: 2}
 	if err != nil || len(i.Usage) != 1 || i.Usage[0] != want {
 		t.Errorf("%+v, %v", i.Usage, err)
+	}
+}
+
+// What a caller does to a value that State has returned is not stored with the next event.
+func TestAD2_OnlyDeltasChangeTheState(t *testing.T) {
+	c := chats{t, adk.NewSessions(storetest.Memory(t))}
+	c.create("s", map[string]any{"cart": map[string]any{"a": 1}})
+	s := c.get("s")
+	cart, err := s.State().Get("cart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cart.(map[string]any)["b"] = 2
+	if err := s.State().Set("set", "directly"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AppendEvent(ctx, s, event("e", "x", map[string]any{"other": 1})); err != nil {
+		t.Fatal(err)
+	}
+	if got := shows(c.get("s")); got != "cart=map[a:1] other=1 x" {
+		t.Error(got)
+	}
+}
+
+// A session that is made although the reply is lost is made once, and whoever is told so knows.
+func TestAD2_ASessionIsMadeOnce(t *testing.T) {
+	for n := 1; ; n++ {
+		faulty := &enginetest.Faulty{Engine: memory.New()}
+		c := chats{t, adk.NewSessions(storetest.On(t, faulty).Factory())}
+		calls, lost := 0, 0
+		faulty.Plan = func(call enginetest.Call) enginetest.Fault {
+			if calls++; calls < n {
+				return enginetest.Fault{}
+			}
+			if call.Op == "Apply" && lost == 0 {
+				lost++
+				return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+			}
+			return enginetest.Fault{Err: engine.ErrUnavailable}
+		}
+		_, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", SessionID: "s", State: map[string]any{"k": 1}})
+		faulty.Plan = nil
+		_, missing := c.Get(ctx, &session.GetRequest{AppName: "app", UserID: "user", SessionID: "s"})
+		there := missing == nil
+		switch {
+		case err == nil && there:
+			if n < 4 {
+				t.Error(n)
+			}
+			return
+		case err == nil, there && !errors.Is(err, turnstone.ErrOutcomeUnknown):
+			t.Fatalf("call %d: %v, and it is there: %v", n, err, there)
+		}
+	}
+}
+
+// pages makes pages of lists short, and calls between them.
+type pages struct {
+	turnstone.Factory
+	between func()
+}
+
+func (p pages) List(ctx context.Context, o turnstone.ListOptions) (turnstone.Page, error) {
+	if o.After != "" {
+		p.between()
+	}
+	o.Limit = 2
+	return p.Factory.List(ctx, o)
+}
+
+func TestAD3_AListHasTheSessionsThatAreUsedMeanwhile(t *testing.T) {
+	store := storetest.Memory(t)
+	c := chats{t, adk.NewSessions(store)}
+	var all []session.Session
+	for i := range 6 {
+		all = append(all, c.create(fmt.Sprint(i), nil))
+	}
+	time.Sleep(300 * time.Millisecond) // The order of a list may lag by a quarter of a second.
+	n := 0
+	listing := adk.NewSessions(pages{store, func() {
+		if n++; n <= 3 { // the one at the end of the list moves to its front
+			if err := c.AppendEvent(ctx, all[n-1], event(fmt.Sprint(n), "x", nil)); err != nil {
+				t.Error(err)
+			}
+		}
+	}})
+	r, err := listing.List(ctx, &session.ListRequest{AppName: "app", UserID: "user"})
+	if err != nil || len(r.Sessions) != 6 {
+		t.Errorf("%d sessions, %v", len(r.Sessions), err)
+	}
+}
+
+func TestAD3_AListHasTheTimeOfTheLastEvent(t *testing.T) {
+	c := chats{t, adk.NewSessions(storetest.Memory(t))}
+	if err := c.AppendEvent(ctx, c.create("s", nil), event("e", "x", nil)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.List(ctx, &session.ListRequest{AppName: "app"})
+	if err != nil || len(r.Sessions) != 1 || !r.Sessions[0].LastUpdateTime().Equal(event("", "", nil).Timestamp) {
+		t.Error(r, err)
+	}
+}
+
+// Somebody has renamed a session to that of another user.
+func TestAD3_ASessionIsListedForItsUserOnly(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	c := chats{t, adk.NewSessions(st.Factory())}
+	c.create("s", nil)
+	if err := st.Rename(ctx, "adk/app/user/s", "adk/app/other/s"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.List(ctx, &session.ListRequest{AppName: "app", UserID: "user"})
+	if err != nil || len(r.Sessions) != 0 {
+		t.Error(r, err)
+	}
+}
+
+func TestAD3_WhatIsRefusedMakesNoSession(t *testing.T) {
+	store := storetest.Memory(t)
+	c := chats{t, adk.NewSessions(store)}
+	for _, state := range []map[string]any{{"user:k": strings.Repeat("x", turnstone.MaxRecord)}, {"app:\x00": 1}, {"app:" + strings.Repeat("k", 600): 1}} {
+		if _, err := c.Create(ctx, &session.CreateRequest{AppName: "app", UserID: "user", State: state}); err == nil {
+			t.Error("no error")
+		}
+	}
+	page, err := store.List(ctx, turnstone.ListOptions{})
+	if err != nil || len(page.Sessions) > 0 {
+		t.Error(page, err)
 	}
 }

@@ -9,9 +9,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
 
 	"github.com/firebase/genkit/go/ai"
 	"github.com/firebase/genkit/go/ai/exp"
@@ -19,7 +23,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/transcript"
 )
@@ -28,18 +31,20 @@ const (
 	group = "genkit"
 	// statePart is the checkpoint part with the state but for its messages.
 	statePart = "state"
-	// snapshotPrefix and the id of a snapshot are the key of its record. No two sessions have one of the same id.
+	// snapshotPrefix and the id of a snapshot are the key of its record. Genkit gives each snapshot an id of its own.
 	snapshotPrefix = "genkit/"
 	// createdPrefix is what keys of records begin with that list the snapshots of a session, the one that was created last first.
 	createdPrefix = ".genkit-created/"
+	// kept is the name that keeps the revision of the state that was saved last, whatever is pruned.
+	kept = "latest"
 	// Labels of a commit: the snapshot that it changed, and the snapshot's status.
 	snapshotLabel, statusLabel = "snapshot", "status"
 )
 
 // A Store is an exp.SessionStore and an exp.SnapshotSubscriber. It is safe for concurrent use.
 //
-// The id of a snapshot has at most 500 bytes, that of a session 505. A message, and the rest of a state, have at most turnstone.MaxPayload bytes; a snapshot without its
-// state has at most turnstone.MaxRecord.
+// The id of a snapshot, and that of a session, have at most 505 bytes. A message, and the rest of a state, have at most turnstone.MaxPayload bytes; a snapshot without its
+// state has at most turnstone.MaxRecord. Agents whose sessions may have equal ids need a namespace each: see turnstone.Options.
 type Store[State any] struct{ store turnstone.Factory }
 
 var (
@@ -64,31 +69,48 @@ type stored[State any] struct {
 }
 
 // find returns the snapshot of an id.
-func (s *Store[State]) find(ctx context.Context, id string) (out stored[State], err error) {
+func (s *Store[State]) find(ctx context.Context, id string) (stored[State], error) {
 	q := turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1} // The key itself is before those that it is the beginning of.
 	for {
 		page, err := s.store.Records(ctx, q)
 		if err != nil {
-			return out, err
+			return stored[State]{}, err
 		}
-		for _, r := range page.Records {
-			if r.Key != q.Prefix {
-				return out, nil
-			}
-			out.record = r
-			if err := json.Unmarshal(r.Value, &out.row); err != nil {
-				return out, fmt.Errorf("genkit: session %q: record %q is no snapshot: %w", r.Session, r.Key, err)
-			}
-			out.session, err = s.store.Session(ctx, r.Session)
-			if gone(err) {
-				return stored[State]{}, nil
-			}
-			return out, err
+		if len(page.Records) > 0 {
+			return s.storedAs(ctx, page.Records[0], q.Prefix)
 		}
 		if q.After = page.Next; q.After == "" {
-			return out, nil
+			return stored[State]{}, nil
 		}
 	}
+}
+
+// storedAs returns the snapshot that a record is, if the record has that key.
+func (s *Store[State]) storedAs(ctx context.Context, r turnstone.Record, key string) (out stored[State], err error) {
+	if r.Key != key {
+		return out, nil
+	}
+	if out.session, err = s.store.Session(ctx, r.Session); err != nil {
+		return stored[State]{}, unless(gone, err)
+	}
+	out.record = r
+	return out, out.row.read(r)
+}
+
+// read reads the value of a record.
+func (r *row[State]) read(from turnstone.Record) error {
+	if err := json.Unmarshal(from.Value, r); err != nil {
+		return fmt.Errorf("genkit: session %q: record %q is no snapshot: %w", from.Session, from.Key, err)
+	}
+	return nil
+}
+
+// unless returns an error, or nil if it is of that kind.
+func unless(kind func(error) bool, err error) error {
+	if kind(err) {
+		return nil
+	}
+	return err
 }
 
 func sessionID(id string) string { return group + "/" + id }
@@ -114,19 +136,16 @@ func (of *stored[State]) snapshot(ctx context.Context) (*exp.SessionSnapshot[Sta
 		return &out, nil
 	}
 	st, err := of.session.Load(ctx, turnstone.Scope{At: of.row.Revision, Parts: []string{statePart}})
-	if gone(err) {
-		return nil, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, unless(gone, err)
 	}
 	out.State = new(exp.SessionState[State])
 	if err := json.Unmarshal(st.Contents[statePart], out.State); err != nil {
 		return nil, fmt.Errorf("genkit: session %q: part %q is no state: %w", of.session.ID(), statePart, err)
 	}
 	for _, n := range st.Nodes {
-		m := new(ai.Message)
-		if err := json.Unmarshal(n.Payload, m); err != nil {
+		var m *ai.Message
+		if err := json.Unmarshal(n.Payload, &m); err != nil {
 			return nil, fmt.Errorf("genkit: session %q: node %s is no message: %w", of.session.ID(), n.ID, err)
 		}
 		out.State.Messages = append(out.State.Messages, m)
@@ -134,118 +153,157 @@ func (of *stored[State]) snapshot(ctx context.Context) (*exp.SessionSnapshot[Sta
 	return &out, nil
 }
 
-// GetLatestSnapshot returns the snapshot of a session that was created last, or nil. Of those that were created at the same time it is the one
-// whose id is first.
+// GetLatestSnapshot returns the snapshot of a session that was created last, or nil. Of those that were created at the same time it is always the same
+// one.
 func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*exp.SessionSnapshot[State], error) {
 	if session == "" {
 		return nil, errors.New("genkit: the session ID is empty")
 	}
 	h, err := s.store.Session(ctx, sessionID(session))
-	if err == nil {
-		var page turnstone.RecordPage
-		if page, err = h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 1}); err == nil && len(page.Records) > 0 {
-			return s.GetSnapshot(ctx, string(page.Records[0].Value))
-		}
+	if err != nil {
+		return nil, unless(gone, err)
 	}
-	if gone(err) {
-		err = nil
+	listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 1})
+	if err != nil || len(listed.Records) == 0 {
+		return nil, unless(gone, err)
 	}
-	return nil, err
+	r, err := h.Record(ctx, snapshotPrefix+string(listed.Records[0].Value))
+	if err != nil {
+		return nil, unless(gone, err)
+	}
+	of := stored[State]{session: h, record: r}
+	if err := of.row.read(r); err != nil {
+		return nil, err
+	}
+	return of.snapshot(ctx)
 }
 
 // createdKey returns the key of the record that lists a snapshot.
 func createdKey[State any](of *exp.SessionSnapshot[State]) string {
-	at := of.CreatedAt
-	return fmt.Sprintf("%s%016x%08x/%s", createdPrefix, ^(uint64(at.Unix()) ^ 1<<63), ^uint32(at.Nanosecond()), of.SnapshotID)
+	at, id := of.CreatedAt, sha256.Sum256([]byte(of.SnapshotID))
+	return fmt.Sprintf("%s%016x%08x/%x", createdPrefix, ^(uint64(at.Unix()) ^ 1<<63), ^uint32(at.Nanosecond()), id[:16])
 }
 
-// SaveSnapshot stores the snapshot that fn returns in place of the one of that id, in one commit: all of it, or nothing. If somebody else saves
-// the same snapshot, or one of the same session, meanwhile, it calls fn again.
+// SaveSnapshot stores the snapshot that fn returns in place of the one of that id. If somebody else saves
+// the same snapshot, or one of the same session, meanwhile, it calls fn again. The snapshot is there whole or not at all. Messages of a state that are too many for one commit are stored
+// before it, in commits that no snapshot refers to yet.
 //
-// An error that matches turnstone.ErrOutcomeUnknown leaves open whether the snapshot was stored. Saving it again with the same id is safe.
+// After an error that matches turnstone.ErrOutcomeUnknown the snapshot may be there.
 func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
 	if id == "" {
 		id = uuid.NewString()
 	}
-	for {
-		next, err := s.save(ctx, id, fn)
-		switch {
-		case ctx.Err() != nil, errors.Is(err, turnstone.ErrOutcomeUnknown), errors.Is(err, turnstone.ErrRejected):
-		case errors.Is(err, turnstone.ErrConflict), errors.Is(err, turnstone.ErrRecordConflict), errors.Is(err, turnstone.ErrSessionDeleted):
-			continue
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		old, existing, err := s.existing(ctx, id)
+		if err != nil {
+			return nil, err
 		}
-		return next, err
+		was, err := saidOf(existing) // fn may change what it is given.
+		if err != nil {
+			return nil, err
+		}
+		next, err := fn(existing)
+		if err != nil || next == nil {
+			return nil, err
+		}
+		err = s.save(ctx, id, &old, was, next)
+		switch {
+		case err == nil:
+			return next, nil
+		case errors.Is(err, turnstone.ErrOutcomeUnknown), errors.Is(err, turnstone.ErrRejected),
+			!errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrRecordConflict) && !errors.Is(err, turnstone.ErrSessionDeleted):
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(rand.N(wait)):
+		}
 	}
 }
 
-// save is SaveSnapshot, once.
-func (s *Store[State]) save(ctx context.Context, id string, fn func(*exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
+// existing returns the snapshot of an id, as it is stored and as fn is given it. One whose state was pruned has none.
+func (s *Store[State]) existing(ctx context.Context, id string) (stored[State], *exp.SessionSnapshot[State], error) {
 	old, err := s.find(ctx, id)
-	if err != nil {
-		return nil, err
+	if err != nil || old.session == nil {
+		return stored[State]{}, nil, err
 	}
-	var existing *exp.SessionSnapshot[State]
-	var before []byte
-	var was exp.SnapshotStatus
-	if old.session != nil {
-		if existing, err = old.snapshot(ctx); err != nil {
-			return nil, err
-		}
+	snap, err := old.snapshot(ctx)
+	if errors.Is(err, turnstone.ErrRevisionPruned) {
+		old.row.Revision = 0
+		snap, err = old.snapshot(ctx)
 	}
-	if existing != nil { // fn may change what it is given.
-		if before, err = stateJSON(existing.State); err != nil {
-			return nil, err
-		}
-		was = existing.Status
+	if err == nil && snap == nil {
+		old = stored[State]{}
 	}
-	next, err := fn(existing)
-	if err != nil || next == nil {
-		return nil, err
+	return old, snap, err
+}
+
+// said is what a save has to know of a snapshot before fn has changed it.
+type said struct {
+	status exp.SnapshotStatus
+	state  []byte // as JSON; nil if there is none
+}
+
+func saidOf[State any](of *exp.SessionSnapshot[State]) (out said, err error) {
+	if of == nil {
+		return said{}, nil
 	}
+	out.status = of.Status
+	out.state, err = stateJSON(of.State)
+	return out, err
+}
+
+// save stores next in the place of old.
+func (s *Store[State]) save(ctx context.Context, id string, old *stored[State], was said, next *exp.SessionSnapshot[State]) (err error) {
 	next.SnapshotID = id
 	next.SessionID = cmp.Or(old.row.Snapshot.SessionID, next.SessionID)
 	next.Status = cmp.Or(next.Status, exp.SnapshotStatusCompleted)
 	if next.SessionID == "" {
-		return nil, status.Errorf(exp.ErrSessionIDRequired, "genkit: a snapshot needs a sessionId")
-	}
-	h := old.session
-	if h == nil {
-		if h, _, err = s.store.Create(ctx, turnstone.Request{ID: sessionID(next.SessionID), Metadata: turnstone.Metadata{Group: group}}); err != nil {
-			return nil, err
-		}
+		return status.Errorf(exp.ErrSessionIDRequired, "genkit: a snapshot needs a sessionId")
 	}
 	r := row[State]{Snapshot: *next, Revision: old.row.Revision}
 	r.Snapshot.State = nil
-	c := turnstone.Commit{Expected: turnstone.AnyRevision, Labels: map[string]string{snapshotLabel: id, statusLabel: string(next.Status)}}
-	same := false
-	if before != nil && next.State != nil {
-		after, err := stateJSON(next.State)
-		if err != nil {
-			return nil, err
-		}
-		same = bytes.Equal(before, after)
+	c := turnstone.SessionCommit{
+		Session: old.session,
+		// The turn id makes a client repeat the commit when the answer is lost.
+		Commit: turnstone.Commit{Expected: turnstone.AnyRevision, Turn: uuid.NewString(), Labels: map[string]string{snapshotLabel: id, statusLabel: string(next.Status)}},
 	}
-	switch {
-	case next.State == nil:
-		r.Revision = 0
-	case !same:
-		if err := build(ctx, s.store, h, next.State, &c); err != nil {
-			return nil, err
-		}
-		r.Revision = c.Expected + 1
+	if c.Session == nil {
+		c.Create = &turnstone.Request{ID: sessionID(next.SessionID), Metadata: turnstone.Metadata{Group: group}}
 	}
-	if c.Records, err = r.records(&old); err != nil {
-		return nil, err
-	}
-	if existing != nil && r.Revision == old.row.Revision && was == next.Status {
-		_, err = h.ChangeRecords(ctx, c.Records...) // A heartbeat, for example: those who watch are not told.
-	} else {
-		_, err = h.Commit(ctx, c)
+	// What is wrong with the snapshot is found out before any of its messages is stored.
+	if c.Records, err = r.records(old); err == nil {
+		err = c.Check()
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return next, nil
+	same := false
+	if next.State == nil {
+		r.Revision = 0
+	} else if was.state != nil {
+		now, err := stateJSON(next.State)
+		if err != nil {
+			return err
+		}
+		same = bytes.Equal(was.state, now)
+	}
+	if next.State != nil && !same {
+		if err := s.build(ctx, next, &c); err != nil {
+			return err
+		}
+		r.Revision, c.Keep = c.Expected+1, kept
+	}
+	if c.Records, err = r.records(old); err != nil {
+		return err
+	}
+	if old.session != nil && r.Revision == old.row.Revision && was.status == next.Status {
+		_, err = old.session.ChangeRecords(ctx, c.Records...) // A heartbeat, for example: those who watch are not told.
+	} else {
+		_, err = s.store.CommitAll(ctx, c)
+	}
+	return err
 }
 
 // stateJSON returns a state as JSON, or nil if there is none.
@@ -267,49 +325,51 @@ func (r *row[State]) records(old *stored[State]) ([]turnstone.RecordChange, erro
 		return nil, fmt.Errorf("genkit: the snapshot: %w", err)
 	}
 	id := r.Snapshot.SnapshotID
-	change := turnstone.RecordChange{Key: snapshotPrefix + id, Value: value, Expect: cmp.Or(old.record.Version, turnstone.NoRecord)}
-	listed := turnstone.RecordChange{Key: createdKey(&r.Snapshot), Value: []byte(id)}
-	if old.session == nil {
-		return []turnstone.RecordChange{change, listed}, nil
+	changes := []turnstone.RecordChange{{Key: snapshotPrefix + id, Value: value, Expect: cmp.Or(old.record.Version, turnstone.NoRecord)}}
+	before, listed := "", createdKey(&r.Snapshot)
+	if old.session != nil {
+		before = createdKey(&old.row.Snapshot)
 	}
-	if before := createdKey(&old.row.Snapshot); before != listed.Key {
-		return []turnstone.RecordChange{change, listed, {Key: before, Action: turnstone.DeleteRecord}}, nil
+	if before != listed {
+		changes = append(changes, turnstone.RecordChange{Key: listed, Value: []byte(id)})
+		if before != "" {
+			changes = append(changes, turnstone.RecordChange{Key: before, Action: turnstone.DeleteRecord})
+		}
 	}
-	return []turnstone.RecordChange{change}, nil
+	return changes, nil
 }
 
-// build makes c a commit that gives a session a state: it adds the messages that are new, behind those that the session's head has as well.
-func build[State any](ctx context.Context, store turnstone.Factory, h turnstone.Persistence, state *exp.SessionState[State], c *turnstone.Commit) error {
-	rest := *state
+// build makes c a commit that gives its session the state of a snapshot: it adds the messages that are new, behind those that the session's head, or else the snapshot's
+// parent, has as well.
+func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit) error {
+	rest := *of.State
 	rest.Messages = nil
-	part, err := json.Marshal(&rest)
+	part, err := stateJSON(&rest)
 	if err != nil {
-		return fmt.Errorf("genkit: the state: %w", err)
+		return err
 	}
-	messages := make([]turnstone.NewNode, len(state.Messages))
-	for i, m := range state.Messages {
+	messages := make([]turnstone.NewNode, len(of.State.Messages))
+	for i, m := range of.State.Messages {
 		payload, err := json.Marshal(m)
 		if err != nil {
 			return fmt.Errorf("genkit: message %d: %w", i, err)
 		}
-		messages[i] = turnstone.NewNode{Kind: cmp.Or(string(m.Role), "message"), Payload: payload}
+		messages[i] = turnstone.NewNode{Kind: "message", Payload: payload}
+		if m != nil && m.Role != "" {
+			messages[i].Kind = string(m.Role)
+		}
 	}
+	c.Checkpoint = map[string][]byte{statePart: part}
 	for stored := false; ; stored = true {
-		st, err := h.Load(ctx, turnstone.Scope{})
+		base, err := s.base(ctx, of, c, messages)
 		if err != nil {
 			return err
 		}
-		same, leaf := 0, graph.ID{}
-		for same < min(len(messages), len(st.Nodes)) && messages[same].Kind == st.Nodes[same].Kind && bytes.Equal(messages[same].Payload, st.Nodes[same].Payload) {
-			leaf = st.Nodes[same].ID
-			same++
-		}
-		c.Expected, c.Checkpoint, c.Nodes = st.Revision, map[string][]byte{statePart: part}, messages[same:]
 		parent := turnstone.RefNone()
-		if same > 0 {
-			parent = turnstone.RefTo(leaf)
+		if len(base) > 0 {
+			parent = turnstone.RefTo(base[len(base)-1].ID)
 		}
-		c.Leaf = parent
+		c.Nodes, c.Leaf = slices.Clone(messages[len(base):]), parent
 		if len(c.Nodes) > 0 {
 			c.Nodes[0].Parent, c.Leaf = parent, turnstone.RefNew(len(c.Nodes)-1)
 		}
@@ -317,52 +377,131 @@ func build[State any](ctx context.Context, store turnstone.Factory, h turnstone.
 			return err
 		}
 		// More than one commit takes: the messages come before the snapshot, in several.
-		s := transcript.Snapshot{Base: st.Revision}
+		all := transcript.Snapshot{Metadata: turnstone.Metadata{Group: group}}
 		for _, m := range messages {
-			s.Messages = append(s.Messages, transcript.Message{Kind: m.Kind, Payload: m.Payload})
+			all.Messages = append(all.Messages, transcript.Message{Kind: m.Kind, Payload: m.Payload})
 		}
-		if _, err := transcript.New(store).Save(ctx, h.ID(), s); err != nil {
+		if _, err := transcript.New(s.store).Save(ctx, sessionID(of.SessionID), all); err != nil {
 			return err
 		}
 	}
 }
 
+// base returns the nodes that the session has of the messages, from the first one on, and sets the revision that c expects.
+func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit, messages []turnstone.NewNode) ([]turnstone.Node, error) {
+	c.Expected = 0
+	h := c.Session
+	if h == nil { // of a new snapshot
+		var err error
+		if h, err = s.store.Session(ctx, sessionID(of.SessionID)); err != nil {
+			return nil, unless(gone, err)
+		}
+	}
+	head, err := h.Load(ctx, turnstone.Scope{})
+	if err != nil {
+		return nil, err
+	}
+	c.Expected = head.Revision
+	same := common(messages, head.Nodes)
+	if of.ParentID == "" || same > 0 && same == len(head.Nodes) {
+		return head.Nodes[:same], nil
+	}
+	// The session has branched. The parent's state is where this one goes on from.
+	r, err := h.Record(ctx, snapshotPrefix+of.ParentID)
+	if err != nil {
+		return head.Nodes[:same], unless(missing, err)
+	}
+	var parent row[State]
+	if err := parent.read(r); err != nil || parent.Revision == 0 {
+		return head.Nodes[:same], err
+	}
+	st, err := h.Load(ctx, turnstone.Scope{At: parent.Revision})
+	if err != nil {
+		return head.Nodes[:same], unless(missing, err)
+	}
+	return longer(head.Nodes[:same], st.Nodes[:common(messages, st.Nodes)]), nil
+}
+
+// missing reports whether an error says that what was to be read is not there, or not any more.
+func missing(err error) bool {
+	return gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) || errors.Is(err, turnstone.ErrRevisionPruned)
+}
+
+func longer(a, b []turnstone.Node) []turnstone.Node {
+	if len(b) > len(a) {
+		return b
+	}
+	return a
+}
+
+// common returns how many messages at the beginning are those of nodes.
+func common(messages []turnstone.NewNode, nodes []turnstone.Node) (n int) {
+	for n < min(len(messages), len(nodes)) && messages[n].Kind == nodes[n].Kind && bytes.Equal(messages[n].Payload, nodes[n].Payload) {
+		n++
+	}
+	return n
+}
+
 // OnSnapshotStatusChange sends the status of a snapshot, and each one that it has later, whichever process saves it: at once if the snapshot is saved through the same
-// store or server, and otherwise within turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, and if the
-// store fails.
+// store or server, and otherwise within turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, and if there is no such
+// snapshot, or not any more. While the store fails nothing is sent.
 func (s *Store[State]) OnSnapshotStatusChange(ctx context.Context, id string) <-chan exp.SnapshotStatus {
 	out := make(chan exp.SnapshotStatus, 1)
-	of, err := s.find(ctx, id)
-	var page turnstone.RecordPage // the record, and the revision that it is of
-	if err == nil && of.session != nil {
-		page, err = of.session.Records(ctx, turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1})
-	}
-	if err == nil && len(page.Records) > 0 {
-		err = json.Unmarshal(page.Records[0].Value, &of.row)
-	}
-	if err != nil || len(page.Records) == 0 {
-		close(out)
-		return out
-	}
-	last := of.row.Snapshot.Status
-	out <- last
 	go func() {
 		defer close(out)
-		for e, err := range of.session.Watch(ctx, page.Revision) {
-			if err != nil {
+		var last exp.SnapshotStatus
+		send := func(next exp.SnapshotStatus) {
+			if next == last {
 				return
-			}
-			next := exp.SnapshotStatus(e.Labels[statusLabel])
-			if e.Labels[snapshotLabel] != id || next == last {
-				continue
 			}
 			last = next
 			select { // in place of one that was not received
 			case <-out:
 			default:
 			}
-			out <- last
+			out <- next
+		}
+		for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+			begun := time.Now()
+			if s.watch(ctx, id, send) || ctx.Err() != nil {
+				return
+			}
+			if time.Since(begun) > time.Second {
+				wait = time.Millisecond
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait): // The store fails.
+			}
 		}
 	}()
 	return out
+}
+
+// watch sends the statuses of a snapshot until the store fails, or reports that there is no such snapshot.
+func (s *Store[State]) watch(ctx context.Context, id string, send func(exp.SnapshotStatus)) (none bool) {
+	of, err := s.find(ctx, id)
+	if err != nil || of.session == nil {
+		return err == nil
+	}
+	// The record, and the revision that it is of.
+	page, err := of.session.Records(ctx, turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1})
+	if err != nil || len(page.Records) == 0 {
+		return gone(err)
+	}
+	var r row[State]
+	if r.read(page.Records[0]) != nil {
+		return false
+	}
+	send(r.Snapshot.Status)
+	for e, err := range of.session.Watch(ctx, page.Revision) {
+		if err != nil {
+			return gone(err)
+		}
+		if e.Labels[snapshotLabel] == id {
+			send(exp.SnapshotStatus(e.Labels[statusLabel]))
+		}
+	}
+	return false
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
@@ -49,10 +51,11 @@ type (
 type snapshots struct {
 	*testing.T
 	*genkit.Store[custom]
+	parent string // of those that are saved
 }
 
 func on(t *testing.T, store turnstone.Factory) snapshots {
-	return snapshots{t, genkit.NewStore[custom](store)}
+	return snapshots{T: t, Store: genkit.NewStore[custom](store)}
 }
 
 // begin is the time of the first snapshot of each test.
@@ -62,7 +65,7 @@ var begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func (s snapshots) save(id, session string, created int, status exp.SnapshotStatus, counter int, messages ...string) *snapshot {
 	s.Helper()
 	at := begin.Add(time.Duration(created) * time.Second)
-	next := &snapshot{SessionID: session, Status: status, CreatedAt: at, UpdatedAt: at, State: &state{Custom: custom{Counter: counter}, SessionID: session}}
+	next := &snapshot{SessionID: session, ParentID: s.parent, Status: status, CreatedAt: at, UpdatedAt: at, State: &state{Custom: custom{Counter: counter}, SessionID: session}}
 	for i, text := range messages {
 		role := ai.RoleUser
 		if i%2 == 1 {
@@ -133,7 +136,7 @@ func TestGK1_SnapshotsDoWhatGenkitExpectsOnEveryEngine(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
 		s := on(t, open(t))
 		t.Run("nothing", func(t *testing.T) {
-			s := snapshots{t, s.Store}
+			s := snapshots{T: t, Store: s.Store}
 			if got := s.get("missing"); got != nil || s.latest("missing") != "" {
 				t.Error(got)
 			}
@@ -153,7 +156,7 @@ func TestGK1_SnapshotsDoWhatGenkitExpectsOnEveryEngine(t *testing.T) {
 			}
 		})
 		t.Run("what is saved is read", func(t *testing.T) {
-			s := snapshots{t, s.Store}
+			s := snapshots{T: t, Store: s.Store}
 			saved := s.save("a", "kept", 1, "", 7, "hello", "hi")
 			if saved.SnapshotID != "a" || saved.SessionID != "kept" || saved.Status != exp.SnapshotStatusCompleted {
 				t.Errorf("%+v", saved)
@@ -171,7 +174,7 @@ func TestGK1_SnapshotsDoWhatGenkitExpectsOnEveryEngine(t *testing.T) {
 			}
 		})
 		t.Run("a snapshot stays in its session", func(t *testing.T) {
-			s := snapshots{t, s.Store}
+			s := snapshots{T: t, Store: s.Store}
 			s.save("b", "first", 0, exp.SnapshotStatusPending, 1)
 			for _, other := range []string{"", "second"} {
 				changed := s.change("b", func(b *snapshot) {
@@ -186,7 +189,7 @@ func TestGK1_SnapshotsDoWhatGenkitExpectsOnEveryEngine(t *testing.T) {
 			}
 		})
 		t.Run("the latest is the one that was created last", func(t *testing.T) {
-			s := snapshots{t, s.Store}
+			s := snapshots{T: t, Store: s.Store}
 			s.save("z", "l", 1, exp.SnapshotStatusCompleted, 1)
 			s.save("m", "l", 3, exp.SnapshotStatusFailed, 2)
 			s.save("n", "l", 2, exp.SnapshotStatusPending, 3)
@@ -217,7 +220,7 @@ func TestGK1_SnapshotsDoWhatGenkitExpectsOnEveryEngine(t *testing.T) {
 			}
 		})
 		t.Run("ids that share their beginning", func(t *testing.T) {
-			s := snapshots{t, s.Store}
+			s := snapshots{T: t, Store: s.Store}
 			s.save("id/2", "i/1", 1, "", 1)
 			s.save("id", "i", 1, "", 2)
 			s.save("id2", "i", 2, "", 3)
@@ -247,11 +250,13 @@ func TestGK2_BranchesShareWhatTheyHaveInCommon(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
 		store := open(t)
 		s := on(t, store)
+		s.parent = ""
 		s.save("1", "s", 1, "", 1, "a", "b")
 		s.save("2", "s", 2, "", 2, "a", "b", "c", "d")
 		s.save("3", "s", 3, "", 3, "a", "b", "other")
 		s.save("4", "s", 4, "", 4, "a", "b", "other", "e")
 		s.save("5", "s", 5, "", 5)
+		s.parent = "2"
 		s.save("6", "s", 6, "", 6, "a", "b", "c", "d", "f")
 		for id, want := range map[string]string{"1": "1 a b", "2": "2 a b c d", "3": "3 a b other", "4": "4 a b other e", "5": "5 ", "6": "6 a b c d f"} {
 			if got := texts(s.get(id)); got != want {
@@ -263,7 +268,7 @@ func TestGK2_BranchesShareWhatTheyHaveInCommon(t *testing.T) {
 			t.Fatal(err)
 		}
 		all, err := p.Load(ctx, turnstone.Scope{Full: true})
-		if err != nil || len(all.Nodes) > 11 { // a b c d other e, and a b c d f after the snapshot that has nothing
+		if err != nil || len(all.Nodes) != 7 {
 			t.Error(len(all.Nodes), err)
 		}
 	})
@@ -271,6 +276,14 @@ func TestGK2_BranchesShareWhatTheyHaveInCommon(t *testing.T) {
 
 func TestGK2_AStateOfAnySizeIsStored(t *testing.T) {
 	s := on(t, storetest.Memory(t))
+	if _, err := s.SaveSnapshot(ctx, "nil", func(*snapshot) (*snapshot, error) {
+		return &snapshot{SessionID: "nil", State: &state{Messages: []*ai.Message{nil, ai.NewUserTextMessage("x")}}}, nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if m := s.get("nil").State.Messages; len(m) != 2 || m[0] != nil || m[1].Text() != "x" {
+		t.Error(m)
+	}
 	for what, messages := range map[string][]string{
 		"many messages":  slices.Repeat([]string{"x"}, 9000),
 		"large messages": slices.Repeat([]string{strings.Repeat("0123456789", 9000)}, 100),
@@ -391,19 +404,120 @@ func TestGK4_AStatusIsToldAcrossProcesses(t *testing.T) {
 	}
 }
 
-func TestGK4_AStatusThatCanNotBeReadIsNone(t *testing.T) {
+func TestGK5_ErrorsOfTheStoreAreNotMistakenForNothing(t *testing.T) {
 	faulty := &enginetest.Faulty{Engine: memory.New()}
 	s := on(t, storetest.On(t, faulty).Factory())
 	s.save("p", "s", 1, exp.SnapshotStatusPending, 0)
 	faulty.Plan = func(enginetest.Call) enginetest.Fault { return enginetest.Fault{Err: engine.ErrUnavailable} }
-	if got, ok := <-s.OnSnapshotStatusChange(ctx, "p"); ok {
-		t.Error(got)
-	}
 	if _, err := s.GetSnapshot(ctx, "p"); !errors.Is(err, engine.ErrUnavailable) {
 		t.Error(err)
 	}
 	if _, err := s.GetLatestSnapshot(ctx, "s"); !errors.Is(err, engine.ErrUnavailable) {
 		t.Error(err)
+	}
+}
+
+// An engine that fails now and then does not end a subscription.
+func TestGK4_AStatusIsToldByAStoreThatHasFailed(t *testing.T) {
+	var toFail atomic.Int64
+	failed := make(chan struct{})
+	faulty := &enginetest.Faulty{Engine: memory.New(), Plan: func(enginetest.Call) enginetest.Fault {
+		switch toFail.Add(-1) {
+		case 0:
+			close(failed)
+			fallthrough
+		case 1, 2:
+			return enginetest.Fault{Err: engine.ErrUnavailable}
+		}
+		return enginetest.Fault{}
+	}}
+	st, err := turnstone.Open(ctx, faulty, &turnstone.Options{PollEvery: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	reader, writer := on(t, st.Factory()), on(t, storetest.On(t, faulty.Engine).Factory())
+	writer.save("p", "s", 1, exp.SnapshotStatusPending, 0)
+	statuses := reader.OnSnapshotStatusChange(t.Context(), "p")
+	if got := <-statuses; got != exp.SnapshotStatusPending {
+		t.Error(got)
+	}
+	toFail.Store(3)
+	<-failed
+	writer.change("p", func(p *snapshot) { p.Status = exp.SnapshotStatusAborted })
+	if got := <-statuses; got != exp.SnapshotStatusAborted {
+		t.Error(got)
+	}
+}
+
+// A prune of the store leaves the state that was saved last, so that the session goes on.
+func TestGK5_TheLastStateOutlivesEveryPrune(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	s := on(t, st.Factory())
+	s.save("1", "s", 1, "", 1, "a")
+	s.save("2", "s", 2, "", 2, "a", "b")
+	pending := &snapshot{SessionID: "s", ParentID: "2", Status: exp.SnapshotStatusPending, CreatedAt: begin.Add(time.Minute)}
+	if _, err := s.SaveSnapshot(ctx, "3", func(*snapshot) (*snapshot, error) { return pending, nil }); err != nil {
+		t.Fatal(err)
+	}
+	s.change("3", func(c *snapshot) { c.Status = exp.SnapshotStatusAborted })
+	if _, err := st.Prune(ctx, gc.PruneOptions{Revisions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := texts(s.get("2")); got != "2 a b" {
+		t.Error(got)
+	}
+	if _, err := s.GetSnapshot(ctx, "1"); !errors.Is(err, turnstone.ErrRevisionPruned) {
+		t.Error(err)
+	}
+	// What has lost its state can still be changed.
+	if got := s.change("1", func(c *snapshot) { c.Status = exp.SnapshotStatusFailed }); got.State != nil || got.Status != exp.SnapshotStatusFailed {
+		t.Errorf("%+v", got)
+	}
+	if got := s.get("1"); got.Status != exp.SnapshotStatusFailed {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestGK3_AnErrorOfTheCallerEndsTheSave(t *testing.T) {
+	s := on(t, storetest.Memory(t))
+	for _, mine := range []error{turnstone.ErrConflict, turnstone.ErrRecordConflict, turnstone.ErrSessionDeleted} {
+		calls := 0
+		_, err := s.SaveSnapshot(ctx, "1", func(*snapshot) (*snapshot, error) { calls++; return nil, mine })
+		if !errors.Is(err, mine) || calls != 1 {
+			t.Error(calls, err)
+		}
+	}
+}
+
+// The reply of the engine is lost, and then the engine for a while.
+func TestGK3_ASaveWhoseReplyIsLostIsMadeOnce(t *testing.T) {
+	for n := range 6 {
+		faulty := &enginetest.Faulty{Engine: memory.New()}
+		s := on(t, storetest.On(t, faulty).Factory())
+		s.save("1", "s", 1, "", 1, "a")
+		lost := -1
+		faulty.Plan = func(call enginetest.Call) enginetest.Fault {
+			switch {
+			case call.Op == "Apply" && lost < 0:
+				lost = n
+				return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+			case lost > 0:
+				lost--
+				return enginetest.Fault{Err: engine.ErrUnavailable}
+			}
+			return enginetest.Fault{}
+		}
+		_, err := s.SaveSnapshot(ctx, "", func(existing *snapshot) (*snapshot, error) {
+			return &snapshot{SessionID: "s", CreatedAt: begin.Add(time.Hour), State: &state{Custom: custom{Counter: 2}}}, nil
+		})
+		faulty.Plan = nil
+		if err != nil && !errors.Is(err, turnstone.ErrOutcomeUnknown) || n == 0 && err != nil {
+			t.Errorf("%d: %v", n, err)
+		}
+		if got, err := s.GetLatestSnapshot(ctx, "s"); err != nil || texts(got) != "2 " {
+			t.Errorf("%d: %v, %v", n, got, err)
+		}
 	}
 }
 
@@ -425,8 +539,14 @@ func TestGK5_ADeletedSessionHasNoSnapshots(t *testing.T) {
 }
 
 func TestGK5_WhatIsTooLargeIsRefusedByName(t *testing.T) {
-	s := on(t, storetest.Memory(t))
+	store := storetest.Memory(t)
+	s := on(t, store)
+	large := &state{}
+	for range 9000 {
+		large.Messages = append(large.Messages, nil)
+	}
 	for what, next := range map[string]*snapshot{
+		"a large state with it":  {SessionID: "s", ParentID: strings.Repeat("x", turnstone.MaxRecord), State: large},
 		"an error of a snapshot": {SessionID: "s", ParentID: strings.Repeat("x", turnstone.MaxRecord)},
 		"the id of a session":    {SessionID: strings.Repeat("x", turnstone.MaxSessionID)},
 	} {
@@ -434,7 +554,13 @@ func TestGK5_WhatIsTooLargeIsRefusedByName(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if s.get("1") != nil || s.latest("s") != "" {
-		t.Error("something was stored")
+	page, err := store.List(ctx, turnstone.ListOptions{})
+	if err != nil || len(page.Sessions) > 0 {
+		t.Error("something was stored: ", page, err)
+	}
+	longest := strings.Repeat("x", turnstone.MaxSessionID-len("genkit/"))
+	s.save(longest, longest, 1, "", 1)
+	if s.latest(longest) != longest {
+		t.Error("the longest ids are refused")
 	}
 }
