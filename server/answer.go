@@ -86,7 +86,7 @@ func (a *answer) Write(b []byte) (n int, err error) {
 // Unwrap is for http.ResponseController.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// slowest is how many bytes of a body have to come in a second, after the first Options.Patience.
+// slowest is the least number of bytes of a body that must come in each second, once Options.Patience has passed.
 const slowest = 64 << 10
 
 // body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer for all.

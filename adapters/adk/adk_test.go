@@ -10,18 +10,12 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 var ctx = context.Background()
 
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentStore); dir != "" {
-		os.Exit(agentProcess(dir))
-	}
-	os.Exit(pgtest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m, runAgent)) }
 
 func TestAD1_TheSuiteOfTheKitPassesOnEveryEngine(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {

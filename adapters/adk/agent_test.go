@@ -1,12 +1,9 @@
 package adk_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"iter"
-	"os"
-	"os/exec"
 	"testing"
 
 	"google.golang.org/adk/v2/agent"
@@ -17,42 +14,24 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
-	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
-// agentStore makes a process of the test binary run the agent on the store that it names.
-const agentStore = "TURNSTONE_TEST_AGENT"
-
-// agentProcess runs the agent of TestAD6 until it is killed, and prints a line for each invocation that has ended.
-func agentProcess(dir string) int {
-	fail := func(err error) int {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	e, err := open.Open(ctx, dir, nil)
-	if err != nil {
-		return fail(err)
-	}
-	st, err := turnstone.Open(ctx, e, nil)
-	if err != nil {
-		return fail(err)
-	}
-	sessions := adk.NewSessions(st.Factory())
+// runAgent runs the agent of TestAD6 until it is killed, and prints a line for each invocation that has ended.
+func runAgent(store turnstone.Factory) error {
 	counter, err := agent.New(agent.Config{Name: "counter", Run: count})
 	if err != nil {
-		return fail(err)
+		return err
 	}
-	r, err := runner.New(runner.Config{AppName: "app", Agent: counter, SessionService: sessions, AutoCreateSession: true})
+	r, err := runner.New(runner.Config{AppName: "app", Agent: counter, SessionService: adk.NewSessions(store), AutoCreateSession: true})
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	for {
-		for event, err := range r.Run(ctx, "user", "chat", genai.NewContentFromText("count", genai.RoleUser), agent.RunConfig{}) {
+		for _, err := range r.Run(ctx, "user", "chat", genai.NewContentFromText("count", genai.RoleUser), agent.RunConfig{}) {
 			if err != nil {
-				return fail(err)
+				return err
 			}
-			_ = event
 		}
 		fmt.Println("counted")
 	}
@@ -86,30 +65,7 @@ func TestAD6_AnAgentThatIsKilledGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	counted := 0
 	for round := range 5 {
-		p := exec.Command(os.Args[0])
-		p.Env = append(os.Environ(), agentStore+"="+dir)
-		p.Stderr = os.Stderr
-		out, err := p.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(out)
-		for range 3 + round {
-			if !lines.Scan() {
-				t.Fatal("the agent has ended: ", lines.Err())
-			}
-			counted++
-		}
-		if err := p.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for lines.Scan() { // what it had counted when it was killed
-			counted++
-		}
-		_ = p.Wait() // It was killed.
+		counted += len(storetest.Kill(t, dir, 3+round))
 	}
 	st := storetest.URL(t, dir)
 	s := chats{t, adk.NewSessions(st.Factory())}.get("chat")

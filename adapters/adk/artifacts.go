@@ -25,9 +25,9 @@ import (
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.
 //
-// The artifacts of a session, and those of a user (whose names begin with "user:"), are a session of the store beside that of the conversation, and stay when that
-// one is deleted. A version is an attachment, so equal contents are stored once, and a record that says what it is. The record of the
-// artifact's name has the last version.
+// The store has a session for the artifacts of each of the kit's sessions, and one for those of a user, whose names begin with "user:". These
+// sessions stay when the session of the conversation is deleted. The content of a version is an attachment, so the store has equal contents once.
+// A record says what the version is, and another record has the number of the artifact's last version.
 type Artifacts struct{ store turnstone.Factory }
 
 var _ artifact.Service = (*Artifacts)(nil)

@@ -259,7 +259,7 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	return nil
 }
 
-// commit makes a commit together with the changes of the state of user and app, and returns its result.
+// commit stores a commit and the changes of the user's and the app's state in one batch, and returns the result of the commit.
 func (s *Sessions) commit(ctx context.Context, of *Session, own turnstone.SessionCommit, d delta) (turnstone.Result, error) {
 	commits := []turnstone.SessionCommit{own}
 	var ids []string

@@ -1,14 +1,12 @@
 package eino_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -25,7 +23,6 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
@@ -36,15 +33,7 @@ var (
 	_ adk.CheckPointDeleter   = (*eino.CheckPointStore)(nil)
 )
 
-// agentStore makes a process of the test binary run the agent on the store that it names, until it is interrupted.
-const agentStore = "TURNSTONE_TEST_AGENT"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentStore); dir != "" {
-		os.Exit(agentProcess(dir))
-	}
-	os.Exit(pgtest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m, runAgent)) }
 
 func TestEI1_TheLastCheckpointOfAnIDIsReadOnEveryEngine(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
@@ -229,53 +218,28 @@ func results(events *adk.AsyncIterator[*adk.AgentEvent]) (said, interrupt string
 	}
 }
 
-func agentProcess(dir string) int {
-	err := func() error {
-		st, err := openStore(dir)
-		if err != nil {
-			return err
-		}
-		runner, err := runnerOn(st.Factory())
-		if err != nil {
-			return err
-		}
-		_, interrupt, err := results(runner.Query(ctx, "Transfer 7.", adk.WithCheckPointID("chat")))
-		if err != nil {
-			return err
-		}
-		fmt.Println(interrupt)
-		select {} // until it is killed
-	}()
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+// runAgent runs the agent of TestEI3 until it is interrupted, prints by what, and waits until it is killed.
+func runAgent(store turnstone.Factory) error {
+	runner, err := runnerOn(store)
+	if err != nil {
+		return err
+	}
+	_, interrupt, err := results(runner.Query(ctx, "Transfer 7.", adk.WithCheckPointID("chat")))
+	if err != nil {
+		return err
+	}
+	fmt.Println(interrupt)
+	select {}
 }
 
 func TestEI3_AToolThatWasInterruptedGoesOnAfterItsProcessWasKilled(t *testing.T) {
 	dir := t.TempDir()
-	p := exec.Command(os.Args[0])
-	p.Env = append(os.Environ(), agentStore+"="+dir)
-	p.Stderr = os.Stderr
-	out, err := p.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line := bufio.NewScanner(out)
-	if !line.Scan() || line.Text() == "" {
-		t.Fatal("the agent was not interrupted: ", line.Err())
-	}
-	if err := p.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = p.Wait() // It was killed.
-
+	interrupt := storetest.Kill(t, dir, 1)[0]
 	runner, err := runnerOn(storetest.URL(t, dir).Factory())
 	if err != nil {
 		t.Fatal(err)
 	}
-	events, err := runner.ResumeWithParams(ctx, "chat", &adk.ResumeParams{Targets: map[string]any{line.Text(): "with consent"}})
+	events, err := runner.ResumeWithParams(ctx, "chat", &adk.ResumeParams{Targets: map[string]any{interrupt: "with consent"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,8 @@
 package genkit_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -16,12 +13,8 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/genkit"
-	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
-
-// agentStore makes a process of the test binary run the agent on the store that it names.
-const agentStore = "TURNSTONE_TEST_AGENT"
 
 // counter is a scripted agent: each turn it counts, and says so.
 func counter(store turnstone.Factory, work func(context.Context) error) *exp.Agent[custom] {
@@ -41,57 +34,20 @@ func counter(store turnstone.Factory, work func(context.Context) error) *exp.Age
 
 func idle(context.Context) error { return nil }
 
-// agentProcess runs the agent of TestGK6 until it is killed, and prints a line for each turn that has ended.
-func agentProcess(dir string) int {
-	err := func() error {
-		e, err := open.Open(ctx, dir, nil)
-		if err != nil {
+// runAgent runs the agent of TestGK6 until it is killed, and prints a line for each turn that has ended.
+func runAgent(store turnstone.Factory) error {
+	for a := counter(store, idle); ; fmt.Println("counted") {
+		if _, err := a.RunText(ctx, "count", exp.WithSessionID[custom]("chat")); err != nil {
 			return err
 		}
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			return err
-		}
-		a := counter(st.Factory(), idle)
-		for {
-			if _, err := a.RunText(ctx, "count", exp.WithSessionID[custom]("chat")); err != nil {
-				return err
-			}
-			fmt.Println("counted")
-		}
-	}()
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+	}
 }
 
 func TestGK6_AnAgentThatIsKilledGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	counted := 0
 	for round := range 5 {
-		p := exec.Command(os.Args[0])
-		p.Env = append(os.Environ(), agentStore+"="+dir)
-		p.Stderr = os.Stderr
-		out, err := p.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(out)
-		for range 3 + round {
-			if !lines.Scan() {
-				t.Fatal("the agent has ended: ", lines.Err())
-			}
-			counted++
-		}
-		if err := p.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for lines.Scan() { // what it had counted when it was killed
-			counted++
-		}
-		_ = p.Wait() // It was killed.
+		counted += len(storetest.Kill(t, dir, 3+round))
 	}
 	st := storetest.URL(t, dir)
 	latest, err := on(t, st.Factory()).GetLatestSnapshot(ctx, "chat")

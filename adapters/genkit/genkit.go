@@ -31,7 +31,7 @@ const (
 	group = "genkit"
 	// statePart is the checkpoint part with the state but for its messages.
 	statePart = "state"
-	// snapshotPrefix and the id of a snapshot are the key of its record. Genkit gives each snapshot an id of its own.
+	// snapshotPrefix begins the key of a snapshot's record; the id of the snapshot follows. Genkit gives each snapshot another id.
 	snapshotPrefix = "genkit/"
 	// createdPrefix is what keys of records begin with that list the snapshots of a session, the one that was created last first.
 	createdPrefix = ".genkit-created/"

@@ -23,18 +23,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 var ctx = context.Background()
 
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentStore); dir != "" {
-		os.Exit(agentProcess(dir))
-	}
-	os.Exit(pgtest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m, runAgent)) }
 
 // custom is what a host has in its state.
 type custom struct {

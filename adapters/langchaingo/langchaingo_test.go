@@ -1,12 +1,10 @@
 package langchaingo_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"reflect"
 	"strings"
 	"sync"
@@ -22,21 +20,12 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	enginememory "github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 var ctx = context.Background()
 
-// agentStore makes a process of the test binary run the chain on the store that it names.
-const agentStore = "TURNSTONE_TEST_AGENT"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentStore); dir != "" {
-		os.Exit(agentProcess(dir))
-	}
-	os.Exit(pgtest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m, runAgent)) }
 
 // every is a message of each type, with all of its fields.
 var every = []llms.ChatMessage{
@@ -182,56 +171,23 @@ func conversation(store turnstone.Factory) chains.LLMChain {
 	return chains.NewConversation(counting{}, memory.NewConversationBuffer(memory.WithChatHistory(langchaingo.NewHistory(store, "chat"))))
 }
 
-func agentProcess(dir string) int {
-	err := func() error {
-		e, err := open.Open(ctx, dir, nil)
+// runAgent runs the chain of TestLC3 until it is killed, and prints its answers.
+func runAgent(store turnstone.Factory) error {
+	for {
+		answer, err := chains.Run(ctx, conversation(store), "question")
 		if err != nil {
 			return err
 		}
-		st, err := turnstone.Open(ctx, e, nil)
-		if err != nil {
-			return err
-		}
-		for {
-			answer, err := chains.Run(ctx, conversation(st.Factory()), "question")
-			if err != nil {
-				return err
-			}
-			fmt.Println(answer)
-		}
-	}()
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+		fmt.Println(answer)
+	}
 }
 
 func TestLC3_AConversationThatIsKilledGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	last := ""
 	for round := range 4 {
-		p := exec.Command(os.Args[0])
-		p.Env = append(os.Environ(), agentStore+"="+dir)
-		p.Stderr = os.Stderr
-		out, err := p.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(out)
-		for range 3 + round {
-			if !lines.Scan() {
-				t.Fatal("the conversation has ended: ", lines.Err())
-			}
-			last = lines.Text()
-		}
-		if err := p.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for lines.Scan() { // what it had answered when it was killed
-			last = lines.Text()
-		}
-		_ = p.Wait() // It was killed.
+		answers := storetest.Kill(t, dir, 3+round)
+		last = answers[len(answers)-1]
 	}
 	got, err := langchaingo.NewHistory(storetest.URL(t, dir).Factory(), "chat").Messages(ctx)
 	if err != nil {

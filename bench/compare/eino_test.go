@@ -19,7 +19,7 @@ type checkPointStore interface {
 	Set(ctx context.Context, id string, checkpoint []byte) error
 }
 
-// checkPointFiles has a file for each checkpoint, which it syncs and puts in the place of the one before: what a host does that has no other store.
+// checkPointFiles keeps each checkpoint in a file of its own. Set writes and syncs a new file, and renames it over the old one, as a host without a store would do.
 type checkPointFiles struct{ dir string }
 
 func (f checkPointFiles) Get(_ context.Context, id string) ([]byte, bool, error) {
