@@ -92,12 +92,7 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 	return operation{
 		name: name, summary: summary, scope: scope, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
-			unpin, err := s.pin(r)
-			if err != nil {
-				return err
-			}
-			defer unpin()
-			return asked(s, r, func(in *In, sum [32]byte) error {
+			return pinned(s, r, func(in *In, sum [32]byte) error {
 				result, err := s.once(r, sum, func(ctx context.Context) ([]byte, error) {
 					c, err := called(ctx, r.space, in)
 					if err != nil {
@@ -121,6 +116,16 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 			})
 		},
 	}
+}
+
+// pinned is asked for a write, which is not forgotten while the request is about it.
+func pinned[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
+	unpin, err := s.pin(r)
+	if err != nil {
+		return err
+	}
+	defer unpin()
+	return asked(s, r, f)
 }
 
 // asked reads what a request asks for, and calls f with it and its hash.

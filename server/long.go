@@ -17,12 +17,7 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 	return operation{
 		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
 		handle: func(s *Server, r *request) error {
-			unpin, err := s.pin(r)
-			if err != nil {
-				return err
-			}
-			defer unpin()
-			return asked(s, r, func(in *In, sum [32]byte) error {
+			return pinned(s, r, func(in *In, sum [32]byte) error {
 				w, err := s.write(r, sum, func(w *written) ([]byte, error) {
 					ctx, cancel := context.WithCancel(context.Background())
 					defer cancel()
