@@ -2,7 +2,7 @@
 
 modules := $(shell find . -mindepth 2 -name go.mod -exec dirname {} \;)
 
-.PHONY: test short race bench lint api python ci
+.PHONY: test short race bench lint api python ts ci
 
 test: ; go test ./...
 short: ; go test -short ./...
@@ -18,4 +18,7 @@ api: ; go test . -run API -update
 python:
 	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q -e '.[test]' hatchling
 	cd python && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/python -m pytest -q
+# With Node 20 or later. What it needs is in ts/node_modules then.
+ts:
+	cd ts && npm install --no-audit --no-fund --loglevel=error && npm run --silent check && npm test
 ci: ; bash .ci/run

@@ -1,0 +1,93 @@
+/**
+ * Chats of the AI SDK.
+ *
+ *     import { Client } from "turnstonedb";
+ *     import { TurnstoneChats } from "turnstonedb/ai";
+ *
+ *     const chats = new TurnstoneChats(await Client.open("./data"));
+ *     const messages = [...(await chats.load(id)), message];
+ *     return streamText({ model, messages: await convertToModelMessages(messages) }).toUIMessageStreamResponse({
+ *         originalMessages: messages,
+ *         onFinish: ({ messages }) => chats.save({ chatId: id, messages }),
+ *     });
+ *
+ * A message is a node of the session `ai/CHAT`. Saving stores what is new, in one commit. A message that was changed, or regenerated, is stored beside
+ * the one that it replaces, which stays readable as an earlier revision.
+ *
+ * @module
+ */
+
+import { randomBytes } from "node:crypto";
+import type { UIMessage } from "ai";
+import { type Client, Session } from "./client.ts";
+import { ConflictError, NotFoundError } from "./errors.ts";
+import { fromJSON, toJSON } from "./json.ts";
+import type { Node } from "./types.ts";
+
+const group = "ai";
+
+/** Chats in a store. Processes may share them. */
+export class TurnstoneChats<Message extends UIMessage = UIMessage> {
+	readonly #client: Client;
+
+	constructor(client: Client) {
+		this.#client = client;
+	}
+
+	/** Returns the messages of a chat: none if there is no such chat. */
+	async load(chatId: string): Promise<Message[]> {
+		return (await this.#nodes(chatId)).nodes.map((n) => fromJSON(n.payload) as Message);
+	}
+
+	/** Makes a chat have these messages, all or none. Of two that save at once, the later one's stand, and those of both can be read. */
+	async save({ chatId, messages }: { chatId: string; messages: Message[] }): Promise<void> {
+		const wanted = messages.map((m) => ({ kind: m.role, payload: toJSON(m) }));
+		const turn = randomBytes(16).toString("hex");
+		for (;;) {
+			const { nodes, revision } = await this.#nodes(chatId);
+			let same = 0;
+			while (same < nodes.length && nodes[same]?.payload.toString() === wanted[same]?.payload) same++;
+			if (same === nodes.length && same === wanted.length) return;
+			const parent = same === 0 ? "none" : (nodes[same - 1] as Node).id;
+			const fresh = wanted.slice(same).map((n, i) => (i === 0 ? { ...n, parent } : n));
+			const create = { id: idOf(chatId), group };
+			try {
+				await this.#client.commitAll([{ create, expected: revision, nodes: fresh, turn, ...(fresh.length === 0 ? { leaf: parent } : {}) }]);
+				return;
+			} catch (e) {
+				if (!(e instanceof ConflictError)) throw e; // Somebody else has saved it.
+			}
+		}
+	}
+
+	/** Lists chats, the most recently saved first: a page of them. `next` is `after` of the next page, and absent on the last one. */
+	async list(
+		options: { after?: string; limit?: number } = {},
+	): Promise<{ chats: { chatId: string; created: string; updated: string }[]; next?: string }> {
+		const { sessions, next } = await this.#client.list({ ...options, group });
+		const chats = sessions.map((i) => ({ chatId: i.id.slice(group.length + 1), created: i.created, updated: i.updated }));
+		return next === undefined ? { chats } : { chats, next };
+	}
+
+	/** Deletes a chat, if there is one. */
+	async delete(chatId: string): Promise<void> {
+		try {
+			await this.#client.delete(idOf(chatId));
+		} catch (e) {
+			if (!(e instanceof NotFoundError)) throw e;
+		}
+	}
+
+	async #nodes(chatId: string): Promise<{ nodes: Node[]; revision: number }> {
+		try {
+			return await new Session(this.#client, idOf(chatId)).load();
+		} catch (e) {
+			if (e instanceof NotFoundError) return { nodes: [], revision: 0 };
+			throw e;
+		}
+	}
+}
+
+function idOf(chatId: string): string {
+	return `${group}/${chatId}`;
+}

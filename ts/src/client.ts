@@ -1,0 +1,427 @@
+import { randomBytes } from "node:crypto";
+import { NotFoundError, outcomeUnknown, TurnstoneError, UnavailableError } from "./errors.ts";
+import { type Options, Requests } from "./requests.ts";
+import { absolute, address, start } from "./server.ts";
+import type {
+	Attachment,
+	Change,
+	Commit,
+	Create,
+	Feed,
+	Info,
+	ListOptions,
+	LoadOptions,
+	LogEntry,
+	Metadata,
+	Node,
+	NodesOptions,
+	Page,
+	RecordChange,
+	RecordPage,
+	Report,
+	Result,
+	Revision,
+	State,
+	StoredRecord,
+} from "./types.ts";
+import { type Document, documents, type Place } from "./wire.ts";
+
+const pieceBytes = 4 << 20;
+
+/** How `Client.open` opens a store. */
+export interface OpenOptions extends Pick<Options, "namespace" | "patience"> {
+	/** After how many seconds in which nobody has asked it anything the server ends: 60 without it. */
+	idle?: number;
+}
+
+/** One of the commits of `Client.commitAll`: to a session, to one that it makes if there is none of the id, or to the records of a session alone. */
+export type SessionCommit =
+	| ({ session: Session } & Commit)
+	| ({ create: Create & { id: string } } & Commit)
+	| { session: Session; recordsOnly: true; records: RecordChange[] };
+
+/** A connection with a server of stores. Use `Client.open` for a store in a directory, and `new Client(address)` for a server that runs. */
+export class Client {
+	/** @internal */
+	readonly requests: Requests;
+
+	/** Connects with a server at "unix:PATH", "https://HOST:PORT" or "http://HOST:PORT". */
+	constructor(address: string, options: Options = {}, restart?: () => Promise<boolean>) {
+		this.requests = new Requests(address, options, restart);
+	}
+
+	/**
+	 * Opens a store: "DIR", "badger:DIR" or "pebble:DIR".
+	 *
+	 * Processes that open the same store share a server, which the first one starts. It ends when nobody has asked it anything for some time, and the next
+	 * call starts another one.
+	 */
+	static async open(store: string, { idle = 60, ...options }: OpenOptions = {}): Promise<Client> {
+		const place = absolute(store);
+		let starting: Promise<boolean> | undefined;
+		const restart = () => {
+			starting ??= start(place, idle).finally(() => {
+				starting = undefined;
+			});
+			return starting;
+		};
+		const client = new Client(address(place), options, restart);
+		try {
+			await client.requests.hello();
+		} catch (e) {
+			client.close();
+			throw e;
+		}
+		return client;
+	}
+
+	/** Closes the connections. Calls that come later fail, and so do those that have no answer yet. */
+	close(): void {
+		this.requests.close();
+	}
+
+	async [Symbol.asyncDispose](): Promise<void> {
+		this.close();
+	}
+
+	/** Makes a session, or returns the one that exists, and whether it was made. */
+	async create(id: string, options: Create = {}): Promise<{ session: Session; created: boolean; info: Info }> {
+		const { new: created, ...info } = (await this.requests.one("create", { id, ...options }, write())).value as Info & { new: boolean };
+		return { session: new Session(this, info.id, info.of), created, info };
+	}
+
+	/** Returns an existing session, or fails with NotFoundError. */
+	async session(id: string): Promise<Session> {
+		const info = await new Session(this, id).info();
+		return new Session(this, info.id, info.of);
+	}
+
+	/** Lists sessions, the most recently updated first: a page of them. */
+	async list(options: ListOptions = {}): Promise<Page> {
+		const page = (await this.requests.one("list", options)).value as Page;
+		return { ...page, sessions: page.sessions ?? [] };
+	}
+
+	/** Stores a turn in each of several sessions, all or none. */
+	async commitAll(commits: SessionCommit[]): Promise<Result[]> {
+		const anywhere = commits.some((c) => "turn" in c && c.turn) && commits.every((c) => "recordsOnly" in c || c.turn);
+		const sent = commits.map((c) => {
+			if ("recordsOnly" in c) return { ...c.session.target, recordsOnly: true, records: c.records };
+			if ("create" in c) {
+				const { create, ...commit } = c;
+				return { create, ...wireCommit(commit) };
+			}
+			const { session, ...commit } = c;
+			return { ...session.target, ...wireCommit(commit) };
+		});
+		return (await this.requests.one("commit-all", { commits: sent }, write(anywhere))).value.results ?? [];
+	}
+
+	/** Lists records of all sessions, in the order of their keys: a page of them. */
+	async records(prefix = "", { after, limit }: { after?: string; limit?: number } = {}): Promise<RecordPage> {
+		return readRecords(await this.requests.one("records", { prefix, after, limit }));
+	}
+
+	/** Removes a session. children says what becomes of its forks. */
+	async delete(id: string, children: "keep" | "refuse" | "cascade" = "keep"): Promise<void> {
+		await this.requests.one("delete", { session: id, children }, write());
+	}
+
+	/** Turns the feed of changes on. It keeps changes for so many seconds. */
+	async startFeed(keepSeconds: number): Promise<void> {
+		await this.requests.one("start-feed", { keepNanoseconds: Math.round(keepSeconds * 1e9) }, write());
+	}
+
+	/** Turns the feed of changes off. */
+	async stopFeed(): Promise<void> {
+		await this.requests.one("stop-feed", {}, write());
+	}
+
+	/** Returns what the feed has. */
+	async feed(): Promise<Feed> {
+		return (await this.requests.one("feed", {})).value;
+	}
+
+	/** Yields the changes of all sessions after a cursor, and those that come, until the loop or the signal ends it. */
+	async *changes(after: string, { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<Change> {
+		for await (const event of this.requests.events("/v1/changes", () => ({ after }), signal)) {
+			after = (event as Change).cursor;
+			yield event as Change;
+		}
+	}
+
+	/** Deletes the blobs that nothing refers to. */
+	async gc(options: { dryRun?: boolean; full?: boolean } = {}): Promise<Report> {
+		return report(await this.requests.several("gc", options, write(true)));
+	}
+
+	/** Removes what is detached, and gives the space back. */
+	async vacuum(): Promise<Report> {
+		return report(await this.requests.several("vacuum", {}, write(true)));
+	}
+}
+
+/** A session. Its methods fail with SessionDeletedError when it was deleted or renamed. */
+export class Session {
+	readonly client: Client;
+	readonly id: string;
+	/** @internal */
+	readonly target: { session: string; of?: string };
+
+	/** Returns a handle without asking the server. Without `of` each call is about whatever session has the id then. */
+	constructor(client: Client, id: string, of?: string) {
+		this.client = client;
+		this.id = id;
+		this.target = of === undefined ? { session: id } : { session: id, of };
+	}
+
+	/** Returns metadata, head and totals. */
+	async info(): Promise<Info> {
+		return (await this.#one("info", {})).value;
+	}
+
+	/** Reads history: the active path, or what the options say. */
+	async load(options: LoadOptions = {}): Promise<State> {
+		const answer = await this.client.requests.several("load", { ...this.target, ...options });
+		const [first] = answer as [Document];
+		const { contents, records, ...state } = first.value.state;
+		return {
+			...state,
+			parts: state.parts ?? [],
+			nodes: readNodes(answer),
+			contents: new Map((contents ?? []).map((p: { name: string; content: Place }) => [p.name, first.bytes(p.content)])),
+			records: new Map((records ?? []).map((r: WireRecord) => [r.key, readRecord(r, first)])),
+		};
+	}
+
+	/** Yields the nodes that `load` returns, one at a time. When the connection is cut, it fails with UnavailableError. */
+	async *nodes(options: NodesOptions = {}): AsyncGenerator<Node> {
+		for await (const d of this.client.requests.documents("nodes", { ...this.target, ...options })) {
+			if (d.value.node) yield readNode(d.value.node, d);
+		}
+	}
+
+	/** Returns one node, by its id or by the caller's key. */
+	async node(by: { id: string } | { key: string }): Promise<Node> {
+		const d = await this.#one("node", "id" in by ? { node: by.id } : { key: by.key });
+		return readNode(d.value, d);
+	}
+
+	/** Returns those nodes that have one of the caller's keys. */
+	async nodesByKey(keys: string[]): Promise<Map<string, Node>> {
+		return new Map(readNodes(await this.#several("nodes-by-key", { keys })).map((n) => [n.key as string, n]));
+	}
+
+	/** Returns the ends of branches, without payloads. */
+	async leaves(): Promise<Node[]> {
+		return readNodes(await this.#several("leaves", {}));
+	}
+
+	/** Returns the commits after a revision, up to the head. */
+	async log(after = 0): Promise<LogEntry[]> {
+		return (await this.#several("log", { after })).flatMap((d) => d.value.entry ?? []);
+	}
+
+	/** Returns the revisions that are kept by name. */
+	async kept(): Promise<Map<string, number>> {
+		const kept: { name: string; revision: number }[] = (await this.#one("kept", {})).value.kept ?? [];
+		return new Map(kept.map((k) => [k.name, k.revision]));
+	}
+
+	/** Returns the contents of the checkpoint parts at a revision, the head's without one. */
+	async checkpoint(at?: Revision): Promise<Map<string, Buffer>> {
+		const d = await this.#one("checkpoint", { at });
+		return new Map((d.value.parts ?? []).map((p: { name: string; content: Place }) => [p.name, d.bytes(p.content)]));
+	}
+
+	/** Stores one turn, whole or not at all. */
+	async commit(commit: Commit): Promise<Result> {
+		return (await this.#one("commit", wireCommit(commit), write(Boolean(commit.turn)))).value;
+	}
+
+	/** Returns the record of a key, or undefined. */
+	async record(key: string): Promise<StoredRecord | undefined> {
+		try {
+			const d = await this.#one("record", { key });
+			return readRecord(d.value, d);
+		} catch (e) {
+			if (e instanceof NotFoundError && e.kind === "record-not-found") return undefined;
+			throw e;
+		}
+	}
+
+	/** Lists records in the order of their keys: a page of them. */
+	async records(prefix = "", { after, limit }: { after?: string; limit?: number } = {}): Promise<RecordPage> {
+		return readRecords(await this.#one("records", { prefix, after, limit }));
+	}
+
+	/** Sets, deletes and checks records, all or none, without a commit. Returns their versions. */
+	async changeRecords(changes: RecordChange[]): Promise<string[]> {
+		return (await this.#one("change-records", { changes }, write())).value.versions ?? [];
+	}
+
+	/** Empties fields, and merges others. */
+	async saveMetadata(fields: Metadata, empty: (keyof Metadata)[] = []): Promise<void> {
+		await this.#one("save-metadata", { ...fields, empty }, write());
+	}
+
+	/** Hides nodes. */
+	async tombstone(nodes: string[]): Promise<void> {
+		await this.#one("tombstone", { nodes }, write());
+	}
+
+	/** Keeps a revision under a name. */
+	async keep(name: string, revision: Revision): Promise<void> {
+		await this.#one("keep", { name, revision }, write());
+	}
+
+	/** Ends the keeping of a revision. */
+	async release(name: string): Promise<void> {
+		await this.#one("release", { name }, write());
+	}
+
+	/** Yields the commits after a revision, and those that come, until the loop or the signal ends it. */
+	async *watch(after: Revision = 0, { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<LogEntry> {
+		for await (const event of this.client.requests.events("/v1/watch", () => ({ ...this.target, after: String(after) }), signal)) {
+			after = (event as LogEntry).revision;
+			yield event as LogEntry;
+		}
+	}
+
+	/** Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is. */
+	async putAttachment(
+		content: Uint8Array | AsyncIterable<Uint8Array>,
+		{ mediaType = "", name = "" }: { mediaType?: string; name?: string } = {},
+	): Promise<Attachment> {
+		const query = { ...this.target, upload: randomBytes(16).toString("hex"), mediaType, name };
+		const pieces = inPieces(content instanceof Uint8Array ? [content] : content);
+		let offset = 0;
+		let piece = (await pieces.next()).value ?? Buffer.alloc(0);
+		for (;;) {
+			const following = await pieces.next();
+			const stored = await this.#put(query, piece, offset, following.done === true);
+			if (stored) return stored;
+			offset += piece.length;
+			piece = following.value as Buffer;
+		}
+	}
+
+	async #put(query: { upload: string }, piece: Buffer, begin: number, last: boolean): Promise<Attachment | undefined> {
+		const { requests } = this.client;
+		const attempts = requests.attempts();
+		const end = begin + piece.length;
+		let offset = begin;
+		const progress = async (method: string, path: string, send: { query: Record<string, string>; body?: Buffer }) => {
+			const [d] = documents(await (await requests.stream(method, path, send)).body());
+			return d?.value.attachment as Attachment | undefined;
+		};
+		for (;;) {
+			try {
+				const body = piece.subarray(offset - begin);
+				return await progress("PUT", "/v1/attachment", { query: { ...query, offset: String(offset), ...(last ? {} : { more: "1" }) }, body });
+			} catch (e) {
+				if (!(e instanceof TurnstoneError)) {
+					await requests.pause(attempts, e);
+					continue;
+				}
+				if (e.kind === "upload-not-found" && last && attempts.sent) throw outcomeUnknown(e.message, e);
+				const at = e.problem.offset ?? -1;
+				if (e.kind !== "upload-offset" || at < begin || at > end) throw e;
+				// An earlier attempt has brought a part of the piece, or all of it.
+				if (at === end && !last) return undefined;
+				if (at === end) {
+					const stored = await progress("GET", "/v1/upload", { query: { upload: query.upload } });
+					if (stored) return stored;
+				}
+				offset = at;
+			}
+		}
+	}
+
+	/** Yields the bytes of an attachment. When the connection is cut, it goes on where it was. */
+	async *readAttachment(id: string): AsyncGenerator<Buffer> {
+		const { requests } = this.client;
+		let attempts = requests.attempts();
+		for (let offset = 0; ; ) {
+			try {
+				const answer = await requests.stream("GET", "/v1/attachment", { query: { ...this.target, id, offset: String(offset) } });
+				for await (const piece of answer.pieces()) {
+					offset += piece.length;
+					attempts = requests.attempts();
+					yield piece;
+				}
+				return;
+			} catch (e) {
+				await requests.pause(attempts, e);
+			}
+		}
+	}
+
+	/** Deletes blobs that this session let go of and nothing refers to. */
+	async gc(options: { dryRun?: boolean; full?: boolean } = {}): Promise<Report> {
+		return report(await this.#several("gc", options, write(true)));
+	}
+
+	/** Removes the content of tombstoned nodes from the store's files. */
+	async vacuum(): Promise<Report> {
+		return report(await this.#several("vacuum", {}, write(true)));
+	}
+
+	#one(name: string, message: object, as?: ReturnType<typeof write>): Promise<Document> {
+		return this.client.requests.one(name, { ...message, ...this.target }, as);
+	}
+
+	#several(name: string, message: object, as?: ReturnType<typeof write>): Promise<Document[]> {
+		return this.client.requests.several(name, { ...message, ...this.target }, as);
+	}
+}
+
+/** Returns what makes a request a write, that the server makes once. */
+function write(anywhere = false): { id: string; anywhere: boolean } {
+	return { id: randomBytes(16).toString("hex"), anywhere };
+}
+
+function wireCommit({ checkpoint, expected = 0, ...commit }: Commit): object {
+	const parts = checkpoint instanceof Map ? [...checkpoint] : Object.entries(checkpoint ?? {});
+	return { ...commit, expected, checkpoint: parts.map(([name, content]) => ({ name, content })) };
+}
+
+type WireNode = Omit<Node, "payload"> & { payload: Place };
+type WireRecord = Omit<StoredRecord, "value"> & { value: Place };
+
+function readNode(n: WireNode, d: Document): Node {
+	return { ...n, payload: d.bytes(n.payload) };
+}
+
+function readNodes(answer: Document[]): Node[] {
+	return answer.flatMap((d) => (d.value.node ? readNode(d.value.node, d) : []));
+}
+
+function readRecord(r: WireRecord, d: Document): StoredRecord {
+	return { ...r, value: d.bytes(r.value) };
+}
+
+function readRecords(d: Document): RecordPage {
+	return { ...d.value, records: (d.value.records ?? []).map((r: WireRecord) => readRecord(r, d)) };
+}
+
+function report(answer: Document[]): Report {
+	for (const d of answer) if (d.value.report ?? d.value.vacuum) return d.value.report ?? d.value.vacuum;
+	throw new UnavailableError("the answer has no report");
+}
+
+/** Yields bytes in pieces of equal length, but for the last one. */
+async function* inPieces(content: Iterable<Uint8Array> | AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
+	let held: Uint8Array[] = [];
+	let size = 0;
+	for await (const some of content) {
+		held.push(some);
+		size += some.length;
+		if (size <= pieceBytes) continue;
+		let rest = Buffer.concat(held);
+		for (; rest.length > pieceBytes; rest = rest.subarray(pieceBytes)) yield rest.subarray(0, pieceBytes);
+		held = [rest];
+		size = rest.length;
+	}
+	if (size > 0) yield Buffer.concat(held);
+}

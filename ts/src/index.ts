@@ -1,0 +1,34 @@
+/**
+ * Sessions of AI agents in a Turnstone store.
+ *
+ *     import { Client } from "turnstonedb";
+ *
+ *     const db = await Client.open("./data");
+ *     const { session } = await db.create("chat-1");
+ *     const { revision } = await session.load();
+ *     await session.commit({ nodes: [{ kind: "user", payload: "hello" }], expected: revision, turn: "1" });
+ *     db.close();
+ *
+ * `turnstonedb/langgraph` is a checkpointer for LangGraph, `turnstonedb/agents` a session for the OpenAI Agents SDK, and `turnstonedb/ai` keeps chats of
+ * the AI SDK.
+ *
+ * @module
+ */
+
+export { Client, type OpenOptions, Session, type SessionCommit } from "./client.ts";
+export {
+	ConflictError,
+	InvalidError,
+	NotFoundError,
+	OutcomeUnknownError,
+	type Problem,
+	RecordConflictError,
+	SessionDeletedError,
+	TurnConflictError,
+	TurnstoneError,
+	UnauthorizedError,
+	UnavailableError,
+} from "./errors.ts";
+export type { Options } from "./requests.ts";
+export type * from "./types.ts";
+export type { Bytes } from "./wire.ts";

@@ -1,0 +1,494 @@
+/**
+ * A checkpointer for LangGraph.
+ *
+ *     import { Client } from "turnstonedb";
+ *     import { TurnstoneSaver } from "turnstonedb/langgraph";
+ *
+ *     const db = await Client.open("./data");
+ *     const graph = builder.compile({ checkpointer: new TurnstoneSaver(db) });
+ *
+ * Each namespace of a thread is a session. A checkpoint is one commit: the values of channels that it changes are parts of the session's checkpoint, which
+ * the store keeps as differences from their last versions, so a list that grows costs what was added. Pending writes are records.
+ *
+ * @module
+ */
+
+import { createHash, randomBytes } from "node:crypto";
+import type { RunnableConfig } from "@langchain/core/runnables";
+import {
+	BaseCheckpointSaver,
+	type ChannelVersions,
+	type Checkpoint,
+	type CheckpointListOptions,
+	type CheckpointMetadata,
+	type CheckpointPendingWrite,
+	type CheckpointTuple,
+	copyCheckpoint,
+	getCheckpointId,
+	maxChannelVersion,
+	type PendingWrite,
+	type SerializerProtocol,
+	WRITES_IDX_MAP,
+} from "@langchain/langgraph-checkpoint";
+import { type Client, Session } from "./client.ts";
+import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import type { Commit, Create, NewNode, Node, RecordChange, StoredRecord } from "./types.ts";
+
+const group = "langgraph.js";
+/** The names of the parts that are no channels. */
+const bodyPart = ".checkpoint";
+const metadataPart = ".metadata";
+/** The keys of records, or their beginnings. */
+const checkpointKey = "c/";
+const writeKey = "w/";
+const latestKey = "latest";
+/** The name that keeps the revision of the latest checkpoint, whatever is pruned. */
+const keptName = "latest";
+/** The channel of what tasks send each other, which checkpoints before version 4 had among their parent's writes. */
+const tasks = "__pregel_tasks";
+/** Bytes of a thread or a namespace within a session's id; a longer one is hashed. */
+const maxName = 180;
+/** Bytes of a channel's name as the name of a part. */
+const maxPart = 60;
+/** Bytes of a write within a record; a larger one is a node. */
+const maxRecord = 60 << 10;
+/** How many records are changed at once. */
+const maxRecords = 200;
+/** How often a change is made that may be made more than once. */
+const repeats = 3;
+const maxHeads = 10_000;
+
+/** Where a checkpoint is: what its record says. */
+interface Entry {
+	id: string;
+	parent?: string;
+	revision: number;
+}
+
+/** A thread's namespace. */
+interface Place {
+	thread: string;
+	ns: string;
+}
+
+/** What a record says of a pending write, in its first line. */
+interface Write {
+	task: string;
+	path: string;
+	index: number;
+	channel: string;
+	kind: string;
+	/** The key of the node that has the value, if the record has not. */
+	node?: string;
+}
+
+/** The last checkpoint that was put into a session: what a put compares with. */
+interface Head {
+	revision: number;
+	id: string | undefined;
+	parts: Set<string>;
+	/** Of all its channels. */
+	versions: ChannelVersions;
+	/** The latest checkpoint, and the version of the record that says so. */
+	latest: { id: string; version: string };
+}
+
+/** A checkpointer on a client. Any number of them, in any number of processes, may share a store. */
+export class TurnstoneSaver extends BaseCheckpointSaver {
+	readonly #client: Client;
+	readonly #heads = new Map<string, Head>();
+
+	constructor(client: Client, serde?: SerializerProtocol) {
+		super(serde);
+		this.#client = client;
+	}
+
+	/** Returns a checkpoint, or the latest one. */
+	async getTuple(config: RunnableConfig): Promise<CheckpointTuple | undefined> {
+		const { thread_id: thread, checkpoint_ns: ns = "" } = config.configurable ?? {};
+		if (thread === undefined) return undefined;
+		const place = { thread: String(thread), ns: String(ns) };
+		const entry = await this.#entry(this.#at(place), getCheckpointId(config) || undefined);
+		return entry && this.#unlessGone(this.#tuple(place, entry));
+	}
+
+	/** Yields checkpoints, the newest first. */
+	async *list(config: RunnableConfig, options: CheckpointListOptions = {}): AsyncGenerator<CheckpointTuple> {
+		const { thread_id: thread, checkpoint_ns: ns } = config.configurable ?? {};
+		const only = getCheckpointId(config);
+		const before = options.before && getCheckpointId(options.before);
+		const found: { place: Place; entry: Entry }[] = [];
+		for (const place of thread !== undefined && typeof ns === "string" ? [{ thread: String(thread), ns }] : await this.#places(thread)) {
+			if (typeof ns === "string" && place.ns !== ns) continue;
+			for (const entry of await this.#entries(this.#at(place))) {
+				if ((!only || entry.id === only) && (!before || entry.id < before)) found.push({ place, entry });
+			}
+		}
+		found.sort((a, b) => compare(b.entry.id, a.entry.id));
+		let left = options.limit ?? Number.POSITIVE_INFINITY;
+		const filter = Object.entries(options.filter ?? {}).filter(([, value]) => value !== undefined);
+		for (const { place, entry } of found) {
+			if (left <= 0) return;
+			const tuple = await this.#unlessGone(this.#tuple(place, entry));
+			if (!tuple) continue;
+			const metadata = tuple.metadata as unknown as { [name: string]: unknown };
+			if (!filter.every(([name, value]) => isSame(metadata[name], value))) continue;
+			left--;
+			yield tuple;
+		}
+	}
+
+	/** Stores a checkpoint, whole or not at all. */
+	async put(config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, newVersions: ChannelVersions): Promise<RunnableConfig> {
+		const place = placeOf(config);
+		const parent = getCheckpointId(config) || undefined;
+		const { channel_values: values, ...body } = copyCheckpoint(checkpoint);
+		// What a first checkpoint does not name as new is not of it, unless it is a copy of another one.
+		const whole = parent !== undefined || metadata.source === "fork";
+		const given = Object.entries(values).filter(([channel]) => whole || Object.hasOwn(newVersions, channel));
+		const parts = new Map([
+			[bodyPart, await this.#pack(body)],
+			[metadataPart, await this.#pack(metadata)],
+		]);
+		await this.#commit(place, { id: checkpoint.id, parent }, parts, checkpoint.channel_versions, new Map(given), newVersions);
+		return configOf(place, checkpoint.id);
+	}
+
+	/** Stores pending writes of a checkpoint. */
+	async putWrites(config: RunnableConfig, writes: PendingWrite[], taskId: string, taskPath = ""): Promise<void> {
+		const place = placeOf(config);
+		const id = getCheckpointId(config);
+		if (!id) throw new TypeError("checkpoint_id is missing in the configurable property of the config");
+		const changes = new Map<string, RecordChange>();
+		const nodes: NewNode[] = [];
+		for (const [i, [channel, value]] of writes.entries()) {
+			const index = Object.hasOwn(WRITES_IDX_MAP, channel) ? (WRITES_IDX_MAP[channel] as number) : i;
+			const [kind, bytes] = await this.serde.dumpsTyped(value);
+			let content: Uint8Array = bytes;
+			const key = `${writeKey}${quoted(id)}/${short(quoted(taskId), 200)}/${index}`;
+			const write: Write = { task: taskId, path: taskPath, index, channel, kind };
+			if (Buffer.byteLength(JSON.stringify(write)) + content.length > maxRecord) {
+				write.node = `${short(key, 400)} ${createHash("sha256").update(content).digest("hex").slice(0, 32)}`;
+				nodes.push({ kind: "write", key: write.node, payload: content });
+				content = Buffer.alloc(0);
+			}
+			const record = Buffer.concat([Buffer.from(`${JSON.stringify(write)}\n`), content]);
+			// A write of a task that has an index stays as it was first; one of a special channel is replaced.
+			changes.set(key, { key, action: "set", value: record, ...(index >= 0 ? { expect: "none" } : {}) });
+		}
+		await this.#change(place, nodes, [...changes.values()]);
+	}
+
+	/** Deletes a thread, with all its namespaces. */
+	async deleteThread(threadId: string): Promise<void> {
+		for (const place of await this.#places(threadId)) {
+			const { id } = this.#at(place);
+			this.#heads.delete(id);
+			await this.#unlessGone(this.#client.delete(id));
+		}
+	}
+
+	// Sessions
+
+	#at(place: Place): Session {
+		return new Session(this.#client, `${groupOf(place.thread)}/${short(escaped(place.ns), maxName)}`);
+	}
+
+	/** Returns the request that makes the session of a namespace. */
+	#made(place: Place): Create & { id: string } {
+		return { id: this.#at(place).id, group: groupOf(place.thread), name: JSON.stringify(place) };
+	}
+
+	/** Returns the namespaces of a thread, or of all threads. */
+	async #places(thread?: unknown): Promise<Place[]> {
+		const out: Place[] = [];
+		for (let after: string | undefined = ""; after !== undefined; ) {
+			const page = await this.#client.list({ after, limit: 1000, group: thread === undefined ? group : groupOf(String(thread)) });
+			out.push(...page.sessions.map((i) => JSON.parse(i.name as string) as Place));
+			after = page.next;
+		}
+		return thread === undefined ? out : out.filter((p) => p.thread === String(thread));
+	}
+
+	/** Returns what a promise gives, or undefined if what it asks for is not there, or not any more. */
+	async #unlessGone<T>(promise: Promise<T>): Promise<T | undefined> {
+		try {
+			return await promise;
+		} catch (e) {
+			if (e instanceof NotFoundError) return undefined;
+			throw e;
+		}
+	}
+
+	// Reading
+
+	/** Returns what the record of a checkpoint says, or of the latest one. */
+	async #entry(session: Session, id?: string): Promise<Entry | undefined> {
+		const record = await this.#unlessGone(session.record(id === undefined ? latestKey : checkpointKey + quoted(id)));
+		return record && (JSON.parse(record.value.toString()) as Entry);
+	}
+
+	async #entries(session: Session): Promise<Entry[]> {
+		return ((await this.#unlessGone(this.#records(session, checkpointKey))) ?? []).map((r) => JSON.parse(r.value.toString()) as Entry);
+	}
+
+	async #records(session: Session, prefix: string): Promise<StoredRecord[]> {
+		const out: StoredRecord[] = [];
+		for (let after: string | undefined = ""; after !== undefined; ) {
+			const page = await session.records(prefix, { after, limit: 1000 });
+			out.push(...page.records);
+			after = page.next;
+		}
+		return out;
+	}
+
+	async #tuple(place: Place, entry: Entry): Promise<CheckpointTuple> {
+		const session = this.#at(place);
+		const [parts, pendingWrites] = await Promise.all([session.checkpoint(entry.revision), this.#writes(session, entry.id)]);
+		const body = (await this.#unpack(parts.get(bodyPart) as Buffer)) as Omit<Checkpoint, "channel_values">;
+		const values: [string, unknown][] = [];
+		for (const channel of Object.keys(body.channel_versions)) {
+			const content = parts.get(partOf(channel));
+			if (content) values.push([channel, await this.#unpack(content)]);
+		}
+		const checkpoint: Checkpoint = { ...body, channel_values: Object.fromEntries(values) };
+		if (checkpoint.v < 4 && entry.parent !== undefined) {
+			const sent = (await this.#writes(session, entry.parent)).filter(([, channel]) => channel === tasks);
+			const versions = Object.values(checkpoint.channel_versions);
+			checkpoint.channel_values[tasks] = sent.map(([, , value]) => value);
+			checkpoint.channel_versions[tasks] = versions.length > 0 ? maxChannelVersion(...versions) : this.getNextVersion(undefined);
+		}
+		return {
+			config: configOf(place, entry.id),
+			checkpoint,
+			metadata: (await this.#unpack(parts.get(metadataPart) as Buffer)) as CheckpointMetadata,
+			...(entry.parent === undefined ? {} : { parentConfig: configOf(place, entry.parent) }),
+			pendingWrites,
+		};
+	}
+
+	/** Returns the pending writes of a checkpoint, in the order in which a graph applies them. */
+	async #writes(session: Session, id: string): Promise<CheckpointPendingWrite[]> {
+		const records = (await this.#records(session, `${writeKey}${quoted(id)}/`)).map((r) => readWrite(r.value));
+		const keys = records.flatMap(([write]) => write.node ?? []);
+		const nodes = new Map<string, Node>();
+		for (let i = 0; i < keys.length; i += maxRecords) for (const n of await session.nodesByKey(keys.slice(i, i + maxRecords))) nodes.set(...n);
+		const found: { write: Write; value: unknown }[] = [];
+		for (const [write, content] of records) {
+			const bytes = write.node === undefined ? content : (nodes.get(write.node) as Node).payload;
+			found.push({ write, value: await this.serde.loadsTyped(write.kind, bytes) });
+		}
+		found.sort((a, b) => compare(a.write.path, b.write.path) || compare(a.write.task, b.write.task) || a.write.index - b.write.index);
+		return found.map(({ write, value }) => [write.task, write.channel, value]);
+	}
+
+	/** Returns a value as bytes, with the kind that its serializer gives it. */
+	async #pack(value: unknown): Promise<Buffer> {
+		const [kind, bytes] = await this.serde.dumpsTyped(value);
+		return Buffer.concat([Buffer.from(`${kind}\0`), bytes]);
+	}
+
+	async #unpack(bytes: Buffer): Promise<unknown> {
+		const end = bytes.indexOf(0);
+		return await this.serde.loadsTyped(bytes.toString("utf8", 0, end), bytes.subarray(end + 1));
+	}
+
+	// Writing
+
+	/** Returns the head of a session, or undefined if there is no session. */
+	async #head(session: Session): Promise<Head | undefined> {
+		const state = await this.#unlessGone(session.load({ last: 1, parts: [bodyPart], records: [latestKey] }));
+		if (!state) return undefined;
+		const content = state.contents.get(bodyPart);
+		const body = content && ((await this.#unpack(content)) as Checkpoint);
+		const record = state.records.get(latestKey) as StoredRecord;
+		const latest = record.value.length > 0 ? (JSON.parse(record.value.toString()) as Entry).id : "";
+		return {
+			revision: state.revision,
+			id: body?.id,
+			parts: new Set(state.parts.map((p) => p.name)),
+			versions: body?.channel_versions ?? {},
+			latest: { id: latest, version: record.version },
+		};
+	}
+
+	/** Commits a checkpoint: the parts that are not those of the head already, and its record. */
+	async #commit(
+		place: Place,
+		{ id, parent }: { id: string; parent: string | undefined },
+		fixed: Map<string, Buffer>,
+		versions: ChannelVersions,
+		values: Map<string, unknown>,
+		changed: ChannelVersions,
+	): Promise<void> {
+		const session = this.#at(place);
+		const packed = new Map<string, Buffer>();
+		for (;;) {
+			const known = this.#heads.get(session.id);
+			const found = known ?? (await this.#head(session));
+			const head = found ?? { revision: 0, id: undefined, parts: new Set(), versions: {}, latest: { id: "", version: "none" } };
+			const parts = new Map(fixed);
+			const stay = new Set<string>();
+			for (const [channel, version] of Object.entries(versions)) {
+				const name = partOf(channel);
+				if (
+					parent !== undefined &&
+					head.id === parent &&
+					head.versions[channel] === version &&
+					!Object.hasOwn(changed, channel) &&
+					head.parts.has(name)
+				) {
+					stay.add(name);
+					continue;
+				}
+				if (!packed.has(channel) && values.has(channel)) packed.set(channel, await this.#pack(values.get(channel)));
+				else if (!packed.has(channel) && parent !== undefined && !Object.hasOwn(changed, channel)) {
+					// The value is that of the parent, and the head has gone on since.
+					const content = (await this.#partsOf(session, parent)).get(name);
+					if (content) packed.set(channel, content);
+				}
+				const content = packed.get(channel);
+				if (content) parts.set(name, content);
+			}
+			const drop = [...head.parts].filter((name) => !stay.has(name) && !parts.has(name));
+			let latest: Head["latest"];
+			try {
+				latest = await this.#apply(
+					place,
+					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1 },
+					head,
+					!found,
+					parts,
+					drop,
+				);
+			} catch (e) {
+				const gone = e instanceof NotFoundError && known; // The thread was deleted since this saver saw it.
+				if (!(e instanceof ConflictError || e instanceof RecordConflictError || gone)) throw e;
+				this.#heads.delete(session.id);
+				continue;
+			}
+			this.#heads.set(session.id, { revision: head.revision + 1, id, parts: new Set([...stay, ...parts.keys()]), versions: { ...versions }, latest });
+			for (const oldest of this.#heads.keys()) {
+				if (this.#heads.size <= maxHeads) break;
+				this.#heads.delete(oldest);
+			}
+			return;
+		}
+	}
+
+	/** Commits a checkpoint on top of a head, and returns what is the latest one then. */
+	async #apply(place: Place, entry: Entry, head: Head, made: boolean, parts: Map<string, Buffer>, drop: string[]): Promise<Head["latest"]> {
+		const session = this.#at(place);
+		const text = JSON.stringify(entry);
+		const key = checkpointKey + quoted(entry.id);
+		const { id, version } = head.latest;
+		const newest = id <= entry.id;
+		const commit: Commit = {
+			expected: head.revision,
+			checkpoint: parts,
+			drop,
+			records: [
+				{ key, action: "set", value: text },
+				newest ? { key: latestKey, action: "set", value: text, expect: version } : { key: latestKey, action: "check", expect: version },
+			],
+			...(newest ? { keep: keptName } : {}),
+		};
+		try {
+			const result = made ? (await this.#client.commitAll([{ create: this.#made(place), ...commit }]))[0] : await session.commit(commit);
+			return { id: newest ? entry.id : id, version: result?.records?.[1] as string };
+		} catch (e) {
+			if (!(e instanceof TurnstoneError && e.outcomeUnknown)) throw e;
+			// Nobody knows whether it was made: its record tells.
+			const stands = await this.#unlessGone(session.record(key));
+			const latest = await this.#unlessGone(session.record(latestKey));
+			if (stands?.value.toString() !== text || !latest) throw e;
+			return { id: (JSON.parse(latest.value.toString()) as Entry).id, version: latest.version };
+		}
+	}
+
+	/** Returns the parts of a checkpoint, or none if it is not there. */
+	async #partsOf(session: Session, id: string): Promise<Map<string, Buffer>> {
+		const entry = await this.#entry(session, id);
+		return (entry && (await this.#unlessGone(session.checkpoint(entry.revision)))) ?? new Map();
+	}
+
+	/** Stores nodes that are not there yet, and changes records. */
+	async #change(place: Place, nodes: NewNode[], changes: RecordChange[]): Promise<void> {
+		const session = this.#at(place);
+		if (nodes.length > 0) {
+			const present = (await this.#unlessGone(session.nodesByKey(nodes.map((n) => n.key as string)))) ?? new Map();
+			const fresh = new Map(nodes.filter((n) => !present.has(n.key as string)).map((n) => [n.key, n]));
+			if (fresh.size > 0) {
+				const turn = randomBytes(16).toString("hex");
+				await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn, nodes: [...fresh.values()] }]);
+				this.#heads.delete(session.id);
+			}
+		}
+		for (let left = changes, failures = 0; left.length > 0; ) {
+			try {
+				await session.changeRecords(left.slice(0, maxRecords));
+				left = left.slice(maxRecords);
+			} catch (e) {
+				if (e instanceof RecordConflictError) left = left.filter((c) => c.key !== e.key);
+				else if (e instanceof NotFoundError) {
+					const { id, ...options } = this.#made(place);
+					await this.#client.create(id, options);
+				} else if (!(e instanceof TurnstoneError && e.outcomeUnknown) || ++failures > repeats) throw e;
+			}
+		}
+	}
+}
+
+function placeOf(config: RunnableConfig): Place {
+	const { thread_id: thread, checkpoint_ns: ns = "" } = config.configurable ?? {};
+	if (thread === undefined) throw new TypeError("thread_id is missing in the configurable property of the config");
+	return { thread: String(thread), ns: String(ns) };
+}
+
+function configOf({ thread, ns }: Place, id: string): RunnableConfig {
+	return { configurable: { thread_id: thread, checkpoint_ns: ns, checkpoint_id: id } };
+}
+
+function groupOf(thread: string): string {
+	return `${group}/${short(escaped(thread), maxName)}`;
+}
+
+/** Returns text as a part of a session's id, without slashes. */
+function escaped(text: string): string {
+	if (!text.isWellFormed()) throw new TypeError(`${JSON.stringify(text)} has a surrogate without its other half`);
+	return encodeURIComponent(text);
+}
+
+/** Returns the name of the part that has a channel's value. */
+function partOf(channel: string): string {
+	return `=${short(channel, maxPart)}`;
+}
+
+/** Returns text, or what stands for it if it is long. */
+function short(text: string, most: number): string {
+	if (Buffer.byteLength(text) <= most) return text;
+	return `#${createHash("sha256")
+		.update(text)
+		.digest("hex")
+		.slice(0, most - 1)}`;
+}
+
+/** Returns text as a part of a record's key, without slashes. */
+function quoted(text: string): string {
+	return text.replaceAll("%", "%25").replaceAll("/", "%2F").replaceAll("\0", "%00");
+}
+
+/** Compares by code points. */
+function compare(a: string, b: string): number {
+	return Buffer.compare(Buffer.from(a), Buffer.from(b));
+}
+
+/** Whether two values of metadata are the same, as JSON has them. */
+function isSame(a: unknown, b: unknown): boolean {
+	return a === b || (typeof a === "object" && JSON.stringify(a) === JSON.stringify(b));
+}
+
+function readWrite(record: Buffer): [Write, Buffer] {
+	const end = record.indexOf(10);
+	return [JSON.parse(record.toString("utf8", 0, end)) as Write, record.subarray(end + 1)];
+}

@@ -1,0 +1,97 @@
+// Starts `turnstone serve` on a directory.
+
+import { spawn } from "node:child_process";
+import { accessSync, closeSync, constants, fstatSync, mkdtempSync, openSync, readSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { delimiter, join, resolve } from "node:path";
+import type { Readable } from "node:stream";
+import { fileURLToPath } from "node:url";
+import { TurnstoneError, unavailable } from "./errors.ts";
+
+export const commandVariable = "TURNSTONE_COMMAND";
+const socketName = "turnstone.http";
+const maxSocket = 103;
+const startMilliseconds = 60_000;
+
+/** Returns the path of the command: that of the environment variable, of the package, or on the path. */
+export function command(): string {
+	const named = process.env[commandVariable];
+	if (named) return named;
+	const own = fileURLToPath(new URL("../bin/turnstone", import.meta.url));
+	for (const path of [own, ...(process.env.PATH ?? "").split(delimiter).map((d) => join(d, "turnstone"))]) {
+		try {
+			accessSync(path, constants.X_OK);
+			return path;
+		} catch {
+			// It is not there.
+		}
+	}
+	throw new TurnstoneError(
+		`there is no command turnstone: install a package for this machine, or set ${commandVariable} to the command that \`go build ./cmd/turnstone\` makes`,
+	);
+}
+
+/** Splits a store into its scheme and its directory. */
+function split(store: string): [scheme: string, directory: string] {
+	const scheme = /^(badger|pebble):/.exec(store)?.[0] ?? "";
+	return [scheme, /^(postgres|postgresql|mem):/.test(store) ? "" : store.slice(scheme.length)];
+}
+
+/** Returns a store that is the same from any working directory. */
+export function absolute(store: string): string {
+	const [scheme, directory] = split(store);
+	if (!directory) throw new TypeError(`${JSON.stringify(store)} has no directory: start \`turnstone serve\`, and connect with its address`);
+	return scheme + resolve(directory);
+}
+
+/** Returns where a server of a store is that `start` has started. */
+export function address(store: string): string {
+	const path = join(split(store)[1], socketName);
+	if (Buffer.byteLength(path) > maxSocket) {
+		throw new TypeError(
+			`${path}: the path of a socket has ${maxSocket} bytes at most. Start \`turnstone serve --listen unix:PATH\`, and connect with that`,
+		);
+	}
+	return `unix:${path}`;
+}
+
+/** The ids of the processes that were started. */
+export const children: number[] = [];
+
+/** Starts a server, unless there is one. It ends when nobody has asked it anything for so many seconds. Returns whether it was started. */
+export async function start(store: string, idleSeconds: number): Promise<boolean> {
+	// The server outlives this process, so what it warns of goes to a file without a name.
+	const directory = mkdtempSync(join(tmpdir(), "turnstone-"));
+	const warnings = openSync(join(directory, "warnings"), "w+");
+	rmSync(directory, { recursive: true });
+	try {
+		const path = command();
+		const child = spawn(path, ["serve", "--store", store, "--idle", `${idleSeconds.toFixed(3)}s`], {
+			detached: true,
+			stdio: ["ignore", "pipe", warnings],
+		});
+		child.unref();
+		const said = child.stdout as Readable;
+		const serves = await new Promise<boolean>((done, fail) => {
+			const patience = setTimeout(() => {
+				child.kill("SIGKILL");
+				fail(unavailable(`${path} does not begin to serve ${store} within ${startMilliseconds / 1000} seconds`));
+			}, startMilliseconds);
+			said.on("data", (text: Buffer) => text.includes("\n") && done(true));
+			child.on("error", (e) => fail(new TurnstoneError(`${path}: ${e.message}; ${commandVariable} says where the command is`, {}, e)));
+			child.on("exit", () => done(false));
+			child.on("close", () => clearTimeout(patience));
+			said.on("close", () => clearTimeout(patience));
+		}).finally(() => said.destroy());
+		if (serves) {
+			children.push(child.pid as number);
+			return true;
+		}
+		const text = Buffer.alloc(fstatSync(warnings).size);
+		readSync(warnings, text, 0, text.length, 0);
+		if (!text.includes("another process serves on")) throw unavailable(text.toString().trim() || "the server has ended");
+		return false;
+	} finally {
+		closeSync(warnings);
+	}
+}

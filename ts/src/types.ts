@@ -1,0 +1,255 @@
+// What sessions have and take. The Go documentation of package turnstone says more of each field. Times are RFC 3339. What is empty may be absent.
+
+import type { Bytes } from "./wire.ts";
+
+/** How many commits a session had. "any" expects whatever the head is; "zero" is the state before the first commit. */
+export type Revision = number | "any" | "zero";
+
+/** A reference to a blob, as `putAttachment` returns it. */
+export interface Attachment {
+	id: string;
+	size: number;
+	mediaType?: string;
+	name?: string;
+}
+
+/** Tokens of one model. */
+export interface Usage {
+	model: string;
+	input?: number;
+	output?: number;
+	cachedInput?: number;
+	cacheWrite?: number;
+	reasoning?: number;
+}
+
+/** A node to append. */
+export interface NewNode {
+	/** 1 to 64 bytes. */
+	kind: string;
+	payload?: Bytes;
+	/** A name by which the caller finds it: one node of a session has it. */
+	key?: string;
+	/** The id of a node, the index of one of the same commit, or "none"; without it, the node before. */
+	parent?: string | number;
+	attachments?: Attachment[];
+}
+
+/** A node as it is read. */
+export interface Node {
+	id: string;
+	kind: string;
+	/** It may share memory with what else was read at once. */
+	payload: Buffer;
+	revision: number;
+	time: string;
+	parent?: string;
+	key?: string;
+	attachments?: Attachment[];
+	/** Whether it is the parent session's. */
+	inherited?: boolean;
+}
+
+/** A part of a checkpoint, without its content. */
+export interface Part {
+	name: string;
+	blob: string;
+	size: number;
+	/** The revision that set it. */
+	set: number;
+}
+
+/** What may be said of a session when it is made, and changed. */
+export interface Metadata {
+	/** For people. */
+	name?: string;
+	model?: string;
+	/** Working directory. */
+	cwd?: string;
+	/** A path of names, by which sessions are listed. */
+	group?: string;
+	labels?: Record<string, string>;
+	/** How many of the latest revisions can be read as they were. */
+	retention?: number | "all";
+}
+
+/** How a session is made. */
+export interface Create extends Metadata {
+	summary?: boolean;
+	/** The session that it is a fork of. */
+	parent?: string;
+	forkNode?: string;
+	forkAt?: Revision;
+	noCheckpoint?: boolean;
+	detached?: boolean;
+}
+
+/** What is known of a session without reading its history. */
+export interface Info extends Metadata {
+	id: string;
+	/** The session itself, whatever its id is. */
+	of: string;
+	revision: number;
+	created: string;
+	updated: string;
+	nodes: number;
+	bytes: number;
+	summary?: boolean;
+	parent?: string;
+	forkNode?: string;
+	detached?: boolean;
+	leaf?: string;
+	commit?: string;
+	usage?: Usage[];
+}
+
+/** Which sessions to list. */
+export interface ListOptions {
+	after?: string;
+	limit?: number;
+	parent?: string;
+	group?: string;
+	labels?: Record<string, string>;
+	summary?: boolean;
+}
+
+/** A part of a list of sessions. `next` is `after` of the next page, and absent on the last one. */
+export interface Page {
+	sessions: Info[];
+	next?: string;
+}
+
+/** A record. Its version is "none" if there is none of the key. */
+export interface StoredRecord {
+	session: string;
+	key: string;
+	value: Buffer;
+	version: string;
+	time: string;
+}
+
+/** A part of a list of records. `next` is `after` of the next page, and absent on the last one. */
+export interface RecordPage {
+	records: StoredRecord[];
+	next?: string;
+	revision: number;
+}
+
+/** A change of a record. `expect` is the version that it must have, "none" for one that must not exist, or absent for any. */
+export type RecordChange =
+	| { key: string; action: "set"; value: Bytes; expect?: string }
+	| { key: string; action: "delete"; expect?: string }
+	| { key: string; action: "check"; expect: string };
+
+/** One turn: all of it is stored, or nothing. A node that it refers to is its id, the index of a new one, or "none". */
+export interface Commit {
+	/** The revision that the caller loaded; 0 without it. */
+	expected?: Revision;
+	nodes?: NewNode[];
+	/** An id by which the turn is made once, however often it is asked for. */
+	turn?: string;
+	/** A node that must be on the active path. */
+	onPath?: string;
+	/** The end of the active path afterwards: the last new node without it. */
+	leaf?: string | number;
+	/** The parts that it sets. */
+	checkpoint?: { [name: string]: Bytes } | Map<string, Bytes>;
+	/** The parts that it removes. */
+	drop?: string[];
+	usage?: Usage[];
+	labels?: { [name: string]: string };
+	/** The nodes that it hides. */
+	tombstone?: string[];
+	/** A name to keep the new revision under. */
+	keep?: string;
+	records?: RecordChange[];
+}
+
+/** Where a commit stands. */
+export interface Result {
+	revision: number;
+	commit?: string;
+	leaf?: string;
+	/** The ids of the new nodes. */
+	nodes?: string[];
+	/** The versions of the changed records. */
+	records?: string[];
+	/** Whether the turn stood already. */
+	replayed?: boolean;
+	/** Whether the session was made. */
+	created?: boolean;
+}
+
+/** What to read of a history: the active path at the head, if nothing is said. */
+export interface NodesOptions {
+	at?: Revision;
+	/** The end of another path. */
+	leaf?: string;
+	/** All nodes, and not one path. */
+	full?: boolean;
+	/** The last ones only. */
+	last?: number;
+	/** Those of later revisions only. */
+	after?: number;
+	/** The latest one first. */
+	reverse?: boolean;
+}
+
+/** What to read of a session. */
+export interface LoadOptions extends NodesOptions {
+	/** The parts of the checkpoint whose contents to read. */
+	parts?: string[];
+	/** The keys of records to read. */
+	records?: string[];
+}
+
+/** A session's history, or a part of it, at one revision. */
+export interface State {
+	revision: number;
+	commit?: string;
+	leaf?: string;
+	time: string;
+	nodes: Node[];
+	parts: Part[];
+	usage?: Usage[];
+	contents: Map<string, Buffer>;
+	records: Map<string, StoredRecord>;
+}
+
+/** One commit, as the log of its session tells of it. */
+export interface LogEntry {
+	revision: number;
+	commit: string;
+	time: string;
+	turn?: string;
+	leaf?: string;
+	nodes?: number;
+	parts?: Part[];
+	usage?: Usage[];
+	labels?: { [name: string]: string };
+	/** Whether the revision can't be read any more. */
+	pruned?: boolean;
+}
+
+/** One change of a session, as the feed tells of it. */
+export interface Change {
+	kind: string;
+	session?: string;
+	of: string;
+	/** Where the feed goes on after it. */
+	cursor: string;
+	time: string;
+	revision?: number;
+	/** Of a rename: the new id. */
+	to?: string;
+}
+
+/** What the feed of changes has. */
+export interface Feed {
+	begin: string;
+	end: string;
+	keepNanoseconds: number;
+}
+
+/** What a collection or a vacuum did: the numbers that the server tells, by name. */
+export type Report = { [name: string]: unknown };

@@ -1,0 +1,335 @@
+import { execFileSync } from "node:child_process";
+import { randomBytes } from "node:crypto";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { onTestFinished, vi } from "vitest";
+import {
+	Client,
+	ConflictError,
+	InvalidError,
+	NotFoundError,
+	type Options,
+	RecordConflictError,
+	SessionDeletedError,
+	TurnConflictError,
+	TurnstoneError,
+	UnauthorizedError,
+	UnavailableError,
+} from "../src/index.ts";
+import { limits } from "../src/requests.ts";
+import { children } from "../src/server.ts";
+import { all, newStore, open } from "./helpers.ts";
+import { serve } from "./servers.ts";
+
+test("what is committed is read", async () => {
+	const db = await open();
+	const { session: s, created } = await db.create("chat/1", { name: "n", labels: { content: "x", __proto__x: "y" }, group: "a/b" });
+	expect(created).toBe(true);
+	expect((await db.create("chat/1")).created).toBe(false);
+	const binary = randomBytes(5000);
+	const turn = {
+		nodes: [
+			{ kind: "user", payload: "héllo\ud7ff" },
+			{ kind: "image", payload: binary, key: "k" },
+		],
+		turn: "t",
+		checkpoint: { a: "", b: binary },
+		labels: { value: "1" },
+		usage: [{ model: "m", input: 3 }],
+	};
+	const r = await s.commit({
+		...turn,
+		expected: (await s.load()).revision,
+		keep: "first",
+		records: [{ key: "r", action: "set", value: Buffer.of(0), expect: "none" }],
+	});
+	expect([r.revision, r.replayed]).toEqual([1, undefined]);
+	const st = await s.load({ parts: ["a", "b"], records: ["r", "none"] });
+	expect(st.nodes.map((n) => n.payload)).toEqual([Buffer.from("héllo\ud7ff"), binary]);
+	expect(st.nodes[1]?.parent).toBe(st.nodes[0]?.id);
+	const parts = new Map([
+		["a", Buffer.alloc(0)],
+		["b", binary],
+	]);
+	expect(st.contents).toEqual(parts);
+	expect(await s.checkpoint()).toEqual(parts);
+	expect(st.records.get("r")?.value).toEqual(Buffer.of(0));
+	expect(st.records.get("none")?.version).toBe("none");
+	expect(await all(s.nodes({ reverse: true }))).toEqual([...st.nodes].reverse());
+	expect((await s.node({ key: "k" })).payload).toEqual(binary);
+	expect((await s.node({ id: st.nodes[0]?.id as string })).kind).toBe("user");
+	expect([...(await s.nodesByKey(["k", "other"])).keys()]).toEqual(["k"]);
+	expect((await s.leaves()).map((n) => n.id)).toEqual([st.leaf]);
+	expect((await s.log()).map((e) => [e.revision, e.turn, e.labels])).toEqual([[1, "t", { value: "1" }]]);
+	expect(await s.kept()).toEqual(new Map([["first", 1]]));
+	const record = await s.record("r");
+	expect(await s.record("other")).toBeUndefined();
+	expect((await s.records()).records).toEqual([record]);
+	expect((await db.records("r")).records.map((x) => x.session)).toEqual(["chat/1"]);
+	const i = await s.info();
+	expect([i.name, i.labels, i.group, i.nodes, i.usage]).toEqual(["n", { content: "x", __proto__x: "y" }, "a/b", 2, [{ model: "m", input: 3 }]]);
+	expect((await db.list({ group: "a" })).sessions).toEqual([i]);
+	expect((await db.list({ group: "none" })).sessions).toEqual([]);
+	expect((await s.commit(turn)).replayed).toBe(true);
+	await s.saveMetadata({ name: "new" }, ["labels"]);
+	expect(await s.info()).toMatchObject({ name: "new" });
+	expect((await s.info()).labels).toBeUndefined();
+	await s.tombstone([st.nodes[1]?.id as string]);
+	expect((await s.load()).nodes).toHaveLength(1);
+	await s.keep("second", 1);
+	await s.release("first");
+	expect(await s.kept()).toEqual(new Map([["second", 1]]));
+	expect(await s.changeRecords([{ key: "r", action: "delete", expect: record?.version as string }])).toEqual(["none"]);
+	expect(await db.gc()).toHaveProperty("sessions");
+	expect(await s.gc({ dryRun: true })).toHaveProperty("sessions");
+	expect(await s.vacuum()).toHaveProperty("removed");
+	expect(await db.vacuum()).toHaveProperty("removed");
+	await db.delete("chat/1");
+	await expect(s.info()).rejects.toThrow(SessionDeletedError);
+	await expect(db.session("chat/1")).rejects.toThrow(NotFoundError);
+});
+
+test("errors have what a caller acts on", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	await s.commit({});
+	const conflict: ConflictError = await s.commit({}).catch((e) => e);
+	expect(conflict).toBeInstanceOf(ConflictError);
+	expect([conflict.name, conflict.revision, conflict.expected, conflict.session, conflict.outcomeUnknown]).toEqual([
+		"ConflictError",
+		1,
+		0,
+		"s",
+		false,
+	]);
+	await s.commit({ expected: 1, turn: "t" });
+	const turn: TurnConflictError = await s.commit({ nodes: [{ kind: "k" }], turn: "t" }).catch((e) => e);
+	expect([turn instanceof TurnConflictError, turn.turn, turn.revision]).toEqual([true, "t", 2]);
+	const [version] = await s.changeRecords([{ key: "other", action: "set", value: "" }]);
+	const record: RecordConflictError = await s.changeRecords([{ key: "k", action: "check", expect: version as string }]).catch((e) => e);
+	expect([record instanceof RecordConflictError, record.key, record.version]).toEqual([true, "k", "none"]);
+	await expect(s.commit({ nodes: [{ kind: "" }], expected: "any" })).rejects.toThrow(InvalidError);
+	await expect(s.load({ at: 9 })).rejects.toMatchObject({ kind: "revision-not-found" });
+	await expect(s.node({ key: "none" })).rejects.toThrow(NotFoundError);
+});
+
+test("a string that is no text is refused, wherever it is", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	const half = "\ud83d";
+	await expect(db.create(half)).rejects.toThrow(InvalidError);
+	await expect(s.commit({ nodes: [{ kind: "k", payload: half }] })).rejects.toThrow("nodes[0].payload has a surrogate without its other half");
+	await expect(s.commit({ labels: { [half]: "" } })).rejects.toThrow(InvalidError);
+	expect((await s.info()).revision).toBe(0);
+});
+
+test("several sessions change together", async () => {
+	const db = await open();
+	const { session: a } = await db.create("a");
+	const b = { id: "b", parent: "a", group: "g" };
+	const results = await db.commitAll([
+		{ session: a, nodes: [{ kind: "k", payload: "x" }] },
+		{ create: b, nodes: [{ kind: "k" }] },
+	]);
+	expect(results.map((r) => [r.revision, r.created])).toEqual([
+		[1, undefined],
+		[1, true],
+	]);
+	await expect(db.commitAll([{ session: a }, { session: await db.session("b"), expected: "any" }])).rejects.toThrow(ConflictError);
+	expect((await (await db.session("b")).info()).revision).toBe(1);
+	await db.commitAll([{ session: a, recordsOnly: true, records: [{ key: "k", action: "set", value: "v" }] }]);
+	expect((await a.info()).revision).toBe(1);
+	expect((await a.record("k"))?.value.toString()).toBe("v");
+});
+
+test("attachments of many pieces", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	const content = randomBytes(9_000_001);
+	const a = await s.putAttachment(content, { mediaType: "application/x", name: "n" });
+	expect(a).toMatchObject({ size: content.length, mediaType: "application/x", name: "n" });
+	async function* stream() {
+		for (let i = 0; i < 8_388_608; i += 65_536) yield content.subarray(i, i + 65_536); // pieces that end where the stream does
+	}
+	expect((await s.putAttachment(stream())).size).toBe(8_388_608);
+	expect((await s.putAttachment(Buffer.alloc(0))).size).toBe(0);
+	await s.commit({ nodes: [{ kind: "image", attachments: [a] }], expected: "any" });
+	expect(Buffer.concat(await all(s.readAttachment(a.id))).equals(content)).toBe(true);
+	await expect(s.readAttachment("0".repeat(64)).next()).rejects.toThrow(NotFoundError);
+});
+
+test("large answers arrive whole", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	const payloads = [randomBytes(3_000_000), Buffer.alloc(0), randomBytes(1_000_000), Buffer.from("x".repeat(2000))];
+	await s.commit({ nodes: payloads.map((payload) => ({ kind: "k", payload })) });
+	expect((await s.load()).nodes.map((n) => n.payload.equals(payloads.shift() as Buffer))).toEqual([true, true, true, true]);
+	expect((await all(s.nodes())).map((n) => n.payload.length)).toEqual([3_000_000, 0, 1_000_000, 2000]);
+});
+
+test("watches go on when the server is killed", async () => {
+	const db = await open(newStore(), { idle: 5 });
+	await db.startFeed(3600);
+	const begin = (await db.feed()).end;
+	const { session: s } = await db.create("s");
+	const seen: number[] = [];
+	const watching = (async () => {
+		for await (const e of s.watch()) {
+			seen.push(e.revision);
+			if (e.revision === 30) return;
+		}
+	})();
+	for (let i = 0; i < 30; i++) {
+		if (i % 10 === 5) process.kill(children.at(-1) as number, "SIGKILL");
+		await s.commit({ expected: i, turn: String(i), labels: { a: "x\x85y\u2028z" } });
+	}
+	await watching;
+	const revisions = Array.from({ length: 30 }, (_, i) => i + 1);
+	expect(seen).toEqual(revisions);
+	const told: unknown[] = [];
+	for await (const c of db.changes(begin)) {
+		told.push([c.kind, c.revision]);
+		if (c.revision === 30) break;
+	}
+	expect(told).toEqual([["created", undefined], ...revisions.map((i) => ["committed", i])]);
+});
+
+test("a watch ends when its signal says so", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	const stop = new AbortController();
+	const next = s.watch(0, { signal: stop.signal }).next();
+	setTimeout(() => stop.abort(), 100);
+	await expect(next).rejects.toThrow(expect.objectContaining({ name: "AbortError" }));
+	await expect(s.watch(0, { signal: stop.signal }).next()).rejects.toThrow(expect.objectContaining({ name: "AbortError" }));
+	await db.delete("s");
+	await expect(s.watch().next()).rejects.toThrow(SessionDeletedError);
+});
+
+test("calls at once share a client", async () => {
+	const db = await open();
+	const { session: s } = await db.create("s");
+	await Promise.all(Array.from({ length: 50 }, (_, i) => s.commit({ nodes: [{ kind: "k", payload: String(i) }], expected: "any" })));
+	expect((await s.load()).nodes.map((n) => Number(n.payload)).sort((a, b) => a - b)).toEqual(Array.from({ length: 50 }, (_, i) => i));
+});
+
+test("clients that open a store share its server, and a killed one is replaced once", async () => {
+	const store = newStore();
+	const before = children.length;
+	const [a, b] = await Promise.all([open(store, { idle: 5 }), open(store, { idle: 5 })]);
+	expect(children.length - before).toBe(1);
+	const { session: s } = await a.create("s");
+	process.kill(children.at(-1) as number, "SIGKILL");
+	await Promise.all(Array.from({ length: 20 }, (_, i) => s.commit({ expected: "any", turn: String(i) })));
+	expect((await (await b.session("s")).info()).revision).toBe(20);
+	expect(children.length - before).toBe(2);
+});
+
+test("a write after a pause goes to a new server", async () => {
+	const db = await open(newStore(), { idle: 0.3 });
+	const { session: s } = await db.create("s");
+	await sleep(1500); // The server has ended, and with it the connection that was kept.
+	expect((await s.commit({ expected: 0 })).revision).toBe(1);
+	Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500); // This time nothing has told this process.
+	expect((await s.commit({ expected: 1 })).revision).toBe(2);
+});
+
+test("a write whose outcome nobody knows says so, and a turn id tells", async () => {
+	const db = await open(newStore(), { idle: 5 });
+	const { session: s } = await db.create("s");
+	const half = (turn?: string) => {
+		// The server is killed while the write is on its way.
+		const written = s.commit({ nodes: [{ kind: "k", payload: randomBytes(8 << 20) }], expected: "any", ...(turn ? { turn } : {}) });
+		setTimeout(() => process.kill(children.at(-1) as number, "SIGKILL"), 8);
+		return written;
+	};
+	const outcomes = [];
+	for (let i = 0; i < 5; i++) {
+		const before = (await s.info()).revision;
+		const e: unknown = await half().catch((e) => e);
+		const made = (await s.info()).revision - before;
+		outcomes.push(e instanceof TurnstoneError && e.outcomeUnknown ? made <= 1 : made === 1);
+		const again = (await s.info()).revision;
+		await half(`turn ${i}`);
+		outcomes.push((await s.info()).revision === again + 1);
+	}
+	expect(outcomes).toEqual(Array(10).fill(true));
+}, 60_000);
+
+test("a server that is away is unavailable", async () => {
+	const db = new Client(`unix:${tmpdir()}/turnstone-none`, { patience: 0.05 });
+	await expect(db.list()).rejects.toThrow(UnavailableError);
+});
+
+test("a server on a port asks for a token, and proves with TLS who it is", async () => {
+	const directory = dirname(newStore());
+	execFileSync(
+		"go",
+		["run", join(execFileSync("go", ["env", "GOROOT"]).toString().trim(), "src/crypto/tls/generate_cert.go"), "--host", "localhost"],
+		{
+			cwd: directory,
+			stdio: "ignore",
+		},
+	);
+	const path = (name: string) => join(directory, name);
+	const made = execFileSync(process.env.TURNSTONE_COMMAND as string, ["token", "read", "write", "--namespace", "tenant é", "--name", "w"]);
+	const [token, line] = made.toString().split("\n") as [string, string];
+	writeFileSync(path("tokens"), `${line}\n`);
+	const tls = ["--tls-cert", path("cert.pem"), "--tls-key", path("key.pem")];
+	const { listens, stop } = await serve("--store", "mem:", "--listen", "127.0.0.1:0", "--tokens", path("tokens"), ...tls);
+	onTestFinished(stop);
+	const address = `https://localhost:${/:(\d+)\s/.exec(listens)?.[1]}`;
+	const ca = readFileSync(path("cert.pem"));
+	const db = new Client(address, { token, namespace: "tenant é", ca });
+	onTestFinished(() => db.close());
+	const { session: s } = await db.create("s");
+	const a = await s.putAttachment(randomBytes(5_000_000));
+	await s.commit({ nodes: [{ kind: "k", attachments: [a] }] });
+	expect((await all(s.readAttachment(a.id))).reduce((n, b) => n + b.length, 0)).toBe(a.size);
+	for await (const e of s.watch()) {
+		expect(e.revision).toBe(1);
+		break;
+	}
+	const tried = (options: Options) => new Client(address, { patience: 0.1, ...options }).list();
+	await expect(tried({ ca })).rejects.toMatchObject({ kind: "token" });
+	await expect(tried({ ca, token: `${token}x` })).rejects.toThrow(UnauthorizedError);
+	await expect(tried({ ca, token })).rejects.toMatchObject({ kind: "scope" }); // of another namespace
+	await expect(tried({ token, namespace: "tenant é" })).rejects.toThrow(UnavailableError); // nobody vouches for the certificate
+});
+
+test("what can not be done is said", async () => {
+	for (const bad of ["", "unix:", "host:80", "ftp://host", "http://", "http://h?q", "http://u@h"])
+		expect(() => new Client(bad), bad).toThrow(TypeError);
+	expect(() => new Client("http://203.0.113.1", { token: "t" })).toThrow("https");
+	expect(() => new Client("http://h", { patience: 31 })).toThrow(RangeError);
+	expect(() => new Client("https://h", { token: "a\nb" })).toThrow("token");
+	await expect(Client.open("postgres://host/db")).rejects.toThrow("no directory");
+	await expect(Client.open(newStore() + "x".repeat(100))).rejects.toThrow("103 bytes");
+	const db = await open();
+	const { session: s } = await db.create("s");
+	vi.spyOn(limits, "request", "get").mockReturnValue(100);
+	onTestFinished(() => void vi.restoreAllMocks());
+	await expect(s.commit({ nodes: [{ kind: "k", payload: "x".repeat(300) }] })).rejects.toThrow("bytes: a server reads 100");
+	vi.restoreAllMocks();
+	db.close();
+	await expect(db.list()).rejects.toThrow("the client is closed");
+	vi.stubEnv("TURNSTONE_COMMAND", "/none");
+	onTestFinished(() => void vi.unstubAllEnvs());
+	await expect(Client.open(newStore())).rejects.toThrow("TURNSTONE_COMMAND");
+	vi.stubEnv("TURNSTONE_COMMAND", "/bin/false");
+	await expect(Client.open(newStore())).rejects.toThrow(UnavailableError);
+});
+
+test("a store stays where it is when the process moves", async () => {
+	const store = newStore();
+	const cwd = vi.spyOn(process, "cwd").mockReturnValue(dirname(store));
+	onTestFinished(() => cwd.mockRestore());
+	const db = await open("s", { idle: 0.3 });
+	await db.create("x");
+	cwd.mockReturnValue("/");
+	await sleep(1500);
+	expect((await db.list()).sessions.map((i) => i.id)).toEqual(["x"]);
+	expect(readdirSync(dirname(store))).toEqual(["s"]);
+});

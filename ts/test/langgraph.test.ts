@@ -1,0 +1,168 @@
+import { execFileSync } from "node:child_process";
+import { randomBytes } from "node:crypto";
+import type { RunnableConfig } from "@langchain/core/runnables";
+import { Annotation, Command, END, interrupt, START, StateGraph } from "@langchain/langgraph";
+import { type ChannelVersions, type Checkpoint, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
+import { TurnstoneSaver } from "../src/langgraph.ts";
+import { children } from "../src/server.ts";
+import { all, newStore, open } from "./helpers.ts";
+
+const State = Annotation.Root({ messages: Annotation<string[]>({ reducer: (a, b) => a.concat(b), default: () => [] }) });
+
+function graph(checkpointer: TurnstoneSaver) {
+	return new StateGraph(State)
+		.addNode("ask", () => ({ messages: ["question"] }))
+		.addNode("answer", () => ({ messages: [interrupt("your answer?") as string] }))
+		.addEdge(START, "ask")
+		.addEdge("ask", "answer")
+		.addEdge("answer", END)
+		.compile({ checkpointer });
+}
+
+test("a graph goes on after the server was killed", async () => {
+	const store = newStore();
+	const config = { configurable: { thread_id: "t/1" } };
+	const first = await open(store);
+	await graph(new TurnstoneSaver(first)).invoke({ messages: ["hello"] }, config);
+	process.kill(children.at(-1) as number, "SIGKILL");
+	first.close();
+	const g = graph(new TurnstoneSaver(await open(store)));
+	const state = await g.getState(config);
+	expect([state.next, state.tasks[0]?.interrupts[0]?.value]).toEqual([["answer"], "your answer?"]);
+	expect((await g.invoke(new Command({ resume: "yes" }), config)).messages).toEqual(["hello", "question", "yes"]);
+	const history = await all(g.getStateHistory(config));
+	expect(history.map((s) => s.values.messages?.length ?? 0)).toEqual([3, 2, 1, 0]);
+	// From an earlier state another history goes on, and the first one stays as it is.
+	const fork = await g.updateState(history[1]?.config as RunnableConfig, { messages: ["other"] }, "answer");
+	expect((await g.getState(fork)).values.messages).toEqual(["hello", "question", "other"]);
+	expect((await g.getState(history[0]?.config as RunnableConfig)).values.messages).toEqual(["hello", "question", "yes"]);
+	// A copy of any state has its values.
+	for (const s of history) {
+		const copy = await g.updateState(s.config, null, "__copy__");
+		expect((await g.getState(copy)).values).toEqual(s.values);
+	}
+});
+
+let counter = 0;
+
+async function put(
+	saver: TurnstoneSaver,
+	config: RunnableConfig,
+	values: Record<string, unknown>,
+	versions: ChannelVersions,
+	changed: ChannelVersions,
+) {
+	const c: Checkpoint = { ...emptyCheckpoint(), id: String(counter++).padStart(9, "0"), channel_values: values, channel_versions: versions };
+	return saver.put(config, c, { source: "loop", step: 0, parents: {} }, changed);
+}
+
+test("branches of equal versions have their own values", async () => {
+	const db = await open();
+	const saver = new TurnstoneSaver(db);
+	const root = await put(saver, { configurable: { thread_id: "t" } }, { x: 0, y: 0 }, { x: 1, y: 1 }, { x: 1, y: 1 });
+	const a = await put(saver, root, { x: "a", y: 0 }, { x: 2, y: 1 }, { x: 2 });
+	const b = await put(saver, root, { x: "b", y: 0 }, { x: 2, y: 1 }, { x: 2 });
+	const a2 = await put(saver, a, { x: "a", y: 1 }, { x: 2, y: 2 }, { y: 2 });
+	const onlyNew = await put(new TurnstoneSaver(db), b, { y: 5 }, { x: 2, y: 2 }, { y: 2 }); // what is not new need not be said
+	for (const [config, want] of [
+		[root, { x: 0, y: 0 }],
+		[a, { x: "a", y: 0 }],
+		[b, { x: "b", y: 0 }],
+		[a2, { x: "a", y: 1 }],
+		[onlyNew, { x: "b", y: 5 }],
+	] as const) {
+		const tuple = await saver.getTuple(config);
+		expect(tuple?.checkpoint.channel_values).toEqual(want);
+		expect(await new TurnstoneSaver(db).getTuple(config)).toEqual(tuple);
+	}
+});
+
+test("long names, large writes, and savers beside each other", async () => {
+	const db = await open();
+	const one = new TurnstoneSaver(db);
+	const other = new TurnstoneSaver(db);
+	const thread = "t".repeat(900);
+	let config: RunnableConfig = { configurable: { thread_id: thread, checkpoint_ns: "n/%".repeat(200) } };
+	const place = config;
+	const channel = "c".repeat(500);
+	const large = "x".repeat(200_000);
+	for (let i = 0; i < 6; i++)
+		config = await put(
+			i % 2 ? one : other,
+			config,
+			{ [channel]: i, constructor: i },
+			{ [channel]: i, constructor: i },
+			{ [channel]: i, constructor: i },
+		);
+	const writes = Array.from({ length: 300 }, (_, i): [string, unknown] => (i % 2 ? ["constructor", undefined] : [channel, large]));
+	for (let i = 0; i < 2; i++) await one.putWrites(config, writes, "task/".repeat(100), "path".repeat(500));
+	const tuple = await other.getTuple(config);
+	expect(tuple?.checkpoint.channel_values).toEqual({ [channel]: 5, constructor: 5 });
+	expect(tuple?.pendingWrites?.map((w) => w[2])).toEqual(writes.map((w) => w[1]));
+	expect(await all(one.list({ configurable: { thread_id: thread } }))).toHaveLength(6);
+	await Promise.all(Array.from({ length: 8 }, (_, i) => put(i % 2 ? one : other, config, { x: i }, { x: i }, { x: i })));
+	expect(await all(one.list(place))).toHaveLength(14);
+	await one.deleteThread(thread);
+	expect(await other.getTuple(config)).toBeUndefined();
+	expect(await all(one.list({ configurable: {} }))).toEqual([]);
+	await put(other, place, { x: 9 }, { x: 9 }, { x: 9 });
+	expect((await one.getTuple(place))?.checkpoint.channel_values).toEqual({ x: 9 });
+});
+
+test("a write that was made stays as it was, and an interrupt is replaced", async () => {
+	const saver = new TurnstoneSaver(await open());
+	const config = await put(saver, { configurable: { thread_id: "t", checkpoint_ns: "" } }, {}, {}, {});
+	await saver.putWrites(
+		config,
+		[
+			["a", 1],
+			["__interrupt__", "x"],
+		],
+		"task",
+	);
+	await saver.putWrites(
+		config,
+		[
+			["a", 2],
+			["__interrupt__", "y"],
+		],
+		"task",
+	);
+	expect((await saver.getTuple(config))?.pendingWrites).toEqual([
+		["task", "__interrupt__", "y"],
+		["task", "a", 1],
+	]);
+	await expect(saver.put({ configurable: { thread_id: "\ud83d" } }, emptyCheckpoint(), { source: "loop", step: 0, parents: {} }, {})).rejects.toThrow(
+		TypeError,
+	);
+});
+
+test("the latest checkpoint outlives every prune of the store, and others are not listed any more", async () => {
+	const store = newStore();
+	const db = await open(store);
+	const saver = new TurnstoneSaver(db);
+	let config: RunnableConfig = { configurable: { thread_id: "t", checkpoint_ns: "" } };
+	for (let i = 0; i < 4; i++) config = await put(saver, config, { x: i }, { x: i }, { x: i });
+	const [latest, second] = await all(saver.list(config.configurable?.checkpoint_id ? { configurable: { thread_id: "t" } } : config));
+	// The head goes on with a checkpoint that is not the latest one.
+	await saver.put(second?.config as RunnableConfig, { ...emptyCheckpoint(), id: "0" }, { source: "loop", step: 0, parents: {} }, {});
+	execFileSync(process.env.TURNSTONE_COMMAND as string, ["prune", "--store", store, "--last", "1"]);
+	expect((await saver.getTuple({ configurable: { thread_id: "t" } }))?.checkpoint).toEqual(latest?.checkpoint);
+	expect((await all(saver.list({ configurable: { thread_id: "t" } }))).map((t) => t.checkpoint.id)).toEqual([latest?.checkpoint.id, "0"]);
+	expect(await saver.getTuple(second?.config as RunnableConfig)).toBeUndefined();
+});
+
+test("a list that grows costs what was added", async () => {
+	const store = newStore();
+	const saver = new TurnstoneSaver(await open(store));
+	let config: RunnableConfig = { configurable: { thread_id: "t" } };
+	const messages: string[] = [];
+	for (let i = 1; i <= 50; i++) {
+		messages.push(randomBytes(500).toString("base64"));
+		config = await put(saver, config, { messages }, { messages: i }, { messages: i });
+	}
+	expect((await saver.getTuple(config))?.checkpoint.channel_values.messages).toEqual(messages);
+	const stats = JSON.parse(execFileSync(process.env.TURNSTONE_COMMAND as string, ["stats", "--store", store, "--json"]).toString());
+	const added = Buffer.byteLength(JSON.stringify(messages));
+	expect(stats.stored).toBeLessThan(3 * added); // and not the 25 times of all lists
+});
