@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "internal/adapter", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.
@@ -84,15 +84,17 @@ var may = map[string][]string{
 	"server":                   {"", "internal/wire"},
 	"client":                   {"", "engine", "internal/wire"},
 	"internal/storetest":       {"", "engine", "engine/memory", "engine/open", "internal/pgtest", "server", "client"},
-	"adapters/adk":             {""},
-	"adapters/genkit":          {"", "transcript"},
-	"adapters/eino":            {""},
-	"adapters/langchaingo":     {"", "transcript"},
+	"internal/adapter":         {""},
+	"adapters/adk":             {"", "internal/adapter"},
+	"adapters/genkit":          {"", "transcript", "internal/adapter"},
+	"adapters/eino":            {"", "internal/adapter"},
+	"adapters/langchaingo":     {"", "transcript", "internal/adapter"},
+	"adapters/trpc":            {"", "internal/adapter"},
 }
 
 // modules are the directories whose packages the layers name. Package turnstoneotel and the adapters are modules of
 // their own, so that a host of the store is free to choose its versions of OpenTelemetry and of a framework.
-var modules = []string{".", "turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo"}
+var modules = []string{".", "turnstoneotel", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc"}
 
 func TestImportsGoOneWay(t *testing.T) {
 	height := map[string]int{}

@@ -9,11 +9,8 @@
 package adk
 
 import (
-	"errors"
 	"fmt"
 	"strings"
-
-	"github.com/turnstonedb/turnstone"
 )
 
 // Names of sessions and groups. How many names an id has tells what it is of.
@@ -22,28 +19,6 @@ const (
 	artifactRoot = "adk-artifacts"
 	stateGroup   = "adk-state"
 )
-
-// escaper keeps names apart that have a slash.
-var (
-	escaper   = strings.NewReplacer("%", "%25", "/", "%2F")
-	unescaper = strings.NewReplacer("%2F", "/", "%25", "%")
-)
-
-func join(root string, names ...string) string {
-	for _, n := range names {
-		root += "/" + escaper.Replace(n)
-	}
-	return root
-}
-
-// names returns the names that an id was joined of, without its root.
-func names(id string) []string {
-	out := strings.Split(id, "/")[1:]
-	for i := range out {
-		out[i] = unescaper.Replace(out[i])
-	}
-	return out
-}
 
 // required returns an error that names the fields which are empty.
 func required(fields ...[2]string) error {
@@ -57,9 +32,4 @@ func required(fields ...[2]string) error {
 		return fmt.Errorf("adk: %s is required", strings.Join(missing, ", "))
 	}
 	return nil
-}
-
-// gone reports whether an error says that there is no such session.
-func gone(err error) bool {
-	return errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted)
 }

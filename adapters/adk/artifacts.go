@@ -21,6 +21,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/internal/adapter"
 )
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.
@@ -60,9 +61,9 @@ func key(name string, v int64) string {
 // place returns the id of the session that has an artifact of that name.
 func place(app, user, session, name string) string {
 	if strings.HasPrefix(name, "user:") {
-		return join(artifactRoot, app, user)
+		return adapter.Join(artifactRoot, app, user)
 	}
-	return join(artifactRoot, app, user, session)
+	return adapter.Join(artifactRoot, app, user, session)
 }
 
 // missing is the error of what there is not.
@@ -78,7 +79,7 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 		return nil, &turnstone.InvalidError{Where: "artifact", Reason: fmt.Sprintf("version %d can't be stored", r.Version)}
 	}
 	id := place(r.AppName, r.UserID, r.SessionID, r.FileName)
-	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: join(artifactRoot, r.AppName, r.UserID)}})
+	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: adapter.Join(artifactRoot, r.AppName, r.UserID)}})
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +179,7 @@ func (a *Artifacts) find(ctx context.Context, app, user, session, name string, n
 			}
 		}
 	}
-	if gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) {
+	if adapter.Gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) {
 		err = missing(name)
 	}
 	return h, v, err
@@ -232,7 +233,7 @@ func (a *Artifacts) Delete(ctx context.Context, r *artifact.DeleteRequest) error
 			more, err = true, nil
 		}
 	}
-	if gone(err) {
+	if adapter.Gone(err) {
 		return nil
 	}
 	return err
@@ -309,7 +310,7 @@ func (a *Artifacts) List(ctx context.Context, r *artifact.ListRequest) (*artifac
 				break
 			}
 		}
-		if err != nil && !gone(err) {
+		if err != nil && !adapter.Gone(err) {
 			return nil, err
 		}
 	}
@@ -337,7 +338,7 @@ func (a *Artifacts) Versions(ctx context.Context, r *artifact.VersionsRequest) (
 			break
 		}
 	}
-	if gone(err) || err == nil && len(out.Versions) == 0 {
+	if adapter.Gone(err) || err == nil && len(out.Versions) == 0 {
 		err = missing(r.FileName)
 	}
 	if err != nil {

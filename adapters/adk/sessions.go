@@ -9,23 +9,17 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"google.golang.org/adk/v2/platform"
 	"google.golang.org/adk/v2/session"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/adapter"
 )
 
-const (
-	// statePart is the checkpoint part with a session's own state, a JSON object.
-	statePart = "state"
-	// statePrefix is what the keys of records begin with that are the state of a user or an app.
-	statePrefix = "state/"
-	// maxShared is how many users and apps are remembered.
-	maxShared = 10_000
-)
+// statePart is the checkpoint part with a session's own state, a JSON object.
+const statePart = "state"
 
 // Sessions is a session.Service. It is safe for concurrent use.
 //
@@ -33,17 +27,15 @@ const (
 // bytes and its key 506, an event and all of a session's own state have at most turnstone.MaxPayload each. The id of a session of the store names app, user and
 // session: who renames it there moves it to another user.
 type Sessions struct {
-	store turnstone.Factory
-
-	mu     sync.Mutex                       // guards shared
-	shared map[string]turnstone.Persistence // sessions with the state of users and apps, by id
+	store  turnstone.Factory
+	states *adapter.States // of users and apps
 }
 
 var _ session.Service = (*Sessions)(nil)
 
 // NewSessions returns a session service on a store.
 func NewSessions(store turnstone.Factory) *Sessions {
-	return &Sessions{store: store, shared: map[string]turnstone.Persistence{}}
+	return &Sessions{store: store, states: adapter.NewStates(store, stateGroup)}
 }
 
 // Create makes a session. If there is one of that id, the error matches turnstone.ErrExists. After an error that matches turnstone.ErrOutcomeUnknown, the session
@@ -65,13 +57,13 @@ func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*sessi
 	if err != nil {
 		return nil, fmt.Errorf("adk: the state: %w", err)
 	}
-	if err := s.readState(ctx, out, map[string]state{}); err != nil { // before anything is stored
+	if err := s.readState(ctx, out, map[string]map[string][]byte{}); err != nil { // before anything is stored
 		return nil, err
 	}
 	maps.Copy(out.state, d.shown)
-	id := join(sessionRoot, out.app, out.user, out.id)
+	id := adapter.Join(sessionRoot, out.app, out.user, out.id)
 	result, err := s.commit(ctx, out, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: join(sessionRoot, out.app, out.user)}},
+		Create: &turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: adapter.Join(sessionRoot, out.app, out.user)}},
 		// The turn id makes a client repeat the commit when the answer is lost.
 		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: map[string][]byte{statePart: part}},
 	}, d)
@@ -107,7 +99,7 @@ func (s *Sessions) Get(ctx context.Context, r *session.GetRequest) (*session.Get
 			out.events = out.events[n-r.NumRecentEvents:]
 		}
 	}
-	if err := s.readState(ctx, out, map[string]state{}); err != nil {
+	if err := s.readState(ctx, out, map[string]map[string][]byte{}); err != nil {
 		return nil, err
 	}
 	return &session.GetResponse{Session: out}, nil
@@ -118,7 +110,7 @@ func (s *Sessions) find(ctx context.Context, app, user, id string) (*Session, er
 	if err := required([2]string{"AppName", app}, [2]string{"UserID", user}, [2]string{"SessionID", id}); err != nil {
 		return nil, err
 	}
-	h, err := s.store.Session(ctx, join(sessionRoot, app, user, id))
+	h, err := s.store.Session(ctx, adapter.Join(sessionRoot, app, user, id))
 	if err != nil {
 		return nil, err
 	}
@@ -131,18 +123,18 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 	if err := required([2]string{"AppName", r.AppName}); err != nil {
 		return nil, err
 	}
-	group := join(sessionRoot, r.AppName)
+	group := adapter.Join(sessionRoot, r.AppName)
 	if r.UserID != "" {
-		group = join(sessionRoot, r.AppName, r.UserID)
+		group = adapter.Join(sessionRoot, r.AppName, r.UserID)
 	}
-	found, err := s.listed(ctx, group)
+	found, err := adapter.Listed(ctx, s.store, group)
 	if err != nil {
 		return nil, err
 	}
 	out := &session.ListResponse{Sessions: []session.Session{}}
-	shared := map[string]state{}
-	for _, id := range found {
-		of := names(id)
+	shared := map[string]map[string][]byte{}
+	for _, i := range found {
+		of := adapter.Names(i.ID)
 		if len(of) != 3 || of[0] != r.AppName || r.UserID != "" && of[1] != r.UserID {
 			continue // Somebody else has put it into the group.
 		}
@@ -150,7 +142,7 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 		if err == nil {
 			err = one.load(ctx, turnstone.Scope{Last: 1, Parts: []string{statePart}})
 		}
-		if gone(err) {
+		if adapter.Gone(err) {
 			continue
 		}
 		if err == nil {
@@ -165,38 +157,12 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 	return out, nil
 }
 
-// listed returns the ids of the sessions of a group. One that is updated meanwhile moves to the front of the list, so the list is read again until nothing is new.
-func (s *Sessions) listed(ctx context.Context, group string) (ids []string, err error) {
-	seen := map[string]bool{}
-	for more, first := true, true; more; first = false {
-		more = false
-		for o := (turnstone.ListOptions{Group: group, Limit: turnstone.MaxPage}); ; {
-			page, err := s.store.List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			fresh := false
-			for _, i := range page.Sessions {
-				if !seen[i.ID] {
-					seen[i.ID], fresh = true, true
-					ids = append(ids, i.ID)
-				}
-			}
-			more = more || fresh && page.Next != ""
-			if o.After = page.Next; o.After == "" || !fresh && !first {
-				break
-			}
-		}
-	}
-	return ids, nil
-}
-
 // Delete removes a session, and leaves the state of its user and app. One that does not exist is no error.
 func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 	if err := required([2]string{"AppName", r.AppName}, [2]string{"UserID", r.UserID}, [2]string{"SessionID", r.SessionID}); err != nil {
 		return err
 	}
-	return s.store.Delete(ctx, join(sessionRoot, r.AppName, r.UserID, r.SessionID), turnstone.KeepChildren)
+	return s.store.Delete(ctx, adapter.Join(sessionRoot, r.AppName, r.UserID, r.SessionID), turnstone.KeepChildren)
 }
 
 // AppendEvent stores an event, with what it changes of the state of session, user and app: all of it, or nothing. The session must be one that
@@ -261,126 +227,60 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 
 // commit stores a commit and the changes of the user's and the app's state in one batch, and returns the result of the commit.
 func (s *Sessions) commit(ctx context.Context, of *Session, own turnstone.SessionCommit, d delta) (turnstone.Result, error) {
-	commits := []turnstone.SessionCommit{own}
-	var ids []string
-	for _, shared := range []struct {
-		id    string
-		state state
-	}{{join(sessionRoot, of.app), d.app}, {join(sessionRoot, of.app, of.user), d.user}} {
-		if len(shared.state) == 0 {
-			continue
-		}
-		c := turnstone.SessionCommit{RecordsOnly: true}
-		for _, k := range slices.Sorted(maps.Keys(shared.state)) {
-			c.Records = append(c.Records, turnstone.RecordChange{Key: statePrefix + k, Value: shared.state[k]})
-		}
-		commits, ids = append(commits, c), append(ids, shared.id)
-	}
-	for i := range commits { // before sessions are made for the state of user and app
-		if err := commits[i].Check(); err != nil {
-			return turnstone.Result{}, err
-		}
-	}
-	for again := false; ; {
-		for i, id := range ids {
-			h, err := s.sharedState(ctx, id)
-			if err != nil {
-				return turnstone.Result{}, err
-			}
-			commits[i+1].Session = h
-		}
-		results, err := s.store.CommitAll(ctx, commits...)
-		switch {
-		case err == nil:
-			return results[0], nil
-		case gone(err) && !again && len(ids) > 0 && !errors.Is(err, turnstone.ErrOutcomeUnknown):
-			again = true // Somebody has deleted the state of the user or the app.
-			s.mu.Lock()
-			clear(s.shared)
-			s.mu.Unlock()
-		default:
-			return turnstone.Result{}, err
-		}
-	}
-}
-
-// sharedState returns the session with the state of a user or an app, which it makes if there is none.
-func (s *Sessions) sharedState(ctx context.Context, id string) (turnstone.Persistence, error) {
-	s.mu.Lock()
-	h := s.shared[id]
-	s.mu.Unlock()
-	if h != nil {
-		return h, nil
-	}
-	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: stateGroup}})
+	results, err := s.states.Commit(ctx, []adapter.StateChange{
+		{ID: adapter.Join(sessionRoot, of.app), Values: d.app.changes()},
+		{ID: adapter.Join(sessionRoot, of.app, of.user), Values: d.user.changes()},
+	}, own)
 	if err != nil {
-		return nil, err
+		return turnstone.Result{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.shared) >= maxShared {
-		clear(s.shared)
-	}
-	s.shared[id] = h
-	return h, nil
+	return results[0], nil
 }
 
 // readState sets what State of a session shows: its own state, and that of its user and app. What it reads of these it keeps in read, by the ids of their sessions.
-func (s *Sessions) readState(ctx context.Context, of *Session, read map[string]state) error {
+func (s *Sessions) readState(ctx context.Context, of *Session, read map[string]map[string][]byte) error {
 	of.state = map[string]any{}
-	show := func(prefix string, values state) error {
-		for k, value := range values {
-			var v any
-			if err := json.Unmarshal(value, &v); err != nil {
-				return fmt.Errorf("adk: session %q: the state of %q is no JSON: %w", of.id, prefix+k, err)
-			}
-			of.state[prefix+k] = v
-		}
-		return nil
-	}
-	if err := show("", of.own); err != nil {
+	if err := show(of, "", of.own); err != nil {
 		return err
 	}
-	for _, shared := range [][2]string{{session.KeyPrefixApp, join(sessionRoot, of.app)}, {session.KeyPrefixUser, join(sessionRoot, of.app, of.user)}} {
+	for _, shared := range [][2]string{{session.KeyPrefixApp, adapter.Join(sessionRoot, of.app)}, {session.KeyPrefixUser, adapter.Join(sessionRoot, of.app, of.user)}} {
 		values, known := read[shared[1]]
 		if !known {
 			var err error
-			if values, err = s.readShared(ctx, shared[1]); err != nil {
+			if values, err = s.states.Read(ctx, shared[1]); err != nil {
 				return err
 			}
 			read[shared[1]] = values
 		}
-		if err := show(shared[0], values); err != nil {
+		if err := show(of, shared[0], values); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readShared reads the state of a user or an app.
-func (s *Sessions) readShared(ctx context.Context, id string) (state, error) {
-	out := state{}
-	h, err := s.store.Session(ctx, id)
-	for q := (turnstone.RecordQuery{Prefix: statePrefix, Limit: turnstone.MaxPage}); err == nil; {
-		var page turnstone.RecordPage
-		if page, err = h.Records(ctx, q); err != nil {
-			break
+// show adds values to what State of a session shows.
+func show[Value ~[]byte](of *Session, prefix string, values map[string]Value) error {
+	for k, value := range values {
+		var v any
+		if err := json.Unmarshal(value, &v); err != nil {
+			return fmt.Errorf("adk: session %q: the state of %q is no JSON: %w", of.id, prefix+k, err)
 		}
-		for _, r := range page.Records {
-			out[strings.TrimPrefix(r.Key, statePrefix)] = r.Value
-		}
-		if q.After = page.Next; q.After == "" {
-			return out, nil
-		}
+		of.state[prefix+k] = v
 	}
-	if gone(err) {
-		return nil, nil
-	}
-	return nil, err
+	return nil
 }
 
 // A state is values as JSON, by keys without prefixes.
 type state map[string]json.RawMessage
+
+// changes returns what sets the values.
+func (s state) changes() (out []turnstone.RecordChange) {
+	for _, k := range slices.Sorted(maps.Keys(s)) {
+		out = append(out, turnstone.RecordChange{Key: k, Value: s[k]})
+	}
+	return out
+}
 
 // A delta is what is changed of a state, by what it belongs to.
 type delta struct {

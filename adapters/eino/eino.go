@@ -4,9 +4,9 @@ package eino
 
 import (
 	"context"
-	"errors"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/adapter"
 )
 
 const (
@@ -55,7 +55,7 @@ func (s *CheckPointStore) Delete(ctx context.Context, id string) error {
 
 // none returns nil for an error which says that there is no checkpoint.
 func none(err error) error {
-	if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+	if adapter.Gone(err) {
 		return nil
 	}
 	return err

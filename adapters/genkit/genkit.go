@@ -24,6 +24,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/adapter"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -91,7 +92,7 @@ func (s *Store[State]) storedAs(ctx context.Context, r turnstone.Record, key str
 		return out, nil
 	}
 	if out.session, err = s.store.Session(ctx, r.Session); err != nil {
-		return stored[State]{}, unless(gone, err)
+		return stored[State]{}, unless(adapter.Gone, err)
 	}
 	out.record = r
 	return out, out.row.read(r)
@@ -115,11 +116,6 @@ func unless(kind func(error) bool, err error) error {
 
 func sessionID(id string) string { return group + "/" + id }
 
-// gone reports whether an error says that there is no such session.
-func gone(err error) bool {
-	return errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted)
-}
-
 // GetSnapshot returns the snapshot of an id, or nil.
 func (s *Store[State]) GetSnapshot(ctx context.Context, id string) (*exp.SessionSnapshot[State], error) {
 	of, err := s.find(ctx, id)
@@ -137,7 +133,7 @@ func (of *stored[State]) snapshot(ctx context.Context) (*exp.SessionSnapshot[Sta
 	}
 	st, err := of.session.Load(ctx, turnstone.Scope{At: of.row.Revision, Parts: []string{statePart}})
 	if err != nil {
-		return nil, unless(gone, err)
+		return nil, unless(adapter.Gone, err)
 	}
 	out.State = new(exp.SessionState[State])
 	if err := json.Unmarshal(st.Contents[statePart], out.State); err != nil {
@@ -161,15 +157,15 @@ func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*
 	}
 	h, err := s.store.Session(ctx, sessionID(session))
 	if err != nil {
-		return nil, unless(gone, err)
+		return nil, unless(adapter.Gone, err)
 	}
 	listed, err := h.Records(ctx, turnstone.RecordQuery{Prefix: createdPrefix, Limit: 1})
 	if err != nil || len(listed.Records) == 0 {
-		return nil, unless(gone, err)
+		return nil, unless(adapter.Gone, err)
 	}
 	r, err := h.Record(ctx, snapshotPrefix+string(listed.Records[0].Value))
 	if err != nil {
-		return nil, unless(gone, err)
+		return nil, unless(adapter.Gone, err)
 	}
 	of := stored[State]{session: h, record: r}
 	if err := of.row.read(r); err != nil {
@@ -394,7 +390,7 @@ func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State],
 	if h == nil { // of a new snapshot
 		var err error
 		if h, err = s.store.Session(ctx, sessionID(of.SessionID)); err != nil {
-			return nil, unless(gone, err)
+			return nil, unless(adapter.Gone, err)
 		}
 	}
 	head, err := h.Load(ctx, turnstone.Scope{})
@@ -424,7 +420,7 @@ func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State],
 
 // missing reports whether an error says that what was to be read is not there, or not any more.
 func missing(err error) bool {
-	return gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) || errors.Is(err, turnstone.ErrRevisionPruned)
+	return adapter.Gone(err) || errors.Is(err, turnstone.ErrRecordNotFound) || errors.Is(err, turnstone.ErrRevisionPruned)
 }
 
 func longer(a, b []turnstone.Node) []turnstone.Node {
@@ -488,7 +484,7 @@ func (s *Store[State]) watch(ctx context.Context, id string, send func(exp.Snaps
 	// The record, and the revision that it is of.
 	page, err := of.session.Records(ctx, turnstone.RecordQuery{Prefix: snapshotPrefix + id, Limit: 1})
 	if err != nil || len(page.Records) == 0 {
-		return gone(err)
+		return adapter.Gone(err)
 	}
 	var r row[State]
 	if r.read(page.Records[0]) != nil {
@@ -497,7 +493,7 @@ func (s *Store[State]) watch(ctx context.Context, id string, send func(exp.Snaps
 	send(r.Snapshot.Status)
 	for e, err := range of.session.Watch(ctx, page.Revision) {
 		if err != nil {
-			return gone(err)
+			return adapter.Gone(err)
 		}
 		if e.Labels[snapshotLabel] == id {
 			send(exp.SnapshotStatus(e.Labels[statusLabel]))

@@ -6,13 +6,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/tmc/langchaingo/llms"
 	"github.com/tmc/langchaingo/schema"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/adapter"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -142,7 +142,7 @@ func (h *History) Messages(ctx context.Context) ([]llms.ChatMessage, error) {
 	if err == nil {
 		st, err = s.Load(ctx, turnstone.Scope{})
 	}
-	if errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted) {
+	if adapter.Gone(err) {
 		return out, nil
 	}
 	if err != nil {

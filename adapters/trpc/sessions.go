@@ -1,0 +1,566 @@
+package trpc
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+	"trpc.group/trpc-go/trpc-agent-go/event"
+	"trpc.group/trpc-go/trpc-agent-go/session"
+	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/adapter"
+)
+
+// Names of sessions and groups. How many names an id has tells what it is of.
+const (
+	root       = "trpc"
+	stateGroup = "trpc-state"
+	maxHandles = 10_000
+)
+
+// Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
+//
+// It does what the in-memory service of trpc-agent-go does, but for these: a session that exists is not replaced by CreateSession; an event that could not be stored is not
+// added to the caller's session; nothing expires, and no events are dropped; an event of which nothing is stored changes no time of an update.
+//
+// A value of user or app state has at most turnstone.MaxRecord bytes, and its key 506. A session has at most 1,024 keys of its own state, tracks and summaries
+// together, each with a value of at most turnstone.MaxPart. An event has at most turnstone.MaxPayload.
+type Sessions struct {
+	store  turnstone.Factory
+	o      Options
+	states *adapter.States
+	jobs   jobs
+
+	mu      sync.Mutex                       // guards handles
+	handles map[string]turnstone.Persistence // of sessions that were used, by their ids
+}
+
+var (
+	_ session.Service       = (*Sessions)(nil)
+	_ session.TrackService  = (*Sessions)(nil)
+	_ session.WindowService = (*Sessions)(nil)
+)
+
+// NewSessions returns a session service on a store. Close waits for its summaries, and leaves the store open.
+func NewSessions(store turnstone.Factory, o Options) *Sessions {
+	return &Sessions{store: store, o: o, states: adapter.NewStates(store, stateGroup), handles: map[string]turnstone.Persistence{}}
+}
+
+func appID(app string) string { return adapter.Join(root, app) }
+
+func userID(k session.UserKey) string { return adapter.Join(root, k.AppName, k.UserID) }
+
+func sessionID(k session.Key) string { return adapter.Join(root, k.AppName, k.UserID, k.SessionID) }
+
+// with calls f with a session of the store: the handle of the last call, and a new one if that session is gone by now.
+func (s *Sessions) with(ctx context.Context, key session.Key, f func(turnstone.Persistence) error) error {
+	id := sessionID(key)
+	s.mu.Lock()
+	h := s.handles[id]
+	s.mu.Unlock()
+	if h != nil {
+		err := f(h)
+		if !adapter.Gone(err) || errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			return err
+		}
+		s.mu.Lock()
+		delete(s.handles, id)
+		s.mu.Unlock()
+	}
+	h, err := s.store.Session(ctx, id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if len(s.handles) >= maxHandles {
+		clear(s.handles)
+	}
+	s.handles[id] = h
+	s.mu.Unlock()
+	return f(h)
+}
+
+// commit commits to a session that exists, wherever its head is.
+func (s *Sessions) commit(ctx context.Context, key session.Key, c turnstone.Commit) error {
+	c.Expected, c.Turn = turnstone.AnyRevision, rand.Text() // A turn id is what makes a client repeat a commit whose answer is lost.
+	return s.with(ctx, key, func(h turnstone.Persistence) error {
+		_, err := h.Commit(ctx, c)
+		return err
+	})
+}
+
+// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error matches turnstone.ErrExists.
+func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state session.StateMap, _ ...session.Option) (*session.Session, error) {
+	if err := key.CheckUserKey(); err != nil {
+		return nil, err
+	}
+	if key.SessionID == "" {
+		key.SessionID = uuid.NewString()
+	}
+	parts, err := stateParts(state)
+	if err != nil {
+		return nil, err
+	}
+	out := session.NewSession(key.AppName, key.UserID, key.SessionID, session.WithSessionState(state))
+	if out.State == nil {
+		out.State = session.StateMap{}
+	}
+	if err := s.mergeState(ctx, out, nil); err != nil { // before anything is stored
+		return nil, err
+	}
+	_, err = s.store.CommitAll(ctx, turnstone.SessionCommit{
+		Create: &turnstone.Request{ID: sessionID(key), Metadata: turnstone.Metadata{Group: userID(session.UserKey{AppName: key.AppName, UserID: key.UserID})}},
+		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: parts},
+	})
+	if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+		return nil, fmt.Errorf("trpc: session %q: %w", key.SessionID, turnstone.ErrExists)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// GetSession reads a session, or returns nil if there is none. It reads all of its events, whatever the options leave of them, and supports pages of events.
+func (s *Sessions) GetSession(ctx context.Context, key session.Key, options ...session.Option) (*session.Session, error) {
+	if err := key.CheckSessionKey(); err != nil {
+		return nil, err
+	}
+	c := &session.GetSessionContext{Context: ctx, Key: key, Options: optionsOf(options)}
+	next := func() (*session.Session, error) { return s.get(c.Context, c.Key, c.Options) }
+	for _, hook := range slices.Backward(s.o.GetSessionHooks) {
+		inner := next
+		next = func() (*session.Session, error) { return hook(c, inner) }
+	}
+	return next()
+}
+
+func (s *Sessions) get(ctx context.Context, key session.Key, o *session.Options) (*session.Session, error) {
+	if err := session.ValidateGetSessionOptions(o, true); err != nil {
+		return nil, err
+	}
+	out, err := s.read(ctx, key, true)
+	if out == nil || err != nil {
+		return nil, err
+	}
+	filter(out, o)
+	return out, s.mergeState(ctx, out, nil)
+}
+
+func optionsOf(options []session.Option) *session.Options {
+	o := &session.Options{}
+	for _, option := range options {
+		option(o)
+	}
+	return o
+}
+
+// filter leaves those events of a session and of its tracks that are asked for.
+func filter(of *session.Session, o *session.Options) {
+	if o.EventPage != nil {
+		end := max(len(of.Events)-o.EventPage.Offset, 0)
+		of.Events = of.Events[max(end-o.EventPage.Limit, 0):end]
+		return
+	}
+	of.ApplyEventFiltering(session.WithEventNum(o.EventNum), session.WithEventTime(o.EventTime))
+	for _, t := range of.Tracks {
+		if !o.EventTime.IsZero() {
+			t.Events = slices.DeleteFunc(t.Events, func(e session.TrackEvent) bool { return e.Timestamp.Before(o.EventTime) })
+		}
+		if o.EventNum > 0 {
+			t.Events = t.Events[max(len(t.Events)-o.EventNum, 0):]
+		}
+	}
+}
+
+// read reads a session without the state of its user and app, or returns nil if there is none.
+func (s *Sessions) read(ctx context.Context, key session.Key, events bool) (*session.Session, error) {
+	var info turnstone.Info
+	var st *turnstone.State
+	var parts map[string][]byte
+	err := s.with(ctx, key, func(h turnstone.Persistence) (err error) {
+		if info, err = h.Info(ctx); err != nil {
+			return err
+		}
+		scope := turnstone.Scope{Last: 1}
+		if events {
+			scope = turnstone.Scope{}
+		}
+		if st, err = h.Load(ctx, scope); err != nil {
+			return err
+		}
+		parts, err = h.Checkpoint(ctx, st.Revision)
+		return err
+	})
+	if adapter.Gone(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := session.NewSession(key.AppName, key.UserID, key.SessionID, session.WithSessionCreatedAt(info.Created), session.WithSessionUpdatedAt(st.Time))
+	values, err := readParts(parts)
+	if err != nil {
+		return nil, err
+	}
+	out.State = values[statePart]
+	for filterKey, text := range values[summaryPart] {
+		var sum session.Summary
+		if err := json.Unmarshal(text, &sum); err != nil {
+			return nil, fmt.Errorf("trpc: session %q: the summary of %q: %w", key.SessionID, filterKey, err)
+		}
+		out.Summaries[filterKey] = &sum
+	}
+	if tracks := slices.Sorted(maps.Keys(values[trackPart])); len(tracks) > 0 {
+		if out.State["tracks"], err = json.Marshal(tracks); err != nil {
+			return nil, err
+		}
+	}
+	if !events {
+		return out, nil
+	}
+	for i := range st.Nodes {
+		if err := addNode(out, &st.Nodes[i]); err != nil {
+			return nil, fmt.Errorf("trpc: session %q: node %s is no event: %w", key.SessionID, st.Nodes[i].ID, err)
+		}
+	}
+	return out, nil
+}
+
+// addNode adds what a node has to a session.
+func addNode(to *session.Session, n *turnstone.Node) error {
+	if n.Kind != trackKind {
+		var e event.Event
+		if err := json.Unmarshal(n.Payload, &e); err != nil {
+			return err
+		}
+		to.Events = append(to.Events, e)
+		return nil
+	}
+	var e session.TrackEvent
+	if err := json.Unmarshal(n.Payload, &e); err != nil {
+		return err
+	}
+	if to.Tracks == nil {
+		to.Tracks = map[session.Track]*session.TrackEvents{}
+	}
+	if to.Tracks[e.Track] == nil {
+		to.Tracks[e.Track] = &session.TrackEvents{Track: e.Track}
+	}
+	to.Tracks[e.Track].Events = append(to.Tracks[e.Track].Events, e)
+	return nil
+}
+
+// mergeState adds the state of its user and its app to a session. What it reads of these it keeps in read, if that is not nil, by the ids of their sessions.
+func (s *Sessions) mergeState(ctx context.Context, of *session.Session, read map[string]map[string][]byte) error {
+	for _, shared := range [][2]string{
+		{session.StateAppPrefix, appID(of.AppName)},
+		{session.StateUserPrefix, userID(session.UserKey{AppName: of.AppName, UserID: of.UserID})},
+	} {
+		values, known := read[shared[1]]
+		if !known {
+			var err error
+			if values, err = s.states.Read(ctx, shared[1]); err != nil {
+				return err
+			}
+			if read != nil {
+				read[shared[1]] = values
+			}
+		}
+		for k, v := range values {
+			of.SetState(shared[0]+k, v)
+		}
+	}
+	return nil
+}
+
+// ListSessions returns the sessions of a user, the most recently updated first. It reads each session of the page that is asked for.
+func (s *Sessions) ListSessions(ctx context.Context, user session.UserKey, options ...session.Option) ([]*session.Session, error) {
+	if err := user.CheckUserKey(); err != nil {
+		return nil, err
+	}
+	o := optionsOf(options)
+	if err := session.ValidateListSessionsOptions(o); err != nil {
+		return nil, err
+	}
+	found, err := adapter.Listed(ctx, s.store, userID(user))
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(i turnstone.Info) bool { // Somebody else has put it into the group.
+		of := adapter.Names(i.ID)
+		return len(of) != 3 || of[0] != user.AppName || of[1] != user.UserID
+	})
+	if p := o.ListSessionPage; p != nil {
+		begin := min(p.Offset, len(found))
+		found = found[begin : begin+min(p.Limit, len(found)-begin)]
+	}
+	out := []*session.Session{}
+	shared := map[string]map[string][]byte{}
+	for _, i := range found {
+		one, err := s.read(ctx, session.Key{AppName: user.AppName, UserID: user.UserID, SessionID: adapter.Names(i.ID)[2]}, !o.ListSessionOnlyMeta)
+		if err != nil {
+			return nil, err
+		}
+		if one == nil {
+			continue // It was deleted meanwhile.
+		}
+		if !o.ListSessionOnlyMeta {
+			filter(one, o)
+		}
+		if err := s.mergeState(ctx, one, shared); err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// DeleteSession removes a session, and leaves the state of its user and app. One that does not exist is no error.
+func (s *Sessions) DeleteSession(ctx context.Context, key session.Key, _ ...session.Option) error {
+	if err := key.CheckSessionKey(); err != nil {
+		return err
+	}
+	return s.store.Delete(ctx, sessionID(key), turnstone.KeepChildren)
+}
+
+// AppendEvent stores an event, with what it changes of the session's state: all of it, or nothing. Then it adds the event to the caller's session. Events
+// that are appended at once come one after the other. Of an event without content, or a partial one, only the changes of state are stored.
+func (s *Sessions) AppendEvent(ctx context.Context, to *session.Session, e *event.Event, options ...session.Option) error {
+	if to == nil {
+		return session.ErrNilSession
+	}
+	if e == nil {
+		return errors.New("trpc: the event is nil")
+	}
+	key := session.Key{AppName: to.AppName, UserID: to.UserID, SessionID: to.ID}
+	if err := key.CheckSessionKey(); err != nil {
+		return err
+	}
+	c := &session.AppendEventContext{Context: ctx, Session: to, Event: e, Key: key}
+	next := func() error { return s.append(c.Context, c.Session, c.Event, c.Key, options) }
+	for _, hook := range slices.Backward(s.o.AppendEventHooks) {
+		inner := next
+		next = func() error { return hook(c, inner) }
+	}
+	return next()
+}
+
+func (s *Sessions) append(ctx context.Context, to *session.Session, e *event.Event, key session.Key, options []session.Option) error {
+	parts, err := stateParts(e.StateDelta)
+	if err != nil {
+		return err
+	}
+	c := turnstone.Commit{Checkpoint: parts}
+	if isStored(e) {
+		node, err := eventNode(e)
+		if err != nil {
+			return err
+		}
+		c.Nodes, c.Usage = []turnstone.NewNode{node}, usage(e)
+	}
+	if len(c.Nodes) > 0 || len(parts) > 0 {
+		if err := s.commit(ctx, key, c); err != nil {
+			return err
+		}
+	}
+	to.UpdateUserSession(e, options...)
+	return nil
+}
+
+func stateParts(state map[string][]byte) (map[string][]byte, error) {
+	parts := map[string][]byte{}
+	for k, v := range state {
+		if err := setPart(parts, statePart, k, v); err != nil {
+			return nil, err
+		}
+	}
+	return parts, nil
+}
+
+// AppendTrackEvent stores an event of a track, and adds it to the caller's session.
+func (s *Sessions) AppendTrackEvent(ctx context.Context, to *session.Session, e *session.TrackEvent, options ...session.Option) error {
+	if to == nil {
+		return session.ErrNilSession
+	}
+	if e == nil {
+		return errors.New("trpc: the track event is nil")
+	}
+	key := session.Key{AppName: to.AppName, UserID: to.UserID, SessionID: to.ID}
+	if err := key.CheckSessionKey(); err != nil {
+		return err
+	}
+	payload, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("trpc: the track event: %w", err)
+	}
+	parts := map[string][]byte{}
+	if err := setPart(parts, trackPart, string(e.Track), nil); err != nil {
+		return err
+	}
+	if err := s.commit(ctx, key, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: trackKind, Payload: payload}}, Checkpoint: parts}); err != nil {
+		return err
+	}
+	return to.AppendTrackEvent(e, options...)
+}
+
+// GetTrackEvents returns the events of a track, which are none if there is no such track or session.
+func (s *Sessions) GetTrackEvents(ctx context.Context, key session.Key, track session.Track, options ...session.Option) (*session.TrackEvents, error) {
+	out := &session.TrackEvents{Track: track}
+	of, err := s.GetSession(ctx, key, options...)
+	if err != nil || of == nil {
+		return out, err
+	}
+	if found := of.Tracks[track]; found != nil {
+		return found, nil
+	}
+	return out, nil
+}
+
+// GetEventWindow returns the events around one. The in-memory service of trpc-agent-go says which they are.
+func (s *Sessions) GetEventWindow(ctx context.Context, r session.EventWindowRequest) (*session.EventWindow, error) {
+	memory := inmemory.NewSessionService(inmemory.WithSessionEventLimit(0))
+	defer memory.Close()
+	if r.Key.CheckSessionKey() == nil {
+		of, err := s.read(ctx, r.Key, true)
+		if err != nil {
+			return nil, err
+		}
+		if of != nil {
+			if _, err := memory.CreateSession(ctx, r.Key, nil); err != nil {
+				return nil, err
+			}
+			for i := range of.Events {
+				if err := memory.AppendEvent(ctx, session.NewSession(of.AppName, of.UserID, of.ID), &of.Events[i]); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return memory.GetEventWindow(ctx, r)
+}
+
+// UpdateAppState sets values of the state of an app. Their keys may have the prefix "app:".
+func (s *Sessions) UpdateAppState(ctx context.Context, app string, state session.StateMap) error {
+	if app == "" {
+		return session.ErrAppNameRequired
+	}
+	return s.updateState(ctx, appID(app), session.StateAppPrefix, state)
+}
+
+// DeleteAppState deletes a value of the state of an app, if there is one.
+func (s *Sessions) DeleteAppState(ctx context.Context, app, key string) error {
+	if app == "" {
+		return session.ErrAppNameRequired
+	}
+	return s.deleteState(ctx, appID(app), strings.TrimPrefix(key, session.StateAppPrefix))
+}
+
+// ListAppStates returns the state of an app, by keys without prefix.
+func (s *Sessions) ListAppStates(ctx context.Context, app string) (session.StateMap, error) {
+	if app == "" {
+		return nil, session.ErrAppNameRequired
+	}
+	return s.listState(ctx, appID(app))
+}
+
+// UpdateUserState sets values of the state of a user. Their keys may have the prefix "user:", but not "app:" or "temp:".
+func (s *Sessions) UpdateUserState(ctx context.Context, user session.UserKey, state session.StateMap) error {
+	if err := user.CheckUserKey(); err != nil {
+		return err
+	}
+	if err := without(state, session.StateAppPrefix, session.StateTempPrefix); err != nil {
+		return err
+	}
+	return s.updateState(ctx, userID(user), session.StateUserPrefix, state)
+}
+
+// DeleteUserState deletes a value of the state of a user, if there is one.
+func (s *Sessions) DeleteUserState(ctx context.Context, user session.UserKey, key string) error {
+	if err := user.CheckUserKey(); err != nil {
+		return err
+	}
+	return s.deleteState(ctx, userID(user), strings.TrimPrefix(key, session.StateUserPrefix))
+}
+
+// ListUserStates returns the state of a user, by keys without prefix.
+func (s *Sessions) ListUserStates(ctx context.Context, user session.UserKey) (session.StateMap, error) {
+	if err := user.CheckUserKey(); err != nil {
+		return nil, err
+	}
+	return s.listState(ctx, userID(user))
+}
+
+// UpdateSessionState sets values of the state of a session, without an event. Their keys do not have the prefix "app:" or "user:".
+func (s *Sessions) UpdateSessionState(ctx context.Context, key session.Key, state session.StateMap) error {
+	if err := key.CheckSessionKey(); err != nil {
+		return err
+	}
+	if err := without(state, session.StateAppPrefix, session.StateUserPrefix); err != nil {
+		return err
+	}
+	parts, err := stateParts(state)
+	if err != nil {
+		return err
+	}
+	return s.commit(ctx, key, turnstone.Commit{Checkpoint: parts})
+}
+
+// without returns an error if a key of a state has one of the prefixes.
+func without(state session.StateMap, prefixes ...string) error {
+	for k := range state {
+		for _, p := range prefixes {
+			if strings.HasPrefix(k, p) {
+				return fmt.Errorf("trpc: state %q: the prefix %q is not allowed here", k, p)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Sessions) updateState(ctx context.Context, id, prefix string, state session.StateMap) error {
+	values := map[string][]byte{}
+	for _, k := range slices.Sorted(maps.Keys(state)) {
+		values[strings.TrimPrefix(k, prefix)] = state[k]
+	}
+	change := adapter.StateChange{ID: id}
+	for k, v := range values {
+		change.Values = append(change.Values, turnstone.RecordChange{Key: k, Value: v})
+	}
+	_, err := s.states.Commit(ctx, []adapter.StateChange{change})
+	return err
+}
+
+func (s *Sessions) deleteState(ctx context.Context, id, key string) error {
+	values, err := s.states.Read(ctx, id)
+	if _, found := values[key]; err != nil || !found {
+		return err // Deleting makes no session.
+	}
+	_, err = s.states.Commit(ctx, []adapter.StateChange{{ID: id, Values: []turnstone.RecordChange{{Key: key, Action: turnstone.DeleteRecord}}}})
+	return err
+}
+
+func (s *Sessions) listState(ctx context.Context, id string) (session.StateMap, error) {
+	values, err := s.states.Read(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	out := session.StateMap{}
+	maps.Copy(out, values)
+	return out, nil
+}
+
+// Close waits for the summaries that were enqueued. The store stays open.
+func (s *Sessions) Close() error {
+	s.jobs.close()
+	return nil
+}

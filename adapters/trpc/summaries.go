@@ -1,0 +1,191 @@
+package trpc
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"reflect"
+	"sync"
+	"time"
+
+	"trpc.group/trpc-go/trpc-agent-go/log"
+	"trpc.group/trpc-go/trpc-agent-go/session"
+	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
+
+	"github.com/turnstonedb/turnstone"
+)
+
+const (
+	summaryWorkers = 3
+	summaryQueue   = 100
+)
+
+// summarizer returns the in-memory service of trpc-agent-go, which knows what to summarize. The session is in it for as long as the summary takes.
+func (s *Sessions) summarizer(ctx context.Context, key session.Key) (*inmemory.SessionService, error) {
+	options := []inmemory.ServiceOpt{
+		inmemory.WithSummarizer(s.o.Summarizer), inmemory.WithAsyncSummaryNum(1),
+		inmemory.WithCascadeFullSessionSummary(!s.o.BranchSummariesOnly),
+		inmemory.WithSummaryJobTimeout(cmp.Or(s.o.SummaryTimeout, time.Minute)),
+	}
+	if s.o.SummaryFilterKeys != nil {
+		options = append(options, inmemory.WithSummaryFilterAllowlist(s.o.SummaryFilterKeys...))
+	}
+	memory := inmemory.NewSessionService(options...)
+	_, err := memory.CreateSession(ctx, key, nil)
+	return memory, err
+}
+
+// checked returns the key of a session, and whether there is anything to summarize with.
+func (s *Sessions) checked(of *session.Session) (key session.Key, ok bool, err error) {
+	if s.o.Summarizer == nil {
+		return key, false, nil
+	}
+	if of == nil {
+		return key, false, session.ErrNilSession
+	}
+	key = session.Key{AppName: of.AppName, UserID: of.UserID, SessionID: of.ID}
+	return key, true, key.CheckSessionKey()
+}
+
+// CreateSessionSummary summarizes a session or one of its branches, and stores the summary.
+func (s *Sessions) CreateSessionSummary(ctx context.Context, of *session.Session, filterKey string, force bool) error {
+	key, ok, err := s.checked(of)
+	if !ok || err != nil {
+		return err
+	}
+	return s.summarize(ctx, of, key, func(memory *inmemory.SessionService) error {
+		return memory.CreateSessionSummary(ctx, of, filterKey, force)
+	})
+}
+
+// EnqueueSummaryJob makes CreateSessionSummary happen later, for the session as a whole as well. If too much is to be done already, it does it itself. An error of
+// what is done later is logged with the log of trpc-agent-go.
+func (s *Sessions) EnqueueSummaryJob(ctx context.Context, of *session.Session, filterKey string, force bool) error {
+	key, ok, err := s.checked(of)
+	if !ok || err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	job := func() error {
+		return s.summarize(ctx, of, key, func(memory *inmemory.SessionService) error {
+			defer memory.Close() // which waits for it
+			return memory.EnqueueSummaryJob(ctx, of, filterKey, force)
+		})
+	}
+	if s.jobs.add(of.Hash, func() {
+		if err := job(); err != nil {
+			log.WarnfContext(ctx, "turnstone: the summary of session %q: %v", of.ID, err)
+		}
+	}) {
+		return nil
+	}
+	return job()
+}
+
+// summarize stores those summaries of a session that a call of f changes.
+func (s *Sessions) summarize(ctx context.Context, of *session.Session, key session.Key, f func(*inmemory.SessionService) error) error {
+	memory, err := s.summarizer(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	before := summaries(of)
+	if err := f(memory); err != nil {
+		return err
+	}
+	parts := map[string][]byte{}
+	for filterKey, sum := range summaries(of) {
+		if reflect.DeepEqual(sum, before[filterKey]) {
+			continue
+		}
+		text, err := json.Marshal(sum)
+		if err != nil {
+			return err
+		}
+		if err := setPart(parts, summaryPart, filterKey, text); err != nil {
+			return err
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	return s.commit(ctx, key, turnstone.Commit{Checkpoint: parts})
+}
+
+// summaries returns a copy of the summaries of a session.
+func summaries(of *session.Session) map[string]*session.Summary {
+	of.SummariesMu.RLock()
+	defer of.SummariesMu.RUnlock()
+	out := map[string]*session.Summary{}
+	for filterKey, sum := range of.Summaries {
+		if sum != nil {
+			out[filterKey] = sum.Clone()
+		}
+	}
+	return out
+}
+
+// GetSessionSummaryText returns the text of a summary: that of the caller's session, or the stored one.
+func (s *Sessions) GetSessionSummaryText(ctx context.Context, of *session.Session, options ...session.SummaryOption) (string, bool) {
+	memory := inmemory.NewSessionService() // It knows which summary is meant.
+	defer memory.Close()
+	if text, ok := memory.GetSessionSummaryText(ctx, of, options...); ok || of == nil {
+		return text, ok
+	}
+	key := session.Key{AppName: of.AppName, UserID: of.UserID, SessionID: of.ID}
+	if key.CheckSessionKey() != nil {
+		return "", false
+	}
+	stored, err := s.read(ctx, key, false)
+	if err != nil || stored == nil {
+		return "", false
+	}
+	return memory.GetSessionSummaryText(ctx, stored, options...)
+}
+
+// jobs are done by a few goroutines, those of one session one after the other. The zero value has none of them yet.
+type jobs struct {
+	mu      sync.Mutex // guards what follows; it is held while a job is added
+	queues  []chan func()
+	closed  bool
+	running sync.WaitGroup
+}
+
+// add reports whether a job will be done: it is not if there are too many, or after close.
+func (j *jobs) add(session int, job func()) bool {
+	j.mu.Lock()
+	if j.queues == nil && !j.closed {
+		for range summaryWorkers {
+			queue := make(chan func(), summaryQueue)
+			j.queues = append(j.queues, queue)
+			j.running.Go(func() {
+				for job := range queue {
+					job()
+				}
+			})
+		}
+	}
+	defer j.mu.Unlock()
+	if j.closed {
+		return false
+	}
+	select {
+	case j.queues[session%summaryWorkers] <- job:
+		return true
+	default:
+		return false
+	}
+}
+
+// close waits until all jobs are done.
+func (j *jobs) close() {
+	j.mu.Lock()
+	if !j.closed {
+		j.closed = true
+		for _, queue := range j.queues {
+			close(queue)
+		}
+	}
+	j.mu.Unlock()
+	j.running.Wait()
+}
