@@ -1,8 +1,9 @@
-"""Compares the checkpointer with LangGraph's own on SQLite: a list that grows for 200 steps.
+"""Compares the checkpointer with LangGraph's own on SQLite or PostgreSQL: a list that grows for 200 steps.
 
-python bench/langgraph_side_by_side.py [--writes]
+python bench/langgraph_side_by_side.py [--postgres] [--writes]
 
-Both commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger with its default.
+All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both
+have a database of one server, which this program starts.
 """
 
 import os
@@ -11,19 +12,28 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psycopg
 from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
+from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 import turnstonedb
 from turnstonedb import _server as server
 from turnstonedb.langgraph import TurnstoneSaver
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import private_postgres
+
 STEPS = 200
+Saver = BaseCheckpointSaver[str]
 
 
-def run(saver: BaseCheckpointSaver[str], thread: str, writes: bool) -> tuple[float, float]:
+def run(saver: Saver, thread: str, writes: bool) -> tuple[float, float]:
     """Returns puts a second, and milliseconds that the latest checkpoint takes to read."""
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     messages: list[Any] = []
@@ -50,19 +60,66 @@ def size(d: str) -> int:
     return sum(os.stat(os.path.join(at, f)).st_blocks * 512 for at, _, names in os.walk(d) for f in names)
 
 
-def main() -> None:
-    writes = "--writes" in sys.argv[1:]
-    ratios = []
+@contextmanager
+def on_files() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]]:
+    """Yields their saver and ours, and what returns how many bytes each has stored when they are not used any more."""
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as b:
+
+        def sizes() -> tuple[int, int]:
+            db.close()
+            time.sleep(3)  # until the server has ended
+            subprocess.run([server.command(), "vacuum", "--store", f"{b}/s"], check=True, stdout=subprocess.DEVNULL)
+            return size(a), size(b)
+
         with SqliteSaver.from_conn_string(f"{a}/db") as sqlite, turnstonedb.Client.open(f"{b}/s", idle=1) as db:
-            own = TurnstoneSaver(db)
-            for i in range(5):  # one after the other, several times: machines are noisy
-                theirs, ours = run(sqlite, f"t{i}", writes), run(own, f"t{i}", writes)
-                ratios.append(ours[0] / theirs[0])
-                print(f"puts a second: SQLite {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
-        time.sleep(3)  # until the server has ended
-        subprocess.run([server.command(), "vacuum", "--store", f"{b}/s"], check=True, stdout=subprocess.DEVNULL)
-        print(f"puts a second, median: {sorted(ratios)[2]:.2f} times; bytes on disk: SQLite {size(a)}, Turnstone {size(b)}: {size(a) / size(b):.1f} times fewer")
+            yield sqlite, TurnstoneSaver(db), sizes
+
+
+@contextmanager
+def on_postgres() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]]:
+    """Does the same on PostgreSQL."""
+    with private_postgres.running(durable=True) as d, tempfile.TemporaryDirectory() as b:
+        admin = psycopg.connect(f"postgres://test@/postgres?host={d}", autocommit=True)
+        for name in ("theirs", "ours", "empty"):
+            admin.execute(f"create database {name}")
+        url = f"postgres://test@/ours?host={d}"
+
+        def sizes() -> tuple[int, int]:
+            db.vacuum()
+            db.close()
+            found = {}
+            for name in ("theirs", "ours", "empty"):
+                with psycopg.connect(f"postgres://test@/{name}?host={d}", autocommit=True) as c:
+                    c.execute("vacuum full")
+                    found[name] = c.execute(f"select pg_database_size('{name}')").fetchone()[0]
+            return found["theirs"] - found["empty"], found["ours"] - found["empty"]
+
+        with (
+            subprocess.Popen([server.command(), "serve", "--store", url, "--listen", f"unix:{b}/s"], stdout=subprocess.PIPE) as p,
+            PostgresSaver.from_conn_string(f"postgres://test@/theirs?host={d}") as theirs,
+        ):
+            assert p.stdout is not None
+            assert p.stdout.readline()
+            theirs.setup()
+            with turnstonedb.Client(f"unix:{b}/s") as db:
+                yield theirs, TurnstoneSaver(db), sizes
+            p.terminate()
+
+
+def main() -> None:
+    writes, name = "--writes" in sys.argv[1:], "SQLite"
+    if "--postgres" in sys.argv[1:]:
+        name = "PostgreSQL"
+    ratios, reads = [], []
+    with (on_postgres if name == "PostgreSQL" else on_files)() as (their_saver, our_saver, sizes):
+        for i in range(5):  # one after the other, several times: machines are noisy
+            theirs, ours = run(their_saver, f"t{i}", writes), run(our_saver, f"t{i}", writes)
+            ratios.append(ours[0] / theirs[0])
+            reads.append(ours[1] / theirs[1])
+            print(f"puts a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
+        a, b = sizes()
+        print(f"median: {sorted(ratios)[2]:.2f} times the puts a second, {sorted(reads)[2]:.2f} times the time to read")
+        print(f"bytes: {name} {a}, Turnstone {b}: {a / b:.1f} times fewer")
 
 
 main()

@@ -31,6 +31,8 @@ import type { Commit, NewNode, Node, State } from "./types.ts";
 /** The beginning of the keys of records that tell which transactions were applied. */
 const operationKey = "operation/";
 const maxKind = 64;
+/** How often a session is made that may have been made. */
+const repeats = 3;
 
 /** A session of the Agents SDK in a store. Processes may share it; each call is atomic. */
 export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwareSession, SessionHistoryTransactionAwareSession {
@@ -60,8 +62,8 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 	/** Stores items, all or none, and once whatever happens to the server. */
 	async addItems(items: AgentInputItem[]): Promise<void> {
 		if (items.length === 0) return;
-		const commit = { nodes: items.map(nodeOf), expected: "any" as const, turn: newTurn() };
-		await this.#made((s) => s.commit(commit));
+		const create = { id: this.#id, group: this.#group };
+		await this.#client.commitAll([{ create, nodes: items.map(nodeOf), expected: "any", turn: newTurn() }]);
 	}
 
 	/** Removes the last item, and returns it. Of several callers each gets another one. */
@@ -148,12 +150,19 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 
 	/** Calls f with the session, which is made if there is none. */
 	async #made<T>(f: (s: Session) => Promise<T>): Promise<T> {
-		for (;;) {
-			this.#session ??= (await this.#client.create(this.#id, { group: this.#group })).session;
+		for (let failures = 0; ; ) {
 			try {
-				return await f(this.#session);
+				this.#session ??= (await this.#client.create(this.#id, { group: this.#group })).session;
 			} catch (e) {
-				this.#forget(e);
+				// Making it again does no harm, so that nobody need know whether it was made.
+				if (!(e instanceof TurnstoneError && e.outcomeUnknown) || ++failures > repeats) throw e;
+				continue;
+			}
+			const s = this.#session;
+			try {
+				return await f(s);
+			} catch (e) {
+				this.#forget(s, e);
 			}
 		}
 	}
@@ -163,18 +172,23 @@ export class TurnstoneSession implements AgentsSession, SessionHistoryRewriteAwa
 		for (;;) {
 			try {
 				this.#session ??= await this.#client.session(this.#id);
-				return await f(this.#session);
 			} catch (e) {
-				if (e instanceof NotFoundError && this.#session === undefined) return undefined;
-				this.#forget(e);
+				if (e instanceof NotFoundError) return undefined;
+				throw e;
+			}
+			const s = this.#session;
+			try {
+				return await f(s);
+			} catch (e) {
+				this.#forget(s, e);
 			}
 		}
 	}
 
-	/** Forgets the session if it is gone, because another process has cleared it, and throws any other error. */
-	#forget(e: unknown): void {
+	/** Forgets a session that is gone, because another process has cleared it, and throws any other error. */
+	#forget(s: Session, e: unknown): void {
 		if (!(e instanceof NotFoundError && e.matches.has("session-deleted"))) throw e;
-		this.#session = undefined;
+		if (this.#session === s) this.#session = undefined;
 	}
 }
 

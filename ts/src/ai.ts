@@ -41,7 +41,7 @@ export class TurnstoneChats<Message extends UIMessage = UIMessage> {
 
 	/** Makes a chat have these messages, all or none. Of two that save at once, the later one's stand, and those of both can be read. */
 	async save({ chatId, messages }: { chatId: string; messages: Message[] }): Promise<void> {
-		const wanted = messages.map((m) => ({ kind: m.role, payload: toJSON(m) }));
+		const wanted = messages.map((m) => ({ kind: m.role, payload: toJSON(m, { dates: true }) }));
 		const turn = randomBytes(16).toString("hex");
 		for (;;) {
 			const { nodes, revision } = await this.#nodes(chatId);

@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto";
-import { NotFoundError, outcomeUnknown, TurnstoneError, UnavailableError } from "./errors.ts";
+import { InvalidError, NotFoundError, outcomeUnknown, TurnstoneError, UnavailableError } from "./errors.ts";
 import { type Options, Requests } from "./requests.ts";
 import { absolute, address, start } from "./server.ts";
 import type {
@@ -36,9 +36,9 @@ export interface OpenOptions extends Pick<Options, "namespace" | "patience"> {
 
 /** One of the commits of `Client.commitAll`: to a session, to one that it makes if there is none of the id, or to the records of a session alone. */
 export type SessionCommit =
-	| ({ session: Session } & Commit)
-	| ({ create: Create & { id: string } } & Commit)
-	| { session: Session; recordsOnly: true; records: RecordChange[] };
+	| ({ session: Session; create?: never; recordsOnly?: never } & Commit)
+	| ({ create: Create & { id: string }; session?: never; recordsOnly?: never } & Commit)
+	| { session: Session; recordsOnly: true; records: RecordChange[]; create?: never };
 
 /** A connection with a server of stores. Use `Client.open` for a store in a directory, and `new Client(address)` for a server that runs. */
 export class Client {
@@ -46,8 +46,8 @@ export class Client {
 	readonly requests: Requests;
 
 	/** Connects with a server at "unix:PATH", "https://HOST:PORT" or "http://HOST:PORT". */
-	constructor(address: string, options: Options = {}, restart?: () => Promise<boolean>) {
-		this.requests = new Requests(address, options, restart);
+	constructor(address: string, options: Options = {}) {
+		this.requests = new Requests(address, options);
 	}
 
 	/**
@@ -65,7 +65,7 @@ export class Client {
 			});
 			return starting;
 		};
-		const client = new Client(address(place), options, restart);
+		const client = new Client(address(place), { ...options, restart });
 		try {
 			await client.requests.hello();
 		} catch (e) {
@@ -104,15 +104,12 @@ export class Client {
 
 	/** Stores a turn in each of several sessions, all or none. */
 	async commitAll(commits: SessionCommit[]): Promise<Result[]> {
-		const anywhere = commits.some((c) => "turn" in c && c.turn) && commits.every((c) => "recordsOnly" in c || c.turn);
-		const sent = commits.map((c) => {
-			if ("recordsOnly" in c) return { ...c.session.target, recordsOnly: true, records: c.records };
-			if ("create" in c) {
-				const { create, ...commit } = c;
-				return { create, ...wireCommit(commit) };
+		const anywhere = commits.some((c) => !c.recordsOnly && c.turn); // Then all of them have one, but for those of records.
+		const sent = commits.map(({ session, create, recordsOnly, ...commit }) => {
+			if (session && session.client !== this) {
+				throw new InvalidError(`session ${JSON.stringify(session.id)} is of another client`, { type: "#invalid", matches: ["invalid"] });
 			}
-			const { session, ...commit } = c;
-			return { ...session.target, ...wireCommit(commit) };
+			return { ...session?.target, create, ...(recordsOnly ? { ...commit, recordsOnly } : wireCommit(commit)) };
 		});
 		return (await this.requests.one("commit-all", { commits: sent }, write(anywhere))).value.results ?? [];
 	}
@@ -142,7 +139,7 @@ export class Client {
 		return (await this.requests.one("feed", {})).value;
 	}
 
-	/** Yields the changes of all sessions after a cursor, and those that come, until the loop or the signal ends it. */
+	/** Yields the changes of all sessions after a cursor, and those that come. A loop that waits ends with the signal, or when the client is closed. */
 	async *changes(after: string, { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<Change> {
 		for await (const event of this.requests.events("/v1/changes", () => ({ after }), signal)) {
 			after = (event as Change).cursor;
@@ -194,11 +191,9 @@ export class Session {
 		};
 	}
 
-	/** Yields the nodes that `load` returns, one at a time. When the connection is cut, it fails with UnavailableError. */
+	/** Yields the nodes that `load` returns, one at a time. When the connection is cut, it goes on where it was. */
 	async *nodes(options: NodesOptions = {}): AsyncGenerator<Node> {
-		for await (const d of this.client.requests.documents("nodes", { ...this.target, ...options })) {
-			if (d.value.node) yield readNode(d.value.node, d);
-		}
+		for await (const d of this.client.requests.nodes({ ...this.target, ...options })) yield readNode(d.value.node, d);
 	}
 
 	/** Returns one node, by its id or by the caller's key. */
@@ -280,8 +275,8 @@ export class Session {
 		await this.#one("release", { name }, write());
 	}
 
-	/** Yields the commits after a revision, and those that come, until the loop or the signal ends it. */
-	async *watch(after: Revision = 0, { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<LogEntry> {
+	/** Yields the commits after a revision, and those that come. A loop that waits for the next one ends with the signal, or when the client is closed. */
+	async *watch(after = 0, { signal }: { signal?: AbortSignal } = {}): AsyncGenerator<LogEntry> {
 		for await (const event of this.client.requests.events("/v1/watch", () => ({ ...this.target, after: String(after) }), signal)) {
 			after = (event as LogEntry).revision;
 			yield event as LogEntry;
@@ -294,15 +289,24 @@ export class Session {
 		{ mediaType = "", name = "" }: { mediaType?: string; name?: string } = {},
 	): Promise<Attachment> {
 		const query = { ...this.target, upload: randomBytes(16).toString("hex"), mediaType, name };
-		const pieces = inPieces(content instanceof Uint8Array ? [content] : content);
-		let offset = 0;
-		let piece = (await pieces.next()).value ?? Buffer.alloc(0);
-		for (;;) {
-			const following = await pieces.next();
-			const stored = await this.#put(query, piece, offset, following.done === true);
-			if (stored) return stored;
-			offset += piece.length;
-			piece = following.value as Buffer;
+		const pieces = inPieces(content);
+		try {
+			let offset = 0;
+			let piece = (await pieces.next()).value ?? Buffer.alloc(0);
+			for (;;) {
+				const following = await pieces.next();
+				const stored = await this.#put(query, piece, offset, following.done === true);
+				if (stored) return stored;
+				offset += piece.length;
+				piece = following.value as Buffer;
+			}
+		} catch (e) {
+			// It is given up, so that it does not take a place on the server until it expires.
+			const given = await this.client.requests.stream("DELETE", "/v1/upload", { query: { upload: query.upload } }).catch(() => undefined);
+			await given?.body().catch(() => undefined);
+			throw e;
+		} finally {
+			await pieces.return(undefined);
 		}
 	}
 
@@ -311,14 +315,17 @@ export class Session {
 		const attempts = requests.attempts();
 		const end = begin + piece.length;
 		let offset = begin;
-		const progress = async (method: string, path: string, send: { query: Record<string, string>; body?: Buffer }) => {
-			const [d] = documents(await (await requests.stream(method, path, send)).body());
-			return d?.value.attachment as Attachment | undefined;
-		};
-		for (;;) {
+		for (let asks = false; ; ) {
 			try {
-				const body = piece.subarray(offset - begin);
-				return await progress("PUT", "/v1/attachment", { query: { ...query, offset: String(offset), ...(last ? {} : { more: "1" }) }, body });
+				// An attempt that brought all of it may have got no answer: then it is asked for.
+				const place = { ...query, offset: String(offset), ...(last ? {} : { more: "1" }) };
+				const answer = asks
+					? await requests.stream("GET", "/v1/upload", { query: { upload: query.upload } })
+					: await requests.stream("PUT", "/v1/attachment", { query: place, body: piece.subarray(offset - begin) });
+				const [d] = documents(await answer.body());
+				const stored = d?.value.attachment as Attachment | undefined;
+				if (!asks || stored) return stored;
+				asks = false;
 			} catch (e) {
 				if (!(e instanceof TurnstoneError)) {
 					await requests.pause(attempts, e);
@@ -329,10 +336,7 @@ export class Session {
 				if (e.kind !== "upload-offset" || at < begin || at > end) throw e;
 				// An earlier attempt has brought a part of the piece, or all of it.
 				if (at === end && !last) return undefined;
-				if (at === end) {
-					const stored = await progress("GET", "/v1/upload", { query: { upload: query.upload } });
-					if (stored) return stored;
-				}
+				asks = at === end;
 				offset = at;
 			}
 		}
@@ -341,17 +345,18 @@ export class Session {
 	/** Yields the bytes of an attachment. When the connection is cut, it goes on where it was. */
 	async *readAttachment(id: string): AsyncGenerator<Buffer> {
 		const { requests } = this.client;
-		let attempts = requests.attempts();
+		const attempts = requests.attempts();
 		for (let offset = 0; ; ) {
+			const begin = offset;
 			try {
 				const answer = await requests.stream("GET", "/v1/attachment", { query: { ...this.target, id, offset: String(offset) } });
 				for await (const piece of answer.pieces()) {
 					offset += piece.length;
-					attempts = requests.attempts();
 					yield piece;
 				}
 				return;
 			} catch (e) {
+				if (offset > begin) attempts.renew();
 				await requests.pause(attempts, e);
 			}
 		}
@@ -383,6 +388,9 @@ function write(anywhere = false): { id: string; anywhere: boolean } {
 
 function wireCommit({ checkpoint, expected = 0, ...commit }: Commit): object {
 	const parts = checkpoint instanceof Map ? [...checkpoint] : Object.entries(checkpoint ?? {});
+	for (const [name, content] of parts) {
+		if (content === undefined) throw new InvalidError(`part ${JSON.stringify(name)} has no content`, { type: "#invalid", matches: ["invalid"] });
+	}
 	return { ...commit, expected, checkpoint: parts.map(([name, content]) => ({ name, content })) };
 }
 
@@ -410,12 +418,17 @@ function report(answer: Document[]): Report {
 	throw new UnavailableError("the answer has no report");
 }
 
-/** Yields bytes in pieces of equal length, but for the last one. */
-async function* inPieces(content: Iterable<Uint8Array> | AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
-	let held: Uint8Array[] = [];
+/** Yields bytes in pieces of equal length, but for the last one. What an iterable yields is copied: it may use its buffer again. */
+async function* inPieces(content: Uint8Array | AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
+	if (content instanceof Uint8Array) {
+		const bytes = Buffer.from(content.buffer, content.byteOffset, content.length);
+		for (let i = 0; i < bytes.length; i += pieceBytes) yield bytes.subarray(i, i + pieceBytes);
+		return;
+	}
+	let held: Buffer[] = [];
 	let size = 0;
 	for await (const some of content) {
-		held.push(some);
+		held.push(Buffer.from(some));
 		size += some.length;
 		if (size <= pieceBytes) continue;
 		let rest = Buffer.concat(held);

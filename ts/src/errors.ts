@@ -82,11 +82,21 @@ export class UnavailableError extends TurnstoneError {}
 export class OutcomeUnknownError extends UnavailableError {}
 
 const kinds = new Map<string, typeof TurnstoneError>([
+	["unknown-outcome", OutcomeUnknownError],
 	["conflict", ConflictError],
 	["turn-conflict", TurnConflictError],
 	["record-conflict", RecordConflictError],
 	["session-deleted", SessionDeletedError],
-	...of(NotFoundError, "session-not-found", "node-not-found", "blob-not-found", "record-not-found", "revision-not-found", "revision-pruned"),
+	...of(
+		NotFoundError,
+		"session-not-found",
+		"node-not-found",
+		"blob-not-found",
+		"record-not-found",
+		"revision-not-found",
+		"revision-pruned",
+		"upload-not-found",
+	),
 	...of(InvalidError, "limit", "invalid", "size", "malformed", "request", "too-large", "rejected"),
 	...of(UnauthorizedError, "token", "scope"),
 	...of(UnavailableError, "locked", "closed", "unavailable", "unfinished-copy", "busy"),

@@ -2,8 +2,11 @@
 
 const bytesKey = "$bytes";
 
-/** Returns a value as JSON. Bytes are in it as base64; what JSON would lose or change is refused with TypeError. */
-export function toJSON(value: unknown): string {
+/**
+ * Returns a value as JSON. Bytes are in it as base64, and fields that are undefined are not; what JSON would lose or change otherwise is refused with
+ * TypeError. Dates are text, if they are allowed.
+ */
+export function toJSON(value: unknown, { dates = false }: { dates?: boolean } = {}): string {
 	return JSON.stringify(value, function (this: { [key: string]: unknown }, key: string, v: unknown) {
 		const raw = this[key]; // v may be what its toJSON has made of it
 		if (raw instanceof Uint8Array) return { [bytesKey]: Buffer.from(raw).toString("base64") };
@@ -12,13 +15,16 @@ export function toJSON(value: unknown): string {
 			typeof raw === "symbol" ||
 			(typeof raw === "number" && !Number.isFinite(raw)) ||
 			(raw === undefined && Array.isArray(this)) ||
-			raw instanceof Map ||
-			raw instanceof Set ||
-			raw instanceof ArrayBuffer ||
-			(typeof raw === "object" && raw !== null && Object.hasOwn(raw, bytesKey));
+			(typeof raw === "object" && raw !== null && (Object.hasOwn(raw, bytesKey) || !(isPlain(raw) || (dates && raw instanceof Date))));
 		if (lost) throw new TypeError(`${JSON.stringify(key)} is not a value that JSON has`);
 		return v;
 	});
+}
+
+/** Whether an object is an array, or has fields alone. */
+function isPlain(o: object): boolean {
+	const prototype: unknown = Object.getPrototypeOf(o);
+	return Array.isArray(o) || prototype === Object.prototype || prototype === null;
 }
 
 /** Returns the value of what `toJSON` has made. */

@@ -31,8 +31,8 @@ import {
 	WRITES_IDX_MAP,
 } from "@langchain/langgraph-checkpoint";
 import { type Client, Session } from "./client.ts";
-import { ConflictError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
-import type { Commit, Create, NewNode, Node, RecordChange, StoredRecord } from "./types.ts";
+import { ConflictError, InvalidError, NotFoundError, RecordConflictError, TurnstoneError } from "./errors.ts";
+import type { Commit, Create, Info, NewNode, Node, RecordChange, StoredRecord } from "./types.ts";
 
 const group = "langgraph.js";
 /** The names of the parts that are no channels. */
@@ -50,6 +50,8 @@ const tasks = "__pregel_tasks";
 const maxName = 180;
 /** Bytes of a channel's name as the name of a part. */
 const maxPart = 60;
+/** Bytes of the id of a checkpoint, or of a task, within a record's key; a longer one is hashed. */
+const maxId = 200;
 /** Bytes of a write within a record; a larger one is a node. */
 const maxRecord = 60 << 10;
 /** How many records are changed at once. */
@@ -63,6 +65,8 @@ interface Entry {
 	id: string;
 	parent?: string;
 	revision: number;
+	/** What tells it from that of another put of the same checkpoint. */
+	put: string;
 }
 
 /** A thread's namespace. */
@@ -165,7 +169,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			const index = Object.hasOwn(WRITES_IDX_MAP, channel) ? (WRITES_IDX_MAP[channel] as number) : i;
 			const [kind, bytes] = await this.serde.dumpsTyped(value);
 			let content: Uint8Array = bytes;
-			const key = `${writeKey}${quoted(id)}/${short(quoted(taskId), 200)}/${index}`;
+			const key = `${writeKey}${keyOf(id)}/${short(quoted(taskId), maxId)}/${index}`;
 			const write: Write = { task: taskId, path: taskPath, index, channel, kind };
 			if (Buffer.byteLength(JSON.stringify(write)) + content.length > maxRecord) {
 				write.node = `${short(key, 400)} ${createHash("sha256").update(content).digest("hex").slice(0, 32)}`;
@@ -204,10 +208,20 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const out: Place[] = [];
 		for (let after: string | undefined = ""; after !== undefined; ) {
 			const page = await this.#client.list({ after, limit: 1000, group: thread === undefined ? group : groupOf(String(thread)) });
-			out.push(...page.sessions.map((i) => JSON.parse(i.name as string) as Place));
+			out.push(...page.sessions.flatMap((i) => this.#placeOf(i) ?? []));
 			after = page.next;
 		}
 		return thread === undefined ? out : out.filter((p) => p.thread === String(thread));
+	}
+
+	/** Returns the thread and namespace of a session of the group, or undefined if this saver has not made it. */
+	#placeOf({ id, name }: Info): Place | undefined {
+		try {
+			const { thread, ns } = JSON.parse(name ?? "") as Place;
+			return this.#at({ thread, ns }).id === id ? { thread, ns } : undefined;
+		} catch {
+			return undefined;
+		}
 	}
 
 	/** Returns what a promise gives, or undefined if what it asks for is not there, or not any more. */
@@ -224,7 +238,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns what the record of a checkpoint says, or of the latest one. */
 	async #entry(session: Session, id?: string): Promise<Entry | undefined> {
-		const record = await this.#unlessGone(session.record(id === undefined ? latestKey : checkpointKey + quoted(id)));
+		const record = await this.#unlessGone(session.record(id === undefined ? latestKey : checkpointKey + keyOf(id)));
 		return record && (JSON.parse(record.value.toString()) as Entry);
 	}
 
@@ -269,14 +283,14 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	/** Returns the pending writes of a checkpoint, in the order in which a graph applies them. */
 	async #writes(session: Session, id: string): Promise<CheckpointPendingWrite[]> {
-		const records = (await this.#records(session, `${writeKey}${quoted(id)}/`)).map((r) => readWrite(r.value));
+		const records = (await this.#records(session, `${writeKey}${keyOf(id)}/`)).map((r) => readWrite(r.value));
 		const keys = records.flatMap(([write]) => write.node ?? []);
 		const nodes = new Map<string, Node>();
 		for (let i = 0; i < keys.length; i += maxRecords) for (const n of await session.nodesByKey(keys.slice(i, i + maxRecords))) nodes.set(...n);
 		const found: { write: Write; value: unknown }[] = [];
 		for (const [write, content] of records) {
 			const bytes = write.node === undefined ? content : (nodes.get(write.node) as Node).payload;
-			found.push({ write, value: await this.serde.loadsTyped(write.kind, bytes) });
+			found.push({ write, value: await this.serde.loadsTyped(write.kind, new Uint8Array(bytes)) });
 		}
 		found.sort((a, b) => compare(a.write.path, b.write.path) || compare(a.write.task, b.write.task) || a.write.index - b.write.index);
 		return found.map(({ write, value }) => [write.task, write.channel, value]);
@@ -290,7 +304,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 
 	async #unpack(bytes: Buffer): Promise<unknown> {
 		const end = bytes.indexOf(0);
-		return await this.serde.loadsTyped(bytes.toString("utf8", 0, end), bytes.subarray(end + 1));
+		return await this.serde.loadsTyped(bytes.toString("utf8", 0, end), new Uint8Array(bytes.subarray(end + 1)));
 	}
 
 	// Writing
@@ -331,13 +345,9 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			const stay = new Set<string>();
 			for (const [channel, version] of Object.entries(versions)) {
 				const name = partOf(channel);
-				if (
-					parent !== undefined &&
-					head.id === parent &&
-					head.versions[channel] === version &&
-					!Object.hasOwn(changed, channel) &&
-					head.parts.has(name)
-				) {
+				const unchanged = parent !== undefined && head.id === parent && head.versions[channel] === version && !Object.hasOwn(changed, channel);
+				// Of a head that this saver has not put, nobody knows whether it has the value that the caller has.
+				if (unchanged && head.parts.has(name) && (known || !values.has(channel))) {
 					stay.add(name);
 					continue;
 				}
@@ -355,7 +365,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			try {
 				latest = await this.#apply(
 					place,
-					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1 },
+					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1, put: newTurn() },
 					head,
 					!found,
 					parts,
@@ -380,7 +390,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	async #apply(place: Place, entry: Entry, head: Head, made: boolean, parts: Map<string, Buffer>, drop: string[]): Promise<Head["latest"]> {
 		const session = this.#at(place);
 		const text = JSON.stringify(entry);
-		const key = checkpointKey + quoted(entry.id);
+		const key = checkpointKey + keyOf(entry.id);
 		const { id, version } = head.latest;
 		const newest = id <= entry.id;
 		const commit: Commit = {
@@ -412,16 +422,26 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		return (entry && (await this.#unlessGone(session.checkpoint(entry.revision)))) ?? new Map();
 	}
 
+	/** Returns those of some nodes that are not stored yet, each once. */
+	async #absent(session: Session, nodes: NewNode[]): Promise<NewNode[]> {
+		if (nodes.length === 0) return [];
+		const present = (await this.#unlessGone(session.nodesByKey(nodes.map((n) => n.key as string)))) ?? new Map();
+		return [...new Map(nodes.filter((n) => !present.has(n.key as string)).map((n) => [n.key, n])).values()];
+	}
+
 	/** Stores nodes that are not there yet, and changes records. */
 	async #change(place: Place, nodes: NewNode[], changes: RecordChange[]): Promise<void> {
 		const session = this.#at(place);
-		if (nodes.length > 0) {
-			const present = (await this.#unlessGone(session.nodesByKey(nodes.map((n) => n.key as string)))) ?? new Map();
-			const fresh = new Map(nodes.filter((n) => !present.has(n.key as string)).map((n) => [n.key, n]));
-			if (fresh.size > 0) {
-				const turn = randomBytes(16).toString("hex");
-				await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn, nodes: [...fresh.values()] }]);
+		let fresh = await this.#absent(session, nodes);
+		while (fresh.length > 0) {
+			try {
+				await this.#client.commitAll([{ create: this.#made(place), expected: "any", turn: newTurn(), nodes: fresh }]);
 				this.#heads.delete(session.id);
+				break;
+			} catch (e) {
+				const still = e instanceof InvalidError ? await this.#absent(session, fresh) : fresh;
+				if (still.length === fresh.length) throw e; // Nobody has stored one of them since.
+				fresh = still;
 			}
 		}
 		for (let left = changes, failures = 0; left.length > 0; ) {
@@ -476,6 +496,15 @@ function short(text: string, most: number): string {
 /** Returns text as a part of a record's key, without slashes. */
 function quoted(text: string): string {
 	return text.replaceAll("%", "%25").replaceAll("/", "%2F").replaceAll("\0", "%00");
+}
+
+/** Returns the id of a checkpoint as a part of a record's key. */
+function keyOf(id: string): string {
+	return short(quoted(id), maxId);
+}
+
+function newTurn(): string {
+	return randomBytes(16).toString("hex");
 }
 
 /** Compares by code points. */

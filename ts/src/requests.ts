@@ -3,7 +3,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { InvalidError, ofProblem, outcomeUnknown, type Problem, TurnstoneError, unavailable } from "./errors.ts";
 import { type Answer, BrokenError, type Place, type Send, Transport } from "./transport.ts";
-import { Decoder, type Document, documents, encode } from "./wire.ts";
+import { Decoder, type Document, documents, encode, LostError, parsed } from "./wire.ts";
 
 const maxPatienceSeconds = 30;
 /** The bytes that a server reads of a request. */
@@ -19,6 +19,8 @@ export interface Options {
 	patience?: number;
 	/** A certificate to trust, in PEM. */
 	ca?: string | Buffer;
+	/** @internal What starts a server when nobody answers, and tells whether it did. */
+	restart?: () => Promise<boolean>;
 }
 
 /** A write, as the server remembers it. */
@@ -28,15 +30,13 @@ interface Write {
 	anywhere: boolean;
 }
 
-/** The answer was cut off, or a proxy has answered: the server may have made the request. */
-class LostError extends Error {}
-
 /** The server has refused the request without an effect, and is to be asked again. */
 class BusyError extends Error {}
 
 /** The attempts of one request. */
 class Attempts {
-	readonly #deadline: number;
+	readonly #patience: number;
+	#deadline = 0;
 	readonly #write: Write | undefined;
 	#server: string;
 	#pause = 5;
@@ -44,7 +44,8 @@ class Attempts {
 	sent = false;
 
 	constructor(patience: number, write?: Write, server = "") {
-		this.#deadline = performance.now() + patience * 1000;
+		this.#patience = patience;
+		this.renew();
 		this.#write = write;
 		this.#server = write?.anywhere ? "" : server; // that has to make the write
 	}
@@ -54,12 +55,21 @@ class Attempts {
 		return { "Turnstone-Request": this.#write.id, ...(this.#server ? { "Turnstone-Server": this.#server } : {}) };
 	}
 
-	/** Throws what an answer says, unless the request may be made again at once. */
-	refused(error: TurnstoneError, answer: Answer): void {
+	/** Begins anew to count the time: something has come. */
+	renew(): void {
+		this.#deadline = performance.now() + this.#patience * 1000;
+	}
+
+	/** Returns an error as that of all attempts: of a write that a server may have made, nobody knows. */
+	last(error: Error): Error {
+		return this.sent && this.#write ? outcomeUnknown(error.message, error) : error;
+	}
+
+	/** Throws what an answer says, unless it is that the write is for another server: then it returns how many milliseconds to wait. */
+	refused(error: TurnstoneError, answer: Answer): number {
 		if (error.kind === "restarted" && !this.sent) {
 			this.#server = answer.header("Turnstone-Server");
-			if (performance.now() < this.#deadline) return;
-			throw unavailable(error.message, error);
+			return this.again(error, false);
 		}
 		if (this.#write && this.sent && answer.header("Turnstone-Request") !== this.#write.id) {
 			throw outcomeUnknown(error.message, error); // It says nothing of the attempts before.
@@ -70,10 +80,7 @@ class Attempts {
 	/** Notes an attempt without an answer, and returns how many milliseconds to wait before the next. */
 	again(error: Error, sent: boolean): number {
 		this.sent ||= sent;
-		if (performance.now() > this.#deadline) {
-			const text = `no answer of the server: ${error.message}`;
-			throw this.sent && this.#write ? outcomeUnknown(text, error) : unavailable(text, error);
-		}
+		if (performance.now() > this.#deadline) throw this.last(unavailable(`no answer of the server: ${error.message}`, error));
 		const pause = this.#pause;
 		this.#pause = Math.min(2 * pause, 500);
 		return pause;
@@ -85,7 +92,7 @@ async function check(answer: Answer): Promise<void> {
 	if (answer.status >= 200 && answer.status < 300) return;
 	const body = await answer.body();
 	if (answer.header("Content-Type").startsWith("application/problem+json")) {
-		const problem = JSON.parse(body.toString()) as Problem;
+		const problem = parsed(body.toString()) as Problem;
 		if (problem.type?.endsWith("#busy")) throw new BusyError(problem.detail);
 		throw ofProblem(problem);
 	}
@@ -120,9 +127,9 @@ export class Requests {
 	readonly #transport: Transport;
 	readonly #restart: (() => Promise<boolean>) | undefined;
 	#server = "";
+	#closed = false;
 
-	/** restart starts a server when nobody answers, and tells whether it did. */
-	constructor(address: string, options: Options, restart?: () => Promise<boolean>) {
+	constructor(address: string, options: Options) {
 		this.#patience = options.patience ?? 10;
 		if (!(this.#patience > 0 && this.#patience <= maxPatienceSeconds)) {
 			throw new RangeError(`patience is ${this.#patience}, want up to ${maxPatienceSeconds} seconds`);
@@ -132,10 +139,11 @@ export class Requests {
 		if (options.token) headers.Authorization = `Bearer ${options.token}`;
 		if (options.namespace) headers["Turnstone-Namespace"] = encodeURIComponent(options.namespace);
 		this.#transport = new Transport(place(address, options), headers);
-		this.#restart = restart;
+		this.#restart = options.restart;
 	}
 
 	close(): void {
+		this.#closed = true;
 		this.#transport.close();
 	}
 
@@ -171,12 +179,13 @@ export class Requests {
 			try {
 				answer = await this.#send("POST", `/v1/${name}`, { body, headers: attempts.headers() });
 				await check(answer);
+				if (several) attempts.renew(); // It comes bit by bit, for as long as the work takes.
 				const answered = documents(await answer.body());
 				if (several) finish(answered.at(-1));
 				else if (answered.length === 0) throw new LostError("the answer is cut off");
 				return answered;
 			} catch (e) {
-				if (answer && e instanceof TurnstoneError) attempts.refused(e, answer);
+				if (answer && e instanceof TurnstoneError) await sleep(attempts.refused(e, answer));
 				else await this.pause(attempts, e);
 			}
 		}
@@ -189,10 +198,17 @@ export class Requests {
 
 	/** Waits before the next attempt, unless the error is the last one. */
 	async pause(attempts: Attempts, error: unknown, signal?: AbortSignal): Promise<void> {
-		if (!(error instanceof BrokenError || error instanceof LostError || error instanceof BusyError)) throw error;
+		const broken = error instanceof BrokenError || error instanceof LostError || error instanceof BusyError;
 		const sent = error instanceof LostError || (error instanceof BrokenError && error.sent);
+		attempts.sent ||= sent;
+		if (this.#closed) throw attempts.last(new TurnstoneError("the client is closed", {}, error));
+		if (!broken) throw error instanceof Error ? attempts.last(error) : error;
 		const pause = attempts.again(error, sent);
-		if (sent || error instanceof BusyError || !this.#restart || !(await this.#restart())) await sleep(pause, undefined, { signal });
+		if (!sent && !(error instanceof BusyError) && this.#restart) {
+			const started = await this.#restart().catch((e: Error) => Promise.reject(attempts.last(e)));
+			if (started) return;
+		}
+		await sleep(pause, undefined, { signal });
 	}
 
 	async #send(method: string, path: string, send: Send): Promise<Answer> {
@@ -208,38 +224,52 @@ export class Requests {
 		return answer;
 	}
 
-	/** Yields the documents of an operation but its end, as they come. When the connection is cut, it throws UnavailableError. */
-	async *documents(name: string, message: object): AsyncGenerator<Document> {
-		try {
-			const answer = await this.stream("POST", `/v1/${name}`, { body: encode(message) });
-			const decoder = new Decoder();
-			for await (const piece of answer.pieces()) {
-				for (const d of decoder.feed(piece)) {
-					if (d.value.end) return;
-					if (d.value.problem) finish(d);
-					yield d;
+	/** Yields documents with nodes as they come, and goes on after the last of them when the connection is cut. */
+	async *nodes(message: object): AsyncGenerator<Document> {
+		const attempts = this.attempts();
+		let from = {}; // where to go on
+		for (let ended = false; !ended; ) {
+			let alive = false;
+			try {
+				const answer = await this.stream("POST", "/v1/nodes", { body: encode({ ...message, ...from }) });
+				const decoder = new Decoder();
+				for await (const piece of answer.pieces()) {
+					for (const d of decoder.feed(piece)) {
+						alive = true;
+						if (d.value.problem) finish(d);
+						if (d.value.at !== undefined) from = { ...from, at: d.value.at };
+						if (d.value.node) {
+							from = { ...from, behind: d.value.node.id };
+							yield d;
+						}
+						ended ||= Boolean(d.value.end);
+					}
 				}
+				if (!ended) finish(undefined);
+			} catch (e) {
+				if (ended) return;
+				if (alive) attempts.renew();
+				await this.pause(attempts, e);
 			}
-			finish(undefined);
-		} catch (e) {
-			throw e instanceof TurnstoneError ? e : unavailable((e as Error).message, e);
 		}
 	}
 
 	/** Yields server-sent events, and goes on after the last of them when the connection is cut: `next` returns the query that says so. */
 	async *events(path: string, next: () => Record<string, string>, signal?: AbortSignal): AsyncGenerator<unknown> {
-		let attempts = this.attempts();
+		const attempts = this.attempts();
 		for (;;) {
+			let alive = false;
 			try {
 				const answer = await this.stream("GET", path, { query: next(), ...(signal ? { signal } : {}) });
+				if (!answer.header("Content-Type").startsWith("text/event-stream")) throw new LostError("the answer has no events");
+				alive = true;
 				let kind = "";
 				let data = "";
 				for await (const line of lines(answer.pieces())) {
-					attempts = this.attempts();
 					if (line.startsWith("event:")) kind = line.slice(6).trim();
 					else if (line.startsWith("data:")) data = line.slice(5);
 					else if (line === "" && data !== "") {
-						const value: unknown = JSON.parse(data);
+						const value = parsed(data);
 						if (kind === "problem") throw ofProblem(value as Problem);
 						kind = data = "";
 						yield value;
@@ -248,6 +278,7 @@ export class Requests {
 				throw new LostError("the watch was cut off");
 			} catch (e) {
 				signal?.throwIfAborted();
+				if (alive) attempts.renew();
 				await this.pause(attempts, e, signal);
 			}
 		}

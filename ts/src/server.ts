@@ -60,13 +60,14 @@ export const children: number[] = [];
 
 /** Starts a server, unless there is one. It ends when nobody has asked it anything for so many seconds. Returns whether it was started. */
 export async function start(store: string, idleSeconds: number): Promise<boolean> {
+	if (!(idleSeconds > 0 && idleSeconds < 1e9)) throw new RangeError(`idle is ${idleSeconds}, want seconds, more than 0`);
 	// The server outlives this process, so what it warns of goes to a file without a name.
 	const directory = mkdtempSync(join(tmpdir(), "turnstone-"));
 	const warnings = openSync(join(directory, "warnings"), "w+");
 	rmSync(directory, { recursive: true });
 	try {
 		const path = command();
-		const child = spawn(path, ["serve", "--store", store, "--idle", `${idleSeconds.toFixed(3)}s`], {
+		const child = spawn(path, ["serve", "--store", store, "--idle", `${Math.max(idleSeconds, 0.001).toFixed(3)}s`], {
 			detached: true,
 			stdio: ["ignore", "pipe", warnings],
 		});

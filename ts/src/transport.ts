@@ -7,8 +7,8 @@ import type { TLSSocket } from "node:tls";
 import { TurnstoneError } from "./errors.ts";
 
 const connectMilliseconds = 10_000;
-/** After which a peer that sends nothing is taken for gone: servers give a write a minute. */
-const silenceMilliseconds = 90_000;
+/** How long a peer may send nothing before it is taken for gone: servers give a write a minute. */
+export const silence = { milliseconds: 90_000 };
 const maxIdle = 64;
 
 /** A request got no answer. `sent` tells whether a server may have begun with it. */
@@ -78,7 +78,7 @@ export class Transport {
 	constructor(place: Place, headers: Record<string, string>) {
 		this.#place = place;
 		this.#headers = headers;
-		const options = { keepAlive: true, maxFreeSockets: maxIdle, timeout: silenceMilliseconds };
+		const options = { keepAlive: true, maxFreeSockets: maxIdle, timeout: silence.milliseconds };
 		this.#agent = place.url.protocol === "https:" ? new https.Agent({ ...options, ca: place.ca }) : new http.Agent(options);
 	}
 
@@ -87,7 +87,7 @@ export class Transport {
 		this.#agent.destroy();
 	}
 
-	/** Makes a request. Fails with BrokenError if there is no answer. */
+	/** Makes a request. Fails with BrokenError if there is no answer, also if that is because of `close`. */
 	async send(method: string, path: string, { query, body, headers, signal }: Send = {}): Promise<Answer> {
 		// A connection that the server has ended while this process was busy is known to be ended when the event loop has looked at it:
 		// the first of two immediates may come before that.
@@ -121,7 +121,6 @@ export class Transport {
 			request.on("response", (message) => answer(new Answer(message)));
 			request.on("error", (e) => {
 				if (signal?.aborted) fail(signal.reason);
-				else if (this.#closed) fail(new TurnstoneError("the client is closed", {}, e));
 				else fail(new BrokenError(e, sent));
 			});
 			request.on("close", () => {

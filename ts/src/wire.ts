@@ -1,12 +1,15 @@
 // Documents: a line of JSON, and behind it the bytes that it refers to. See docs/http.md of the project.
 
-import { InvalidError } from "./errors.ts";
+import { InvalidError, TurnstoneError } from "./errors.ts";
 
 /** A value of bytes: text stands for its UTF-8. */
 export type Bytes = Uint8Array | string;
 
 /** Where a document has a value of bytes: the text itself, or its place among the bytes behind the line. */
 export type Place = string | [offset: number, length: number];
+
+/** The answer was cut off, or a proxy has answered: the server may have made the request. */
+export class LostError extends Error {}
 
 /** A document that was read. */
 export class Document {
@@ -25,7 +28,7 @@ export class Document {
 		if (place === undefined || typeof place === "string") return Buffer.from(place ?? "");
 		const [offset, length] = place;
 		if (!(offset >= 0 && length >= 0 && offset + length <= this.#block.length)) {
-			throw new Error(`malformed document: ${length} bytes at ${offset}, and ${this.#block.length} follow`);
+			throw new TurnstoneError(`malformed document: ${length} bytes at ${offset}, and ${this.#block.length} follow`);
 		}
 		return this.#block.subarray(offset, offset + length);
 	}
@@ -42,6 +45,7 @@ export function encode(message: object): Buffer {
 	};
 	const place = (v: unknown, where: string): unknown => {
 		if (typeof v === "string") return text(v, where);
+		if (typeof v === "number" && !Number.isFinite(v)) throw new InvalidError(`${where} is ${v}`, { type: "#invalid", matches: ["invalid"] });
 		if (v instanceof Uint8Array) {
 			if (v.length === 0) return "";
 			values.push(v);
@@ -83,7 +87,7 @@ export class Decoder {
 				const line = rest.toString("utf8", 0, end).trim();
 				rest = rest.subarray(end + 1);
 				if (line === "") continue;
-				this.#line = JSON.parse(line) as { follow?: number };
+				this.#line = parsed(line) as { follow?: number };
 			}
 			const follow = this.#line.follow ?? 0;
 			if (rest.length < follow) {
@@ -97,6 +101,15 @@ export class Decoder {
 		this.#pieces = [rest];
 		this.#size = rest.length;
 		return out;
+	}
+}
+
+/** Returns what JSON has. Throws LostError for what is none: nothing else than a cut makes a server say that. */
+export function parsed(text: string): unknown {
+	try {
+		return JSON.parse(text);
+	} catch (e) {
+		throw new LostError(`the answer is no JSON: ${text.slice(0, 100)}`, { cause: e });
 	}
 }
 

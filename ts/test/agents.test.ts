@@ -38,6 +38,9 @@ test("items are added, popped and cleared", async () => {
 	await s.clearSession();
 	await other.addItems([user("again")]); // to a session that another handle has deleted
 	expect(await s.getItems()).toEqual([user("again")]);
+	await s.clearSession();
+	await other.addItems([user("1"), user("2")]);
+	expect((await Promise.all([s.getItems(), s.getItems()])).map((i) => i.length)).toEqual([2, 2]); // both find that it is another session
 });
 
 test("items keep all that they have, and what JSON would lose is refused", async () => {
@@ -53,7 +56,18 @@ test("items keep all that they have, and what JSON would lose is refused", async
 	};
 	await s.addItems([item as unknown as AgentInputItem]);
 	expect(await s.getItems()).toEqual([item]);
-	for (const bad of [() => 1, Number.NaN, new Map(), [undefined], { $bytes: "" }]) {
+	for (const bad of [
+		() => 1,
+		Number.NaN,
+		new Map(),
+		[undefined],
+		{ $bytes: "" },
+		new Date(),
+		/x/,
+		new Error("x"),
+		new Float32Array(1),
+		new URL("http://h"),
+	]) {
 		await expect(s.addItems([{ ...user("x"), providerData: { bad } } as AgentInputItem]), String(bad)).rejects.toThrow(TypeError);
 	}
 	expect(await s.getItems()).toHaveLength(1);

@@ -38,6 +38,8 @@ test("a chat is loaded as it was saved", async () => {
 	const first = await chats.list({ limit: 1 });
 	expect(first.chats).toHaveLength(1);
 	expect((await chats.list({ after: first.next as string })).chats.map((c) => c.chatId)).toEqual(["c/1"]);
+	await chats.save({ chatId: "dates", messages: [{ ...message("1", "x"), metadata: new Date(0) }] });
+	expect((await chats.load("dates"))[0]?.metadata).toBe("1970-01-01T00:00:00.000Z");
 	await chats.delete("c/1");
 	await chats.delete("c/1");
 	expect(await chats.load("c/1")).toEqual([]);

@@ -109,6 +109,45 @@ test("long names, large writes, and savers beside each other", async () => {
 	expect((await one.getTuple(place))?.checkpoint.channel_values).toEqual({ x: 9 });
 });
 
+test("a head that is not that of the thread any more is not built upon", async () => {
+	const db = await open();
+	const [a, b] = [new TurnstoneSaver(db), new TurnstoneSaver(db)];
+	const root = { configurable: { thread_id: "t" } };
+	const two = async (saver: TurnstoneSaver, y: string) => {
+		counter = 100;
+		const first = await put(saver, root, { x: 1, y }, { x: 1, y: 1 }, { x: 1, y: 1 });
+		return put(saver, first, { x: 2, y }, { x: 2, y: 1 }, { x: 2 });
+	};
+	const last = await two(a, "A");
+	await b.deleteThread("t");
+	await two(b, "B");
+	const next = await put(a, last, { x: 3, y: "A" }, { x: 3, y: 1 }, { x: 3 });
+	expect((await b.getTuple(next))?.checkpoint.channel_values).toEqual({ x: 3, y: "A" });
+});
+
+test("what others have put into the group is left alone, and values are not shared", async () => {
+	const db = await open();
+	const saver = new TurnstoneSaver(db);
+	const config = await put(saver, { configurable: { thread_id: "t" } }, { x: new Uint8Array([1, 2]) }, { x: 1 }, { x: 1 });
+	for (const name of [undefined, "no JSON", '{"thread":"t","ns":"x"}'])
+		await db.create(`other ${name}`, { group: "langgraph.js/t", ...(name ? { name } : {}) });
+	const [tuple] = await all(saver.list({ configurable: { thread_id: "t" } }));
+	const x = tuple?.checkpoint.channel_values.x as Uint8Array;
+	expect([x.constructor, x.buffer.byteLength, [...x]]).toEqual([Uint8Array, 2, [1, 2]]);
+	await saver.deleteThread("t");
+	expect(await saver.getTuple(config)).toBeUndefined();
+	expect((await db.list()).sessions).toHaveLength(3);
+});
+
+test("equal writes at once are stored once, and ids are as long as they like", async () => {
+	const saver = new TurnstoneSaver(await open());
+	const checkpoint = { ...emptyCheckpoint(), id: "%".repeat(5000) };
+	const config = await saver.put({ configurable: { thread_id: "t", checkpoint_ns: "" } }, checkpoint, { source: "loop", step: 0, parents: {} }, {});
+	const writes: [string, unknown][] = ["a", "b"].map((channel) => [channel, "x".repeat(100_000)]);
+	await Promise.all(Array.from({ length: 8 }, () => saver.putWrites(config, writes, "task".repeat(1000))));
+	expect((await saver.getTuple(config))?.pendingWrites?.map((w) => w[1])).toEqual(["a", "b"]);
+});
+
 test("a write that was made stays as it was, and an interrupt is replaced", async () => {
 	const saver = new TurnstoneSaver(await open());
 	const config = await put(saver, { configurable: { thread_id: "t", checkpoint_ns: "" } }, {}, {}, {});
