@@ -4,9 +4,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import private_postgres
 import pytest
 
+import private_postgres
 import turnstonedb
 
 

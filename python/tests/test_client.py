@@ -1,4 +1,5 @@
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -6,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,3 +252,51 @@ def test_async_tasks_share_a_client(store: str) -> None:
                 break
 
     asyncio.run(main())
+
+
+def test_a_watch_goes_on_however_long_nothing_has_come_before_it_was_cut_off(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=5, patience=0.2) as db:
+        s, _ = db.create("s")
+        seen: list[int] = []
+
+        def watch() -> None:
+            for e in s.watch():
+                seen.append(e.revision)
+                return
+
+        t = threading.Thread(target=watch, daemon=True)
+        t.start()
+        time.sleep(0.7)
+        os.kill(server._children[-1].pid, signal.SIGKILL)
+        s.commit(turn="t")
+        t.join(10)
+        assert seen == [1]
+
+
+def test_nodes_are_read_when_the_server_has_ended(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=0.3) as db:
+        s, _ = db.create("s")
+        s.commit([NewNode("k", str(i)) for i in range(5)])
+        time.sleep(1.5)
+        assert [n.payload for n in s.nodes()] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_an_upload_whose_source_fails_is_given_up(db: turnstonedb.Client) -> None:
+    class Source(io.BytesIO):
+        def read(self, n: int | None = -1) -> bytes:
+            if self.tell() > 0:
+                raise OSError("the source has failed")
+            return super().read(n)
+
+    s, _ = db.create("s")
+    asked: list[str] = []
+    request = db._http.request
+
+    def spied(method: str, path: str, **kw: Any) -> Any:
+        asked.append(f"{method} {path}")
+        return request(method, path, **kw)
+
+    db._http.request = spied  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the source"):
+        s.put_attachment(Source(os.urandom(9_000_000)))
+    assert asked[-1] == "DELETE /v1/upload"

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypedDict
 
@@ -232,3 +233,46 @@ def test_writes_of_odd_names_are_kept(db: turnstonedb.Client) -> None:
     t = saver.get_tuple(config)
     assert t is not None
     assert sorted((w[1], str(w[2])[:1]) for w in t.pending_writes or []) == [("__interrupt__", "y"), ("a", "1"), ("é" * 4000, "x")]
+
+
+def test_a_head_that_is_not_that_of_the_thread_any_more_is_not_built_upon(db: turnstonedb.Client) -> None:
+    a, b = TurnstoneSaver(db), TurnstoneSaver(db)
+
+    def checkpoint(cid: str, saver: TurnstoneSaver, config: Any, values: dict[str, Any], versions: dict[str, str], changed: dict[str, str]) -> Any:
+        c = empty_checkpoint()
+        c["id"], c["channel_values"], c["channel_versions"] = cid, values, versions  # type: ignore[typeddict-item]
+        return saver.put(config, c, {"step": 0}, changed)
+
+    def two(saver: TurnstoneSaver, y: str) -> Any:
+        first = checkpoint("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, {"x": 1, "y": y}, {"x": "1", "y": "1"}, {"x": "1", "y": "1"})
+        return checkpoint("2", saver, first, {"x": 2, "y": y}, {"x": "2", "y": "1"}, {"x": "2"})
+
+    last = two(a, "A")
+    b.delete_thread("t")
+    two(b, "B")
+    t = b.get_tuple(checkpoint("3", a, last, {"x": 3, "y": "A"}, {"x": "3", "y": "1"}, {"x": "3"}))
+    assert t is not None
+    assert t.checkpoint["channel_values"] == {"x": 3, "y": "A"}
+
+
+def test_what_others_have_put_into_the_group_is_left_alone(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    entry("1", saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    for name in ("", "no JSON", '{"thread":"t","ns":"x"}', "[]"):
+        db.create(f"other {name}", group="langgraph/t", name=name)
+    assert ids(saver, "t") == ["1"]
+    saver.delete_thread("t")
+    assert len(db.list().sessions) == 4
+
+
+def test_equal_writes_at_once_are_stored_once_and_ids_are_as_long_as_they_like(db: turnstonedb.Client) -> None:
+    saver = TurnstoneSaver(db)
+    config = entry("%" * 5000, saver, {"configurable": {"thread_id": "t", "checkpoint_ns": ""}})
+    threads = [threading.Thread(target=saver.put_writes, args=(config, [("a", "x" * 100_000), ("b", "y" * 100_000)], "task" * 1000)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    found = saver.get_tuple(config)
+    assert found is not None
+    assert [w[1] for w in found.pending_writes or []] == ["a", "b"]

@@ -66,7 +66,8 @@ class Attempts:
     """The attempts of one request. After each that got no answer, `again` says how long to wait before the next, or raises."""
 
     def __init__(self, patience: float, server: str = "", id: str = "", anywhere: bool = False) -> None:
-        self._deadline = time.monotonic() + patience
+        self._patience = patience
+        self.renew()
         self._server = "" if anywhere else server  # that has to make the write
         self._id = id
         self._pause = 0.005
@@ -80,13 +81,19 @@ class Attempts:
                 h["Turnstone-Server"] = self._server
         return h
 
-    def refused(self, error: errors.Error, headers: Mapping[str, str]) -> None:
-        """Raises what an answer says, unless the request may be made again at once."""
+    def renew(self) -> None:
+        """Begins anew to count the time: something has come."""
+        self._deadline = time.monotonic() + self._patience
+
+    def last(self, error: errors.Error) -> errors.Error:
+        """Returns an error as that of all attempts: of a write that a server may have made, nobody knows."""
+        return errors.unknown_outcome(str(error)) if self.sent and self._id else error
+
+    def refused(self, error: errors.Error, headers: Mapping[str, str]) -> float:
+        """Raises what an answer says, unless it is that the write is for another server: then it returns how long to wait."""
         if error.kind == "restarted" and not self.sent:
             self._server = headers.get("Turnstone-Server", "")
-            if time.monotonic() < self._deadline:
-                return
-            raise errors.unavailable(str(error)) from error
+            return self.again(error, False)
         if self._id and self.sent and headers.get("Turnstone-Request") != self._id:
             # It says nothing of the attempts before.
             raise errors.unknown_outcome(str(error)) from error
@@ -97,7 +104,7 @@ class Attempts:
         self.sent = self.sent or sent
         if time.monotonic() > self._deadline:
             text = f"no answer of the server: {error or type(error).__name__}"
-            raise (errors.unknown_outcome(text) if self.sent and self._id else errors.unavailable(text)) from error
+            raise self.last(errors.unavailable(text)) from error
         pause, self._pause = self._pause, min(2 * self._pause, 0.5)
         return pause
 
@@ -124,7 +131,7 @@ def check(response: Response) -> None:
     if response.status // 100 == 2:
         return
     if response.headers.get("Content-Type", "").startswith("application/problem+json"):
-        problem = json.loads(content)
+        problem = parsed(content)
         kind = str(problem.get("type", "")).rpartition("#")[2]
         if kind == "busy":
             raise Busy(problem.get("detail", ""))
@@ -135,8 +142,19 @@ def check(response: Response) -> None:
     raise errors.Error(text)
 
 
+def parsed(text: bytes | str) -> Any:
+    """Returns what JSON has. Nothing else than a cut makes a server say what is none."""
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise Lost(f"the answer is no JSON: {text[:100]!r}") from e
+
+
 def read(call: Call[T], content: bytes) -> T:
-    docs = list(Decoder().feed(content if content.endswith(b"\n") else content + b"\n"))
+    try:
+        docs = list(Decoder().feed(content if content.endswith(b"\n") else content + b"\n"))
+    except ValueError as e:
+        raise Lost(f"the answer is no document: {e}") from e
     if call.several:
         finish(docs)
     elif not docs:
@@ -172,7 +190,7 @@ class Events:
         kind, data, self._kind, self._data = self._kind, self._data, "", ""
         if not data:
             return None
-        value = json.loads(data)
+        value = parsed(data)
         if kind == "problem":
             raise errors.of_problem(value)
         return dict(value)

@@ -6,7 +6,7 @@ import io
 import secrets
 from time import sleep
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from ssl import SSLContext
 from types import TracebackType
@@ -103,6 +103,8 @@ class Client:
             except BrokenError as e:
                 self._pause(attempts, e)
                 continue
+            except errors.Error as e:  # The client is closed.
+                raise attempts.last(e) from e
             self._server = response.headers.get("Turnstone-Server", self._server)
             try:
                 _http.check(response)
@@ -110,12 +112,16 @@ class Client:
             except (_http.Lost, _http.Busy) as e:
                 self._pause(attempts, e)
             except errors.Error as e:
-                attempts.refused(e, response.headers)
+                sleep(attempts.refused(e, response.headers))
 
     def _pause(self, attempts: _http.Attempts, error: Exception) -> None:
         sent = isinstance(error, _http.Lost) or (isinstance(error, BrokenError) and error.sent)
         pause = attempts.again(error, sent)
-        if sent or not self._restart or isinstance(error, _http.Busy) or not self._restart():
+        try:
+            started = bool(self._restart) and not sent and not isinstance(error, _http.Busy) and self._restart()
+        except errors.Error as e:
+            raise attempts.last(e) from e
+        if not started:
             sleep(pause)
 
     @contextmanager
@@ -130,16 +136,21 @@ class Client:
         """Yields events, and goes on after the last of them when the connection is cut. The caller sets query["after"]."""
         attempts = _http.Attempts(self._o.patience)
         while True:
+            alive = False
             try:
                 with self._stream("GET", path, params=query) as response:
+                    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                        raise _http.Lost("the answer has no events")
+                    alive = True
                     events = _http.Events()
                     for line in response.iter_lines():
-                        attempts = _http.Attempts(self._o.patience)
                         if (event := events.feed(line)) is not None:
                             yield event
                 error: Exception = _http.Lost("the watch was cut off")
             except (BrokenError, _http.Lost, _http.Busy) as e:
                 error = e
+            if alive:
+                attempts.renew()
             self._pause(attempts, error)
 
     # Sessions
@@ -238,22 +249,32 @@ class Session:
         return self.client._run(_calls.load(self._target, at, leaf, full, last, after, reverse, parts, records))
 
     def nodes(self, *, at: Revision = 0, leaf: str = "", full: bool = False, last: int = 0, after: int = 0, reverse: bool = False) -> Iterator[Node]:
-        """Yields the nodes that `load` returns, one at a time. When the connection is cut, it raises UnavailableError."""
+        """Yields the nodes that `load` returns, one at a time. When the connection is cut, it goes on where it was."""
         message = _calls.scope(self._target, at, leaf, full, last, after, reverse)
-        content = _http.body(Call("nodes", message, lambda _: None))
-        try:
-            with self.client._stream("POST", "/v1/nodes", content=content) as response:
-                decoder = Decoder()
-                for chunk in response.iter_bytes():
-                    for d in decoder.feed(chunk):
-                        if "node" in d.value:
-                            yield Node._of(d.value["node"], d)
-                        elif "at" not in d.value:
-                            _http.finish([d])
-                            return
-            raise errors.unavailable("the answer is cut off")
-        except (BrokenError, _http.Lost, _http.Busy) as e:
-            raise errors.unavailable(str(e)) from e
+        attempts = _http.Attempts(self.client._o.patience)
+        while True:
+            alive = False
+            try:
+                content = _http.body(Call("nodes", message, lambda _: None))
+                with self.client._stream("POST", "/v1/nodes", content=content) as response:
+                    decoder = Decoder()
+                    for chunk in response.iter_bytes():
+                        for d in decoder.feed(chunk):
+                            alive = True
+                            if "node" in d.value:
+                                message["behind"] = d.value["node"]["id"]
+                                yield Node._of(d.value["node"], d)
+                            elif "at" in d.value:
+                                message["at"] = d.value["at"]
+                            else:
+                                _http.finish([d])
+                                return
+                error: Exception = _http.Lost("the answer is cut off")
+            except (BrokenError, _http.Lost, _http.Busy) as e:
+                error = e
+            if alive:
+                attempts.renew()
+            self.client._pause(attempts, error)
 
     def node(self, id: str = "", *, key: str = "") -> Node:
         """Returns one node, by its id or by the caller's key."""
@@ -340,24 +361,38 @@ class Session:
         """Stores bytes for a commit to refer to. When the connection is cut, it goes on where the server is."""
         stream = io.BytesIO(content) if isinstance(content, bytes) else content
         query = {**self._target, "upload": secrets.token_hex(16), "mediaType": media_type, "name": name}
-        offset, piece = 0, stream.read(_PIECE)
-        while True:
-            following = stream.read(_PIECE)
-            stored = self._put(query, piece, offset, not following)
-            if stored:
-                return stored
-            offset += len(piece)
-            piece = following
+        try:
+            offset, piece = 0, stream.read(_PIECE)
+            while True:
+                following = stream.read(_PIECE)
+                stored = self._put(query, piece, offset, not following)
+                if stored:
+                    return stored
+                offset += len(piece)
+                piece = following
+        except BaseException:
+            # It is given up, so that it does not take a place on the server until it expires.
+            with suppress(BrokenError, errors.Error):
+                self.client._http.request("DELETE", "/v1/upload", params={"upload": query["upload"]})
+            raise
 
     def _put(self, query: dict[str, str], piece: bytes, begin: int, last: bool) -> Attachment | None:
         client, offset, end = self.client, begin, begin + len(piece)
         attempts = _http.Attempts(client._o.patience)
+        asks = False
         while True:
             try:
-                params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
-                response = client._http.request("PUT", "/v1/attachment", params=params, content=piece[offset - begin :])
+                # An attempt that brought all of it may have got no answer: then it is asked for.
+                if asks:
+                    response = client._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
+                else:
+                    params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
+                    response = client._http.request("PUT", "/v1/attachment", params=params, content=piece[offset - begin :])
                 _http.check(response)
-                return _calls.progress(list(Decoder().feed(response.content)))[1]
+                stored = _http.read(Call("upload", {}, _calls.progress), response.content)[1]
+                if stored or not asks:
+                    return stored
+                asks = False
             except (BrokenError, _http.Lost, _http.Busy) as e:
                 client._pause(attempts, e)
             except errors.Error as e:
@@ -369,26 +404,23 @@ class Session:
                 # An earlier attempt has brought a part of the piece, or all of it.
                 if at == end and not last:
                     return None
-                if at == end:
-                    response = client._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
-                    _http.check(response)
-                    if stored := _calls.progress(list(Decoder().feed(response.content)))[1]:
-                        return stored
-                offset = at
+                asks, offset = at == end, at
 
     def read_attachment(self, id: str) -> Iterator[bytes]:
         """Yields the bytes of an attachment. When the connection is cut, it goes on where it was."""
         offset = 0
         attempts = _http.Attempts(self.client._o.patience)
         while True:
+            begin = offset
             try:
                 with self.client._stream("GET", "/v1/attachment", params={**self._target, "id": id, "offset": str(offset)}) as response:
                     for chunk in response.iter_bytes():
                         offset += len(chunk)
-                        attempts = _http.Attempts(self.client._o.patience)
                         yield chunk
                 return
             except (BrokenError, _http.Lost, _http.Busy) as e:
+                if offset > begin:
+                    attempts.renew()
                 self.client._pause(attempts, e)
 
     def gc(self, *, dry_run: bool = False, full: bool = False) -> Report:

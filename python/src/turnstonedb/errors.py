@@ -88,12 +88,13 @@ class OutcomeUnknownError(UnavailableError):
 
 
 _KINDS: dict[str, type[Error]] = {
+    "unknown-outcome": OutcomeUnknownError,
     "conflict": ConflictError,
     "turn-conflict": TurnConflictError,
     "record-conflict": RecordConflictError,
     "session-deleted": SessionDeletedError,
     **dict.fromkeys(
-        ("session-not-found", "node-not-found", "blob-not-found", "record-not-found", "revision-not-found", "revision-pruned"),
+        ("session-not-found", "node-not-found", "blob-not-found", "record-not-found", "revision-not-found", "revision-pruned", "upload-not-found"),
         NotFoundError,
     ),
     **dict.fromkeys(("limit", "invalid", "size", "malformed", "request", "too-large", "rejected"), InvalidError),

@@ -40,7 +40,7 @@ from . import _calls
 from ._async import AsyncClient
 from ._calls import Call
 from ._sync import Client
-from .errors import ConflictError, Error, NotFoundError, RecordConflictError
+from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Commit, NewNode, Record, RecordChange
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ _BODY, _META = ".checkpoint", ".metadata"  # parts that are no channels
 _CHECKPOINT, _WRITE, _LATEST = "c/", "w/", "latest"  # keys of records, or their beginnings
 _MAX_NAME = 180  # of a thread or a namespace within a session's id; a longer one is hashed
 _MAX_PART = 60  # of a channel's name as the name of a part
+_MAX_ID = 200  # of the id of a checkpoint, or of a task, within a record's key; a longer one is hashed
 _MAX_RECORD = 60 << 10  # of a write within a record; a larger one is a node
 _KEPT = "latest"  # the name that keeps the revision of the latest checkpoint, whatever is pruned
 _GONE = ("session-not-found", "session-deleted", "record-not-found", "revision-pruned")  # kinds of errors
@@ -97,8 +98,13 @@ def _place(config: RunnableConfig) -> tuple[str, str]:
     return str(c["thread_id"]), str(c.get("checkpoint_ns", ""))
 
 
+def _id(text: str) -> str:
+    """Returns the id of a checkpoint or of a task as a part of a record's key."""
+    return _short(_quoted(text), _MAX_ID)
+
+
 def _quoted(text: str) -> str:
-    """Returns text as a part of a record's key: without slashes, and so that keys are in the order of texts."""
+    """Returns text without slashes."""
     return text.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
@@ -127,8 +133,10 @@ class _Steps:
         while True:
             page = yield _calls.list_sessions(after, 1000, "", group, None, None)
             for i in page.sessions:
-                place = json.loads(i.name)
-                out.append((i.id, place["thread"], place["ns"]))
+                with suppress(ValueError, KeyError, TypeError):  # Somebody else has put it into the group.
+                    place = json.loads(i.name)
+                    if _session(place["thread"], place["ns"]) == i.id:
+                        out.append((i.id, place["thread"], place["ns"]))
             after = page.next
             if not after:
                 return out
@@ -147,7 +155,7 @@ class _Steps:
     def _read_tuple(self, thread: str, ns: str, cid: str | None) -> Steps[CheckpointTuple | None]:
         target = {"session": _session(thread, ns)}
         try:
-            entry = yield _calls.record(target, _CHECKPOINT + _quoted(cid) if cid else _LATEST)
+            entry = yield _calls.record(target, _CHECKPOINT + _id(cid) if cid else _LATEST)
             return (yield from self._tuple(target, thread, ns, json.loads(entry.value)))
         except NotFoundError as e:
             if e.kind in _GONE:
@@ -186,7 +194,7 @@ class _Steps:
 
     def _writes(self, target: dict[str, str], cid: str) -> Steps[list[tuple[str, str, Any]]]:
         found = []
-        for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/")):
+        for r in (yield from self._all_records(target, f"{_WRITE}{_id(cid)}/")):
             line, _, content = r.value.partition(b"\n")
             w = json.loads(line)
             if "node" in w:
@@ -274,6 +282,7 @@ class _Steps:
         id = _session(thread, ns)
         while True:
             head = self._heads.get(id)
+            known = head is not None
             if head is None:
                 head = yield from self._head(id)
             new = head is None
@@ -281,7 +290,9 @@ class _Steps:
             parts, keep = dict(fixed), {_BODY, _META}
             for channel, version in versions.items():
                 name = _part(channel)
-                if head.id == entry["parent"] and head.versions.get(channel) == version and channel not in changed and name in head.parts:
+                unchanged = head.id == entry["parent"] and head.versions.get(channel) == version and channel not in changed
+                # Of a head that this saver has not put, nobody knows whether it has the value that the caller has.
+                if unchanged and name in head.parts and (known or channel not in values):
                     keep.add(name)
                     continue
                 if channel not in packed and channel in values:
@@ -312,8 +323,8 @@ class _Steps:
     def _apply(self, thread: str, ns: str, entry: dict[str, Any], head: _Head, new: bool, parts: dict[str, bytes], drop: set[str]) -> Steps[tuple[str, str]]:
         """Commits a checkpoint on top of a head, and returns what is the latest one then."""
         target = {"session": _session(thread, ns)}
-        text = json.dumps({**entry, "revision": head.revision + 1}).encode()
-        key = _CHECKPOINT + _quoted(entry["id"])
+        text = json.dumps({**entry, "revision": head.revision + 1, "put": secrets.token_hex(8)}).encode()  # Another put has another version.
+        key = _CHECKPOINT + _id(entry["id"])
         records = [RecordChange.set(key, text)]
         id, version = head.latest
         newest = id <= entry["id"]
@@ -346,7 +357,7 @@ class _Steps:
 
     def _parts_of(self, id: str, cid: str) -> Steps[dict[str, bytes]]:
         try:
-            entry = yield _calls.record({"session": id}, _CHECKPOINT + _quoted(cid))
+            entry = yield _calls.record({"session": id}, _CHECKPOINT + _id(cid))
         except NotFoundError:
             return {}
         return cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
@@ -359,7 +370,7 @@ class _Steps:
         for i, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, i)
             kind, content = self.serde.dumps_typed(value)
-            key = f"{_WRITE}{_quoted(cid)}/{_short(_quoted(task_id), 200)}/{index}"
+            key = f"{_WRITE}{_id(cid)}/{_id(task_id)}/{index}"
             w: dict[str, Any] = {"task": task_id, "path": task_path, "index": index, "channel": channel, "kind": kind}
             if len(json.dumps(w)) + len(content) > _MAX_RECORD:
                 w["node"] = f"{_short(key, 400)} {hashlib.sha256(content).hexdigest()[:32]}"
@@ -369,18 +380,30 @@ class _Steps:
             changes[key] = RecordChange.set(key, json.dumps(w).encode() + b"\n" + content, "none" if index >= 0 else "")
         yield from self._apply_writes(thread, ns, nodes, list(changes.values()))
 
+    def _absent(self, target: dict[str, str], nodes: list[NewNode]) -> Steps[list[NewNode]]:
+        """Returns those of some nodes that are not stored yet, each once."""
+        try:
+            present = yield _calls.nodes_by_key(target, [n.key for n in nodes])
+        except NotFoundError:
+            present = {}
+        return list({n.key: n for n in nodes if n.key not in present}.values())
+
     def _apply_writes(self, thread: str, ns: str, nodes: list[NewNode], changes: list[RecordChange]) -> Steps[None]:
         target = {"session": _session(thread, ns)}
         if nodes:
-            try:
-                present = yield _calls.nodes_by_key(target, [n.key for n in nodes])
-            except NotFoundError:
-                present = {}
-            fresh = {n.key: n for n in nodes if n.key not in present}
-            if fresh:
-                commit = Commit("any", list(fresh.values()), turn=secrets.token_hex(16))
-                yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
-                self._heads.pop(target["session"], None)
+            fresh = yield from self._absent(target, nodes)
+            while fresh:
+                commit = Commit("any", fresh, turn=secrets.token_hex(16))
+                try:
+                    yield _calls.commit_all([_calls.session_commit({}, self._made(thread, ns), commit, False)])
+                except InvalidError:
+                    still = yield from self._absent(target, fresh)
+                    if len(still) == len(fresh):  # Nobody has stored one of them since.
+                        raise
+                    fresh = still
+                else:
+                    self._heads.pop(target["session"], None)
+                    break
         repeats = 0
         while changes:
             some = changes[:_MAX_RECORDS]
@@ -413,11 +436,11 @@ class _Steps:
             rest = [e for e in (yield from self._entries(target)) if e["id"] not in cids]
             keys, nodes = [], []
             for cid in sorted(cids):
-                for r in (yield from self._all_records(target, f"{_WRITE}{_quoted(cid)}/")):
+                for r in (yield from self._all_records(target, f"{_WRITE}{_id(cid)}/")):
                     keys.append(r.key)
                     if node := json.loads(r.value.partition(b"\n")[0]).get("node"):
                         nodes.append(node)
-                keys.append(_CHECKPOINT + _quoted(cid))
+                keys.append(_CHECKPOINT + _id(cid))
             # What is the latest changes first, and only if nobody has put another one.
             version = latest.version if latest else "none"
             first = RecordChange.set(_LATEST, json.dumps(rest[0]).encode(), version) if rest else RecordChange.delete(_LATEST, version)
