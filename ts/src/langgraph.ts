@@ -65,8 +65,6 @@ interface Entry {
 	id: string;
 	parent?: string;
 	revision: number;
-	/** What tells it from that of another put of the same checkpoint. */
-	put: string;
 }
 
 /** A thread's namespace. */
@@ -365,7 +363,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 			try {
 				latest = await this.#apply(
 					place,
-					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1, put: newTurn() },
+					{ id, ...(parent === undefined ? {} : { parent }), revision: head.revision + 1 },
 					head,
 					!found,
 					parts,

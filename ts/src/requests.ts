@@ -176,15 +176,17 @@ export class Requests {
 		const attempts = this.attempts(write);
 		for (;;) {
 			let answer: Answer | undefined;
+			let begun = false; // of several documents, which come for as long as the work takes
 			try {
 				answer = await this.#send("POST", `/v1/${name}`, { body, headers: attempts.headers() });
 				await check(answer);
-				if (several) attempts.renew(); // It comes bit by bit, for as long as the work takes.
+				begun = several;
 				const answered = documents(await answer.body());
 				if (several) finish(answered.at(-1));
 				else if (answered.length === 0) throw new LostError("the answer is cut off");
 				return answered;
 			} catch (e) {
+				if (begun) attempts.renew();
 				if (answer && e instanceof TurnstoneError) await sleep(attempts.refused(e, answer));
 				else await this.pause(attempts, e);
 			}

@@ -41,7 +41,7 @@ test("a write whose answer is lost is made once, wherever the cut is", async () 
 test("after a restart of the server the outcome is unknown, unless there is a turn id, and nothing is made twice", async () => {
 	const { cutter, db } = await start();
 	const { session: s } = await db.create("s");
-	const lost = (call: () => Promise<unknown>, path: string) => cutter.beforeRestart(path, () => call().catch((e) => e));
+	const lost = (call: () => Promise<unknown>, path: string, cut?: Cut) => cutter.beforeRestart(path, () => call().catch((e) => e), cut);
 	const commit = await lost(() => s.commit({ nodes: [{ kind: "k" }], expected: "any" }), "/v1/commit");
 	expect(commit).toBeInstanceOf(OutcomeUnknownError);
 	expect((await s.info()).revision).toBe(1);
@@ -58,10 +58,10 @@ test("after a restart of the server the outcome is unknown, unless there is a tu
 	expect(both).toBeInstanceOf(OutcomeUnknownError);
 	expect([(await s.info()).revision, (await (await db.session("x")).info()).revision]).toEqual([3, 1]);
 	const sdk = new TurnstoneSession("agents", db);
-	await lost(() => sdk.addItems([{ role: "user", content: "hello" }]), "/v1/commit-all");
+	expect(await lost(() => sdk.addItems([{ role: "user", content: "hello" }]), "/v1/commit-all")).toBeUndefined();
 	expect(await sdk.getItems()).toHaveLength(1);
 	const chats = new TurnstoneChats(db);
-	await lost(() => chats.save({ chatId: "c", messages: [{ id: "1", role: "user", parts: [] }] }), "/v1/commit-all");
+	expect(await lost(() => chats.save({ chatId: "c", messages: [{ id: "1", role: "user", parts: [] }] }), "/v1/commit-all")).toBeUndefined();
 	expect((await (await db.session("ai/c")).info()).revision).toBe(1);
 	// A checkpoint that was put without an answer is put; one of which nobody knows is told.
 	const saver = new TurnstoneSaver(db);
@@ -75,6 +75,7 @@ test("after a restart of the server the outcome is unknown, unless there is a tu
 	await put("1");
 	expect(await lost(() => put("2"), "/v1/commit")).toHaveProperty("configurable.checkpoint_id", "2");
 	expect((await saver.getTuple({ configurable: { thread_id: "t" } }))?.checkpoint.id).toBe("2");
+	expect(await lost(() => put("3"), "/v1/commit", "lost")).toBeInstanceOf(OutcomeUnknownError);
 	expect(await all(saver.list({ configurable: { thread_id: "t" } }))).toHaveLength(2);
 }, 60_000);
 
@@ -126,7 +127,7 @@ test("a write without an answer has an unknown outcome, also if no server can be
 });
 
 test("attachments, nodes and watches go on where they were cut off", async () => {
-	const { cutter, db } = await start({ patience: 1 });
+	const { cutter, db } = await start({ patience: 5 });
 	const { session: s } = await db.create("s");
 	const content = randomBytes(9_000_000);
 	let count = 0;
@@ -142,6 +143,8 @@ test("attachments, nodes and watches go on where they were cut off", async () =>
 			...(i === 0 ? { attachments: [a] } : {}),
 		})),
 	});
+	cutter.plan = first("/v1/attachment", { sent: 1_000_000 }, { sent: 2_000_000 }, undefined, { sent: 500_000 });
+	expect((await s.putAttachment(content)).id).toBe(a.id);
 	cutter.plan = first("/v1/attachment", { after: 1_000_000 }, { after: 1 }, "lost", { after: 5_000_000 });
 	expect(Buffer.concat(await all(s.readAttachment(a.id))).equals(content)).toBe(true);
 	const nodes = (await s.load()).nodes;
@@ -160,11 +163,21 @@ test("attachments, nodes and watches go on where they were cut off", async () =>
 	expect(seen).toEqual([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
 });
 
+test("a collection that takes longer than the patience goes on when it is cut off", async () => {
+	const { cutter, db } = await start({ patience: 0.3 });
+	cutter.plan = first("/v1/gc", (r) => {
+		r.writeHead(200).write("\n");
+		setTimeout(() => r.destroy(), 600);
+	});
+	expect(await db.gc()).toHaveProperty("sessions");
+	expect(cutter.asked.filter((p) => p === "/v1/gc")).toHaveLength(2);
+});
+
 test("a watch goes on however long nothing has come before it was cut off", async () => {
-	const { cutter, db } = await start({ patience: 0.2 });
+	const { cutter, db } = await start({ patience: 2 });
 	const { session: s } = await db.create("s");
 	const next = s.watch().next();
-	await new Promise((done) => setTimeout(done, 700));
+	await new Promise((done) => setTimeout(done, 3000));
 	await cutter.restart();
 	await s.commit({ expected: "any", turn: "t" });
 	expect((await next).value?.revision).toBe(1);

@@ -4,8 +4,11 @@ import { onTestFinished } from "vitest";
 import { children } from "../src/server.ts";
 import { newStore, open } from "./helpers.ts";
 
-/** What becomes of a request: it is not forwarded, its answer is cut off after so many bytes of its body, or it is answered by f. Otherwise it passes. */
-export type Cut = "lost" | { after: number } | ((answer: ServerResponse) => void) | undefined;
+/**
+ * What becomes of a request: it is not forwarded, or so many bytes of its body are; its answer is cut off after so many bytes; or it is answered by f.
+ * Otherwise it passes.
+ */
+export type Cut = "lost" | { sent: number } | { after: number } | ((answer: ServerResponse) => void) | undefined;
 
 /** A proxy that loses requests and answers, before the server of a store. */
 export class Cutter {
@@ -44,13 +47,18 @@ export class Cutter {
 		await open(this.store, { idle: 20 });
 	}
 
-	/** Makes a call, whose first request of a path is answered by the server, but not to the client: the server is killed, and another one gets what follows. */
-	async beforeRestart<T>(path: string, call: () => Promise<T>): Promise<T> {
+	/**
+	 * Makes a call, whose first request of a path is answered by the server, but not to the client, or does not get there: the server is killed, and
+	 * another one gets what follows.
+	 */
+	async beforeRestart<T>(path: string, call: () => Promise<T>, cut: Cut = { after: 0 }): Promise<T> {
 		let restarted: Promise<void> | undefined;
 		let up = false;
 		this.plan = (q) => {
 			if (up || !q.url?.startsWith(path)) return undefined;
-			return restarted ? "lost" : { after: 0 };
+			if (restarted) return "lost";
+			if (cut === "lost") this.#dropped();
+			return cut;
 		};
 		this.#dropped = () => {
 			restarted ??= this.restart().then(() => {
@@ -75,6 +83,25 @@ export class Cutter {
 		}
 		if (cut === "lost") {
 			q.socket.destroy();
+			return;
+		}
+		if (cut && "sent" in cut) {
+			let left = cut.sent;
+			const up = request({ socketPath: this.#upstream, method: q.method, path: q.url, headers: q.headers });
+			up.on("error", () => {});
+			// The server has what was sent when the connection ends.
+			const end = () =>
+				setTimeout(() => {
+					up.destroy();
+					q.socket.destroy();
+				}, 50);
+			q.on("data", (piece: Buffer) => {
+				if (left <= 0) return;
+				up.write(piece.subarray(0, left));
+				left -= piece.length;
+				if (left <= 0) end();
+			});
+			q.on("end", end);
 			return;
 		}
 		const up = request({ socketPath: this.#upstream, method: q.method, path: q.url, headers: q.headers }, async (answer) => {

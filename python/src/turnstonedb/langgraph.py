@@ -323,7 +323,7 @@ class _Steps:
     def _apply(self, thread: str, ns: str, entry: dict[str, Any], head: _Head, new: bool, parts: dict[str, bytes], drop: set[str]) -> Steps[tuple[str, str]]:
         """Commits a checkpoint on top of a head, and returns what is the latest one then."""
         target = {"session": _session(thread, ns)}
-        text = json.dumps({**entry, "revision": head.revision + 1, "put": secrets.token_hex(8)}).encode()  # Another put has another version.
+        text = json.dumps({**entry, "revision": head.revision + 1}).encode()
         key = _CHECKPOINT + _id(entry["id"])
         records = [RecordChange.set(key, text)]
         id, version = head.latest
