@@ -219,6 +219,9 @@ func (s *Sessions) read(ctx context.Context, key session.Key, events bool) (*ses
 			return nil, fmt.Errorf("trpc: session %q: the summary of %q: %w", key.SessionID, filterKey, err)
 		}
 		out.Summaries[filterKey] = &sum
+		if sum.UpdatedAt.Before(out.CreatedAt) {
+			out.CreatedAt = sum.UpdatedAt // A fork has the summaries of its parent, and a summary that is older than its session is not used.
+		}
 	}
 	if tracks := slices.Sorted(maps.Keys(values[trackPart])); len(tracks) > 0 {
 		if out.State["tracks"], err = json.Marshal(tracks); err != nil {
@@ -402,6 +405,9 @@ func (s *Sessions) AppendTrackEvent(ctx context.Context, to *session.Session, e 
 	payload, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("trpc: the track event: %w", err)
+	}
+	if _, err := session.TracksFromState(to.SnapshotState()); err != nil {
+		return err // It could not be added to the caller's session.
 	}
 	parts := map[string][]byte{}
 	if err := setPart(parts, trackPart, string(e.Track), nil); err != nil {

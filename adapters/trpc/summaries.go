@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"reflect"
 	"sync"
 	"time"
@@ -93,11 +94,9 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 	if err := f(memory); err != nil {
 		return err
 	}
-	parts := map[string][]byte{}
-	for filterKey, sum := range summaries(of) {
-		if reflect.DeepEqual(sum, before[filterKey]) {
-			continue
-		}
+	changed, parts := summaries(of), map[string][]byte{}
+	maps.DeleteFunc(changed, func(filterKey string, sum *session.Summary) bool { return reflect.DeepEqual(sum, before[filterKey]) })
+	for filterKey, sum := range changed {
 		text, err := json.Marshal(sum)
 		if err != nil {
 			return err
@@ -109,7 +108,18 @@ func (s *Sessions) summarize(ctx context.Context, of *session.Session, key sessi
 	if len(parts) == 0 {
 		return nil
 	}
-	return s.commit(ctx, key, turnstone.Commit{Checkpoint: parts})
+	if err := s.commit(ctx, key, turnstone.Commit{Checkpoint: parts}); err != nil {
+		// The caller's session has none that is not stored: the next call makes it again.
+		of.SummariesMu.Lock()
+		defer of.SummariesMu.Unlock()
+		for filterKey := range changed {
+			if of.Summaries[filterKey] = before[filterKey]; before[filterKey] == nil {
+				delete(of.Summaries, filterKey)
+			}
+		}
+		return err
+	}
+	return nil
 }
 
 // summaries returns a copy of the summaries of a session.

@@ -83,13 +83,16 @@ func readParts(parts map[string][]byte) (map[string]session.StateMap, error) {
 	out := map[string]session.StateMap{statePart: {}, trackPart: {}, summaryPart: {}}
 	for name, content := range parts {
 		values, ours := out[name[:1]]
-		if !ours {
+		if !ours || len(name) < 2 || name[1] != '/' && name[1] != '#' {
 			continue // Somebody else has put it there.
 		}
 		line, value, _ := bytes.Cut(content, []byte{'\n'})
 		var h partHeader
-		if err := json.Unmarshal(line, &h); err != nil || name != partName(name[:1], h.Key) {
-			return nil, fmt.Errorf("trpc: part %q is none of this package: %w", name, err)
+		if err := json.Unmarshal(line, &h); err != nil {
+			return nil, fmt.Errorf("trpc: part %q: %w", name, err)
+		}
+		if name != partName(name[:1], h.Key) {
+			return nil, fmt.Errorf("trpc: part %q has the key %q", name, h.Key)
 		}
 		if h.Nil {
 			value = nil

@@ -396,6 +396,7 @@ func TestTR3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
 	s := trpc.NewSessions(store, trpc.Options{})
 	of := must(s.CreateSession(ctx, chat, session.StateMap{"a": []byte("1")}))
 	before := shows(t, must(s.GetSession(ctx, chat)))
+	odd := session.NewSession("app", "user", "chat", session.WithSessionState(session.StateMap{"tracks": []byte("no list")}))
 	bad := say(1, model.RoleUser, "x", map[string][]byte{"\xff": nil})
 	raw := say(1, model.RoleUser, "x", nil)
 	raw.Extensions = map[string]json.RawMessage{"e": json.RawMessage("{")}
@@ -404,19 +405,20 @@ func TestTR3_WhatIsWrongIsRefusedBeforeAnyEffect(t *testing.T) {
 	_, page := s.GetSession(ctx, chat, session.WithGetSessionEventPage(0, 0))
 	_, listed := s.ListSessions(ctx, session.UserKey{AppName: "app", UserID: "user"}, session.WithGetSessionEventPage(0, 1))
 	for name, err := range map[string]error{
-		"a session that exists":           exists,
-		"no user":                         noUser,
-		"an empty page":                   page,
-		"a page of events in a list":      listed,
-		"a key that is not UTF-8":         s.AppendEvent(ctx, of, bad),
-		"an extension that is no JSON":    s.AppendEvent(ctx, of, raw),
-		"no event":                        s.AppendEvent(ctx, of, nil),
-		"no session":                      s.AppendEvent(ctx, nil, say(1, model.RoleUser, "x", nil)),
-		"no track event":                  s.AppendTrackEvent(ctx, of, nil),
-		"a track event that is no JSON":   s.AppendTrackEvent(ctx, of, &session.TrackEvent{Track: "t", Payload: json.RawMessage("{")}),
-		"a large value of a user":         s.UpdateUserState(ctx, session.UserKey{AppName: "app", UserID: "user"}, session.StateMap{"k": make([]byte, turnstone.MaxRecord+1)}),
-		"a user's value in session state": s.UpdateSessionState(ctx, chat, session.StateMap{"user:k": nil}),
-		"no app":                          s.UpdateAppState(ctx, "", nil),
+		"a session that exists":         exists,
+		"no user":                       noUser,
+		"an empty page":                 page,
+		"a page of events in a list":    listed,
+		"a key that is not UTF-8":       s.AppendEvent(ctx, of, bad),
+		"an extension that is no JSON":  s.AppendEvent(ctx, of, raw),
+		"no event":                      s.AppendEvent(ctx, of, nil),
+		"no session":                    s.AppendEvent(ctx, nil, say(1, model.RoleUser, "x", nil)),
+		"no track event":                s.AppendTrackEvent(ctx, of, nil),
+		"a track event that is no JSON": s.AppendTrackEvent(ctx, of, &session.TrackEvent{Track: "t", Payload: json.RawMessage("{")}),
+		"a track of a session whose list of tracks is none": s.AppendTrackEvent(ctx, odd, &session.TrackEvent{Track: "t"}),
+		"a large value of a user":                           s.UpdateUserState(ctx, session.UserKey{AppName: "app", UserID: "user"}, session.StateMap{"k": make([]byte, turnstone.MaxRecord+1)}),
+		"a user's value in session state":                   s.UpdateSessionState(ctx, chat, session.StateMap{"user:k": nil}),
+		"no app":                                            s.UpdateAppState(ctx, "", nil),
 	} {
 		if err == nil {
 			t.Errorf("%s is not refused", name)
@@ -515,7 +517,7 @@ func TestTR3_TokensAreCountedAndWhatOthersHavePutThereIsTold(t *testing.T) {
 		commit turnstone.Commit
 		read   bool
 	}{
-		{turnstone.Commit{Checkpoint: map[string][]byte{"x": nil}}, true}, // a part of another program
+		{turnstone.Commit{Checkpoint: map[string][]byte{"x": nil, "s": nil, "memo": []byte("{}")}}, true}, // parts of another program
 		{turnstone.Commit{Checkpoint: map[string][]byte{"s/a": []byte("{\"key\":\"b\"}\n")}}, false},
 		{turnstone.Commit{Drop: []string{"s/a"}, Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("no event")}}}, false},
 	} {
@@ -524,6 +526,47 @@ func TestTR3_TokensAreCountedAndWhatOthersHavePutThereIsTold(t *testing.T) {
 		if _, err := s.GetSession(ctx, chat); (err == nil) != c.read {
 			t.Errorf("%+v: %v", c.commit, err)
 		}
+	}
+}
+
+func TestTR4_ASummaryThatCouldNotBeStoredIsMadeAgain(t *testing.T) {
+	faulty := &enginetest.Faulty{Engine: memory.New()}
+	s := trpc.NewSessions(storetest.On(t, faulty).Factory(), trpc.Options{Summarizer: &scripted{}})
+	of := must(s.CreateSession(ctx, chat, nil))
+	if err := s.AppendEvent(ctx, of, say(1, model.RoleUser, "hello", nil)); err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("the disk has failed")
+	faulty.Plan = func(enginetest.Call) enginetest.Fault { return enginetest.Fault{Err: failure} }
+	if err := s.CreateSessionSummary(ctx, of, "", false); !errors.Is(err, failure) || len(of.Summaries) > 0 {
+		t.Errorf("%v, %v", err, of.Summaries)
+	}
+	faulty.Plan = nil
+	if err := s.CreateSessionSummary(ctx, of, "", false); err != nil {
+		t.Fatal(err)
+	}
+	if stored := must(s.GetSession(ctx, chat)).Summaries; len(stored) != 1 {
+		t.Errorf("%v", stored)
+	}
+}
+
+func TestTR4_AForkHasTheSummariesOfItsRevision(t *testing.T) {
+	store := storetest.Memory(t)
+	s := trpc.NewSessions(store, trpc.Options{Summarizer: &scripted{}})
+	of := must(s.CreateSession(ctx, chat, nil))
+	e := say(1, model.RoleUser, "hello", nil)
+	e.Timestamp = time.Now()
+	if err := errors.Join(s.AppendEvent(ctx, of, e), s.CreateSessionSummary(ctx, of, "", true)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", Metadata: turnstone.Metadata{Group: "trpc/app/user"}}
+	if _, _, err := store.Create(ctx, fork); err != nil {
+		t.Fatal(err)
+	}
+	forked := must(s.GetSession(ctx, session.Key{AppName: "app", UserID: "user", SessionID: "fork"}))
+	if text, ok := s.GetSessionSummaryText(ctx, forked); !ok || text == "" {
+		t.Errorf("the fork has %v", forked.Summaries)
 	}
 }
 
