@@ -25,15 +25,18 @@ const (
 	root       = "trpc"
 	stateGroup = "trpc-state"
 	maxHandles = 10_000
+	maxReads   = 100
 )
 
 // Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
 //
 // It does what the in-memory service of trpc-agent-go does, but for these: a session that exists is not replaced by CreateSession; an event that could not be stored is not
-// added to the caller's session; nothing expires, and no events are dropped; an event of which nothing is stored changes no time of an update.
+// added to the caller's session; nothing expires, and no events are dropped; of an event of which nothing is stored the store is not asked, so it changes no time of
+// an update, and may be of a session that is not there. Pages of events are supported. Events are stored as JSON: what is not in it, as StructuredOutput, is not stored,
+// numbers of type any are float64, and text that is not UTF-8 comes back as U+FFFD. The list of tracks is in the order of their names.
 //
-// A value of user or app state has at most turnstone.MaxRecord bytes, and its key 506. A session has at most 1,024 keys of its own state, tracks and summaries
-// together, each with a value of at most turnstone.MaxPart. An event has at most turnstone.MaxPayload.
+// A value of user or app state has at most turnstone.MaxRecord bytes, its key 506 and no zero byte; an update has 256 of them. A session has at most 1,024 keys of its own
+// state, tracks and summaries together, each with a value of a little less than turnstone.MaxPart. An event has at most turnstone.MaxPayload.
 type Sessions struct {
 	store  turnstone.Factory
 	o      Options
@@ -98,7 +101,8 @@ func (s *Sessions) commit(ctx context.Context, key session.Key, c turnstone.Comm
 	})
 }
 
-// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error matches turnstone.ErrExists.
+// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error matches
+// turnstone.ErrExists: of two first runs of a session at once, one fails with it.
 func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state session.StateMap, _ ...session.Option) (*session.Session, error) {
 	if err := key.CheckUserKey(); err != nil {
 		return nil, err
@@ -187,20 +191,23 @@ func (s *Sessions) read(ctx context.Context, key session.Key, events bool) (*ses
 	var info turnstone.Info
 	var st *turnstone.State
 	var parts map[string][]byte
-	err := s.with(ctx, key, func(h turnstone.Persistence) (err error) {
-		if info, err = h.Info(ctx); err != nil {
+	scope := turnstone.Scope{Last: 1}
+	if events {
+		scope = turnstone.Scope{}
+	}
+	err := turnstone.ErrRevisionPruned
+	for tries := 0; tries < maxReads && errors.Is(err, turnstone.ErrRevisionPruned); tries++ { // The session was changed and pruned between two of these calls.
+		err = s.with(ctx, key, func(h turnstone.Persistence) (err error) {
+			if info, err = h.Info(ctx); err != nil {
+				return err
+			}
+			if st, err = h.Load(ctx, scope); err != nil {
+				return err
+			}
+			parts, err = h.Checkpoint(ctx, st.Revision)
 			return err
-		}
-		scope := turnstone.Scope{Last: 1}
-		if events {
-			scope = turnstone.Scope{}
-		}
-		if st, err = h.Load(ctx, scope); err != nil {
-			return err
-		}
-		parts, err = h.Checkpoint(ctx, st.Revision)
-		return err
-	})
+		})
+	}
 	if adapter.Gone(err) {
 		return nil, nil
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"trpc.group/trpc-go/trpc-agent-go/agent"
 	"trpc.group/trpc-go/trpc-agent-go/log"
 	"trpc.group/trpc-go/trpc-agent-go/session"
 	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
@@ -19,14 +20,17 @@ import (
 const (
 	summaryWorkers = 3
 	summaryQueue   = 100
+	storeTimeout   = 30 * time.Second // of storing a summary that was enqueued
 )
+
+func (s *Sessions) summaryTimeout() time.Duration { return cmp.Or(s.o.SummaryTimeout, time.Minute) }
 
 // summarizer returns the in-memory service of trpc-agent-go, which knows what to summarize. The session is in it for as long as the summary takes.
 func (s *Sessions) summarizer(ctx context.Context, key session.Key) (*inmemory.SessionService, error) {
 	options := []inmemory.ServiceOpt{
 		inmemory.WithSummarizer(s.o.Summarizer), inmemory.WithAsyncSummaryNum(1),
 		inmemory.WithCascadeFullSessionSummary(!s.o.BranchSummariesOnly),
-		inmemory.WithSummaryJobTimeout(cmp.Or(s.o.SummaryTimeout, time.Minute)),
+		inmemory.WithSummaryJobTimeout(s.summaryTimeout()),
 	}
 	if s.o.SummaryFilterKeys != nil {
 		options = append(options, inmemory.WithSummaryFilterAllowlist(s.o.SummaryFilterKeys...))
@@ -66,14 +70,21 @@ func (s *Sessions) EnqueueSummaryJob(ctx context.Context, of *session.Session, f
 	if !ok || err != nil {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx)
+	ctx = context.WithoutCancel(agent.CloneContext(ctx)) // The request may be over before the summary is.
 	job := func() error {
+		ctx, cancel := context.WithTimeout(ctx, s.summaryTimeout()+storeTimeout)
+		defer cancel()
 		return s.summarize(ctx, of, key, func(memory *inmemory.SessionService) error {
-			defer memory.Close() // which waits for it
+			_ = memory.Close() // Then it does it itself.
 			return memory.EnqueueSummaryJob(ctx, of, filterKey, force)
 		})
 	}
 	if s.jobs.add(of.Hash, func() {
+		defer func() {
+			if r := recover(); r != nil {
+				log.ErrorfContext(ctx, "turnstone: the summary of session %q has panicked: %v", of.ID, r)
+			}
+		}()
 		if err := job(); err != nil {
 			log.WarnfContext(ctx, "turnstone: the summary of session %q: %v", of.ID, err)
 		}

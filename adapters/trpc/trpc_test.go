@@ -529,6 +529,40 @@ func TestTR3_TokensAreCountedAndWhatOthersHavePutThereIsTold(t *testing.T) {
 	}
 }
 
+func TestTR2_ASessionIsReadWhileItIsPruned(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	s := trpc.NewSessions(st.Factory(), trpc.Options{})
+	of := must(s.CreateSession(ctx, chat, nil))
+	h := must(st.Session(ctx, "trpc/app/user/chat"))
+	stop := make(chan struct{})
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			err := s.AppendEvent(ctx, of, say(i, model.RoleUser, "x", map[string][]byte{"n": fmt.Append(nil, i)}))
+			if err == nil {
+				_, err = h.Prune(ctx, 1)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 200 {
+		if _, err := s.GetSession(ctx, chat, session.WithEventNum(1)); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	changing.Wait()
+}
+
 func TestTR4_ASummaryThatCouldNotBeStoredIsMadeAgain(t *testing.T) {
 	faulty := &enginetest.Faulty{Engine: memory.New()}
 	s := trpc.NewSessions(storetest.On(t, faulty).Factory(), trpc.Options{Summarizer: &scripted{}})
@@ -604,6 +638,7 @@ type scripted struct {
 	mu     sync.Mutex
 	texts  []string
 	before func()
+	fails  error
 }
 
 func (s *scripted) ShouldSummarize(*session.Session) bool { return true }
@@ -616,6 +651,9 @@ func (s *scripted) Summarize(_ context.Context, of *session.Session) (string, er
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fails != nil {
+		return "", s.fails
+	}
 	text := fmt.Sprintf("summary %d of %d events", len(s.texts)+1, len(of.Events))
 	s.texts = append(s.texts, text)
 	return text, nil
@@ -692,7 +730,12 @@ func TestTR4_ASummaryThatIsEnqueuedIsStoredWhenTheServiceIsClosed(t *testing.T) 
 	if keys := slices.Sorted(maps.Keys(stored.Summaries)); !reflect.DeepEqual(keys, []string{"", "app/1"}) {
 		t.Errorf("summaries of %q", keys)
 	}
-	// After Close it is made at once.
+	// After Close it is made at once, and its error is the caller's.
+	summarizer.fails = errors.New("the model is down")
+	if err := s.EnqueueSummaryJob(ctx, of, "", true); !errors.Is(err, summarizer.fails) {
+		t.Error(err)
+	}
+	summarizer.fails = nil
 	if err := s.AppendEvent(ctx, of, say(9, model.RoleUser, "more", nil)); err != nil {
 		t.Fatal(err)
 	}
