@@ -534,15 +534,10 @@ func TestTR2_ASessionIsReadWhileItIsPruned(t *testing.T) {
 	s := trpc.NewSessions(st.Factory(), trpc.Options{})
 	of := must(s.CreateSession(ctx, chat, nil))
 	h := must(st.Session(ctx, "trpc/app/user/chat"))
-	stop := make(chan struct{})
-	var changing sync.WaitGroup
-	changing.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 100 {
 			err := s.AppendEvent(ctx, of, say(i, model.RoleUser, "x", map[string][]byte{"n": fmt.Append(nil, i)}))
 			if err == nil {
 				_, err = h.Prune(ctx, 1)
@@ -552,15 +547,17 @@ func TestTR2_ASessionIsReadWhileItIsPruned(t *testing.T) {
 				return
 			}
 		}
-	})
-	for range 200 {
+	}()
+	for reading := true; reading; {
+		select {
+		case <-done:
+			reading = false
+		default:
+		}
 		if _, err := s.GetSession(ctx, chat, session.WithEventNum(1)); err != nil {
-			t.Error(err)
-			break
+			t.Fatal(err)
 		}
 	}
-	close(stop)
-	changing.Wait()
 }
 
 func TestTR4_ASummaryThatCouldNotBeStoredIsMadeAgain(t *testing.T) {
