@@ -548,6 +548,7 @@ func TestTR2_ASessionIsReadWhileItIsPruned(t *testing.T) {
 			}
 		}
 	}()
+	defer func() { <-done }()
 	for reading := true; reading; {
 		select {
 		case <-done:
