@@ -87,8 +87,5 @@ func TestAD6_AnAgentThatIsKilledGoesOn(t *testing.T) {
 	if n < float64(2*counted) || counted < 25 {
 		t.Errorf("%v events, and %d invocations were acknowledged", n, counted)
 	}
-	r, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || len(r.Problems) > 0 {
-		t.Errorf("%+v, %v", r, err)
-	}
+	storetest.Verify(t, st)
 }

@@ -63,10 +63,7 @@ func TestGK6_AnAgentThatIsKilledGoesOn(t *testing.T) {
 			t.Errorf("message %d is %q", i, m.Text())
 		}
 	}
-	r, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || len(r.Problems) > 0 {
-		t.Errorf("%+v, %v", r, err)
-	}
+	storetest.Verify(t, st)
 }
 
 // A run that goes on in the background is aborted through another store, as from another process.

@@ -88,8 +88,5 @@ func TestTR5_AnAgentThatIsKilledGoesOn(t *testing.T) {
 	if got := string(s.State["n"]); got != strconv.Itoa(n) || n < 2*counted || counted < 25 {
 		t.Errorf("n is %s after %d answers, and %d invocations were acknowledged", got, n, counted)
 	}
-	r, err := st.Verify(ctx, turnstone.VerifyOptions{})
-	if err != nil || len(r.Problems) > 0 {
-		t.Errorf("%+v, %v", r, err)
-	}
+	storetest.Verify(t, st)
 }

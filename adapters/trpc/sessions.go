@@ -24,8 +24,11 @@ import (
 const (
 	root       = "trpc"
 	stateGroup = "trpc-state"
-	maxHandles = 10_000
-	maxReads   = 100
+)
+
+const (
+	maxHandles = 10_000 // sessions whose handles are kept
+	maxReads   = 100    // attempts to read a session that others change and prune
 )
 
 // Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
@@ -60,7 +63,7 @@ func NewSessions(store turnstone.Factory, o Options) *Sessions {
 
 func appID(app string) string { return adapter.Join(root, app) }
 
-func userID(k session.UserKey) string { return adapter.Join(root, k.AppName, k.UserID) }
+func userID(app, user string) string { return adapter.Join(root, app, user) }
 
 func sessionID(k session.Key) string { return adapter.Join(root, k.AppName, k.UserID, k.SessionID) }
 
@@ -122,7 +125,7 @@ func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state ses
 		return nil, err
 	}
 	_, err = s.store.CommitAll(ctx, turnstone.SessionCommit{
-		Create: &turnstone.Request{ID: sessionID(key), Metadata: turnstone.Metadata{Group: userID(session.UserKey{AppName: key.AppName, UserID: key.UserID})}},
+		Create: &turnstone.Request{ID: sessionID(key), Metadata: turnstone.Metadata{Group: userID(key.AppName, key.UserID)}},
 		Commit: turnstone.Commit{Turn: rand.Text(), Checkpoint: parts},
 	})
 	if errors.Is(err, turnstone.ErrConflict) && !errors.Is(err, turnstone.ErrOutcomeUnknown) {
@@ -168,7 +171,7 @@ func optionsOf(options []session.Option) *session.Options {
 	return o
 }
 
-// filter leaves those events of a session and of its tracks that are asked for.
+// filter removes the events of a session and of its tracks that are not asked for.
 func filter(of *session.Session, o *session.Options) {
 	if o.EventPage != nil {
 		end := max(len(of.Events)-o.EventPage.Offset, 0)
@@ -274,7 +277,7 @@ func addNode(to *session.Session, n *turnstone.Node) error {
 func (s *Sessions) mergeState(ctx context.Context, of *session.Session, read map[string]map[string][]byte) error {
 	for _, shared := range [][2]string{
 		{session.StateAppPrefix, appID(of.AppName)},
-		{session.StateUserPrefix, userID(session.UserKey{AppName: of.AppName, UserID: of.UserID})},
+		{session.StateUserPrefix, userID(of.AppName, of.UserID)},
 	} {
 		values, known := read[shared[1]]
 		if !known {
@@ -302,7 +305,7 @@ func (s *Sessions) ListSessions(ctx context.Context, user session.UserKey, optio
 	if err := session.ValidateListSessionsOptions(o); err != nil {
 		return nil, err
 	}
-	found, err := adapter.Listed(ctx, s.store, userID(user))
+	found, err := adapter.Listed(ctx, s.store, userID(user.AppName, user.UserID))
 	if err != nil {
 		return nil, err
 	}
@@ -426,7 +429,7 @@ func (s *Sessions) AppendTrackEvent(ctx context.Context, to *session.Session, e 
 	return to.AppendTrackEvent(e, options...)
 }
 
-// GetTrackEvents returns the events of a track, which are none if there is no such track or session.
+// GetTrackEvents returns the events of a track. It returns none if there is no such track or session.
 func (s *Sessions) GetTrackEvents(ctx context.Context, key session.Key, track session.Track, options ...session.Option) (*session.TrackEvents, error) {
 	out := &session.TrackEvents{Track: track}
 	of, err := s.GetSession(ctx, key, options...)
@@ -494,7 +497,7 @@ func (s *Sessions) UpdateUserState(ctx context.Context, user session.UserKey, st
 	if err := without(state, session.StateAppPrefix, session.StateTempPrefix); err != nil {
 		return err
 	}
-	return s.updateState(ctx, userID(user), session.StateUserPrefix, state)
+	return s.updateState(ctx, userID(user.AppName, user.UserID), session.StateUserPrefix, state)
 }
 
 // DeleteUserState deletes a value of the state of a user, if there is one.
@@ -502,7 +505,7 @@ func (s *Sessions) DeleteUserState(ctx context.Context, user session.UserKey, ke
 	if err := user.CheckUserKey(); err != nil {
 		return err
 	}
-	return s.deleteState(ctx, userID(user), strings.TrimPrefix(key, session.StateUserPrefix))
+	return s.deleteState(ctx, userID(user.AppName, user.UserID), strings.TrimPrefix(key, session.StateUserPrefix))
 }
 
 // ListUserStates returns the state of a user, by keys without prefix.
@@ -510,7 +513,7 @@ func (s *Sessions) ListUserStates(ctx context.Context, user session.UserKey) (se
 	if err := user.CheckUserKey(); err != nil {
 		return nil, err
 	}
-	return s.listState(ctx, userID(user))
+	return s.listState(ctx, userID(user.AppName, user.UserID))
 }
 
 // UpdateSessionState sets values of the state of a session, without an event. Their keys do not have the prefix "app:" or "user:".

@@ -36,8 +36,11 @@ func (s *Sessions) summarizer(ctx context.Context, key session.Key) (*inmemory.S
 		options = append(options, inmemory.WithSummaryFilterAllowlist(s.o.SummaryFilterKeys...))
 	}
 	memory := inmemory.NewSessionService(options...)
-	_, err := memory.CreateSession(ctx, key, nil)
-	return memory, err
+	if _, err := memory.CreateSession(ctx, key, nil); err != nil {
+		_ = memory.Close()
+		return nil, err
+	}
+	return memory, nil
 }
 
 // checked returns the key of a session, and whether there is anything to summarize with.
@@ -175,6 +178,7 @@ type jobs struct {
 // add reports whether a job will be done: it is not if there are too many, or after close.
 func (j *jobs) add(session int, job func()) bool {
 	j.mu.Lock()
+	defer j.mu.Unlock()
 	if j.queues == nil && !j.closed {
 		for range summaryWorkers {
 			queue := make(chan func(), summaryQueue)
@@ -186,7 +190,6 @@ func (j *jobs) add(session int, job func()) bool {
 			})
 		}
 	}
-	defer j.mu.Unlock()
 	if j.closed {
 		return false
 	}

@@ -17,7 +17,7 @@ const (
 )
 
 // States is state that several sessions share, of a user or an app: the records of a session of its own, which is made when it gets its first value. A value
-// has at most turnstone.MaxRecord bytes, and its key 506. States is safe for concurrent use.
+// has at most turnstone.MaxRecord bytes, and a key has at most 506 bytes. States is safe for concurrent use.
 type States struct {
 	store turnstone.Factory
 	group string

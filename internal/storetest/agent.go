@@ -59,3 +59,12 @@ func Kill(t *testing.T, url string, after int) (lines []string) {
 	}
 	return lines
 }
+
+// Verify fails the test if something in a store is damaged.
+func Verify(t *testing.T, st *turnstone.Store) {
+	t.Helper()
+	r, err := st.Verify(t.Context(), turnstone.VerifyOptions{})
+	if err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -1,0 +1,215 @@
+package trpc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"trpc.group/trpc-go/trpc-agent-go/model"
+	"trpc.group/trpc-go/trpc-agent-go/session"
+	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
+	"trpc.group/trpc-go/trpc-agent-go/session/summary"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/trpc"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+)
+
+func TestTR4_ASummaryThatCouldNotBeStoredIsMadeAgain(t *testing.T) {
+	faulty := &enginetest.Faulty{Engine: memory.New()}
+	s := trpc.NewSessions(storetest.On(t, faulty).Factory(), trpc.Options{Summarizer: &scripted{}})
+	of := must(s.CreateSession(ctx, chat, nil))
+	if err := s.AppendEvent(ctx, of, say(1, model.RoleUser, "hello", nil)); err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("the disk has failed")
+	faulty.Plan = func(enginetest.Call) enginetest.Fault { return enginetest.Fault{Err: failure} }
+	if err := s.CreateSessionSummary(ctx, of, "", false); !errors.Is(err, failure) || len(of.Summaries) > 0 {
+		t.Errorf("%v, %v", err, of.Summaries)
+	}
+	faulty.Plan = nil
+	if err := s.CreateSessionSummary(ctx, of, "", false); err != nil {
+		t.Fatal(err)
+	}
+	if stored := must(s.GetSession(ctx, chat)).Summaries; len(stored) != 1 {
+		t.Errorf("%v", stored)
+	}
+}
+
+func TestTR4_AForkHasTheSummariesOfItsRevision(t *testing.T) {
+	store := storetest.Memory(t)
+	s := trpc.NewSessions(store, trpc.Options{Summarizer: &scripted{}})
+	of := must(s.CreateSession(ctx, chat, nil))
+	e := say(1, model.RoleUser, "hello", nil)
+	e.Timestamp = time.Now()
+	if err := errors.Join(s.AppendEvent(ctx, of, e), s.CreateSessionSummary(ctx, of, "", true)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * time.Millisecond)
+	fork := turnstone.Request{ID: "trpc/app/user/fork", Parent: "trpc/app/user/chat", Metadata: turnstone.Metadata{Group: "trpc/app/user"}}
+	if _, _, err := store.Create(ctx, fork); err != nil {
+		t.Fatal(err)
+	}
+	forked := must(s.GetSession(ctx, session.Key{AppName: "app", UserID: "user", SessionID: "fork"}))
+	if text, ok := s.GetSessionSummaryText(ctx, forked); !ok || text == "" {
+		t.Errorf("the fork has %v", forked.Summaries)
+	}
+}
+
+func TestTR4_OptionsSayWhatIsSummarized(t *testing.T) {
+	for _, c := range []struct {
+		options trpc.Options
+		want    []string
+	}{
+		{trpc.Options{}, []string{"", "app/1"}},
+		{trpc.Options{BranchSummariesOnly: true}, []string{"app/1"}},
+		{trpc.Options{SummaryFilterKeys: []string{"app/0"}}, []string{""}},
+	} {
+		c.options.Summarizer = &scripted{}
+		s := trpc.NewSessions(storetest.Memory(t), c.options)
+		of := must(s.CreateSession(ctx, chat, nil))
+		for i := range 4 {
+			e := say(i, model.RoleUser, "text", nil)
+			e.FilterKey = fmt.Sprint("app/", i%2)
+			if err := s.AppendEvent(ctx, of, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(s.EnqueueSummaryJob(ctx, of, "app/1", false), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if keys := slices.Sorted(maps.Keys(must(s.GetSession(ctx, chat)).Summaries)); !slices.Equal(keys, c.want) {
+			t.Errorf("%+v: summaries of %q, want %q", c.options, keys, c.want)
+		}
+	}
+}
+
+// scripted is a summarizer.
+type scripted struct {
+	summary.SessionSummarizer
+	mu     sync.Mutex
+	texts  []string
+	before func()
+	fails  error
+}
+
+func (s *scripted) ShouldSummarize(*session.Session) bool { return true }
+
+func (s *scripted) Metadata() map[string]any { return nil }
+
+func (s *scripted) Summarize(_ context.Context, of *session.Session) (string, error) {
+	if s.before != nil {
+		s.before()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fails != nil {
+		return "", s.fails
+	}
+	text := fmt.Sprintf("summary %d of %d events", len(s.texts)+1, len(of.Events))
+	s.texts = append(s.texts, text)
+	return text, nil
+}
+
+func TestTR4_SummariesAreThoseOfTheInMemoryServiceAndAreStored(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
+		store := open(t)
+		made := func(s services) string {
+			of := must(s.CreateSession(ctx, chat, nil))
+			for i := range 6 {
+				e := say(i, []model.Role{model.RoleUser, model.RoleAssistant}[i%2], fmt.Sprint("text ", i), nil)
+				e.FilterKey = []string{"app/a", "app/b"}[i/2%2]
+				if err := s.AppendEvent(ctx, of, e); err != nil {
+					t.Fatal(err)
+				}
+				if i == 3 {
+					if err := s.CreateSessionSummary(ctx, of, "app/a", false); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if err := s.CreateSessionSummary(ctx, of, "", true); err != nil {
+				t.Fatal(err)
+			}
+			stored := must(s.GetSession(ctx, chat))
+			for _, sum := range stored.Summaries {
+				sum.UpdatedAt = time.Time{}
+			}
+			whole, _ := s.GetSessionSummaryText(ctx, of)
+			branch, _ := s.GetSessionSummaryText(ctx, of, session.WithSummaryFilterKey("app/a"))
+			return shows(t, stored) + whole + branch
+		}
+		summarizer := &scripted{}
+		ours := trpc.NewSessions(store, trpc.Options{Summarizer: summarizer})
+		got, want := made(ours), made(inmemory.NewSessionService(inmemory.WithSummarizer(&scripted{})))
+		if got != want || len(summarizer.texts) != 2 {
+			t.Errorf("%s, want %s", got, want)
+		}
+		// The session of a caller that has no summary yet.
+		bare := session.NewSession("app", "user", "chat")
+		if text, ok := ours.GetSessionSummaryText(ctx, bare); !ok || text != summarizer.texts[1] {
+			t.Error(text, ok)
+		}
+		if _, ok := ours.GetSessionSummaryText(ctx, session.NewSession("app", "user", "none")); ok {
+			t.Error("a session that is not there has a summary")
+		}
+	})
+}
+
+func TestTR4_ASummaryThatIsEnqueuedIsStoredWhenTheServiceIsClosed(t *testing.T) {
+	store := storetest.Badger(t)
+	wait := make(chan struct{})
+	summarizer := &scripted{before: func() { <-wait }}
+	s := trpc.NewSessions(store, trpc.Options{Summarizer: summarizer})
+	of := must(s.CreateSession(ctx, chat, nil))
+	for i := range 4 {
+		e := say(i, model.RoleUser, "text", nil)
+		e.FilterKey = fmt.Sprint("app/", i%2)
+		if err := s.AppendEvent(ctx, of, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	canceled, cancel := context.WithCancel(ctx)
+	if err := s.EnqueueSummaryJob(canceled, of, "app/1", false); err != nil {
+		t.Fatal(err)
+	}
+	cancel() // The run is over before the summary is.
+	close(wait)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	stored := must(trpc.NewSessions(store, trpc.Options{}).GetSession(ctx, chat))
+	if keys := slices.Sorted(maps.Keys(stored.Summaries)); !reflect.DeepEqual(keys, []string{"", "app/1"}) {
+		t.Errorf("summaries of %q", keys)
+	}
+	// After Close it is made at once, and its error is the caller's.
+	summarizer.fails = errors.New("the model is down")
+	if err := s.EnqueueSummaryJob(ctx, of, "", true); !errors.Is(err, summarizer.fails) {
+		t.Error(err)
+	}
+	summarizer.fails = nil
+	if err := s.AppendEvent(ctx, of, say(9, model.RoleUser, "more", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.EnqueueSummaryJob(ctx, of, "", true); err != nil {
+		t.Fatal(err)
+	}
+	if sum := must(s.GetSession(ctx, chat)).Summaries[""]; sum.Summary != summarizer.texts[len(summarizer.texts)-1] || len(summarizer.texts) != 3 {
+		t.Errorf("%+v of %q", sum, summarizer.texts)
+	}
+	without := trpc.NewSessions(store, trpc.Options{})
+	if err := errors.Join(without.EnqueueSummaryJob(ctx, of, "", true), without.CreateSessionSummary(ctx, nil, "", true), without.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := s.CreateSessionSummary(ctx, nil, "", true); !errors.Is(err, session.ErrNilSession) {
+		t.Error(err)
+	}
+}
