@@ -14,6 +14,7 @@ import pytest
 import turnstonedb
 from turnstonedb import Commit, NewNode, RecordChange
 from turnstonedb import _server as server
+from turnstonedb._transport import BrokenError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -300,3 +301,19 @@ def test_an_upload_whose_source_fails_is_given_up(db: turnstonedb.Client) -> Non
     with pytest.raises(OSError, match="the source"):
         s.put_attachment(Source(os.urandom(9_000_000)))
     assert asked[-1] == "DELETE /v1/upload"
+
+
+def test_a_collection_that_takes_longer_than_the_patience_goes_on_when_it_is_cut_off(store: str) -> None:
+    with turnstonedb.Client.open(store, idle=2, patience=0.2) as db:
+        request, cuts = db._http.request, []
+
+        def cut(method: str, path: str, **kw: Any) -> Any:
+            if not cuts:
+                cuts.append(path)
+                time.sleep(0.5)
+                raise BrokenError(OSError("cut"), True, True)
+            return request(method, path, **kw)
+
+        db._http.request = cut  # type: ignore[method-assign]
+        assert "sessions" in db.gc().counts
+        assert cuts == ["/v1/gc"]

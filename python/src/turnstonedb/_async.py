@@ -101,6 +101,8 @@ class AsyncClient:
             try:
                 response = await self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
             except BrokenError as e:
+                if call.several and e.begun:
+                    attempts.renew()  # It comes bit by bit, for as long as the work takes.
                 await self._pause(attempts, e)
                 continue
             except errors.Error as e:  # The client is closed.

@@ -24,11 +24,12 @@ _MAX_IDLE = 64  # connections
 
 
 class BrokenError(Exception):
-    """A request got no answer. sent tells whether a server may have begun with it."""
+    """A request got no answer, or not all of it. sent tells whether a server may have begun with it, and begun whether some of the answer has come."""
 
-    def __init__(self, error: Exception, sent: bool) -> None:
+    def __init__(self, error: Exception, sent: bool, begun: bool = False) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.sent = sent
+        self.begun = begun
 
 
 class Response:
@@ -162,17 +163,18 @@ class Transport:
     ) -> Iterator[_Stream]:
         """Makes a request. The answer is read within the context; what is left of it is not."""
         c = self._take()
-        sent = whole = False
+        sent = begun = whole = False
         try:
             if c.sock is None:
                 c.connect()
             sent = True
             c.request(method, self._url.path + _url(path, params), content, {**self._headers, **(headers or {})})
             r = c.getresponse()
+            begun = True
             yield _Stream(r)
             whole = r.isclosed() and not r.will_close
         except (OSError, http.client.HTTPException) as e:
-            raise BrokenError(e, sent) from e
+            raise BrokenError(e, sent, begun) from e
         finally:
             if whole:
                 self._put(c)
@@ -231,12 +233,14 @@ class AsyncTransport:
     @asynccontextmanager
     async def stream(self, method: str, path: str, **kw: Any) -> AsyncIterator[_AsyncStream]:
         """Makes a request. The answer is read within the context; what is left of it is not."""
+        begun = False
         try:
             async with self._http.stream(method, path, **kw) as r:
+                begun = True
                 yield _AsyncStream(r)
         except httpx.TransportError as e:
             sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-            raise BrokenError(e, sent) from e
+            raise BrokenError(e, sent, begun) from e
 
     async def request(self, method: str, path: str, **kw: Any) -> Response:
         """Makes a request."""
