@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"net/http"
 	"reflect"
 	"strconv"
-
-	"github.com/zeebo/blake3"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/internal/wire"
@@ -51,7 +50,7 @@ func read[In, Out any](name, summary string, f func(context.Context, call[In]) (
 	return operation{
 		name: name, summary: summary, scope: Read, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
-			return asked(s, r, func(in *In, _ [32]byte) error {
+			return asked(s, r, func(in *In, _ uint64) error {
 				c, err := called(r.Context(), r.space, in)
 				if err != nil {
 					return err
@@ -75,7 +74,7 @@ func several[In any](name, summary string, f func(context.Context, call[In], sen
 	return operation{
 		name: name, summary: summary, scope: Read, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
 		handle: func(s *Server, r *request) error {
-			return asked(s, r, func(in *In, _ [32]byte) error {
+			return asked(s, r, func(in *In, _ uint64) error {
 				c, err := called(r.Context(), r.space, in)
 				if err != nil {
 					return err
@@ -92,7 +91,7 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 	return operation{
 		name: name, summary: summary, scope: scope, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
-			return pinned(s, r, func(in *In, sum [32]byte) error {
+			return pinned(s, r, func(in *In, sum uint64) error {
 				result, err := s.once(r, sum, func(ctx context.Context) ([]byte, error) {
 					c, err := called(ctx, r.space, in)
 					if err != nil {
@@ -119,7 +118,7 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 }
 
 // pinned is asked for a write, which is not forgotten while the request is about it.
-func pinned[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
+func pinned[In any](s *Server, r *request, f func(*In, uint64) error) error {
 	unpin, err := s.pin(r)
 	if err != nil {
 		return err
@@ -128,8 +127,8 @@ func pinned[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
 	return asked(s, r, f)
 }
 
-// asked reads what a request asks for, and calls f with it and its hash.
-func asked[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
+// asked reads what a request asks for, and calls f with it and its hash, by which this process knows it again.
+func asked[In any](s *Server, r *request, f func(*In, uint64) error) error {
 	size := r.ContentLength
 	if size < 0 {
 		size = s.o.MaxRequestBytes
@@ -142,10 +141,11 @@ func asked[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
 		return err
 	}
 	defer release()
-	sum := blake3.New()
+	var sum maphash.Hash
+	sum.SetSeed(s.seed)
 	_, _ = sum.WriteString(r.URL.Path)
 	in := new(In)
-	d := wire.NewReader(io.TeeReader(limited(s.body(r), s.o.MaxRequestBytes), sum))
+	d := wire.NewReader(io.TeeReader(limited(s.body(r), s.o.MaxRequestBytes), &sum))
 	d.Strict = true
 	if err = d.Read(in); errors.Is(err, io.EOF) {
 		err = nil // Nothing asks for the default.
@@ -159,5 +159,5 @@ func asked[In any](s *Server, r *request, f func(*In, [32]byte) error) error {
 		}
 		return err
 	}
-	return f(in, [32]byte(sum.Sum(nil)))
+	return f(in, sum.Sum64())
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net"
 	"net/http"
@@ -59,7 +60,8 @@ type Options struct {
 // A Server serves stores. It is safe for concurrent use.
 type Server struct {
 	o        Options
-	id       string // of this process, which remembers the writes that it has made
+	id       string       // of this process, which remembers the writes that it has made
+	seed     maphash.Seed // of hashes of requests
 	mux      *http.ServeMux
 	limits   limits
 	writes   writes
@@ -97,7 +99,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("server: an option is negative")
 	}
 	s := &Server{
-		o: o, id: rand.Text(), limits: newLimits(&o), writes: newWrites(), metrics: newMetrics(),
+		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), metrics: newMetrics(),
 		stopping: make(chan struct{}), spaces: map[string]*space{},
 	}
 	s.uploads = newUploads(s)
@@ -160,12 +162,27 @@ func (s *Server) Close() error {
 
 // work runs f in the background, and Close waits for it. It reports false if the server stops.
 func (s *Server) work(f func()) bool {
+	return s.begin(func() { s.working.Go(f) })
+}
+
+// finish runs f, and Close waits for it. It reports false if the server stops.
+func (s *Server) finish(f func()) bool {
+	if !s.begin(func() { s.working.Add(1) }) {
+		return false
+	}
+	defer s.working.Done()
+	f()
+	return true
+}
+
+// begin calls f, unless the server stops. Close waits for what f adds to s.working.
+func (s *Server) begin(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.spaces == nil {
 		return false
 	}
-	s.working.Go(f)
+	f()
 	return true
 }
 

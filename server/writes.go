@@ -36,8 +36,8 @@ type written struct {
 	id    writeID
 	done  chan struct{} // closed when it has ended
 	begun bool
-	sum   [32]byte // of what was asked, once it has begun
-	pins  int      // requests that are about it: it is not forgotten while there are some
+	sum   uint64 // hash of what was asked, once it has begun
+	pins  int    // requests that are about it: it is not forgotten while there are some
 	ended time.Time
 	// What it ended with. Both are nil if that is forgotten.
 	result []byte
@@ -72,7 +72,7 @@ func (w *writes) pin(id writeID) (n *written, unpin func()) {
 }
 
 // begin reports whether the write begins with this request. ok is false if it is another write.
-func (w *writes) begin(n *written, sum [32]byte) (first, ok bool) {
+func (w *writes) begin(n *written, sum uint64) (first, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !n.begun {
@@ -127,8 +127,8 @@ func (s *Server) pin(r *request) (unpin func(), err error) {
 	return unpin, nil
 }
 
-// write begins f in the background, unless the write of the request's id was begun.
-func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error)) (*written, error) {
+// write begins f with run, unless the write of the request's id was begun. run reports false if the server stops.
+func (s *Server) write(r *request, sum uint64, run func(func()) bool, f func(*written) ([]byte, error)) (*written, error) {
 	w := r.write
 	first, ok := s.writes.begin(w, sum)
 	if !ok {
@@ -140,7 +140,7 @@ func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error
 	if !first {
 		return w, nil
 	}
-	begun := s.work(func() {
+	begun := run(func() {
 		var result []byte
 		err := errPanicked
 		defer func() {
@@ -160,8 +160,8 @@ func (s *Server) write(r *request, sum [32]byte, f func(*written) ([]byte, error
 var errPanicked = fmt.Errorf("%w: the server has panicked", turnstone.ErrOutcomeUnknown)
 
 // once calls f, unless a write with the request's id was begun, and returns its result. f goes on if the caller goes away.
-func (s *Server) once(r *request, sum [32]byte, f func(context.Context) ([]byte, error)) ([]byte, error) {
-	w, err := s.write(r, sum, func(*written) ([]byte, error) {
+func (s *Server) once(r *request, sum uint64, f func(context.Context) ([]byte, error)) ([]byte, error) {
+	w, err := s.write(r, sum, s.finish, func(*written) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.WriteTimeout)
 		defer cancel()
 		return f(ctx)

@@ -16,7 +16,7 @@ func TestSV2_AWriteIsRememberedWhileARequestIsAboutIt(t *testing.T) {
 	made := func(result []byte, err error) *written {
 		n, unpin := w.pin(id)
 		defer unpin()
-		if first, ok := w.begin(n, [32]byte{1}); !first || !ok {
+		if first, ok := w.begin(n, 1); !first || !ok {
 			t.Fatalf("%v, %v", first, ok)
 		}
 		w.end(n, result, err)
@@ -30,10 +30,10 @@ func TestSV2_AWriteIsRememberedWhileARequestIsAboutIt(t *testing.T) {
 	} else {
 		done()
 	}
-	if first, ok := w.begin(again, [32]byte{1}); first || !ok || again != n {
+	if first, ok := w.begin(again, 1); first || !ok || again != n {
 		t.Error("a write that a request was about is forgotten")
 	}
-	if _, ok := w.begin(again, [32]byte{2}); ok {
+	if _, ok := w.begin(again, 2); ok {
 		t.Error("another request is the same write")
 	}
 	unpin()
@@ -58,7 +58,7 @@ func TestSV2_AnAnswerThatIsForgottenIsAnUnknownOutcome(t *testing.T) {
 	var first *written
 	for i := range 5 {
 		n, unpin := w.pin(writeID{"", string(rune('a' + i))})
-		w.begin(n, [32]byte{})
+		w.begin(n, 0)
 		w.end(n, bytes.Repeat([]byte("x"), rememberBytes/4), nil)
 		unpin()
 		if i == 0 {

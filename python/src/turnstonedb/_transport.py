@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
-import selectors
+import select
 import socket
 import ssl
 import threading
@@ -56,9 +56,11 @@ def _context(verify: bool | ssl.SSLContext) -> ssl.SSLContext:
 
 def _readable(s: socket.socket) -> bool:
     """Reports whether there is something to read, which on an idle connection is its end."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(s, selectors.EVENT_READ)
-        return bool(selector.select(0))
+    if hasattr(select, "poll"):  # A tenth of the time that a selector takes, and unlike select for a descriptor of any number.
+        poll = select.poll()
+        poll.register(s, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([s], [], [], 0)[0])
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -39,6 +39,8 @@ def encode(message: Object) -> list[bytes]:
 
     def place(v: Any) -> Any:
         nonlocal size
+        if isinstance(v, str | int):
+            return v
         if isinstance(v, dict):
             return {k: place(x) for k, x in v.items()}
         if isinstance(v, list | tuple):
