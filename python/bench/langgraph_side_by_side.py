@@ -1,11 +1,12 @@
 """Compares the checkpointer with LangGraph's own on SQLite or PostgreSQL: a list that grows for 200 steps.
 
-python bench/langgraph_side_by_side.py [--postgres] [--writes]
+python bench/langgraph_side_by_side.py [--postgres] [--writes] [--bytes N]
 
-All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both
-have a database of one server, which this program starts.
+A message has 360 bytes, or N. All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their
+defaults. On PostgreSQL both have a database of one server, which this program starts.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -33,14 +34,14 @@ STEPS = 200
 Saver = BaseCheckpointSaver[str]
 
 
-def run(saver: Saver, thread: str, writes: bool) -> tuple[float, float]:
+def run(saver: Saver, thread: str, writes: bool, size: int) -> tuple[float, float]:
     """Returns puts a second, and milliseconds that the latest checkpoint takes to read."""
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     messages: list[Any] = []
     version: Any = None
     begun = time.perf_counter()
     for i in range(STEPS):
-        messages.append({"role": "user", "content": f"message {i} " + str(uuid.uuid4()) * 10})
+        messages.append({"role": "user", "content": f"message {i} " + str(uuid.uuid4()) * (size // 36)})
         c = empty_checkpoint()
         version = saver.get_next_version(version, None)
         c["channel_values"], c["channel_versions"] = {"messages": list(messages)}, {"messages": version}
@@ -107,13 +108,16 @@ def on_postgres() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]
 
 
 def main() -> None:
-    writes, name = "--writes" in sys.argv[1:], "SQLite"
-    if "--postgres" in sys.argv[1:]:
-        name = "PostgreSQL"
+    p = argparse.ArgumentParser()
+    p.add_argument("--postgres", action="store_true")
+    p.add_argument("--writes", action="store_true", help="store a pending write with each checkpoint")
+    p.add_argument("--bytes", type=int, default=360, help="of a message")
+    o = p.parse_args()
+    name = "PostgreSQL" if o.postgres else "SQLite"
     ratios, reads = [], []
-    with (on_postgres if name == "PostgreSQL" else on_files)() as (their_saver, our_saver, sizes):
+    with (on_postgres if o.postgres else on_files)() as (their_saver, our_saver, sizes):
         for i in range(5):  # one after the other, several times: machines are noisy
-            theirs, ours = run(their_saver, f"t{i}", writes), run(our_saver, f"t{i}", writes)
+            theirs, ours = run(their_saver, f"t{i}", o.writes, o.bytes), run(our_saver, f"t{i}", o.writes, o.bytes)
             ratios.append(ours[0] / theirs[0])
             reads.append(ours[1] / theirs[1])
             print(f"puts a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")

@@ -18,7 +18,7 @@ import hashlib
 import json
 import secrets
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
@@ -38,14 +38,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from . import _calls
 from ._async import AsyncClient
-from ._calls import Call
+from ._steps import Steps, adrive, drive, short
 from ._sync import Client
 from .errors import ConflictError, Error, InvalidError, NotFoundError, RecordConflictError
 from .types import Commit, NewNode, Record, RecordChange
 
 T = TypeVar("T")
-Steps = Generator[Call[Any], Any, T]
-"""What a saver does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
 
 _GROUP = "langgraph"
 _BODY, _META = ".checkpoint", ".metadata"  # parts that are no channels
@@ -60,24 +58,17 @@ _REPEATS = 3  # of a change that may be made more than once
 _MAX_RECORDS = 200  # changed at once
 
 
-def _short(text: str, most: int) -> str:
-    """Returns text, or what stands for it if it is long."""
-    if len(text.encode()) <= most:
-        return text
-    return "#" + hashlib.sha256(text.encode()).hexdigest()[: most - 1]
-
-
 def _group(thread: str) -> str:
-    return f"{_GROUP}/{_short(quote(thread, safe=''), _MAX_NAME)}"
+    return f"{_GROUP}/{short(quote(thread, safe=''), _MAX_NAME)}"
 
 
 def _session(thread: str, ns: str) -> str:
-    return f"{_group(thread)}/{_short(quote(ns, safe=''), _MAX_NAME)}"
+    return f"{_group(thread)}/{short(quote(ns, safe=''), _MAX_NAME)}"
 
 
 def _part(channel: str) -> str:
     """Returns the name of the part that has a channel's value."""
-    return "=" + _short(channel, _MAX_PART)
+    return "=" + short(channel, _MAX_PART)
 
 
 def _pack(kind: str, value: bytes) -> bytes:
@@ -100,7 +91,7 @@ def _place(config: RunnableConfig) -> tuple[str, str]:
 
 def _id(text: str) -> str:
     """Returns the id of a checkpoint or of a task as a part of a record's key."""
-    return _short(_quoted(text), _MAX_ID)
+    return short(_quoted(text), _MAX_ID)
 
 
 def _quoted(text: str) -> str:
@@ -373,7 +364,7 @@ class _Steps:
             key = f"{_WRITE}{_id(cid)}/{_id(task_id)}/{index}"
             w: dict[str, Any] = {"task": task_id, "path": task_path, "index": index, "channel": channel, "kind": kind}
             if len(json.dumps(w)) + len(content) > _MAX_RECORD:
-                w["node"] = f"{_short(key, 400)} {hashlib.sha256(content).hexdigest()[:32]}"
+                w["node"] = f"{short(key, 400)} {hashlib.sha256(content).hexdigest()[:32]}"
                 nodes.append(NewNode("write", content, w["node"]))
                 content = b""
             # A write of a task that has an index stays as it was first; one of a special channel is replaced.
@@ -512,21 +503,6 @@ class _Steps:
             yield from self._apply_writes(target, ns, nodes, changes)
 
 
-def _drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
-    """Makes the calls of steps."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                result = run(call)
-            except Error as e:
-                call = steps.throw(e)
-            else:
-                call = steps.send(result)
-    except StopIteration as end:
-        return cast(T, end.value)
-
-
 class _Saver(_Steps, BaseCheckpointSaver[str]):
     """What a graph that is awaited needs of a saver."""
 
@@ -596,7 +572,7 @@ class TurnstoneSaver(_Saver):
         self._client = client
 
     def _do(self, steps: Steps[T]) -> T:
-        return _drive(self._client._run, steps)
+        return drive(self._client._run, steps)
 
     async def _ado(self, steps: Steps[T]) -> T:
         return await to_thread(self._do, steps)
@@ -655,17 +631,7 @@ class AsyncTurnstoneSaver(_Saver):
         self._client = client
 
     async def _ado(self, steps: Steps[T]) -> T:
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    result = await self._client._run(call)
-                except Error as e:
-                    call = steps.throw(e)
-                else:
-                    call = steps.send(result)
-        except StopIteration as end:
-            return cast(T, end.value)
+        return await adrive(self._client._run, steps)
 
     def _wrong(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("AsyncTurnstoneSaver is for graphs that are awaited: use TurnstoneSaver, which is for both")

@@ -1,0 +1,51 @@
+"""What adapters do with either client: generators that yield calls."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar, cast
+
+from ._calls import Call
+from .errors import Error
+
+T = TypeVar("T")
+Steps = Generator[Call[Any], Any, T]
+"""What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
+
+
+def drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
+    """Makes the calls of steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                result = run(call)
+            except Error as e:
+                call = steps.throw(e)
+            else:
+                call = steps.send(result)
+    except StopIteration as end:
+        return cast(T, end.value)
+
+
+async def adrive(run: Callable[[Call[Any]], Awaitable[Any]], steps: Steps[T]) -> T:
+    """Makes the calls of steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                result = await run(call)
+            except Error as e:
+                call = steps.throw(e)
+            else:
+                call = steps.send(result)
+    except StopIteration as end:
+        return cast(T, end.value)
+
+
+def short(text: str, most: int) -> str:
+    """Returns text, or what stands for it if it is long."""
+    if len(text.encode()) <= most:
+        return text
+    return "#" + hashlib.sha256(text.encode()).hexdigest()[: most - 1]

@@ -1,0 +1,314 @@
+"""A store for LangGraph: what agents remember across threads.
+
+    from turnstonedb import Client
+    from turnstonedb.langgraph_store import TurnstoneStore
+
+    with Client.open("./data") as db:
+        graph = builder.compile(store=TurnstoneStore(db))
+
+Items are records of one session. A batch of up to 200 items is stored whole or not at all, and of two puts of one item at once the later one counts.
+`search` and `list_namespaces` read all items below the prefix that they are given. There is no index of vectors, and no time to live: `query` and `index`
+are ignored, as in LangGraph's own stores without an index, and `ttl` is refused.
+
+`AsyncTurnstoneStore` is the same for an AsyncClient. Threads and processes may share a store.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from asyncio import to_thread
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import quote
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+)
+
+from . import _calls
+from ._async import AsyncClient
+from ._steps import Steps, adrive, drive, short
+from ._sync import Client
+from .errors import NotFoundError, RecordConflictError
+from .types import Record, RecordChange
+
+_ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and of the rest of a large one
+_MAX_LABEL, _MAX_NAMESPACE, _MAX_KEY = 60, 250, 200  # bytes within a record's key; a longer label or key is hashed
+_MAX_RECORD = 60 << 10
+_MAX_REST = 100  # records of the rest of an item
+_MAX_CHANGES = 200  # records changed at once, unless it is one item
+
+Place = tuple[tuple[str, ...], str]
+
+
+def _prefix(namespace: tuple[str, ...]) -> str:
+    """Returns how the keys of the records of a namespace, and of those below it, begin."""
+    for label in namespace:
+        if not isinstance(label, str) or not label:
+            raise InvalidNamespaceError(f"the label {label!r} in {namespace}: want text that is not empty")
+    text = "".join(short(quote(label, safe=""), _MAX_LABEL) + "/" for label in namespace)
+    if len(text) > _MAX_NAMESPACE:
+        raise InvalidNamespaceError(f"{namespace} takes {len(text)} bytes as a record's key: at most {_MAX_NAMESPACE} are allowed, and a long label counts {_MAX_LABEL}")
+    return _ITEM + text
+
+
+def _key(place: Place) -> str:
+    # No label is empty, so a slash more ends the namespace.
+    return f"{_prefix(place[0])}/{short(quote(place[1], safe=''), _MAX_KEY)}"
+
+
+class _Stored:
+    """An item as its record has it: a line of JSON, and behind it the value, or its beginning."""
+
+    def __init__(self, record: Record) -> None:
+        line, _, self.content = record.value.partition(b"\n")
+        head = json.loads(line)
+        self.version = record.version
+        self.namespace: tuple[str, ...] = tuple(head["namespace"])
+        self.key: str = head["key"]
+        self.created: str = head["created"]
+        self.updated: str = head["updated"]
+        self.rest: str = head.get("rest", "")  # how the keys of the records begin that have the rest
+        self.records: int = head.get("records", 0)  # how many these are
+
+    def item(self, kind: Callable[..., Item]) -> Item:
+        created, updated = datetime.fromisoformat(self.created), datetime.fromisoformat(self.updated)
+        return kind(value=json.loads(self.content), key=self.key, namespace=self.namespace, created_at=created, updated_at=updated)
+
+    def removal(self) -> list[str]:
+        """Returns the keys of the records of the rest."""
+        return [f"{self.rest}{i:04}" for i in range(self.records)]
+
+
+class _Steps:
+    """What the stores share."""
+
+    _session: str
+
+    def _batch(self, ops: list[Op]) -> Steps[list[Result]]:
+        results: list[Result] = []
+        puts: dict[Place, PutOp] = {}
+        for op in ops:
+            result: Result = None
+            if isinstance(op, PutOp):
+                puts[op.namespace, op.key] = op
+            elif isinstance(op, GetOp):
+                stored = yield from self._stored((op.namespace, op.key))
+                result = stored.item(Item) if stored else None
+            elif isinstance(op, SearchOp):
+                result = yield from self._search(op)
+            elif isinstance(op, ListNamespacesOp):
+                result = yield from self._namespaces(op)
+            else:
+                raise ValueError(f"{op!r} is no operation of a store")
+            results.append(result)
+        yield from self._put(puts)
+        return results
+
+    # Reading
+
+    def _record(self, place: Place) -> Steps[_Stored | None]:
+        """Returns an item without the rest of its value."""
+        try:
+            return _Stored((yield _calls.record({"session": self._session}, _key(place))))
+        except NotFoundError:
+            return None
+
+    def _records(self, prefix: str) -> Steps[list[Record]]:
+        out: list[Record] = []
+        after = ""
+        while True:
+            try:
+                page = yield _calls.records({"session": self._session}, prefix, after, 1000)
+            except NotFoundError:
+                return out
+            out += page.records
+            after = page.next
+            if not after:
+                return out
+
+    def _stored(self, place: Place) -> Steps[_Stored | None]:
+        """Returns an item."""
+        while True:
+            stored = yield from self._record(place)
+            if stored is None or (yield from self._whole(stored)):
+                return stored
+
+    def _whole(self, stored: _Stored) -> Steps[bool]:
+        """Reads the rest of an item's value. It returns False if the item was replaced meanwhile."""
+        if stored.records:
+            rest = yield from self._records(stored.rest)
+            if len(rest) != stored.records:
+                return False
+            stored.content += b"".join(r.value for r in rest)
+        return True
+
+    def _below(self, namespace: tuple[str, ...]) -> Steps[list[_Stored]]:
+        """Returns the items of a namespace and of those below it, without the rests of their values."""
+        return [_Stored(r) for r in (yield from self._records(_prefix(namespace)))]
+
+    def _search(self, op: SearchOp) -> Steps[list[SearchItem]]:
+        found: list[Any] = []
+        below = yield from self._below(op.namespace_prefix)
+        for stored in sorted(below, key=lambda s: s.updated, reverse=True):
+            if 0 <= op.offset + op.limit <= len(found):
+                break
+            current: _Stored | None = stored
+            if not (yield from self._whole(stored)):
+                current = yield from self._stored((stored.namespace, stored.key))
+            if current:
+                item = current.item(SearchItem)
+                if all(_matches(item.value.get(name), want) for name, want in (op.filter or {}).items()):
+                    found.append(item)
+        return found[op.offset : op.offset + op.limit]
+
+    def _namespaces(self, op: ListNamespacesOp) -> Steps[list[tuple[str, ...]]]:
+        conditions = op.match_conditions or ()
+        prefix: tuple[str, ...] = ()
+        for c in conditions:
+            if c.match_type == "prefix" and "*" not in c.path:
+                prefix = max(prefix, tuple(c.path), key=len)
+        below = yield from self._below(prefix)
+        found = {s.namespace[: op.max_depth] for s in below if all(_lies(s.namespace, c) for c in conditions)}
+        return sorted(found)[op.offset : op.offset + op.limit]
+
+    # Writing
+
+    def _put(self, puts: Mapping[Place, PutOp]) -> Steps[None]:
+        contents = {place: _content(op) for place, op in puts.items()}  # Nothing is stored if one of them can't be.
+        for place in contents:
+            _key(place)
+        waiting = list(contents)
+        while waiting:
+            some: list[Place] = []
+            changes: list[RecordChange] = []
+            for place in waiting:
+                old = yield from self._record(place)
+                more = _changes(place, contents[place], old)
+                if some and len(changes) + len(more) > _MAX_CHANGES:
+                    break
+                some.append(place)
+                changes += more
+            try:
+                if changes:
+                    yield _calls.change_records({"session": self._session}, changes)
+            except RecordConflictError:
+                continue  # Somebody else has changed one of them.
+            except NotFoundError:
+                yield _calls.create(self._session, {})
+                continue
+            waiting = waiting[len(some) :]
+
+
+def _content(op: PutOp) -> bytes | None:
+    """Returns the value of an item as it is stored, or None for one that is deleted."""
+    if op.value is None:
+        return None
+    if op.ttl is not None:
+        raise NotImplementedError(f"the item {op.key!r} in {op.namespace} has a time to live, which this store does not support")
+    content = json.dumps(dict(op.value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    if len(content) > _MAX_RECORD * _MAX_REST:
+        raise ValueError(f"the item {op.key!r} in {op.namespace} takes {len(content)} bytes as JSON: at most {_MAX_RECORD * _MAX_REST} are allowed")
+    return content
+
+
+def _changes(place: Place, content: bytes | None, old: _Stored | None) -> list[RecordChange]:
+    """Returns what changes when an item takes the place of an old one."""
+    key, changes = _key(place), []
+    if old:
+        changes += [RecordChange.delete(k) for k in old.removal()]
+    if content is None:
+        return [*changes, RecordChange.delete(key, old.version)] if old else []
+    now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    head: dict[str, Any] = {"namespace": place[0], "key": place[1], "created": old.created if old else now, "updated": now}
+    if len(json.dumps(head)) + len(content) > _MAX_RECORD:
+        rest = [content[i : i + _MAX_RECORD] for i in range(0, len(content), _MAX_RECORD)]
+        head |= {"rest": f"{_REST}{secrets.token_hex(16)}/", "records": len(rest)}
+        changes += [RecordChange.set(f"{head['rest']}{i:04}", r, "none") for i, r in enumerate(rest)]
+        content = b""
+    return [*changes, RecordChange.set(key, json.dumps(head).encode() + b"\n" + content, old.version if old else "none")]
+
+
+def _lies(namespace: tuple[str, ...], c: MatchCondition) -> bool:
+    """Reports whether a namespace is one that a condition matches."""
+    n = len(c.path)
+    if len(namespace) < n:
+        return False
+    if c.match_type not in ("prefix", "suffix"):
+        raise ValueError(f"there is no match of type {c.match_type!r}")
+    labels = namespace[:n] if c.match_type == "prefix" else namespace[len(namespace) - n :]
+    return all(want in ("*", label) for label, want in zip(labels, c.path, strict=True))
+
+
+def _matches(value: Any, want: Any) -> bool:
+    """Reports whether a value of an item is one that a filter wants: equal, or as its operators say."""
+    if isinstance(want, Mapping):
+        if any(name.startswith("$") for name in want):
+            return all(_compares(value, name, other) for name, other in want.items())
+        return isinstance(value, Mapping) and all(_matches(value.get(name), w) for name, w in want.items())
+    if isinstance(want, list | tuple):
+        return isinstance(value, list) and len(value) == len(want) and all(map(_matches, value, want))
+    return bool(value == want)
+
+
+def _compares(value: Any, operator: str, other: Any) -> bool:
+    if operator == "$eq":
+        return bool(value == other)
+    if operator == "$ne":
+        return bool(value != other)
+    if operator not in ("$gt", "$gte", "$lt", "$lte"):
+        raise ValueError(f"a filter has no operator {operator!r}: want $eq, $ne, $gt, $gte, $lt or $lte")
+    if not (isinstance(value, str) and isinstance(other, str)):
+        try:
+            value, other = float(value), float(other)
+        except (TypeError, ValueError):
+            return False  # What is no number is neither less nor more.
+    if operator in ("$gt", "$gte"):
+        return bool(value > other or (operator == "$gte" and value == other))
+    return bool(value < other or (operator == "$lte" and value == other))
+
+
+class TurnstoneStore(_Steps, BaseStore):
+    """A store on a Client, for graphs that are invoked, and for those that are awaited. See the module."""
+
+    def __init__(self, client: Client, *, session: str = "langgraph-store") -> None:
+        """session is the id of the session whose records are the items. Stores of different sessions are apart."""
+        self._client = client
+        self._session = session
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Makes operations. Those that read come first, and see nothing of what the others write."""
+        return drive(self._client._run, self._batch(list(ops)))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Makes operations. Those that read come first, and see nothing of what the others write."""
+        return await to_thread(self.batch, list(ops))
+
+
+class AsyncTurnstoneStore(_Steps, BaseStore):
+    """A store on an AsyncClient. See the module."""
+
+    def __init__(self, client: AsyncClient, *, session: str = "langgraph-store") -> None:
+        """session is the id of the session whose records are the items. Stores of different sessions are apart."""
+        self._client = client
+        self._session = session
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Raises NotImplementedError: this store is for graphs that are awaited."""
+        raise NotImplementedError("AsyncTurnstoneStore is for graphs that are awaited: use TurnstoneStore, which is for both")
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Makes operations. Those that read come first, and see nothing of what the others write."""
+        return await adrive(self._client._run, self._batch(list(ops)))

@@ -1,0 +1,282 @@
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
+from langgraph.store.memory import InMemoryStore
+
+import turnstonedb
+from turnstonedb import RecordChange, langgraph_store
+from turnstonedb.langgraph_store import AsyncTurnstoneStore, TurnstoneStore
+
+LABELS = ["a", "b", "c/d", "#e", "é" * 40, "long " * 20]
+KEYS = ["1", "2", "", "/", "3/4", "%2F", "ü" * 300]
+WORDS = ["x", "y", "z"]
+
+
+@pytest.fixture
+def memory(db: turnstonedb.Client) -> Iterator[TurnstoneStore]:
+    yield TurnstoneStore(db)
+
+
+def some_op(r: random.Random) -> Op:
+    """Returns any operation."""
+    namespace = tuple(r.choices(LABELS, k=r.randint(1, 3)))
+    condition = r.choice(["prefix", "suffix"])
+    some: list[Any] = [{"n": {"$gte": r.randint(0, 9)}}, {"w": r.choice(WORDS)}, {"w": {"$ne": "x"}}, {"d": {"l": [1, {"$lt": 5}]}}, None, None]
+    match r.randint(0, 9):
+        case 0 | 1 | 2 | 3:
+            value: dict[str, Any] = {"n": r.randint(0, 9), "w": r.choice(WORDS), "d": {"l": [1, r.randint(0, 9)]}, "text": "é" * r.choice([0, 10, 70_000])}
+            return PutOp(namespace, r.choice(KEYS), value)
+        case 4:
+            return PutOp(namespace, r.choice(KEYS), None)
+        case 5 | 6:
+            return GetOp(namespace, r.choice(KEYS))
+        case 7 | 8:
+            return SearchOp(namespace[: r.randint(0, 2)], r.choice(some), limit=1000)
+        case _:
+            path = tuple(r.choice([label, "*"]) for label in namespace)
+            conditions = r.choice([None, (MatchCondition(condition, path[:2]),)])
+            return ListNamespacesOp(conditions, r.choice([None, 1, 2]), limit=1000)
+
+
+def shown(result: Any) -> Any:
+    """Returns a result without times and without the order of what is found."""
+    if isinstance(result, Item):
+        return [result.namespace, result.key, result.value]
+    if isinstance(result, list):
+        return sorted(map(shown, result), key=repr) if result and isinstance(result[0], Item) else result
+    return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_answers_what_langgraphs_store_in_memory_does(seed: int, memory: TurnstoneStore) -> None:
+    r, theirs, live = random.Random(seed), InMemoryStore(), set()
+    for i in range(80):
+        ops = [some_op(r) for _ in range(r.choice([1, 1, 1, 5]))]
+        want, got = theirs.batch(ops), memory.batch(ops)
+        live = {(n, k) for n, items in theirs._data.items() for k in items}
+        for op, w, g in zip(ops, want, got, strict=True):
+            if not isinstance(op, ListNamespacesOp):  # Theirs lists namespaces from which all was deleted.
+                assert shown(g) == shown(w), f"step {i}: {op}"
+    assert {(x.namespace, x.key) for x in memory.search((), limit=1000)} == live
+    assert len(live) > 10
+    for op in [some_op(r) for _ in range(300)]:
+        if isinstance(op, ListNamespacesOp):
+            only = InMemoryStore()
+            only.batch([PutOp(n, k, {}) for n, k in live])
+            assert memory.batch([op]) == only.batch([op]), op
+
+
+def test_what_is_found_comes_newest_first_in_pages(memory: TurnstoneStore) -> None:
+    for i in range(5):
+        memory.put(("a", "b"), str(i), {"i": i})
+    memory.put(("a", "b"), "1", {"i": 1})
+    memory.put(("ab",), "other", {})
+    assert [x.key for x in memory.search(("a",))] == ["1", "4", "3", "2", "0"]
+    assert [x.key for x in memory.search(("a",), limit=2, offset=1)] == ["4", "3"]
+    assert [x.key for x in memory.search(("a",), filter={"i": {"$gt": 0}}, limit=2, offset=2)] == ["3", "2"]
+    assert memory.search(("a",), limit=0) == []
+    assert memory.list_namespaces(limit=1, offset=1) == [("ab",)]
+
+
+def test_an_item_keeps_the_time_of_its_creation(memory: TurnstoneStore) -> None:
+    memory.put(("a",), "k", {"v": 1})
+    first = memory.get(("a",), "k")
+    memory.put(("a",), "k", {"v": 2})
+    second = memory.get(("a",), "k")
+    assert first
+    assert second
+    assert first.created_at == first.updated_at == second.created_at < second.updated_at
+    assert abs(second.updated_at - datetime.now(timezone.utc)) < timedelta(minutes=1)
+
+
+def test_a_large_item_is_stored_and_leaves_nothing_behind(memory: TurnstoneStore, db: turnstonedb.Client) -> None:
+    for size in (61_000, 300_000, 5_000_000, 100):
+        memory.put(("a",), "k", {"text": "ü" + "x" * size})
+        found = memory.get(("a",), "k")
+        assert found
+        assert found.value == {"text": "ü" + "x" * size}
+        assert memory.search(("a",), filter={"text": {"$ne": ""}})[0].value == found.value
+    assert [r.key for r in db.session("langgraph-store").records().records] == ["i/a//k"]
+    memory.put(("a",), "k", {"text": "x" * 100_000})
+    memory.delete(("a",), "k")
+    assert db.session("langgraph-store").records().records == ()
+    memory.delete(("a",), "k")
+
+
+def test_a_store_that_is_only_read_makes_no_session(memory: TurnstoneStore, db: turnstonedb.Client) -> None:
+    assert memory.get(("a",), "k") is None
+    assert memory.search(("a",)) == []
+    assert memory.list_namespaces() == []
+    memory.delete(("a",), "k")
+    assert db.list().sessions == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "error", "text"),
+    [
+        (PutOp(("a", ""), "k", {}), InvalidNamespaceError, "not empty"),
+        (PutOp(tuple("abcdefgh" * 20), "k", {}), InvalidNamespaceError, "at most 250"),
+        (PutOp(("a",), "k", {"f": float("nan")}), ValueError, "JSON"),
+        (PutOp(("a",), "k", {"f": object()}), TypeError, "JSON"),
+        (PutOp(("a",), "k", {"f": "\ud800"}), UnicodeEncodeError, "surrogates"),
+        (PutOp(("a",), "k", {"f": "x" * 7_000_000}), ValueError, "at most"),
+        (PutOp(("a",), "k", {}, ttl=1), NotImplementedError, "time to live"),
+        (SearchOp(("a",), {"n": {"$in": [1]}}), ValueError, r"\$in"),
+    ],
+)
+def test_what_can_not_be_stored_is_refused_with_all_of_its_batch(op: Op, error: type[Exception], text: str, memory: TurnstoneStore) -> None:
+    memory.put(("a",), "there", {"n": 1})
+    with pytest.raises(error, match=text):
+        memory.batch([PutOp(("a",), "new", {}), op])
+    assert [x.key for x in memory.search(())] == ["there"]
+
+
+def test_of_puts_at_once_none_is_mixed_with_another(memory: TurnstoneStore, store: str) -> None:
+    """Threads put and delete two items together, small and large; readers see none without the rest of it."""
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def write(i: int) -> None:
+        for n in range(12):
+            value = {"by": i, "text": str(i) * (n % 3 * 50_000 + 1)}
+            memory.batch([PutOp(("a",), "k", None if n % 5 == 4 else value), PutOp(("a",), "l", value)])
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                found = memory.search(("a",))
+                for x in [memory.get(("a",), "k"), *found]:
+                    assert not x or set(x.value["text"]) == {str(x.value["by"])}
+                assert "l" in [x.key for x in found]  # It is never deleted.
+            except Exception as e:
+                wrong.append(e)
+
+    memory.put(("a",), "l", {"by": 0, "text": "0"})
+    writers, reader = [threading.Thread(target=write, args=(i,)) for i in range(4)], threading.Thread(target=read)
+    for t in [*writers, reader]:
+        t.start()
+    for t in writers:
+        t.join()
+    stop.set()
+    reader.join()
+    assert wrong == []
+    memory.delete(("a",), "k")
+    memory.put(("a",), "l", {"by": 0})
+    assert [r.key for r in memory._client.session("langgraph-store").records().records] == ["i/a//l"]
+
+
+@pytest.mark.parametrize("value", [{"mine": 1}, None])
+def test_a_put_is_made_again_when_somebody_else_has_changed_the_item(value: Any, memory: TurnstoneStore, db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.put(("a",), "k", {"text": "x" * 100_000})
+    changes, others = langgraph_store._changes, [100, 1]
+
+    def beside(*args: Any) -> list[RecordChange]:
+        made = changes(*args)
+        if others:
+            monkeypatch.setattr(langgraph_store, "_changes", changes)
+            TurnstoneStore(db).put(("a",), "k", {"other": "y" * 1000 * others.pop()})
+            monkeypatch.setattr(langgraph_store, "_changes", beside)
+        return made
+
+    monkeypatch.setattr(langgraph_store, "_changes", beside)
+    memory.batch([PutOp(("a",), "k", value)])
+    assert others == []
+    found = memory.get(("a",), "k")
+    assert (found and found.value) == value
+    assert len(db.session("langgraph-store").records().records) == (1 if value else 0)
+
+
+def test_items_of_all_names_are_apart(memory: TurnstoneStore) -> None:
+    long = "k" * 300
+    names = [*((n, "k") for n in [("a", "b"), ("a/b",), ("a%2Fb",), ("a",), ("a", "b", "k")]), *((("a",), k) for k in ["", "/k", "b/k", "\0", "%00", long, long + "k"])]
+    names.append((("a",), langgraph_store.short(long, 200)))
+    names.append((("a", langgraph_store.short(long, 60)), "k"))
+    names.append((("a", long), "k"))
+    for i, (namespace, key) in enumerate(names):
+        memory.put(namespace, key, {"i": i})
+    for i, (namespace, key) in enumerate(names):
+        found = memory.get(namespace, key)
+        assert found
+        assert (found.value["i"], found.namespace, found.key) == (i, namespace, key)
+    assert len(memory.search((), limit=100)) == len(names)
+
+
+def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -> None:
+    memory.put(("a",), "k", {"l": [1, 2], "m": {"x": 1, "y": 2}, "n": 5, "t": "m", "none": None})
+    for want in [
+        {"l": [1, 2]},
+        {"m": {"x": 1}},
+        {"n": {"$gt": 4, "$lte": 5}},
+        {"n": 5.0},
+        {"t": {"$lt": "n", "$gte": "m"}},
+        {"none": None},
+        {"absent": None},
+        {"l": [{"$gte": 1}, 2]},
+    ]:
+        assert memory.search(("a",), filter=want), want
+    for want in [
+        {"l": [1]},
+        {"l": [1, 2, 3]},
+        {"l": 1},
+        {"m": {"z": 1}},
+        {"n": {"$lt": 5}},
+        {"n": {"$gt": 5}},
+        {"t": {"$gt": "m"}},
+        {"absent": {"$lt": 1}},
+        {"none": {"$ne": None}},
+        {"n": {"x": 1}},
+    ]:
+        assert not memory.search(("a",), filter=want), want
+
+
+def test_a_batch_of_any_length_is_stored(memory: TurnstoneStore) -> None:
+    memory.batch([PutOp(("a",), str(i), {"i": i}) for i in range(450)])
+    assert sorted(x.value["i"] for x in memory.search(("a",), limit=1000)) == list(range(450))
+
+
+def test_stores_of_different_sessions_are_apart(db: turnstonedb.Client) -> None:
+    a, b = TurnstoneStore(db, session="a"), TurnstoneStore(db, session="b")
+    a.put(("n",), "k", {"of": "a"})
+    assert b.get(("n",), "k") is None
+    found = TurnstoneStore(db, session="a").get(("n",), "k")
+    assert found
+    assert found.value == {"of": "a"}
+
+
+class Said(TypedDict):
+    said: str
+
+
+def test_a_graph_remembers_across_threads_and_processes(store: str) -> None:
+    def node(state: Said, *, store: BaseStore) -> Said:
+        before = store.search(("users", "ann"))
+        store.put(("users", "ann"), "said", {"text": state["said"]})
+        return {"said": before[0].value["text"] if before else "nothing"}
+
+    async def anode(state: Said, *, store: BaseStore) -> Said:
+        before = await store.aget(("users", "ann"), "said")
+        await store.aput(("users", "ann"), "said", {"text": state["said"]})
+        return {"said": before.value["text"] if before else "nothing"}
+
+    def graph(f: Any, s: BaseStore) -> Any:
+        return StateGraph(Said).add_node("n", f).add_edge(START, "n").add_edge("n", END).compile(store=s)
+
+    async def awaited() -> list[Any]:
+        async with await turnstonedb.AsyncClient.open(store, idle=2) as c:
+            s = AsyncTurnstoneStore(c)
+            with pytest.raises(NotImplementedError):
+                s.get(("a",), "k")
+            return [(await graph(anode, s).ainvoke({"said": x}))["said"] for x in ("three", "four")]
+
+    with turnstonedb.Client.open(store, idle=2) as c:
+        g = graph(node, TurnstoneStore(c))
+        assert [g.invoke({"said": x})["said"] for x in ("one", "two")] == ["nothing", "one"]
+        assert asyncio.run(awaited()) == ["two", "three"]
+        assert asyncio.run(graph(anode, TurnstoneStore(c)).ainvoke({"said": "five"}))["said"] == "four"
