@@ -360,6 +360,62 @@ func TestE2_ANamespaceIsNeverMadeOverAnother(t *testing.T) {
 	}
 }
 
+// A store that somebody else makes, or copies there, while Open looks is no damage.
+func TestE2_AStoreMadeMeanwhileIsNoDamage(t *testing.T) {
+	source, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
+	others := map[string]func(e engine.Engine) error{
+		"opened": func(e engine.Engine) error {
+			other, err := turnstone.Open(ctx, e, nil)
+			if err == nil {
+				_, _, err = other.Create(ctx, turnstone.Request{ID: "s"})
+			}
+			return err
+		},
+		"copied": func(e engine.Engine) error {
+			_, err := turnstone.Copy(ctx, source, e, turnstone.CopyOptions{})
+			return err
+		},
+		"copied in part": func(e engine.Engine) error {
+			f := &enginetest.Faulty{Engine: e}
+			applied := 0
+			f.Plan = func(c enginetest.Call) enginetest.Fault {
+				if c.Op == "Apply" {
+					applied++
+				}
+				if applied > 2 {
+					return enginetest.Fault{Err: engine.ErrUnavailable}
+				}
+				return enginetest.Fault{}
+			}
+			if _, err := turnstone.Copy(ctx, source, f, turnstone.CopyOptions{}); err == nil {
+				return errors.New("the copy was not cut off")
+			}
+			return nil
+		},
+	}
+	for name, other := range others {
+		for _, mustExist := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, must exist %v", name, mustExist), func(t *testing.T) {
+				for n, came := 1, true; came; n++ {
+					e := memory.New()
+					came = false
+					watched := &enginetest.Faulty{Engine: e, Plan: before(n, func() {
+						came = true
+						if err := other(e); err != nil {
+							t.Fatal(err)
+						}
+					})}
+					_, err := turnstone.Open(ctx, watched, &turnstone.Options{MustExist: mustExist})
+					if err != nil && !errors.Is(err, turnstone.ErrStoreNotFound) && !errors.Is(err, turnstone.ErrUnfinishedCopy) {
+						t.Errorf("before call %d: %v", n, err)
+					}
+				}
+			})
+		}
+	}
+}
+
 // A commit stands, nobody knows, and its session is called otherwise or belongs to a fork when
 // the store looks: the outcome stays unknown.
 func TestE1_AnUnknownCommitStaysUnknownAfterARename(t *testing.T) {

@@ -2,9 +2,11 @@
 package namespace
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/blobs"
@@ -42,7 +44,7 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 	name := r.Name
 	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
-		vs, err := e.Get(ctx, key, noteKey, cycleKey)
+		vs, empty, err := look(ctx, e, name, key, noteKey, cycleKey)
 		if err != nil {
 			return err
 		}
@@ -59,8 +61,8 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 		if err := checkNote(name, noteKey, vs[1]); err != nil {
 			return err
 		}
-		if err := checkEmpty(ctx, e, name, vs[2]); err != nil {
-			return err
+		if empty != nil {
+			return empty
 		}
 		if r.MustExist {
 			return fmt.Errorf("%w: namespace %q", ErrStoreNotFound, name)
@@ -78,6 +80,24 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 		return heads.Store{}, err
 	}
 	return rec, nil
+}
+
+// look reads the store record of a namespace, the note of a copy and the cycle record. If there is no store record, empty is what
+// checkEmpty has found.
+func look(ctx context.Context, e engine.Engine, name string, keys ...[]byte) (vs [][]byte, empty, err error) {
+	for {
+		if vs, err = e.Get(ctx, keys...); err != nil || vs[0] != nil {
+			return vs, nil, err
+		}
+		if empty = checkEmpty(ctx, e, name, vs[2]); empty == nil {
+			return vs, nil, nil
+		}
+		// The scan came later: somebody may have made the store, or begun a copy, in between.
+		again, err := e.Get(ctx, keys...)
+		if err != nil || slices.EqualFunc(vs, again, bytes.Equal) {
+			return vs, empty, err
+		}
+	}
 }
 
 // openRecord decodes a store record. The keys of a namespace begin with a short hash of its
