@@ -1,6 +1,8 @@
 import asyncio
 import random
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypedDict
@@ -12,6 +14,7 @@ from langgraph.store.memory import InMemoryStore
 
 import turnstonedb
 from turnstonedb import RecordChange, langgraph_store
+from turnstonedb import _server as server
 from turnstonedb.langgraph_store import AsyncTurnstoneStore, TurnstoneStore
 
 LABELS = ["a", "b", "c/d", "#e", "é" * 40, "long " * 20]
@@ -28,10 +31,25 @@ def some_op(r: random.Random) -> Op:
     """Returns any operation."""
     namespace = tuple(r.choices(LABELS, k=r.randint(1, 3)))
     condition = r.choice(["prefix", "suffix"])
-    some: list[Any] = [{"n": {"$gte": r.randint(0, 9)}}, {"w": r.choice(WORDS)}, {"w": {"$ne": "x"}}, {"d": {"l": [1, {"$lt": 5}]}}, None, None]
+    some: list[Any] = [
+        {"n": {"$gte": r.randint(0, 9)}},
+        {"w": r.choice(WORDS)},
+        {"w": {"$ne": "x"}},
+        {"d": {"l": [1, {"$lt": 5}]}},
+        {"price": {"$gt": "9"}},
+        {"price": {"$lte": 10}},
+        None,
+        None,
+    ]
     match r.randint(0, 9):
         case 0 | 1 | 2 | 3:
-            value: dict[str, Any] = {"n": r.randint(0, 9), "w": r.choice(WORDS), "d": {"l": [1, r.randint(0, 9)]}, "text": "é" * r.choice([0, 10, 70_000])}
+            value: dict[str, Any] = {
+                "n": r.randint(0, 9),
+                "w": r.choice(WORDS),
+                "price": str(r.randint(5, 15)),
+                "d": {"l": [1, r.randint(0, 9)]},
+                "text": "é" * r.choice([0, 10, 70_000]),
+            }
             return PutOp(namespace, r.choice(KEYS), value)
         case 4:
             return PutOp(namespace, r.choice(KEYS), None)
@@ -127,6 +145,9 @@ def test_a_store_that_is_only_read_makes_no_session(memory: TurnstoneStore, db: 
         (PutOp(("a",), "k", {"f": object()}), TypeError, "JSON"),
         (PutOp(("a",), "k", {"f": "\ud800"}), UnicodeEncodeError, "surrogates"),
         (PutOp(("a",), "k", {"f": "x" * 7_000_000}), ValueError, "at most"),
+        (PutOp(("a",), "k" * 70_000, {}), ValueError, "at most"),
+        (PutOp(("a" * 70_000,), "k", {}), ValueError, "at most"),
+        (PutOp(("a",), "k", {"l": [{"1": 2, 1: 3}]}), TypeError, "want text"),
         (PutOp(("a",), "k", {}, ttl=1), NotImplementedError, "time to live"),
         (SearchOp(("a",), {"n": {"$in": [1]}}), ValueError, r"\$in"),
     ],
@@ -134,7 +155,7 @@ def test_a_store_that_is_only_read_makes_no_session(memory: TurnstoneStore, db: 
 def test_what_can_not_be_stored_is_refused_with_all_of_its_batch(op: Op, error: type[Exception], text: str, memory: TurnstoneStore) -> None:
     memory.put(("a",), "there", {"n": 1})
     with pytest.raises(error, match=text):
-        memory.batch([PutOp(("a",), "new", {}), op])
+        memory.batch([*(PutOp(("a",), str(i), {}) for i in range(250)), op])
     assert [x.key for x in memory.search(())] == ["there"]
 
 
@@ -209,7 +230,7 @@ def test_items_of_all_names_are_apart(memory: TurnstoneStore) -> None:
 
 
 def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -> None:
-    memory.put(("a",), "k", {"l": [1, 2], "m": {"x": 1, "y": 2}, "n": 5, "t": "m", "none": None})
+    memory.put(("a",), "k", {"l": [1, 2], "m": {"x": 1, "y": 2}, "n": 5, "t": "m", "none": None, "big": 2**53 + 1})
     for want in [
         {"l": [1, 2]},
         {"m": {"x": 1}},
@@ -234,6 +255,48 @@ def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -
         {"n": {"x": 1}},
     ]:
         assert not memory.search(("a",), filter=want), want
+
+
+def test_a_batch_beside_a_busy_item_is_stored(memory: TurnstoneStore, store: str) -> None:
+    """The item that others change again and again does not hold up the rest."""
+    stop = threading.Event()
+
+    def busy() -> None:
+        with turnstonedb.Client.open(store, idle=2) as c:
+            other, n = TurnstoneStore(c), 0
+            while not stop.is_set():
+                n += 1
+                other.put(("h",), "0", {"n": n})
+
+    t = threading.Thread(target=busy)
+    t.start()
+    try:
+        for _ in range(5):
+            memory.batch([PutOp(("h",), str(i), {"mine": i}) for i in range(200)])
+    finally:
+        stop.set()
+        t.join()
+    assert len(memory.search(("h",), limit=1000)) == 200
+
+
+def test_an_item_whose_records_are_lost_is_damaged(memory: TurnstoneStore, db: turnstonedb.Client) -> None:
+    memory.put(("a",), "k", {"text": "x" * 200_000})
+    s = db.session("langgraph-store")
+    s.change_records(RecordChange.delete(s.records("r/").records[1].key))
+    for read in (lambda: memory.get(("a",), "k"), lambda: memory.search(())):
+        with pytest.raises(turnstonedb.Error, match="damaged"):
+            read()
+    memory.put(("a",), "k", {"text": ""})
+    assert [r.key for r in s.records().records] == ["i/a//k"]
+
+
+def test_nothing_prunes_what_is_remembered(memory: TurnstoneStore, db: turnstonedb.Client, store: str) -> None:
+    memory.put(("a",), "k", {})
+    db.create("another")
+    time.sleep(1.1)
+    done = subprocess.run([server.command(), "prune", "--store", store, "--inactive", "1s", "--yes"], check=True, capture_output=True, text=True)
+    assert "another" in done.stdout
+    assert memory.get(("a",), "k")
 
 
 def test_a_batch_of_any_length_is_stored(memory: TurnstoneStore) -> None:

@@ -6,7 +6,10 @@
     with Client.open("./data") as db:
         graph = builder.compile(store=TurnstoneStore(db))
 
-Items are records of one session. A batch of up to 200 items is stored whole or not at all, and of two puts of one item at once the later one counts.
+Items are records of one session, which retains all revisions, so that nothing prunes or deletes it. Of two puts of one item at once the later one counts.
+A batch that changes up to 200 records is stored whole or not at all: an item is one record, and one more for each 60 KiB if it does not fit, and those
+that it replaces count. A value is JSON: a map with keys that are text, without NaN, dates and other objects.
+
 `search` and `list_namespaces` read all items below the prefix that they are given. There is no index of vectors, and no time to live: `query` and `index`
 are ignored, as in LangGraph's own stores without an index, and `ttl` is refused.
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 import json
 import secrets
 from asyncio import to_thread
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
@@ -41,7 +44,7 @@ from . import _calls
 from ._async import AsyncClient
 from ._steps import Steps, adrive, drive, short
 from ._sync import Client
-from .errors import NotFoundError, RecordConflictError
+from .errors import Error, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
 
 _ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and of the rest of a large one
@@ -49,6 +52,7 @@ _MAX_LABEL, _MAX_NAMESPACE, _MAX_KEY = 60, 250, 200  # bytes within a record's k
 _MAX_RECORD = 60 << 10
 _MAX_REST = 100  # records of the rest of an item
 _MAX_CHANGES = 200  # records changed at once, unless it is one item
+_MAX_NAMES = 8 << 10  # bytes of namespace and key together, as JSON
 
 Place = tuple[tuple[str, ...], str]
 
@@ -119,12 +123,17 @@ class _Steps:
 
     # Reading
 
-    def _record(self, place: Place) -> Steps[_Stored | None]:
-        """Returns an item without the rest of its value."""
-        try:
-            return _Stored((yield _calls.record({"session": self._session}, _key(place))))
-        except NotFoundError:
-            return None
+    def _found(self, places: Sequence[Place]) -> Steps[dict[Place, _Stored]]:
+        """Returns those of some items that there are, without the rests of their values."""
+        out: dict[Place, _Stored] = {}
+        for i in range(0, len(places), _MAX_CHANGES):
+            by_key = {_key(place): place for place in places[i : i + _MAX_CHANGES]}
+            try:
+                state = yield _calls.load({"session": self._session}, 0, "", False, 1, 0, False, [], list(by_key))
+            except NotFoundError:
+                return out
+            out |= {by_key[key]: _Stored(r) for key, r in state.records.items() if r.version != "none"}
+        return out
 
     def _records(self, prefix: str) -> Steps[list[Record]]:
         out: list[Record] = []
@@ -139,12 +148,15 @@ class _Steps:
             if not after:
                 return out
 
-    def _stored(self, place: Place) -> Steps[_Stored | None]:
-        """Returns an item."""
+    def _stored(self, place: Place, before: _Stored | None = None) -> Steps[_Stored | None]:
+        """Returns an item. The rest of what it was before was missing."""
         while True:
-            stored = yield from self._record(place)
+            stored = (yield from self._found([place])).get(place)
             if stored is None or (yield from self._whole(stored)):
                 return stored
+            if before and before.version == stored.version:
+                raise Error(f"the item {place[1]!r} in {place[0]} is damaged: records of it are missing")
+            before = stored
 
     def _whole(self, stored: _Stored) -> Steps[bool]:
         """Reads the rest of an item's value. It returns False if the item was replaced meanwhile."""
@@ -167,7 +179,7 @@ class _Steps:
                 break
             current: _Stored | None = stored
             if not (yield from self._whole(stored)):
-                current = yield from self._stored((stored.namespace, stored.key))
+                current = yield from self._stored((stored.namespace, stored.key), stored)
             if current:
                 item = current.item(SearchItem)
                 if all(_matches(item.value.get(name), want) for name, want in (op.filter or {}).items()):
@@ -188,28 +200,31 @@ class _Steps:
 
     def _put(self, puts: Mapping[Place, PutOp]) -> Steps[None]:
         contents = {place: _content(op) for place, op in puts.items()}  # Nothing is stored if one of them can't be.
-        for place in contents:
-            _key(place)
+        keys = {_key(place): place for place in contents}
+        old = (yield from self._found(list(contents))) if contents else {}
         waiting = list(contents)
         while waiting:
-            some: list[Place] = []
+            some = 0
             changes: list[RecordChange] = []
             for place in waiting:
-                old = yield from self._record(place)
-                more = _changes(place, contents[place], old)
+                more = _changes(place, contents[place], old.get(place))
                 if some and len(changes) + len(more) > _MAX_CHANGES:
                     break
-                some.append(place)
+                some += 1
                 changes += more
             try:
                 if changes:
                     yield _calls.change_records({"session": self._session}, changes)
-            except RecordConflictError:
-                continue  # Somebody else has changed one of them.
-            except NotFoundError:
-                yield _calls.create(self._session, {})
+            except RecordConflictError as e:  # Somebody else has changed one of them.
+                place = keys[e.key]
+                old.pop(place, None)
+                old |= yield from self._found([place])
                 continue
-            waiting = waiting[len(some) :]
+            except NotFoundError:
+                yield _calls.create(self._session, {"retention": "all"})
+                old = {}
+                continue
+            waiting = waiting[some:]
 
 
 def _content(op: PutOp) -> bytes | None:
@@ -218,10 +233,26 @@ def _content(op: PutOp) -> bytes | None:
         return None
     if op.ttl is not None:
         raise NotImplementedError(f"the item {op.key!r} in {op.namespace} has a time to live, which this store does not support")
+    names = len(json.dumps([op.namespace, op.key]))
+    if names > _MAX_NAMES:
+        raise ValueError(f"namespace and key of an item take {names} bytes as JSON: at most {_MAX_NAMES} are allowed")
+    _check_keys(op, op.value)
     content = json.dumps(dict(op.value), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     if len(content) > _MAX_RECORD * _MAX_REST:
         raise ValueError(f"the item {op.key!r} in {op.namespace} takes {len(content)} bytes as JSON: at most {_MAX_RECORD * _MAX_REST} are allowed")
     return content
+
+
+def _check_keys(op: PutOp, value: Any) -> None:
+    """Raises TypeError if a map in a value has a key that is no text: as JSON it would be another one."""
+    if isinstance(value, Mapping):
+        for key, v in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the item {op.key!r} in {op.namespace} has the key {key!r}: want text, as JSON has")
+            _check_keys(op, v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            _check_keys(op, v)
 
 
 def _changes(place: Place, content: bytes | None, old: _Stored | None) -> list[RecordChange]:
@@ -264,20 +295,32 @@ def _matches(value: Any, want: Any) -> bool:
 
 
 def _compares(value: Any, operator: str, other: Any) -> bool:
+    if isinstance(other, tuple):
+        other = list(other)
     if operator == "$eq":
         return bool(value == other)
     if operator == "$ne":
         return bool(value != other)
     if operator not in ("$gt", "$gte", "$lt", "$lte"):
         raise ValueError(f"a filter has no operator {operator!r}: want $eq, $ne, $gt, $gte, $lt or $lte")
-    if not (isinstance(value, str) and isinstance(other, str)):
-        try:
-            value, other = float(value), float(other)
-        except (TypeError, ValueError):
+    a, b = _number(value), _number(other)
+    if a is None or b is None:
+        if not isinstance(value, str) or not isinstance(other, str):
             return False  # What is no number is neither less nor more.
+        a, b = value, other
     if operator in ("$gt", "$gte"):
-        return bool(value > other or (operator == "$gte" and value == other))
-    return bool(value < other or (operator == "$lte" and value == other))
+        return bool(a > b or (operator == "$gte" and a == b))
+    return bool(a < b or (operator == "$lte" and a == b))
+
+
+def _number(value: Any) -> Any:
+    """Returns a number, also one that is written as text, or None."""
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 class TurnstoneStore(_Steps, BaseStore):
