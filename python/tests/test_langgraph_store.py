@@ -196,13 +196,14 @@ def test_of_puts_at_once_none_is_mixed_with_another(memory: TurnstoneStore, stor
 @pytest.mark.parametrize("value", [{"mine": 1}, None])
 def test_a_put_is_made_again_when_somebody_else_has_changed_the_item(value: Any, memory: TurnstoneStore, db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.put(("a",), "k", {"text": "x" * 100_000})
-    changes, others = langgraph_store._changes, [100, 1]
+    changes, others = langgraph_store._changes, [None, 100, 1]
 
     def beside(*args: Any) -> list[RecordChange]:
         made = changes(*args)
         if others:
             monkeypatch.setattr(langgraph_store, "_changes", changes)
-            TurnstoneStore(db).put(("a",), "k", {"other": "y" * 1000 * others.pop()})
+            size = others.pop()
+            TurnstoneStore(db).batch([PutOp(("a",), "k", {"other": "y" * 1000 * size} if size else None)])
             monkeypatch.setattr(langgraph_store, "_changes", beside)
         return made
 
@@ -240,6 +241,9 @@ def test_a_filter_compares_lists_maps_numbers_and_text(memory: TurnstoneStore) -
         {"none": None},
         {"absent": None},
         {"l": [{"$gte": 1}, 2]},
+        {"l": {"$eq": (1, 2)}},
+        {"big": {"$gt": 2**53}},
+        {"n": {"$lt": 10**400}},
     ]:
         assert memory.search(("a",), filter=want), want
     for want in [
@@ -302,6 +306,8 @@ def test_nothing_prunes_what_is_remembered(memory: TurnstoneStore, db: turnstone
 def test_a_batch_of_any_length_is_stored(memory: TurnstoneStore) -> None:
     memory.batch([PutOp(("a",), str(i), {"i": i}) for i in range(450)])
     assert sorted(x.value["i"] for x in memory.search(("a",), limit=1000)) == list(range(450))
+    memory.batch([PutOp(("a",), str(i), None) for i in range(450)])
+    assert memory.search(("a",)) == []
 
 
 def test_stores_of_different_sessions_are_apart(db: turnstonedb.Client) -> None:
