@@ -139,7 +139,19 @@ func (c *copier) check(ctx context.Context) error {
 	case err != nil:
 		return err
 	case target == nil:
-		return c.checkEmpty(ctx)
+		empty := c.checkEmpty(ctx)
+		if empty == nil {
+			return nil
+		}
+		// The scan came after the read. Another process may have begun a copy, or made a store, between the two.
+		store, note := c.targetRecord, c.noteValue
+		if _, err := c.readTarget(ctx); err != nil {
+			return err
+		}
+		if bytes.Equal(store, c.targetRecord) && bytes.Equal(note, c.noteValue) {
+			return empty
+		}
+		return c.check(ctx)
 	}
 	same, err := c.isSource(target)
 	switch {
