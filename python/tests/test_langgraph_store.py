@@ -123,6 +123,9 @@ def test_a_large_item_is_stored_and_leaves_nothing_behind(memory: TurnstoneStore
         assert memory.search(("a",), filter={"text": {"$ne": ""}})[0].value == found.value
     assert [r.key for r in db.session("langgraph-store").records().records] == ["i/a//k"]
     memory.put(("a",), "k", {"text": "x" * 100_000})
+    for twice in memory.batch([GetOp(("a",), "k"), GetOp(("a",), "k")]):
+        assert isinstance(twice, Item)
+        assert len(twice.value["text"]) == 100_000
     memory.delete(("a",), "k")
     assert db.session("langgraph-store").records().records == ()
     memory.delete(("a",), "k")

@@ -14,21 +14,6 @@ Steps = Generator[Call[Any], Any, T]
 """What an adapter does: it yields calls, is sent their results, and returns its own. Errors of calls are raised in it."""
 
 
-def drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
-    """Makes the calls of steps."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                result = run(call)
-            except Error as e:
-                call = steps.throw(e)
-            else:
-                call = steps.send(result)
-    except StopIteration as end:
-        return cast(T, end.value)
-
-
 async def adrive(run: Callable[[Call[Any]], Awaitable[Any]], steps: Steps[T]) -> T:
     """Makes the calls of steps."""
     try:
@@ -42,6 +27,19 @@ async def adrive(run: Callable[[Call[Any]], Awaitable[Any]], steps: Steps[T]) ->
                 call = steps.send(result)
     except StopIteration as end:
         return cast(T, end.value)
+
+
+def drive(run: Callable[[Call[Any]], Any], steps: Steps[T]) -> T:
+    """Makes the calls of steps."""
+
+    async def made(call: Call[Any]) -> Any:
+        return run(call)
+
+    try:
+        adrive(made, steps).send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise AssertionError("a coroutine that awaits nothing is over at once")
 
 
 def short(text: str, most: int) -> str:

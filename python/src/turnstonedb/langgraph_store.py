@@ -47,10 +47,10 @@ from ._sync import Client
 from .errors import Error, NotFoundError, RecordConflictError
 from .types import Record, RecordChange
 
-_ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and of the rest of a large one
+_ITEM, _REST = "i/", "r/"  # beginnings of the keys of records: of an item, and of the value of a large one
 _MAX_LABEL, _MAX_NAMESPACE, _MAX_KEY = 60, 250, 200  # bytes within a record's key; a longer label or key is hashed
 _MAX_RECORD = 60 << 10
-_MAX_REST = 100  # records of the rest of an item
+_MAX_REST = 100  # records that have the value of a large item
 _MAX_CHANGES = 200  # records changed at once, unless it is one item
 _MAX_NAMES = 8 << 10  # bytes of namespace and key together, as JSON
 
@@ -74,7 +74,7 @@ def _key(place: Place) -> str:
 
 
 class _Stored:
-    """An item as its record has it: a line of JSON, and behind it the value, or its beginning."""
+    """An item as its record has it: a line of JSON, and behind it the value, or nothing if other records have it."""
 
     def __init__(self, record: Record) -> None:
         line, _, self.content = record.value.partition(b"\n")
@@ -84,16 +84,15 @@ class _Stored:
         self.key: str = head["key"]
         self.created: str = head["created"]
         self.updated: str = head["updated"]
-        self.rest: str = head.get("rest", "")  # how the keys of the records begin that have the rest
-        self.records: int = head.get("records", 0)  # how many these are
+        self.rest_prefix: str = head.get("rest", "")  # of the keys of the records that have the value
+        self.rest_count: int = head.get("records", 0)  # of these records
 
     def item(self, kind: Callable[..., Item]) -> Item:
         created, updated = datetime.fromisoformat(self.created), datetime.fromisoformat(self.updated)
         return kind(value=json.loads(self.content), key=self.key, namespace=self.namespace, created_at=created, updated_at=updated)
 
-    def removal(self) -> list[str]:
-        """Returns the keys of the records of the rest."""
-        return [f"{self.rest}{i:04}" for i in range(self.records)]
+    def rest_keys(self) -> list[str]:
+        return [f"{self.rest_prefix}{i:04}" for i in range(self.rest_count)]
 
 
 class _Steps:
@@ -104,13 +103,14 @@ class _Steps:
     def _batch(self, ops: list[Op]) -> Steps[list[Result]]:
         results: list[Result] = []
         puts: dict[Place, PutOp] = {}
+        got = yield from self._found([(op.namespace, op.key) for op in ops if isinstance(op, GetOp)])
         for op in ops:
             result: Result = None
             if isinstance(op, PutOp):
                 puts[op.namespace, op.key] = op
             elif isinstance(op, GetOp):
-                stored = yield from self._stored((op.namespace, op.key))
-                result = stored.item(Item) if stored else None
+                whole = yield from self._whole(got.get((op.namespace, op.key)))
+                result = whole.item(Item) if whole else None
             elif isinstance(op, SearchOp):
                 result = yield from self._search(op)
             elif isinstance(op, ListNamespacesOp):
@@ -124,7 +124,7 @@ class _Steps:
     # Reading
 
     def _found(self, places: Sequence[Place]) -> Steps[dict[Place, _Stored]]:
-        """Returns those of some items that there are, without the rests of their values."""
+        """Returns those of some items that there are, without the values that other records have."""
         out: dict[Place, _Stored] = {}
         for i in range(0, len(places), _MAX_CHANGES):
             by_key = {_key(place): place for place in places[i : i + _MAX_CHANGES]}
@@ -148,27 +148,21 @@ class _Steps:
             if not after:
                 return out
 
-    def _stored(self, place: Place, before: _Stored | None = None) -> Steps[_Stored | None]:
-        """Returns an item. The rest of what it was before was missing."""
-        while True:
+    def _whole(self, stored: _Stored | None) -> Steps[_Stored | None]:
+        """Returns an item with all of its value. If somebody has replaced it meanwhile, that is another one, or None."""
+        while stored and stored.rest_count and not stored.content:
+            rest = yield from self._records(stored.rest_prefix)
+            if len(rest) == stored.rest_count:
+                stored.content = b"".join(r.value for r in rest)
+                break
+            before, place = stored, (stored.namespace, stored.key)
             stored = (yield from self._found([place])).get(place)
-            if stored is None or (yield from self._whole(stored)):
-                return stored
-            if before and before.version == stored.version:
+            if stored and stored.version == before.version:
                 raise Error(f"the item {place[1]!r} in {place[0]} is damaged: records of it are missing")
-            before = stored
-
-    def _whole(self, stored: _Stored) -> Steps[bool]:
-        """Reads the rest of an item's value. It returns False if the item was replaced meanwhile."""
-        if stored.records:
-            rest = yield from self._records(stored.rest)
-            if len(rest) != stored.records:
-                return False
-            stored.content += b"".join(r.value for r in rest)
-        return True
+        return stored
 
     def _below(self, namespace: tuple[str, ...]) -> Steps[list[_Stored]]:
-        """Returns the items of a namespace and of those below it, without the rests of their values."""
+        """Returns the items of a namespace and of those below it, without the values that other records have."""
         return [_Stored(r) for r in (yield from self._records(_prefix(namespace)))]
 
     def _search(self, op: SearchOp) -> Steps[list[SearchItem]]:
@@ -177,11 +171,8 @@ class _Steps:
         for stored in sorted(below, key=lambda s: s.updated, reverse=True):
             if 0 <= op.offset + op.limit <= len(found):
                 break
-            current: _Stored | None = stored
-            if not (yield from self._whole(stored)):
-                current = yield from self._stored((stored.namespace, stored.key), stored)
-            if current:
-                item = current.item(SearchItem)
+            if whole := (yield from self._whole(stored)):
+                item = whole.item(SearchItem)
                 if all(_matches(item.value.get(name), want) for name, want in (op.filter or {}).items()):
                     found.append(item)
         return found[op.offset : op.offset + op.limit]
@@ -201,7 +192,7 @@ class _Steps:
     def _put(self, puts: Mapping[Place, PutOp]) -> Steps[None]:
         contents = {place: _content(op) for place, op in puts.items()}  # Nothing is stored if one of them can't be.
         keys = {_key(place): place for place in contents}
-        old = (yield from self._found(list(contents))) if contents else {}
+        old = yield from self._found(list(contents))
         waiting = list(contents)
         while waiting:
             some = 0
@@ -259,7 +250,7 @@ def _changes(place: Place, content: bytes | None, old: _Stored | None) -> list[R
     """Returns what changes when an item takes the place of an old one."""
     key, changes = _key(place), []
     if old:
-        changes += [RecordChange.delete(k) for k in old.removal()]
+        changes += [RecordChange.delete(k) for k in old.rest_keys()]
     if content is None:
         return [*changes, RecordChange.delete(key, old.version)] if old else []
     now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
