@@ -148,7 +148,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 func (s *Server) Close() error {
 	s.stop.Do(func() { close(s.stopping) })
 	s.uploads.close()
-	s.mu.Lock() // Nothing is begun in the background from here on.
+	s.mu.Lock() // No write begins from here on.
 	spaces := s.spaces
 	s.spaces = nil
 	s.mu.Unlock()

@@ -33,13 +33,19 @@ const (
 
 // Sessions is a session.Service. It is safe for concurrent use, and any number of processes may share a store.
 //
-// It does what the in-memory service of trpc-agent-go does, but for these: a session that exists is not replaced by CreateSession; an event that could not be stored is not
-// added to the caller's session; nothing expires, and no events are dropped; of an event of which nothing is stored the store is not asked, so it changes no time of
-// an update, and may be of a session that is not there. Pages of events are supported. Events are stored as JSON: what is not in it, as StructuredOutput, is not stored,
-// numbers of type any are float64, and text that is not UTF-8 comes back as U+FFFD. The list of tracks is in the order of their names.
+// It differs from the in-memory service of trpc-agent-go:
+//   - CreateSession does not replace a session that exists.
+//   - An event that could not be stored is not added to the caller's session.
+//   - Sessions and states do not expire, and events are not dropped.
+//   - AppendEvent asks the store nothing if the event has nothing to store. So the session's time of update stays, and the session may not exist.
+//   - Pages of events are supported.
+//   - Events are stored as JSON. Fields that JSON leaves out, such as StructuredOutput, are lost, numbers of type any become float64, and each byte of a text that is
+//     not UTF-8 becomes U+FFFD.
+//   - The list of tracks is sorted by name.
 //
-// A value of user or app state has at most turnstone.MaxRecord bytes, its key 506 and no zero byte; an update has 256 of them. A session has at most 1,024 keys of its own
-// state, tracks and summaries together, each with a value of a little less than turnstone.MaxPart. An event has at most turnstone.MaxPayload.
+// An update of user or app state has at most turnstone.MaxRecords keys. Such a key has at most 506 bytes and no zero byte, and its value at most turnstone.MaxRecord bytes.
+// A session has at most 1,024 keys of its own state, tracks and summaries together, and each of their values is a little smaller than turnstone.MaxPart. An event has at
+// most turnstone.MaxPayload bytes.
 type Sessions struct {
 	store  turnstone.Factory
 	o      Options

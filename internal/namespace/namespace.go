@@ -92,7 +92,7 @@ func look(ctx context.Context, e engine.Engine, name string, keys ...[]byte) (vs
 		if empty = checkEmpty(ctx, e, name, vs[2]); empty == nil {
 			return vs, nil, nil
 		}
-		// The scan came later: somebody may have made the store, or begun a copy, in between.
+		// The scan came after the read. Another process may have made the store, or begun a copy, between the two.
 		again, err := e.Get(ctx, keys...)
 		if err != nil || slices.EqualFunc(vs, again, bytes.Equal) {
 			return vs, empty, err

@@ -60,7 +60,7 @@ func Kill(t *testing.T, url string, after int) (lines []string) {
 	return lines
 }
 
-// Verify fails the test if something in a store is damaged.
+// Verify fails the test if Store.Verify finds damage.
 func Verify(t *testing.T, st *turnstone.Store) {
 	t.Helper()
 	r, err := st.Verify(t.Context(), turnstone.VerifyOptions{})
