@@ -18,6 +18,42 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
+// A store is not closed below a write, for which no http.Server waits here.
+func TestSV8_CloseWaitsForWrites(t *testing.T) {
+	validating, goOn := make(chan struct{}), make(chan struct{})
+	h := serve(t, server.Options{}, func(h *host) {
+		h.store.Validator = func(context.Context, string, *turnstone.Commit) error {
+			close(validating)
+			<-goOn
+			return nil
+		}
+	})
+	h.post("create", `{"id":"s"}`)
+	commit, closed := make(chan int, 1), make(chan error, 1)
+	go func() {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, httptest.NewRequest("POST", "/v1/commit", strings.NewReader(`{"session":"s"}`)))
+		commit <- rec.Code
+	}()
+	<-validating
+	go func() {
+		closed <- h.Close()
+		close(closed)
+	}()
+	select {
+	case err := <-closed:
+		t.Errorf("Close returns beside a write: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(goOn)
+	if code := <-commit; code != 200 {
+		t.Errorf("the write is answered with %d", code)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSV8_AServerThatStopsEndsWatchesAndLetsRequestsGoOn(t *testing.T) {
 	validating, goOn := make(chan struct{}), make(chan struct{})
 	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {

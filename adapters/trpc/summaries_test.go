@@ -75,14 +75,7 @@ func TestTR4_OptionsSayWhatIsSummarized(t *testing.T) {
 	} {
 		c.options.Summarizer = &scripted{}
 		s := trpc.NewSessions(storetest.Memory(t), c.options)
-		of := must(s.CreateSession(ctx, chat, nil))
-		for i := range 4 {
-			e := say(i, model.RoleUser, "text", nil)
-			e.FilterKey = fmt.Sprint("app/", i%2)
-			if err := s.AppendEvent(ctx, of, e); err != nil {
-				t.Fatal(err)
-			}
-		}
+		of := twoBranches(t, s)
 		if err := errors.Join(s.EnqueueSummaryJob(ctx, of, "app/1", false), s.Close()); err != nil {
 			t.Fatal(err)
 		}
@@ -90,6 +83,20 @@ func TestTR4_OptionsSayWhatIsSummarized(t *testing.T) {
 			t.Errorf("%+v: summaries of %q, want %q", c.options, keys, c.want)
 		}
 	}
+}
+
+// twoBranches returns a session with four events, by turns of the branches app/0 and app/1.
+func twoBranches(t *testing.T, s *trpc.Sessions) *session.Session {
+	t.Helper()
+	of := must(s.CreateSession(ctx, chat, nil))
+	for i := range 4 {
+		e := say(i, model.RoleUser, "text", nil)
+		e.FilterKey = fmt.Sprint("app/", i%2)
+		if err := s.AppendEvent(ctx, of, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return of
 }
 
 // scripted is a summarizer.
@@ -169,14 +176,7 @@ func TestTR4_ASummaryThatIsEnqueuedIsStoredWhenTheServiceIsClosed(t *testing.T) 
 	wait := make(chan struct{})
 	summarizer := &scripted{before: func() { <-wait }}
 	s := trpc.NewSessions(store, trpc.Options{Summarizer: summarizer})
-	of := must(s.CreateSession(ctx, chat, nil))
-	for i := range 4 {
-		e := say(i, model.RoleUser, "text", nil)
-		e.FilterKey = fmt.Sprint("app/", i%2)
-		if err := s.AppendEvent(ctx, of, e); err != nil {
-			t.Fatal(err)
-		}
-	}
+	of := twoBranches(t, s)
 	canceled, cancel := context.WithCancel(ctx)
 	if err := s.EnqueueSummaryJob(canceled, of, "app/1", false); err != nil {
 		t.Fatal(err)
