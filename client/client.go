@@ -63,6 +63,7 @@ type Client struct {
 	base   string
 	http   *http.Client
 	server atomic.Pointer[string] // the id of the process that served last
+	bases  *bases
 	ended  context.Context
 	end    context.CancelFunc
 }
@@ -72,7 +73,7 @@ var _ turnstone.Factory = (*Client)(nil)
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
 // if no server answers, and if the server does not know the token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
-	c := &Client{}
+	c := &Client{bases: newBases()}
 	if o != nil {
 		c.o = *o
 	}
@@ -134,6 +135,7 @@ type ask struct {
 	body         [][]byte
 	id           string // of a write: the server remembers the write by it
 	anywhere     bool   // of a write: any server may make it again, because it has turn ids
+	base         string // of a write whose body the server is to remember: see wire.HeaderBase
 }
 
 // do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut off.
@@ -257,7 +259,7 @@ func (c *Client) request(ctx context.Context, a *ask, server string, body *piece
 		r.Header.Set("Content-Type", wire.ContentType)
 	}
 	for name, value := range map[string]string{
-		wire.HeaderNamespace: url.PathEscape(c.o.Namespace), wire.HeaderRequest: a.id, wire.HeaderServer: server,
+		wire.HeaderNamespace: url.PathEscape(c.o.Namespace), wire.HeaderRequest: a.id, wire.HeaderServer: server, wire.HeaderBase: a.base,
 	} {
 		if value != "" {
 			r.Header.Set(name, value)
@@ -325,8 +327,12 @@ func call[Out any](ctx context.Context, c *Client, name string, in any, id strin
 	if err != nil {
 		return nil, err
 	}
-	var out *Out
-	err = c.do(ctx, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere}, func(answer *http.Response) error {
+	return one[Out](ctx, c, &ask{method: "POST", path: "/v1/" + name, body: body, id: id, anywhere: anywhere})
+}
+
+// one makes a request that one document answers.
+func one[Out any](ctx context.Context, c *Client, a *ask) (out *Out, err error) {
+	err = c.do(ctx, a, func(answer *http.Response) error {
 		out = new(Out)
 		return wire.NewReader(answer.Body).Read(out)
 	})

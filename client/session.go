@@ -184,7 +184,7 @@ func (s *session) Uploads(ctx context.Context) ([]turnstone.Upload, error) {
 }
 
 func (s *session) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
-	return value(write[turnstone.Result](ctx, s.c, "commit", &wire.CommitRequest{Target: s.Target, Commit: wire.CommitOf(&c)}, c.Turn != ""))
+	return value(s.c.commit(ctx, &wire.CommitRequest{Target: s.Target, Commit: wire.CommitOf(&c)}))
 }
 
 func (s *session) ChangeRecords(ctx context.Context, changes ...turnstone.RecordChange) ([]turnstone.RecordVersion, error) {

@@ -3,10 +3,6 @@ package server
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"hash/maphash"
-	"io"
 	"net/http"
 	"reflect"
 	"strconv"
@@ -50,18 +46,17 @@ func read[In, Out any](name, summary string, f func(context.Context, call[In]) (
 	return operation{
 		name: name, summary: summary, scope: Read, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
-			return asked(s, r, func(in *In, _ uint64) error {
-				c, err := called(r.Context(), r.space, in)
-				if err != nil {
-					return err
-				}
-				out, err := f(r.Context(), c)
-				if err != nil {
-					return err
-				}
-				send(r.w, http.StatusOK, wire.ContentType, out)
-				return nil
-			})
+			c, release, err := asked[In](s, r)
+			if err != nil {
+				return err
+			}
+			defer release()
+			out, err := f(r.Context(), c)
+			if err != nil {
+				return err
+			}
+			send(r.w, http.StatusOK, wire.ContentType, out)
+			return nil
 		},
 	}
 }
@@ -74,14 +69,13 @@ func several[In any](name, summary string, f func(context.Context, call[In], sen
 	return operation{
 		name: name, summary: summary, scope: Read, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
 		handle: func(s *Server, r *request) error {
-			return asked(s, r, func(in *In, _ uint64) error {
-				c, err := called(r.Context(), r.space, in)
-				if err != nil {
-					return err
-				}
-				out := s.stream(r)
-				return out.end(f(r.Context(), c, out.send))
-			})
+			c, release, err := asked[In](s, r)
+			if err != nil {
+				return err
+			}
+			defer release()
+			out := s.stream(r)
+			return out.end(f(r.Context(), c, out.send))
 		},
 	}
 }
@@ -91,9 +85,9 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 	return operation{
 		name: name, summary: summary, scope: scope, in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
 		handle: func(s *Server, r *request) error {
-			return pinned(s, r, func(in *In, sum uint64) error {
-				result, err := s.once(r, sum, func(ctx context.Context) ([]byte, error) {
-					c, err := called(ctx, r.space, in)
+			return pinned(s, r, func(b *body) error {
+				result, err := s.once(r, b.sum, func(ctx context.Context) ([]byte, error) {
+					c, err := decoded[In](ctx, s, r, b)
 					if err != nil {
 						return nil, err
 					}
@@ -101,9 +95,9 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 					if err != nil {
 						return nil, err
 					}
-					var b bytes.Buffer
-					err = wire.Write(&b, out)
-					return b.Bytes(), err
+					var answer bytes.Buffer
+					err = wire.Write(&answer, out)
+					return answer.Bytes(), err
 				})
 				if err != nil {
 					return err
@@ -117,47 +111,41 @@ func write[In, Out any](name, summary string, scope Scope, f func(context.Contex
 	}
 }
 
-// pinned is asked for a write, which is not forgotten while the request is about it.
-func pinned[In any](s *Server, r *request, f func(*In, uint64) error) error {
+// pinned reads the body of a write, which is not forgotten while the request is about it, and calls f.
+func pinned(s *Server, r *request, f func(*body) error) error {
 	unpin, err := s.pin(r)
 	if err != nil {
 		return err
 	}
 	defer unpin()
-	return asked(s, r, f)
+	b, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	defer b.release()
+	return f(b)
 }
 
-// asked reads what a request asks for, and calls f with it and its hash, by which this process knows it again.
-func asked[In any](s *Server, r *request, f func(*In, uint64) error) error {
-	size := r.ContentLength
-	if size < 0 {
-		size = s.o.MaxRequestBytes
-	}
-	if size > s.o.MaxRequestBytes {
-		return fmt.Errorf("%w: its body has %d bytes, at most %d are read", wire.ErrTooLarge, size, s.o.MaxRequestBytes)
-	}
-	release, err := s.acquire(r.Context(), s.limits.bytes, size, "bytes of requests", s.o.MaxBodyBytes)
+// asked returns what a request asks for. The caller calls release when it is done.
+func asked[In any](s *Server, r *request) (c call[In], release func(), err error) {
+	b, err := s.read(r)
 	if err != nil {
-		return err
+		return c, nil, err
 	}
-	defer release()
-	var sum maphash.Hash
-	sum.SetSeed(s.seed)
-	_, _ = sum.WriteString(r.URL.Path)
+	if c, err = decoded[In](r.Context(), s, r, b); err != nil {
+		b.release()
+	}
+	return c, b.release, err
+}
+
+// decoded returns what a body asks for.
+func decoded[In any](ctx context.Context, s *Server, r *request, b *body) (c call[In], err error) {
+	if err := s.whole(ctx, r, b); err != nil {
+		return c, err
+	}
 	in := new(In)
-	d := wire.NewReader(io.TeeReader(limited(s.body(r), s.o.MaxRequestBytes), &sum))
-	d.Strict = true
-	if err = d.Read(in); errors.Is(err, io.EOF) {
-		err = nil // Nothing asks for the default.
+	if err := decode(b.content, in); err != nil {
+		return c, err
 	}
-	if err == nil {
-		err = d.End()
-	}
-	if err != nil {
-		if !errors.Is(err, wire.ErrDocument) && !errors.Is(err, wire.ErrTooLarge) {
-			err = fmt.Errorf("%w: its body: %w", wire.ErrRequest, err)
-		}
-		return err
-	}
-	return f(in, sum.Sum64())
+	return called(ctx, r.space, in)
 }

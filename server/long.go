@@ -17,8 +17,12 @@ func long[In any](name, summary string, f func(context.Context, call[In], func(g
 	return operation{
 		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),
 		handle: func(s *Server, r *request) error {
-			return pinned(s, r, func(in *In, sum uint64) error {
-				w, err := s.write(r, sum, s.work, func(w *written) ([]byte, error) {
+			return pinned(s, r, func(b *body) error {
+				in := new(In)
+				if err := decode(b.content, in); err != nil {
+					return err
+				}
+				w, err := s.write(r, b.sum, s.work, func(w *written) ([]byte, error) {
 					ctx, cancel := context.WithCancel(context.Background())
 					defer cancel()
 					w.follow.begin(s, cancel)

@@ -68,6 +68,7 @@ func TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes(t *testing.T) {
 			"responses":       object{"Problem": object{"description": "A problem, as in RFC 9457.", "content": object{wire.Problem: object{"schema": ref("wire.Error")}}}},
 			"parameters": object{
 				"Namespace": object{"name": wire.HeaderNamespace, "in": "header", "description": "The namespace; without it the one of the empty name.", "schema": object{"type": "string"}},
+				"Base":      object{"name": wire.HeaderBase, "in": "header", "description": "`" + wire.WholeBody + "`, or the id of an earlier write: then the body is a Difference from the body of that one. See docs/http.md.", "schema": object{"type": "string"}},
 				"Request":   object{"name": wire.HeaderRequest, "in": "header", "description": "The caller's id of this write. One that is repeated with it is not made again.", "schema": object{"type": "string", "maxLength": maxRequestID}},
 				"Server":    object{"name": wire.HeaderServer, "in": "header", "description": "The process that the write is for, as the header of the same name in its answers says. Another one refuses the write.", "schema": object{"type": "string"}},
 			},
@@ -119,6 +120,10 @@ func (s schemas) operation(o *operation) object {
 	params := header("Namespace")
 	if o.scope != Read {
 		params = header("Namespace", "Request", "Server")
+		if o.out != reflect.TypeFor[wire.Item]() {
+			params = header("Namespace", "Request", "Server", "Base")
+			s.of(reflect.TypeFor[wire.Difference]())
+		}
 	}
 	answer := "One document."
 	if o.out == reflect.TypeFor[wire.Item]() {

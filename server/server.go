@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -65,6 +66,7 @@ type Server struct {
 	mux      *http.ServeMux
 	limits   limits
 	writes   writes
+	bodies   *bodies
 	uploads  uploads
 	metrics  *metrics
 	stopping chan struct{} // closed when the server stops
@@ -99,7 +101,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("server: an option is negative")
 	}
 	s := &Server{
-		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), metrics: newMetrics(),
+		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](rememberBodies), metrics: newMetrics(),
 		stopping: make(chan struct{}), spaces: map[string]*space{},
 	}
 	s.uploads = newUploads(s)

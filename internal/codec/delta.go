@@ -49,18 +49,18 @@ const (
 
 // Delta returns the compressed form of content relative to base.
 func Delta(base, content []byte) ([]byte, error) {
-	runs := diff(base, content)
+	runs := Diff(base, content)
 	dst := binary.AppendUvarint([]byte{methodDelta}, uint64(len(content)))
 	dst = binary.AppendUvarint(dst, uint64(len(runs)))
 	var fresh []byte
 	at, last := 0, 0
 	for _, r := range runs {
-		dst = binary.AppendVarint(dst, int64(r.from-last))
-		dst = binary.AppendUvarint(dst, uint64(r.copied))
-		dst = binary.AppendUvarint(dst, uint64(r.fresh))
-		at, last = at+r.copied, r.end()
-		fresh = append(fresh, content[at:at+r.fresh]...)
-		at += r.fresh
+		dst = binary.AppendVarint(dst, int64(r.From-last))
+		dst = binary.AppendUvarint(dst, uint64(r.Copied))
+		dst = binary.AppendUvarint(dst, uint64(r.Fresh))
+		at, last = at+r.Copied, r.end()
+		fresh = append(fresh, content[at:at+r.Fresh]...)
+		at += r.Fresh
 	}
 	if len(fresh) > plainBytes && len(base) > 0 {
 		data, err := compressFresh(dst, base, runs, fresh)
@@ -72,7 +72,7 @@ func Delta(base, content []byte) ([]byte, error) {
 }
 
 // compressFresh appends the windows and the fresh bytes of a delta to dst.
-func compressFresh(dst, base []byte, runs []run, fresh []byte) ([]byte, error) {
+func compressFresh(dst, base []byte, runs []Run, fresh []byte) ([]byte, error) {
 	e, err := deltaEncoders.get()
 	if err != nil {
 		return nil, err
@@ -107,10 +107,10 @@ type span struct{ from, to int }
 // windows returns the windows of a delta with runs: around places where fresh bytes go an equal
 // share of size, three quarters of it before the place. They are in order, and do not
 // overlap. There is at least one if base and the fresh bytes are not empty.
-func windows(base int, runs []run, size int) (out []span) {
+func windows(base int, runs []Run, size int) (out []span) {
 	var places []int
 	for _, r := range runs {
-		if r.fresh > 0 {
+		if r.Fresh > 0 {
 			places = append(places, r.end())
 		}
 	}
@@ -131,7 +131,7 @@ func windows(base int, runs []run, size int) (out []span) {
 
 // A deltaScript is a delta as it was read.
 type deltaScript struct {
-	runs    []run
+	runs    []Run
 	windows []span
 	fresh   int    // number of fresh bytes of all runs
 	data    []byte // the fresh bytes, compressed if there are windows
@@ -153,9 +153,9 @@ func patch(data []byte, base *Pieces, size int) (*Pieces, error) {
 	}
 	out := new(Pieces)
 	for _, r := range s.runs {
-		base.each(r.from, r.end(), out.add)
-		out.add(fresh[:r.fresh])
-		fresh = fresh[r.fresh:]
+		base.each(r.From, r.end(), out.add)
+		out.add(fresh[:r.Fresh])
+		fresh = fresh[r.Fresh:]
 	}
 	return out.compact(), nil
 }
@@ -192,10 +192,10 @@ func readDelta(data []byte, base, size int) (*deltaScript, error) {
 		if from < 0 || from > base {
 			return nil, errDelta
 		}
-		next := run{from: from, copied: r.uint(base - from), fresh: r.uint(size)}
+		next := Run{From: from, Copied: r.uint(base - from), Fresh: r.uint(size)}
 		end = next.end()
-		total += next.copied + next.fresh
-		s.fresh += next.fresh
+		total += next.Copied + next.Fresh
+		s.fresh += next.Fresh
 		if total > size {
 			return nil, errDelta
 		}

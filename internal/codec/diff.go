@@ -8,15 +8,15 @@ import (
 	"sync"
 )
 
-// A run is a piece of a content: bytes that are copied from the base, then fresh bytes.
-type run struct {
-	from   int // offset in the base
-	copied int // number of bytes that are copied
-	fresh  int // number of fresh bytes after them
+// A Run is a piece of a content: bytes that are copied from the base, then fresh bytes.
+type Run struct {
+	From   int // offset in the base
+	Copied int // number of bytes that are copied
+	Fresh  int // number of fresh bytes after them
 }
 
 // end returns the offset in the base behind the bytes that are copied.
-func (r *run) end() int { return r.from + r.copied }
+func (r *Run) end() int { return r.From + r.Copied }
 
 const (
 	// anchorBytes is how many bytes of base and content must be equal for a closer look.
@@ -29,27 +29,27 @@ const (
 	maxAnchors = 1 << 16
 )
 
-// diff returns the runs that make content from base. Only the bytes between what both
+// Diff returns the runs that make content from base. Only the bytes between what both
 // begin and end with in common are searched for copies.
-func diff(base, content []byte) []run {
+func Diff(base, content []byte) []Run {
 	prefix := commonPrefix(base, content)
 	suffix := commonSuffix(base[prefix:], content[prefix:])
 	end := len(content) - suffix
-	runs := []run{{copied: prefix}}
+	runs := []Run{{Copied: prefix}}
 	at := prefix
 	if end-at > minCopy && len(base) > minCopy {
 		runs, at = copies(runs, base, content[:end], at)
 	}
-	runs[len(runs)-1].fresh = end - at
+	runs[len(runs)-1].Fresh = end - at
 	if suffix > 0 {
-		runs = append(runs, run{from: len(base) - suffix, copied: suffix})
+		runs = append(runs, Run{From: len(base) - suffix, Copied: suffix})
 	}
 	return runs
 }
 
 // copies searches content from at on for copies from base, and adds a run for each. It
 // returns where the last copy ends.
-func copies(runs []run, base, content []byte, at int) ([]run, int) {
+func copies(runs []Run, base, content []byte, at int) ([]Run, int) {
 	t := anchorPool.Get().(*anchors)
 	defer anchorPool.Put(t)
 	t.fill(base)
@@ -67,8 +67,8 @@ func copies(runs []run, base, content []byte, at int) ([]run, int) {
 			continue
 		}
 		i, j = i-back, j-back
-		runs[len(runs)-1].fresh = i - at
-		runs = append(runs, run{from: j, copied: n})
+		runs[len(runs)-1].Fresh = i - at
+		runs = append(runs, Run{From: j, Copied: n})
 		i += n
 		at, shift = i, j+n-i
 	}

@@ -20,6 +20,11 @@ const (
 	HeaderRequest = "Turnstone-Request"
 	// HeaderServer names a process that serves: in an answer the one that has answered, in a write the one that is to make it. All others refuse it.
 	HeaderServer = "Turnstone-Server"
+	// HeaderBase makes the server remember the body of a write. It is WholeBody, or the id of an earlier write whose body is remembered: then the
+	// body that comes is a Difference from that one.
+	HeaderBase = "Turnstone-Base"
+	// WholeBody says that a body is no Difference.
+	WholeBody = "none"
 	// Problem is the media type of problems: RFC 9457.
 	Problem = "application/problem+json"
 )

@@ -31,6 +31,8 @@ var (
 	ErrBusy = errors.New("server: busy")
 	// ErrRestarted means that a write names another process than the one that serves. The one that serves has not made it.
 	ErrRestarted = errors.New("server: restarted")
+	// ErrBase means that the server does not have the body of which a request is a Difference (any more). The request had no effect.
+	ErrBase = errors.New("server: no such base")
 	// ErrUpload means that the server does not have the upload (any more), or has another part of it.
 	ErrUpload = errors.New("server: no such upload")
 	// ErrOffset means that a piece of an upload does not begin where the last one ended.
@@ -89,6 +91,7 @@ var kinds = []struct {
 	{"too-large", http.StatusRequestEntityTooLarge, ErrTooLarge},
 	{"busy", http.StatusServiceUnavailable, ErrBusy},
 	{"restarted", http.StatusConflict, ErrRestarted},
+	{"base-not-found", http.StatusPreconditionFailed, ErrBase},
 	{"upload-not-found", http.StatusNotFound, ErrUpload},
 	{"upload-offset", http.StatusConflict, ErrOffset},
 }

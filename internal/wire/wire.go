@@ -157,12 +157,8 @@ func Write(w io.Writer, message any) error {
 	return err
 }
 
-// A Reader reads documents.
-type Reader struct {
-	in *bufio.Reader
-	// Strict refuses fields that the message does not have, text that is no UTF-8, and lines of more than a request needs.
-	Strict bool
-}
+// A Reader reads documents one after another.
+type Reader struct{ in *bufio.Reader }
 
 // NewReader returns a Reader of r.
 func NewReader(r io.Reader) *Reader { return &Reader{in: bufio.NewReaderSize(r, 16<<10)} }
@@ -174,11 +170,54 @@ func (r *Reader) Read(message any) error {
 	if err != nil {
 		return err
 	}
+	if err := object(line, message, false); err != nil {
+		return err
+	}
+	n, err := following(message)
+	if err != nil {
+		return err
+	}
+	block, err := r.bytes(n)
+	if err != nil {
+		return err
+	}
+	return place(message, block)
+}
+
+// Decode reads a request into a message: one document, which is all of body. The message shares its memory. Fields that the message does not have, and text that
+// is no UTF-8, match ErrDocument. Of no document at all the error is io.EOF, and of half a one io.ErrUnexpectedEOF.
+func Decode(body []byte, message any) error {
+	line, rest, _ := bytes.Cut(bytes.TrimLeft(body, "\r\n \t"), []byte("\n"))
+	if len(line) == 0 {
+		return io.EOF
+	}
+	if len(line) > maxLine {
+		return errLine
+	}
+	if err := check(line); err != nil {
+		return fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	if err := object(line, message, true); err != nil {
+		return err
+	}
+	n, err := following(message)
+	switch {
+	case err != nil:
+		return err
+	case n > len(rest):
+		return io.ErrUnexpectedEOF
+	case len(bytes.TrimSpace(rest[n:])) > 0:
+		return fmt.Errorf("%w: something follows the document", ErrDocument)
+	}
+	return place(message, rest[:n])
+}
+
+var errLine = fmt.Errorf("%w: a line of more than %d bytes", ErrDocument, maxLine)
+
+// object reads the line of a document into a message. strict refuses fields that the message does not have.
+func object(line []byte, message any, strict bool) error {
 	d := json.NewDecoder(bytes.NewReader(line))
-	if r.Strict {
-		if err := check(line); err != nil {
-			return fmt.Errorf("%w: %w", ErrDocument, err)
-		}
+	if strict {
 		d.DisallowUnknownFields()
 	}
 	if err := d.Decode(message); err != nil {
@@ -187,18 +226,29 @@ func (r *Reader) Read(message any) error {
 	if rest, err := d.Token(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %v after the end of the document", ErrDocument, rest)
 	}
+	return nil
+}
+
+// following returns how many bytes follow the line of a message.
+func following(message any) (int, error) {
+	m, carries := message.(carrier)
+	if !carries {
+		return 0, nil
+	}
+	n := *m.following()
+	if n < 0 {
+		return 0, fmt.Errorf("%w: %d bytes follow", ErrDocument, n)
+	}
+	return n, nil
+}
+
+// place sets the values of a message that are in the bytes which follow its line.
+func place(message any, block []byte) (err error) {
 	m, carries := message.(carrier)
 	if !carries {
 		return nil
 	}
-	n := *m.following()
-	if n < 0 {
-		return fmt.Errorf("%w: %d bytes follow", ErrDocument, n)
-	}
-	block, err := r.bytes(n)
-	if err != nil {
-		return err
-	}
+	n := len(block)
 	left := n
 	m.Each(func(b *Bytes) {
 		at, length := b.place[0], b.place[1]
@@ -267,17 +317,6 @@ func escape(text []byte) (int, error) {
 	return 12, nil
 }
 
-// End returns an error unless nothing but white space is left to read.
-func (r *Reader) End() error {
-	switch _, err := r.line(); {
-	case errors.Is(err, io.EOF):
-		return nil
-	case err != nil:
-		return err
-	}
-	return fmt.Errorf("%w: something follows the document", ErrDocument)
-}
-
 // line returns the next line that is not empty.
 func (r *Reader) line() ([]byte, error) {
 	var line []byte
@@ -285,7 +324,7 @@ func (r *Reader) line() ([]byte, error) {
 		part, err := r.in.ReadSlice('\n')
 		line = append(line, part...)
 		if len(line) > maxLine {
-			return nil, fmt.Errorf("%w: a line of more than %d bytes", ErrDocument, maxLine)
+			return nil, errLine
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
 			continue

@@ -12,7 +12,8 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
-from . import _calls, _http, _server, errors
+from . import _bodies, _calls, _http, _server, errors
+from ._bodies import Body
 from ._calls import Call
 from ._transport import AsyncTransport, BrokenError, Response, _AsyncStream
 from ._wire import Decoder, Object
@@ -54,6 +55,7 @@ class AsyncClient:
         self._o.check()
         self._restart = _restart
         self._server = ""
+        self._bases = _bodies.Bases()
         self._http = AsyncTransport(self._o.socket, self._o.base, self._o.headers(), verify)
 
     @classmethod
@@ -93,13 +95,28 @@ class AsyncClient:
     # Requests
 
     async def _run(self, call: Call[T]) -> T:
-        content = _http.body(call)
+        body = _bodies.whole(call)
+        if not body.base:
+            return await self._send(call, body)
+        last = self._bases.take(call.session)
+        difference = _bodies.difference(last, body, secrets.token_hex(16)) if last else None
+        try:
+            result = await self._send(call, difference or body)
+        except errors.Error as e:
+            if e.kind != "base-not-found":
+                raise
+            difference = None
+            result = await self._send(call, body)
+        self._bases.put(call.session, difference or body)
+        return result
+
+    async def _send(self, call: Call[T], body: Body) -> T:
         if call.id and not call.anywhere and not self._server:
             await self._hello()
-        attempts = _http.Attempts(self._o.patience, self._server, call.id, call.anywhere)
+        attempts = _http.Attempts(self._o.patience, self._server, body.id, call.anywhere, body.base)
         while True:
             try:
-                response = await self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
+                response = await self._http.request("POST", "/v1/" + call.name, content=body.content, headers=attempts.headers())
             except BrokenError as e:
                 if call.several and e.begun:
                     attempts.renew()  # It comes bit by bit, for as long as the work takes.
@@ -257,7 +274,7 @@ class AsyncSession:
         while True:
             alive = False
             try:
-                content = _http.body(Call("nodes", message, lambda _: None))
+                content = _bodies.whole(Call("nodes", message, lambda _: None)).content
                 async with self.client._stream("POST", "/v1/nodes", content=content) as response:
                     decoder = Decoder()
                     async for chunk in response.aiter_bytes():

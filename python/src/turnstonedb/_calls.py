@@ -39,6 +39,7 @@ class Call(Generic[T]):
     several: bool = False  # the answer is several documents
     id: str = ""  # of a write: the server remembers the write by it
     anywhere: bool = False  # of a write: any server may make it again, because it has a turn id
+    session: str = ""  # of a commit: it may be sent as its difference from the last one of the session
 
 
 def _one(f: Callable[[Object], T]) -> Callable[[list[Document]], T]:
@@ -87,7 +88,7 @@ def list_sessions(after: str, limit: int, parent: str, group: str, labels: Mappi
 
 
 def commit(target: Object, c: Commit) -> Call[Result]:
-    return _write("commit", {**target, **c._wire()}, _one(Result._of), bool(c.turn))
+    return Call("commit", {**target, **c._wire()}, _one(Result._of), False, secrets.token_hex(16), bool(c.turn), target["session"])
 
 
 def commit_all(commits: Sequence[Object]) -> Call[list[Result]]:

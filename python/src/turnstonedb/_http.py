@@ -14,12 +14,11 @@ from urllib.parse import quote, urlsplit
 from . import errors
 from ._calls import Call
 from ._transport import Response
-from ._wire import Decoder, Document, encode
+from ._wire import Decoder, Document
 
 T = TypeVar("T")
 
 MAX_PATIENCE = 30.0
-MAX_REQUEST = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,12 @@ class Options:
 class Attempts:
     """The attempts of one request. After each that got no answer, `again` says how long to wait before the next, or raises."""
 
-    def __init__(self, patience: float, server: str = "", id: str = "", anywhere: bool = False) -> None:
+    def __init__(self, patience: float, server: str = "", id: str = "", anywhere: bool = False, base: str = "") -> None:
         self._patience = patience
         self.renew()
         self._server = "" if anywhere else server  # that has to make the write
         self._id = id
+        self._base = base
         self._pause = 0.005
         self.sent = False  # a server may have begun with it
 
@@ -79,6 +79,8 @@ class Attempts:
             h["Turnstone-Request"] = self._id
             if self._server:
                 h["Turnstone-Server"] = self._server
+            if self._base:
+                h["Turnstone-Base"] = self._base
         return h
 
     def renew(self) -> None:
@@ -115,14 +117,6 @@ class Lost(Exception):
 
 class Busy(Exception):
     """The server has refused the request without an effect, and is to be asked again."""
-
-
-def body(call: Call[Any]) -> bytes:
-    content = b"".join(encode(call.message))
-    if len(content) > MAX_REQUEST:
-        text = f"{call.name} of {len(content)} bytes: a server reads {MAX_REQUEST} at most"
-        raise errors.InvalidError(text, {"type": "#too-large", "matches": ["too-large"]})
-    return content
 
 
 def check(response: Response) -> None:

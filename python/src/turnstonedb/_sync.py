@@ -12,7 +12,8 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
-from . import _calls, _http, _server, errors
+from . import _bodies, _calls, _http, _server, errors
+from ._bodies import Body
 from ._calls import Call
 from ._transport import Transport, BrokenError, Response, _Stream
 from ._wire import Decoder, Object
@@ -54,6 +55,7 @@ class Client:
         self._o.check()
         self._restart = _restart
         self._server = ""
+        self._bases = _bodies.Bases()
         self._http = Transport(self._o.socket, self._o.base, self._o.headers(), verify)
 
     @classmethod
@@ -93,13 +95,28 @@ class Client:
     # Requests
 
     def _run(self, call: Call[T]) -> T:
-        content = _http.body(call)
+        body = _bodies.whole(call)
+        if not body.base:
+            return self._send(call, body)
+        last = self._bases.take(call.session)
+        difference = _bodies.difference(last, body, secrets.token_hex(16)) if last else None
+        try:
+            result = self._send(call, difference or body)
+        except errors.Error as e:
+            if e.kind != "base-not-found":
+                raise
+            difference = None
+            result = self._send(call, body)
+        self._bases.put(call.session, difference or body)
+        return result
+
+    def _send(self, call: Call[T], body: Body) -> T:
         if call.id and not call.anywhere and not self._server:
             self._hello()
-        attempts = _http.Attempts(self._o.patience, self._server, call.id, call.anywhere)
+        attempts = _http.Attempts(self._o.patience, self._server, body.id, call.anywhere, body.base)
         while True:
             try:
-                response = self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
+                response = self._http.request("POST", "/v1/" + call.name, content=body.content, headers=attempts.headers())
             except BrokenError as e:
                 if call.several and e.begun:
                     attempts.renew()  # It comes bit by bit, for as long as the work takes.
@@ -257,7 +274,7 @@ class Session:
         while True:
             alive = False
             try:
-                content = _http.body(Call("nodes", message, lambda _: None))
+                content = _bodies.whole(Call("nodes", message, lambda _: None)).content
                 with self.client._stream("POST", "/v1/nodes", content=content) as response:
                     decoder = Decoder()
                     for chunk in response.iter_bytes():
