@@ -209,7 +209,7 @@ def test_a_store_stays_where_it_is_when_the_process_moves(store: str, monkeypatc
 
 def test_what_can_not_be_done_is_said(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with turnstonedb.Client.open(store, idle=2) as db:
-        monkeypatch.setattr("turnstonedb._http.MAX_REQUEST", 100)
+        monkeypatch.setattr("turnstonedb._bodies.MAX_REQUEST", 100)
         s, _ = db.create("s")
         with pytest.raises(turnstonedb.InvalidError, match="bytes: a server reads 100"):
             s.commit([NewNode("k", "x" * 300)])
