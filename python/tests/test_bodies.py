@@ -57,7 +57,7 @@ def test_a_difference_makes_the_body() -> None:
         if d := _bodies.difference(base, body, "d"):
             found += 1
             assert made(base.content, d.content) == body.content
-            assert (d.id, d.base, d.pieces) == ("d", "i", body.pieces)
+            assert (d.id, d.base, d.whole) == ("d", "i", body.whole)
             assert len(d.content) < len(body.content) or len(body.content) < 3000
     assert found > 500
 
@@ -78,9 +78,9 @@ def test_what_was_added_to_a_list_is_all_that_is_sent() -> None:
 def test_bases_have_a_limit() -> None:
     bases = Bases(1000)
     for i in range(10):
-        bases.put(str(i), Body(str(i), b"", "", [bytes(150), bytes(50)]))
-    bases.put("large", Body("l", b"", "", [bytes(501)]))
-    bases.put("9", Body("10", b"", "", [bytes(200)]))  # in the place of the one before
+        bases.put(str(i), Body(str(i), [], "", [bytes(150), bytes(50)]))
+    bases.put("large", Body("l", [], "", [bytes(501)]))
+    bases.put("9", Body("10", [], "", [bytes(200)]))  # in the place of the one before
     assert [i for i in range(9) if bases.take(str(i))] == [5, 6, 7, 8]
     last = bases.take("9")
     assert last is not None

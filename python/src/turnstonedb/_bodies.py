@@ -21,12 +21,16 @@ _MAX_RUNS = 64  # of a piece
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What is sent for a call. base is the id of the request from whose body it differs, or "none", or "" if the server is not to remember it."""
+    """What is sent for a call, in pieces. base is the id of the request from whose body it differs, or "none", or "" if the server is not to remember it."""
 
     id: str
-    content: bytes
+    sent: Sequence[bytes]
     base: str = ""
-    pieces: Sequence[bytes] = ()  # of the whole body
+    whole: Sequence[bytes] = ()  # what the server has then
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self.sent)
 
 
 class Bases:
@@ -49,19 +53,19 @@ class Bases:
         with self._mu:
             body = self._by.pop(session, None)
             if body:
-                self._size -= _size(body.pieces)
+                self._size -= _size(body.whole)
             return body
 
     def put(self, session: str, body: Body) -> None:
         self.take(session)
-        size = _size(body.pieces)
+        size = _size(body.whole)
         with self._mu:
             if size > self._most // 2:
                 return
             self._by[session] = body
             self._size += size
             while self._size > self._most:
-                self._size -= _size(self._by.pop(next(iter(self._by))).pieces)
+                self._size -= _size(self._by.pop(next(iter(self._by))).whole)
 
 
 def whole(call: Call[Any]) -> Body:
@@ -72,21 +76,22 @@ def whole(call: Call[Any]) -> Body:
         text = f"{call.name} of {size} bytes: a server reads {MAX_REQUEST} at most"
         raise errors.InvalidError(text, {"type": "#too-large", "matches": ["too-large"]})
     base = "none" if call.session and size >= LEAST_BASE else ""
-    return Body(call.id, b"".join(pieces), base, pieces)
+    return Body(call.id, pieces, base, pieces)
 
 
 def difference(base: Body, body: Body, id: str) -> Body | None:
     """Returns a body as its difference from an earlier one, or None if that has not less than half of the bytes."""
     copies: list[tuple[int, int, int]] = []
     fresh: list[bytes] = []
-    for piece in body.pieces:
-        at, old = _like(piece, base.pieces)
+    most = _size(body.whole) // 2
+    for piece in body.whole:
+        at, old = _like(piece, base.whole)
         for start, copied, new in _runs(old, piece):
             copies.append((at + start, copied, len(new)))
             fresh.append(new)
-        if 2 * _size(fresh) > len(body.content):
+        if _size(fresh) > most:
             return None
-    return Body(id, b"".join(encode({"copies": copies, "fresh": b"".join(fresh)})), base.id, body.pieces)
+    return Body(id, encode({"copies": copies, "fresh": b"".join(fresh)}), base.id, body.whole)
 
 
 def _size(pieces: Sequence[bytes]) -> int:

@@ -114,9 +114,10 @@ class Client:
         if call.id and not call.anywhere and not self._server:
             self._hello()
         attempts = _http.Attempts(self._o.patience, self._server, body.id, call.anywhere, body.base)
+        content = body.content
         while True:
             try:
-                response = self._http.request("POST", "/v1/" + call.name, content=body.content, headers=attempts.headers())
+                response = self._http.request("POST", "/v1/" + call.name, content=content, headers=attempts.headers())
             except BrokenError as e:
                 if call.several and e.begun:
                     attempts.renew()  # It comes bit by bit, for as long as the work takes.
