@@ -29,6 +29,7 @@ func TestSV11_ABodyMayBeADifference(t *testing.T) {
 	if got := part(); !strings.Contains(got, text+"+0+1+2+3") || strings.Count(got, "+") != 50 {
 		t.Error(got)
 	}
+	h.refuses("commit", fmt.Sprintf(`{"copies":[[0,%d,2],[%d,4,0]],"fresh":"+9"}`, end+98, end+98), "request", 400, request, "50", base, "48") // of another base
 	for i, name := range []string{"0", "another"} { // forgotten, and never there
 		a := h.ask("POST", "/v1/commit", `{"copies":[[0,1,0]]}`, request, fmt.Sprint("r", i), base, name)
 		if a.kind != "base-not-found" || a.status != 412 || a.header.Get(request) != fmt.Sprint("r", i) {
@@ -49,7 +50,7 @@ func TestSV11_ADifferenceThatDoesNotFitIsRefused(t *testing.T) {
 	whole := `{"session":"s","expected":"any"}`
 	h.post("commit", whole, request, "1", base, "none")
 	for _, d := range []string{
-		`{"copies":[[0,32]]}`, `{"copies":[[0,32,0,0]]}`, `{"copies":[[-1,32,0]]}`, `{"copies":[[0,-1,0]]}`, `{"copies":[[0,1,-1]]}`, `{"copies":[[0,33,0]]}`, `{"copies":[[33,0,0]]}`, `{"copies":[[1,32,0]]}`,
+		`{"copies":[[0,32]]}`, `{"copies":[[0,32,0,0]]}`, `{"copies":[[-1,32,0]]}`, `{"copies":[[0,-1,0]]}`, `{"copies":[[0,1,-1]]}`, `{"copies":[[0,2,-1],[0,1,1]]}`, `{"copies":[[0,33,0]]}`, `{"copies":[[33,0,0]]}`, `{"copies":[[1,32,0]]}`,
 		`{"copies":[[0,32,1]]}`, `{"copies":[[0,32,1]],"fresh":"ab"}`, `{"copies":[[9223372036854775807,9223372036854775807,0]]}`, `{"copies":[[0,1,9223372036854775807]],"fresh":"ab"}`,
 		`{"copies":[[0,32,0]],"more":1}`, `{"copies":[[0,32,0]]}x`, `{"session":"s"}`, `{"copies":{}}`,
 	} {
