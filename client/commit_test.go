@@ -104,6 +104,13 @@ func (f *front) lose(_ http.ResponseWriter, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
+// refuseBase is a handler that does not know the base.
+func refuseBase(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(http.StatusPreconditionFailed)
+	fmt.Fprint(w, `{"type":"x#base-not-found","matches":["base-not-found"],"detail":"it is gone"}`)
+}
+
 // connect returns a client and a session of it.
 func (f *front) connect() (*client.Client, turnstone.Persistence) {
 	cl, err := client.Open(ctx, f.url, nil)
@@ -236,11 +243,7 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	}
 	holds(t, s, n)
 	// A refusal that says nothing of an earlier attempt leaves it open.
-	refuse := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(http.StatusPreconditionFailed)
-		fmt.Fprint(w, `{"type":"x#base-not-found","matches":["base-not-found"],"detail":"it is gone"}`)
-	})
+	refuse := http.HandlerFunc(refuseBase)
 	_, err := commit("", func(w http.ResponseWriter, r *http.Request) {
 		f.next.Store(&refuse)
 		f.lose(w, r)
@@ -248,6 +251,53 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	if !errors.Is(err, turnstone.ErrOutcomeUnknown) {
 		t.Errorf("refused by somebody else: %v", err)
 	}
+}
+
+// Of two servers, the first one makes the commit, the second one does not know the base, and the whole body comes to the first one.
+func TestSV11_WhatOneServerMadeAsADifferenceIsNotRefusedAsAWhole(t *testing.T) {
+	f := newFront(t)
+	_, s := f.connect()
+	const n = 8
+	for i := 1; i <= n; i++ {
+		if _, err := commitList(s, i, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Turnstone-Request", r.Header.Get("Turnstone-Request")) // It has ended with that.
+		refuseBase(w, r)
+	})
+	lose := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.next.Store(&refuse)
+		f.lose(w, r)
+	})
+	f.next.Store(&lose)
+	bases := f.bases.Load()
+	if r, err := commitList(s, n+1, "turn"); err != nil || !r.Replayed || f.bases.Load() != bases+2 {
+		t.Errorf("%+v, %v, %d differences", r, err, f.bases.Load()-bases)
+	}
+	holds(t, s, n+1)
+}
+
+func TestSV11_ACommitThatFailsLeavesNoBase(t *testing.T) {
+	f := newFront(t)
+	_, s := f.connect()
+	const n = 8
+	for i := 1; i <= n; i++ {
+		if _, err := commitList(s, i, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bases := f.bases.Load()
+	if _, err := commitList(s, n, ""); !errors.Is(err, turnstone.ErrConflict) || f.bases.Load() != bases+1 {
+		t.Error(err)
+	}
+	for i, want := range []int64{0, 1} { // The first one is whole, and the next one differs from it.
+		if _, err := commitList(s, n+1+i, ""); err != nil || f.bases.Load() != bases+1+want {
+			t.Errorf("commit %d after it: %v, %d differences", i, err, f.bases.Load()-bases-1)
+		}
+	}
+	holds(t, s, n+2)
 }
 
 // Over connections that are cut all the time, each commit is stored once, and as it is.

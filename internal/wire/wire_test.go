@@ -122,3 +122,14 @@ func TestSV5_WhatDoesNotComeIsNotAllocated(t *testing.T) {
 		t.Errorf("%v allocations", allocated)
 	}
 }
+
+func TestSV8_ALineHasALimit(t *testing.T) {
+	line := append(append([]byte(`{"session":"`), bytes.Repeat([]byte("s"), 33<<20)...), "\"}\n"...)
+	var m wire.CommitRequest
+	if err := wire.Decode(line, &m); !errors.Is(err, wire.ErrDocument) {
+		t.Error(err)
+	}
+	if err := wire.NewReader(bytes.NewReader(line)).Read(&m); !errors.Is(err, wire.ErrDocument) {
+		t.Error(err)
+	}
+}

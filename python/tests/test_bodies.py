@@ -75,6 +75,43 @@ def test_what_was_added_to_a_list_is_all_that_is_sent() -> None:
     assert _bodies.whole(call(content[:100])).base == ""
 
 
+def test_what_was_inserted_or_changed_is_all_that_is_sent() -> None:
+    r = random.Random(4)
+    content = r.randbytes(300_000)
+    base = _bodies.whole(call(content))
+
+    def sent(changed: bytes) -> int:
+        body = _bodies.whole(call(changed))
+        d = _bodies.difference(base, body, "d")
+        assert d is not None
+        assert made(base.content, d.content) == body.content
+        return len(d.content)
+
+    assert sent(content[:1000] + b"inserted" * 10 + content[1000:]) < 300
+    for n in (1, 10, 40):  # changes of a byte each
+        changed = bytearray(content)
+        for at in range(0, n * 7000, 7000):
+            changed[at] ^= 1
+        assert sent(bytes(changed)) < 200 + 30 * n
+    # With more of them than a difference has pieces, it still makes the body.
+    changed = bytearray(content)
+    for i in range(100):  # closer and closer
+        changed[-100 - 10 * i * i] ^= 1
+    sent(bytes(changed))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_process_goes_on_without_the_bases_of_its_parent() -> None:
+    bases = Bases()
+    bases.put("s", Body("i", [], "", [bytes(200)]))
+    with bases._mu:  # as if another thread had it
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if bases.take("s") is None and bases._size == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert bases.take("s") is not None
+
+
 def test_bases_have_a_limit() -> None:
     bases = Bases(1000)
     for i in range(10):

@@ -99,14 +99,18 @@ def _size(pieces: Sequence[bytes]) -> int:
 
 
 def _like(piece: bytes, pieces: Sequence[bytes]) -> tuple[int, bytes]:
-    """Returns the one of some pieces that has bytes in common with a piece, where it begins, or nothing."""
+    """Returns the one of some pieces that has bytes in common with a piece, as far from the beginning or from the end, and where it begins, or nothing."""
     at = 0
     for p in pieces:
         middle = min(len(p), len(piece)) // 2
-        if middle > _LEAST_PIECE // 2 and p[middle : middle + 64] == piece[middle : middle + 64]:
+        if middle > _LEAST_PIECE // 2 and (_sample(p, middle) == _sample(piece, middle) or _sample(p, len(p) - middle) == _sample(piece, len(piece) - middle)):
             return at, p
         at += len(p)
     return 0, b""
+
+
+def _sample(piece: bytes, at: int) -> bytes:
+    return piece[at : at + 64]
 
 
 def _runs(old: bytes, new: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -125,7 +129,7 @@ def _runs(old: bytes, new: bytes) -> Iterator[tuple[int, int, bytes]]:
     else:
         n = 0
     rest = new[at + n :]
-    end = _common_end(old[at + n :], rest)
+    end = _common_end(old, rest)
     yield at, n, rest[: len(rest) - end]
     if end:
         yield len(old) - end, end, b""
