@@ -1,12 +1,14 @@
 """Compares the checkpointer with LangGraph's own on SQLite or PostgreSQL: a list that grows for 200 steps.
 
-python bench/langgraph_side_by_side.py [--postgres] [--writes] [--bytes N]
+python bench/langgraph_side_by_side.py [--postgres] [--writes | --graph] [--bytes N | --transcript FILE]
 
-A message has 360 bytes, or N. All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their
-defaults. On PostgreSQL both have a database of one server, which this program starts.
+A message has 360 bytes, or N, or is a line of a transcript, which has a JSON document on each. All commit durably: SQLite as its saver sets it up (a write-ahead log,
+synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both have a database of one server, which this program starts.
 """
 
 import argparse
+import json
+import operator
 import os
 import subprocess
 import sys
@@ -16,12 +18,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import psycopg
 from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
 
 import turnstonedb
 from turnstonedb import _server as server
@@ -34,26 +37,59 @@ STEPS = 200
 Saver = BaseCheckpointSaver[str]
 
 
-def run(saver: Saver, thread: str, writes: bool, size: int) -> tuple[float, float]:
-    """Returns puts a second, and milliseconds that the latest checkpoint takes to read."""
-    config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
-    messages: list[Any] = []
+def made(n: int) -> list[Any]:
+    """Returns messages of n bytes."""
+    return [{"role": "user", "content": f"message {i} " + str(uuid.uuid4()) * (n // 36)} for i in range(STEPS)]
+
+
+def of_transcript(path: str) -> list[Any]:
+    """Returns the first messages of a file."""
+    with open(path, encoding="utf-8") as f:
+        found = [json.loads(line) for _, line in zip(range(STEPS), f, strict=False)]
+    if len(found) < STEPS:
+        sys.exit(f"{path} has {len(found)} lines: want {STEPS}")
+    return found
+
+
+def put(saver: Saver, config: Any, messages: list[Any], writes: bool) -> None:
+    """Puts a checkpoint for each message."""
     version: Any = None
-    begun = time.perf_counter()
     for i in range(STEPS):
-        messages.append({"role": "user", "content": f"message {i} " + str(uuid.uuid4()) * (size // 36)})
         c = empty_checkpoint()
         version = saver.get_next_version(version, None)
-        c["channel_values"], c["channel_versions"] = {"messages": list(messages)}, {"messages": version}
+        c["channel_values"], c["channel_versions"] = {"messages": messages[: i + 1]}, {"messages": version}
         config = saver.put(config, c, {"step": i, "source": "loop"}, {"messages": version})
         if writes:
-            saver.put_writes(config, [("messages", messages[-1])], str(uuid.uuid4()))
-    put = time.perf_counter()
+            saver.put_writes(config, [("messages", messages[i])], str(uuid.uuid4()))
+
+
+class State(TypedDict):
+    messages: Annotated[list[Any], operator.add]
+
+
+def invoke(saver: Saver, config: Any, messages: list[Any]) -> None:
+    """Runs a graph whose node adds a message until all are there."""
+    builder = StateGraph(State)
+    builder.add_node("add", lambda state: {"messages": [messages[len(state["messages"])]]})
+    builder.add_edge(START, "add")
+    builder.add_conditional_edges("add", lambda state: END if len(state["messages"]) == STEPS else "add")
+    builder.compile(checkpointer=saver).invoke({"messages": []}, {**config, "recursion_limit": 2 * STEPS})
+
+
+def run(saver: Saver, thread: str, messages: list[Any], writes: bool, graph: bool) -> tuple[float, float]:
+    """Returns steps a second, and milliseconds that the latest checkpoint takes to read."""
+    config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+    begun = time.perf_counter()
+    if graph:
+        invoke(saver, config, messages)
+    else:
+        put(saver, config, messages, writes)
+    ended = time.perf_counter()
     for _ in range(20):
         t = saver.get_tuple(config)
         assert t is not None
-        assert len(t.checkpoint["channel_values"]["messages"]) == STEPS
-    return STEPS / (put - begun), (time.perf_counter() - put) / 20 * 1000
+        assert t.checkpoint["channel_values"]["messages"] == messages
+    return STEPS / (ended - begun), (time.perf_counter() - ended) / 20 * 1000
 
 
 def size(d: str) -> int:
@@ -111,18 +147,23 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--postgres", action="store_true")
     p.add_argument("--writes", action="store_true", help="store a pending write with each checkpoint")
+    p.add_argument("--graph", action="store_true", help="let a graph put them, with its pending writes, and count its steps")
     p.add_argument("--bytes", type=int, default=360, help="of a message")
+    p.add_argument("--transcript", help="file that has the messages, one on each line")
     o = p.parse_args()
     name = "PostgreSQL" if o.postgres else "SQLite"
+    messages = of_transcript(o.transcript) if o.transcript else made(o.bytes)
+    print(f"{sum(len(json.dumps(m)) for m in messages) // STEPS} bytes a message")
+    counted = "steps" if o.graph else "puts"
     ratios, reads = [], []
     with (on_postgres if o.postgres else on_files)() as (their_saver, our_saver, sizes):
         for i in range(5):  # one after the other, several times: machines are noisy
-            theirs, ours = run(their_saver, f"t{i}", o.writes, o.bytes), run(our_saver, f"t{i}", o.writes, o.bytes)
+            theirs, ours = (run(saver, f"t{i}", messages, o.writes, o.graph) for saver in (their_saver, our_saver))
             ratios.append(ours[0] / theirs[0])
             reads.append(ours[1] / theirs[1])
-            print(f"puts a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
+            print(f"{counted} a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
         a, b = sizes()
-        print(f"median: {sorted(ratios)[2]:.2f} times the puts a second, {sorted(reads)[2]:.2f} times the time to read")
+        print(f"median: {sorted(ratios)[2]:.2f} times the {counted} a second, {sorted(reads)[2]:.2f} times the time to read")
         print(f"bytes: {name} {a}, Turnstone {b}: {a / b:.1f} times fewer")
 
 

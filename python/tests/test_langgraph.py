@@ -1,4 +1,5 @@
 import asyncio
+import operator
 import os
 import signal
 import subprocess
@@ -253,6 +254,56 @@ def test_a_head_that_is_not_that_of_the_thread_any_more_is_not_built_upon(db: tu
     t = b.get_tuple(checkpoint("3", a, last, {"x": 3, "y": "A"}, {"x": "3", "y": "1"}, {"x": "3"}))
     assert t is not None
     assert t.checkpoint["channel_values"] == {"x": 3, "y": "A"}
+
+
+def requests(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the list to which the paths of requests are added from now on."""
+    paths = []
+    request = db._http.request
+
+    def spied(method: str, path: str, **kw: Any) -> Any:
+        paths.append(path)
+        return request(method, path, **kw)
+
+    monkeypatch.setattr(db._http, "request", spied)
+    return paths
+
+
+def test_a_put_on_top_of_the_last_one_reads_nothing(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class State(TypedDict):
+        items: Annotated[list[str], operator.add]
+        never: str
+
+    builder = StateGraph(State)
+    builder.add_node("add", lambda state: {"items": ["x"]})
+    builder.add_edge(START, "add")
+    builder.add_conditional_edges("add", lambda state: END if len(state["items"]) == 10 else "add")
+    g = builder.compile(checkpointer=TurnstoneSaver(db))
+    paths = requests(db, monkeypatch)
+    g.invoke({"items": []}, {"configurable": {"thread_id": "t"}})  # type: ignore[call-overload]
+    # Channels that were consumed, or never set, have versions and no values.
+    assert paths.count("/v1/commit") == 11
+    assert set(paths[paths.index("/v1/commit") :]) <= {"/v1/commit", "/v1/change-records"}
+
+
+def test_a_put_on_top_of_an_older_one_reads_that_once(db: turnstonedb.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = TurnstoneSaver(db)
+    names = [f"c{i}" for i in range(5)]
+    versions = dict.fromkeys(names, "1")
+
+    def put(cid: str, config: Any, values: dict[str, Any], changed: dict[str, str]) -> Any:
+        c = empty_checkpoint()
+        c["id"], c["channel_values"], c["channel_versions"] = cid, values, {**versions, **changed}  # type: ignore[typeddict-item]
+        return saver.put(config, c, {"step": 0}, changed)  # type: ignore[arg-type]
+
+    first = put("1", {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, dict.fromkeys(names, "a"), versions)
+    put("2", first, dict.fromkeys(names, "b"), dict.fromkeys(names, "2"))
+    paths = requests(db, monkeypatch)
+    fork = put("3", first, {}, {})
+    assert paths.count("/v1/checkpoint") == 1
+    t = saver.get_tuple(fork)
+    assert t is not None
+    assert t.checkpoint["channel_values"] == dict.fromkeys(names, "a")
 
 
 def test_what_others_have_put_into_the_group_is_left_alone(db: turnstonedb.Client) -> None:

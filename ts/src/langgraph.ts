@@ -35,9 +35,8 @@ import { ConflictError, InvalidError, NotFoundError, RecordConflictError, Turnst
 import type { Commit, Create, Info, NewNode, Node, RecordChange, StoredRecord } from "./types.ts";
 
 const group = "langgraph.js";
-/** The names of the parts that are no channels. */
+/** The name of the part that is no channel: the checkpoint without its values, and its metadata. */
 const bodyPart = ".checkpoint";
-const metadataPart = ".metadata";
 /** The keys of records, or their beginnings. */
 const checkpointKey = "c/";
 const writeKey = "w/";
@@ -66,6 +65,9 @@ interface Entry {
 	parent?: string;
 	revision: number;
 }
+
+/** A checkpoint without its values, and its metadata. */
+type Body = [Omit<Checkpoint, "channel_values">, CheckpointMetadata];
 
 /** A thread's namespace. */
 interface Place {
@@ -148,11 +150,8 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		// What a first checkpoint does not name as new is not of it, unless it is a copy of another one.
 		const whole = parent !== undefined || metadata.source === "fork";
 		const given = Object.entries(values).filter(([channel]) => whole || Object.hasOwn(newVersions, channel));
-		const parts = new Map([
-			[bodyPart, await this.#pack(body)],
-			[metadataPart, await this.#pack(metadata)],
-		]);
-		await this.#commit(place, { id: checkpoint.id, parent }, parts, checkpoint.channel_versions, new Map(given), newVersions);
+		const packed = await this.#pack([body, metadata]);
+		await this.#commit(place, { id: checkpoint.id, parent }, packed, checkpoint.channel_versions, new Map(given), newVersions);
 		return configOf(place, checkpoint.id);
 	}
 
@@ -257,7 +256,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	async #tuple(place: Place, entry: Entry): Promise<CheckpointTuple> {
 		const session = this.#at(place);
 		const [parts, pendingWrites] = await Promise.all([session.checkpoint(entry.revision), this.#writes(session, entry.id)]);
-		const body = (await this.#unpack(parts.get(bodyPart) as Buffer)) as Omit<Checkpoint, "channel_values">;
+		const [body, metadata] = (await this.#unpack(parts.get(bodyPart) as Buffer)) as Body;
 		const values: [string, unknown][] = [];
 		for (const channel of Object.keys(body.channel_versions)) {
 			const content = parts.get(partOf(channel));
@@ -273,7 +272,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		return {
 			config: configOf(place, entry.id),
 			checkpoint,
-			metadata: (await this.#unpack(parts.get(metadataPart) as Buffer)) as CheckpointMetadata,
+			metadata,
 			...(entry.parent === undefined ? {} : { parentConfig: configOf(place, entry.parent) }),
 			pendingWrites,
 		};
@@ -312,7 +311,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		const state = await this.#unlessGone(session.load({ last: 1, parts: [bodyPart], records: [latestKey] }));
 		if (!state) return undefined;
 		const content = state.contents.get(bodyPart);
-		const body = content && ((await this.#unpack(content)) as Checkpoint);
+		const [body] = content ? ((await this.#unpack(content)) as Body) : [];
 		const record = state.records.get(latestKey) as StoredRecord;
 		const latest = record.value.length > 0 ? (JSON.parse(record.value.toString()) as Entry).id : "";
 		return {
@@ -328,18 +327,19 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	async #commit(
 		place: Place,
 		{ id, parent }: { id: string; parent: string | undefined },
-		fixed: Map<string, Buffer>,
+		body: Buffer,
 		versions: ChannelVersions,
 		values: Map<string, unknown>,
 		changed: ChannelVersions,
 	): Promise<void> {
 		const session = this.#at(place);
 		const packed = new Map<string, Buffer>();
+		let before: Map<string, Buffer> | undefined; // parts of the parent
 		for (;;) {
 			const known = this.#heads.get(session.id);
 			const found = known ?? (await this.#head(session));
 			const head = found ?? { revision: 0, id: undefined, parts: new Set(), versions: {}, latest: { id: "", version: "none" } };
-			const parts = new Map(fixed);
+			const parts = new Map([[bodyPart, body]]);
 			const stay = new Set<string>();
 			for (const [channel, version] of Object.entries(versions)) {
 				const name = partOf(channel);
@@ -350,9 +350,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 					continue;
 				}
 				if (!packed.has(channel) && values.has(channel)) packed.set(channel, await this.#pack(values.get(channel)));
-				else if (!packed.has(channel) && parent !== undefined && !Object.hasOwn(changed, channel)) {
-					// The value is that of the parent, and the head has gone on since.
-					const content = (await this.#partsOf(session, parent)).get(name);
+				else if (!packed.has(channel) && parent !== undefined && !Object.hasOwn(changed, channel) && !unchanged) {
+					// The value, if there is one, is that of the parent, and the head has gone on since.
+					before ??= await this.#partsOf(session, parent);
+					const content = before.get(name);
 					if (content) packed.set(channel, content);
 				}
 				const content = packed.get(channel);

@@ -3,6 +3,7 @@ import { randomBytes } from "node:crypto";
 import type { RunnableConfig } from "@langchain/core/runnables";
 import { Annotation, Command, END, interrupt, START, StateGraph } from "@langchain/langgraph";
 import { type ChannelVersions, type Checkpoint, emptyCheckpoint } from "@langchain/langgraph-checkpoint";
+import { Session } from "../src/client.ts";
 import { TurnstoneSaver } from "../src/langgraph.ts";
 import { children } from "../src/server.ts";
 import { all, newStore, open } from "./helpers.ts";
@@ -123,6 +124,25 @@ test("a head that is not that of the thread any more is not built upon", async (
 	await two(b, "B");
 	const next = await put(a, last, { x: 3, y: "A" }, { x: 3, y: 1 }, { x: 3 });
 	expect((await b.getTuple(next))?.checkpoint.channel_values).toEqual({ x: 3, y: "A" });
+});
+
+test("a put reads nothing on top of the last one, and an older one once", async () => {
+	const db = await open();
+	const read = vi.spyOn(Session.prototype, "checkpoint");
+	const records = vi.spyOn(Session.prototype, "record");
+	const saver = new TurnstoneSaver(db);
+	await graph(saver).invoke({ messages: ["hello"] }, { configurable: { thread_id: "t" } });
+	expect(records).toHaveBeenCalledTimes(1); // It asks for the latest one once.
+	const root = { configurable: { thread_id: "u" } };
+	const names = ["a", "b", "c"];
+	const all = <T>(value: T) => Object.fromEntries(names.map((n) => [n, value]));
+	const first = await put(saver, root, all("x"), all(1), all(1));
+	await put(saver, first, all("y"), all(2), all(2));
+	expect(read).not.toHaveBeenCalled();
+	const fork = await put(saver, first, {}, all(1), {});
+	expect(read).toHaveBeenCalledTimes(1);
+	expect((await saver.getTuple(fork))?.checkpoint.channel_values).toEqual(all("x"));
+	vi.restoreAllMocks();
 });
 
 test("what others have put into the group is left alone, and values are not shared", async () => {

@@ -46,7 +46,7 @@ from .types import Commit, NewNode, Record, RecordChange
 T = TypeVar("T")
 
 _GROUP = "langgraph"
-_BODY, _META = ".checkpoint", ".metadata"  # parts that are no channels
+_BODY = ".checkpoint"  # the part that is no channel: the checkpoint without its values, and its metadata
 _CHECKPOINT, _WRITE, _LATEST = "c/", "w/", "latest"  # keys of records, or their beginnings
 _MAX_NAME = 180  # of a thread or a namespace within a session's id; a longer one is hashed
 _MAX_PART = 60  # of a channel's name as the name of a part
@@ -156,8 +156,7 @@ class _Steps:
     def _tuple(self, target: dict[str, str], thread: str, ns: str, entry: dict[str, Any]) -> Steps[CheckpointTuple]:
         cid = entry["id"]
         parts = yield _calls.checkpoint(target, entry["revision"])
-        body = self.serde.loads_typed(_unpack(parts[_BODY]))
-        metadata = self.serde.loads_typed(_unpack(parts[_META]))
+        body, metadata = self.serde.loads_typed(_unpack(parts[_BODY]))
         values = {}
         for channel in body["channel_versions"]:
             content = parts.get(_part(channel))
@@ -239,7 +238,7 @@ class _Steps:
             return None
         body: dict[str, Any] = {"id": "", "channel_versions": {}}
         if _BODY in st.contents:
-            body = self.serde.loads_typed(_unpack(st.contents[_BODY]))
+            body, _ = self.serde.loads_typed(_unpack(st.contents[_BODY]))
         record = st.records[_LATEST]
         latest = json.loads(record.value)["id"] if record.value else ""
         return _Head(st.revision, body["id"], (p.name for p in st.parts), body["channel_versions"], (latest, record.version))
@@ -249,13 +248,10 @@ class _Steps:
         parent = get_checkpoint_id(config)
         body = dict(checkpoint)
         values = cast(dict[str, Any], body.pop("channel_values"))
-        fixed = {
-            _BODY: _pack(*self.serde.dumps_typed(body)),
-            _META: _pack(*self.serde.dumps_typed(get_checkpoint_metadata(config, metadata))),
-        }
+        packed_body = _pack(*self.serde.dumps_typed([body, get_checkpoint_metadata(config, metadata)]))
         packed: dict[str, bytes] = {}
         entry = {"id": checkpoint["id"], "parent": parent}
-        yield from self._commit_checkpoint(thread, ns, entry, fixed, checkpoint["channel_versions"], values, new_versions, packed)
+        yield from self._commit_checkpoint(thread, ns, entry, packed_body, checkpoint["channel_versions"], values, new_versions, packed)
         return _config(thread, ns, checkpoint["id"])
 
     def _commit_checkpoint(
@@ -263,7 +259,7 @@ class _Steps:
         thread: str,
         ns: str,
         entry: dict[str, Any],
-        fixed: dict[str, bytes],
+        body: bytes,
         versions: Mapping[str, Any],
         values: Mapping[str, Any],
         changed: Mapping[str, Any],
@@ -271,6 +267,7 @@ class _Steps:
     ) -> Steps[None]:
         """Commits a checkpoint: the parts that are not those of the head already, and its record."""
         id = _session(thread, ns)
+        before: dict[str, bytes] | None = None  # parts of the parent
         while True:
             head = self._heads.get(id)
             known = head is not None
@@ -278,7 +275,7 @@ class _Steps:
                 head = yield from self._head(id)
             new = head is None
             head = head or _Head(0, "", (), {}, ("", "none"))
-            parts, keep = dict(fixed), {_BODY, _META}
+            parts, keep = {_BODY: body}, {_BODY}
             for channel, version in versions.items():
                 name = _part(channel)
                 unchanged = head.id == entry["parent"] and head.versions.get(channel) == version and channel not in changed
@@ -288,11 +285,12 @@ class _Steps:
                     continue
                 if channel not in packed and channel in values:
                     packed[channel] = _pack(*self.serde.dumps_typed(values[channel]))
-                elif channel not in packed and entry["parent"] and channel not in changed:
-                    # The value is that of the parent, and the head has gone on since.
-                    for name_of, content in (yield from self._parts_of(id, entry["parent"])).items():
-                        if name_of == name:
-                            packed[channel] = content
+                elif channel not in packed and entry["parent"] and channel not in changed and not unchanged:
+                    # The value, if there is one, is that of the parent, and the head has gone on since.
+                    if before is None:
+                        before = yield from self._parts_of(id, entry["parent"])
+                    if name in before:
+                        packed[channel] = before[name]
                 if channel in packed:
                     parts[name] = packed[channel]
                     keep.add(name)
@@ -489,11 +487,11 @@ class _Steps:
         for id, ns in (yield from self._namespaces(source)):
             for entry in reversed((yield from self._entries({"session": id}))):
                 parts = yield _calls.checkpoint({"session": id}, entry["revision"])
-                versions = self.serde.loads_typed(_unpack(parts[_BODY]))["channel_versions"]
+                body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
+                versions = body["channel_versions"]
                 packed = {ch: parts[_part(ch)] for ch in versions if _part(ch) in parts}
-                fixed = {_BODY: parts[_BODY], _META: parts[_META]}
                 copied = {"id": entry["id"], "parent": entry.get("parent")}
-                yield from self._commit_checkpoint(target, ns, copied, fixed, versions, {}, versions, packed)
+                yield from self._commit_checkpoint(target, ns, copied, parts[_BODY], versions, {}, versions, packed)
             nodes, changes = [], []
             for r in (yield from self._all_records({"session": id}, _WRITE)):
                 w = json.loads(r.value.partition(b"\n")[0])
