@@ -1,9 +1,10 @@
 """Compares the checkpointer with LangGraph's own on SQLite or PostgreSQL: a list that grows for 200 steps.
 
-python bench/langgraph_side_by_side.py [--postgres] [--writes | --graph] [--bytes N | --transcript FILE]
+python bench/langgraph_side_by_side.py [--postgres] [--writes | --graph] [--bytes N | --transcript FILE] [--threads N]
 
-A message has 360 bytes, or N, or is a line of a transcript, which has a JSON document on each. All commit durably: SQLite as its saver sets it up (a write-ahead log,
-synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both have a database of one server, which this program starts.
+A message has 360 bytes, or N, or is a line of a transcript, which has a JSON document on each. With --threads, so many threads have a list each, at once.
+All commit durably: SQLite as its saver sets it up (a write-ahead log, synchronous=FULL), Badger and PostgreSQL with their defaults. On PostgreSQL both have a
+database of one server, which this program starts.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -76,20 +78,25 @@ def invoke(saver: Saver, config: Any, messages: list[Any]) -> None:
     builder.compile(checkpointer=saver).invoke({"messages": []}, {**config, "recursion_limit": 2 * STEPS})
 
 
-def run(saver: Saver, thread: str, messages: list[Any], writes: bool, graph: bool) -> tuple[float, float]:
+def run(saver: Saver, name: str, messages: list[Any], o: argparse.Namespace) -> tuple[float, float]:
     """Returns steps a second, and milliseconds that the latest checkpoint takes to read."""
-    config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+
+    def one(i: int) -> None:
+        config: Any = {"configurable": {"thread_id": f"{name}/{i}", "checkpoint_ns": ""}}
+        if o.graph:
+            invoke(saver, config, messages)
+        else:
+            put(saver, config, messages, o.writes)
+
     begun = time.perf_counter()
-    if graph:
-        invoke(saver, config, messages)
-    else:
-        put(saver, config, messages, writes)
+    with ThreadPoolExecutor(o.threads) as threads:
+        list(threads.map(one, range(o.threads)))
     ended = time.perf_counter()
     for _ in range(20):
-        t = saver.get_tuple(config)
+        t = saver.get_tuple({"configurable": {"thread_id": f"{name}/0", "checkpoint_ns": ""}})
         assert t is not None
         assert t.checkpoint["channel_values"]["messages"] == messages
-    return STEPS / (ended - begun), (time.perf_counter() - ended) / 20 * 1000
+    return o.threads * STEPS / (ended - begun), (time.perf_counter() - ended) / 20 * 1000
 
 
 def size(d: str) -> int:
@@ -149,6 +156,7 @@ def main() -> None:
     p.add_argument("--writes", action="store_true", help="store a pending write with each checkpoint")
     p.add_argument("--graph", action="store_true", help="let a graph put them, with its pending writes, and count its steps")
     p.add_argument("--bytes", type=int, default=360, help="of a message")
+    p.add_argument("--threads", type=int, default=1, help="that put at once, each its own list")
     p.add_argument("--transcript", help="file that has the messages, one on each line")
     o = p.parse_args()
     name = "PostgreSQL" if o.postgres else "SQLite"
@@ -158,7 +166,7 @@ def main() -> None:
     ratios, reads = [], []
     with (on_postgres if o.postgres else on_files)() as (their_saver, our_saver, sizes):
         for i in range(5):  # one after the other, several times: machines are noisy
-            theirs, ours = (run(saver, f"t{i}", messages, o.writes, o.graph) for saver in (their_saver, our_saver))
+            theirs, ours = (run(saver, f"t{i}", messages, o) for saver in (their_saver, our_saver))
             ratios.append(ours[0] / theirs[0])
             reads.append(ours[1] / theirs[1])
             print(f"{counted} a second: {name} {theirs[0]:.0f}, Turnstone {ours[0]:.0f} ({ratios[-1]:.2f} times); reading: {theirs[1]:.1f} ms, {ours[1]:.1f} ms")
