@@ -100,8 +100,12 @@ class _Stream:
         return self._r.read()
 
     def iter_bytes(self) -> Iterator[bytes]:
+        left = self._r.length
         while chunk := self._r.read1(_CHUNK):
+            left = None if left is None else left - len(chunk)
             yield chunk
+        if left:  # The end of the connection is no error for read1.
+            raise http.client.IncompleteRead(b"", left)
 
     def iter_lines(self) -> Iterator[str]:
         while line := self._r.readline():
@@ -172,6 +176,8 @@ class Transport:
             sent = True
             c.request(method, self._url.path + _url(path, params), content, {**self._headers, **(headers or {})})
             r = c.getresponse()
+            if r.length is None and not r.chunked:  # getresponse takes the end of the connection for that of the headers.
+                raise http.client.HTTPException("an answer without its length: it may be cut off")
             begun = True
             yield _Stream(r)
             whole = r.isclosed() and not r.will_close
