@@ -37,6 +37,16 @@ func commitList(s turnstone.Persistence, n int, turn string) (turnstone.Result, 
 	return s.Commit(ctx, turnstone.Commit{Expected: head.Revision(n - 1), Turn: turn, Checkpoint: map[string][]byte{"list": content}})
 }
 
+// commitLists makes the first n commits of a session, of which the last ones are differences.
+func commitLists(t *testing.T, s turnstone.Persistence, n int) {
+	t.Helper()
+	for i := 1; i <= n; i++ {
+		if _, err := commitList(s, i, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // holds fails unless the first n revisions of a session have the first n lists.
 func holds(t *testing.T, s turnstone.Persistence, n int) {
 	t.Helper()
@@ -198,7 +208,8 @@ func TestSV11_CommitsAtOnceAreEachStoredAsTheyAre(t *testing.T) {
 func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	f := newFront(t)
 	_, s := f.connect()
-	n := 0
+	n := 8
+	commitLists(t, s, n)
 	commit := func(turn string, next http.HandlerFunc) (turnstone.Result, error) {
 		n++
 		if next != nil {
@@ -209,11 +220,6 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	restarted := func(w http.ResponseWriter, r *http.Request) {
 		defer f.restart()
 		f.lose(w, r)
-	}
-	for range 8 {
-		if _, err := commit("", nil); err != nil {
-			t.Fatal(err)
-		}
 	}
 	for _, turn := range []string{"", "t"} {
 		f.restart()
@@ -253,16 +259,12 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	}
 }
 
-// Of two servers, the first one makes the commit, the second one does not know the base, and the whole body comes to the first one.
+// The first of two servers makes a commit, and its answer is lost. The second one does not know the base, so the client sends the whole body, which comes to the first one.
 func TestSV11_WhatOneServerMadeAsADifferenceIsNotRefusedAsAWhole(t *testing.T) {
 	f := newFront(t)
 	_, s := f.connect()
 	const n = 8
-	for i := 1; i <= n; i++ {
-		if _, err := commitList(s, i, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
+	commitLists(t, s, n)
 	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Turnstone-Request", r.Header.Get("Turnstone-Request")) // It has ended with that.
 		refuseBase(w, r)
@@ -283,11 +285,7 @@ func TestSV11_ACommitThatFailsLeavesNoBase(t *testing.T) {
 	f := newFront(t)
 	_, s := f.connect()
 	const n = 8
-	for i := 1; i <= n; i++ {
-		if _, err := commitList(s, i, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
+	commitLists(t, s, n)
 	bases := f.bases.Load()
 	if _, err := commitList(s, n, ""); !errors.Is(err, turnstone.ErrConflict) || f.bases.Load() != bases+1 {
 		t.Error(err)

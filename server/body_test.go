@@ -29,8 +29,9 @@ func TestSV11_ABodyMayBeADifference(t *testing.T) {
 	if got := part(); !strings.Contains(got, text+"+0+1+2+3") || strings.Count(got, "+") != 50 {
 		t.Error(got)
 	}
-	h.refuses("commit", fmt.Sprintf(`{"copies":[[0,%d,2],[%d,4,0]],"fresh":"+9"}`, end+98, end+98), "request", 400, request, "50", base, "48") // of another base
-	for i, name := range []string{"0", "another"} {                                                                                            // forgotten, and never there
+	// The same request is not the difference from another base.
+	h.refuses("commit", fmt.Sprintf(`{"copies":[[0,%d,2],[%d,4,0]],"fresh":"+9"}`, end+98, end+98), "request", 400, request, "50", base, "48")
+	for i, name := range []string{"0", "another"} { // forgotten, and never there
 		a := h.ask("POST", "/v1/commit", `{"copies":[[0,1,0]]}`, request, fmt.Sprint("r", i), base, name)
 		if a.kind != "base-not-found" || a.status != 412 || a.header.Get(request) != fmt.Sprint("r", i) {
 			t.Errorf("%+v", a)

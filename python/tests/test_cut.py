@@ -81,7 +81,7 @@ def test_what_is_written_over_connections_that_are_cut_is_written_once(db: turns
             s.change_records(RecordChange.set(f"r/{i}", b"%d" % i, "none"))
             if i % 10 == 0:
                 assert s.checkpoint(i // 2) == {"list": grown(i // 2)}
-                assert [n.payload for n in s.load().nodes] == [b"%d" % j for j in range(1, i + 1)]
+                assert [item.payload for item in s.nodes()] == [b"%d" % j for j in range(1, i + 1)]
         attachment = s.put_attachment(io.BytesIO(grown(50)))
         assert b"".join(s.read_attachment(attachment.id)) == grown(50)
     whole = db.session("s")

@@ -135,13 +135,13 @@ test("a put reads nothing on top of the last one, and an older one once", async 
 	expect(records).toHaveBeenCalledTimes(1); // It asks for the latest one once.
 	const root = { configurable: { thread_id: "u" } };
 	const names = ["a", "b", "c"];
-	const all = <T>(value: T) => Object.fromEntries(names.map((n) => [n, value]));
-	const first = await put(saver, root, all("x"), all(1), all(1));
-	await put(saver, first, all("y"), all(2), all(2));
+	const each = <T>(value: T) => Object.fromEntries(names.map((n) => [n, value]));
+	const first = await put(saver, root, each("x"), each(1), each(1));
+	await put(saver, first, each("y"), each(2), each(2));
 	expect(read).not.toHaveBeenCalled();
-	const fork = await put(saver, first, {}, all(1), {});
+	const fork = await put(saver, first, {}, each(1), {});
 	expect(read).toHaveBeenCalledTimes(1);
-	expect((await saver.getTuple(fork))?.checkpoint.channel_values).toEqual(all("x"));
+	expect((await saver.getTuple(fork))?.checkpoint.channel_values).toEqual(each("x"));
 	vi.restoreAllMocks();
 });
 
