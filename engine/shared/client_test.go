@@ -138,8 +138,14 @@ func TestCloseCutsOffACallThatTakesLong(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() { failed <- set(other, "a", "1") }()
 	<-begun
+	c := other.side.(*client)
 	within(t, 10*time.Second, func() {
 		other.Close()
+		c.mu.Lock()
+		if len(c.busy) > 0 {
+			t.Error("the call outlives Close")
+		}
+		c.mu.Unlock()
 		if err := <-failed; !errors.Is(err, engine.ErrUnknown) {
 			t.Error(err)
 		}
