@@ -2,11 +2,16 @@ package codec_test
 
 import (
 	"bytes"
+	"compress/flate"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/record"
@@ -51,6 +56,51 @@ func BenchmarkDelta(b *testing.B) {
 			}
 			b.ReportMetric(float64(len(out)), "delta-B")
 		})
+	}
+}
+
+// BenchmarkAppend makes deltas of a list to which a message was appended, and compresses the same messages with zstd and the
+// same bytes before them. A commit comes after a pause, in which others have used the caches of the processor, so each
+// delta does here as well.
+func BenchmarkAppend(b *testing.B) {
+	list := text(40 << 10)
+	others := make([]byte, 8<<20)
+	zstdEncoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithEncoderConcurrency(1),
+		zstd.WithAllLitEntropyCompression(true), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(256<<10), zstd.WithEncoderDictRaw(1, list))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, compress := range map[string]func(base, content []byte) ([]byte, error){
+		"delta": codec.Delta,
+		"zstd": func(base, content []byte) ([]byte, error) {
+			var out bytes.Buffer
+			n := len(content) - len(base)
+			err := zstdEncoder.ResetWithOptions(&out, zstd.WithEncoderDictRaw(1, base[max(0, len(base)-64*n):]))
+			if err == nil {
+				_, err = zstdEncoder.Write(content[len(base):])
+			}
+			err = errors.Join(err, zstdEncoder.Close())
+			return out.Bytes(), err
+		},
+	} {
+		for _, n := range []int{100, 400, 1600, 2400} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				var out []byte
+				i := 0
+				for b.Loop() {
+					b.StopTimer()
+					clear(others)
+					end := 10<<10 + i%20<<10
+					b.StartTimer()
+					var err error
+					if out, err = compress(list[:end], list[:end+n]); err != nil {
+						b.Fatal(err)
+					}
+					i++
+				}
+				b.ReportMetric(float64(len(out)), "delta-B")
+			})
+		}
 	}
 }
 
@@ -148,6 +198,10 @@ func TestADeltaIsRefusedThatIsNotOne(t *testing.T) {
 		string(got) != string(base[10:15])+"abc"+string(base[10:12])+"de" {
 		t.Fatalf("%q %v", got, err)
 	}
+	stream := whole(5, 1, 0, 4, 1, 1, 0, 9, 1, 1, 0, 0xfe, 0xff, 'a') // one window of 9 bytes, and a stored block of one
+	if got, err := codec.Decompress(stream, base, 100); err != nil || string(got) != string(base[:4])+"a" {
+		t.Fatalf("%q %v", got, err)
+	}
 	for name, data := range map[string][]byte{
 		"nothing":                         whole(0),
 		"no windows":                      whole(0, 0),
@@ -164,11 +218,57 @@ func TestADeltaIsRefusedThatIsNotOne(t *testing.T) {
 		"a window behind the base":        whole(5, 1, 0, 4, 1, 1, 90, 11, 'a'),
 		"a window that begins behind it":  whole(5, 1, 0, 4, 1, 1, 101, 0, 'a'),
 		"windows that end behind it":      whole(5, 1, 0, 4, 1, 2, 50, 40, 5, 6, 'a'),
-		"fresh bytes that are no frame":   whole(5, 1, 0, 4, 1, 1, 0, 9, 'a'),
+		"fresh bytes that are no stream":  whole(5, 1, 0, 4, 1, 1, 0, 9, 'a'),
+		"a stream that is cut off":        whole(5, 1, 0, 4, 1, 1, 0, 9, 1, 0, 1, 0xfe, 0xff), // BFINAL, stored, one byte that is missing
+		"a stream without its last block": whole(5, 1, 0, 4, 1, 1, 0, 9, 0, 1, 0, 0xfe, 0xff, 'a'),
+		"a stream of too many bytes":      whole(5, 1, 0, 4, 1, 1, 0, 9, 1, 2, 0, 0xfd, 0xff, 'a', 'b'),
+		"a stream of too few bytes":       whole(5, 1, 0, 3, 2, 1, 0, 9, 1, 1, 0, 0xfe, 0xff, 'a'),
+		"bytes behind a stream":           whole(5, 1, 0, 4, 1, 1, 0, 9, 1, 1, 0, 0xfe, 0xff, 'a', 'b'),
 		"a number larger than any offset": whole(5, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 5, 0, 0),
 	} {
 		if got, err := codec.Decompress(data, base, 100); !errors.Is(err, record.ErrMalformed) {
 			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+// Up to 2 KiB of fresh bytes are a DEFLATE stream, as a reader of another make reads it, and more are a zstd frame.
+func TestFreshBytesAreAStreamOrAFrame(t *testing.T) {
+	base := text(40 << 10)
+	for _, n := range []int{17, 400, 2 << 10, 2<<10 + 1, 8 << 10} {
+		fresh := fmt.Appendf(nil, "%x", random(n))[:n]
+		content := append(bytes.Clone(base), fresh...)
+		data, err := codec.Delta(base, content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := codec.Decompress(data, base, len(content)); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("%d fresh bytes do not come back: %v", n, err)
+		}
+		frame := bytes.Contains(data, []byte{0x28, 0xb5, 0x2f, 0xfd}) // RFC 8878, 3.1.1
+		if few := n <= 2<<10; frame == few {
+			t.Errorf("%d fresh bytes: a frame of zstd is %v", n, frame)
+			continue
+		} else if !few || n == 17 { // so few are stored as they are
+			continue
+		}
+		// Method, length, one run of three numbers, and one window at the end of the base.
+		rest := data[1:]
+		var numbers []uint64
+		for range 8 {
+			v, k := binary.Uvarint(rest)
+			numbers, rest = append(numbers, v), rest[k:]
+		}
+		if want := []uint64{uint64(len(content)), 1, 0, uint64(len(base)), uint64(n), 1, uint64(len(base)) - numbers[7], min(8<<10, max(4<<10, 64*uint64(n)))}; !slices.Equal(numbers, want) {
+			t.Errorf("%d fresh bytes: numbers %v, want %v", n, numbers, want)
+			continue
+		}
+		got, err := io.ReadAll(flate.NewReaderDict(bytes.NewReader(rest), base[len(base)-int(numbers[7]):]))
+		if err != nil || !bytes.Equal(got, fresh) {
+			t.Errorf("%d fresh bytes: the standard library reads %q, %v", n, got, err)
+		}
+		if len(rest) > n*5/8 {
+			t.Errorf("%d hexadecimal digits take %d bytes", n, len(rest))
 		}
 	}
 }
