@@ -15,6 +15,7 @@
 //	  - One committer applies all batches that wait as one group (group commit). So it
 //	    checks guards one batch after the other. A group is one frame of the log
 //	    (log.go). While a group is synced, the committer writes the next one (sync.go).
+//	    A caller who is alone commits in its own goroutine (commit.go).
 //	  - The groups of a log are also in a memtable, which is Badger's skip list. A full
 //	    memtable is flushed into a run of Badger's tables (flush.go).
 //	  - When there are too many runs, and on Vacuum, they are merged into one
@@ -111,9 +112,11 @@ type Engine struct {
 	content content
 
 	// Each group has a timestamp. Timestamps ascend by one.
-	written uint64        // the last timestamp in the log; only the committer uses it
-	writer  groupWriter   // only the committer uses it
-	acked   atomic.Uint64 // the last timestamp that is durable; readers see up to it
+	committing sync.Mutex    // held by who commits a group: the committer, or a caller that is alone; guards written and writer
+	written    uint64        // the last timestamp in the log
+	writer     groupWriter   // makes a group
+	acked      atomic.Uint64 // the last timestamp that is durable; readers see up to it
+	together   atomic.Bool   // the last group of the committer had several requests
 
 	failed atomic.Pointer[error] // why the engine refuses everything
 	halted chan struct{}         // closed when the engine has failed
@@ -124,7 +127,7 @@ type Engine struct {
 
 	toSync   chan *group    // groups that are written; the committer closes it
 	unsynced atomic.Int32   // number of groups that syncLoop has not answered
-	syncing  sync.WaitGroup // waits for these groups; only the committer adds to it
+	syncing  sync.WaitGroup // waits for these groups; only who holds committing adds to it
 
 	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
 	used  usedLog                      // for the next log

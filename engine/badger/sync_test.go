@@ -179,6 +179,7 @@ func TestGroupsFollowWithoutWaiting(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 			}
+			e.together.Store(true)          // so that the committer has them all
 			first := write(e, "x", "1", "") // synced by the committer itself
 			<-g.began
 			a0 := large(e, "a0", "")
@@ -203,5 +204,88 @@ func TestGroupsFollowWithoutWaiting(t *testing.T) {
 				t.Errorf("Get after a failed sync: %v", err)
 			}
 		})
+	}
+}
+
+// A writer who is alone commits by itself. Close waits for it, and nobody begins after Close has.
+func TestCloseWaitsForAWriterWhoIsAlone(t *testing.T) {
+	e, g := gated(t)
+	first := write(e, "a", "1", "")
+	<-g.began
+	if e.committing.TryLock() {
+		t.Fatal("nobody holds committing")
+	}
+	e.rewriting <- struct{}{} // Close waits for this after it has waited for writers
+	closed := make(chan error, 1)
+	go func() { closed <- e.Close() }()
+	<-e.stop
+	select {
+	case <-e.done:
+		t.Fatal("the committer has ended beside a writer")
+	case <-time.After(20 * time.Millisecond):
+	}
+	waiting(t, "Close", closed)
+	g.on.Store(false)
+	g.end <- nil
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	<-e.done
+	if err := <-write(e, "b", "1", ""); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("a write after Close has begun: %v", err)
+	}
+	<-e.rewriting
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	again, err := openFiles(g.files, memTableSize+logExtra, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.start()
+	defer again.Close()
+	if a, b := value(t, again, "a"), value(t, again, "b"); a != "1" || b != "" {
+		t.Errorf("a is %q and b %q after Close", a, b)
+	}
+}
+
+// A writer who is alone needs no committer.
+func TestAWriterWhoIsAloneCommitsByItself(t *testing.T) {
+	e, err := openFiles(newDisk("posix"), memTableSize+logExtra, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select { // the engine is not started
+	case err := <-write(e, "a", "1", ""):
+		if err != nil || value(t, e, "a") != "1" {
+			t.Errorf("a write without a committer: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("a write waits for the committer")
+	}
+	e.start()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Those who come while a writer who is alone commits are committed after it, together.
+func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
+	e, g := gated(t)
+	first := write(e, "a", "1", "")
+	<-g.began
+	others := []chan error{write(e, "b", "1", ""), write(e, "c", "1", ""), write(e, "d", "1", "")}
+	for len(e.queue) < len(others)-1 { // the committer has one of them, and waits
+		time.Sleep(time.Millisecond)
+	}
+	g.on.Store(false)
+	g.end <- nil
+	for _, done := range append(others, first) {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e.written != 2 || !e.together.Load() {
+		t.Errorf("%d groups, the last of several requests: %v; want 2, and true", e.written, e.together.Load())
 	}
 }
