@@ -34,6 +34,7 @@ from turnstonedb.langgraph import TurnstoneSaver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import private_postgres
+from serving import serving
 
 STEPS = 200
 Saver = BaseCheckpointSaver[str]
@@ -138,16 +139,10 @@ def on_postgres() -> Iterator[tuple[Saver, Saver, Callable[[], tuple[int, int]]]
                     found[name] = c.execute(f"select pg_database_size('{name}')").fetchone()[0]
             return found["theirs"] - found["empty"], found["ours"] - found["empty"]
 
-        with (
-            subprocess.Popen([server.command(), "serve", "--store", url, "--listen", f"unix:{b}/s"], stdout=subprocess.PIPE) as p,
-            PostgresSaver.from_conn_string(f"postgres://test@/theirs?host={d}") as theirs,
-        ):
-            assert p.stdout is not None
-            assert p.stdout.readline()
+        with serving(url, f"unix:{b}/s"), PostgresSaver.from_conn_string(f"postgres://test@/theirs?host={d}") as theirs:
             theirs.setup()
             with turnstonedb.Client(f"unix:{b}/s") as db:
                 yield theirs, TurnstoneSaver(db), sizes
-            p.terminate()
 
 
 def main() -> None:

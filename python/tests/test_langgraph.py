@@ -15,6 +15,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 import turnstonedb
+from serving import serving
 from turnstonedb import _server as server
 from turnstonedb.langgraph import AsyncTurnstoneSaver, TurnstoneSaver
 
@@ -42,17 +43,12 @@ def test_the_conformance_suite_passes_in_full(engine: str, store: str) -> None:
 
 
 def test_the_conformance_suite_passes_in_full_on_postgres(postgres: str) -> None:
-    with tempfile.TemporaryDirectory() as d, subprocess.Popen([server.command(), "serve", "--store", postgres, "--listen", f"unix:{d}/s"], stdout=subprocess.PIPE) as p:
-        assert p.stdout is not None
-        assert p.stdout.readline()
+    with tempfile.TemporaryDirectory() as d, serving(postgres, f"unix:{d}/s"):
 
         async def client() -> turnstonedb.AsyncClient:
             return turnstonedb.AsyncClient(f"unix:{d}/s")
 
-        try:
-            assert asyncio.run(conforms(client)) == {}
-        finally:
-            p.terminate()
+        assert asyncio.run(conforms(client)) == {}
 
 
 def test_the_conformance_suite_passes_in_full_in_threads(store: str) -> None:
