@@ -40,18 +40,25 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 // commitAlone commits r in the goroutine of its caller, if no other request waits, and the committer had
 // none together a moment ago. It reports whether it did. The way through the committer wakes it, and then the
 // caller again, which takes a writer who is alone a sixth of an Apply (docs/performance.md).
-func (e *Engine) commitAlone(r *request) bool {
+func (e *Engine) commitAlone(r *request) (committed bool) {
 	if len(e.queue) > 0 || e.together.Load() || !e.committing.TryLock() {
 		return false
 	}
-	defer e.committing.Unlock()
+	ended := false
+	defer func() {
+		if !ended { // In the committer's goroutine a panic ends the process. The caller may recover from it.
+			e.fail(errors.New("a commit has panicked"))
+		}
+		e.committing.Unlock()
+	}()
 	select {
 	case <-e.stop:
-		return false
 	default:
+		e.commit([]*request{r}, false)
+		committed = true
 	}
-	e.commit([]*request{r}, false)
-	return true
+	ended = true
+	return committed
 }
 
 // submit hands r to the committer and waits for the answer.

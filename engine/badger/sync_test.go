@@ -269,6 +269,28 @@ func TestAWriterWhoIsAloneCommitsByItself(t *testing.T) {
 	}
 }
 
+// A caller may recover from a panic of its commit, of which nobody knows how far it came: then the engine refuses everything.
+func TestAfterAPanicOfACommitEverythingIsRefused(t *testing.T) {
+	e, g := gated(t)
+	close(g.began) // so that the next sync panics
+	var b engine.Batch
+	b.Set([]byte("a"), []byte("1"))
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the sync did not panic")
+			}
+		}()
+		_ = e.Apply(ctx, &b)
+	}()
+	_, gerr := e.Get(ctx, []byte("a"))
+	for what, err := range map[string]error{"Apply": e.Apply(ctx, &b), "Get": gerr} {
+		if !errors.Is(err, engine.ErrClosed) {
+			t.Errorf("%s after a panic: %v", what, err)
+		}
+	}
+}
+
 // Those who come while a writer who is alone commits are committed after it, together.
 func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
 	e, g := gated(t)
