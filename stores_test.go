@@ -85,6 +85,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	var nodes []graph.ID
 	for i := range 8 {
 		part[i*7]++
+		part = fmt.Appendf(part, `{"step":%d,"plan":"as in step %d","result":"that of step %d"}`, i, i-1, i-1)
 		c := turnstone.Commit{
 			Turn:       fmt.Sprint("t", i),
 			Nodes:      []turnstone.NewNode{{Kind: "user", Key: fmt.Sprint("k", i), Payload: random(900, uint64(i))}, {Kind: "side"}},

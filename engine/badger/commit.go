@@ -44,12 +44,12 @@ func (e *Engine) commitAlone(r *request) (committed bool) {
 	if len(e.queue) > 0 || e.together.Load() || !e.committing.TryLock() {
 		return false
 	}
+	defer e.committing.Unlock()
 	ended := false
 	defer func() {
 		if !ended { // In the committer's goroutine a panic ends the process. The caller may recover from it.
 			e.fail(errors.New("a commit has panicked"))
 		}
-		e.committing.Unlock()
 	}()
 	select {
 	case <-e.stop:
@@ -120,9 +120,11 @@ func (e *Engine) commitLoop() {
 // requests in the group before. It returns what it took from the queue and did not commit, and the
 // number of requests that it committed.
 func (e *Engine) commitNext(first *request, last int) (next *request, n int) {
+	e.together.Store(true) // so that no writer who is alone overtakes first again and again
 	e.committing.Lock()
 	defer e.committing.Unlock()
 	if first.pause != nil {
+		e.together.Store(false)
 		e.syncing.Wait()
 		first.pause()
 		first.err <- nil

@@ -291,13 +291,37 @@ func TestAfterAPanicOfACommitEverythingIsRefused(t *testing.T) {
 	}
 }
 
+// While the committer has a request, nobody is alone: so no writer overtakes it again and again.
+func TestNobodyIsAloneWhileTheCommitterHasARequest(t *testing.T) {
+	e, g := gated(t)
+	g.on.Store(false)
+	e.committing.Lock() // as a writer does who is alone
+	other := write(e, "a", "1", "")
+	for begun := time.Now(); !e.together.Load(); time.Sleep(time.Millisecond) {
+		if time.Since(begun) > time.Minute {
+			t.Fatal("the committer does not say that it has a request")
+		}
+	}
+	e.committing.Unlock()
+	if err := <-other; err != nil {
+		t.Fatal(err)
+	}
+	if e.committing.Lock(); e.together.Load() {
+		t.Error("after a request that was alone, nobody is alone")
+	}
+	e.committing.Unlock()
+	if err := e.Vacuum(ctx); err != nil || e.together.Load() {
+		t.Errorf("after a vacuum, nobody is alone: %v", err)
+	}
+}
+
 // Those who come while a writer who is alone commits are committed after it, together.
 func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
 	e, g := gated(t)
 	first := write(e, "a", "1", "")
 	<-g.began
 	others := []chan error{write(e, "b", "1", ""), write(e, "c", "1", ""), write(e, "d", "1", "")}
-	for len(e.queue) < len(others)-1 { // the committer has one of them, and waits
+	for len(e.queue) < len(others)-1 || !e.together.Load() { // the committer has one of them, and waits
 		time.Sleep(time.Millisecond)
 	}
 	g.on.Store(false)

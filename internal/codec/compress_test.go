@@ -273,6 +273,72 @@ func TestFreshBytesAreAStreamOrAFrame(t *testing.T) {
 	}
 }
 
+// bits are those of a DEFLATE stream.
+type bits struct {
+	b []byte
+	n uint
+}
+
+// put appends n bits, the least significant one first.
+func (w *bits) put(v, n uint) {
+	for i := range n {
+		if w.n%8 == 0 {
+			w.b = append(w.b, 0)
+		}
+		w.b[len(w.b)-1] |= byte(v>>i&1) << (w.n % 8)
+		w.n++
+	}
+}
+
+// header appends that of a block whose only codes are the end of the block, 0, and the length 3, 1, and the distance 1, 0, if distance
+// is 1, or no distance if it is 0 (RFC 1951, section 3.2.7).
+func (w *bits) header(final, distance uint) {
+	w.put(final, 1)
+	w.put(2, 2)
+	w.put(258-257, 5)
+	w.put(0, 5)
+	w.put(18-4, 4)
+	lengths := map[int]uint{18: 1, 0: 2, 1: 2} // codes 0, 10 and 11
+	for _, symbol := range []int{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1} {
+		w.put(lengths[symbol], 3)
+	}
+	for _, zeros := range []uint{138, 118} {
+		w.put(0, 1)
+		w.put(zeros-11, 7)
+	}
+	for _, length := range []uint{1, 1, distance} {
+		w.put(1, 1)
+		w.put(length, 1)
+	}
+}
+
+// A stream that uses a code that its block does not have is refused, whatever the streams and blocks before had.
+func TestAStreamHasOnlyTheCodesOfItsBlock(t *testing.T) {
+	base := []byte("0123456789")
+	delta := func(w *bits) []byte { return append([]byte{2, 13, 1, 0, 10, 3, 1, 0, 10}, w.b...) } // 10 bytes of base and 3 fresh ones
+	var good, bad, later bits
+	good.header(1, 1)
+	bad.header(1, 0)
+	later.header(0, 1)
+	later.put(0, 1) // the end of the first block
+	later.header(1, 0)
+	for _, w := range []*bits{&good, &bad, &later} {
+		w.put(1, 1) // three bytes
+		w.put(0, 1) // from one byte before
+		w.put(0, 1) // the end
+	}
+	for range 10 {
+		if got, err := codec.Decompress(delta(&good), base, 100); err != nil || string(got) != "0123456789999" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		for _, w := range []*bits{&bad, &later} {
+			if got, err := codec.Decompress(delta(w), base, 100); !errors.Is(err, record.ErrMalformed) {
+				t.Errorf("%q, %v", got, err)
+			}
+		}
+	}
+}
+
 // A chain of deltas is expanded in a bounded number of pieces, and gives each content.
 func TestAChainOfDeltasIsExpandedInPieces(t *testing.T) {
 	content := text(200_000)

@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"compress/flate"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,7 +10,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/klauspost/compress/flate"
+	deflater "github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -49,7 +50,7 @@ const (
 	// plainBytes is the most fresh bytes that are not compressed: their windows take 3 to 7.
 	plainBytes = 16
 	// fewBytes is the most fresh bytes that are a DEFLATE stream. Before its first byte, zstd clears tables of
-	// 512 KiB and fills them from the dictionary; DEFLATE has 16 KiB of them, and shorter headers. For an
+	// 512 KiB and fills them from the dictionary; DEFLATE has one of 16 KiB, and shorter headers. For an
 	// appended message of 400 bytes the whole delta takes 0.6 of the time of zstd alone, and about as many bytes; at 2.4 KB both
 	// take the same time, and zstd fewer bytes (go test ./internal/codec -bench Append).
 	fewBytes = 2 << 10
@@ -120,14 +121,14 @@ func compressFresh(dst, base []byte, runs []Run, fresh []byte) ([]byte, error) {
 // deflate appends fresh bytes as a DEFLATE stream to dst.
 func deflate(dst, dict, fresh []byte) ([]byte, error) {
 	out := bytes.NewBuffer(dst)
-	err := flate.StatelessDeflate(out, fresh, true, dict)
+	err := deflater.StatelessDeflate(out, fresh, true, dict)
 	if err != nil || out.Len() <= len(dst)+len(fresh) {
 		return out.Bytes(), err
 	}
 	// It has found no string again, and stored the bytes as they are. Their code alone may be shorter, as that of
 	// hexadecimal digits is.
 	out.Truncate(len(dst))
-	w := huffmanWriters.Get().(*flate.Writer)
+	w := huffmanWriters.Get().(*deflater.Writer)
 	defer huffmanWriters.Put(w)
 	w.Reset(out)
 	_, err = w.Write(fresh)
@@ -136,7 +137,7 @@ func deflate(dst, dict, fresh []byte) ([]byte, error) {
 }
 
 var huffmanWriters = sync.Pool{New: func() any {
-	w, err := flate.NewWriter(nil, flate.HuffmanOnly)
+	w, err := deflater.NewWriter(nil, deflater.HuffmanOnly)
 	if err != nil {
 		panic(err) // a constant level
 	}
@@ -362,5 +363,7 @@ var (
 		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
 	}}
+	// The standard library's reader, because klauspost's (v1.20.3) keeps the codes of a block or stream before, and so accepts
+	// some streams that are none.
 	inflaters = coderPool[io.ReadCloser]{make: func() (io.ReadCloser, error) { return flate.NewReader(nil), nil }}
 )
