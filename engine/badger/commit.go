@@ -39,7 +39,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 
 // commitAlone commits r in the goroutine of its caller, if no other request waits, and the committer had
 // none together a moment ago. It reports whether it did. The way through the committer wakes it, and then the
-// caller again, which takes a writer who is alone a sixth of an Apply (docs/performance.md).
+// caller again, which takes a writer who is alone a tenth of an Apply (docs/performance.md).
 func (e *Engine) commitAlone(r *request) (committed bool) {
 	if len(e.queue) > 0 || e.together.Load() || !e.committing.TryLock() {
 		return false
