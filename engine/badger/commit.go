@@ -37,9 +37,9 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	return e.submit(r)
 }
 
-// commitAlone commits r in the goroutine of its caller, if no other request waits, and the committer had
-// none together a moment ago. It reports whether it did. The way through the committer wakes it, and then the
-// caller again, which takes a writer who is alone a tenth of an Apply (docs/performance.md).
+// commitAlone commits r in the goroutine of its caller, if no other request waits, and the last group of the
+// committer had only one. It reports whether it did. The way through the committer wakes the committer, and
+// then the caller again, which takes a writer who is alone a tenth of an Apply (docs/performance.md).
 func (e *Engine) commitAlone(r *request) (committed bool) {
 	if len(e.queue) > 0 || e.together.Load() || !e.committing.TryLock() {
 		return false
