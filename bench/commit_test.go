@@ -8,7 +8,6 @@ package bench
 import (
 	"bytes"
 	"context"
-	crand "crypto/rand"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -69,12 +68,7 @@ func BenchmarkCommit64(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer e.Close()
-			st, err := turnstone.Open(ctx, e, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer st.Close()
+			st := storeOn(b, e)
 			for b.Loop() {
 				b.StopTimer()
 				sessions, commits := newSessions(b, st, round), script()
@@ -553,54 +547,4 @@ func BenchmarkGrowingPart(b *testing.B) {
 			}
 		}
 	})
-}
-
-// BenchmarkGrowingList commits what a checkpointer of an agent framework does, 200 times for each session: a list that grows by a message of
-// 400 bytes and is saved whole, what surrounds it, a name that keeps the revision, and two records.
-func BenchmarkGrowingList(b *testing.B) {
-	const steps = 200
-	var list []byte
-	var versions [][]byte
-	for i := range steps {
-		list = fmt.Appendf(list, `{"role":"user","content":"message %d %s"},`, i, strings.Repeat(crand.Text(), 14))
-		versions = append(versions, bytes.Clone(list))
-	}
-	for name, open := range map[string]func(dir string) (engine.Engine, error){
-		"memory": func(string) (engine.Engine, error) { return memory.New(), nil },
-		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			e, err := open(b.TempDir() + "/store")
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer e.Close()
-			st, err := turnstone.Open(ctx, e, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer st.Close()
-			n := 0
-			for b.Loop() {
-				n++
-				s, _, err := st.Create(ctx, turnstone.Request{ID: fmt.Sprint(n)})
-				if err != nil {
-					b.Fatal(err)
-				}
-				for i, v := range versions {
-					id := crand.Text()
-					entry := fmt.Appendf(nil, `{"id":%q,"parent":%q,"revision":%d}`, id, id, i+1)
-					if _, err := s.Commit(ctx, turnstone.Commit{
-						Expected:   head.Revision(i),
-						Checkpoint: map[string][]byte{"messages": v, "checkpoint": fmt.Appendf(nil, `{"v":4,"id":%q,"versions":{"messages":"%032d.%s"},"step":%d}`, id, i, id, i)},
-						Records:    []turnstone.RecordChange{{Key: "c/" + id, Value: entry}, {Key: "latest", Value: entry}},
-						Keep:       "latest",
-					}); err != nil {
-						b.Fatal(err)
-					}
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(n*steps), "µs/commit")
-		})
-	}
 }

@@ -25,12 +25,7 @@ func BenchmarkServe(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				defer e.Close()
-				st, err := turnstone.Open(ctx, e, nil)
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer st.Close()
+				st := storeOn(b, e)
 				f := st.Factory()
 				if where == "http" {
 					f = overHTTP(b, st)

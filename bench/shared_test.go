@@ -85,12 +85,7 @@ func BenchmarkShared(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer e.Close()
-			st, err := turnstone.Open(ctx, e, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer st.Close()
+			st := storeOn(b, e)
 			var s *turnstone.Session
 			b.Run("commit", func(b *testing.B) {
 				for i := 0; b.Loop(); i++ {

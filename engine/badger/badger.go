@@ -116,7 +116,7 @@ type Engine struct {
 	written    uint64        // the last timestamp in the log
 	writer     groupWriter   // makes a group
 	acked      atomic.Uint64 // the last timestamp that is durable; readers see up to it
-	together   atomic.Bool   // the committer has a request, or its last group had several: nobody is alone
+	busy       atomic.Bool   // the committer has a request, or its last group had several; then no caller commits alone
 
 	failed atomic.Pointer[error] // why the engine refuses everything
 	halted chan struct{}         // closed when the engine has failed

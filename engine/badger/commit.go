@@ -41,7 +41,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 // committer had only one. It reports whether it did. The way through the committer wakes the committer, and
 // then the caller again, which takes a writer who is alone a tenth of an Apply (docs/performance.md).
 func (e *Engine) commitAlone(r *request) (committed bool) {
-	if len(e.queue) > 0 || e.together.Load() || !e.committing.TryLock() {
+	if len(e.queue) > 0 || e.busy.Load() || !e.committing.TryLock() {
 		return false
 	}
 	defer e.committing.Unlock()
@@ -116,15 +116,15 @@ func (e *Engine) commitLoop() {
 	}
 }
 
-// commitNext commits first, which was taken from the queue, and those that wait there. last is the number of
-// requests in the group before. It returns what it took from the queue and did not commit, and the
-// number of requests that it committed.
+// commitNext commits one group. The group begins with first, which the caller took from the queue, and goes on with the
+// requests that wait in the queue. last is the number of requests in the group before. commitNext returns the number
+// of requests in this group, and the request that did not fit into it, or nil.
 func (e *Engine) commitNext(first *request, last int) (next *request, n int) {
-	e.together.Store(true) // so that no writer who is alone overtakes first again and again
+	e.busy.Store(true) // so that no caller overtakes first again and again
 	e.committing.Lock()
 	defer e.committing.Unlock()
 	if first.pause != nil {
-		e.together.Store(false)
+		e.busy.Store(false)
 		e.syncing.Wait()
 		first.pause()
 		first.err <- nil
@@ -154,7 +154,7 @@ gather:
 			time.Sleep(gatherWait)
 		}
 	}
-	e.together.Store(len(requests) > 1)
+	e.busy.Store(len(requests) > 1)
 	e.commit(requests, next != nil || len(e.queue) > 0)
 	return next, len(requests)
 }

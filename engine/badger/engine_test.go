@@ -96,7 +96,8 @@ func TestFootprintChild(t *testing.T) {
 	fmt.Println("resident kB", strings.Fields(rss)[0])
 }
 
-// BenchmarkApply applies batches of 1 KB by so many writers at once, each of which waits for its own.
+// BenchmarkApply lets 1 to 16 writers apply batches of 1 KB at the same time. A writer applies its next batch when the last one is
+// durable.
 func BenchmarkApply(b *testing.B) {
 	const each = 100
 	for _, writers := range []int{1, 2, 3, 4, 8, 16} {

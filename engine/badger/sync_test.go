@@ -179,7 +179,7 @@ func TestGroupsFollowWithoutWaiting(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 			}
-			e.together.Store(true)          // so that the committer has them all
+			e.busy.Store(true)              // so that the committer has them all
 			first := write(e, "x", "1", "") // synced by the committer itself
 			<-g.began
 			a0 := large(e, "a0", "")
@@ -207,7 +207,7 @@ func TestGroupsFollowWithoutWaiting(t *testing.T) {
 	}
 }
 
-// A writer who is alone commits by itself. Close waits for it, and nobody begins after Close has.
+// A writer who is alone commits in its own goroutine. Close waits for that commit. No commit begins after Close has begun.
 func TestCloseWaitsForAWriterWhoIsAlone(t *testing.T) {
 	e, g := gated(t)
 	first := write(e, "a", "1", "")
@@ -297,7 +297,7 @@ func TestNobodyIsAloneWhileTheCommitterHasARequest(t *testing.T) {
 	g.on.Store(false)
 	e.committing.Lock() // as a writer does who is alone
 	other := write(e, "a", "1", "")
-	for begun := time.Now(); !e.together.Load(); time.Sleep(time.Millisecond) {
+	for begun := time.Now(); !e.busy.Load(); time.Sleep(time.Millisecond) {
 		if time.Since(begun) > time.Minute {
 			t.Fatal("the committer does not say that it has a request")
 		}
@@ -306,11 +306,11 @@ func TestNobodyIsAloneWhileTheCommitterHasARequest(t *testing.T) {
 	if err := <-other; err != nil {
 		t.Fatal(err)
 	}
-	if e.committing.Lock(); e.together.Load() {
+	if e.committing.Lock(); e.busy.Load() {
 		t.Error("after a request that was alone, nobody is alone")
 	}
 	e.committing.Unlock()
-	if err := e.Vacuum(ctx); err != nil || e.together.Load() {
+	if err := e.Vacuum(ctx); err != nil || e.busy.Load() {
 		t.Errorf("after a vacuum, nobody is alone: %v", err)
 	}
 }
@@ -321,7 +321,7 @@ func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
 	first := write(e, "a", "1", "")
 	<-g.began
 	others := []chan error{write(e, "b", "1", ""), write(e, "c", "1", ""), write(e, "d", "1", "")}
-	for len(e.queue) < len(others)-1 || !e.together.Load() { // the committer has one of them, and waits
+	for len(e.queue) < len(others)-1 || !e.busy.Load() { // the committer has one of them, and waits
 		time.Sleep(time.Millisecond)
 	}
 	g.on.Store(false)
@@ -331,7 +331,7 @@ func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if e.written != 2 || !e.together.Load() {
-		t.Errorf("%d groups, the last of several requests: %v; want 2, and true", e.written, e.together.Load())
+	if e.written != 2 || !e.busy.Load() {
+		t.Errorf("%d groups, the last of several requests: %v; want 2, and true", e.written, e.busy.Load())
 	}
 }

@@ -1,17 +1,10 @@
 package codec
 
 import (
-	"bytes"
-	"compress/flate"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"sync"
-
-	deflater "github.com/klauspost/compress/flate"
-	"github.com/klauspost/compress/zstd"
 )
 
 // A delta says how to make a content from a base. All numbers are uvarints:
@@ -26,7 +19,7 @@ import (
 //	the fresh bytes of all runs together
 //
 // The windows are pieces of the base around the places where fresh bytes go. Joined, they
-// are the dictionary that the fresh bytes are compressed with: up to fewBytes of them as one
+// are the dictionary that the fresh bytes are compressed with: up to deflateBytes of them as one
 // DEFLATE stream (RFC 1951), more as one zstd frame (RFC 8878). Without windows, the fresh
 // bytes are not compressed.
 //
@@ -47,15 +40,9 @@ const (
 	leastDict = 4 << 10
 	// leastWindow is the size below which windows are fewer than the places that they are for.
 	leastWindow = 512
-	// plainBytes is the most fresh bytes that are not compressed: their windows take 3 to 7.
+	// plainBytes is the largest number of fresh bytes that are not compressed. The description of their windows
+	// would take 3 to 7 bytes.
 	plainBytes = 16
-	// fewBytes is the most fresh bytes that are a DEFLATE stream. Before its first byte, zstd clears tables of
-	// 512 KiB and fills them from the dictionary; DEFLATE has one of 16 KiB, and shorter headers. For an
-	// appended message of 400 bytes the whole delta takes 0.6 of the time of zstd alone, and about as many bytes; at 2.4 KB both
-	// take the same time, and zstd fewer bytes (go test ./internal/codec -bench Append).
-	fewBytes = 2 << 10
-	// fewDict is the largest size of all windows for so few bytes: klauspost's encoder looks back no further.
-	fewDict = 8 << 10
 )
 
 // Delta returns the compressed form of content relative to base.
@@ -80,76 +67,6 @@ func Delta(base, content []byte) ([]byte, error) {
 		}
 	}
 	return append(append(dst, 0), fresh...), nil
-}
-
-// compressFresh appends the windows and the fresh bytes of a delta to dst.
-func compressFresh(dst, base []byte, runs []Run, fresh []byte) ([]byte, error) {
-	most := dictBytes
-	if len(fresh) <= fewBytes {
-		most = fewDict
-	}
-	spans := windows(len(base), runs, min(most, max(leastDict, dictShare*len(fresh))))
-	dst = binary.AppendUvarint(dst, uint64(len(spans)))
-	last := 0
-	for _, s := range spans {
-		dst = binary.AppendUvarint(dst, uint64(s.from-last))
-		dst = binary.AppendUvarint(dst, uint64(s.to-s.from))
-		last = s.to
-	}
-	if len(fresh) <= fewBytes {
-		return deflate(dst, joined(make([]byte, 0, fewDict), base, spans), fresh)
-	}
-	e, err := deltaEncoders.get()
-	if err != nil {
-		return nil, err
-	}
-	defer deltaEncoders.put(e)
-	e.dict = joined(e.dict[:0], base, spans)
-	// As a stream, because EncodeAll has another encoder beside that of the stream, and
-	// both would read the dictionary.
-	out := bytes.NewBuffer(dst)
-	err = e.coder.ResetWithOptions(out, zstd.WithEncoderDictRaw(dictID, e.dict))
-	if err == nil {
-		_, err = e.coder.Write(fresh)
-	}
-	if err == nil {
-		err = e.coder.Close()
-	}
-	return out.Bytes(), err
-}
-
-// deflate appends fresh bytes as a DEFLATE stream to dst.
-func deflate(dst, dict, fresh []byte) ([]byte, error) {
-	out := bytes.NewBuffer(dst)
-	err := deflater.StatelessDeflate(out, fresh, true, dict)
-	if err != nil || out.Len() <= len(dst)+len(fresh) {
-		return out.Bytes(), err
-	}
-	// It has found no string again, and stored the bytes as they are. Their code alone may be shorter, as that of
-	// hexadecimal digits is.
-	out.Truncate(len(dst))
-	w := huffmanWriters.Get().(*deflater.Writer)
-	defer huffmanWriters.Put(w)
-	w.Reset(out)
-	_, err = w.Write(fresh)
-	err = errors.Join(err, w.Close())
-	return out.Bytes(), err
-}
-
-var huffmanWriters = sync.Pool{New: func() any {
-	w, err := deflater.NewWriter(nil, deflater.HuffmanOnly)
-	if err != nil {
-		panic(err) // a constant level
-	}
-	return w
-}}
-
-// joined appends spans of base to dict.
-func joined(dict, base []byte, spans []span) []byte {
-	for _, s := range spans {
-		dict = append(dict, base[s.from:s.to]...)
-	}
-	return dict
 }
 
 // A span is a piece of a base.
@@ -209,58 +126,6 @@ func patch(data []byte, base *Pieces, size int) (*Pieces, error) {
 		fresh = fresh[r.Fresh:]
 	}
 	return out.compact(), nil
-}
-
-// expand returns the fresh bytes of s.
-func (s *deltaScript) expand(base *Pieces) ([]byte, error) {
-	if len(s.windows) == 0 {
-		return bytes.Clone(s.data), nil
-	}
-	if s.fresh <= fewBytes {
-		return s.inflate(base)
-	}
-	d, err := deltaDecoders.get()
-	if err != nil {
-		return nil, err
-	}
-	defer deltaDecoders.put(d)
-	d.dict = s.joined(d.dict[:0], base)
-	if err := d.coder.ResetWithOptions(nil, zstd.WithDecoderDictRaw(dictID, d.dict)); err != nil {
-		return nil, err
-	}
-	// At least one byte of capacity: with none the decoder allocates freely.
-	return d.coder.DecodeAll(s.data, make([]byte, 0, max(s.fresh, 1)))
-}
-
-// inflate returns the fresh bytes of s, which are a DEFLATE stream. The caller looks at how many there are.
-func (s *deltaScript) inflate(base *Pieces) ([]byte, error) {
-	d, err := inflaters.get()
-	if err != nil {
-		return nil, err
-	}
-	defer inflaters.put(d)
-	d.dict = s.joined(d.dict[:0], base)
-	data := bytes.NewReader(s.data)
-	if err := d.coder.(flate.Resetter).Reset(data, d.dict); err != nil {
-		return nil, err
-	}
-	// One byte more than there should be: to see that there are not more, the stream is read to its end.
-	fresh := bytes.NewBuffer(make([]byte, 0, s.fresh+1+bytes.MinRead))
-	if _, err := fresh.ReadFrom(io.LimitReader(d.coder, int64(s.fresh)+1)); err != nil {
-		return nil, err
-	}
-	if data.Len() > 0 {
-		return nil, fmt.Errorf("delta with %d bytes behind its fresh ones", data.Len())
-	}
-	return fresh.Bytes(), nil
-}
-
-// joined appends the windows of s to dict.
-func (s *deltaScript) joined(dict []byte, base *Pieces) []byte {
-	for _, w := range s.windows {
-		base.each(w.from, w.to, func(b []byte) { dict = append(dict, b...) })
-	}
-	return dict
 }
 
 // readDelta decodes the runs and windows of a delta. They must lie within a base of the
@@ -323,47 +188,3 @@ func (r *deltaReader) int(most int) int {
 	}
 	return v >> 1
 }
-
-// dictID is what a zstd frame calls its raw dictionary.
-const dictID = 1
-
-// A dictCoder is an encoder or a decoder, and the memory for its dictionary.
-type dictCoder[C any] struct {
-	coder C
-	dict  []byte
-}
-
-// A coderPool keeps coders, because a new one of zstd allocates a megabyte, and one of DEFLATE 45 KB.
-type coderPool[C any] struct {
-	pool sync.Pool
-	make func() (C, error)
-}
-
-func (p *coderPool[C]) get() (*dictCoder[C], error) {
-	if c, ok := p.pool.Get().(*dictCoder[C]); ok {
-		return c, nil
-	}
-	c, err := p.make()
-	return &dictCoder[C]{coder: c}, err
-}
-
-func (p *coderPool[C]) put(c *dictCoder[C]) {
-	if cap(c.dict) <= 2*dictBytes { // a delta of others may have a larger one
-		p.pool.Put(c)
-	}
-}
-
-var (
-	deltaEncoders = coderPool[*zstd.Encoder]{make: func() (*zstd.Encoder, error) {
-		return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
-			zstd.WithAllLitEntropyCompression(true), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(4*dictBytes),
-			zstd.WithEncoderDictRaw(dictID, []byte("replaced by each user")))
-	}}
-	deltaDecoders = coderPool[*zstd.Decoder]{make: func() (*zstd.Decoder, error) {
-		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
-	}}
-	// The standard library's reader, because klauspost's (v1.20.3) keeps the codes of a block or stream before, and so accepts
-	// some streams that are none.
-	inflaters = coderPool[io.ReadCloser]{make: func() (io.ReadCloser, error) { return flate.NewReader(nil), nil }}
-)

@@ -21,7 +21,7 @@ func (r *Run) end() int { return r.From + r.Copied }
 const (
 	// anchorBytes is how many bytes of base and content must be equal for a closer look.
 	anchorBytes = 16
-	// minCopy is the shortest copy. A shorter one is cheaper to leave to zstd.
+	// minCopy is the shortest copy. A shorter one is cheaper to leave to the compression of fresh bytes.
 	minCopy = 32
 	// maxAnchors bounds the table, which then takes 256 KiB. The anchors of a base are
 	// anchorBytes apart, or further in a base of more than 1 MiB. So a copy from
