@@ -117,6 +117,7 @@ type Engine struct {
 	writer     groupWriter   // makes a group
 	acked      atomic.Uint64 // the last timestamp that is durable; readers see up to it
 	busy       atomic.Bool   // the committer has a request, or its last group had several; then no caller commits alone
+	busyUntil  time.Time     // small groups are not gathered before that; the committer's own
 
 	failed atomic.Pointer[error] // why the engine refuses everything
 	halted chan struct{}         // closed when the engine has failed

@@ -96,39 +96,6 @@ func TestFootprintChild(t *testing.T) {
 	fmt.Println("resident kB", strings.Fields(rss)[0])
 }
 
-// BenchmarkApply lets 1 to 16 writers apply batches of 1 KB at the same time. A writer applies its next batch when the last one is
-// durable.
-func BenchmarkApply(b *testing.B) {
-	const each = 100
-	for _, writers := range []int{1, 2, 3, 4, 8, 16} {
-		b.Run(fmt.Sprint(writers), func(b *testing.B) {
-			e, err := Open(b.TempDir()+"/store", nil)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer e.Close()
-			value := make([]byte, 1000)
-			rounds := 0
-			for b.Loop() {
-				var wg sync.WaitGroup
-				for w := range writers {
-					wg.Go(func() {
-						for range each {
-							if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: fmt.Appendf(nil, "writer %d", w), Value: value}}}); err != nil {
-								b.Error(err)
-								return
-							}
-						}
-					})
-				}
-				wg.Wait()
-				rounds++
-			}
-			b.ReportMetric(float64(rounds*writers*each)/b.Elapsed().Seconds(), "batches/s")
-		})
-	}
-}
-
 func BenchmarkOpenEmpty(b *testing.B) {
 	dir := b.TempDir() + "/store"
 	for b.Loop() {

@@ -3,6 +3,7 @@ package pebble
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -81,18 +82,19 @@ func (l *line) leave(c *commit) bool {
 }
 
 // Writers whose group was answered come back one by one. So after a large group the
-// committer waits a moment for half as many batches; otherwise the first of them would get a
-// sync of its own. After a small group it does not wait.
+// committer lets them run before it begins the next one; otherwise the first of them would
+// get a sync of its own. It yields and does not sleep, because a sleep takes about a millisecond
+// when nothing else runs. After a small group it does not yield: if the processors are busy
+// with other work, a yield takes longer than a sync.
 const (
-	crowd       = 8 // batches that make a group large
-	gatherWaits = 3
-	gatherWait  = 50 * time.Microsecond
+	crowd  = 8 // batches that make a group large
+	yields = 3 // before a group
 )
 
 // gather is take after a group of last batches.
 func (l *line) gather(last int) (group []*commit, more bool) {
-	for wait := 0; last > crowd && wait < gatherWaits && l.len() < last/2; wait++ {
-		time.Sleep(gatherWait)
+	for yielded := 0; last > crowd && yielded < yields && l.len() < last; yielded++ {
+		runtime.Gosched()
 	}
 	return l.take()
 }

@@ -1,0 +1,54 @@
+package bench
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+)
+
+// BenchmarkWriters applies batches of a kilobyte to an engine alone, by several writers at once. Each of them waits for
+// its own batches only. It reports batches/s.
+func BenchmarkWriters(b *testing.B) {
+	engines := map[string]func(dir string) (engine.Engine, error){
+		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
+		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
+	}
+	for _, name := range []string{"badger", "pebble"} {
+		for _, writers := range []int{1, 2, 4, 8, 16, 32, 64} {
+			b.Run(fmt.Sprintf("%s/%d", name, writers), func(b *testing.B) {
+				e, err := engines[name](b.TempDir() + "/store")
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer e.Close()
+				applyAll(b, e, writers)
+			})
+		}
+	}
+}
+
+func applyAll(b *testing.B, e engine.Engine, writers int) {
+	const each = 100
+	value := make([]byte, 1000)
+	rounds := 0
+	for b.Loop() {
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				for range each {
+					if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: fmt.Appendf(nil, "writer %d", w), Value: value}}}); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		rounds++
+	}
+	b.ReportMetric(float64(rounds*writers*each)/b.Elapsed().Seconds(), "batches/s")
+}
