@@ -92,11 +92,13 @@ func (e *Engine) submit(r *request) error {
 // When the processors are busy with other work, a yield takes longer than several syncs. That
 // is worth it before a large group. Small groups are not gathered for a while then.
 const (
-	gatherTime = 50 * time.Microsecond
-	crowd      = 8 // requests that make a group large
+	gatherTime   = 50 * time.Microsecond
+	gatherYields = 1000 // if that many take less than gatherTime: the time of a testing/synctest bubble stands still
+	crowd        = 8    // requests that make a group large
 	// After a gathering that took longer than busyTime, small groups are not gathered for
-	// busyPause times as long as it took.
+	// busyPause times as long as it took, of which busyMost counts: a process can be stopped.
 	busyTime  = 10 * gatherTime
+	busyMost  = 1000 * gatherTime
 	busyPause = 20
 )
 
@@ -139,7 +141,7 @@ func (e *Engine) commitNext(first *request, last int) (next *request, n int) {
 		return nil, last
 	}
 	begun := time.Now()
-	wanted := last
+	wanted, yields := last, 0
 	if last <= crowd && begun.Before(e.busyUntil) {
 		wanted = 1
 	}
@@ -156,14 +158,15 @@ gather:
 			requests = append(requests, r)
 			size, ops = size+r.batch.Bytes(), ops+r.batch.Ops()
 		default:
-			if len(requests) >= wanted || time.Since(begun) > gatherTime {
+			if len(requests) >= wanted || yields == gatherYields || time.Since(begun) > gatherTime {
 				break gather
 			}
+			yields++
 			runtime.Gosched()
 		}
 	}
 	if took := time.Since(begun); took > busyTime {
-		e.busyUntil = begun.Add(busyPause * took)
+		e.busyUntil = begun.Add(busyPause * min(took, busyMost))
 	}
 	e.busy.Store(len(requests) > 1)
 	e.commit(requests, next != nil || len(e.queue) > 0)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -334,4 +336,30 @@ func TestThoseWhoComeMeanwhileAreOneGroup(t *testing.T) {
 	if e.written != 2 || !e.busy.Load() {
 		t.Errorf("%d groups, the last of several requests: %v; want 2, and true", e.written, e.busy.Load())
 	}
+}
+
+// Time stands still in a bubble of testing/synctest while a goroutine runs. So the committer can't rely on time alone when
+// it waits for writers, of whom fewer come than before.
+func TestFewerWritersThanBeforeAreServedWhileTimeStandsStill(t *testing.T) {
+	dir := t.TempDir() + "/store"
+	synctest.Test(t, func(t *testing.T) {
+		e, err := Open(dir, &Options{MinFreeBytes: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 100 {
+			var writers sync.WaitGroup
+			for w := range 4 - i%4 {
+				writers.Go(func() {
+					if err := <-write(e, fmt.Sprint(w), "x", ""); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			writers.Wait()
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -60,6 +60,9 @@ func (e *Engine) commitBatches() {
 		for more := true; more; {
 			var g group
 			g.commits, more = e.line.gather(last)
+			if len(g.commits) == 0 {
+				break // The signal was for batches that an earlier group took.
+			}
 			last = len(g.commits)
 			e.commit(&g, &p)
 			if g.number != 0 && e.files.newestLog.Load() != logged {
