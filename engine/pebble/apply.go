@@ -45,7 +45,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 		return err
 	}
 	defer e.leave()
-	if err := e.checkSpace(b); err != nil {
+	if err := e.checkSpace(ctx, b); err != nil {
 		return err
 	}
 	c := &commit{ctx: ctx, guards: b.Guards, batch: e.pebbleBatch(b), done: make(chan error, 1)}
@@ -121,16 +121,16 @@ func (l *line) take() (group []*commit, more bool) {
 }
 
 // checkSpace returns an error if too little space is left for b.
-func (e *Engine) checkSpace(b *engine.Batch) error {
-	if err := e.writable(); err != nil {
+func (e *Engine) checkSpace(ctx context.Context, b *engine.Batch) error {
+	if err := e.writable(ctx); err != nil {
 		return err
 	}
 	if b.Ops() == 0 {
 		return nil
 	}
-	err := e.dir.Need(e.minFree)
+	err := e.dir.Need(ctx, e.minFree)
 	if err != nil && b.Reclaim {
-		return e.dir.NeedNow(reserve)
+		return e.dir.NeedNow(ctx, reserve)
 	}
 	if err == nil {
 		err = e.short()

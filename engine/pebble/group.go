@@ -3,7 +3,6 @@ package pebble
 import (
 	"bytes"
 	"fmt"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/batchrepr"
@@ -19,7 +18,7 @@ const groupBytes = 2 << 20
 type group struct {
 	commits []*commit
 	batch   *pebble.Batch // the writes of the commits whose guards hold, or nil
-	number  uint64        // of the group, or 0 if nothing was written
+	view    *view         // what readers see once the group is durable, or nil if nothing was written
 	end     uint64        // Pebble's sequence number after the group
 	err     error         // of handing batch to Pebble
 }
@@ -27,8 +26,7 @@ type group struct {
 // commitBatches is the committer: it alone hands batches to Pebble. It takes the batches that
 // wait, checks the guards of one after the other, and passes the group to the syncer. While the
 // syncer waits for one group, and another one is ready, batches gather for the next.
-// When idle, it writes a promise. It may be parked within Pebble for ever; nobody
-// waits for it then.
+// It may be parked within Pebble for ever; nobody waits for it then.
 func (e *Engine) commitBatches() {
 	defer close(e.synced)
 	defer func() {
@@ -38,25 +36,8 @@ func (e *Engine) commitBatches() {
 	}()
 	var logged uint64 // number of the log that the last group went to, or an older one
 	var p promise
-	idle := time.NewTimer(promiseDelay)
-	defer idle.Stop()
 	last := 0 // number of batches in the group before
-	for {
-		select {
-		case _, open := <-e.line.wake:
-			if !open {
-				return
-			}
-		case <-idle.C:
-			switch {
-			case e.failure() != nil:
-			case e.entered.Load() > e.durableNow():
-				idle.Reset(promiseDelay)
-			case e.promised.Load() > p.durable:
-				e.synced <- e.promiseAlone(&p)
-			}
-			continue
-		}
+	for range e.line.wake {
 		for more := true; more; {
 			var g group
 			g.commits, more = e.line.gather(last)
@@ -65,27 +46,14 @@ func (e *Engine) commitBatches() {
 			}
 			last = len(g.commits)
 			e.commit(&g, &p)
-			if g.number != 0 && e.files.newestLog.Load() != logged {
+			if newest := e.files.newestLog(); g.view != nil && newest != logged {
 				// The log was changed before or beside this group: the next group
 				// is in the new log in any case.
-				logged, p.start = e.files.newestLog.Load(), g.end
+				logged, p.start = newest, g.end
 			}
 			e.synced <- &g
 		}
-		idle.Reset(promiseDelay)
 	}
-}
-
-// promiseDelay is how long the committer is idle before it writes a promise of its
-// own. Until then no promise says that the last batches are durable, and damage of
-// theirs passes for a torn end. It costs a sync that nobody waits for.
-const promiseDelay = 20 * time.Millisecond
-
-// promiseAlone writes that all batches are durable.
-func (e *Engine) promiseAlone(p *promise) *group {
-	g := &group{batch: e.pebbleBatch(&engine.Batch{}), number: e.entered.Load()}
-	e.insert(g, p)
-	return g
 }
 
 // commit checks the guards of the commits of g, one after the other, and makes the writes of
@@ -101,7 +69,6 @@ func (e *Engine) commit(g *group, p *promise) {
 		}
 	}
 	if g.batch != nil {
-		g.number = e.entered.Add(1)
 		e.insert(g, p)
 	}
 }
@@ -160,6 +127,7 @@ func (e *Engine) insert(g *group, p *promise) {
 	repr, count := g.batch.Repr(), g.batch.Count()
 	p.durable = e.promised.Load()
 	p.put(repr[promiseAt:])
+	e.wrote.Store(true)
 	if err := e.db.ApplyNoSyncWait(g.batch, pebble.Sync); err != nil {
 		e.fail(err)
 		g.err = fmt.Errorf("%w: pebble apply: %w", engine.ErrUnknown, err)
@@ -168,33 +136,26 @@ func (e *Engine) insert(g *group, p *promise) {
 	// Pebble has written the number into repr. It takes large batches away, so they
 	// can't be asked.
 	g.end = uint64(batchrepr.ReadSeqNum(repr)) + uint64(count)
+	g.view = newView(e.db)
 }
 
-// syncBatches is the syncer: it waits until groups are durable, in their order,
-// and answers their callers. A verdict of guards can rest on a batch that is not
+// syncBatches is the syncer: it waits until groups are durable, in their order, lets readers see
+// them, and answers their callers. A verdict of guards can rest on a batch that is not
 // durable yet, so it waits in the same line.
 func (e *Engine) syncBatches() {
+	defer close(e.rest)
 	for g := range e.synced {
-		durable := uint64(0)
-		if g.number != 0 && g.err == nil {
+		if g.view != nil {
 			if err := g.batch.SyncWait(); err != nil {
 				g.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
 				e.fail(err)
-			} else {
-				if !e.files.noSync {
-					e.promised.Store(g.end)
-				}
-				durable = g.number
+			} else if !e.files.noSync {
+				e.promised.Store(g.end)
 			}
 		}
-		e.mu.Lock()
-		if durable > e.durable {
-			e.durable = durable
-			e.signal()
-		}
-		failed := e.failed
-		e.mu.Unlock()
+		old, failed := e.show(g)
 		g.answer(failed)
+		old.close() // Pebble may hold it up
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2/batchrepr"
 )
@@ -20,8 +20,10 @@ import (
 // Batches have numbers (Pebble's sequence numbers). All below durable were synced
 // when the batch was written. Those from start on are in the same log. Where a log
 // becomes unreadable before batch n, and a promise behind that place says that n
-// was durable, the log is damaged. If no promise does, it may be a torn end: nobody
-// can tell for the batches that were under way together when a process died.
+// was durable, the log is damaged. If no promise does, and the witness does not know of
+// it, it may be a torn end. (Pebble writes into each chunk how far the log was synced, too.
+// But it counts only what was the newest block at each sync, and looks only behind the block
+// that can't be read.)
 type promise struct{ start, durable uint64 }
 
 const (
@@ -71,15 +73,6 @@ func logEndAt(block []byte, off int, num uint64) bool {
 	b := block[off:]
 	return len(b) >= shortHead && binary.LittleEndian.Uint32(b) == 0 && binary.LittleEndian.Uint16(b[4:]) == 0 &&
 		b[6] == 5 && binary.LittleEndian.Uint32(b[7:]) == uint32(num)+1
-}
-
-func zero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // A logReader walks one log like Pebble does, and then looks behind where Pebble ends.
@@ -180,28 +173,22 @@ func (l *logReader) promised() (last promise, err error) {
 }
 
 // inspectLogs checks the logs from number first on, which Pebble will replay.
-func (n *noted) inspectLogs(in *inspection, names []string, first uint64) error {
-	begun := map[uint64]int64{} // the length that each log was made with
-	for _, name := range names {
-		if num, ok := logNumber(name); ok && num >= first {
-			in.logs = append(in.logs, num) // in the order of their numbers
-		}
-		num, size, ok := parseLogNote(name)
-		if ok && num >= first {
-			begun[num] = size
-			if _, err := n.Stat(n.path(fmt.Sprintf("%06d.log", num))); errors.Is(err, os.ErrNotExist) {
-				return &damage{file: fmt.Sprintf("%06d.log", num), what: "the file is missing"}
-			} else if err != nil {
-				return err
-			}
-		} else if ok {
-			in.stale = append(in.stale, name)
+func (n *noted) inspectLogs(in *inspection, first uint64) error {
+	said := in.past.statements[0] // the newest one, whichever MANIFEST it is about
+	for _, num := range said.logs {
+		if num >= first && !slices.Contains(in.logs, num) {
+			return &damage{file: logName(num), what: "the file is missing"}
 		}
 	}
+	replayed := slices.DeleteFunc(slices.Clone(in.logs), func(num uint64) bool { return num < first })
 	next := uint64(0)
-	for i, num := range in.logs {
+	for i, num := range replayed {
 		l := &logReader{num: num, next: next}
-		used, err := n.inspectLog(l, begun[num], i == len(in.logs)-1)
+		least := int64(0)
+		if slices.Contains(said.logs, num) {
+			least = said.logBytes
+		}
+		used, err := n.inspectLog(l, least, i == len(replayed)-1, in.past.witness)
 		if err != nil {
 			return err
 		}
@@ -211,10 +198,10 @@ func (n *noted) inspectLogs(in *inspection, names []string, first uint64) error 
 	return nil
 }
 
-// inspectLog checks one log, which was made with least bytes, or 0 if nobody knows.
+// inspectLog checks one log, which was begun with least bytes, or 0 if that is not known.
 // It returns how many of them Pebble will read.
-func (n *noted) inspectLog(l *logReader, least int64, last bool) (used int64, err error) {
-	name := fmt.Sprintf("%06d.log", l.num)
+func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (used int64, err error) {
+	name := logName(l.num)
 	f, err := n.fence.Open(n.path(name))
 	if err != nil {
 		return 0, err
@@ -234,10 +221,10 @@ func (n *noted) inspectLog(l *logReader, least int64, last bool) (used int64, er
 		return used, err
 	}
 	if !last {
-		if used == 0 && least == 0 {
-			return 0, nil // of an earlier version, which left it empty
-		}
 		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and another log follows", l.reason, used)}
+	}
+	if seen.log == l.num && used < seen.size && (seen.synced || seen.boot != 0 && seen.boot == n.boot) {
+		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and %d bytes were written", l.reason, used, seen.size)}
 	}
 	p, err := l.promised()
 	if err != nil {

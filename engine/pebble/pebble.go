@@ -1,12 +1,12 @@
-// Package pebble is the second embedded engine: Pebble, which keeps its tables in
-// order by compactions and needs less free space than Badger.
+// Package pebble is the embedded default engine: Pebble, a log-structured merge tree that
+// Cockroach Labs keeps.
 //
 // Pebble ends the process when it can't go on. A library must not, so the driver
 // stands between Pebble and the files, and between Pebble and the callers:
 //
 //	Apply, Get, Scan, Vacuum, Close     callers wait for results, not for Pebble
 //	        |
-//	committer, syncer                   one hands batches to Pebble, the other waits for their syncs and answers
+//	committer, syncer, views            one hands batches to Pebble, one waits for their syncs and answers; readers see what is durable
 //	        |
 //	     Pebble
 //	        |
@@ -17,8 +17,7 @@
 //	  file system
 //
 // After a failure the engine is stopped: the batch under way fails with
-// engine.ErrUnknown and later ones with engine.ErrClosed. Reads go on, unless they
-// could show a batch that is not durable. The next Open has everything that was
+// engine.ErrUnknown and later ones with engine.ErrClosed. Reads go on. The next Open has everything that was
 // acknowledged. What Pebble holds in memory then, up to 100 MiB and a few
 // goroutines, stays until the process ends.
 package pebble
@@ -44,11 +43,21 @@ import (
 
 var _ engine.Engine = (*Engine)(nil)
 
+// Durability says what an acknowledged Apply survives.
+type Durability int
+
+const (
+	// Power: a loss of power. Each group of batches is synced before it is acknowledged.
+	Power Durability = iota
+	// Process: the end of the process, not of the machine. A loss of power takes the last batches,
+	// those that were written since the last log was begun at most, and leaves what was before them.
+	Process
+)
+
 // Options of Open. Nil and the zero value mean the defaults.
 type Options struct {
-	// NoSync acknowledges when the write-ahead log is written, before it is synced:
-	// what is acknowledged survives the end of the process, not a loss of power.
-	NoSync bool
+	// Durability of acknowledged batches. Default Power.
+	Durability Durability
 	// MinFreeBytes is the free disk space below which Apply fails with
 	// engine.ErrNoSpace, except for batches that reclaim. Default 64 MiB.
 	MinFreeBytes uint64
@@ -62,6 +71,7 @@ type Options struct {
 
 	fs       vfs.FS // of tests; vfs.Default
 	memTable int    // of tests; memTableSize
+	boot     uint64 // of tests; which run of the machine this is
 }
 
 const (
@@ -88,26 +98,26 @@ type Engine struct {
 	toOpen   localdir.Resources // what a disk must have that is not full at Open
 	log      logger
 
-	line    line          // of batches that wait for the committer
-	synced  chan *group   // from the committer to the syncer, in the order of groups
-	vacuum  chan struct{} // holds a token while a Vacuum runs
-	closing context.Context
-	cancel  context.CancelFunc
-	down    chan struct{} // closed when the engine fails
+	line     line          // of batches that wait for the committer
+	synced   chan *group   // from the committer to the syncer, in the order of groups
+	rest     chan struct{} // closed when the syncer has ended
+	vacuum   chan struct{} // holds a token while a Vacuum runs
+	closing  context.Context
+	cancel   context.CancelFunc
+	down     chan struct{} // closed when the engine fails
+	unused   chan struct{} // closed when Close was called and no other call is under way
+	promised atomic.Uint64 // sequence number up to which batches are synced
+	wrote    atomic.Bool   // a batch was handed to Pebble
 
-	// entered is the number of the last batch that may be visible. It is raised
-	// before Pebble is called, so no reader that began before sees one above it.
-	entered     atomic.Uint64
-	promised    atomic.Uint64 // sequence number up to which batches are synced
-	lastNoSpace atomic.Int64  // when Pebble last ran out of space, in Unix nanoseconds
+	lastNoSpace atomic.Int64 // when Pebble last ran out of space, in Unix nanoseconds
 
-	mu      sync.Mutex    // guards what follows
-	changed chan struct{} // closed when something below changes; nil when nobody waits
-	durable uint64        // number up to which batches are synced
-	failed  error         // what Apply returns after a failure
-	cause   error         // why it failed
-	trouble chan struct{} // closed, and made anew, when Pebble finds no space
-	users   int           // calls that are using db
+	mu      sync.Mutex         // guards what follows
+	shown   *view              // what readers see
+	old     map[*view]struct{} // views from before that somebody still reads
+	failed  error              // what Apply returns after a failure
+	cause   error              // why it failed
+	trouble chan struct{}      // closed, and made anew, when Pebble finds no space
+	users   int                // calls that are using db
 	closed  bool
 }
 
@@ -158,9 +168,12 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		log:     logger{to: o.Logger},
 		line:    line{wake: make(chan struct{}, 1)},
 		synced:  make(chan *group, 1),
+		rest:    make(chan struct{}),
 		trouble: make(chan struct{}),
 		vacuum:  make(chan struct{}, 1),
 		down:    make(chan struct{}),
+		unused:  make(chan struct{}),
+		old:     map[*view]struct{}{},
 	}
 	if e.minFree.Bytes == 0 {
 		e.minFree.Bytes = 64 << 20
@@ -178,9 +191,13 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	if o.ReadOnly {
 		e.readOnly, e.fence.readOnly = engine.ErrReadOnly, true
 	}
+	boot := o.boot
+	if boot == 0 {
+		boot = localdir.Boot()
+	}
 	// A memtable counts more bytes for a batch than a log does, so no log grows
 	// beyond this length.
-	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2, noSync: o.NoSync}
+	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2, noSync: o.Durability == Process, boot: boot}
 	return e
 }
 
@@ -205,6 +222,7 @@ func (e *Engine) openFiles(o *Options) error {
 	if err := e.openPebble(o, in); err != nil {
 		return err
 	}
+	e.shown = newView(e.db)
 	go e.commitBatches()
 	go e.syncBatches()
 	return nil
@@ -214,7 +232,7 @@ func (e *Engine) openFiles(o *Options) error {
 func (e *Engine) needToOpen(in *inspection) error {
 	e.toOpen = reserve
 	e.toOpen.Bytes += uint64(in.logUsed)
-	err := e.dir.NeedNow(e.toOpen)
+	err := e.dir.NeedNow(context.Background(), e.toOpen)
 	if err == nil || !in.exists || !errors.Is(err, engine.ErrNoSpace) {
 		return err
 	}
@@ -223,8 +241,8 @@ func (e *Engine) needToOpen(in *inspection) error {
 }
 
 // writable returns why Apply and Vacuum are refused, if they are.
-func (e *Engine) writable() error {
-	if e.readOnly != nil && !errors.Is(e.readOnly, engine.ErrReadOnly) && e.dir.NeedNow(e.toOpen) == nil {
+func (e *Engine) writable(ctx context.Context) error {
+	if e.readOnly != nil && !errors.Is(e.readOnly, engine.ErrReadOnly) && e.dir.NeedNow(ctx, e.toOpen) == nil {
 		return fmt.Errorf("%w for changes: %s was opened on a full disk, and there is space now; open it again", engine.ErrClosed, e.dir.Path)
 	}
 	return e.readOnly
@@ -267,11 +285,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 			}
 		}()
 		if e.readOnly == nil {
-			err := e.files.rewrite(in)
-			for _, name := range in.stale {
-				err = errors.Join(err, e.fence.Remove(e.files.path(name)))
-			}
-			if err != nil {
+			if err := e.files.begin(in); err != nil {
 				opened <- mapped(err)
 				return
 			}
@@ -279,6 +293,8 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		var err error
 		if db, err = pebble.Open(e.dir.Path, options); err != nil {
 			err = mappedOpen(err)
+		} else {
+			err = mapped(e.files.complete(uint64(db.FormatMajorVersion())))
 		}
 		opened <- err
 	}()

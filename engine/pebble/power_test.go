@@ -151,7 +151,7 @@ func TestABatchIsNotAcknowledgedAfterASyncOfTheLogFailed(t *testing.T) {
 
 func TestWithoutSyncsAKillLosesNothing(t *testing.T) {
 	fs, dir := memStore(t)
-	e, err := Open(dir, &Options{MinFreeBytes: 1, NoSync: true, fs: fs, memTable: testMemTable})
+	e, err := Open(dir, &Options{MinFreeBytes: 1, Durability: Process, fs: fs, memTable: testMemTable})
 	if err != nil {
 		t.Fatal(err)
 	}

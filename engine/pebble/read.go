@@ -17,28 +17,6 @@ const (
 	pagePairs = 1000
 )
 
-// view runs f, which reads and then calls seen, and returns when what it read is
-// durable. Readers take no lock that a flush or a compaction holds while it writes
-// the MANIFEST, so they go on after the engine failed. That is why they read with
-// iterators: closing a snapshot waits for the MANIFEST.
-func (e *Engine) view(ctx context.Context, f func(seen func()) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	e.mu.Lock()
-	err := e.enter()
-	e.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	defer e.leave()
-	last := uint64(0) // no batch above it was seen
-	if err := recovered(func() error { return f(func() { last = e.entered.Load() }) }); err != nil {
-		return mapped(err)
-	}
-	return e.awaitDurable(ctx, last)
-}
-
 // recovered runs f and makes a panic of Pebble's an error.
 func recovered(f func() error) (err error) {
 	defer func() {
@@ -52,17 +30,15 @@ func recovered(f func() error) (err error) {
 // Get implements engine.Engine.
 func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	out := make([][]byte, len(keys))
-	err := e.view(ctx, func(seen func()) (err error) {
+	err := e.read(ctx, func(s *pebble.Snapshot) (err error) {
 		if len(keys) == 1 {
-			out[0], err = get(e.db, keys[0])
-			seen()
+			out[0], err = get(s, keys[0])
 			return err
 		}
-		it, err := e.db.NewIterWithContext(ctx, nil)
+		it, err := s.NewIterWithContext(ctx, nil)
 		if err != nil {
 			return err
 		}
-		seen()
 		defer func() { err = errors.Join(err, it.Close()) }()
 		for i, k := range keys {
 			if it.SeekPrefixGE(k) { // the prefix of a key is all of it
@@ -99,24 +75,23 @@ func get(r pebble.Reader, key []byte) ([]byte, error) {
 // Scan implements engine.Engine.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
-		err = e.view(ctx, func(seen func()) (err error) {
-			page, more, err = e.page(ctx, r, seen)
+		err = e.read(ctx, func(s *pebble.Snapshot) (err error) {
+			page, more, err = onePage(ctx, s, r)
 			return err
 		})
 		return page, more, err
 	})
 }
 
-// page reads the first page of r from one view of the store.
-func (e *Engine) page(ctx context.Context, r engine.Range, seen func()) (page []engine.Pair, more bool, err error) {
+// onePage reads the first page of r.
+func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []engine.Pair, more bool, err error) {
 	if r.End != nil && len(r.End) == 0 {
 		return nil, false, nil
 	}
-	it, err := e.db.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
+	it, err := s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
 	if err != nil {
 		return nil, false, err
 	}
-	seen()
 	defer func() { err = errors.Join(err, it.Close()) }()
 	size := 0
 	for ok := it.First(); ok; ok = it.Next() {

@@ -35,7 +35,7 @@ func set(e engine.Engine, n, size int, reclaim bool) error {
 func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
 	testscale.Slow(t)
 	dir := filepath.Join(t.TempDir(), "store")
-	e, err := Open(dir, &Options{MinFreeBytes: 1, NoSync: true})
+	e, err := Open(dir, &Options{MinFreeBytes: 1, Durability: Process})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,6 @@ func (e *Engine) fail(err error) {
 	}
 	e.cause = mapped(err)
 	e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, e.cause)
-	e.signal()
 	close(e.down)
 }
 
@@ -69,39 +68,6 @@ func (e *Engine) noSpaceForTable() error {
 	return fmt.Errorf("%w for a table in %s", engine.ErrNoSpace, e.dir.Path)
 }
 
-// signal wakes those who wait for a change; the caller holds mu.
-func (e *Engine) signal() {
-	if e.changed != nil {
-		close(e.changed)
-		e.changed = nil
-	}
-}
-
-// wait waits until ready, which it calls with mu held, reports true or an error,
-// or until ctx ends. The caller holds mu, and holds it again afterwards.
-func (e *Engine) wait(ctx context.Context, ready func() (bool, error)) error {
-	for {
-		if ok, err := ready(); ok || err != nil {
-			return err
-		}
-		if e.changed == nil {
-			e.changed = make(chan struct{})
-		}
-		changed := e.changed
-		e.mu.Unlock()
-		var err error
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		e.mu.Lock()
-		if err != nil {
-			return err
-		}
-	}
-}
-
 // enter begins a call that uses db; the caller holds mu.
 func (e *Engine) enter() error {
 	if e.closed || e.db == nil { // the zero Engine has none
@@ -111,28 +77,17 @@ func (e *Engine) enter() error {
 	return nil
 }
 
+// exit ends a call that uses db; the caller holds mu.
+func (e *Engine) exit() {
+	if e.users--; e.users == 0 && e.closed {
+		close(e.unused)
+	}
+}
+
 func (e *Engine) leave() {
 	e.mu.Lock()
-	e.users--
-	e.signal()
-	e.mu.Unlock()
-}
-
-// durableNow returns the number up to which batches are durable.
-func (e *Engine) durableNow() uint64 {
-	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.durable
-}
-
-// awaitDurable waits until batch n is durable.
-func (e *Engine) awaitDurable(ctx context.Context, n uint64) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.durable >= n {
-		return nil
-	}
-	return e.wait(ctx, func() (bool, error) { return e.durable >= n, e.failed })
+	e.exit()
 }
 
 const (
@@ -157,6 +112,9 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	e.closed = true
+	if e.users == 0 {
+		close(e.unused)
+	}
 	e.cancel()
 	e.mu.Unlock()
 	closed := make(chan error, 1)
@@ -195,23 +153,49 @@ func (e *Engine) awaitClose(closed <-chan error) (err error, done bool) {
 
 // closePebble waits for the users and closes Pebble.
 func (e *Engine) closePebble() (err error) {
-	e.mu.Lock()
-	_ = e.wait(context.Background(), func() (bool, error) { return e.users == 0, nil })
-	e.mu.Unlock()
+	<-e.unused
 	close(e.line.wake)
+	<-e.rest
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("engine: pebble panics while it closes: %v", r)
 		}
 	}()
-	if e.readOnly == nil && e.short() == nil && e.dir.NeedNow(reserve) == nil {
-		if flushed, err := e.db.AsyncFlush(); err == nil {
-			select {
-			case <-flushed:
-			case <-e.down:
-			case <-time.After(longCloseTime / 2):
-			}
+	flushed := false
+	if e.readOnly == nil {
+		if err := e.files.freshLogs(true); err != nil {
+			return err
 		}
+		flushed = e.flush()
 	}
-	return mapped(e.db.Close())
+	if err := e.awaitReaders(context.Background()); err != nil {
+		return err
+	}
+	e.shown.close()
+	if err := e.db.Close(); err != nil {
+		return mapped(err)
+	}
+	return mapped(e.files.end(flushed))
+}
+
+// flush moves the content of the log into tables if there is space for that. It reports whether
+// all of it is there.
+func (e *Engine) flush() bool {
+	if !e.wrote.Load() {
+		return true // Open has flushed what it found
+	}
+	if e.short() != nil || e.dir.NeedNow(context.Background(), reserve) != nil {
+		return false
+	}
+	flushed, err := e.db.AsyncFlush()
+	if err != nil {
+		return false
+	}
+	select {
+	case <-flushed:
+		return true
+	case <-e.down:
+	case <-time.After(longCloseTime / 2):
+	}
+	return false
 }

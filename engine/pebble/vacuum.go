@@ -3,17 +3,25 @@ package pebble
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// Vacuum implements engine.Engine: it flushes and compacts the whole key space,
+// vacuumBytes is about how many bytes of tables Vacuum compacts at once, and so about how much
+// free space it needs beside the store.
+const vacuumBytes = 128 << 20
+
+// Vacuum implements engine.Engine: it flushes and compacts the whole key space, range by range,
 // and returns when the files that held removed pairs are gone; for that it waits for readers
 // that began before. Pebble's MANIFEST goes on naming the first and last keys of removed files.
-// Vacuum needs as much free space as the store has tables. When its context ends, the
-// compactions under way go on, and Close waits for them.
+// Vacuum needs about 128 MiB of free space at a time, or as much as the tables above the last
+// level take. When its context ends, the compactions under way go on, and Close waits for them.
+// A Vacuum that was interrupted has compacted the ranges before, which the next one passes over.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if e.db == nil {
 		return engine.ErrClosed
@@ -22,6 +30,10 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	case e.vacuum <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-e.down: // a Vacuum that was under way then never ends
+		return e.failure()
+	case <-e.closing.Done():
+		return engine.ErrClosed
 	}
 	e.mu.Lock()
 	err := e.failed
@@ -29,16 +41,12 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		err = e.enter()
 	}
 	e.mu.Unlock()
-	if err == nil {
-		if err = e.writable(); err != nil {
-			e.leave()
-		}
-	}
 	if err != nil {
 		<-e.vacuum
 		return err
 	}
 	work, stop := context.WithCancel(e.closing)
+	defer stop()
 	done := make(chan error, 1)
 	go func() {
 		defer func() {
@@ -50,7 +58,6 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		}()
 		done <- e.compactAll(work)
 	}()
-	defer stop()
 	for {
 		select {
 		case err := <-done:
@@ -70,38 +77,35 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}
 }
 
-// compactAll checks the free space, flushes, compacts all keys, and waits until the replaced
-// tables and older logs are removed.
-func (e *Engine) compactAll(ctx context.Context) error {
-	m := e.db.Metrics()
-	total, need := m.Total(), reserve
-	need.Bytes += uint64(total.TablesSize) + m.MemTable.Size
-	need.Files = e.minFree.Files
-	if err := e.dir.NeedNow(need); err != nil {
+// compactAll flushes, compacts all keys, and waits until the replaced tables and older logs are
+// removed.
+func (e *Engine) compactAll(ctx context.Context) (err error) {
+	if err := e.writable(ctx); err != nil {
 		return err
 	}
-	flushed, err := e.db.AsyncFlush()
-	if err != nil {
+	if err := e.room(ctx, e.db.Metrics().MemTable.Size); err != nil {
 		return err
 	}
-	kept := e.files.newestLog.Load()
-	select {
-	case <-flushed:
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := e.files.freshLogs(true); err != nil {
+		return err
 	}
-	// Deletes outside the live range must go as well: compact all keys there can be.
-	end := bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
-	if err := e.db.Compact(ctx, []byte{0}, end, true); err != nil {
+	defer func() { err = errors.Join(err, e.files.freshLogs(false)) }()
+	if err := e.awaitReaders(ctx); err != nil {
+		return err
+	}
+	kept := e.files.newestLog()
+	if err := e.flushTo(ctx); err != nil {
+		return err
+	}
+	if err := e.compactRanges(ctx); err != nil {
+		return err
+	}
+	if err := e.unpin(ctx); err != nil {
 		return err
 	}
 	for {
 		m := e.db.Metrics()
-		logs, err := e.files.logsBefore(kept)
-		if err != nil {
-			return err
-		}
-		if m.Table.ObsoleteCount == 0 && m.Table.ZombieCount == 0 && logs == 0 {
+		if m.Table.ObsoleteCount == 0 && m.Table.ZombieCount == 0 && !e.files.hasLog(kept) {
 			return nil
 		}
 		select {
@@ -112,13 +116,105 @@ func (e *Engine) compactAll(ctx context.Context) error {
 	}
 }
 
-// logsBefore counts the logs with numbers below num.
-func (n *noted) logsBefore(num uint64) (count int, err error) {
-	names, err := n.List(n.dir)
-	for _, name := range names {
-		if k, ok := logNumber(name); ok && k < num {
-			count++
+// room returns an error if there is no space for tables of so many bytes.
+func (e *Engine) room(ctx context.Context, bytes uint64) error {
+	need := reserve
+	need.Bytes += bytes
+	need.Files = e.minFree.Files
+	return e.dir.NeedNow(ctx, need)
+}
+
+func (e *Engine) flushTo(ctx context.Context) error {
+	flushed, err := e.db.AsyncFlush()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-flushed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// compactRanges compacts all keys there can be, also those outside the live range, because their
+// tombstones must go as well.
+func (e *Engine) compactRanges(ctx context.Context) error {
+	levels, err := e.db.SSTables()
+	if err != nil {
+		return err
+	}
+	bottom := levels[len(levels)-1]
+	last := bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
+	above := uint64(0) // bytes of the tables that are above the last level
+	for _, tables := range levels[:len(levels)-1] {
+		for _, t := range tables {
+			above += t.Size
 		}
 	}
-	return count, err
+	start, size := []byte{0}, above
+	for i := 0; ; i++ {
+		end := last
+		if i < len(bottom) {
+			size += bottom[i].Size
+			if size < vacuumBytes && i+1 < len(bottom) {
+				continue
+			}
+			if i+1 < len(bottom) {
+				end = bottom[i].Largest.UserKey
+			}
+		}
+		if bytes.Compare(start, end) < 0 {
+			if err := e.room(ctx, size); err != nil {
+				return err
+			}
+			if err := e.db.Compact(ctx, start, end, true); err != nil {
+				return err
+			}
+		}
+		if bytes.Equal(end, last) {
+			return nil
+		}
+		start, size = end, 0
+	}
+}
+
+// unpin rewrites the tables that have pairs which were replaced or removed, and which a view still
+// showed when the tables were written. A compaction does not rewrite what lies alone in the tree,
+// so a tombstone of an absent key is put above it.
+func (e *Engine) unpin(ctx context.Context) error {
+	levels, err := e.db.SSTables(pebble.WithProperties())
+	if err != nil {
+		return err
+	}
+	for _, level := range levels {
+		for _, t := range level {
+			if t.Properties.SnapshotPinnedKeys == 0 {
+				continue
+			}
+			if err := e.deleteAbsent(ctx, t.Smallest.UserKey); err != nil {
+				return err
+			}
+			if err := e.room(ctx, t.Size); err != nil {
+				return err
+			}
+			if err := e.db.Compact(ctx, t.Smallest.UserKey, engine.Successor(t.Largest.UserKey), false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// deleteAbsent deletes a key that is absent, the first one from key on.
+func (e *Engine) deleteAbsent(ctx context.Context, key []byte) error {
+	for {
+		c := &commit{ctx: ctx, guards: []engine.Pair{{Key: key}}, batch: e.pebbleBatch(&engine.Batch{Deletes: [][]byte{key}}), done: make(chan error, 1)}
+		e.line.join(c)
+		err := e.answer(c, nil)
+		if !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+		key = engine.Successor(key)
+	}
 }

@@ -6,6 +6,7 @@
 package localdir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -29,9 +30,8 @@ type Dir struct {
 	Path  string
 	locks []*os.File
 
-	mu      sync.Mutex // guards checked and left
-	checked time.Time
-	left    Resources
+	mu   sync.Mutex // guards last
+	last *look
 }
 
 // Resources are amounts of what a driver can run out of. They say what is free, or what a
@@ -292,27 +292,51 @@ func (d *Dir) Close() error {
 }
 
 // Need returns an error that matches engine.ErrNoSpace if less than r is free. It reads
-// the free amounts at most ten times a second.
-func (d *Dir) Need(r Resources) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if time.Since(d.checked) >= checkEvery {
-		left, err := d.look()
-		if err != nil {
-			return err
-		}
-		d.left, d.checked = left, time.Now()
-	}
-	return d.enough(d.left, r)
-}
+// the free amounts at most ten times a second, and waits for the disk until ctx ends.
+func (d *Dir) Need(ctx context.Context, r Resources) error { return d.need(ctx, r, checkEvery) }
 
 // NeedNow is like Need, but reads the free amounts each time.
-func (d *Dir) NeedNow(r Resources) error {
-	left, err := d.look()
-	if err != nil {
-		return err
+func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ctx, r, 0) }
+
+// need is Need with free amounts that were read within age.
+func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
+	d.mu.Lock()
+	l := d.last
+	if l == nil || l.over() && time.Since(l.begun) >= age || !l.over() && age == 0 {
+		l = &look{begun: time.Now(), done: make(chan struct{})}
+		d.last = l
+		go func() {
+			l.left, l.err = d.look()
+			close(l.done)
+		}()
 	}
-	return d.enough(left, r)
+	d.mu.Unlock()
+	select {
+	case <-l.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if l.err != nil {
+		return l.err
+	}
+	return d.enough(l.left, r)
+}
+
+// A look reads the free amounts, in a goroutine of its own: on a disk that hangs it does not end.
+type look struct {
+	begun time.Time
+	done  chan struct{} // closed when the others are set
+	left  Resources
+	err   error
+}
+
+func (l *look) over() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
 }
 
 func (d *Dir) enough(left, r Resources) error {

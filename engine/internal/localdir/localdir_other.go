@@ -2,7 +2,10 @@
 
 package localdir
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
 
 // Dir can't be had on this system: neither locks nor durable directory entries
 // are known to work here.
@@ -38,10 +41,10 @@ func Check(string) (ID, error) { return "", errSystem }
 func (d *Dir) Close() error { return nil }
 
 // Need fails.
-func (d *Dir) Need(Resources) error { return errSystem }
+func (d *Dir) Need(context.Context, Resources) error { return errSystem }
 
 // NeedNow fails.
-func (d *Dir) NeedNow(Resources) error { return errSystem }
+func (d *Dir) NeedNow(context.Context, Resources) error { return errSystem }
 
 // Sync fails.
 func Sync(string) error { return errSystem }

@@ -1,0 +1,104 @@
+package pebble
+
+import (
+	"context"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/turnstonedb/turnstone/engine"
+)
+
+// A view is a snapshot of the store. Readers share the view of the last group that is durable,
+// so they never wait for a sync, and never see a batch that a loss of power could take away. The
+// committer takes a snapshot after each group, and the syncer shows it when the group is durable:
+//
+//	committer   | group 1, view 1 | group 2, view 2 | group 3, view 3 |
+//	syncer                          | sync 1, show view 1 | sync 2 and 3, show view 3 |
+//	readers     view 0                                    view 1
+type view struct {
+	snapshot *pebble.Snapshot
+	closed   chan struct{} // closed when Pebble may drop what only the view shows
+
+	readers int  // guarded by Engine.mu
+	old     bool // a newer view is shown; guarded by Engine.mu
+}
+
+func newView(db *pebble.DB) *view {
+	return &view{snapshot: db.NewSnapshot(), closed: make(chan struct{})}
+}
+
+// close closes the view, if there is one. It takes a lock of Pebble's that can be held for ever
+// once the engine has failed, so no reader may wait for it.
+func (v *view) close() {
+	if v != nil {
+		_ = v.snapshot.Close() // it returns no error
+		close(v.closed)
+	}
+}
+
+// show lets readers see g, which is durable if it has no error. It returns the view that nobody
+// reads any more, or nil, and why the engine has failed, or nil.
+func (e *Engine) show(g *group) (unread *view, failed error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case g.view == nil:
+	case g.err != nil:
+		unread = g.view
+	default:
+		before := e.shown
+		e.shown = g.view
+		if before.old = true; before.readers == 0 {
+			unread = before
+		} else {
+			e.old[before] = struct{}{}
+		}
+	}
+	return unread, e.failed
+}
+
+// read runs f with the view that is shown. Readers go on after the engine failed. They read
+// with iterators, which take no lock that a flush or a compaction holds while it writes the MANIFEST.
+func (e *Engine) read(ctx context.Context, f func(*pebble.Snapshot) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if err := e.enter(); err != nil {
+		e.mu.Unlock()
+		return err
+	}
+	v := e.shown
+	v.readers++
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.exit()
+		if v.readers--; v.readers == 0 && v.old {
+			delete(e.old, v)
+			go v.close()
+		}
+	}()
+	return mapped(recovered(func() error { return f(v.snapshot) }))
+}
+
+// awaitReaders waits until nobody can read what was removed before the view that is shown now.
+func (e *Engine) awaitReaders(ctx context.Context) error {
+	e.mu.Lock()
+	var before []*view
+	for v := range e.old {
+		before = append(before, v)
+	}
+	e.mu.Unlock()
+	for _, v := range before {
+		select {
+		case <-v.closed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.down:
+			return engine.ErrClosed
+		}
+	}
+	return nil
+}
