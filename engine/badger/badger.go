@@ -219,7 +219,7 @@ func (e *Engine) need(r localdir.Resources) error {
 	if e.dir == nil { // in tests
 		return nil
 	}
-	return e.dir.Need(r)
+	return e.dir.Need(context.Background(), r)
 }
 
 // needNow is like need, but uses no cached values.
@@ -227,7 +227,7 @@ func (e *Engine) needNow(r localdir.Resources) error {
 	if e.dir == nil {
 		return nil
 	}
-	return e.dir.NeedNow(r)
+	return e.dir.NeedNow(context.Background(), r)
 }
 
 // mapped makes an error of the file system that means a shortage match ErrNoSpace.
