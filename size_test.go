@@ -28,7 +28,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 		"badger": func(dir string) (engine.Engine, error) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
 		},
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, &pebble.Options{NoSync: true}) },
+		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, &pebble.Options{Durability: pebble.Process}) },
 	} {
 		dir := t.TempDir() + "/store"
 		e, err := open(dir)
@@ -65,7 +65,11 @@ func TestG5_DeletingHalfGivesTheSpaceBack(t *testing.T) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
 		},
 		"pebble": func(dir string) (engine.Engine, error) {
-			return pebble.Open(dir, &pebble.Options{NoSync: !testscale.Long()})
+			o := pebble.Options{}
+			if !testscale.Long() {
+				o.Durability = pebble.Process
+			}
+			return pebble.Open(dir, &o)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -42,7 +42,11 @@ func openEngine(kind, dir string, bulk bool) (engine.Engine, error) {
 	case "memory":
 		return memory.New(), nil
 	case "pebble":
-		return pebble.Open(dir, &pebble.Options{NoSync: bulk})
+		o := pebble.Options{}
+		if bulk {
+			o.Durability = pebble.Process
+		}
+		return pebble.Open(dir, &o)
 	}
 	o := badger.Options{}
 	if bulk || kind == "badger-process" {

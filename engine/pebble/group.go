@@ -51,6 +51,11 @@ func (e *Engine) commitBatches() {
 				// is in the new log in any case.
 				logged, p.start = newest, g.end
 			}
+			if !more && e.syncing.Load() == 0 && e.line.len() == 0 {
+				e.land(&g) // to wake the syncer would take longer
+				continue
+			}
+			e.syncing.Add(1)
 			e.synced <- &g
 		}
 	}
@@ -139,24 +144,30 @@ func (e *Engine) insert(g *group, p *promise) {
 	g.view = newView(e.db)
 }
 
-// syncBatches is the syncer: it waits until groups are durable, in their order, lets readers see
-// them, and answers their callers. A verdict of guards can rest on a batch that is not
-// durable yet, so it waits in the same line.
+// syncBatches is the syncer: it lands groups while the committer writes the next ones.
 func (e *Engine) syncBatches() {
 	defer close(e.rest)
 	for g := range e.synced {
-		if g.view != nil {
-			if err := g.batch.SyncWait(); err != nil {
-				g.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
-				e.fail(err)
-			} else if !e.files.noSync {
-				e.promised.Store(g.end)
-			}
-		}
-		old, failed := e.show(g)
-		g.answer(failed)
-		old.close() // Pebble may hold it up
+		e.land(g)
+		e.syncing.Add(-1)
 	}
+}
+
+// land waits until g is durable, lets readers see it, and answers its callers. Groups land in
+// their order. A verdict of guards can rest on a batch that is not durable yet, so it waits in
+// the same line.
+func (e *Engine) land(g *group) {
+	if g.view != nil {
+		if err := g.batch.SyncWait(); err != nil {
+			g.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
+			e.fail(err)
+		} else if !e.files.noSync {
+			e.promised.Store(g.end)
+		}
+	}
+	unread, failed := e.show(g)
+	g.answer(failed)
+	unread.close() // Pebble may hold it up
 }
 
 // answer answers the commits of g. failed is why the engine has failed, or nil.

@@ -75,7 +75,7 @@ type Options struct {
 }
 
 const (
-	memTableSize = 16 << 20
+	memTableSize = 8 << 20
 	maxMemTables = 4
 	cacheSize    = 16 << 20
 	filterBits   = 10 // of a table's Bloom filter for each key: one look in a hundred is in vain
@@ -100,6 +100,7 @@ type Engine struct {
 
 	line     line          // of batches that wait for the committer
 	synced   chan *group   // from the committer to the syncer, in the order of groups
+	syncing  atomic.Int32  // groups that the syncer has
 	rest     chan struct{} // closed when the syncer has ended
 	vacuum   chan struct{} // holds a token while a Vacuum runs
 	closing  context.Context
