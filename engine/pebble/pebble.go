@@ -110,6 +110,8 @@ type Engine struct {
 	promised atomic.Uint64 // sequence number up to which batches are synced
 	wrote    atomic.Bool   // a batch was handed to Pebble
 
+	tidying atomic.Bool // a range is compacted for readers, or was a moment ago
+
 	lastNoSpace atomic.Int64 // when Pebble last ran out of space, in Unix nanoseconds
 
 	mu      sync.Mutex         // guards what follows

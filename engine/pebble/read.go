@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -76,21 +78,27 @@ func get(r pebble.Reader, key []byte) ([]byte, error) {
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
 		err = e.read(ctx, func(s *pebble.Snapshot) (err error) {
-			page, more, err = onePage(ctx, s, r)
+			var skipped int
+			page, more, skipped, err = onePage(ctx, s, r)
+			if skipped > manySkipped {
+				e.tidy(r, page)
+			}
 			return err
 		})
+		runtime.Gosched() // who reads page after page without a pause holds up nobody who reads a key
 		return page, more, err
 	})
 }
 
-// onePage reads the first page of r.
-func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []engine.Pair, more bool, err error) {
+// onePage reads the first page of r. It returns how many pairs it stepped over that were removed
+// or replaced.
+func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []engine.Pair, more bool, skipped int, err error) {
 	if r.End != nil && len(r.End) == 0 {
-		return nil, false, nil
+		return nil, false, 0, nil
 	}
 	it, err := s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: r.Start, UpperBound: r.End})
 	if err != nil {
-		return nil, false, err
+		return nil, false, 0, err
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	size := 0
@@ -103,13 +111,58 @@ func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []en
 		}
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return nil, false, err
+			return nil, false, 0, err
 		}
 		page = append(page, engine.Pair{Key: bytes.Clone(it.Key()), Value: bytes.Clone(v)})
 		size += len(v)
 		if err := ctx.Err(); err != nil {
-			return nil, false, err
+			return nil, false, 0, err
 		}
 	}
-	return page, more, it.Error()
+	stats := it.Stats()
+	return page, more, stats.ForwardStepCount[pebble.InternalIterCall] - len(page), it.Error()
+}
+
+const (
+	// manySkipped is how many removed pairs a page steps over before their range is compacted.
+	// It takes about a third of a millisecond.
+	manySkipped = 4096
+	// tidyPause is how many times as long as a compaction of a range took the next one waits.
+	tidyPause = 10
+)
+
+// tidy compacts the part of r that page was read from, in the background, so that the next reader
+// need not step over what was removed there: a queue is a range whose front is always removed.
+func (e *Engine) tidy(r engine.Range, page []engine.Pair) {
+	if e.readOnly != nil || !e.tidying.CompareAndSwap(false, true) {
+		return
+	}
+	start, end := append(bytes.Clone(r.Start), 0), r.End // Compact takes no empty key
+	if len(r.Start) > 0 {
+		start = bytes.Clone(r.Start)
+	}
+	if len(page) > 0 {
+		end = page[len(page)-1].Key
+	}
+	if end == nil {
+		end = bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
+	}
+	end = bytes.Clone(end)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if bytes.Compare(start, end) >= 0 || e.enter() != nil {
+		e.tidying.Store(false)
+		return
+	}
+	go func() {
+		defer e.tidying.Store(false)
+		begun := time.Now()
+		_ = recovered(func() error { return e.db.Compact(e.closing, start, end, false) }) // a failure stops the engine by itself
+		took := time.Since(begun)
+		e.leave()
+		select {
+		case <-time.After(tidyPause * took):
+		case <-e.closing.Done():
+		}
+	}()
 }
