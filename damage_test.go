@@ -16,7 +16,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
@@ -82,11 +82,11 @@ func TestR10_DamageIsNamedAndNeverHidden(t *testing.T) {
 
 // A bit flips in a table of Badger: what reads it says so, and so does verify.
 // Nothing is missing without an error, also for who would create a store.
-func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
+func TestR10_ABitFlippedUnderPebbleIsNoticed(t *testing.T) {
 	testscale.Slow(t)
 	oneGoroutine(t)
 	dir := t.TempDir() + "/store"
-	e, err := badger.Open(dir, nil)
+	e, err := pebble.Open(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestR10_ABitFlippedUnderBadgerIsNoticed(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(copied, strings.TrimPrefix(tables[0], dir)), broken, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e, err := badger.Open(copied, nil)
+		e, err := pebble.Open(copied, nil)
 		if err != nil {
 			refused++
 			continue

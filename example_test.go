@@ -20,7 +20,7 @@ import (
 // loaded the same one loses, and learns where the session stands.
 func Example() {
 	ctx := context.Background()
-	engine := memory.New() // or badger.Open(dir, nil)
+	engine := memory.New() // or pebble.Open(dir, nil)
 	defer engine.Close()
 	store, err := turnstone.Open(ctx, engine, nil)
 	if err != nil {

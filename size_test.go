@@ -49,7 +49,7 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("Badger %d bytes, Pebble %d: %.2f times", sizes["badger"], sizes["pebble"], float64(sizes["pebble"])/float64(sizes["badger"]))
+	t.Logf("Pebble %d bytes, Badger %d: %.2f times", sizes["pebble"], sizes["badger"], float64(sizes["pebble"])/float64(sizes["badger"]))
 	if 2*sizes["pebble"] > 3*sizes["badger"] {
 		t.Errorf("Pebble takes %d bytes, Badger %d", sizes["pebble"], sizes["badger"])
 	}
@@ -73,7 +73,7 @@ func TestG5_DeletingHalfGivesTheSpaceBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if testing.Short() && name != "badger" {
+			if testing.Short() && name != "pebble" {
 				t.Skip("-short: on the default engine alone")
 			}
 			marker := func(i, turn int) []byte { return random(120, uint64(1_000_000+100*i+turn)) }

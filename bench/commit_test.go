@@ -54,14 +54,14 @@ func turn(session, i int) turnstone.Commit {
 // its own with SyncWrites, without guards.
 func BenchmarkCommit64(b *testing.B) {
 	engines := map[string]func(dir string) (engine.Engine, error){
-		"badger-power": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-		"badger-process": func(dir string) (engine.Engine, error) {
-			return badger.Open(dir, &badger.Options{Durability: badger.Process})
-		},
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
+		"pebble-process": func(dir string) (engine.Engine, error) {
+			return pebble.Open(dir, &pebble.Options{Durability: pebble.Process})
+		},
+		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
 		"memory": func(string) (engine.Engine, error) { return memory.New(), nil },
 	}
-	for _, name := range []string{"badger-power", "badger-process", "pebble", "memory"} {
+	for _, name := range []string{"pebble", "pebble-process", "badger", "memory"} {
 		b.Run(name, func(b *testing.B) {
 			round := 0
 			e, err := engines[name](b.TempDir() + "/store")
@@ -221,10 +221,10 @@ func BenchmarkCommit(b *testing.B) {
 // BenchmarkCommitAll commits a turn of four nodes to one session, and to so many in one call, on
 // Badger.
 func BenchmarkCommitAll(b *testing.B) {
-	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+	for name, d := range map[string]pebble.Durability{"power": pebble.Power, "process": pebble.Process} {
 		for _, n := range []int{1, 2, 8} {
 			b.Run(fmt.Sprintf("%s/sessions=%d", name, n), func(b *testing.B) {
-				st := onBadger(b, d)
+				st := onPebble(b, d)
 				parts := make([]turnstone.SessionCommit, n)
 				for i := 0; b.Loop(); i++ {
 					for j := range parts {
@@ -249,10 +249,10 @@ func BenchmarkCommitAll(b *testing.B) {
 // BenchmarkCommitRecords commits a turn of four nodes, with so many records of 200 bytes that are
 // set at the version that they have, on Badger.
 func BenchmarkCommitRecords(b *testing.B) {
-	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+	for name, d := range map[string]pebble.Durability{"power": pebble.Power, "process": pebble.Process} {
 		for _, n := range []int{0, 2, 20} {
 			b.Run(fmt.Sprintf("%s/records=%d", name, n), func(b *testing.B) {
-				st := onBadger(b, d)
+				st := onPebble(b, d)
 				var s *turnstone.Session
 				c := turn(1, 1)
 				for i := 0; b.Loop(); i++ {
@@ -279,10 +279,10 @@ func BenchmarkCommitRecords(b *testing.B) {
 
 // BenchmarkCommitFeed commits a turn of four nodes on Badger, with the feed off, on, and on while one watch reads it.
 func BenchmarkCommitFeed(b *testing.B) {
-	for name, d := range map[string]badger.Durability{"power": badger.Power, "process": badger.Process} {
+	for name, d := range map[string]pebble.Durability{"power": pebble.Power, "process": pebble.Process} {
 		for _, feed := range []string{"off", "on", "watched"} {
 			b.Run(name+"/feed="+feed, func(b *testing.B) {
-				st := onBadger(b, d)
+				st := onPebble(b, d)
 				if feed != "off" {
 					if err := st.StartFeed(ctx, time.Hour); err != nil {
 						b.Fatal(err)
@@ -345,8 +345,8 @@ func (n null) Apply(ctx context.Context, b *engine.Batch) error {
 }
 
 // onBadger opens a store on Badger that is closed with b.
-func onBadger(b *testing.B, d badger.Durability) *turnstone.Store {
-	e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: d})
+func onPebble(b *testing.B, d pebble.Durability) *turnstone.Store {
+	e, err := pebble.Open(b.TempDir()+"/store", &pebble.Options{Durability: d})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -381,7 +381,7 @@ func history(b *testing.B, st *turnstone.Store, id string, n int) *turnstone.Ses
 // BenchmarkLoad reads by scope; every hash is checked. What reads a part must
 // not cost what reads all costs.
 func BenchmarkLoad(b *testing.B) {
-	st := onBadger(b, badger.Process)
+	st := onPebble(b, pebble.Process)
 	for _, n := range []int{1000, 10000} {
 		s := history(b, st, fmt.Sprint(n), n)
 		revision := head.Revision(n / 4)
@@ -426,7 +426,7 @@ func BenchmarkFork(b *testing.B) {
 func BenchmarkList(b *testing.B) {
 	for _, n := range []int{1000, 20_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			st := onBadger(b, badger.Process)
+			st := onPebble(b, pebble.Process)
 			var wg sync.WaitGroup
 			for w := range 32 {
 				wg.Go(func() {
@@ -455,7 +455,7 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkResume(b *testing.B) {
 	for _, turns := range []int{1, 60, 120} {
 		b.Run(fmt.Sprint(turns, "-turns"), func(b *testing.B) {
-			st := onBadger(b, badger.Process)
+			st := onPebble(b, pebble.Process)
 			s, _, err := st.Create(ctx, turnstone.Request{ID: "a"})
 			if err != nil {
 				b.Fatal(err)

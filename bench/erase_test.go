@@ -8,7 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
@@ -32,8 +32,8 @@ func (v *vacuumTimer) Vacuum(ctx context.Context) error {
 func BenchmarkEraseOne(b *testing.B) {
 	engines := map[string]func(b *testing.B) engine.Engine{
 		"memory": func(*testing.B) engine.Engine { return memory.New() },
-		"badger": func(b *testing.B) engine.Engine {
-			e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: badger.Process})
+		"pebble": func(b *testing.B) engine.Engine {
+			e, err := pebble.Open(b.TempDir()+"/store", &pebble.Options{Durability: pebble.Process})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -41,7 +41,7 @@ func BenchmarkEraseOne(b *testing.B) {
 			return e
 		},
 	}
-	for _, name := range []string{"memory", "badger"} {
+	for _, name := range []string{"memory", "pebble"} {
 		for _, n := range []int{1000, 20_000} {
 			read := 0
 			e := &vacuumTimer{Engine: &enginetest.Faulty{Engine: engines[name](b), Done: func(c enginetest.Call, _ error) { read += c.Read }}}

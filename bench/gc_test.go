@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 )
 
@@ -31,9 +31,9 @@ func noise(n int, seed uint64) []byte {
 // later is by how much the stores' clock is ahead.
 var later atomic.Int64
 
-func store(b *testing.B, o *badger.Options) *turnstone.Store {
+func store(b *testing.B, o *pebble.Options) *turnstone.Store {
 	b.Helper()
-	e, err := badger.Open(b.TempDir()+"/store", o)
+	e, err := pebble.Open(b.TempDir()+"/store", o)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func step(s *turnstone.Session, i, t, part int, fresh bool) error {
 func BenchmarkGCIncremental(b *testing.B) {
 	for _, n := range []int{1000, 20_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			st := store(b, &badger.Options{Durability: badger.Process})
+			st := store(b, &pebble.Options{Durability: pebble.Process})
 			sessions := fill(b, st, n, 1, 2000, false)
 			later.Add(int64(time.Hour)) // what was touched then was not touched now
 			if _, err := st.Vacuum(ctx, gc.VacuumOptions{}); err != nil {
@@ -137,7 +137,7 @@ func collect(b *testing.B, st *turnstone.Store) *gc.Report {
 func BenchmarkGC(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
-		st := store(b, &badger.Options{Durability: badger.Process})
+		st := store(b, &pebble.Options{Durability: pebble.Process})
 		const n, turns = 2000, 5
 		fill(b, st, n, turns, 8000, true)
 		peak := watch()

@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
 // BenchmarkFirstPage reads the first page of lists: of all of 1,000 sessions that were just
 // created, and of 20,000 sessions those of a label, of a group and of a parent, each of which 100
 // have.
 func BenchmarkFirstPage(b *testing.B) {
-	few, many := onBadger(b, badger.Process), onBadger(b, badger.Process)
+	few, many := onPebble(b, pebble.Process), onPebble(b, pebble.Process)
 	createUsers(b, many, 20_000)
 	createUsers(b, few, 1000)
 	for _, c := range []struct {

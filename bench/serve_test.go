@@ -10,18 +10,18 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/server"
 )
 
 // BenchmarkServe commits turns of four nodes, loads 20 and 1,000 nodes, and sends and reads an attachment, on Badger in this process
 // and through a server of this process on a Unix socket.
 func BenchmarkServe(b *testing.B) {
-	for _, durability := range []badger.Durability{badger.Power, badger.Process} {
+	for _, durability := range []pebble.Durability{pebble.Power, pebble.Process} {
 		for _, where := range []string{"here", "http"} {
-			name := map[badger.Durability]string{badger.Power: "power", badger.Process: "process"}[durability]
+			name := map[pebble.Durability]string{pebble.Power: "power", pebble.Process: "process"}[durability]
 			b.Run(name+"/"+where, func(b *testing.B) {
-				e, err := badger.Open(b.TempDir()+"/store", &badger.Options{Durability: durability})
+				e, err := pebble.Open(b.TempDir()+"/store", &pebble.Options{Durability: durability})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 
 // own shares the store in dir until standard input ends.
 func own(dir string) error {
-	e, err := shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: openBadger})
+	e, err := shared.Open(ctx, dir, shared.Driver{Name: "pebble", Open: openPebble})
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func own(dir string) error {
 	return err
 }
 
-func openBadger(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }
+func openPebble(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }
 
 // BenchmarkShared commits turns of four nodes, and loads the last of them, on Badger that this process has alone, that it
 // shares and has opened, and that another process has opened.
@@ -49,9 +49,9 @@ func BenchmarkShared(b *testing.B) {
 		name string
 		open func(b *testing.B, dir string) (engine.Engine, error)
 	}{
-		{"alone", func(_ *testing.B, dir string) (engine.Engine, error) { return openBadger(dir) }},
+		{"alone", func(_ *testing.B, dir string) (engine.Engine, error) { return openPebble(dir) }},
 		{"owner", func(_ *testing.B, dir string) (engine.Engine, error) {
-			return shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: openBadger})
+			return shared.Open(ctx, dir, shared.Driver{Name: "pebble", Open: openPebble})
 		}},
 		{"attached", func(b *testing.B, dir string) (engine.Engine, error) {
 			owner := exec.Command(os.Args[0])
@@ -77,7 +77,7 @@ func BenchmarkShared(b *testing.B) {
 			if _, err := io.ReadFull(out, make([]byte, len("open\n"))); err != nil {
 				return nil, err
 			}
-			return shared.Open(ctx, dir, shared.Driver{Name: "badger", Open: func(string) (engine.Engine, error) { return nil, fmt.Errorf("the other process has gone") }})
+			return shared.Open(ctx, dir, shared.Driver{Name: "pebble", Open: func(string) (engine.Engine, error) { return nil, fmt.Errorf("the other process has gone") }})
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {

@@ -17,7 +17,7 @@ func BenchmarkWriters(b *testing.B) {
 		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
 	}
-	for _, name := range []string{"badger", "pebble"} {
+	for _, name := range []string{"pebble", "badger"} {
 		for _, writers := range []int{1, 2, 4, 8, 16, 32, 64} {
 			b.Run(fmt.Sprintf("%s/%d", name, writers), func(b *testing.B) {
 				e, err := engines[name](b.TempDir() + "/store")

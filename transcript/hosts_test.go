@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/transcript"
@@ -212,7 +212,7 @@ var hosts = map[string]func(t *testing.T, tr *transcript.Transcripts, st *turnst
 	"json-resume": func(t *testing.T, _ *transcript.Transcripts, _ *turnstone.Store) {
 		dir := t.TempDir() + "/store"
 		for run := range 3 { // each run is like a new process
-			e, err := badger.Open(dir, nil)
+			e, err := pebble.Open(dir, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -174,7 +174,7 @@ func TestAD4_ArtifactsDoWhatTheKitExpectsOnEveryEngine(t *testing.T) {
 }
 
 func TestAD4_AVersionIsGivenOnce(t *testing.T) {
-	service := adk.NewArtifacts(storetest.Badger(t))
+	service := adk.NewArtifacts(storetest.Pebble(t))
 	f := files{t, service, "s"}
 	var mu sync.Mutex
 	var got []int64

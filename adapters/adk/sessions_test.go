@@ -201,7 +201,7 @@ func TestAD2_SessionsOfAUserChangeItsStateAtOnce(t *testing.T) {
 }
 
 func TestAD2_ConcurrentEventsOfOneSessionAreAllStored(t *testing.T) {
-	c := chats{t, adk.NewSessions(storetest.Badger(t))}
+	c := chats{t, adk.NewSessions(storetest.Pebble(t))}
 	s := c.create("s", nil)
 	var wg sync.WaitGroup
 	for i := range 20 {

@@ -77,7 +77,7 @@ func TestEI1_TheLastCheckpointOfAnIDIsReadOnEveryEngine(t *testing.T) {
 }
 
 func TestEI1_WhoSetsAtOnceSetsWhole(t *testing.T) {
-	s := eino.NewCheckPointStore(storetest.Badger(t))
+	s := eino.NewCheckPointStore(storetest.Pebble(t))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {

@@ -92,7 +92,7 @@ func TestLC1_MessagesAreReadAsTheyWereAddedOnEveryEngine(t *testing.T) {
 }
 
 func TestLC1_MessagesThatAreAddedAtOnceAreAllThere(t *testing.T) {
-	h := langchaingo.NewHistory(storetest.Badger(t), "a")
+	h := langchaingo.NewHistory(storetest.Pebble(t), "a")
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {

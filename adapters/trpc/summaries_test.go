@@ -172,7 +172,7 @@ func TestTR4_SummariesAreThoseOfTheInMemoryServiceAndAreStored(t *testing.T) {
 }
 
 func TestTR4_ASummaryThatIsEnqueuedIsStoredWhenTheServiceIsClosed(t *testing.T) {
-	store := storetest.Badger(t)
+	store := storetest.Pebble(t)
 	wait := make(chan struct{})
 	summarizer := &scripted{before: func() { <-wait }}
 	s := trpc.NewSessions(store, trpc.Options{Summarizer: summarizer})

@@ -22,7 +22,7 @@ import (
 // adkServices are what ADK has as its session service, each durable against loss of power. They open what is in dir.
 var adkServices = map[string]func(b *testing.B, dir string) (s adksession.Service, end func()){
 	"turnstone": func(b *testing.B, dir string) (adksession.Service, func()) {
-		st, end := openBadger(b, dir)
+		st, end := openPebble(b, dir)
 		return turnstoneadk.NewSessions(st), end
 	},
 	"database": func(b *testing.B, dir string) (adksession.Service, func()) {

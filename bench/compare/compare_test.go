@@ -232,7 +232,7 @@ func TestWorkloadsRun(t *testing.T) {
 	}
 	names := []string{us, "sqlite full", "langgraph sqlite full", "plain badger", "working log", "append log"}
 	if !testing.Short() { // all that targets name
-		names = append(names, "turnstone badger process", "turnstone pebble", "turnstone memory", "sqlite normal", "json files", "json lines")
+		names = append(names, "turnstone pebble process", "turnstone badger", "turnstone memory", "sqlite normal", "json files", "json lines")
 	}
 	for _, w := range workloads {
 		for _, name := range names {
@@ -277,7 +277,7 @@ func TestWorkloadsRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"# Before\n", "after\n", "Commits of 64 concurrent sessions", "turnstone badger", ".svg)", "commits/s"} {
+	for _, want := range []string{"# Before\n", "after\n", "Commits of 64 concurrent sessions", "turnstone pebble", ".svg)", "commits/s"} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("the report lacks %q", want)
 		}

@@ -47,7 +47,7 @@ func (f checkPointFiles) Set(_ context.Context, id string, checkpoint []byte) er
 
 var checkPointStores = map[string]func(b *testing.B, dir string) (s checkPointStore, end func()){
 	"turnstone": func(b *testing.B, dir string) (checkPointStore, func()) {
-		st, end := openBadger(b, dir)
+		st, end := openPebble(b, dir)
 		return turnstoneeino.NewCheckPointStore(st), end
 	},
 	"file": func(_ *testing.B, dir string) (checkPointStore, func()) { return checkPointFiles{dir}, func() {} },

@@ -4,14 +4,14 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
-// openBadger opens the store in a directory for the benchmarks of adapters, until end is called. It is durable against loss of power.
-func openBadger(b *testing.B, dir string) (store turnstone.Factory, end func()) {
+// openPebble opens the store in a directory for the benchmarks of adapters, until end is called. It is durable against loss of power.
+func openPebble(b *testing.B, dir string) (store turnstone.Factory, end func()) {
 	b.Helper()
-	e, err := badger.Open(dir, nil)
+	e, err := pebble.Open(dir, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

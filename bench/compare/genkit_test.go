@@ -17,7 +17,7 @@ import (
 // genkitStores are session stores of Genkit. Its own has a file for each snapshot. Both sync what they have saved. They open what is in dir.
 var genkitStores = map[string]func(b *testing.B, dir string) (s exp.SessionStore[any], end func()){
 	"turnstone": func(b *testing.B, dir string) (exp.SessionStore[any], func()) {
-		st, end := openBadger(b, dir)
+		st, end := openPebble(b, dir)
 		return turnstonegenkit.NewStore[any](st), end
 	},
 	"file": func(b *testing.B, dir string) (exp.SessionStore[any], func()) {

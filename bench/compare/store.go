@@ -113,9 +113,9 @@ const (
 
 // contestants in the order of the tables.
 var contestants = []Contestant{
-	{Name: "turnstone badger", Durable: powerLoss, Open: openTurnstone("badger")},
-	{Name: "turnstone badger process", Durable: processCrash, Twin: true, Open: openTurnstone("badger-process")},
 	{Name: "turnstone pebble", Durable: powerLoss, Open: openTurnstone("pebble")},
+	{Name: "turnstone pebble process", Durable: processCrash, Twin: true, Open: openTurnstone("pebble-process")},
+	{Name: "turnstone badger", Durable: powerLoss, Open: openTurnstone("badger")},
 	{Name: "turnstone memory", Durable: nothing, Open: openTurnstone("memory")},
 	{Name: "sqlite full", Durable: powerLoss, Open: openSQLite("FULL")},
 	{Name: "sqlite normal", Durable: processCrash, Twin: true, Open: openSQLite("NORMAL")},

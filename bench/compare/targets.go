@@ -12,7 +12,7 @@ type target struct {
 	large bool // it is about large stores: a quick run says nothing of it
 }
 
-const us = "turnstone badger"
+const us = "turnstone pebble"
 
 // best returns the best of several contestants: with the most, or the least.
 func (r *Results) best(most bool, workload, metric string, names ...string) (float64, bool) {
@@ -90,14 +90,13 @@ var targets = []target{
 	// Commits.
 	{"durable commits/s, 64 sessions, against SQLite FULL (better layout)", 7, true, "×", more("commit-64", perSecond, us, sqliteFull...), false},
 	{"durable commits/s, 64 sessions, against plain Badger", 5, true, "×", more("commit-64", perSecond, us, "plain badger"), false},
-	{"durable commits/s, 64 sessions, against the working log", 0.5, true, "×", against("commit-64", perSecond, us, "working log"), false},
-	{"durable commits/s, one session, against the working log", 0.75, true, "×", against("commit-1", perSecond, us, "working log"), false},
+	{"durable commits/s, 64 sessions, against the working log", 0.6, true, "×", against("commit-64", perSecond, us, "working log"), false},
+	{"durable commits/s, one session, against the working log", 0.8, true, "×", against("commit-1", perSecond, us, "working log"), false},
 	{"durable commits/s, 64 sessions, against the better bare log", 0.3, true, "×", more("commit-64", perSecond, us, bareLogs...), false},
 	{"durable commits/s, 256 sessions, against the better bare log", 0.3, true, "×", more("commit-256", perSecond, us, bareLogs...), false},
 	{"processor time a turn, 64 sessions, against the working log", 2, false, "×", against("commit-64", "processor µs", us, "working log"), false},
 	{"p99 against p50, 64 sessions", 4, false, "×", within("commit-64", "p99 µs", "p50 µs"), false},
-	{"durable commits/s, 64 sessions, Pebble against Badger", 0.9, true, "×", against("commit-64", perSecond, "turnstone pebble", us), false},
-	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone badger process", "sqlite normal", "sqlite files normal"), false},
+	{"commits/s, one session, Process, against SQLite NORMAL (better layout)", 2.5, true, "×", more("commit-1", perSecond, "turnstone pebble process", "sqlite normal", "sqlite files normal"), false},
 	{"commit p50, one session, against one synced append", 1.3, false, "×", more("commit-1", "p50 µs", us, "append log"), false},
 	{"growing part, steps/s, against saving it whole in SQLite", 4, true, "×", against("growing-part", "steps/s", us, "langgraph sqlite full"), true},
 	{"growing part, bytes on disk compacted, against the same", 203, true, "× fewer", against("growing-part", "compacted", "langgraph sqlite full", us), true},

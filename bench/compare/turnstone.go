@@ -35,24 +35,24 @@ func openTurnstone(kind string) func(dir string, bulk bool) (Store, error) {
 	}
 }
 
-// openEngine opens the engine of a contestant: badger, badger-process, pebble or
+// openEngine opens the engine of a contestant: pebble, pebble-process, badger or
 // memory.
 func openEngine(kind, dir string, bulk bool) (engine.Engine, error) {
 	switch kind {
 	case "memory":
 		return memory.New(), nil
-	case "pebble":
-		o := pebble.Options{}
+	case "badger":
+		o := badger.Options{}
 		if bulk {
-			o.Durability = pebble.Process
+			o.Durability = badger.Process
 		}
-		return pebble.Open(dir, &o)
+		return badger.Open(dir, &o)
 	}
-	o := badger.Options{}
-	if bulk || kind == "badger-process" {
-		o.Durability = badger.Process
+	o := pebble.Options{}
+	if bulk || kind == "pebble-process" {
+		o.Durability = pebble.Process
 	}
-	return badger.Open(dir, &o)
+	return pebble.Open(dir, &o)
 }
 
 // engineOf returns the kind of engine of the contestant, which is Turnstone.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/head"
 )
 
@@ -94,7 +94,7 @@ func TestExitCodes(t *testing.T) {
 			t.Errorf("%s: exit code %d, not %d: %s\n%s", c.args, code, c.code, errs, out)
 		}
 	}
-	e, err := badger.Open(store, nil)
+	e, err := pebble.Open(store, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

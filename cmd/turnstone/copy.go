@@ -22,7 +22,7 @@ func (a *app) copy() *cobra.Command {
 			"process should have it open. It can be opened when the copy is complete. If TO was written to since the last\n" +
 			"copy, the command refuses without --overwrite. Commits to FROM during the copy are copied as well, if FROM\n" +
 			"comes to rest.",
-		Example: "turnstone copy store.badger pebble:copy.pebble",
+		Example: "turnstone copy store.pebble badger:copy.badger",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, to := *a, *a

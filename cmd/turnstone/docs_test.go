@@ -99,7 +99,7 @@ func TestDocs(t *testing.T) {
 	}
 	a := example(t)
 	t.Chdir(t.TempDir())
-	if err := os.Symlink(a.url, "store.badger"); err != nil {
+	if err := os.Symlink(a.url, "store.pebble"); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile("chat.jsonl", []byte(lines), 0o600); err != nil {

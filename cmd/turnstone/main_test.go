@@ -14,7 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testscale"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
@@ -66,12 +66,12 @@ func write(t *testing.T, name, content string) string {
 
 func TestDemo(t *testing.T) {
 	for name, url := range map[string]func(t *testing.T) string{
-		"badger":   func(t *testing.T) string { return t.TempDir() + "/store" },
-		"pebble":   func(t *testing.T) string { return "pebble:" + t.TempDir() + "/store" },
+		"pebble":   func(t *testing.T) string { return t.TempDir() + "/store" },
+		"badger":   func(t *testing.T) string { return "badger:" + t.TempDir() + "/store" },
 		"postgres": func(t *testing.T) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if testing.Short() && name != "badger" {
+			if testing.Short() && name != "pebble" {
 				t.Skip("-short: on the default engine alone")
 			}
 			demo(t, url(t))
@@ -169,10 +169,10 @@ func TestMistakesAreNamed(t *testing.T) {
 		t.Error(out)
 	}
 	check("not found", "show", "nobody")
-	if _, errs, ok := turnstoneCmd(t, "sessions", "--store", "pebble:"+store); ok || !strings.Contains(errs, "use badger:") {
-		t.Errorf("a Badger store opened as Pebble: %s", errs)
+	if _, errs, ok := turnstoneCmd(t, "sessions", "--store", "badger:"+store); ok || !strings.Contains(errs, "use pebble:") {
+		t.Errorf("a Pebble store opened as Badger: %s", errs)
 	}
-	e, err := badger.Open(store, nil)
+	e, err := pebble.Open(store, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func TestMistakesAreNamed(t *testing.T) {
 func TestVerifyFailsOnDamage(t *testing.T) {
 	store := t.TempDir() + "/store"
 	must(t, "import", write(t, "chat.jsonl", lines), "--store", store)
-	e, err := badger.Open(store, nil)
+	e, err := pebble.Open(store, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,47 +1,25 @@
-// Package badger is the embedded default engine. It stores pairs in Badger v4's tables
-// and skip lists, with a log, a manifest and a committer of its own.
+// Package badger is a driver on Badger, the key-value database of Dgraph. It opens a database of its own, or
+// uses one that the host has open, under a prefix of its own. The files are Badger's: its tools and its options
+// apply. What Badger does not survive is in docs/engines.md, and the default engine is package pebble.
 //
-// Badger's own database syncs once for each transaction, writes through memory mappings
-// that end the process when the disk is full, and goes on without an error after some
-// failures (docs/engines.md lists them). So this driver uses only the parts of Badger
-// that hold the data, and does all writing to the disk itself:
-//
-//		Apply → committer → log, synced → memtable → answer
-//		                                      │ full: flush
-//		                          run of tables ─ … ─ run of tables
-//		                                      │ too many, or Vacuum: rewrite
-//		                                one run of tables
-//
-//	  - One committer applies all batches that wait as one group (group commit). So it
-//	    checks guards one batch after the other. A group is one frame of the log
-//	    (log.go). While a group is synced, the committer writes the next one (sync.go).
-//	    A caller who is alone commits in its own goroutine (commit.go).
-//	  - The groups of a log are also in a memtable, which is Badger's skip list. A full
-//	    memtable is flushed into a run of Badger's tables (flush.go).
-//	  - When there are too many runs, and on Vacuum, they are merged into one
-//	    (rewrite.go).
-//	  - MANIFEST lists the tables and the first log (manifest.go). It is replaced before
-//	    any file that it no longer lists is removed.
-//
-// All data has checksums. Open checks logs, the manifest and the indexes of tables. Reads
-// check each block of a table. Data that can't be read is an error that names the file,
-// and never looks like an absent key.
-//
-// The directory holds MANIFEST, logs, tables, and a lock file that names the process that
-// has the store open.
+// Badger syncs once for each transaction, and the next transaction waits for that. So one goroutine, the
+// committer, takes all batches that wait, checks their guards in order, and commits them as one transaction.
 package badger
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/dgraph-io/badger/v4/skl"
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
@@ -53,355 +31,295 @@ var _ engine.Engine = (*Engine)(nil)
 type Durability int
 
 const (
-	// Power makes acknowledged batches survive a loss of power. Every group is synced
-	// before it is acknowledged.
+	// Power: a loss of power. Badger syncs each transaction (badger.Options.SyncWrites).
 	Power Durability = iota
-	// Process makes acknowledged batches survive a crash of the process, but not of the
-	// machine, like SQLite's synchronous=NORMAL in WAL mode. A loss of power may lose
-	// the last seconds, and damage to them can't be distinguished from such a loss.
+	// Process: the end of the process, not of the machine.
 	Process
 )
 
-// Options of Open. Nil and the zero value mean the defaults.
+// Options of Open and Use. Nil and the zero value mean the defaults.
 type Options struct {
-	// Durability says what acknowledged batches survive. The default is Power.
+	// Durability of acknowledged batches. Default Power. Use refuses Power if the database does not sync its writes.
 	Durability Durability
-	// MinFreeBytes is the free disk space below which Apply refuses new data with
-	// engine.ErrNoSpace. The default is 128 MiB. Opening, reading and batches that
-	// reclaim need no free space. If the disk is full all the same, nothing is
-	// damaged: batches that do not fit are refused with the same error.
+	// MinFreeBytes is the free disk space below which Apply fails with engine.ErrNoSpace, except for batches that
+	// reclaim. Default 128 MiB: Badger maps files that have no blocks yet, and a full disk ends the process with SIGBUS.
 	MinFreeBytes uint64
-	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory, which may be on a
-	// medium that can't be written. Several processes can read a store at once, but none can open it otherwise
-	// meanwhile. Apply and Vacuum fail with engine.ErrReadOnly. What a process that was killed has written last is
-	// shown, although a loss of power may still take it away.
+	// ReadOnly opens an existing store that no process has open. Apply and Vacuum fail with engine.ErrReadOnly.
+	// Badger refuses to open a store so if a process that had it open was killed. Use ignores it.
 	ReadOnly bool
-	// Logger gets the errors of work in the background. Nil means no log.
+	// Logger receives Badger's messages without their arguments, which can have keys and values. Default: none. Use ignores it.
 	Logger *slog.Logger
+	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly and
+	// SyncWrites as they are. Default: none. Use ignores it.
+	Configure func(badger.Options) badger.Options
 }
 
 const (
-	// A page of a Scan is read under one lock.
-	pageBytes = 256 << 10
-	pagePairs = 1000
-
-	// A group is not larger than this, unless it is one batch.
-	groupBytes = 2_400_000
-	groupOps   = 20_000
-
-	// Free inodes and file descriptors below which new data is refused.
-	minInodes = 100
-	minFiles  = 16
-
-	// Close waits closeWait for work in the background, because a disk that hangs can
-	// block it for ever. If the engine has not failed, Close waits slowWait more.
-	closeWait = 4 * time.Second
-	slowWait  = time.Minute
+	// memTableSize is the least size of memtables: a transaction may have 15 % of one, and must take the largest batch.
+	memTableSize = 16 << 20
+	// reserveBytes must be free for a batch that reclaims: Badger extends its files by so much at once.
+	reserveBytes = 4 * memTableSize
+	minInodes    = 1000
+	minFiles     = 64
+	// closeTime bounds Close: Badger waits for ever for a disk that is gone.
+	closeTime = time.Minute
 )
 
-// Engine is an open store. The zero Engine is a closed one.
+// Engine is a store in a Badger database. The zero Engine is a closed one.
 type Engine struct {
-	opts    Options
 	dir     *localdir.Dir
-	files   files
-	minFree localdir.Resources // new data is refused when less is free
+	prefix  []byte // of all keys in the database
+	config  badger.Options
+	own     bool // Open has opened the database, and Close closes it
+	sync    bool // acknowledged batches survive a loss of power
+	minFree localdir.Resources
+	witness *witness // nil if the database is the host's, or can only be read
+	reading bool     // Options.ReadOnly
 
-	logSize int64 // of new logs: the size of a memtable and logExtra
+	queue   chan *request
+	stop    chan struct{} // closed by Close
+	stopped chan struct{} // closed when the committer has returned
+	once    sync.Once
+	closed  error // what Close returned
 
-	mu      sync.RWMutex // guards content; the committer adds to the last memtable without it, as skip lists allow
-	content content
+	mu sync.RWMutex // read-held by who uses db; held by Vacuum while it opens db again
+	db *badger.DB
 
-	// Each group has a timestamp. Timestamps ascend by one.
-	committing sync.Mutex    // held by who commits a group: the committer, or a caller that is alone; guards written and writer
-	written    uint64        // the last timestamp in the log
-	writer     groupWriter   // makes a group
-	acked      atomic.Uint64 // the last timestamp that is durable; readers see up to it
-	busy       atomic.Bool   // the committer has a request, or its last group had several; then no caller commits alone
-	busyUntil  time.Time     // small groups are not gathered before that; the committer's own
-
-	failed atomic.Pointer[error] // why the engine refuses everything
-	halted chan struct{}         // closed when the engine has failed
-	queue  chan *request         // to the committer
-	stop   chan struct{}         // closed by Close
-	done   chan struct{}         // closed when the committer and syncLoop have returned
-	once   sync.Once
-
-	toSync   chan *group    // groups that are written; the committer closes it
-	unsynced atomic.Int32   // number of groups that syncLoop has not answered
-	syncing  sync.WaitGroup // waits for these groups; only who holds committing adds to it
-
-	spare atomic.Pointer[skl.Skiplist] // for the next memtable, or nil; flushLoop makes it
-	used  usedLog                      // for the next log
-
-	flushing sync.Mutex // held by each flush
-	removing sync.Mutex // guards unneeded
-	unneeded []string   // files that could not be removed
-
-	install    sync.Mutex    // held while the manifest is replaced; guards nextNumber
-	nextNumber uint64        // number of the next log or table
-	full       chan struct{} // of one element; signals that a memtable waits to be flushed
-	tried      chan struct{} // closed, and replaced, after each try to flush a memtable; guarded by mu
-	background sync.WaitGroup
-	rewriting  chan struct{} // of one element; the rewrite that runs holds it, and Close takes it for good
-
-	// Why the last flush and the last rewrite failed; nil after a success.
-	flushTrouble, rewriteTrouble atomic.Pointer[error]
-
-	ctx    context.Context // for work in the background
-	cancel context.CancelFunc
+	failing sync.Mutex // guards failed
+	failed  error      // why the engine refuses everything, or nil
 }
 
-// Open opens the store in dir and creates it if it does not exist. If another process
-// has the store open, Open fails with *engine.LockedError, which names that process. If a
-// file is damaged or missing, Open fails with an error that matches engine.ErrCorrupt and
-// changes nothing. Opening an existing store needs no free space.
-func Open(dir string, o *Options) (*Engine, error) {
-	lock, mode := localdir.Open, os.O_RDWR
-	if o != nil && o.ReadOnly {
-		lock, mode = localdir.OpenReadOnly, os.O_RDONLY
+// Open opens the store in dir and creates it if it does not exist. It fails with *engine.LockedError, which names the
+// holder, when it is open already, and with an error that matches engine.ErrCorrupt when files are not as the driver
+// left them, or acknowledged batches are missing.
+func Open(dir string, o *Options) (_ *Engine, err error) {
+	if o == nil {
+		o = &Options{}
+	}
+	lock := localdir.Open
+	if o.ReadOnly {
+		lock = localdir.OpenReadOnly
 	}
 	d, err := lock(dir)
 	if err != nil {
 		return nil, err
 	}
-	names, err := openDirectory(d.Path, mode)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, mapped(err)), d.Close())
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("engine: open badger in %s: %w", d.Path, err), d.Close())
+		}
+	}()
+	config := badger.DefaultOptions(d.Path).
+		WithSyncWrites(o.Durability == Power).
+		WithReadOnly(o.ReadOnly).
+		WithBypassLockGuard(true). // the directory is locked already
+		WithLogger(redacted{o.Logger}).
+		WithMemTableSize(memTableSize).WithNumMemtables(2).
+		WithValueThreshold(1 << 20).WithValueLogFileSize(2 << 20). // no value is as large, so the value log stays empty
+		WithCompression(options.None).WithBlockCacheSize(0).       // values are compressed already
+		WithNumCompactors(2).
+		WithDetectConflicts(false). // there is one committer
+		WithMetricsEnabled(false)
+	if o.Configure != nil {
+		config = o.Configure(config)
 	}
-	e, err := openFiles(names, memTableSize+logExtra, o)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("engine: open %s: %w", d.Path, err), names.close(), d.Close())
+	if config.Dir != d.Path || config.ReadOnly != o.ReadOnly || config.SyncWrites != (o.Durability == Power) {
+		return nil, errors.New("Options.Configure changed Dir, ReadOnly or SyncWrites")
 	}
-	e.dir = d
-	e.start()
+	e := newEngine(o, d)
+	e.own, e.config = true, config
+	if err := e.openOwn(o); err != nil {
+		return nil, err
+	}
+	go e.commitLoop()
 	return e, nil
 }
 
-// start starts the goroutines of the engine.
-func (e *Engine) start() {
-	if e.opts.ReadOnly {
-		close(e.done)
-		return
+// Use returns a store whose keys begin with prefix, in a database that the host has open and goes on to use. At most one
+// Engine may use a prefix at a time, and nobody else may write keys that begin with it. Close leaves db open; the host
+// closes the engine first. Options of db decide what its files survive. Vacuum calls Flatten and RunValueLogGC of db,
+// which concern all its keys, and what was removed stays in the memtable and the log until Badger flushes them.
+func Use(db *badger.DB, prefix []byte, o *Options) (*Engine, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	if o.Durability == Power && !db.Opts().SyncWrites && !db.Opts().InMemory {
+		return nil, fmt.Errorf("%w: the database does not sync its writes: open it with SyncWrites, or ask for Process", engine.ErrInvalid)
+	}
+	nothing := errors.New("no transaction is committed")
+	if err := caught(func() error { return db.Update(func(*badger.Txn) error { return nothing }) }); !errors.Is(err, nothing) {
+		return nil, fmt.Errorf("%w: the database can't be used: %w", engine.ErrInvalid, err) // it is managed, or closed
+	}
+	e := newEngine(o, &localdir.Dir{Path: db.Opts().Dir})
+	e.db, e.config, e.prefix = db, db.Opts(), bytes.Clone(prefix)
+	if err := e.fits(); err != nil {
+		return nil, err
 	}
 	go e.commitLoop()
-	go e.syncLoop()
-	e.background.Go(e.flushLoop)
+	return e, nil
 }
 
-// openFiles recovers the store in d. The engine that it returns has no directory lock
-// and is not started.
-func openFiles(d files, logSize int64, o *Options) (*Engine, error) {
+func newEngine(o *Options, d *localdir.Dir) *Engine {
 	e := &Engine{
-		files:     d,
-		logSize:   logSize,
-		rewriting: make(chan struct{}, 1),
-		queue:     make(chan *request, 1024),
-		toSync:    make(chan *group, 1),
-		halted:    make(chan struct{}),
-		stop:      make(chan struct{}),
-		done:      make(chan struct{}),
-		full:      make(chan struct{}, 1),
-		tried:     make(chan struct{}),
+		dir:     d,
+		sync:    o.Durability == Power,
+		minFree: localdir.Resources{Bytes: o.MinFreeBytes, Inodes: minInodes, Files: minFiles},
+		queue:   make(chan *request, 1024),
+		stop:    make(chan struct{}),
+		stopped: make(chan struct{}),
 	}
-	if o != nil {
-		e.opts = *o
+	if e.minFree.Bytes == 0 {
+		e.minFree.Bytes = 128 << 20
 	}
-	if e.opts.MinFreeBytes == 0 {
-		e.opts.MinFreeBytes = 128 << 20
-	}
-	e.minFree = localdir.Resources{Bytes: e.opts.MinFreeBytes, Inodes: minInodes, Files: minFiles}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
-	return e, mapped(e.recover())
+	return e
 }
 
-// need returns an error if less than r is free.
-func (e *Engine) need(r localdir.Resources) error {
-	if e.dir == nil { // in tests
-		return nil
+// fits returns an error if a transaction of the database can't take the largest batch.
+func (e *Engine) fits() error {
+	l := e.Limits()
+	if e.db.MaxBatchSize() < int64(l.BatchBytes+l.BatchOps*(writeBytes+len(e.prefix)))+reservedBytes || e.db.MaxBatchCount() < int64(l.BatchOps)+2 {
+		return fmt.Errorf("%w: a transaction of this database takes %d bytes: open it with memtables of %d bytes or more", engine.ErrInvalid, e.db.MaxBatchSize(), memTableSize)
 	}
-	return e.dir.Need(context.Background(), r)
+	return nil
 }
 
-// needNow is like need, but uses no cached values.
-func (e *Engine) needNow(r localdir.Resources) error {
-	if e.dir == nil {
-		return nil
-	}
-	return e.dir.NeedNow(context.Background(), r)
-}
-
-// mapped makes an error of the file system that means a shortage match ErrNoSpace.
-func mapped(err error) error {
-	if localdir.Short(err) && !errors.Is(err, engine.ErrNoSpace) {
-		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
-	}
-	return err
-}
-
-// fail makes e refuse everything from now on.
-func (e *Engine) fail(err error) {
-	err = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // err is not wrapped, because later calls have no unknown outcome
-	if !e.failed.CompareAndSwap(nil, &err) {
-		return
-	}
-	close(e.halted)
-	if e.opts.Logger != nil {
-		e.opts.Logger.Error("badger: the store refuses everything until it is reopened", "error", err)
-	}
-}
-
-// writable returns an error if the engine takes no changes.
-func (e *Engine) writable() error {
-	if err := e.usable(); err != nil {
+// openOwn compares the files with the witness and opens the database.
+func (e *Engine) openOwn(o *Options) error {
+	seen, err := readWitness(e.dir.Path)
+	if err != nil {
 		return err
 	}
-	if e.opts.ReadOnly {
-		return engine.ErrReadOnly
+	if e.reading = o.ReadOnly; e.reading {
+		if _, err := os.Stat(filepath.Join(e.dir.Path, badger.ManifestFilename)); err != nil {
+			return fmt.Errorf("there is no store: %w", err)
+		}
+	} else {
+		if err := e.dir.NeedNow(context.Background(), localdir.Resources{Bytes: reserveBytes, Inodes: minInodes, Files: minFiles}); err != nil {
+			return err
+		}
+		if e.witness, err = seen.begin(e.dir.Path, e.sync); err != nil {
+			return err
+		}
 	}
-	return nil
+	if e.db, err = openDB(e.config); err != nil {
+		return err
+	}
+	err = e.fits()
+	if err == nil {
+		err = e.missing(seen)
+	}
+	if err != nil {
+		return errors.Join(err, e.db.Close(), e.witness.close())
+	}
+	if e.reading {
+		return nil
+	}
+	return localdir.Private(e.dir.Path)
 }
 
-// usable returns an error if the engine has failed or is closed.
-func (e *Engine) usable() error {
-	if err := e.failed.Load(); err != nil {
-		return *err
+// openDB opens a database. Badger panics on some damage, in the goroutine that opens it.
+func openDB(config badger.Options) (db *badger.DB, err error) {
+	err = caught(func() (err error) { db, err = badger.Open(config); return err })
+	switch {
+	case err == nil:
+		return db, nil
+	case localdir.Short(err), errors.Is(err, engine.ErrCorrupt):
+		return nil, err
+	case config.ReadOnly && strings.Contains(err.Error(), badger.ErrTruncateNeeded.Error()): // Badger does not wrap it
+		return nil, errors.New("a process that had it open was killed: open it for changes first")
 	}
-	if e.stop == nil { // the zero Engine
+	return nil, fmt.Errorf("%w: badger: %s", engine.ErrCorrupt, firstLine(err)) // it gives its errors no type
+}
+
+// fail makes e refuse everything from now on, because of err.
+func (e *Engine) fail(err error) {
+	e.failing.Lock()
+	defer e.failing.Unlock()
+	if e.failed == nil {
+		e.failed = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
+	}
+}
+
+// usable returns why e refuses everything, or nil.
+func (e *Engine) usable() error {
+	if e.stop == nil {
 		return engine.ErrClosed
 	}
-	return nil
+	select {
+	case <-e.stop:
+		return engine.ErrClosed
+	default:
+		return e.failure()
+	}
+}
+
+func (e *Engine) failure() error {
+	e.failing.Lock()
+	defer e.failing.Unlock()
+	return e.failed
 }
 
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
-// Close implements engine.Engine. It waits for batches that were submitted. It returns an
-// error if the last flush or rewrite failed: no data is lost, but the store takes
-// more space than it should. If the disk does not answer, Close returns an error after
-// four seconds if the store has failed, and otherwise after a minute. The files then stay
-// open, and the directory stays locked until the process ends.
+// Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has opened it.
+// If Badger does not end within a minute, the directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	if e.stop == nil {
 		return nil
 	}
-	var err error
 	e.once.Do(func() {
-		e.cancel()
 		close(e.stop)
-		rested := make(chan error, 1)
-		go func() { rested <- e.rest() }()
-		select {
-		case err = <-rested:
-			return
-		case <-time.After(closeWait):
+		<-e.stopped
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.own {
+			e.closed = e.closeOwn(e.failure() != nil)
 		}
-		if e.usable() == nil { // the disk may just be slow
-			select {
-			case err = <-rested:
-				return
-			case <-time.After(slowWait):
-			}
-		}
-		e.fail(errors.New("the disk does not answer"))
-		err = e.usable()
 	})
-	return err
+	return e.closed
 }
 
-// rest ends the work in the background and closes the files.
-func (e *Engine) rest() error {
-	<-e.done
-	e.background.Wait()
-	e.rewriting <- struct{}{}
-	var err error
-	if !e.opts.ReadOnly {
-		err = e.flushOnClose()
-	}
-	if l := e.used.take(); e.usable() == nil {
-		err = errors.Join(err, e.discard(l))
-	} else if l != nil {
-		err = errors.Join(err, l.f.Close())
-	}
-	closed := error(engine.ErrClosed)
-	e.failed.CompareAndSwap(nil, &closed)
-	e.mu.Lock() // waits for readers
-	defer e.mu.Unlock()
-	err = errors.Join(err, mapped(e.content.close()), e.files.close())
-	if e.dir != nil {
-		err = errors.Join(err, e.dir.Close())
-	}
-	return err
-}
-
-// flushOnClose flushes memtables and ends the log, so that the next Open has little to
-// replay. It returns the error of any flush or rewrite that failed. If the disk has
-// no space for a table, the next Open replays the log instead.
-func (e *Engine) flushOnClose() error {
-	if e.usable() != nil {
-		return nil // all acknowledged batches are durable, and a failed engine must not write
-	}
-	flushed := e.flushAll()
-	if flushed == nil && e.content.active().log.pos > replayBytes {
-		if flushed = e.rotate(); flushed == nil {
-			flushed = e.flushAll()
+func (e *Engine) closeOwn(failed bool) error {
+	done := make(chan error, 1)
+	go func() { done <- caught(e.db.Close) }()
+	select {
+	case err := <-done:
+		if err == nil && !failed {
+			err = e.witness.end(e.dir.Path)
 		}
-	}
-	if e.usable() != nil {
-		return flushed
-	}
-	if !errors.Is(flushed, engine.ErrNoSpace) {
-		e.note(&e.flushTrouble, flushed)
-	}
-	var err error
-	if m := e.content.active(); !m.log.short {
-		if e.opts.Durability != Power { // the closed frame says that all groups before it are durable
-			err = lost(m.log.f.SyncData())
-		}
-		if err == nil {
-			err = mapped(m.log.close(e.written))
-		}
-		if errors.Is(err, engine.ErrNoSpace) {
-			err = nil // the next Open finds the log as after a kill
-		}
-	}
-	for _, trouble := range []*atomic.Pointer[error]{&e.flushTrouble, &e.rewriteTrouble} {
-		if given := trouble.Load(); given != nil {
-			err = errors.Join(err, fmt.Errorf("engine: nothing is lost, but tables could not be written: %w", *given))
-		}
-	}
-	return err
-}
-
-// replayBytes is the size of a log that Open replays in a few milliseconds. Close flushes
-// a larger log to a table.
-const replayBytes = 1 << 20
-
-// note stores why a flush or a rewrite failed, or nil if it succeeded.
-func (e *Engine) note(trouble *atomic.Pointer[error], err error) {
-	if err == nil {
-		trouble.Store(nil)
-		return
-	}
-	if e.ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return
-	}
-	trouble.Store(&err)
-	if e.opts.Logger != nil {
-		e.opts.Logger.Error("badger: flush or rewrite failed", "error", err)
+		return errors.Join(err, e.witness.close(), e.dir.Close())
+	case <-time.After(closeTime):
+		return fmt.Errorf("engine: close %s: badger does not end; the directory stays locked", e.dir.Path)
 	}
 }
 
-// active returns the memtable that is being written.
-func (c *content) active() *memtable { return c.memtables[len(c.memtables)-1] }
+// redacted passes the fixed part of Badger's messages on.
+type redacted struct{ to *slog.Logger }
 
-// close closes the files of c.
-func (c *content) close() error {
-	var err error
-	for _, m := range c.memtables {
-		err = errors.Join(err, m.log.f.Close())
+func (l redacted) log(level slog.Level, format string) {
+	if l.to != nil {
+		l.to.Log(context.Background(), level, "badger: "+strings.TrimSpace(format))
 	}
-	for _, r := range c.runs {
-		err = errors.Join(err, r.close())
-	}
-	return err
+}
+
+func (l redacted) Errorf(f string, _ ...any)   { l.log(slog.LevelError, f) }
+func (l redacted) Warningf(f string, _ ...any) { l.log(slog.LevelWarn, f) }
+func (l redacted) Infof(f string, _ ...any)    { l.log(slog.LevelDebug, f) }
+func (l redacted) Debugf(string, ...any)       {}
+
+// caught runs f and makes a panic of Badger's an error.
+func caught(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: badger panics: %s", engine.ErrCorrupt, firstLine(fmt.Errorf("%v", r)))
+		}
+	}()
+	return f()
+}
+
+// firstLine returns the first line of an error of Badger's: the others are a stack.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }

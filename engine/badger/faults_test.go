@@ -1,309 +1,361 @@
-package badger
+package badger_test
 
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	db "github.com/dgraph-io/badger/v4"
+
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
 
-var ctx = context.Background()
+// child names the variable by which this test program is told to be another one.
+const child = "TURNSTONE_BADGER_CHILD"
 
-// smallLog makes memtables of a MiB, so that a test flushes and rewrites often.
-const smallLog = 1<<20 + logExtra
+func TestMain(m *testing.M) {
+	dir := os.Getenv(child)
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	if err := write(dir, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
 
-func openDisk(d *disk) (*Engine, error) {
-	e, err := openFiles(d, smallLog, nil)
+// write commits batches for ever, four at a time, and writes the number of each that was acknowledged. Batch n sets
+// two keys to values that are made from n.
+func write(dir string, acks io.Writer) error {
+	e, err := badger.Open(dir, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	e.start()
-	return e, nil
-}
-
-// A workload writes to a store and knows what was acknowledged. Each of its writers writes
-// ascending counts and keeps the values of the last window counts in the store.
-type workload struct {
-	acked [3]int // the last count of each writer that was acknowledged
-	tried [3]int // the last count that may be in the store
-}
-
-const window = 20
-
-func key(w, i int) []byte { return fmt.Appendf(nil, "w%d/%06d", w, i) }
-
-func counter(w int) []byte { return fmt.Appendf(nil, "w%d", w) }
-
-// content returns the value of a count. Some values are large, so that logs fill.
-func text(w, i int) []byte {
-	size := 1 + (w*7919+i*104729)%3000
-	if i%7 == 0 {
-		size += 60_000
+	first := uint64(time.Now().UnixNano())
+	var mu sync.Mutex
+	failed := make(chan error)
+	for w := range uint64(4) {
+		go func() {
+			for n := first + w<<32; ; n++ {
+				err := e.Apply(context.Background(), batch(n))
+				mu.Lock()
+				if err == nil {
+					err = binary.Write(acks, binary.BigEndian, n)
+				}
+				mu.Unlock()
+				if err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
 	}
-	return bytes.Repeat(fmt.Appendf(nil, "%d/%d ", w, i), size/6+1)
+	return <-failed
 }
 
-// count applies the next count of a writer.
-func (l *workload) count(e *Engine, w int) error {
-	n := l.acked[w] + 1
+func key(side byte, n uint64) []byte { return binary.BigEndian.AppendUint64([]byte{side}, n) }
+
+func content(side byte, n uint64) []byte {
+	r := rand.New(rand.NewPCG(n, uint64(side)))
+	b := make([]byte, 1+r.IntN(4000))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func batch(n uint64) *engine.Batch {
 	var b engine.Batch
-	var old []byte
-	if n > 1 {
-		old = fmt.Append(nil, n-1)
-	}
-	b.Guard(counter(w), old)
-	b.Set(counter(w), fmt.Append(nil, n))
-	b.Set(key(w, n), text(w, n))
-	if n > window {
-		b.Delete(key(w, n-window))
-	}
-	before := l.tried[w]
-	l.tried[w] = n
-	err := e.Apply(ctx, &b)
-	if err == nil {
-		l.acked[w] = n
-	} else if !errors.Is(err, engine.ErrUnknown) {
-		l.tried[w] = before
-	}
-	return err
+	b.Guard(key('a', n), nil)
+	b.Set(key('a', n), content('a', n))
+	b.Set(key('b', n), content('b', n))
+	return &b
 }
 
-// check compares the store with what was acknowledged. It accepts the effects of attempts
-// with an unknown outcome. It returns a typed error of the engine, and fails the test if
-// the store has wrong data.
-func (l *workload) check(t *testing.T, e *Engine, what string) error {
-	t.Helper()
-	var want []engine.Pair
-	for w := range l.acked {
-		vs, err := e.Get(ctx, counter(w))
+// lost compares what is in e with what was acknowledged, and returns what is wrong.
+func lost(e engine.Engine, acked []uint64) error {
+	ctx := context.Background()
+	for _, n := range acked {
+		v, err := e.Get(ctx, key('a', n), key('b', n))
 		if err != nil {
 			return err
 		}
-		n := 0
-		if vs[0] != nil {
-			fmt.Sscan(string(vs[0]), &n)
-		}
-		if n < l.acked[w] || n > max(l.acked[w], l.tried[w]) {
-			t.Fatalf("%s: writer %d counts %d, acknowledged %d, tried %d", what, w, n, l.acked[w], l.tried[w])
-		}
-		l.acked[w], l.tried[w] = n, n
-		if n > 0 {
-			want = append(want, engine.Pair{Key: counter(w), Value: fmt.Append(nil, n)})
-		}
-		for i := max(1, n-window+1); i <= n; i++ {
-			want = append(want, engine.Pair{Key: key(w, i), Value: text(w, i)})
+		if !bytes.Equal(v[0], content('a', n)) || !bytes.Equal(v[1], content('b', n)) {
+			return fmt.Errorf("acknowledged batch %d is not there", n)
 		}
 	}
-	i := 0
+	sides := map[byte]int{}
 	for p, err := range e.Scan(ctx, engine.Range{}) {
 		if err != nil {
 			return err
 		}
-		if i >= len(want) || !bytes.Equal(p.Key, want[i].Key) || !bytes.Equal(p.Value, want[i].Value) {
-			t.Fatalf("%s: pair %d is %s, want another of %d", what, i, p.Key, len(want))
+		n := binary.BigEndian.Uint64(p.Key[1:])
+		if !bytes.Equal(p.Value, content(p.Key[0], n)) {
+			return fmt.Errorf("batch %d has another value", n)
 		}
-		got, err := e.Get(ctx, p.Key, []byte("nobody"))
-		if err != nil {
-			return err
-		}
-		if !bytes.Equal(got[0], p.Value) || got[1] != nil {
-			t.Fatalf("%s: Get(%s) differs from Scan", what, p.Key)
-		}
-		i++
+		sides[p.Key[0]]++
 	}
-	if i != len(want) {
-		t.Fatalf("%s: %d pairs, want %d", what, i, len(want))
+	if sides['a'] != sides['b'] {
+		return fmt.Errorf("%d and %d pairs of batches are there", sides['a'], sides['b'])
 	}
 	return nil
 }
 
-// typed reports whether an error matches one of the engine's errors.
-func typed(err error) bool {
-	for _, kind := range []error{engine.ErrNoSpace, engine.ErrUnknown, engine.ErrClosed, engine.ErrCorrupt, syscall.EIO, syscall.EMFILE} {
-		if errors.Is(err, kind) {
-			return true
-		}
+// run runs a child on dir until it is killed, and returns what it acknowledged.
+func run(t *testing.T, dir string, after time.Duration) (acked []uint64, stderr string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), child+"="+dir)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	return false
+	time.Sleep(after)
+	cmd.Process.Kill()
+	_ = cmd.Wait()
+	for b := out.Bytes(); len(b) >= 8; b = b[8:] {
+		acked = append(acked, binary.BigEndian.Uint64(b))
+	}
+	return acked, errs.String()
 }
 
-// An acknowledged batch survives losses of power, kills and failed syncs, in any
-// order, on file systems that make names durable together, each with its file, or
-// only with their directory.
-func TestAcknowledgedBatchesSurvivePowerCutsKillsAndFailedSyncs(t *testing.T) {
-	stores, rounds := testscale.Pick(12, 6, 3), testscale.Pick(16, 12, 8)
-	cuts, kills, failures, flushes := 0, 0, 0, 0
-	for _, mode := range []string{"journal", "btrfs", "posix"} {
-		for s := range stores {
-			r := rand.New(rand.NewPCG(uint64(s), uint64(len(mode))))
-			d, l := newDisk(mode), new(workload)
-			for round := range rounds {
-				what := fmt.Sprintf("%s store %d round %d", mode, s, round)
-				d.set(nil)
-				e, err := openDisk(d)
-				if err != nil {
-					t.Fatal(what, err)
-				}
-				if err := l.check(t, e, what); err != nil {
-					t.Fatal(what, err)
-				}
-				e.mu.RLock()
-				flushes += len(e.content.runs)
-				e.mu.RUnlock()
-				// The device goes away at some call, or one sync fails.
-				at, failSync := 1+r.IntN(150), r.IntN(3) == 0
-				gone := false
-				d.set(func(call int, op, name string) error {
-					if gone = gone || call >= at && (!failSync || op == "datasync" || op == "sync"); gone {
-						if failSync {
-							gone, at = false, 1<<30
-						}
-						return syscall.EIO
-					}
-					return nil
-				})
-				end := r.IntN(4)
-				work(e, l, r.IntN(3) == 0)
-				switch end {
-				case 0:
-					d.set(nil)
-					e.Close()
-				default:
-					d.set(func(int, string, string) error { return syscall.EIO })
-					e.Close() // like a kill: nothing more reaches the disk
-					kills++
-				}
-				if failSync {
-					failures++
-				}
-				if r.IntN(2) == 0 {
-					d, cuts = d.cut(r), cuts+1
-				}
+func TestAKillLosesNothingAcknowledged(t *testing.T) {
+	dir := t.TempDir() + "/store"
+	var acked []uint64
+	kills := testscale.Pick(30, 8, 3)
+	for range kills {
+		more, stderr := run(t, dir, time.Duration(20+rand.IntN(400))*time.Millisecond)
+		if stderr != "" {
+			t.Fatal(stderr)
+		}
+		acked = append(acked, more...)
+	}
+	e, err := badger.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d kills, %d acknowledged batches", kills, len(acked))
+}
+
+// at returns a copy of the store in dir.
+func at(t *testing.T, dir string) string {
+	t.Helper()
+	to := t.TempDir() + "/store"
+	if err := errors.Join(os.CopyFS(to, os.DirFS(dir)), os.Chmod(to, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func change(t *testing.T, name string, f func(b []byte) []byte) {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err == nil {
+		err = os.WriteFile(name, f(b), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func flip(at int) func([]byte) []byte {
+	return func(b []byte) []byte {
+		b[(at+len(b))%len(b)] ^= 4
+		return b
+	}
+}
+
+func cut(b []byte) []byte { return b[:len(b)/2] }
+
+// filled makes a store of some batches whose tables are below level 0, and closes it.
+func filled(t *testing.T) (dir string, acked []uint64) {
+	t.Helper()
+	dir = t.TempDir() + "/store"
+	e, err := badger.Open(dir, nil)
+	for n := uint64(1); n <= 300 && err == nil; n++ {
+		err = e.Apply(context.Background(), batch(n))
+		acked = append(acked, n)
+		if n == 150 {
+			err = errors.Join(err, e.Vacuum(context.Background()))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir, acked
+}
+
+// What docs/engines.md says is noticed.
+func TestDamageThatTheWitnessTells(t *testing.T) {
+	closed, acked := filled(t)
+	killed := t.TempDir() + "/store"
+	inLog, _ := run(t, killed, time.Second)
+	damage := map[string]struct {
+		dir  string
+		file string // a pattern
+		how  func([]byte) []byte
+	}{
+		"a flip in MANIFEST of a closed store":           {closed, "MANIFEST", flip(-3)},
+		"a cut of MANIFEST of a closed store":            {closed, "MANIFEST", cut},
+		"a table of a closed store that is cut":          {closed, "*.sst", cut},
+		"a table of a closed store that is empty":        {closed, "*.sst", func([]byte) []byte { return nil }},
+		"a flip in the log of a store that was killed":   {killed, "*.mem", flip(5000)},
+		"the log of a store that was killed is all zero": {killed, "*.mem", func(b []byte) []byte { return make([]byte, len(b)) }},
+	}
+	for name, d := range damage {
+		t.Run(name, func(t *testing.T) {
+			dir := at(t, d.dir)
+			files, err := filepath.Glob(filepath.Join(dir, d.file))
+			if err != nil || len(files) == 0 {
+				t.Fatal(files, err)
 			}
-		}
-	}
-	t.Logf("%d cuts of power, %d kills, %d failed syncs, %d runs of tables found on opening", cuts, kills, failures, flushes)
-	if flushes == 0 {
-		t.Error("nothing was ever flushed")
-	}
-}
-
-// work lets each writer count 60 times, or until the store refuses.
-func work(e *Engine, l *workload, vacuums bool) {
-	var writers sync.WaitGroup
-	for w := range l.acked {
-		writers.Go(func() {
-			for range 60 {
-				if l.count(e, w) != nil {
-					return
-				}
+			change(t, files[0], d.how)
+			if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrCorrupt) {
+				t.Errorf("Open: %v", err)
+			}
+			if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrCorrupt) {
+				t.Errorf("Open again: %v", err)
 			}
 		})
 	}
-	if vacuums {
-		writers.Go(func() {
-			for range 3 {
-				if e.Vacuum(ctx) != nil {
-					return
-				}
-			}
-		})
-	}
-	writers.Wait()
-}
-
-// Every call of opening, committing, flushing, rewriting and closing fails, once or from
-// then on. The failure is a typed error. If it is not a shortage, the store refuses
-// everything from then on. The next Open has everything that was acknowledged.
-func TestEveryCallToTheDiskFails(t *testing.T) {
-	testscale.Slow(t)
-	script := func(d *disk, l *workload) (errs []error) {
-		e, err := openDisk(d)
+	for dir, acked := range map[string][]uint64{closed: acked, killed: inLog} { // and nothing is wrong without damage
+		e, err := badger.Open(at(t, dir), nil)
 		if err != nil {
-			return []error{err}
+			t.Fatal(err)
 		}
-		for i := range 45 {
-			if err := l.count(e, i%3); err != nil {
-				errs = append(errs, err)
-				if again := l.count(e, i%3); again == nil && errors.Is(err, engine.ErrUnknown) {
-					errs = append(errs, errors.New("a store of unknown state goes on"))
+		if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// What docs/engines.md says is not noticed: a test fails here when Badger becomes better.
+func TestDamageThatBadgerDoesNotTell(t *testing.T) {
+	dir, acked := filled(t)
+	silent := 0
+	tables, _ := filepath.Glob(dir + "/*.sst")
+	for i := range 40 {
+		copied := at(t, dir)
+		change(t, filepath.Join(copied, filepath.Base(tables[i%len(tables)])), flip(i*7919))
+		e, err := badger.Open(copied, nil)
+		if err != nil {
+			continue
+		}
+		if err := lost(e, acked); err != nil && !errors.Is(err, engine.ErrCorrupt) {
+			silent++
+		}
+		e.Close()
+	}
+	if silent == 0 {
+		t.Error("every flip in a table is noticed")
+	}
+	t.Logf("%d of 40 flips in tables: other values, or none, without an error", silent)
+}
+
+// A host's keys and the store's do not meet, and the host's database stays open.
+func TestADatabaseServesItsHostAndTheStore(t *testing.T) {
+	d, err := db.Open(db.DefaultOptions(t.TempDir()).WithSyncWrites(true).WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	set := func(k string) {
+		t.Helper()
+		if err := d.Update(func(txn *db.Txn) error { return txn.Set([]byte(k), []byte("host")) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("a")
+	set("turnstone")
+	set("turnstone0")
+	e, err := badger.Use(d, []byte("turnstone/"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := badger.Use(d, []byte("other/"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	var wg sync.WaitGroup
+	for w := range uint64(4) {
+		wg.Go(func() {
+			for n := range uint64(50) {
+				if err := errors.Join(e.Apply(ctx, batch(w<<32|n)), other.Apply(ctx, batch(n<<32|w))); err != nil {
+					t.Error(err)
 				}
+				set(fmt.Sprint("host", w, n))
 			}
-			if i == 30 {
-				if err := e.Vacuum(ctx); err != nil {
-					errs = append(errs, err)
-				}
-			}
-		}
-		began := time.Now()
-		if err := e.Close(); err != nil {
-			errs = append(errs, err)
-		}
-		if took := time.Since(began); took > 5*time.Second {
-			errs = append(errs, fmt.Errorf("Close took %v", took))
-		}
-		return errs
+		})
 	}
-	prepared := newDisk("posix")
-	before := new(workload)
-	if errs := script(prepared, before); errs != nil {
-		t.Fatal(errs)
+	wg.Wait()
+	if err := errors.Join(lost(e, nil), lost(other, nil), e.Vacuum(ctx), e.Close()); err != nil {
+		t.Error(err)
 	}
-	d := prepared.copied()
-	d.set(func(int, string, string) error { return nil })
-	if errs := script(d, &workload{acked: before.acked}); errs != nil {
-		t.Fatal(errs)
+	if err := e.Apply(ctx, batch(1<<60)); !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("Apply after Close: %v", err)
 	}
-	calls := d.calls
-	if calls < 50 {
-		t.Fatalf("only %d calls", calls)
-	}
-	step := testscale.Pick(1, 11, 37)
-	for n := 1; n <= calls; n += step {
-		for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOSPC, syscall.EMFILE} {
-			for _, forever := range []bool{false, true} {
-				var op string
-				d, l := prepared.copied(), &workload{acked: before.acked, tried: before.acked}
-				d.set(func(call int, o, name string) error {
-					if call == n || forever && call > n {
-						if call == n {
-							op = o + " of " + name
-						}
-						return errno
-					}
-					return nil
-				})
-				errs := script(d, l)
-				what := fmt.Sprintf("call %d (%s), %v, for ever %v", n, op, errno, forever)
-				for _, err := range errs {
-					if !typed(err) {
-						t.Fatalf("%s: %v", what, err)
-					}
-				}
-				d.set(nil)
-				for _, d := range []*disk{d, d.cut(rand.New(rand.NewPCG(uint64(n), 1)))} {
-					e, err := openDisk(d)
-					if err != nil {
-						t.Fatalf("%s: the next Open: %v", what, err)
-					}
-					m := *l
-					if err := m.check(t, e, what); err != nil {
-						t.Fatalf("%s: %v", what, err)
-					}
-					if err := errors.Join(m.count(e, 0), e.Close()); err != nil {
-						t.Fatalf("%s: afterwards: %v", what, err)
-					}
-				}
-			}
+	set("after")
+	n := 0
+	for _, err := range other.Scan(ctx, engine.Range{}) {
+		if n++; err != nil {
+			t.Fatal(err)
 		}
 	}
-	t.Logf("%d calls", calls)
+	if n != 400 {
+		t.Errorf("the other store has %d pairs", n)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestADatabaseThatCanNotServeIsRefused(t *testing.T) {
+	small, err := db.Open(db.DefaultOptions(t.TempDir()).WithMemTableSize(8 << 20).WithSyncWrites(true).WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	lazy, err := db.Open(db.DefaultOptions(t.TempDir()).WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lazy.Close()
+	managed, err := db.OpenManaged(db.DefaultOptions(t.TempDir()).WithSyncWrites(true).WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer managed.Close()
+	for name, d := range map[string]*db.DB{"memtables": small, "sync": lazy, "managed": managed} {
+		if _, err := badger.Use(d, nil, nil); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(strings.ToLower(err.Error()), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	e, err := badger.Use(lazy, nil, &badger.Options{Durability: badger.Process})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -6,126 +6,57 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
-	"runtime/debug"
-	"strings"
-	"syscall"
 
-	"github.com/dgraph-io/badger/v4/table"
-	"github.com/dgraph-io/badger/v4/y"
+	"github.com/dgraph-io/badger/v4"
 
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// A content holds the pairs of a store: in the memtable that is being written, in the
-// memtables that wait to be flushed, and in runs of tables. The newest version of a key
-// counts: memtables are newer than runs.
-type content struct {
-	memtables []*memtable // the last one is being written
-	runs      []run       // the first one is the newest
-	flushed   uint64      // timestamp up to which groups are in runs
-	once      bool        // tables are released when they were read, so that a rewrite takes little memory
-}
+const (
+	pageBytes = 256 << 10 // of a Scan, read in one transaction
+	pagePairs = 1000
+)
 
-// get returns the value of a key as of a timestamp, or nil. The caller must not change
-// the value.
-func (c *content) get(key []byte, ts uint64) ([]byte, error) {
-	seek := y.KeyWithTs(key, ts)
-	for i := len(c.memtables) - 1; i >= 0; i-- {
-		if v, found := c.memtables[i].get(seek); found {
-			return v, nil
-		}
-	}
-	hash := y.Hash(key)
-	for _, r := range c.runs {
-		if v, found, err := r.get(seek, hash); found || err != nil {
-			return v, err
-		}
-	}
-	return nil, nil
-}
-
-// iterator returns an iterator over all versions. If a table is damaged, the iterator sets
-// damaged and may skip pairs.
-func (c *content) iterator(damaged *error) y.Iterator {
-	var its []y.Iterator
-	for i := len(c.memtables) - 1; i >= 0; i-- {
-		its = append(its, c.memtables[i].list.NewUniIterator(false))
-	}
-	for _, r := range c.runs {
-		its = append(its, &runIterator{run: r, once: c.once, damaged: damaged})
-	}
-	return table.NewMergeIterator(its, false)
-}
-
-// newest calls f with the newest version up to a timestamp of each key from start on,
-// until f returns false. The version may be a deletion. f must not keep the slices.
-func (c *content) newest(start []byte, ts uint64, f func(key []byte, v y.ValueStruct) bool) error {
-	var damaged error
-	it := c.iterator(&damaged)
-	defer it.Close()
-	var last []byte
-	for it.Seek(y.KeyWithTs(start, math.MaxUint64)); it.Valid() && damaged == nil; it.Next() {
-		key := it.Key()
-		if y.ParseTs(key) > ts || last != nil && y.SameKey(key, last) {
-			continue
-		}
-		last = append(last[:0], key...)
-		if !f(key, it.Value()) {
-			break
-		}
-	}
-	return damaged
-}
-
-// read calls f with the content and the last timestamp that is durable. Memtables also
-// hold groups with later timestamps, whose sync has not ended and may fail.
-func (e *Engine) read(ctx context.Context, f func(c *content, ts uint64) error) (err error) {
-	if err := ctx.Err(); err != nil {
+// view runs f in a transaction that only reads. It begins when the group that is being committed is durable, and sees it.
+func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
+	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
 		return err
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	if err := e.usable(); err != nil {
-		return err
+	err := caught(func() error {
+		txn := e.db.NewTransaction(false)
+		defer txn.Discard()
+		return f(txn)
+	})
+	if failed := e.usable(); failed != nil && err == nil {
+		return failed // after a failed sync Badger shows what is not durable
 	}
-	defer caught(&err)
-	return f(&e.content, e.acked.Load())
+	return mapped(err)
 }
 
-// caught turns a panic into an error; defer it. Badger panics on some kinds of damage, and
-// reading a mapped file faults if the disk can't be read.
-func caught(err *error) {
-	if r := recover(); r != nil {
-		*err = panicked(r)
+// mapped gives the errors of Badger the engine's names.
+func mapped(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, badger.ErrDBClosed):
+		return fmt.Errorf("%w: badger: %w", engine.ErrClosed, err)
+	case localdir.Short(err):
+		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	}
-}
-
-// panicked returns the error for a panic.
-func panicked(r any) error {
-	if _, fault := r.(interface{ Addr() uintptr }); fault { // see debug.SetPanicOnFault
-		return fmt.Errorf("engine: a page can't be read: %w", syscall.EIO)
-	}
-	return fmt.Errorf("%w: badger panicked", engine.ErrCorrupt)
-}
-
-// faults makes memory faults of this goroutine panics until restore is called.
-func faults() (restore func()) {
-	old := debug.SetPanicOnFault(true)
-	return func() { debug.SetPanicOnFault(old) }
+	return err
 }
 
 // Get implements engine.Engine.
 func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
-	defer faults()()
 	out := make([][]byte, len(keys))
-	err := e.read(ctx, func(c *content, ts uint64) error {
+	err := e.view(ctx, func(txn *badger.Txn) (err error) {
 		for i, k := range keys {
-			v, err := c.get(k, ts)
-			if err != nil {
+			if out[i], err = get(txn, e.inner(pairByte, k)); err != nil {
 				return err
 			}
-			out[i] = bytes.Clone(v)
 		}
 		return nil
 	})
@@ -135,34 +66,130 @@ func (e *Engine) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return out, nil
 }
 
+// get returns the value at a key of the database, or nil.
+func get(txn *badger.Txn, key []byte) ([]byte, error) {
+	item, err := txn.Get(key)
+	if errors.Is(err, badger.ErrKeyNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return value(item)
+}
+
+// value returns a copy of the value of item. An empty one was never stored: Badger returns it, without an error, for one
+// that it can't read from its value log.
+func value(item *badger.Item) ([]byte, error) {
+	v, err := item.ValueCopy(nil)
+	if err == nil && len(v) == 0 {
+		err = fmt.Errorf("%w: badger has an empty value", engine.ErrCorrupt)
+	}
+	return v, err
+}
+
 // Scan implements engine.Engine.
 func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair, error] {
 	return engine.Paged(r, func(r engine.Range) (page []engine.Pair, more bool, err error) {
-		defer faults()()
-		err = e.read(ctx, func(c *content, ts uint64) error {
-			size := 0
-			return c.newest(r.Start, ts, func(key []byte, v y.ValueStruct) bool {
-				key = y.ParseKey(key)
-				if r.End != nil && bytes.Compare(key, r.End) >= 0 {
-					return false
-				}
-				if v.Meta == deletion {
-					return true
-				}
-				if more = len(page) == pagePairs || size >= pageBytes; more {
-					return false
-				}
-				page = append(page, engine.Pair{Key: bytes.Clone(key), Value: bytes.Clone(v.Value)})
-				size += len(v.Value)
-				return len(page) != r.Limit
-			})
+		err = e.view(ctx, func(txn *badger.Txn) (err error) {
+			page, more, err = e.page(ctx, txn, r)
+			return err
 		})
 		return page, more, err
 	})
 }
 
-// errText returns the first line of an error of Badger. The other lines dump data.
-func errText(err error) error {
-	s, _, _ := strings.Cut(err.Error(), "\n")
-	return errors.New(s[:min(len(s), 200)])
+// page reads the first page of r.
+func (e *Engine) page(ctx context.Context, txn *badger.Txn, r engine.Range) (page []engine.Pair, more bool, err error) {
+	prefix := e.inner(pairByte, nil)
+	o := badger.DefaultIteratorOptions
+	o.PrefetchValues, o.Prefix = false, prefix
+	it := txn.NewIterator(o)
+	defer it.Close()
+	size := 0
+	for it.Seek(e.inner(pairByte, r.Start)); it.ValidForPrefix(prefix); it.Next() {
+		key := it.Item().Key()[len(prefix):]
+		if r.End != nil && bytes.Compare(key, r.End) >= 0 || r.Limit > 0 && len(page) == r.Limit {
+			return page, false, nil
+		}
+		if len(page) == pagePairs || size >= pageBytes {
+			return page, true, nil
+		}
+		v, err := value(it.Item())
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		page = append(page, engine.Pair{Key: bytes.Clone(key), Value: v})
+		size += len(v)
+	}
+	return page, false, nil
+}
+
+// Vacuum implements engine.Engine. In a database of its own the driver closes Badger and opens it again, which moves the
+// memtable and level 0 into the levels below, while other calls wait; then Badger merges its levels into one. In the host's
+// database it does the second only. A value that a transaction could still see when its table was written stays until Badger
+// rewrites that table.
+func (e *Engine) Vacuum(ctx context.Context) error {
+	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
+		return err
+	}
+	if e.reading {
+		return engine.ErrReadOnly
+	}
+	if e.own {
+		if err := e.reopen(ctx); err != nil {
+			return err
+		}
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return mapped(caught(func() error {
+		if err := e.db.Flatten(1); err != nil {
+			return fmt.Errorf("engine: badger flatten: %s", firstLine(err))
+		}
+		for {
+			err := e.db.RunValueLogGC(0.5)
+			if err == nil {
+				err = ctx.Err()
+			} else if errors.Is(err, badger.ErrNoRewrite) || errors.Is(err, badger.ErrGCInMemoryMode) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}))
+}
+
+// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes. When it opens,
+// no transaction can see what was removed before, and so it is dropped when level 0 is compacted.
+func (e *Engine) reopen(ctx context.Context) error {
+	lsm, _ := e.db.Size()
+	need := e.minFree
+	need.Bytes = max(reserveBytes, 2*uint64(lsm))
+	// A compaction that can't create a file deletes its input all the same.
+	if err := e.dir.NeedNow(ctx, need); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.usable(); err != nil {
+		return err
+	}
+	for _, config := range []badger.Options{e.config.WithCompactL0OnClose(true), e.config} {
+		err := caught(e.db.Close)
+		var db *badger.DB
+		if err == nil {
+			db, err = openDB(config)
+		}
+		if err != nil {
+			e.fail(err)
+			return fmt.Errorf("engine: open badger again: %w", err)
+		}
+		e.db = db
+	}
+	return localdir.Private(e.dir.Path)
 }

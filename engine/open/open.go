@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	neturl "net/url"
 	"os"
+	"path"
 	"strings"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -38,12 +39,13 @@ type Options struct {
 }
 
 // Forms lists what Open accepts, for help texts.
-const Forms = "DIR or badger:DIR, pebble:DIR, postgres://…, mem:"
+const Forms = "DIR or pebble:DIR, badger:DIR, postgres://…, mem:"
 
 // Open opens the engine that url names:
 //
-//	DIR, badger:DIR   Badger in directory DIR (a bare path has no colon before its first slash)
-//	pebble:DIR        Pebble in directory DIR
+//	DIR          the store in directory DIR, a new one on Pebble (a bare path has no colon before its first slash)
+//	pebble:DIR   Pebble in directory DIR
+//	badger:DIR   Badger in directory DIR
 //	postgres://…      PostgreSQL; the parameter schema names the schema (default turnstone), others are libpq's and pgx's
 //	mem:              memory; gone with the process
 //
@@ -85,14 +87,14 @@ func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
 	if err := refuse(dir, scheme); err != nil {
 		return nil, err
 	}
-	if scheme == "pebble" {
-		e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
+	if scheme == "badger" {
+		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
 		if err != nil {
 			return nil, err
 		}
 		return e, nil
 	}
-	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
+	e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
 	if err != nil {
 		return nil, err
 	}
@@ -125,11 +127,15 @@ func openPostgres(ctx context.Context, url string) (engine.Engine, error) {
 	return e, nil
 }
 
-// Directory returns the engine and the directory of a URL that names one.
+// Directory returns the engine and the directory of a URL that names one. That of a bare path is the engine whose store
+// the directory holds, or Pebble.
 func Directory(url string) (scheme, dir string, ok bool) {
 	scheme, dir, ok = strings.Cut(url, ":")
 	if !ok || strings.Contains(scheme, "/") {
-		scheme, dir = "badger", url
+		dir = url
+		if scheme, _ = holds(dir); scheme == "" { // who opens it finds the error again
+			scheme = "pebble"
+		}
 	}
 	return scheme, dir, dir != "" && (scheme == "badger" || scheme == "pebble")
 }
@@ -152,11 +158,11 @@ func holds(dir string) (scheme string, err error) {
 	}
 	for _, d := range entries {
 		name := d.Name()
-		switch {
-		case strings.HasPrefix(name, "marker."), strings.HasPrefix(name, "MANIFEST-"): // Pebble's alone
-			return "pebble", nil
-		case name == "MANIFEST", strings.HasSuffix(name, ".sst"), strings.HasSuffix(name, ".log"), strings.HasPrefix(name, "gen-"):
-			scheme = "badger"
+		switch suffix := path.Ext(name); {
+		case name == "MANIFEST", name == "KEYREGISTRY", name == "turnstone.witness", suffix == ".vlog", suffix == ".mem": // Badger's alone
+			return "badger", nil
+		case strings.HasPrefix(name, "marker."), strings.HasPrefix(name, "MANIFEST-"), name == "turnstone.notes", suffix == ".log", suffix == ".sst":
+			scheme = "pebble"
 		}
 	}
 	return scheme, nil

@@ -18,7 +18,7 @@ import (
 
 func TestURLs(t *testing.T) {
 	dir := t.TempDir()
-	for _, url := range []string{"mem:", dir + "/a", "badger:" + dir + "/a", "pebble:" + dir + "/[b]"} {
+	for _, url := range []string{"mem:", dir + "/a", "pebble:" + dir + "/a", "badger:" + dir + "/[b]", dir + "/[b]"} {
 		e, err := open.Open(t.Context(), url, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", url, err)
@@ -35,7 +35,7 @@ func TestURLs(t *testing.T) {
 			t.Errorf("%q: %v, %v", url, e, err)
 		}
 	}
-	for _, url := range []string{"pebble:" + dir + "/a", "badger:" + dir + "/[b]", dir + "/[b]"} {
+	for _, url := range []string{"badger:" + dir + "/a", "pebble:" + dir + "/[b]"} {
 		if e, err := open.Open(t.Context(), url, nil); err == nil || e != nil {
 			t.Errorf("%q opens another engine's directory", url)
 		}

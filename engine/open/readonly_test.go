@@ -98,7 +98,15 @@ func TestAReadOnlyOpeningChangesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, dir := range map[string]string{"closed": dir, "killed": killed} {
-				t.Run(name, func(t *testing.T) { readOnly(t, scheme+":"+dir, dir, want) })
+				t.Run(name, func(t *testing.T) {
+					if scheme+name == "badgerkilled" { // Badger's own limit
+						if _, err := open.Open(t.Context(), scheme+":"+dir, &open.Options{ReadOnly: true}); err == nil || errors.Is(err, engine.ErrCorrupt) {
+							t.Errorf("what a killed process left: %v", err)
+						}
+						return
+					}
+					readOnly(t, scheme+":"+dir, dir, want)
+				})
 			}
 		})
 	}

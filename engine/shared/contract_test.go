@@ -65,7 +65,7 @@ func (p *pair) Close() error { return errors.Join(p.Engine.Close(), p.owner.Clos
 
 func TestTheContractHoldsWhileOwnersComeAndGo(t *testing.T) {
 	enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(dir string) (engine.Engine, error) {
-		return newRelay(dir, drivers["badger"])
+		return newRelay(dir, drivers["pebble"])
 	}})
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
@@ -21,7 +21,7 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 	open := func() (*shared.Engine, *turnstone.Store) {
-		e, err := shared.Open(ctx, dir+"/store", shared.Driver{Name: "badger", Open: func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }})
+		e, err := shared.Open(ctx, dir+"/store", shared.Driver{Name: "pebble", Open: func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }})
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -62,7 +62,7 @@ var errGone = errors.New("shared: the process that had the store open is gone")
 
 // A Driver opens the engine of a store.
 type Driver struct {
-	Name string // of the engine, for example "badger", without spaces: processes with different ones refuse each other
+	Name string // of the engine, for example "pebble", without spaces: processes with different ones refuse each other
 	Open func(dir string) (engine.Engine, error)
 }
 

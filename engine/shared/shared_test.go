@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
 func TestOneEngineOwnsTheStoreAndTheOthersUseIt(t *testing.T) {
@@ -50,13 +50,13 @@ func TestOneEngineOwnsTheStoreAndTheOthersUseIt(t *testing.T) {
 
 func TestAStoreThatIsNotSharedIsRefusedAtOnce(t *testing.T) {
 	dir := t.TempDir()
-	alone, err := badger.Open(dir, nil)
+	alone, err := pebble.Open(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer alone.Close()
 	begun := time.Now()
-	_, err = Open(ctx, dir, Driver{"badger", func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) }})
+	_, err = Open(ctx, dir, Driver{"pebble", func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }})
 	var held *engine.LockedError
 	if !errors.As(err, &held) || !strings.Contains(held.Holder, fmt.Sprintf("pid %d ", os.Getpid())) {
 		t.Error(err)

@@ -10,7 +10,7 @@ import (
 	"os"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
 func main() {
@@ -23,7 +23,7 @@ func main() {
 }
 
 func run(ctx context.Context, dir, id, message string) error {
-	eng, err := badger.Open(dir, nil)
+	eng, err := pebble.Open(dir, nil)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
 func TestTheLoopResumes(t *testing.T) {
@@ -17,7 +17,7 @@ func TestTheLoopResumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eng, err := badger.Open(dir, nil)
+	eng, err := pebble.Open(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,8 +20,8 @@ import (
 func Each(t *testing.T, f func(t *testing.T, open func(*testing.T) turnstone.Factory)) {
 	for name, open := range map[string]func(*testing.T) turnstone.Factory{
 		"memory": Memory,
-		"badger": Badger,
-		"pebble": func(t *testing.T) turnstone.Factory { return URL(t, "pebble:"+t.TempDir()).Factory() },
+		"badger": func(t *testing.T) turnstone.Factory { return URL(t, "badger:"+t.TempDir()).Factory() },
+		"pebble": Pebble,
 		"postgres": func(t *testing.T) turnstone.Factory {
 			return URL(t, pgtest.URL(t)+"&schema="+pgtest.Schema(t)).Factory()
 		},
@@ -34,8 +34,8 @@ func Each(t *testing.T, f func(t *testing.T, open func(*testing.T) turnstone.Fac
 // Memory returns an empty store in memory.
 func Memory(t *testing.T) turnstone.Factory { return URL(t, "mem:").Factory() }
 
-// Badger returns an empty store on Badger.
-func Badger(t *testing.T) turnstone.Factory { return URL(t, "badger:"+t.TempDir()).Factory() }
+// Pebble returns an empty store on Pebble, the default.
+func Pebble(t *testing.T) turnstone.Factory { return URL(t, t.TempDir()).Factory() }
 
 // URL returns the store of a URL, as package open has them.
 func URL(t *testing.T, url string) *turnstone.Store {

@@ -93,7 +93,7 @@ func TestCorpus(t *testing.T) {
 		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !testscale.Long() && name != "badger" {
+			if !testscale.Long() && name != "pebble" {
 				t.Skip("on the default engine alone; with TURNSTONE_LONG=1 on Pebble as well")
 			}
 			path := t.TempDir() + "/store"
@@ -335,7 +335,7 @@ func TestCorpusOnDisk(t *testing.T) {
 		}
 	}
 	path := t.TempDir() + "/store"
-	e, err := badger.Open(path, &badger.Options{Durability: badger.Process})
+	e, err := pebble.Open(path, &pebble.Options{Durability: pebble.Process})
 	if err != nil {
 		t.Fatal(err)
 	}

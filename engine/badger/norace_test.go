@@ -1,5 +1,0 @@
-//go:build !race
-
-package badger
-
-const raceEnabled = false

@@ -1,0 +1,196 @@
+package badger
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/internal/localdir"
+)
+
+// Badger opens a damaged MANIFEST or log as an older store, or an empty one, without an error, and deletes the tables that
+// it does not know of then. The file turnstone.witness, beside Badger's, tells:
+//
+//	group 8 | boot 8 | synced 1 | CRC-32C 4 | files n | CRC-32C 4
+//
+// Each group of batches has a number, which stands in the database, too. The witness is written, and not synced, when the
+// group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
+// process ended; after a loss of power the disk may have an older witness, which is as true. When the store was closed, files
+// has the name and length of each file of Badger's, a line for each, and the checksum of MANIFEST; otherwise it is not there.
+// A part whose checksum does not match says nothing, because a loss of power can leave it half written.
+type witness struct {
+	group  uint64
+	boot   uint64 // the run of the machine in which the group was committed
+	synced bool   // the group survives a loss of power
+	files  string // of a closed store
+
+	file *os.File
+}
+
+const (
+	witnessName = "turnstone.witness"
+	witnessHead = 8 + 8 + 1 + 4
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// summed returns b with its checksum behind it.
+func summed(b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// unsummed returns b without its checksum, or nil if that does not match.
+func unsummed(b []byte) []byte {
+	if len(b) < 4 || !bytes.Equal(summed(bytes.Clone(b[:len(b)-4])), b) {
+		return nil
+	}
+	return b[:len(b)-4]
+}
+
+func (w *witness) head() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, w.group)
+	b = binary.LittleEndian.AppendUint64(b, w.boot)
+	if w.synced {
+		return summed(append(b, 1))
+	}
+	return summed(append(b, 0))
+}
+
+// readWitness returns what an earlier process left, or a zero witness, and compares it with the files of a closed store.
+func readWitness(dir string) (*witness, error) {
+	w := &witness{}
+	b, err := os.ReadFile(filepath.Join(dir, witnessName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if head := unsummed(b[:min(len(b), witnessHead)]); len(head) == witnessHead-4 {
+		w.group, w.boot, w.synced = binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint64(head[8:]), head[16] == 1
+	}
+	if w.files = string(unsummed(b[min(len(b), witnessHead):])); w.files == "" {
+		return w, nil
+	}
+	now, err := describe(dir)
+	if err == nil && now != w.files {
+		err = fmt.Errorf("%w: %s is not as the store was closed with (if a tool changed it, remove %s)", engine.ErrCorrupt, differing(w.files, now), witnessName)
+	}
+	return w, err
+}
+
+// describe returns the names and lengths of Badger's files, and the checksum of MANIFEST.
+func describe(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, d := range entries {
+		if strings.HasPrefix(d.Name(), "turnstone.") || d.Name() == "LOCK" {
+			continue
+		}
+		info, err := d.Info()
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "%s %d", d.Name(), info.Size())
+		if d.Name() == badger.ManifestFilename {
+			content, err := os.ReadFile(filepath.Join(dir, d.Name()))
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&b, " %08x", crc32.Checksum(content, castagnoli))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String(), nil
+}
+
+// differing returns the name of the first file that two descriptions differ in.
+func differing(a, b string) string {
+	lines := append(strings.Split(a, "\n"), strings.Split(b, "\n")...)
+	slices.Sort(lines)
+	for i, line := range lines {
+		twin := i > 0 && lines[i-1] == line || i+1 < len(lines) && lines[i+1] == line
+		if !twin {
+			name, _, _ := strings.Cut(line, " ")
+			return name
+		}
+	}
+	return "a file"
+}
+
+// begin makes it durable that the store is not closed any more, before Badger changes a file, and returns the witness of
+// this process.
+func (w *witness) begin(dir string, synced bool) (*witness, error) {
+	f, err := os.OpenFile(filepath.Join(dir, witnessName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.WriteAt(w.head(), 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if err := errors.Join(f.Truncate(witnessHead), f.Sync(), localdir.Sync(dir)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &witness{group: w.group, boot: localdir.Boot(), synced: synced, file: f}, nil
+}
+
+// write writes the number of the last group, if there is a witness. If it can't, an older one stands, which is as true.
+func (w *witness) write() {
+	if w != nil {
+		_, _ = w.file.WriteAt(w.head(), 0)
+	}
+}
+
+// end writes that the store is closed.
+func (w *witness) end(dir string) error {
+	if w == nil {
+		return nil
+	}
+	files, err := describe(dir)
+	if err != nil {
+		return err
+	}
+	if _, err := w.file.WriteAt(append(w.head(), summed([]byte(files))...), 0); err != nil {
+		return err
+	}
+	return w.file.Sync()
+}
+
+func (w *witness) close() error {
+	if w == nil {
+		return nil
+	}
+	return w.file.Close()
+}
+
+// missing returns an error if the database has lost groups that seen knows of.
+func (e *Engine) missing(seen *witness) error {
+	var have uint64
+	err := e.db.View(func(txn *badger.Txn) error {
+		v, err := get(txn, e.inner(groupByte, nil))
+		if err == nil && len(v) == 8 {
+			have = binary.BigEndian.Uint64(v)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if e.witness != nil {
+		e.witness.group = max(have, seen.group)
+	}
+	if have < seen.group && (seen.synced || seen.boot != 0 && seen.boot == localdir.Boot()) {
+		return fmt.Errorf("%w: acknowledged batches are missing: %d groups of %d are there", engine.ErrCorrupt, have, seen.group)
+	}
+	return nil
+}
