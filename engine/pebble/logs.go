@@ -175,20 +175,24 @@ func (l *logReader) promised() (last promise, err error) {
 // inspectLogs checks the logs from number first on, which Pebble will replay.
 func (n *noted) inspectLogs(in *inspection, first uint64) error {
 	said := in.past.statements[0] // the newest one, whichever MANIFEST it is about
-	for _, num := range said.logs {
-		if num >= first && !slices.Contains(in.logs, num) {
-			return &damage{file: logName(num), what: "the file is missing"}
+	by := map[uint64]uint64{}     // the statement that was the first to name a log
+	for _, l := range said.logs {
+		if by[l.log] = l.by; l.log >= first && !slices.Contains(in.logs, l.log) {
+			return &damage{file: logName(l.log), what: "the file is missing"}
 		}
 	}
 	replayed := slices.DeleteFunc(slices.Clone(in.logs), func(num uint64) bool { return num < first })
 	next := uint64(0)
 	for i, num := range replayed {
 		l := &logReader{num: num, next: next}
-		least := int64(0)
-		if slices.Contains(said.logs, num) {
+		least, seen := int64(0), witness{}
+		if by[num] != 0 {
 			least = said.logBytes
 		}
-		used, err := n.inspectLog(l, least, i == len(replayed)-1, in.past.witness)
+		if in.past.witness.log == (begun{num, by[num]}) {
+			seen = in.past.witness
+		}
+		used, err := n.inspectLog(l, least, i == len(replayed)-1, seen)
 		if err != nil {
 			return err
 		}
@@ -198,8 +202,8 @@ func (n *noted) inspectLogs(in *inspection, first uint64) error {
 	return nil
 }
 
-// inspectLog checks one log, which was begun with least bytes, or 0 if that is not known.
-// It returns how many of them Pebble will read.
+// inspectLog checks one log, which was begun with least bytes, or 0 if that is not known. If it is
+// the last one, seen may be the witness of it. inspectLog returns how many of them Pebble will read.
 func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (used int64, err error) {
 	name := logName(l.num)
 	f, err := n.fence.Open(n.path(name))
@@ -223,7 +227,7 @@ func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (
 	if !last {
 		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and another log follows", l.reason, used)}
 	}
-	if seen.log == l.num && used < seen.size && (seen.synced || seen.boot != 0 && seen.boot == n.boot) {
+	if used < seen.size && (seen.synced || seen.boot != 0 && seen.boot == n.boot) {
 		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and %d bytes were written", l.reason, used, seen.size)}
 	}
 	p, err := l.promised()

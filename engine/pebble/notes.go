@@ -35,22 +35,26 @@ const (
 // A statement says what is durable. It is durable itself before Pebble relies on what it says.
 type statement struct {
 	seq      uint64
-	manifest uint64   // number of the MANIFEST that was synced last
-	size     int64    // how many bytes of it are durable
-	sum      uint32   // their CRC-32C
-	format   uint64   // of the whole store, as Pebble counts, or 0 before its first Open has ended
-	logBytes int64    // least length of a log
-	logs     []uint64 // logs that were begun, and not removed when the statement was made
+	manifest uint64  // number of the MANIFEST that was synced last
+	size     int64   // how many bytes of it are durable
+	sum      uint32  // their CRC-32C
+	format   uint64  // of the whole store, as Pebble counts, or 0 before its first Open has ended
+	logBytes int64   // least length of a log
+	logs     []begun // logs that were not removed when the statement was made, in order
 }
 
+// A begun is a log, and the number of the statement that was the first to name it: Pebble gives the
+// number of a log that was removed to another one.
+type begun struct{ log, by uint64 }
+
 // maxLogs bounds the logs that a statement can name. Pebble has one for each memtable.
-const maxLogs = 32
+const maxLogs = 24
 
 // A witness says how far the newest log was written. It follows each sync of the log, before the
 // batches are acknowledged, and is not synced itself: it survives the end of the process. After a
 // loss of power the disk may have an older one, which is as true.
 type witness struct {
-	log    uint64
+	log    begun
 	size   int64
 	synced bool   // the bytes are durable; otherwise they are as long as the machine runs
 	boot   uint64 // identifies that run of the machine, or 0
@@ -73,8 +77,11 @@ func sealed(slot []byte) bool {
 func (s *statement) encode() []byte {
 	b := append(make([]byte, 0, slotBytes), notesMagic...)
 	b = binary.LittleEndian.AppendUint32(b, s.sum)
-	for _, v := range append([]uint64{s.seq, s.manifest, uint64(s.size), s.format, uint64(s.logBytes), uint64(len(s.logs))}, s.logs...) {
+	for _, v := range []uint64{s.seq, s.manifest, uint64(s.size), s.format, uint64(s.logBytes), uint64(len(s.logs))} {
 		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	for _, l := range s.logs {
+		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, l.log), l.by)
 	}
 	return seal(b)
 }
@@ -93,14 +100,15 @@ func parseStatement(slot []byte) (*statement, bool) {
 		return nil, false
 	}
 	for i := range int(u(5)) {
-		s.logs = append(s.logs, u(6+i))
+		s.logs = append(s.logs, begun{u(6 + 2*i), u(7 + 2*i)})
 	}
 	return s, true
 }
 
 func (w *witness) encode() []byte {
 	b := append(make([]byte, 0, slotBytes), notesMagic...)
-	b = binary.LittleEndian.AppendUint64(b, w.log)
+	b = binary.LittleEndian.AppendUint64(b, w.log.log)
+	b = binary.LittleEndian.AppendUint64(b, w.log.by)
 	b = binary.LittleEndian.AppendUint64(b, uint64(w.size))
 	b = binary.LittleEndian.AppendUint64(b, w.boot)
 	if w.synced {
@@ -114,7 +122,7 @@ func (w *witness) encode() []byte {
 func parseWitness(slot []byte) (w witness) {
 	if sealed(slot) {
 		u := func(i int) uint64 { return binary.LittleEndian.Uint64(slot[4+8*i:]) }
-		w = witness{log: u(0), size: int64(u(1)), boot: u(2), synced: slot[4+24] == 1}
+		w = witness{log: begun{u(0), u(1)}, size: int64(u(2)), boot: u(3), synced: slot[4+32] == 1}
 	}
 	return w
 }
@@ -231,7 +239,7 @@ func (n *noted) begin(in *inspection) error {
 	if in.past != nil {
 		if len(in.past.statements) > 0 {
 			n.said = *in.past.statements[0]
-			n.said.logs = slices.DeleteFunc(slices.Clone(n.said.logs), func(num uint64) bool { return !slices.Contains(in.logs, num) })
+			n.said.logs = slices.DeleteFunc(slices.Clone(n.said.logs), func(l begun) bool { return !slices.Contains(in.logs, l.log) })
 		}
 		n.notes, err = n.fence.OpenReadWrite(n.path(notesName), vfs.WriteCategoryUnspecified)
 		return err
@@ -249,8 +257,8 @@ func (n *noted) begin(in *inspection) error {
 func (n *noted) state(change func(*statement)) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	change(&n.said)
 	n.said.seq++
+	change(&n.said)
 	n.said.logBytes = n.logBytes
 	if _, err := n.notes.WriteAt(n.said.encode(), int64(n.said.seq%2)*slotBytes); err != nil {
 		return err
@@ -285,8 +293,8 @@ func (n *noted) end(flushed bool) error {
 		if err := n.state(func(s *statement) { s.logs = nil }); err != nil {
 			return err
 		}
-		for _, num := range logs {
-			if err := n.fence.Remove(n.path(logName(num))); err != nil {
+		for _, l := range logs {
+			if err := n.fence.Remove(n.path(logName(l.log))); err != nil {
 				return err
 			}
 		}
@@ -301,7 +309,7 @@ func (n *noted) newestLog() uint64 {
 	if len(n.said.logs) == 0 {
 		return 0
 	}
-	return n.said.logs[len(n.said.logs)-1]
+	return n.said.logs[len(n.said.logs)-1].log
 }
 
 // Create implements vfs.FS.
@@ -332,9 +340,11 @@ func (n *noted) createLog(name string, num uint64, c vfs.DiskWriteCategory) (vfs
 	if err == nil {
 		err = n.syncDir()
 	}
+	log := begun{log: num}
 	if err == nil {
 		err = n.state(func(s *statement) {
-			if s.logs = append(s.logs, num); len(s.logs) > maxLogs {
+			log.by = s.seq
+			if s.logs = append(s.logs, log); len(s.logs) > maxLogs {
 				s.logs = s.logs[1:]
 			}
 		})
@@ -342,7 +352,7 @@ func (n *noted) createLog(name string, num uint64, c vfs.DiskWriteCategory) (vfs
 	if err != nil {
 		n.stop(err)
 	}
-	return &wal{File: f, n: n, num: num}, nil
+	return &wal{File: f, n: n, log: log}, nil
 }
 
 func (n *noted) logFile(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
@@ -391,7 +401,7 @@ func (n *noted) Remove(name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.spare = n.spare || keep
-	n.said.logs = slices.DeleteFunc(n.said.logs, func(k uint64) bool { return k == num })
+	n.said.logs = slices.DeleteFunc(n.said.logs, func(l begun) bool { return l.log == num })
 	return err
 }
 
@@ -451,7 +461,7 @@ func (p *prefix) Read(b []byte) (int, error) {
 type wal struct {
 	vfs.File
 	n    *noted
-	num  uint64
+	log  begun
 	size int64
 }
 
@@ -469,7 +479,7 @@ func (w *wal) SyncData() error {
 			return err
 		}
 	}
-	said := witness{log: w.num, size: w.size, synced: !w.n.noSync, boot: w.n.boot}
+	said := witness{log: w.log, size: w.size, synced: !w.n.noSync, boot: w.n.boot}
 	_, err := w.n.notes.WriteAt(said.encode(), witnessOffset)
 	return err
 }
@@ -541,5 +551,5 @@ func zero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 func (n *noted) hasLog(num uint64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.said.logs) > 0 && n.said.logs[0] <= num
+	return len(n.said.logs) > 0 && n.said.logs[0].log <= num
 }
