@@ -16,8 +16,8 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 	"github.com/turnstonedb/turnstone/record"
 )

@@ -28,7 +28,9 @@ func TestFilesAfterCloseAreInProportion(t *testing.T) {
 		"badger": func(dir string) (engine.Engine, error) {
 			return badger.Open(dir, &badger.Options{Durability: badger.Process})
 		},
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, &pebble.Options{Durability: pebble.Process}) },
+		"pebble": func(dir string) (engine.Engine, error) {
+			return pebble.Open(dir, &pebble.Options{Durability: pebble.Process})
+		},
 	} {
 		dir := t.TempDir() + "/store"
 		e, err := open(dir)

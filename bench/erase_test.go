@@ -8,9 +8,9 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 )
 

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +32,11 @@ func TestMain(m *testing.M) {
 	if dir == "" {
 		os.Exit(m.Run())
 	}
-	if err := write(dir, os.Stdout); err != nil {
+	free := uint64(0)
+	if os.Getenv(child+"_FULL") != "" {
+		free = 1
+	}
+	if err := write(dir, free, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -39,8 +44,8 @@ func TestMain(m *testing.M) {
 
 // write commits batches for ever, four at a time, and writes the number of each that was acknowledged. Batch n sets
 // two keys to values that are made from n.
-func write(dir string, acks io.Writer) error {
-	e, err := badger.Open(dir, nil)
+func write(dir string, free uint64, acks io.Writer) error {
+	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: free})
 	if err != nil {
 		return err
 	}
@@ -114,19 +119,22 @@ func lost(e engine.Engine, acked []uint64) error {
 	return nil
 }
 
-// run runs a child on dir until it is killed, and returns what it acknowledged.
-func run(t *testing.T, dir string, after time.Duration) (acked []uint64, stderr string) {
+// run runs a child on dir until it ends or is killed, and returns what it acknowledged. The command before it, if there is
+// one, runs it.
+func run(t *testing.T, dir string, after time.Duration, before ...string) (acked []uint64, stderr string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	args := append(before, os.Args[0])
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), child+"="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(after)
-	cmd.Process.Kill()
+	kill := time.AfterFunc(after, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	_ = cmd.Wait()
+	kill.Stop()
 	for b := out.Bytes(); len(b) >= 8; b = b[8:] {
 		acked = append(acked, binary.BigEndian.Uint64(b))
 	}

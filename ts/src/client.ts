@@ -51,7 +51,7 @@ export class Client {
 	}
 
 	/**
-	 * Opens a store: "DIR", "badger:DIR" or "pebble:DIR".
+	 * Opens a store: "DIR", "pebble:DIR" or "badger:DIR".
 	 *
 	 * Processes that open the same store share a server, which the first one starts. It ends when nobody has asked it anything for some time, and the next
 	 * call starts another one.

@@ -60,7 +60,7 @@ class AsyncClient:
 
     @classmethod
     async def open(cls, store: str | PathLike[str], *, namespace: str = "", patience: float = 10.0, idle: float = 60.0) -> AsyncClient:
-        """Opens a store: "DIR", "badger:DIR" or "pebble:DIR".
+        """Opens a store: "DIR", "pebble:DIR" or "badger:DIR".
 
         Processes that open the same store share a server, which the first one starts. It ends when nobody has asked it anything for `idle` seconds,
         and the next call starts another one.

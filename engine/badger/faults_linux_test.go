@@ -1,0 +1,124 @@
+package badger_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/internal/testscale"
+)
+
+// strace returns a command that makes system calls of a child fail, and skips the test where there is none.
+func strace(t *testing.T, call, inject string) []string {
+	t.Helper()
+	path, err := exec.LookPath("strace")
+	if err != nil {
+		if os.Getenv("TURNSTONE_TEST_REQUIRE") != "" {
+			t.Fatal(err)
+		}
+		t.Skip("strace is not installed")
+	}
+	return []string{path, "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + call, "-e", "inject=" + call + ":" + inject}
+}
+
+func TestASyncOfTheLogThatFails(t *testing.T) {
+	testscale.Slow(t)
+	dir := t.TempDir() + "/store"
+	before, _ := run(t, dir, 200*time.Millisecond)
+	acked, stderr := run(t, dir, 20*time.Second, strace(t, "msync", "error=EIO:when=100+")...)
+	if !strings.Contains(stderr, engine.ErrUnknown.Error()) && !strings.Contains(stderr, engine.ErrClosed.Error()) {
+		t.Fatalf("an Apply whose sync failed: %q", stderr)
+	}
+	e, err := badger.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(lost(e, append(before, acked...)), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What docs/engines.md says that Badger does not survive: a test fails here when Badger becomes better.
+func TestASyncOfTheManifestThatFails(t *testing.T) {
+	testscale.Slow(t)
+	dir := t.TempDir() + "/store"
+	e, err := badger.Open(dir, nil)
+	if err == nil {
+		err = e.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	acked, stderr := run(t, dir, 6*time.Second, append(strace(t, "fsync", "error=EIO:when=1"), "-P", dir+"/MANIFEST")...)
+	e, err = badger.Open(dir, nil)
+	if err == nil {
+		err = errors.Join(lost(e, acked), e.Close())
+	}
+	t.Logf("%d acknowledged; the process: %.100q; then: %v", len(acked), stderr, err)
+	if err == nil {
+		t.Error("Badger survives a sync of MANIFEST that fails")
+	}
+}
+
+// disk mounts a file system of so many megabytes.
+func disk(t *testing.T, megabytes int) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("mounting a file system needs root")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", megabytes)); err != nil {
+		t.Skip("mount:", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir + "/store"
+}
+
+func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
+	testscale.Slow(t)
+	dir := disk(t, 200)
+	e, err := badger.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var acked []uint64
+	for n := uint64(1); ; n++ {
+		if err = e.Apply(context.Background(), batch(n)); err != nil {
+			break
+		}
+		acked = append(acked, n)
+	}
+	if !errors.Is(err, engine.ErrNoSpace) {
+		t.Fatal(err)
+	}
+	reclaim := batch(uint64(len(acked)) + 1)
+	reclaim.Reclaim = true
+	if err := e.Apply(context.Background(), reclaim); err != nil {
+		t.Errorf("a batch that reclaims: %v", err)
+	}
+	if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What docs/engines.md says that Badger does not survive.
+func TestAFullDiskEndsTheProcess(t *testing.T) {
+	testscale.Slow(t)
+	dir := disk(t, 100)
+	t.Setenv(child+"_FULL", "1") // as if others had taken the space since the driver looked
+	acked, stderr := run(t, dir, 20*time.Second)
+	if !strings.Contains(stderr, "SIGBUS") {
+		t.Errorf("Badger survives a full disk: %.200q", stderr)
+	}
+	if len(acked) == 0 {
+		t.Error("nothing was acknowledged before")
+	}
+}
