@@ -20,7 +20,7 @@ var layers = []string{
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
-	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "internal/adapter", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench",
+	"", "lease", "queue", "draft", "persistencetest", "turnstoneotel", "transcript", "internal/wire", "server", "client", "internal/storetest", "internal/adapter", "adapters/adk", "adapters/genkit", "adapters/eino", "adapters/langchaingo", "adapters/trpc", "cmd/turnstone/importer", "cmd/turnstone", "examples/embed", "bench", "bench/scale",
 }
 
 // nouns are the packages of values that users see. They know nothing of records.

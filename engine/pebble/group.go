@@ -46,7 +46,7 @@ func (e *Engine) commitBatches() {
 			}
 			last = len(g.commits)
 			e.commit(&g, &p)
-			if newest := e.files.newestLog(); g.view != nil && newest != logged {
+			if newest := e.files.newest.Load(); g.view != nil && newest != logged {
 				// The log was changed before or beside this group: the next group
 				// is in the new log in any case.
 				logged, p.start = newest, g.end
@@ -167,7 +167,9 @@ func (e *Engine) land(g *group) {
 	}
 	unread, failed := e.show(g)
 	g.answer(failed)
-	unread.close() // Pebble may hold it up
+	if unread != nil {
+		e.drop(unread) // Pebble may hold it up
+	}
 }
 
 // answer answers the commits of g. failed is why the engine has failed, or nil.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -199,8 +200,9 @@ type noted struct {
 	noSync   bool
 	boot     uint64           // of this run of the machine, or 0
 	prefixes map[string]int64 // set by Open, then constant: length of the MANIFEST that counts
+	newest   atomic.Uint64    // number of the log that was begun last
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards what follows, and is held while a statement is synced
 	notes vfs.File   // nil before begin
 	said  statement  // the newest one
 	spare bool       // there is a spare log
@@ -302,16 +304,6 @@ func (n *noted) end(flushed bool) error {
 	return notes.Close()
 }
 
-// newestLog returns the number of the log that was begun last.
-func (n *noted) newestLog() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.said.logs) == 0 {
-		return 0
-	}
-	return n.said.logs[len(n.said.logs)-1].log
-}
-
 // Create implements vfs.FS.
 func (n *noted) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	base := n.PathBase(name)
@@ -352,6 +344,7 @@ func (n *noted) createLog(name string, num uint64, c vfs.DiskWriteCategory) (vfs
 	if err != nil {
 		n.stop(err)
 	}
+	n.newest.Store(num)
 	return &wal{File: f, n: n, log: log}, nil
 }
 

@@ -43,7 +43,7 @@ func TestTheEndOfALogOfAKilledProcessIsKnown(t *testing.T) {
 			}
 			for back := range 60 {
 				after, dir := killed(t, fs, dir)
-				log, err := after.UnsafeGetFileDataBuffer(after.PathJoin(dir, logName(e.files.newestLog())))
+				log, err := after.UnsafeGetFileDataBuffer(after.PathJoin(dir, logName(e.files.newest.Load())))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -232,7 +232,7 @@ func TestALogWithAnOldNumberIsAnotherLog(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		logs = append(logs, e.files.newestLog())
+		logs = append(logs, e.files.newest.Load())
 		after, at := killed(t, fs, dir)
 		again, err := openOn(after, at)
 		if err != nil {

@@ -171,7 +171,7 @@ func (e *Engine) closePebble() (err error) {
 	if err := e.awaitReaders(context.Background()); err != nil {
 		return err
 	}
-	e.shown.close()
+	e.drop(e.shown)
 	if err := e.db.Close(); err != nil {
 		return mapped(err)
 	}

@@ -93,7 +93,7 @@ func (e *Engine) compactAll(ctx context.Context) (err error) {
 	if err := e.awaitReaders(ctx); err != nil {
 		return err
 	}
-	kept := e.files.newestLog()
+	kept := e.files.newest.Load()
 	if err := e.flushTo(ctx); err != nil {
 		return err
 	}

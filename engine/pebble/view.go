@@ -27,13 +27,14 @@ func newView(db *pebble.DB) *view {
 	return &view{snapshot: db.NewSnapshot(), closed: make(chan struct{})}
 }
 
-// close closes the view, if there is one. It takes a lock of Pebble's that can be held for ever
+// drop closes a view that nobody reads. It takes a lock of Pebble's that can be held for ever
 // once the engine has failed, so no reader may wait for it.
-func (v *view) close() {
-	if v != nil {
-		_ = v.snapshot.Close() // it returns no error
-		close(v.closed)
-	}
+func (e *Engine) drop(v *view) {
+	_ = v.snapshot.Close() // it returns no error
+	close(v.closed)
+	e.mu.Lock()
+	delete(e.old, v)
+	e.mu.Unlock()
 }
 
 // show lets readers see g, which is durable if it has no error. It returns the view that nobody
@@ -47,11 +48,10 @@ func (e *Engine) show(g *group) (unread *view, failed error) {
 		unread = g.view
 	default:
 		before := e.shown
-		e.shown = g.view
-		if before.old = true; before.readers == 0 {
+		e.shown, before.old = g.view, true
+		e.old[before] = struct{}{}
+		if before.readers == 0 {
 			unread = before
-		} else {
-			e.old[before] = struct{}{}
 		}
 	}
 	return unread, e.failed
@@ -76,8 +76,7 @@ func (e *Engine) read(ctx context.Context, f func(*pebble.Snapshot) error) error
 		defer e.mu.Unlock()
 		e.exit()
 		if v.readers--; v.readers == 0 && v.old {
-			delete(e.old, v)
-			go v.close()
+			go e.drop(v)
 		}
 	}()
 	return mapped(recovered(func() error { return f(v.snapshot) }))
