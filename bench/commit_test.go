@@ -24,7 +24,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
 )
 
 var ctx = context.Background()
@@ -53,18 +55,21 @@ func turn(session, i int) turnstone.Commit {
 // 64 goroutines that commit the same batches, each in a Badger transaction of
 // its own with SyncWrites, without guards.
 func BenchmarkCommit64(b *testing.B) {
-	engines := map[string]func(dir string) (engine.Engine, error){
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
-		"pebble-process": func(dir string) (engine.Engine, error) {
+	engines := map[string]func(b *testing.B, dir string) (engine.Engine, error){
+		"pebble": func(_ *testing.B, dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
+		"pebble-process": func(_ *testing.B, dir string) (engine.Engine, error) {
 			return pebble.Open(dir, &pebble.Options{Durability: pebble.Process})
 		},
-		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-		"memory": func(string) (engine.Engine, error) { return memory.New(), nil },
+		"badger": func(_ *testing.B, dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
+		"postgres": func(b *testing.B, _ string) (engine.Engine, error) { // a private server, which syncs
+			return postgres.Open(ctx, pgtest.Private(b).URL("postgres"), nil)
+		},
+		"memory": func(*testing.B, string) (engine.Engine, error) { return memory.New(), nil },
 	}
-	for _, name := range []string{"pebble", "pebble-process", "badger", "memory"} {
+	for _, name := range []string{"pebble", "pebble-process", "badger", "postgres", "memory"} {
 		b.Run(name, func(b *testing.B) {
 			round := 0
-			e, err := engines[name](b.TempDir() + "/store")
+			e, err := engines[name](b, b.TempDir()+"/store")
 			if err != nil {
 				b.Fatal(err)
 			}

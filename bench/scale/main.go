@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command scale grows stores of the embedded drivers, and of the databases beneath them, side by side, and says what that costs
 // as they grow: bytes written for each byte, commits, reads beside writers, memory, files, and at the end closing, opening, scanning
 // and a vacuum beside small commits.

@@ -76,7 +76,10 @@ type Engine struct {
 	witness *witness // nil if the database is the host's, or can only be read
 	reading bool     // Options.ReadOnly
 
+	maxBytes, maxOps int64 // of a transaction
+
 	queue   chan *request
+	vacuum  chan struct{} // holds a token while a Vacuum runs
 	stop    chan struct{} // closed by Close
 	stopped chan struct{} // closed when the committer has returned
 	once    sync.Once
@@ -165,6 +168,7 @@ func newEngine(o *Options, d *localdir.Dir) *Engine {
 		sync:    o.Durability == Power,
 		minFree: localdir.Resources{Bytes: o.MinFreeBytes, Inodes: minInodes, Files: minFiles},
 		queue:   make(chan *request, 1024),
+		vacuum:  make(chan struct{}, 1),
 		stop:    make(chan struct{}),
 		stopped: make(chan struct{}),
 	}
@@ -177,8 +181,9 @@ func newEngine(o *Options, d *localdir.Dir) *Engine {
 // fits returns an error if a transaction of the database can't take the largest batch.
 func (e *Engine) fits() error {
 	l := e.Limits()
-	if e.db.MaxBatchSize() < int64(l.BatchBytes+l.BatchOps*(writeBytes+len(e.prefix)))+reservedBytes || e.db.MaxBatchCount() < int64(l.BatchOps)+2 {
-		return fmt.Errorf("%w: a transaction of this database takes %d bytes: open it with memtables of %d bytes or more", engine.ErrInvalid, e.db.MaxBatchSize(), memTableSize)
+	e.maxBytes, e.maxOps = e.db.MaxBatchSize(), e.db.MaxBatchCount()
+	if e.maxBytes < int64(l.BatchBytes+l.BatchOps*(writeBytes+len(e.prefix)))+reservedBytes || e.maxOps < int64(l.BatchOps)+2 {
+		return fmt.Errorf("%w: a transaction of this database takes %d bytes: open it with memtables of %d bytes or more", engine.ErrInvalid, e.maxBytes, memTableSize)
 	}
 	return nil
 }
@@ -202,7 +207,7 @@ func (e *Engine) openOwn(o *Options) error {
 		}
 	}
 	if e.db, err = openDB(e.config); err != nil {
-		return err
+		return errors.Join(err, e.witness.close())
 	}
 	err = e.fits()
 	if err == nil {
@@ -263,35 +268,36 @@ func (e *Engine) failure() error {
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
 // Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has opened it.
-// If Badger does not end within a minute, the directory stays locked until the process ends.
+// If that does not end within a minute, the directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	if e.stop == nil {
 		return nil
 	}
 	e.once.Do(func() {
 		close(e.stop)
-		<-e.stopped
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.own {
-			e.closed = e.closeOwn(e.failure() != nil)
+		done := make(chan error, 1)
+		go func() { done <- e.closeWhenUnused() }()
+		select {
+		case e.closed = <-done:
+		case <-time.After(closeTime):
+			e.closed = fmt.Errorf("engine: close %s: badger does not end; the directory stays locked", e.dir.Path)
 		}
 	})
 	return e.closed
 }
 
-func (e *Engine) closeOwn(failed bool) error {
-	done := make(chan error, 1)
-	go func() { done <- caught(e.db.Close) }()
-	select {
-	case err := <-done:
-		if err == nil && !failed {
-			err = e.witness.end(e.dir.Path)
-		}
-		return errors.Join(err, e.witness.close(), e.dir.Close())
-	case <-time.After(closeTime):
-		return fmt.Errorf("engine: close %s: badger does not end; the directory stays locked", e.dir.Path)
+func (e *Engine) closeWhenUnused() error {
+	<-e.stopped
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.own {
+		return nil
 	}
+	err := caught(e.db.Close)
+	if err == nil && e.failure() == nil {
+		err = e.witness.end(e.dir.Path)
+	}
+	return errors.Join(err, e.witness.close(), e.dir.Close())
 }
 
 // redacted passes the fixed part of Badger's messages on.

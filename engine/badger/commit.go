@@ -98,7 +98,7 @@ func (e *Engine) commitLoop() {
 			select {
 			case r := <-e.queue:
 				s, o := e.cost(r)
-				if size+s+reservedBytes > e.db.MaxBatchSize() || ops+o+2 > e.db.MaxBatchCount() {
+				if size+s+reservedBytes > e.maxBytes || ops+o+2 > e.maxOps {
 					next = r
 					break
 				}

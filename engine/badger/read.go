@@ -131,13 +131,19 @@ func (e *Engine) page(ctx context.Context, txn *badger.Txn, r engine.Range) (pag
 // Vacuum implements engine.Engine. In a database of its own the driver closes Badger and opens it again, which moves the
 // memtable and level 0 into the levels below, while other calls wait; then Badger merges its levels into one. In the host's
 // database it does the second only. A value that a transaction could still see when its table was written stays until Badger
-// rewrites that table.
+// rewrites that table. Badger obeys no context: that of a Vacuum counts before each step.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
 		return err
 	}
 	if e.reading {
 		return engine.ErrReadOnly
+	}
+	select {
+	case e.vacuum <- struct{}{}:
+		defer func() { <-e.vacuum }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	if e.own {
 		if err := e.reopen(ctx); err != nil {
@@ -167,7 +173,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 // reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes. When it opens,
 // no transaction can see what was removed before, and so it is dropped when level 0 is compacted.
 func (e *Engine) reopen(ctx context.Context) error {
+	e.mu.RLock()
 	lsm, _ := e.db.Size()
+	e.mu.RUnlock()
 	need := e.minFree
 	need.Bytes = max(reserveBytes, 2*uint64(lsm))
 	// A compaction that can't create a file deletes its input all the same.
