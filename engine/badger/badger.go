@@ -222,8 +222,12 @@ func (e *Engine) openOwn(o *Options) error {
 	return localdir.Private(e.dir.Path)
 }
 
-// openDB opens a database. Badger panics on some damage, in the goroutine that opens it.
+// openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log of no
+// length, which a process leaves that ends while it makes one.
 func openDB(config badger.Options) (db *badger.DB, err error) {
+	if err := removeEmptyLogs(config); err != nil {
+		return nil, err
+	}
 	err = caught(func() (err error) { db, err = badger.Open(config); return err })
 	switch {
 	case err == nil:
@@ -234,6 +238,22 @@ func openDB(config badger.Options) (db *badger.DB, err error) {
 		return nil, errors.New("a process that had it open was killed: open it for changes first")
 	}
 	return nil, fmt.Errorf("%w: badger: %s", engine.ErrCorrupt, firstLine(err)) // it gives its errors no type
+}
+
+func removeEmptyLogs(config badger.Options) error {
+	if config.ReadOnly || config.InMemory {
+		return nil
+	}
+	entries, err := os.ReadDir(config.Dir)
+	for _, d := range entries {
+		if suffix := filepath.Ext(d.Name()); suffix != ".mem" && suffix != ".vlog" {
+			continue
+		}
+		if info, ierr := d.Info(); ierr == nil && info.Size() == 0 {
+			err = errors.Join(err, os.Remove(filepath.Join(config.Dir, d.Name())))
+		}
+	}
+	return err
 }
 
 // fail makes e refuse everything from now on, because of err.
