@@ -57,7 +57,8 @@ func TestASyncOfTheManifestThatFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	acked, stderr := run(t, dir, 6*time.Second, append(strace(t, "fsync", "error=EIO:when=1"), "-P", dir+"/MANIFEST")...)
+	t.Setenv(child+"_BATCHES", "9000") // more than a memtable takes
+	acked, stderr := run(t, dir, time.Minute, append(strace(t, "fsync", "error=EIO:when=1"), "-P", dir+"/MANIFEST")...)
 	e, err = badger.Open(dir, nil)
 	if err == nil {
 		err = errors.Join(lost(e, acked), e.Close())

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,32 +38,38 @@ func TestMain(m *testing.M) {
 	if os.Getenv(child+"_FULL") != "" {
 		free = 1
 	}
-	if err := write(dir, free, os.Stdout); err != nil {
+	most, err := strconv.Atoi(os.Getenv(child + "_BATCHES"))
+	if err != nil {
+		most = math.MaxInt
+	}
+	if err := write(dir, free, most, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// write commits batches for ever, four at a time, and writes the number of each that was acknowledged. Batch n sets
-// two keys to values that are made from n.
-func write(dir string, free uint64, acks io.Writer) error {
+// write commits so many batches, four at a time, and writes the number of each that was acknowledged. Batch n sets
+// two keys to values that are made from n. It closes nothing.
+func write(dir string, free uint64, most int, acks io.Writer) error {
 	e, err := badger.Open(dir, &badger.Options{MinFreeBytes: free})
 	if err != nil {
 		return err
 	}
 	first := uint64(time.Now().UnixNano())
-	var mu sync.Mutex
-	failed := make(chan error)
+	var mu sync.Mutex // guards acks and most
+	failed := make(chan error, 4)
 	for w := range uint64(4) {
 		go func() {
 			for n := first + w<<32; ; n++ {
 				err := e.Apply(context.Background(), batch(n))
 				mu.Lock()
-				if err == nil {
+				if err == nil && most > 0 {
 					err = binary.Write(acks, binary.BigEndian, n)
 				}
+				most--
+				done := most < 0
 				mu.Unlock()
-				if err != nil {
+				if err != nil || done {
 					failed <- err
 					return
 				}
@@ -217,7 +225,8 @@ func filled(t *testing.T) (dir string, acked []uint64) {
 func TestDamageThatTheWitnessTells(t *testing.T) {
 	closed, acked := filled(t)
 	killed := t.TempDir() + "/store"
-	inLog, _ := run(t, killed, time.Second)
+	t.Setenv(child+"_BATCHES", "500") // which Badger keeps in one log
+	inLog, _ := run(t, killed, time.Minute)
 	damage := map[string]struct {
 		dir  string
 		file string // a pattern
