@@ -165,11 +165,7 @@ func (e *Engine) land(g *group) {
 			e.promised.Store(g.end)
 		}
 	}
-	unread, failed := e.show(g)
-	g.answer(failed)
-	if unread != nil {
-		e.drop(unread) // Pebble may hold it up
-	}
+	g.answer(e.show(g))
 }
 
 // answer answers the commits of g. failed is why the engine has failed, or nil.

@@ -20,11 +20,12 @@ import (
 
 // An inspection is what is known of the files of a store before Pebble opens it.
 type inspection struct {
-	exists  bool
-	past    *past    // the notes, or nil
-	logs    []uint64 // numbers of the logs that are there, in order
-	logUsed int64    // bytes of those that Pebble will replay
-	spare   bool     // there is a spare log
+	exists   bool
+	past     *past    // the notes, or nil
+	manifest extent   // of the MANIFEST that counts
+	logs     []uint64 // numbers of the logs that are there, in order
+	logUsed  int64    // bytes of those that Pebble will replay
+	spare    bool     // there is a spare log
 }
 
 // inspect compares the files in dir with the notes and with each other. It finds what Pebble
@@ -59,11 +60,11 @@ func (n *noted) inspect() (*inspection, error) {
 	if in.past == nil {
 		return nil, &damage{file: notesName, what: "the file is missing or empty"}
 	}
-	said := in.past.about(manifest)
-	if said == nil {
+	known := false
+	if in.manifest, known = in.past.about(manifest); !known {
 		return nil, &damage{file: notesName, what: "it does not know of " + manifest}
 	}
-	first, err := n.inspectManifest(manifest, said)
+	first, err := n.inspectManifest(manifest, in.manifest)
 	if err != nil {
 		return nil, err
 	}
@@ -105,9 +106,9 @@ func unfinished(names []string, p *past) error {
 	return nil
 }
 
-// inspectManifest checks the MANIFEST against the statement and returns the number of
+// inspectManifest checks the MANIFEST that counts and returns the number of
 // the first log whose content is not in tables.
-func (n *noted) inspectManifest(name string, said *statement) (firstLog uint64, err error) {
+func (n *noted) inspectManifest(name string, said extent) (firstLog uint64, err error) {
 	content, err := n.readAll(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, &damage{file: name, what: "the file is missing"}

@@ -174,8 +174,8 @@ func (l *logReader) promised() (last promise, err error) {
 
 // inspectLogs checks the logs from number first on, which Pebble will replay.
 func (n *noted) inspectLogs(in *inspection, first uint64) error {
-	said := in.past.statements[0] // the newest one, whichever MANIFEST it is about
-	by := map[uint64]uint64{}     // the statement that was the first to name a log
+	said := in.past.said
+	by := map[uint64]uint64{} // the statement that was the first to name a log
 	for _, l := range said.logs {
 		if by[l.log] = l.by; l.log >= first && !slices.Contains(in.logs, l.log) {
 			return &damage{file: logName(l.log), what: "the file is missing"}

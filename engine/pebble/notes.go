@@ -36,12 +36,18 @@ const (
 // A statement says what is durable. It is durable itself before Pebble relies on what it says.
 type statement struct {
 	seq      uint64
-	manifest uint64  // number of the MANIFEST that was synced last
-	size     int64   // how many bytes of it are durable
-	sum      uint32  // their CRC-32C
+	manifest extent  // of the MANIFEST that was synced last
+	before   extent  // of the one before, which counts until the marker for the other one is durable
 	format   uint64  // of the whole store, as Pebble counts, or 0 before its first Open has ended
 	logBytes int64   // least length of a log
 	logs     []begun // logs that were not removed when the statement was made, in order
+}
+
+// An extent is how much of a MANIFEST is durable.
+type extent struct {
+	num  uint64 // of the MANIFEST
+	size int64
+	sum  uint32 // CRC-32C
 }
 
 // A begun is a log, and the number of the statement that was the first to name it: Pebble gives the
@@ -77,8 +83,11 @@ func sealed(slot []byte) bool {
 
 func (s *statement) encode() []byte {
 	b := append(make([]byte, 0, slotBytes), notesMagic...)
-	b = binary.LittleEndian.AppendUint32(b, s.sum)
-	for _, v := range []uint64{s.seq, s.manifest, uint64(s.size), s.format, uint64(s.logBytes), uint64(len(s.logs))} {
+	for _, m := range []extent{s.manifest, s.before} {
+		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, m.num), uint64(m.size))
+		b = binary.LittleEndian.AppendUint64(b, uint64(m.sum))
+	}
+	for _, v := range []uint64{s.seq, s.format, uint64(s.logBytes), uint64(len(s.logs))} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	for _, l := range s.logs {
@@ -95,13 +104,16 @@ func parseStatement(slot []byte) (*statement, bool) {
 	if !sealed(slot) {
 		return nil, false
 	}
-	u := func(i int) uint64 { return binary.LittleEndian.Uint64(slot[8+8*i:]) }
-	s := &statement{sum: binary.LittleEndian.Uint32(slot[4:]), seq: u(0), manifest: u(1), size: int64(u(2)), format: u(3), logBytes: int64(u(4))}
-	if s.seq == 0 || u(5) > maxLogs {
+	u := func(i int) uint64 { return binary.LittleEndian.Uint64(slot[len(notesMagic)+8*i:]) }
+	s := &statement{
+		manifest: extent{u(0), int64(u(1)), uint32(u(2))}, before: extent{u(3), int64(u(4)), uint32(u(5))},
+		seq: u(6), format: u(7), logBytes: int64(u(8)),
+	}
+	if s.seq == 0 || u(9) > maxLogs {
 		return nil, false
 	}
-	for i := range int(u(5)) {
-		s.logs = append(s.logs, begun{u(6 + 2*i), u(7 + 2*i)})
+	for i := range int(u(9)) {
+		s.logs = append(s.logs, begun{u(10 + 2*i), u(11 + 2*i)})
 	}
 	return s, true
 }
@@ -130,8 +142,8 @@ func parseWitness(slot []byte) (w witness) {
 
 // past are the notes that an earlier process left.
 type past struct {
-	statements []*statement // newest first
-	witness    witness
+	said    *statement // the newest one, or nil
+	witness witness
 }
 
 // readNotes returns the notes in the directory, or nil if there are none.
@@ -155,25 +167,26 @@ func (n *noted) readNotes() (*past, error) {
 		if !ok || s != nil && s.seq%2 != uint64(slot) {
 			return nil, &damage{file: notesName, what: fmt.Sprintf("slot %d is damaged", slot)}
 		}
-		if s != nil {
-			p.statements = append(p.statements, s)
+		if s != nil && (p.said == nil || s.seq > p.said.seq) {
+			p.said = s
 		}
 	}
-	slices.SortFunc(p.statements, func(a, b *statement) int { return int(int64(b.seq - a.seq)) })
 	return p, nil
 }
 
 // whole reports whether the store was opened once.
-func (p *past) whole() bool { return p != nil && len(p.statements) > 0 && p.statements[0].format != 0 }
+func (p *past) whole() bool { return p != nil && p.said != nil && p.said.format != 0 }
 
-// about returns the newest statement about a MANIFEST, or nil.
-func (p *past) about(manifest string) *statement {
-	for _, s := range p.statements {
-		if manifestName(s.manifest) == manifest {
-			return s
+// about returns what is known of a MANIFEST, and whether that is anything.
+func (p *past) about(manifest string) (extent, bool) {
+	if p.said != nil {
+		for _, m := range []extent{p.said.manifest, p.said.before} {
+			if m.num != 0 && manifestName(m.num) == manifest {
+				return m, true
+			}
 		}
 	}
-	return nil
+	return extent{}, false
 }
 
 func manifestName(num uint64) string { return fmt.Sprintf("MANIFEST-%06d", num) }
@@ -239,8 +252,9 @@ func (n *noted) begin(in *inspection) error {
 	}
 	var err error
 	if in.past != nil {
-		if len(in.past.statements) > 0 {
-			n.said = *in.past.statements[0]
+		if in.past.said != nil {
+			n.said = *in.past.said
+			n.said.manifest = in.manifest // an earlier process may have begun another one, which never counted
 			n.said.logs = slices.DeleteFunc(slices.Clone(n.said.logs), func(l begun) bool { return !slices.Contains(in.logs, l.log) })
 		}
 		n.notes, err = n.fence.OpenReadWrite(n.path(notesName), vfs.WriteCategoryUnspecified)
@@ -353,12 +367,19 @@ func (n *noted) logFile(name string, c vfs.DiskWriteCategory) (vfs.File, error) 
 	reuse := n.spare && !n.anew
 	n.spare = n.spare && !reuse
 	n.mu.Unlock()
+	var f vfs.File
+	var err error
 	if reuse {
-		return n.fence.ReuseForWrite(n.path(spareName), name, c)
+		f, err = n.fence.ReuseForWrite(n.path(spareName), name, c)
+	} else {
+		f, err = n.fence.Create(name, c)
 	}
-	f, err := n.fence.Create(name, c)
 	if err != nil {
 		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size() >= n.logBytes {
+		return f, err
 	}
 	if _, err = f.WriteAt([]byte{0}, n.logBytes-1); err != nil {
 		return nil, err
@@ -505,7 +526,12 @@ func (m *manifest) Sync() error {
 	if err := m.File.Sync(); err != nil {
 		return err
 	}
-	return m.n.state(func(s *statement) { s.manifest, s.size, s.sum = m.num, m.size, m.sum })
+	return m.n.state(func(s *statement) {
+		if s.manifest.num != m.num {
+			s.before = s.manifest
+		}
+		s.manifest = extent{m.num, m.size, m.sum}
+	})
 }
 
 func (m *manifest) SyncData() error { return m.Sync() }
@@ -540,9 +566,9 @@ func (discarded) Close() error                { return nil }
 
 func zero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 
-// hasLog reports whether a log up to number num was not removed yet.
-func (n *noted) hasLog(num uint64) bool {
+// hasLogBefore reports whether a log with a number below num was not removed yet.
+func (n *noted) hasLogBefore(num uint64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.said.logs) > 0 && n.said.logs[0].log <= num
+	return len(n.said.logs) > 0 && n.said.logs[0].log < num
 }

@@ -246,3 +246,86 @@ func TestALogWithAnOldNumberIsAnotherLog(t *testing.T) {
 		t.Errorf("no number was used twice: the test shows nothing (%v)", logs)
 	}
 }
+
+// A process can end between the statement about a new MANIFEST and the marker that makes it count, more than once.
+func TestAManifestThatNeverCountedIsForgotten(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := put(e, "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	left, at := killed(t, fs, dir)
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if e, err := openOn(errorfs.Wrap(left, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind == errorfs.OpCreate && strings.Contains(op.Path, "marker.manifest") {
+				return syscall.EIO
+			}
+			return nil
+		})), at); !errors.Is(err, syscall.EIO) {
+			t.Fatalf("Open without a marker: %v, %v", e, err)
+		}
+	}
+	if e, err = openOn(left, at); err != nil {
+		t.Fatal(err)
+	}
+	if got := reads(t, e, "k"); got != "v" {
+		t.Errorf("k is %q", got)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Logs can be begun between the two.
+func TestLogsBegunBesideANewManifestDoNotHideTheOneThatCounts(t *testing.T) {
+	fs, dir := memStore(t)
+	e, err := openOn(fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(put(e, "k", "v"), e.Close()); err != nil {
+		t.Fatal(err)
+	}
+	release, reached := make(chan struct{}), make(chan struct{}, 10)
+	if e, err = openOn(errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpCreate && strings.Contains(op.Path, "marker.manifest") {
+			reached <- struct{}{}
+			<-release
+		}
+		return nil
+	})), dir); err != nil {
+		t.Fatal(err)
+	}
+	fill := func(n int) {
+		for range n {
+			if err := put(e, "other", string(make([]byte, 20_000))); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	fill(6) // more than a memtable takes
+	<-reached
+	before := e.files.newest.Load()
+	fill(5)
+	if e.files.newest.Load() == before {
+		t.Error("no log was begun: the test shows nothing")
+	}
+	after, at := killed(t, fs, dir)
+	again, err := openOn(after, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := reads(t, again, "k"); got != "v" {
+		t.Errorf("k is %q", got)
+	}
+	close(release)
+	if err := errors.Join(again.Close(), e.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -18,7 +18,7 @@
 //
 // After a failure the engine is stopped: the batch under way fails with
 // engine.ErrUnknown and later ones with engine.ErrClosed. Reads go on. The next Open has everything that was
-// acknowledged. What Pebble holds in memory then, up to 100 MiB and a few
+// acknowledged. What Pebble holds in memory then, up to 60 MiB and a few
 // goroutines, stays until the process ends.
 package pebble
 

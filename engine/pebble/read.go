@@ -81,7 +81,11 @@ func (e *Engine) Scan(ctx context.Context, r engine.Range) iter.Seq2[engine.Pair
 			var skipped int
 			page, more, skipped, err = onePage(ctx, s, r)
 			if skipped > manySkipped {
-				e.tidy(r, page)
+				end := r.End
+				if more || len(page) > 0 && len(page) == r.Limit {
+					end = page[len(page)-1].Key
+				}
+				e.tidy(r.Start, end)
 			}
 			return err
 		})
@@ -103,9 +107,6 @@ func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []en
 	defer func() { err = errors.Join(err, it.Close()) }()
 	size := 0
 	for ok := it.First(); ok; ok = it.Next() {
-		if r.Limit > 0 && len(page) == r.Limit {
-			break
-		}
 		if more = len(page) == pagePairs || size >= pageBytes; more {
 			break
 		}
@@ -117,6 +118,9 @@ func onePage(ctx context.Context, s *pebble.Snapshot, r engine.Range) (page []en
 		size += len(v)
 		if err := ctx.Err(); err != nil {
 			return nil, false, 0, err
+		}
+		if len(page) == r.Limit {
+			break // and step over nothing that nobody asked for
 		}
 	}
 	stats := it.Stats()
@@ -131,23 +135,18 @@ const (
 	tidyPause = 10
 )
 
-// tidy compacts the part of r that page was read from, in the background, so that the next reader
-// need not step over what was removed there: a queue is a range whose front is always removed.
-func (e *Engine) tidy(r engine.Range, page []engine.Pair) {
+// tidy compacts the keys from start to end in the background, so that the next reader need not step
+// over what was removed there: a queue is a range whose front is always removed.
+func (e *Engine) tidy(start, end []byte) {
 	if e.readOnly != nil || !e.tidying.CompareAndSwap(false, true) {
 		return
 	}
-	start, end := append(bytes.Clone(r.Start), 0), r.End // Compact takes no empty key
-	if len(r.Start) > 0 {
-		start = bytes.Clone(r.Start)
+	if start = bytes.Clone(start); len(start) == 0 {
+		start = []byte{0} // Compact takes no empty key
 	}
-	if len(page) > 0 {
-		end = page[len(page)-1].Key
-	}
-	if end == nil {
+	if end = bytes.Clone(end); end == nil {
 		end = bytes.Repeat([]byte{0xff}, e.Limits().KeyBytes+1)
 	}
-	end = bytes.Clone(end)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if bytes.Compare(start, end) >= 0 || e.enter() != nil {

@@ -93,8 +93,8 @@ func (e *Engine) compactAll(ctx context.Context) (err error) {
 	if err := e.awaitReaders(ctx); err != nil {
 		return err
 	}
-	kept := e.files.newest.Load()
-	if err := e.flushTo(ctx); err != nil {
+	newest, err := e.flushTo(ctx)
+	if err != nil {
 		return err
 	}
 	if err := e.compactRanges(ctx); err != nil {
@@ -105,7 +105,7 @@ func (e *Engine) compactAll(ctx context.Context) (err error) {
 	}
 	for {
 		m := e.db.Metrics()
-		if m.Table.ObsoleteCount == 0 && m.Table.ZombieCount == 0 && !e.files.hasLog(kept) {
+		if m.Table.ObsoleteCount == 0 && m.Table.ZombieCount == 0 && !e.files.hasLogBefore(newest) {
 			return nil
 		}
 		select {
@@ -124,16 +124,18 @@ func (e *Engine) room(ctx context.Context, bytes uint64) error {
 	return e.dir.NeedNow(ctx, need)
 }
 
-func (e *Engine) flushTo(ctx context.Context) error {
+// flushTo moves what was written into tables, and returns the number of a log that was begun after that.
+func (e *Engine) flushTo(ctx context.Context) (log uint64, err error) {
 	flushed, err := e.db.AsyncFlush()
 	if err != nil {
-		return err
+		return 0, err
 	}
+	log = e.files.newest.Load()
 	select {
 	case <-flushed:
-		return nil
+		return log, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return 0, ctx.Err()
 	}
 }
 
@@ -181,7 +183,7 @@ func (e *Engine) compactRanges(ctx context.Context) error {
 
 // unpin rewrites the tables that have pairs which were replaced or removed, and which a view still
 // showed when the tables were written. A compaction does not rewrite what lies alone in the tree,
-// so a tombstone of an absent key is put above it.
+// so the first key of such a table is written again, as it is.
 func (e *Engine) unpin(ctx context.Context) error {
 	levels, err := e.db.SSTables(pebble.WithProperties())
 	if err != nil {
@@ -192,7 +194,7 @@ func (e *Engine) unpin(ctx context.Context) error {
 			if t.Properties.SnapshotPinnedKeys == 0 {
 				continue
 			}
-			if err := e.deleteAbsent(ctx, t.Smallest.UserKey); err != nil {
+			if err := e.writeAgain(ctx, t.Smallest.UserKey); err != nil {
 				return err
 			}
 			if err := e.room(ctx, t.Size); err != nil {
@@ -206,15 +208,23 @@ func (e *Engine) unpin(ctx context.Context) error {
 	return nil
 }
 
-// deleteAbsent deletes a key that is absent, the first one from key on.
-func (e *Engine) deleteAbsent(ctx context.Context, key []byte) error {
+// writeAgain sets key to the value that it has, or deletes it if it is absent.
+func (e *Engine) writeAgain(ctx context.Context, key []byte) error {
 	for {
-		c := &commit{ctx: ctx, guards: []engine.Pair{{Key: key}}, batch: e.pebbleBatch(&engine.Batch{Deletes: [][]byte{key}}), done: make(chan error, 1)}
-		e.line.join(c)
-		err := e.answer(c, nil)
-		if !errors.Is(err, engine.ErrConflict) {
+		v, err := get(e.db, key)
+		if err != nil {
 			return err
 		}
-		key = engine.Successor(key)
+		b := &engine.Batch{Guards: []engine.Pair{{Key: key, Value: v}}}
+		if v == nil {
+			b.Delete(key)
+		} else {
+			b.Set(key, v)
+		}
+		c := &commit{ctx: ctx, guards: b.Guards, batch: e.pebbleBatch(b), done: make(chan error, 1)}
+		e.line.join(c)
+		if err := e.answer(c, nil); !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
 	}
 }

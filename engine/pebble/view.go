@@ -27,8 +27,8 @@ func newView(db *pebble.DB) *view {
 	return &view{snapshot: db.NewSnapshot(), closed: make(chan struct{})}
 }
 
-// drop closes a view that nobody reads. It takes a lock of Pebble's that can be held for ever
-// once the engine has failed, so no reader may wait for it.
+// drop closes a view that nobody reads. Pebble may wait for its MANIFEST then, for ever once the
+// engine has failed. So nobody waits for drop.
 func (e *Engine) drop(v *view) {
 	_ = v.snapshot.Close() // it returns no error
 	close(v.closed)
@@ -37,24 +37,26 @@ func (e *Engine) drop(v *view) {
 	e.mu.Unlock()
 }
 
-// show lets readers see g, which is durable if it has no error. It returns the view that nobody
-// reads any more, or nil, and why the engine has failed, or nil.
-func (e *Engine) show(g *group) (unread *view, failed error) {
+// show lets readers see g, which is durable if it has no error. It returns why the engine has
+// failed, or nil.
+func (e *Engine) show(g *group) (failed error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch {
-	case g.view == nil:
-	case g.err != nil:
-		unread = g.view
-	default:
-		before := e.shown
-		e.shown, before.old = g.view, true
-		e.old[before] = struct{}{}
-		if before.readers == 0 {
-			unread = before
-		}
+	if g.view == nil {
+		return e.failed
 	}
-	return unread, e.failed
+	before := e.shown
+	if g.err == nil {
+		e.shown = g.view
+	} else {
+		before = g.view // which nobody is to see
+	}
+	before.old = true
+	e.old[before] = struct{}{}
+	if before.readers == 0 {
+		go e.drop(before)
+	}
+	return e.failed
 }
 
 // read runs f with the view that is shown. Readers go on after the engine failed. They read

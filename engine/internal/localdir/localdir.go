@@ -302,7 +302,7 @@ func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ct
 func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
 	d.mu.Lock()
 	l := d.last
-	if l == nil || l.over() && time.Since(l.begun) >= age || !l.over() && age == 0 {
+	if l == nil || l.over() && time.Since(l.begun) >= age { // one that hangs is joined
 		l = &look{begun: time.Now(), done: make(chan struct{})}
 		d.last = l
 		go func() {
