@@ -14,8 +14,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
@@ -49,8 +52,8 @@ type Options struct {
 	ReadOnly bool
 	// Logger receives Badger's messages without their arguments, which can have keys and values. Default: none. Use ignores it.
 	Logger *slog.Logger
-	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly and
-	// SyncWrites as they are. Default: none. Use ignores it.
+	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly,
+	// SyncWrites and NumVersionsToKeep as they are. Default: none. Use ignores it.
 	Configure func(badger.Options) badger.Options
 }
 
@@ -76,7 +79,8 @@ type Engine struct {
 	witness *witness // nil if the database is the host's, or can only be read
 	reading bool     // Options.ReadOnly
 
-	maxBytes, maxOps int64 // of a transaction
+	maxBytes, maxOps int64                         // of a transaction
+	verdict          atomic.Pointer[chan struct{}] // closed when the group that is being committed has failed or not
 
 	queue   chan *request
 	vacuum  chan struct{} // holds a token while a Vacuum runs
@@ -126,8 +130,8 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	if o.Configure != nil {
 		config = o.Configure(config)
 	}
-	if config.Dir != d.Path || config.ReadOnly != o.ReadOnly || config.SyncWrites != (o.Durability == Power) {
-		return nil, errors.New("Options.Configure changed Dir, ReadOnly or SyncWrites")
+	if config.Dir != d.Path || config.ValueDir != d.Path || config.ReadOnly != o.ReadOnly || config.SyncWrites != (o.Durability == Power) || config.NumVersionsToKeep != 1 {
+		return nil, errors.New("Options.Configure changed Dir, ValueDir, ReadOnly, SyncWrites or NumVersionsToKeep")
 	}
 	e := newEngine(o, d)
 	e.own, e.config = true, config
@@ -153,8 +157,11 @@ func Use(db *badger.DB, prefix []byte, o *Options) (*Engine, error) {
 	if err := caught(func() error { return db.Update(func(*badger.Txn) error { return nothing }) }); !errors.Is(err, nothing) {
 		return nil, fmt.Errorf("%w: the database can't be used: %w", engine.ErrInvalid, err) // it is managed, or closed
 	}
+	if db.Opts().NumVersionsToKeep != 1 {
+		return nil, fmt.Errorf("%w: the database keeps %d versions of a value, and a removed one is to go", engine.ErrInvalid, db.Opts().NumVersionsToKeep)
+	}
 	e := newEngine(o, &localdir.Dir{Path: db.Opts().Dir})
-	e.db, e.config, e.prefix = db, db.Opts(), bytes.Clone(prefix)
+	e.db, e.config, e.prefix, e.reading = db, db.Opts(), bytes.Clone(prefix), db.Opts().ReadOnly
 	if err := e.fits(); err != nil {
 		return nil, err
 	}
@@ -229,15 +236,21 @@ func openDB(config badger.Options) (db *badger.DB, err error) {
 		return nil, err
 	}
 	err = caught(func() (err error) { db, err = badger.Open(config); return err })
-	switch {
-	case err == nil:
+	if err == nil {
 		return db, nil
-	case localdir.Short(err), errors.Is(err, engine.ErrCorrupt):
-		return nil, err
-	case config.ReadOnly && strings.Contains(err.Error(), badger.ErrTruncateNeeded.Error()): // Badger does not wrap it
-		return nil, errors.New("a process that had it open was killed: open it for changes first")
 	}
-	return nil, fmt.Errorf("%w: badger: %s", engine.ErrCorrupt, firstLine(err)) // it gives its errors no type
+	says := func(e error) bool { return strings.Contains(err.Error(), e.Error()) } // Badger wraps no error
+	switch {
+	case errors.Is(err, engine.ErrCorrupt):
+		return nil, err
+	case config.ReadOnly && (says(badger.ErrTruncateNeeded) || says(errors.New("Create a new file"))):
+		return nil, errors.New("a process that had it open was killed: open it for changes first")
+	case slices.ContainsFunc([]error{syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE}, says):
+		return nil, fmt.Errorf("%w: badger: %s", engine.ErrNoSpace, firstLine(err))
+	case slices.ContainsFunc([]error{syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EIO, syscall.ENOMEM}, says):
+		return nil, fmt.Errorf("badger: %s", firstLine(err))
+	}
+	return nil, fmt.Errorf("%w: badger: %s", engine.ErrCorrupt, firstLine(err))
 }
 
 func removeEmptyLogs(config badger.Options) error {
@@ -337,7 +350,12 @@ func (l redacted) Debugf(string, ...any)       {}
 // caught runs f and makes a panic of Badger's an error.
 func caught(f func() error) (err error) {
 	defer func() {
-		if r := recover(); r != nil {
+		r := recover()
+		switch {
+		case r == nil:
+		case strings.Contains(fmt.Sprint(r), badger.ErrDBClosed.Error()):
+			err = badger.ErrDBClosed
+		default:
 			err = fmt.Errorf("%w: badger panics: %s", engine.ErrCorrupt, firstLine(fmt.Errorf("%v", r)))
 		}
 	}()

@@ -73,7 +73,7 @@ func (e *Engine) checkSpace(ctx context.Context, b *engine.Batch) error {
 	}
 	err := e.dir.Need(ctx, e.minFree)
 	if err != nil && b.Reclaim {
-		err = e.dir.NeedNow(ctx, localdir.Resources{Bytes: reserveBytes, Files: minFiles})
+		err = e.dir.NeedNow(ctx, localdir.Resources{Bytes: reserveBytes, Inodes: 100, Files: minFiles})
 	}
 	return err
 }
@@ -123,9 +123,11 @@ const conflicts = 100
 // commit applies the batches of group in their order as one transaction, and answers them when it is durable.
 func (e *Engine) commit(group []*request) {
 	verdicts := make([]error, len(group))
+	verdict := make(chan struct{})
+	e.verdict.Store(&verdict)
 	err := e.failure()
 	for n := 0; err == nil; n++ {
-		err = caught(func() error { return e.transact(group, verdicts) })
+		err = mapped(caught(func() error { return e.transact(group, verdicts) }))
 		if !errors.Is(err, badger.ErrConflict) {
 			break
 		}
@@ -136,6 +138,7 @@ func (e *Engine) commit(group []*request) {
 	if errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrUnknown) {
 		e.fail(err)
 	}
+	close(verdict)
 	for i, r := range group {
 		if err != nil {
 			verdicts[i] = err

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -374,5 +375,86 @@ func TestADatabaseThatCanNotServeIsRefused(t *testing.T) {
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// With Process the last groups can go with the power, and then what the witness knows of them says nothing, now and later.
+func TestAWitnessOfAnotherRunOfTheMachineSaysNothing(t *testing.T) {
+	dir, acked := filled(t)
+	name := filepath.Join(dir, "turnstone.witness")
+	for _, synced := range []byte{0, 1} {
+		head := binary.LittleEndian.AppendUint64(nil, 1<<40) // groups, far more than there are
+		head = binary.LittleEndian.AppendUint64(head, 1)     // a run of the machine
+		head = append(head, synced)
+		head = binary.LittleEndian.AppendUint32(head, crc32.Checksum(head, crc32.MakeTable(crc32.Castagnoli)))
+		change(t, name, func([]byte) []byte { return head })
+		for range 2 {
+			e, err := badger.Open(dir, nil)
+			if synced == 1 {
+				if !errors.Is(err, engine.ErrCorrupt) {
+					t.Errorf("groups that were synced are missing: %v", err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// A file that is none of Badger's does not matter.
+func TestAForeignFileBesideTheStoreIsNoDamage(t *testing.T) {
+	dir, acked := filled(t)
+	if err := os.WriteFile(filepath.Join(dir, ".DS_Store"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := badger.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A call that waits while the engine is closed is refused, and finds no damage.
+func TestCallsBesideCloseAreRefused(t *testing.T) {
+	for range 20 {
+		e, err := badger.Open(t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for w := range uint64(6) {
+			wg.Go(func() {
+				for n := uint64(0); ; n++ {
+					var err error
+					if w%2 == 0 {
+						err = e.Apply(context.Background(), batch(w<<32|n))
+					} else {
+						for _, err = range e.Scan(context.Background(), engine.Range{}) {
+							if err != nil {
+								break
+							}
+						}
+					}
+					if err != nil {
+						if !errors.Is(err, engine.ErrClosed) {
+							t.Errorf("beside Close: %v", err)
+						}
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(5 * time.Millisecond)
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
 	}
 }

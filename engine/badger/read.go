@@ -20,20 +20,37 @@ const (
 
 // view runs f in a transaction that only reads. It begins when the group that is being committed is durable, and sees it.
 func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
-	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
+	if err := ctx.Err(); err != nil {
 		return err
+	}
+	verdict, err := e.transaction(f)
+	if err != nil {
+		return mapped(err)
+	}
+	if verdict != nil {
+		<-*verdict // Badger shows a group whose sync failed before it says that
+	}
+	return e.failure()
+}
+
+// transaction runs f in a transaction that only reads, and returns what is closed when the group that was committed
+// meanwhile has its verdict.
+func (e *Engine) transaction(f func(*badger.Txn) error) (verdict *chan struct{}, err error) {
+	if err := e.usable(); err != nil { // also before waiting: the zero Engine has no lock to wait for
+		return nil, err
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	err := caught(func() error {
+	if err := e.usable(); err != nil {
+		return nil, err
+	}
+	err = caught(func() error {
 		txn := e.db.NewTransaction(false)
 		defer txn.Discard()
+		verdict = e.verdict.Load()
 		return f(txn)
 	})
-	if failed := e.usable(); failed != nil && err == nil {
-		return failed // after a failed sync Badger shows what is not durable
-	}
-	return mapped(err)
+	return verdict, err
 }
 
 // mapped gives the errors of Badger the engine's names.
@@ -43,6 +60,8 @@ func mapped(err error) error {
 		return nil
 	case errors.Is(err, badger.ErrDBClosed):
 		return fmt.Errorf("%w: badger: %w", engine.ErrClosed, err)
+	case errors.Is(err, badger.ErrRejected):
+		return fmt.Errorf("%w: badger: %w", engine.ErrUnavailable, err) // the host's own call is in the way
 	case localdir.Short(err):
 		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
 	}
@@ -152,6 +171,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
+	if err := e.room(ctx); err != nil {
+		return err
+	}
 	return mapped(caught(func() error {
 		if err := e.db.Flatten(1); err != nil {
 			return fmt.Errorf("engine: badger flatten: %s", firstLine(err))
@@ -159,7 +181,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 		for {
 			err := e.db.RunValueLogGC(0.5)
 			if err == nil {
-				err = ctx.Err()
+				err = errors.Join(ctx.Err(), e.usable())
 			} else if errors.Is(err, badger.ErrNoRewrite) || errors.Is(err, badger.ErrGCInMemoryMode) {
 				return nil
 			}
@@ -173,18 +195,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 // reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes. When it opens,
 // no transaction can see what was removed before, and so it is dropped when level 0 is compacted.
 func (e *Engine) reopen(ctx context.Context) error {
-	e.mu.RLock()
-	lsm, _ := e.db.Size()
-	e.mu.RUnlock()
-	need := e.minFree
-	need.Bytes = max(reserveBytes, 2*uint64(lsm))
-	// A compaction that can't create a file deletes its input all the same.
-	if err := e.dir.NeedNow(ctx, need); err != nil {
-		return err
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.usable(); err != nil {
+	if err := errors.Join(e.usable(), e.room(ctx)); err != nil {
 		return err
 	}
 	for _, config := range []badger.Options{e.config.WithCompactL0OnClose(true), e.config} {
@@ -200,4 +213,18 @@ func (e *Engine) reopen(ctx context.Context) error {
 		e.db = db
 	}
 	return localdir.Private(e.dir.Path)
+}
+
+// room returns an error if a vacuum could find no space, inode or descriptor: a compaction of Badger's that can't create a
+// file deletes its input all the same, and a full disk ends the process. The caller holds mu.
+func (e *Engine) room(ctx context.Context) error {
+	if e.config.InMemory {
+		return nil
+	}
+	need := e.minFree
+	need.Bytes = reserveBytes
+	for _, t := range e.db.Tables() {
+		need.Bytes += 2 * uint64(t.OnDiskSize)
+	}
+	return e.dir.NeedNow(ctx, need)
 }

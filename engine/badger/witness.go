@@ -86,6 +86,15 @@ func readWitness(dir string) (*witness, error) {
 	return w, err
 }
 
+// ofBadger reports whether a file is one whose content Badger needs.
+func ofBadger(name string) bool {
+	switch filepath.Ext(name) {
+	case ".sst", ".vlog", ".mem":
+		return true
+	}
+	return name == badger.ManifestFilename || name == badger.KeyRegistryFileName
+}
+
 // describe returns the names and lengths of Badger's files, and the checksum of MANIFEST.
 func describe(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
@@ -94,7 +103,7 @@ func describe(dir string) (string, error) {
 	}
 	var b strings.Builder
 	for _, d := range entries {
-		if strings.HasPrefix(d.Name(), "turnstone.") || d.Name() == "LOCK" {
+		if !ofBadger(d.Name()) {
 			continue
 		}
 		info, err := d.Info()
@@ -160,6 +169,12 @@ func (w *witness) end(dir string) error {
 	if err != nil {
 		return err
 	}
+	for line := range strings.Lines(files) { // Badger does not sync the last change of a file's length
+		name, _, _ := strings.Cut(line, " ")
+		if err := localdir.Sync(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
 	if _, err := w.file.WriteAt(append(w.head(), summed([]byte(files))...), 0); err != nil {
 		return err
 	}
@@ -187,7 +202,7 @@ func (e *Engine) missing(seen *witness) error {
 		return err
 	}
 	if e.witness != nil {
-		e.witness.group = max(have, seen.group)
+		e.witness.group = have
 	}
 	if have < seen.group && (seen.synced || seen.boot != 0 && seen.boot == localdir.Boot()) {
 		return fmt.Errorf("%w: acknowledged batches are missing: %d groups of %d are there", engine.ErrCorrupt, have, seen.group)

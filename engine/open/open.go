@@ -27,7 +27,7 @@ var ErrURL = errors.New("open: unknown store URL")
 // engines' defaults.
 type Options struct {
 	// MinFreeBytes is the free disk space below which new data is refused.
-	// Reading and what reclaims space need none.
+	// Reading and what reclaims space need none, or little on Badger (docs/engines.md).
 	// If another process has the store open already, its limit holds.
 	MinFreeBytes uint64
 	// Exclusive opens the store for this process alone. Otherwise other processes can use it at the same
