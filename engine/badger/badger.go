@@ -239,11 +239,12 @@ func openDB(config badger.Options) (db *badger.DB, err error) {
 	if err == nil {
 		return db, nil
 	}
-	says := func(e error) bool { return strings.Contains(err.Error(), e.Error()) } // Badger wraps no error
+	has := func(text string) bool { return strings.Contains(err.Error(), text) } // Badger wraps no error
+	says := func(e error) bool { return has(e.Error()) }
 	switch {
 	case errors.Is(err, engine.ErrCorrupt):
 		return nil, err
-	case config.ReadOnly && (says(badger.ErrTruncateNeeded) || says(errors.New("Create a new file"))):
+	case config.ReadOnly && (says(badger.ErrTruncateNeeded) || has("Create a new file")):
 		return nil, errors.New("a process that had it open was killed: open it for changes first")
 	case slices.ContainsFunc([]error{syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE}, says):
 		return nil, fmt.Errorf("%w: badger: %s", engine.ErrNoSpace, firstLine(err))
