@@ -117,6 +117,7 @@ type Engine struct {
 	mu      sync.Mutex         // guards what follows
 	shown   *view              // what readers see
 	old     map[*view]struct{} // views from before that are not closed
+	unread  []*view            // those of them that nobody reads
 	failed  error              // what Apply returns after a failure
 	cause   error              // why it failed
 	trouble chan struct{}      // closed, and made anew, when Pebble finds no space

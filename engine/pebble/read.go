@@ -156,6 +156,7 @@ func (e *Engine) tidy(start, end []byte) {
 	go func() {
 		defer e.tidying.Store(false)
 		begun := time.Now()
+		e.drop(e.takeUnread()...)                                                         // what an old view shows can't go
 		_ = recovered(func() error { return e.db.Compact(e.closing, start, end, false) }) // a failure stops the engine by itself
 		took := time.Since(begun)
 		e.leave()

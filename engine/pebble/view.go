@@ -27,14 +27,29 @@ func newView(db *pebble.DB) *view {
 	return &view{snapshot: db.NewSnapshot(), closed: make(chan struct{})}
 }
 
-// drop closes a view that nobody reads. Pebble may wait for its MANIFEST then, for ever once the
+// manyUnread is how many views that nobody reads are closed together: a goroutine for each of them
+// costs a writer who is alone a twelfth of its commits.
+const manyUnread = 16
+
+// drop closes views that nobody reads. Pebble may wait for its MANIFEST then, for ever once the
 // engine has failed. So nobody waits for drop.
-func (e *Engine) drop(v *view) {
-	_ = v.snapshot.Close() // it returns no error
-	close(v.closed)
+func (e *Engine) drop(views ...*view) {
+	for _, v := range views {
+		_ = v.snapshot.Close() // it returns no error
+		close(v.closed)
+		e.mu.Lock()
+		delete(e.old, v)
+		e.mu.Unlock()
+	}
+}
+
+// takeUnread returns the views that wait to be closed; the caller drops them.
+func (e *Engine) takeUnread() []*view {
 	e.mu.Lock()
-	delete(e.old, v)
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	views := e.unread
+	e.unread = nil
+	return views
 }
 
 // show lets readers see g, which is durable if it has no error. It returns why the engine has
@@ -54,7 +69,11 @@ func (e *Engine) show(g *group) (failed error) {
 	before.old = true
 	e.old[before] = struct{}{}
 	if before.readers == 0 {
-		go e.drop(before)
+		e.unread = append(e.unread, before)
+	}
+	if len(e.unread) >= manyUnread {
+		go e.drop(e.unread...)
+		e.unread = nil
 	}
 	return e.failed
 }
@@ -86,6 +105,7 @@ func (e *Engine) read(ctx context.Context, f func(*pebble.Snapshot) error) error
 
 // awaitReaders waits until nobody can read what was removed before the view that is shown now.
 func (e *Engine) awaitReaders(ctx context.Context) error {
+	go e.drop(e.takeUnread()...)
 	e.mu.Lock()
 	var before []*view
 	for v := range e.old {
