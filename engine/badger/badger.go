@@ -48,12 +48,13 @@ type Options struct {
 	// reclaim. Default 128 MiB: Badger maps files that have no blocks yet, and a full disk ends the process with SIGBUS.
 	MinFreeBytes uint64
 	// ReadOnly opens an existing store that no process has open. Apply and Vacuum fail with engine.ErrReadOnly.
-	// Badger refuses to open a store so if a process that had it open was killed. Use ignores it.
+	// Badger can't open a store for reading after a process that had it open was killed. Use ignores this field.
 	ReadOnly bool
-	// Logger receives Badger's messages without their arguments, which can have keys and values. Default: none. Use ignores it.
+	// Logger receives the fixed text of Badger's messages. The driver leaves their arguments out, because they can contain
+	// keys and values. Nil means no logger. Use ignores this field.
 	Logger *slog.Logger
 	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly,
-	// SyncWrites and NumVersionsToKeep as they are. Default: none. Use ignores it.
+	// SyncWrites and NumVersionsToKeep as they are. Nil changes nothing. Use ignores this field.
 	Configure func(badger.Options) badger.Options
 }
 
@@ -142,10 +143,12 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	return e, nil
 }
 
-// Use returns a store whose keys begin with prefix, in a database that the host has open and goes on to use. At most one
-// Engine may use a prefix at a time, and nobody else may write keys that begin with it. Close leaves db open; the host
-// closes the engine first. Options of db decide what its files survive. Vacuum calls Flatten and RunValueLogGC of db,
-// which concern all its keys, and what was removed stays in the memtable and the log until Badger flushes them.
+// Use returns an engine in db, a database that the host has opened and goes on to use. All keys of the engine begin with
+// prefix. Only one Engine may use a prefix at a time, and nobody else may write keys that begin with the prefix. Close
+// leaves db open, so the host closes the engine before it closes db. Vacuum calls db.Flatten and db.RunValueLogGC, which
+// work on all keys of db. Removed values stay in Badger's memtable and log until Badger flushes them. Use fails with
+// engine.ErrInvalid if db is managed, closed, keeps several versions of a value, does not sync its writes (unless the
+// durability is Process), or has memtables that are too small for the largest batch.
 func Use(db *badger.DB, prefix []byte, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}

@@ -18,7 +18,7 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// hosted is an engine in a database of the host's, which is closed after it.
+// A hosted engine uses the host's database. Close closes the engine first and then the database.
 type hosted struct {
 	*badger.Engine
 	db *db.DB

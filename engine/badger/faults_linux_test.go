@@ -46,7 +46,7 @@ func TestASyncOfTheLogThatFails(t *testing.T) {
 	}
 }
 
-// What docs/engines.md says that Badger does not survive: a test fails here when Badger becomes better.
+// Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestASyncOfTheManifestThatFails(t *testing.T) {
 	testscale.Slow(t)
 	dir := t.TempDir() + "/store"
@@ -110,7 +110,7 @@ func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
 	}
 }
 
-// What docs/engines.md says that Badger does not survive.
+// Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestAFullDiskEndsTheProcess(t *testing.T) {
 	testscale.Slow(t)
 	dir := disk(t, 100)

@@ -222,7 +222,7 @@ func filled(t *testing.T) (dir string, acked []uint64) {
 	return dir, acked
 }
 
-// What docs/engines.md says is noticed.
+// The driver's witness notices this damage (docs/engines.md).
 func TestDamageThatTheWitnessTells(t *testing.T) {
 	closed, acked := filled(t)
 	killed := t.TempDir() + "/store"
@@ -267,7 +267,7 @@ func TestDamageThatTheWitnessTells(t *testing.T) {
 	}
 }
 
-// What docs/engines.md says is not noticed: a test fails here when Badger becomes better.
+// Nobody notices this damage (docs/engines.md). The test fails when a new version of Badger does.
 func TestDamageThatBadgerDoesNotTell(t *testing.T) {
 	dir, acked := filled(t)
 	silent := 0

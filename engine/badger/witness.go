@@ -25,7 +25,7 @@ import (
 //
 // Each group of batches has a number, which stands in the database, too. The witness is written, and not synced, when the
 // group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
-// process ended; after a loss of power the disk may have an older witness, which is as true. When the store was closed, files
+// process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
 // has the name and length of each file of Badger's, a line for each, and the checksum of MANIFEST; otherwise it is not there.
 // A part whose checksum does not match says nothing, because a loss of power can leave it half written.
 type witness struct {
@@ -153,7 +153,7 @@ func (w *witness) begin(dir string, synced bool) (*witness, error) {
 	return &witness{group: w.group, boot: localdir.Boot(), synced: synced, file: f}, nil
 }
 
-// write writes the number of the last group, if there is a witness. If it can't, an older one stands, which is as true.
+// write writes the number of the last group, if there is a witness. If the write fails, the file keeps an older witness, whose claim still holds.
 func (w *witness) write() {
 	if w != nil {
 		_, _ = w.file.WriteAt(w.head(), 0)

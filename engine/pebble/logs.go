@@ -20,10 +20,10 @@ import (
 // Batches have numbers (Pebble's sequence numbers). All below durable were synced
 // when the batch was written. Those from start on are in the same log. Where a log
 // becomes unreadable before batch n, and a promise behind that place says that n
-// was durable, the log is damaged. If no promise does, and the witness does not know of
-// it, it may be a torn end. (Pebble writes into each chunk how far the log was synced, too.
-// But it counts only what was the newest block at each sync, and looks only behind the block
-// that can't be read.)
+// was durable, the log is damaged. The log has a torn end if no promise and no witness says that
+// batch n was durable. Pebble has a check of its own: it writes into each chunk how far the log was
+// synced. That check is too weak here, because Pebble counts only the newest block of each sync, and
+// because it looks only at blocks after the unreadable one.
 type promise struct{ start, durable uint64 }
 
 const (

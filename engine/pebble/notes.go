@@ -59,7 +59,7 @@ const maxLogs = 24
 
 // A witness says how far the newest log was written. It follows each sync of the log, before the
 // batches are acknowledged, and is not synced itself: it survives the end of the process. After a
-// loss of power the disk may have an older one, which is as true.
+// loss of power the disk may hold an older witness, whose claim still holds.
 type witness struct {
 	log    begun
 	size   int64

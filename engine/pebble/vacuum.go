@@ -19,9 +19,9 @@ const vacuumBytes = 128 << 20
 // Vacuum implements engine.Engine: it flushes and compacts the whole key space, range by range,
 // and returns when the files that held removed pairs are gone; for that it waits for readers
 // that began before. Pebble's MANIFEST goes on naming the first and last keys of removed files.
-// Vacuum needs about 128 MiB of free space at a time, or as much as the tables above the last
-// level take. When its context ends, the compactions under way go on, and Close waits for them.
-// A Vacuum that was interrupted has compacted the ranges before, which the next one passes over.
+// Each range needs about 128 MiB of free space. The first range needs as much as all tables above
+// the last level take, if that is more. When the context ends, the compactions under way go on, and
+// Close waits for them. A later Vacuum passes over the ranges that an interrupted one has compacted.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if e.db == nil {
 		return engine.ErrClosed

@@ -8,9 +8,9 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// A view is a snapshot of the store. Readers share the view of the last group that is durable,
-// so they never wait for a sync, and never see a batch that a loss of power could take away. The
-// committer takes a snapshot after each group, and the syncer shows it when the group is durable:
+// A view is a snapshot of the store. Readers share the view of the last durable group. So a reader
+// never waits for a sync, and never sees a batch that a loss of power could take away. The
+// committer takes a snapshot after each group. The syncer shows it when the group is durable:
 //
 //	committer   | group 1, view 1 | group 2, view 2 | group 3, view 3 |
 //	syncer                          | sync 1, show view 1 | sync 2 and 3, show view 3 |
