@@ -55,8 +55,8 @@ type Engine interface {
 
 	// Vacuum gives the space of removed pairs back and leaves no removed value
 	// behind in the driver's files. Other calls go on meanwhile. Where the files
-	// are a server's, it does what the server offers, and the driver says what
-	// is left in them.
+	// are a server's, or Badger's, it does what that database offers, and the
+	// driver's documentation says what can be left in them.
 	Vacuum(ctx context.Context) error
 
 	// Limits returns what one Apply accepts. It is constant.
