@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
@@ -36,11 +37,11 @@ type Options struct {
 	InlineBytes int
 	// NoAutoSeal leaves sealing to calls of Seal.
 	NoAutoSeal bool
-	// CacheBytes bounds what is kept in memory. Half of it is for the contents of
-	// checkpoint parts, so that the next version can be stored as a delta: a part
-	// whose last version is not at hand is stored whole; a sixteenth of this half is for small
-	// records. The other half is for histories that were read. Default 64 MiB.
-	CacheBytes int
+	// Memory is what the store keeps in memory, together with all that is opened with the same one. Half
+	// is for the contents of checkpoint parts, so that the next version can be stored as a delta: a part
+	// whose last version is not at hand is stored whole. Half is for histories that were read.
+	// Default: the process's own, 96 MiB.
+	Memory *engine.Memory
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.
 	MustExist bool

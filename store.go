@@ -14,6 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
@@ -71,7 +72,6 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	}
 	s.opts.SealBytes = cmp.Or(s.opts.SealBytes, 192<<10)
 	s.opts.InlineBytes = cmp.Or(s.opts.InlineBytes, 128<<10)
-	s.opts.CacheBytes = cmp.Or(s.opts.CacheBytes, 64<<20)
 	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
 	s.opts.PollEvery = cmp.Or(s.opts.PollEvery, 500*time.Millisecond)
 	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
@@ -87,7 +87,6 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	c.positive("SealBytes", int64(s.opts.SealBytes))
 	c.limit("seal bytes", s.opts.SealBytes, MaxSeal)
 	c.positive("InlineBytes", int64(s.opts.InlineBytes))
-	c.positive("CacheBytes", int64(s.opts.CacheBytes))
 	c.positive("UploadTTL", int64(s.opts.UploadTTL))
 	c.positive("PollEvery", int64(s.opts.PollEvery))
 	if c.err != nil {
@@ -100,17 +99,18 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.histories = namespace.Histories(s.engine, &s.record).WithCache(s.opts.CacheBytes / 2)
+	shares := cache.Of(s.opts.Memory)
+	s.histories = namespace.Histories(s.engine, &s.record).WithCache(shares)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
-		Store: s.histories, Bases: commit.NewBases(s.opts.CacheBytes/2 - s.opts.CacheBytes/32), Met: commit.NewMet(), Recent: commit.NewRecent(s.opts.CacheBytes / 32), Inline: s.opts.InlineBytes,
+		Store: s.histories, Bases: commit.NewBases(shares.Bases), Met: commit.NewMet(), Recent: commit.NewRecent(shares.Recent), Inline: s.opts.InlineBytes,
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
 	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Labels: MaxLabels}}
 	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.sealing = seal.NewQueue(s.ctx)
+	s.sealing = seal.NewQueue(s.ctx, shares.Seal)
 	return s, nil
 }
 
@@ -125,6 +125,9 @@ func (s *Store) Close() error {
 	s.closing.Unlock()
 	s.sealing.Wait()
 	s.background.Wait()
+	s.histories.Clear()
+	s.commits.Bases.Clear()
+	s.commits.Recent.Clear()
 	return nil
 }
 

@@ -142,7 +142,7 @@ func TestI2_AnyRevisionIsForCommitsOnly(t *testing.T) {
 }
 
 func TestI3_OptionsOutOfRangeAreRefused(t *testing.T) {
-	for _, o := range []turnstone.Options{{SealBytes: -1}, {CacheBytes: -1}, {UploadTTL: -1}, {PollEvery: -1}, {Namespace: "\xff"}} {
+	for _, o := range []turnstone.Options{{SealBytes: -1}, {UploadTTL: -1}, {PollEvery: -1}, {Namespace: "\xff"}} {
 		e := memory.New()
 		if _, err := turnstone.Open(ctx, e, &o); !errors.Is(err, turnstone.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)

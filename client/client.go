@@ -33,6 +33,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -47,6 +48,9 @@ type Options struct {
 	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10 seconds, at most 30: so long a server
 	// remembers what it did for sure.
 	Patience time.Duration
+	// Memory is what the client keeps in memory, together with all that is opened with the same one: the last large commits, from
+	// which the next are sent as differences. Default: the process's own, 96 MiB.
+	Memory *engine.Memory
 }
 
 var errSilent = errors.New("client: the server does not answer")
@@ -63,7 +67,7 @@ type Client struct {
 	base   string
 	http   *http.Client
 	server atomic.Pointer[string] // the id of the process that served last
-	bases  *bases
+	bases  *bases                 // shared with the process's other stores and clients
 	ended  context.Context
 	end    context.CancelFunc
 }
@@ -73,11 +77,12 @@ var _ turnstone.Factory = (*Client)(nil)
 // Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
 // if no server answers, and if the server does not know the token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
-	c := &Client{bases: newBases()}
+	c := &Client{}
 	if o != nil {
 		c.o = *o
 	}
 	c.o.Patience = cmp.Or(c.o.Patience, 10*time.Second)
+	c.bases = cache.New[wire.Target, base](cache.Of(c.o.Memory).Bases)
 	if c.o.Patience < 0 || c.o.Patience > maxPatience {
 		return nil, fmt.Errorf("client: Patience is %v, want up to %v", c.o.Patience, maxPatience)
 	}

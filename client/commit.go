@@ -12,12 +12,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-const (
-	// leastBase is how many bytes a body has at least for the next one to be sent as its difference from it.
-	leastBase = 8 << 10
-	// rememberBases is how many bytes of bodies a client keeps for that.
-	rememberBases = 64 << 20
-)
+// leastBase is how many bytes a body has at least for the next one to be sent as its difference from it.
+const leastBase = 8 << 10
 
 // bases are the bodies of the last commits, by their sessions.
 type bases = cache.Cache[wire.Target, base]
@@ -27,8 +23,6 @@ type base struct {
 	id   string
 	body []byte
 }
-
-func newBases() *bases { return cache.New[wire.Target, base](rememberBases) }
 
 // commit makes a commit. If it is large, it is sent as its difference from the last one of the session, and whole if the server does not have that one any more.
 func (c *Client) commit(ctx context.Context, in *wire.CommitRequest) (*turnstone.Result, error) {

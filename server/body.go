@@ -12,10 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// rememberBodies is how many bytes of bodies are remembered, of which those of later requests may be differences.
-const rememberBodies = 64 << 20
-
-// bodies are those of writes, by the ids that callers gave these.
+// bodies are those of writes, by the ids that callers gave these. Those of later requests may be differences from them.
 type bodies = cache.Cache[writeID, []byte]
 
 // A body is that of a request.

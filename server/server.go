@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
@@ -33,6 +34,9 @@ type Options struct {
 	Tokens func(token string) (Grant, bool)
 	// TLS, if set, makes Serve speak TLS.
 	TLS *tls.Config
+	// Memory is what the server keeps in memory, together with all that is opened with the same one: the last large commits, from which
+	// the next can be differences. Default: the process's own, 96 MiB.
+	Memory *engine.Memory
 	// MaxRequestBytes is how long the body of a request may be, but for that of an upload. Default 128 MiB.
 	MaxRequestBytes int64
 	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
@@ -101,7 +105,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("server: an option is negative")
 	}
 	s := &Server{
-		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](rememberBodies), metrics: newMetrics(),
+		o: o, id: rand.Text(), seed: maphash.MakeSeed(), limits: newLimits(&o), writes: newWrites(), bodies: cache.New[writeID, []byte](cache.Of(o.Memory).Bases), metrics: newMetrics(),
 		stopping: make(chan struct{}), spaces: map[string]*space{},
 	}
 	s.uploads = newUploads(s)

@@ -156,7 +156,8 @@ func (a *app) globalFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
 	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
-	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 128MiB (64MiB with Pebble)")
+	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 64MiB (128MiB on Badger)")
+	flags.Var(memoryFlag{&a.options.Memory}, "memory", "what to keep in memory for speed, at least 32MiB; default 96MiB")
 	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open and does not share")
 }
 
@@ -348,7 +349,7 @@ func closeEngine(e engine.Engine, err error) error {
 // that process to end.
 func (a *app) open(ctx context.Context) (engine.Engine, error) {
 	for deadline := time.Now().Add(a.wait); ; {
-		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree), ReadOnly: a.onlyRead})
+		e, err := open.Open(ctx, a.url, &open.Options{MinFreeBytes: uint64(a.minFree), Memory: a.options.Memory, ReadOnly: a.onlyRead})
 		var held *engine.LockedError
 		if !errors.As(err, &held) || time.Now().After(deadline) {
 			return e, err

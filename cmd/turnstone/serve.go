@@ -85,7 +85,7 @@ func (a *app) token() *cobra.Command {
 
 // runServe serves the store until ctx ends.
 func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err error) {
-	o := server.Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o := server.Options{Memory: a.options.Memory, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	address, err := a.check(s)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (a *app) runServe(ctx context.Context, out io.Writer, s *serving) (err erro
 	o.Open = func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error) {
 		return a.namespace(ctx, e, namespace, mustExist, s.maintain)
 	}
-	first, err := turnstone.Open(ctx, e, &turnstone.Options{}) // A store that can't be served is refused now.
+	first, err := turnstone.Open(ctx, e, &turnstone.Options{Memory: a.options.Memory}) // A store that can't be served is refused now.
 	if err != nil {
 		return err
 	}

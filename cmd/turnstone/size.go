@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/turnstonedb/turnstone/engine"
 
 	"github.com/dustin/go-humanize"
 )
@@ -32,6 +35,29 @@ func (s *byteSize) Set(text string) error {
 
 // Type implements pflag.Value.
 func (s *byteSize) Type() string { return "size" }
+
+// A memoryFlag is the value of a flag that takes the size of a Memory.
+type memoryFlag struct{ to **engine.Memory }
+
+func (m memoryFlag) String() string {
+	if m.to == nil || *m.to == nil {
+		return ""
+	}
+	return humanize.IBytes(uint64((*m.to).Bytes()))
+}
+
+// Set implements pflag.Value.
+func (m memoryFlag) Set(text string) error {
+	n, err := humanize.ParseBytes(text)
+	if err != nil || n < engine.MinMemory || n > math.MaxInt {
+		return fmt.Errorf("want a size of at least 32MiB")
+	}
+	*m.to = engine.NewMemory(int(n))
+	return nil
+}
+
+// Type implements pflag.Value.
+func (m memoryFlag) Type() string { return "size" }
 
 // An age is the value of a flag that takes a time such as 36h or 30d: days have 24 hours.
 type age time.Duration

@@ -53,6 +53,9 @@ type Options struct {
 	// Logger receives the fixed text of Badger's messages. The driver leaves their arguments out, because they can contain
 	// keys and values. Nil means no logger. Use ignores this field.
 	Logger *slog.Logger
+	// Memory is what the stores that use the engine keep in memory, less two memtables of 16 MiB. It does not bound what Badger
+	// takes beside those, which can be several hundred megabytes while it compacts. Default: the process's own. Use ignores this field.
+	Memory *engine.Memory
 	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly,
 	// SyncWrites and NumVersionsToKeep as they are. Nil changes nothing. Use ignores this field.
 	Configure func(badger.Options) badger.Options
@@ -71,14 +74,15 @@ const (
 
 // Engine is a store in a Badger database. The zero Engine is a closed one.
 type Engine struct {
-	dir     *localdir.Dir
-	prefix  []byte // of all keys in the database
-	config  badger.Options
-	own     bool // Open has opened the database, and Close closes it
-	sync    bool // acknowledged batches survive a loss of power
-	minFree localdir.Resources
-	witness *witness // nil if the database is the host's, or can only be read
-	reading bool     // Options.ReadOnly
+	dir      *localdir.Dir
+	prefix   []byte // of all keys in the database
+	config   badger.Options
+	giveBack func() // its part of Options.Memory
+	own      bool   // Open has opened the database, and Close closes it
+	sync     bool   // acknowledged batches survive a loss of power
+	minFree  localdir.Resources
+	witness  *witness // nil if the database is the host's, or can only be read
+	reading  bool     // Options.ReadOnly
 
 	maxBytes, maxOps int64                         // of a transaction
 	verdict          atomic.Pointer[chan struct{}] // closed when the group that is being committed has failed or not
@@ -139,6 +143,7 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	if err := e.openOwn(o); err != nil {
 		return nil, err
 	}
+	e.giveBack = o.Memory.Take(2 * memTableSize)
 	go e.commitLoop()
 	return e, nil
 }
@@ -331,6 +336,7 @@ func (e *Engine) closeWhenUnused() error {
 		return nil
 	}
 	err := caught(e.db.Close)
+	e.giveBack()
 	if err == nil && e.failure() == nil {
 		err = e.witness.end(e.dir.Path)
 	}

@@ -30,6 +30,8 @@ type Options struct {
 	// Reading and what reclaims space need none, or little on Badger (docs/engines.md).
 	// If another process has the store open already, its limit holds.
 	MinFreeBytes uint64
+	// Memory is what the engine keeps in memory, together with all that is opened with the same one. Default: the process's own.
+	Memory *engine.Memory
 	// Exclusive opens the store for this process alone. Otherwise other processes can use it at the same
 	// time: see package shared.
 	Exclusive bool
@@ -88,13 +90,13 @@ func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
 		return nil, err
 	}
 	if scheme == "badger" {
-		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
+		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly})
 		if err != nil {
 			return nil, err
 		}
 		return e, nil
 	}
-	e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, ReadOnly: o.ReadOnly})
+	e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly})
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,9 @@ type Options struct {
 	// MinFreeBytes is the free disk space below which Apply fails with
 	// engine.ErrNoSpace, except for batches that reclaim. Default 64 MiB.
 	MinFreeBytes uint64
+	// Memory is what the engine's memtables and blocks are part of: a quarter of it, and up to three memtables of 8 MiB more while
+	// tables can't be written as fast as batches come. Default: the process's own.
+	Memory *engine.Memory
 	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory, which may be on a
 	// medium that can't be written. Several processes can read a store at once, but none can open it otherwise
 	// meanwhile. Apply and Vacuum fail with engine.ErrReadOnly. What a process that was killed has written last is
@@ -77,7 +80,6 @@ type Options struct {
 const (
 	memTableSize = 8 << 20
 	maxMemTables = 4
-	cacheSize    = 16 << 20
 	filterBits   = 10 // of a table's Bloom filter for each key: one look in a hundred is in vain
 )
 
@@ -94,6 +96,7 @@ type Engine struct {
 	db       *pebble.DB
 	fence    *fence
 	files    *noted
+	giveBack func()             // its part of Options.Memory
 	readOnly error              // why Apply and Vacuum are refused: Options.ReadOnly, or a disk that was full at Open
 	toOpen   localdir.Resources // what a disk must have that is not full at Open
 	log      logger
@@ -260,7 +263,8 @@ const storeFormat = pebble.FormatValueSeparation
 // openPebble opens Pebble in a goroutine of its own, which is given up if a change
 // of a file fails.
 func (e *Engine) openPebble(o *Options, in *inspection) error {
-	cache := pebble.NewCache(cacheSize)
+	memory := o.Memory.Bytes() / 4
+	cache := pebble.NewCache(int64(memory)) // Pebble counts memtables in it
 	defer cache.Unref()
 	options := &pebble.Options{
 		Cache:                       cache,
@@ -304,7 +308,9 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 	}()
 	select {
 	case err := <-opened:
-		e.db = db
+		if err == nil {
+			e.db, e.giveBack = db, o.Memory.Take(memory)
+		}
 		return err
 	case <-e.down:
 		e.mu.Lock()

@@ -124,6 +124,7 @@ func (e *Engine) Close() error {
 		return fmt.Errorf("engine: close %s: an operation of the file system does not end; the directory stays locked", e.dir.Path)
 	}
 	if done {
+		e.giveBack()
 		e.fence.drain(drainTime)
 		err = errors.Join(err, e.private())
 	}

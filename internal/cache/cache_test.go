@@ -7,7 +7,7 @@ import (
 )
 
 func TestACacheHoldsWhatWasUsedLast(t *testing.T) {
-	c := cache.New[string, int](10)
+	c := cache.New[string, int](cache.NewBudget(10))
 	has := func(want ...string) {
 		t.Helper()
 		n := 0
@@ -47,4 +47,39 @@ func TestACacheHoldsWhatWasUsedLast(t *testing.T) {
 	if _, ok := none.Get("a"); ok {
 		t.Error("a nil cache has a value")
 	}
+}
+
+func TestCachesOfOneBudgetShareIt(t *testing.T) {
+	b := cache.NewBudget(10)
+	first, second := cache.New[string, int](b), cache.New[int, string](b)
+	has := func(a, b, one, two bool) {
+		t.Helper()
+		_, hasA := first.Get("a")
+		_, hasB := first.Get("b")
+		_, hasOne := second.Get(1)
+		_, hasTwo := second.Get(2)
+		if got, want := [4]bool{hasA, hasB, hasOne, hasTwo}, [4]bool{a, b, one, two}; got != want {
+			t.Errorf("they hold %v, want %v", got, want)
+		}
+	}
+	first.Put("a", 1, 4)
+	first.Put("b", 2, 4)
+	second.Put(1, "one", 4) // pushes out what was used least recently, whose ever it is
+	has(false, true, true, false)
+	second.Put(2, "two", 2)
+	has(false, true, true, true)
+	first.Clear()
+	has(false, false, true, true)
+	second.Put(1, "one", 5)
+	first.Put("a", 1, 3)
+	has(true, false, true, true)
+	b.Resize(4)
+	has(false, false, false, true)
+	if second.Put(1, "one", 3); second.Takes(3) || !second.Takes(2) {
+		t.Error("what a cache takes does not follow its budget")
+	}
+	has(false, false, false, true)
+	b.Resize(8)
+	second.Put(1, "one", 4)
+	has(false, false, true, true)
 }

@@ -20,8 +20,8 @@ type partKey struct {
 	name string
 }
 
-// NewBases returns an empty cache that holds at most a number of bytes.
-func NewBases(maximum int) *Bases { return &Bases{cache.New[partKey, blobs.Base](maximum)} }
+// NewBases returns an empty cache within a budget.
+func NewBases(b *cache.Budget) *Bases { return &Bases{cache.New[partKey, blobs.Base](b)} }
 
 // Get returns the version of a part that the cache has, or nil. The caller must not change its
 // content.
@@ -34,7 +34,7 @@ func (c *Bases) Get(inc heads.Incarnation, name string) *blobs.Base {
 }
 
 // Put sets the version of a part, with a copy of its content. The cache does not take a version
-// that is larger than half of its size.
+// that is larger than half of its budget.
 func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	key := partKey{inc, name}
 	if old, ok := c.by.Get(key); ok && old.ID == b.ID && old.Revision == b.Revision {
@@ -44,6 +44,9 @@ func (c *Bases) Put(inc heads.Incarnation, name string, b blobs.Base) {
 	}
 	c.by.Put(key, b, len(b.Content))
 }
+
+// Clear removes all parts.
+func (c *Bases) Clear() { c.by.Clear() }
 
 // Drop removes a part from the cache.
 func (c *Bases) Drop(inc heads.Incarnation, name string) { c.by.Drop(partKey{inc, name}) }

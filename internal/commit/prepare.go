@@ -68,7 +68,7 @@ const (
 type Met = cache.Cache[blob.ID, heads.Incarnation]
 
 // NewMet returns a Met that remembers none.
-func NewMet() *Met { return cache.New[blob.ID, heads.Incarnation](mostMet) }
+func NewMet() *Met { return cache.New[blob.ID, heads.Incarnation](cache.NewBudget(mostMet)) }
 
 // together reports whether a payload is stored with the other nodes of its commit. What this process
 // has met in another session is stored as a blob.

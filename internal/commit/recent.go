@@ -8,8 +8,11 @@ type Recent struct {
 	by *cache.Cache[string, []byte]
 }
 
-// NewRecent returns an empty cache that takes at most so many bytes.
-func NewRecent(maximum int) *Recent { return &Recent{cache.New[string, []byte](maximum)} }
+// NewRecent returns an empty cache within a budget.
+func NewRecent(b *cache.Budget) *Recent { return &Recent{cache.New[string, []byte](b)} }
+
+// Clear removes all values.
+func (r *Recent) Clear() { r.by.Clear() }
 
 func (r *Recent) get(key []byte) []byte {
 	value, _ := r.by.Get(string(key))

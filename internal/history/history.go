@@ -39,6 +39,7 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/pack"
@@ -55,11 +56,17 @@ type Store struct {
 	Blobs *blobs.Store // payloads, attachments and checkpoint parts
 }
 
-// WithCache returns s with caches that take so many bytes: most of it for segments, the rest for
-// indexes.
-func (s Store) WithCache(bytes int) Store {
-	s.Cache, s.Indexes, s.Pages = turns.NewCache(bytes*5/8), turns.NewIndexes(bytes/4), turns.NewPages(bytes/8)
+// WithCache returns s with caches within the budgets of b.
+func (s Store) WithCache(b *cache.Shares) Store {
+	s.Cache, s.Indexes, s.Pages = turns.NewCache(b.Segments), turns.NewIndexes(b.Indexes), turns.NewPages(b.Pages)
 	return s
+}
+
+// Clear empties the caches.
+func (s Store) Clear() {
+	s.Cache.Clear()
+	s.Indexes.Clear()
+	s.Pages.Clear()
 }
 
 // Uncached returns s without caches, for who reads everything once.

@@ -7,9 +7,10 @@ import (
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// A Queue seals sessions in the background, one at a time.
+// A Queue seals sessions in the background, one at a time of all queues that have one channel.
 type Queue struct {
 	ctx  context.Context
+	one  chan struct{} // has a token while a session is sealed, by this queue or another
 	done chan struct{}
 
 	mu     sync.Mutex // guards queue and queued
@@ -24,9 +25,9 @@ type job struct {
 	seal func(context.Context)
 }
 
-// NewQueue returns a queue that works until ctx ends.
-func NewQueue(ctx context.Context) *Queue {
-	q := &Queue{ctx: ctx, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
+// NewQueue returns a queue that works until ctx ends. one has room for one element.
+func NewQueue(ctx context.Context, one chan struct{}) *Queue {
+	q := &Queue{ctx: ctx, one: one, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
 	go q.work()
 	return q
 }
@@ -59,7 +60,13 @@ func (q *Queue) work() {
 		case <-q.wake:
 		}
 		for next := q.next(); next.seal != nil; next = q.next() {
+			select {
+			case <-q.ctx.Done():
+				return
+			case q.one <- struct{}{}:
+			}
 			next.seal(q.ctx)
+			<-q.one
 			q.mu.Lock()
 			delete(q.queued, next.inc)
 			q.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -63,7 +64,7 @@ func TestTheCacheCountsPayloadsByTheirLength(t *testing.T) {
 	const payload, n, maximum = 60 << 10, 40, 1 << 20
 	state := heads.Begin(inc, nil)
 	r := stored(t, nil, []heads.State{state})
-	r.Cache = turns.NewCache(maximum)
+	r.Cache = turns.NewCache(cache.NewBudget(maximum))
 	for i := range n { // segments of one turn
 		p := pack.Pack{Revision: uint64(i + 1), Salt: pack.Salt{1}, Nodes: []pack.Node{{Parent: state.Last, Kind: "u", Inline: []byte(strings.Repeat("x", payload))}}}
 		p.Nodes[0].Derive(p.Salt, 0, nil)

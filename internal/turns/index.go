@@ -30,8 +30,8 @@ type Index struct {
 // Indexes keeps the indexes of sessions.
 type Indexes = cache.Cache[heads.Incarnation, *Index]
 
-// NewIndexes returns an empty cache that holds at most a number of bytes.
-func NewIndexes(maximum int) *Indexes { return cache.New[heads.Incarnation, *Index](maximum) }
+// NewIndexes returns an empty cache within a budget.
+func NewIndexes(b *cache.Budget) *Indexes { return cache.New[heads.Incarnation, *Index](b) }
 
 const (
 	mostLoose = 8192 // entries: more than what a session gathers until it is sealed

@@ -33,8 +33,8 @@ func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x",
 // was erased or damaged since is not found in it.
 type Cache = cache.Cache[string, *decoded]
 
-// NewCache returns an empty cache that holds at most a number of bytes.
-func NewCache(maximum int) *Cache { return cache.New[string, *decoded](maximum) }
+// NewCache returns an empty cache within a budget.
+func NewCache(b *cache.Budget) *Cache { return cache.New[string, *decoded](b) }
 
 // A decoded segment must not be changed.
 type decoded struct {

@@ -183,8 +183,8 @@ type pageName struct {
 	page int
 }
 
-// NewPages returns an empty cache that holds at most a number of bytes.
-func NewPages(maximum int) *Pages { return cache.New[pageName, []Entry](maximum) }
+// NewPages returns an empty cache within a budget.
+func NewPages(b *cache.Budget) *Pages { return cache.New[pageName, []Entry](b) }
 
 // entryBytes is what an entry takes in memory.
 const entryBytes = 24

@@ -16,6 +16,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -117,7 +118,7 @@ func stored(tb testing.TB, all []turns.Turn, states []heads.State, sealed ...int
 		ks, vs, err := turns.EncodeTurn(space, inc, t.Body(), &t.Pack)
 		set(tb, e, ks, vs, err)
 	}
-	return turns.Reader{Engine: e, Space: space, Cache: turns.NewCache(1 << 20), Indexes: turns.NewIndexes(1 << 20), Pages: turns.NewPages(1 << 20)}
+	return turns.Reader{Engine: e, Space: space, Cache: turns.NewCache(cache.NewBudget(1 << 20)), Indexes: turns.NewIndexes(cache.NewBudget(1 << 20)), Pages: turns.NewPages(cache.NewBudget(1 << 20))}
 }
 
 func TestTurnsComeBackAndIDsAreDerived(t *testing.T) {
@@ -259,7 +260,7 @@ func TestAnIndexFindsEverythingByFewRecords(t *testing.T) {
 	if len(life.Runs) > 8 {
 		t.Errorf("%d runs", len(life.Runs))
 	}
-	cold := turns.Reader{Engine: r.Engine, Space: space, Indexes: turns.NewIndexes(1 << 20)}
+	cold := turns.Reader{Engine: r.Engine, Space: space, Indexes: turns.NewIndexes(cache.NewBudget(1 << 20))}
 	for _, r := range []turns.Reader{r, cold} {
 		ix, err := r.Index(ctx, inc, n)
 		if err != nil {

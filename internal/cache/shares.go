@@ -1,0 +1,35 @@
+package cache
+
+import "github.com/turnstonedb/turnstone/engine"
+
+// Shares are the budgets of what stores keep in memory.
+type Shares struct {
+	Bases    *Budget // contents of checkpoint parts, against which the next version is a delta
+	Recent   *Budget // small records
+	Segments *Budget // decoded segments of histories
+	Indexes  *Budget // indexes of sessions
+	Pages    *Budget // pages of indexes
+	// Seal has a token while a session is sealed: of all stores one is at a time.
+	Seal chan struct{}
+}
+
+// Of returns the budgets of what is opened with m.
+func Of(m *engine.Memory) *Shares { return m.Kept(newShares).(*Shares) }
+
+func newShares(maximum int) engine.Kept {
+	s := &Shares{Seal: make(chan struct{}, 1)}
+	for _, b := range []**Budget{&s.Bases, &s.Recent, &s.Segments, &s.Indexes, &s.Pages} {
+		*b = NewBudget(0)
+	}
+	s.Resize(maximum)
+	return s
+}
+
+// Resize sets the number of bytes in all. Half are for commits and half for reads: neither takes the memory of the other.
+func (s *Shares) Resize(maximum int) {
+	s.Recent.Resize(maximum / 32)
+	s.Bases.Resize(maximum/2 - maximum/32)
+	s.Segments.Resize(maximum / 2 * 5 / 8)
+	s.Indexes.Resize(maximum / 8)
+	s.Pages.Resize(maximum / 16)
+}

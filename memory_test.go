@@ -1,0 +1,76 @@
+package turnstone_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// misses counts the parts of commits whose last version was not in memory.
+type misses struct{ n int }
+
+func (m *misses) Begin(ctx context.Context, _ turnstone.Operation) (context.Context, func(turnstone.Outcome)) {
+	return ctx, func(out turnstone.Outcome) { m.n += out.BaseMisses }
+}
+
+func TestR21_StoresOfOneMemoryShareItAndACloseGivesItBack(t *testing.T) {
+	shared, e := engine.NewMemory(engine.MinMemory), memory.New()
+	r := rand.NewChaCha8([32]byte{1})
+	part := func() []byte { // Half of what the smallest Memory has for parts is 3.75 MB.
+		b := make([]byte, 3<<20)
+		_, _ = r.Read(b)
+		return b
+	}
+	type held struct {
+		*turnstone.Store
+		s    *turnstone.Session
+		part []byte
+		seen *misses
+	}
+	open := func(name string, m *engine.Memory) held {
+		h := held{part: part(), seen: &misses{}}
+		h.Store = openStore(t, e, &turnstone.Options{Namespace: name, Memory: m, Observer: h.seen, NoAutoSeal: true})
+		var err error
+		if h.s, _, err = h.Create(t.Context(), turnstone.Request{ID: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	// commit saves the part with a little more in it, and reports whether that was stored as a delta.
+	commit := func(h *held) bool {
+		t.Helper()
+		before := h.seen.n
+		h.part = append(bytes.Clone(h.part), fmt.Sprint(before)...)
+		if _, err := h.s.Commit(t.Context(), turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"p": h.part}}); err != nil {
+			t.Fatal(err)
+		}
+		return h.seen.n == before
+	}
+	one, other, alone := open("one", shared), open("other", shared), open("alone", engine.NewMemory(engine.MinMemory))
+	for _, h := range []*held{&one, &other, &alone} {
+		commit(h)
+	}
+	third := open("third", shared)
+	commit(&third) // What one, other and third have takes 9 MB, more than there is.
+	if commit(&one) {
+		t.Error("three stores keep more than their Memory")
+	}
+	if !commit(&alone) {
+		t.Error("a store with a Memory of its own lost what it has to others")
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := third.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if two := open("two", shared); commit(&two) || !commit(&two) || !commit(&one) || !commit(&two) {
+		t.Error("stores that were closed keep what they had")
+	}
+}
