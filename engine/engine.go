@@ -106,6 +106,8 @@ var (
 	ErrCorrupt = errors.New("engine: files damaged")
 	// ErrReadOnly: the engine was opened for reading only; nothing was applied.
 	ErrReadOnly = errors.New("engine: opened for reading only")
+	// ErrMoved: the store was moved to another engine.
+	ErrMoved = errors.New("engine: store was moved")
 	// ErrNewer: a newer version of the driver or its database wrote the files or tables.
 	// They are whole.
 	ErrNewer = errors.New("engine: written by a newer version")
@@ -131,6 +133,23 @@ func (e *LockedError) Error() string {
 
 // Is reports whether target is ErrLocked.
 func (e *LockedError) Is(target error) bool { return target == ErrLocked }
+
+// A MovedError says where a store was moved to. It matches [ErrMoved].
+type MovedError struct {
+	Path string // the directory that it was in
+	To   string // the URL of the engine that it is on, without secrets
+}
+
+func (e *MovedError) Error() string {
+	return fmt.Sprintf("engine: the store in %s was moved to %q: open that one", e.Path, e.To)
+}
+
+// Is reports whether target is ErrMoved.
+func (e *MovedError) Is(target error) bool { return target == ErrMoved }
+
+// UnfinishedKey is the key of a pair that an engine has as long as a store is being moved to it: no store can be opened there
+// then. No other key is as short.
+var UnfinishedKey = []byte{0}
 
 // A Pair is a key and its value.
 type Pair struct{ Key, Value []byte }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	neturl "net/url"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -22,6 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/engine/shared"
 	"github.com/turnstonedb/turnstone/record"
 )
 
@@ -94,11 +94,11 @@ func exitCode(err error) int {
 	switch {
 	case is(context.Canceled):
 		return exitInterrupted
-	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL, engine.ErrReadOnly):
+	case errors.As(err, &usage), !errors.As(err, &input) && is(turnstone.ErrInvalid, turnstone.ErrLimit, open.ErrURL, engine.ErrReadOnly, shared.ErrNoMove):
 		return exitUsage
 	case errors.As(err, &corrupt), is(errDamaged, engine.ErrCorrupt):
 		return exitDamaged
-	case is(turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
+	case is(engine.ErrMoved, turnstone.ErrStoreNotFound, turnstone.ErrSessionNotFound, turnstone.ErrSessionDeleted, turnstone.ErrNodeNotFound,
 		turnstone.ErrBlobNotFound, turnstone.ErrRecordNotFound, turnstone.ErrRevisionNotFound, turnstone.ErrRevisionPruned):
 		return exitNotFound
 	case is(turnstone.ErrConflict, turnstone.ErrExists, turnstone.ErrHasChildren, turnstone.ErrOtherStore):
@@ -171,7 +171,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		{"Begin", []*cobra.Command{a.demo(), a.importFiles()}},
 		{"Look", []*cobra.Command{a.sessions(), a.tree(), a.show(), a.log(), a.diff(), a.cat(), a.records(), a.export(), a.usage()}},
 		{"Change", []*cobra.Command{a.fork(), a.rewind(), a.rename(), a.label(), a.tombstone(), a.rm()}},
-		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.upgrade()}},
+		{"Maintain", []*cobra.Command{a.verify(), a.stats(), a.keep(), a.prune(), a.feed(), a.gc(), a.vacuum(), a.erase(), a.changes(), a.copy(), a.move(), a.upgrade()}},
 		{"Serve", []*cobra.Command{a.serve(), a.token()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
@@ -363,23 +363,7 @@ func (a *app) open(ctx context.Context) (engine.Engine, error) {
 }
 
 // shown returns the URL of the store without a password.
-func (a *app) shown() string {
-	if !open.Server(a.url) {
-		return a.url
-	}
-	u, err := neturl.Parse(a.url)
-	if err != nil {
-		return "the server"
-	}
-	query := u.Query()
-	for _, secret := range []string{"password", "sslpassword"} {
-		if query.Has(secret) {
-			query.Set(secret, "xxxxx")
-		}
-	}
-	u.RawQuery = query.Encode()
-	return u.Redacted()
-}
+func (a *app) shown() string { return open.Redacted(a.url) }
 
 // directory returns the directory of an embedded store.
 func directory(url string) (string, bool) {

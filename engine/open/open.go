@@ -10,6 +10,7 @@ import (
 	neturl "net/url"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/turnstonedb/turnstone/engine"
@@ -74,7 +75,9 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 		if err := refuse(dir, scheme); err != nil { // before there is anything in the directory
 			return nil, err
 		}
-		e, err := shared.Open(ctx, dir, shared.Driver{Name: scheme, Open: driver})
+		e, err := shared.Open(ctx, dir, shared.Driver{Name: scheme, Open: driver, Other: func(ctx context.Context, url string) (engine.Engine, error) {
+			return Open(ctx, url, &Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory})
+		}})
 		if err != nil {
 			return nil, err // not e: a nil *shared.Engine is no nil Engine
 		}
@@ -82,6 +85,48 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 	}
 	begin, _, _ := strings.Cut(url, ":") // the rest may have a password
 	return nil, fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
+}
+
+// Move moves a store in a directory, which e is, to the engine that url names, while all processes go on using it: see
+// shared.Engine.Move. The engine must be empty. Stores in memory and on servers can't be moved from.
+func Move(ctx context.Context, e engine.Engine, url string) (*shared.Moved, error) {
+	s, ok := e.(*shared.Engine)
+	if !ok {
+		return nil, fmt.Errorf("%w: only one in a directory, which is not open for this process alone, can be moved", shared.ErrNoMove)
+	}
+	if url == "mem:" {
+		return nil, fmt.Errorf("%w: a store can't be moved to memory", ErrURL)
+	}
+	if _, dir, ok := Directory(url); ok { // Another process may open it, from another working directory.
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, err
+		}
+		url = strings.TrimSuffix(url, dir) + abs
+	} else if !Server(url) {
+		_, err := Open(ctx, url, nil)
+		return nil, err // It names no engine.
+	}
+	return s.Move(ctx, url, Redacted(url))
+}
+
+// Redacted returns url without passwords.
+func Redacted(url string) string {
+	if !Server(url) {
+		return url
+	}
+	u, err := neturl.Parse(url)
+	if err != nil {
+		return "the server"
+	}
+	query := u.Query()
+	for _, secret := range []string{"password", "sslpassword"} {
+		if query.Has(secret) {
+			query.Set(secret, "xxxxx")
+		}
+	}
+	u.RawQuery = query.Encode()
+	return u.Redacted()
 }
 
 // openDriver opens the embedded engine of scheme for this process alone.

@@ -243,7 +243,7 @@ func TestALateGreetingLeavesOtherConnections(t *testing.T) {
 	})
 	wait := quick
 	wait.idle = time.Minute
-	e, err := open(ctx, dir, Driver{"disk", newDisk().driver}, wait)
+	e, err := open(ctx, dir, Driver{Name: "disk", Open: newDisk().driver}, wait)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func TestCloseEndsADial(t *testing.T) {
 	})
 	wait := quick
 	wait.takeOver, wait.idle = time.Minute, time.Millisecond
-	e, err := open(ctx, dir, Driver{"disk", newDisk().driver}, wait)
+	e, err := open(ctx, dir, Driver{Name: "disk", Open: newDisk().driver}, wait)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func TestAStoreThatCannotBeServedIsOpenedAllTheSame(t *testing.T) {
 	if err := set(e, "a", "1"); err != nil || get(t, e, "a") != "1" {
 		t.Error(err)
 	}
-	if _, err := open(ctx, dir, Driver{"disk", d.driver}, quick); !errors.Is(err, engine.ErrLocked) {
+	if _, err := open(ctx, dir, Driver{Name: "disk", Open: d.driver}, quick); !errors.Is(err, engine.ErrLocked) {
 		t.Errorf("a second process: %v", err)
 	}
 }
@@ -118,7 +118,7 @@ func TestASocketThatLeadsElsewhereIsNotUsed(t *testing.T) {
 	if err := os.Chmod(theirs, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(ctx, theirs, Driver{"disk", other.driver}); err == nil || !strings.Contains(err.Error(), "other users") {
+	if _, err := Open(ctx, theirs, Driver{Name: "disk", Open: other.driver}); err == nil || !strings.Contains(err.Error(), "other users") {
 		t.Errorf("a directory that others can enter: %v", err)
 	}
 }
@@ -148,7 +148,7 @@ func TestAStoreInUseIsNotOpenedForReadingOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer reader.Close()
-		if _, err := open(ctx, dir, Driver{"disk", d.driver}, quick); !errors.Is(err, engine.ErrLocked) || !strings.Contains(err.Error(), "reads it") {
+		if _, err := open(ctx, dir, Driver{Name: "disk", Open: d.driver}, quick); !errors.Is(err, engine.ErrLocked) || !strings.Contains(err.Error(), "reads it") {
 			t.Errorf("beside a reader: %v", err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestAStoreInUseIsNotOpenedForReadingOnly(t *testing.T) {
 // A directory that is replaced while the driver opens it is not taken for the one before.
 func TestADirectoryThatIsReplacedWhileItIsOpenedIsRefused(t *testing.T) {
 	dir, d := private(t), newDisk()
-	_, err := Open(ctx, dir, Driver{"disk", func(dir string) (engine.Engine, error) {
+	_, err := Open(ctx, dir, Driver{Name: "disk", Open: func(dir string) (engine.Engine, error) {
 		if err := os.Rename(dir, dir+" moved"); err != nil {
 			return nil, err
 		}

@@ -71,7 +71,7 @@ func (d *driver) Close() error { return d.lock.Close() }
 // join opens dir with the driver.
 func join(t *testing.T, dir string, driver func(string) (engine.Engine, error)) *Engine {
 	t.Helper()
-	e, err := Open(ctx, dir, Driver{"disk", driver})
+	e, err := Open(ctx, dir, Driver{Name: "disk", Open: driver})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func private(t *testing.T) string { return filepath.Join(t.TempDir(), "store") }
 // quickly opens dir with the patience quick.
 func quickly(t *testing.T, dir string, driver func(string) (engine.Engine, error)) *Engine {
 	t.Helper()
-	e, err := open(ctx, dir, Driver{"disk", driver}, quick)
+	e, err := open(ctx, dir, Driver{Name: "disk", Open: driver}, quick)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,14 @@ var errOwned = fmt.Errorf("%w: the process that shares it does not answer", engi
 
 // An owner has the store open, and serves it to other processes.
 type owner struct {
-	of     *Engine
+	of *Engine
+
+	gate   sync.RWMutex // read-held by calls; guards what follows
 	driver engine.Engine
+	mover  *mover        // while the store is moved to another engine
+	moving sync.Mutex    // held by move
+	vacuum chan struct{} // holds a token while a vacuum or a move goes on
+	moved  bool          // the store was moved; guarded by vacuum
 
 	// What it serves others with; nil if it can't.
 	lock     *localdir.Dir
@@ -63,7 +69,7 @@ func own(e *Engine) (_ *owner, err error) {
 		err = errors.Join(fmt.Errorf("%w: %s became another directory", engine.ErrUnavailable, e.dir), cerr, driver.Close())
 		return nil, err
 	}
-	o := &owner{of: e, driver: driver, lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
+	o := &owner{of: e, driver: driver, vacuum: make(chan struct{}, 1), lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
 	if lock == nil {
 		return o, nil
 	}
@@ -183,7 +189,7 @@ func (o *owner) serve(c *net.UnixConn) {
 
 // greeting returns the frame that each connection begins with.
 func (o *owner) greeting() []byte {
-	l := o.driver.Limits()
+	l := o.Limits()
 	text := fmt.Appendf(make([]byte, 4), greeting, protocolVersion, o.of.driver.Name, o.of.id, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps)
 	frame, _ := endFrame(text, maxFrame)
 	return frame
@@ -229,11 +235,23 @@ func (o *owner) carryOut(ctx context.Context, op byte, d *decoder, reply []byte)
 			return nil, err
 		}
 		return reply, o.Vacuum(ctx)
+	case opMove:
+		url, name := string(d.bytes()), string(d.bytes())
+		if err := d.end(); err != nil {
+			return nil, err
+		}
+		m, err := o.move(ctx, url, name)
+		if err != nil {
+			return nil, err
+		}
+		return appendMoved(reply, m), nil
 	}
 	return nil, fmt.Errorf("%w: operation %q", errProtocol, op)
 }
 
 func (o *owner) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
+	o.gate.RLock()
+	defer o.gate.RUnlock()
 	values, err := o.driver.Get(ctx, keys...)
 	return values, o.noted(err)
 }
@@ -243,6 +261,8 @@ func (o *owner) page(ctx context.Context, r engine.Range) (pairs []engine.Pair, 
 	// The drivers' pages are as large, so that they read no pair in vain.
 	const pagePairs, pageBytes = 1000, 256 << 10
 	size := 0
+	o.gate.RLock()
+	defer o.gate.RUnlock()
 	for p, err := range o.driver.Scan(ctx, r) {
 		if err != nil {
 			return nil, false, o.noted(err)
@@ -256,11 +276,33 @@ func (o *owner) page(ctx context.Context, r engine.Range) (pairs []engine.Pair, 
 }
 
 func (o *owner) Apply(ctx context.Context, b *engine.Batch) error {
-	return o.noted(o.driver.Apply(ctx, b))
+	o.gate.RLock()
+	defer o.gate.RUnlock()
+	err := o.driver.Apply(ctx, b)
+	if o.mover != nil {
+		o.mover.touch(b) // after it was applied: a pass that copies the keys before would miss it
+	}
+	return o.noted(err)
 }
 
-func (o *owner) Vacuum(ctx context.Context) error { return o.noted(o.driver.Vacuum(ctx)) }
-func (o *owner) Limits() engine.Limits            { return o.driver.Limits() }
+func (o *owner) Vacuum(ctx context.Context) error {
+	select {
+	case o.vacuum <- struct{}{}:
+		defer func() { <-o.vacuum }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return o.noted(o.now().Vacuum(ctx))
+}
+
+func (o *owner) Limits() engine.Limits { return o.now().Limits() }
+
+// now returns the engine that the store is on.
+func (o *owner) now() engine.Engine {
+	o.gate.RLock()
+	defer o.gate.RUnlock()
+	return o.driver
+}
 
 // gone is false even after the driver has failed: then the calls of this process fail, until it opens the store again.
 func (o *owner) gone() bool { return false }
@@ -284,7 +326,9 @@ func (o *owner) Close() error {
 			o.closed = o.unlisten()
 			o.rest()
 		}
-		o.closed = errors.Join(o.closed, o.driver.Close())
+		o.moving.Lock()
+		defer o.moving.Unlock()
+		o.closed = errors.Join(o.closed, o.now().Close())
 		if o.lock != nil {
 			o.closed = errors.Join(o.closed, o.lock.Close())
 		}

@@ -64,6 +64,8 @@ var errGone = errors.New("shared: the process that had the store open is gone")
 type Driver struct {
 	Name string // of the engine, for example "pebble", without spaces: processes with different ones refuse each other
 	Open func(dir string) (engine.Engine, error)
+	// Other opens the engine that a store is moved to, by a URL. Without it a store can't be moved.
+	Other func(ctx context.Context, url string) (engine.Engine, error)
 }
 
 // Engine is a store that this process has open together with others. The zero Engine is a closed
@@ -94,6 +96,7 @@ type side interface {
 	page(ctx context.Context, r engine.Range) (pairs []engine.Pair, more bool, err error)
 	Apply(ctx context.Context, b *engine.Batch) error
 	Vacuum(ctx context.Context) error
+	move(ctx context.Context, url, name string) (*Moved, error)
 	Limits() engine.Limits
 	Close() error
 	gone() bool // reports whether no call reaches the store any more

@@ -56,7 +56,7 @@ func TestAStoreThatIsNotSharedIsRefusedAtOnce(t *testing.T) {
 	}
 	defer alone.Close()
 	begun := time.Now()
-	_, err = Open(ctx, dir, Driver{"pebble", func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }})
+	_, err = Open(ctx, dir, Driver{Name: "pebble", Open: func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }})
 	var held *engine.LockedError
 	if !errors.As(err, &held) || !strings.Contains(held.Holder, fmt.Sprintf("pid %d ", os.Getpid())) {
 		t.Error(err)
@@ -74,14 +74,14 @@ func TestAnOwnerThatDoesNotAnswerIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			hold(t, dir, serve)
-			_, err := open(ctx, dir, Driver{"disk", newDisk().driver}, patience{open: 50 * time.Millisecond})
+			_, err := open(ctx, dir, Driver{Name: "disk", Open: newDisk().driver}, patience{open: 50 * time.Millisecond})
 			var held *engine.LockedError
 			if !errors.As(err, &held) || !strings.Contains(held.Holder, fmt.Sprintf("pid %d ", os.Getpid())) || !errors.Is(err, engine.ErrUnavailable) {
 				t.Error(err)
 			}
 			ended, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 			defer cancel()
-			if _, err := Open(ended, dir, Driver{"disk", newDisk().driver}); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := Open(ended, dir, Driver{Name: "disk", Open: newDisk().driver}); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("with a context that ends: %v", err)
 			}
 		})

@@ -32,7 +32,7 @@ func TestAnUnknownOutcomeIsNotRepeated(t *testing.T) {
 func TestProcessesOfDifferentDriversRefuseEachOther(t *testing.T) {
 	dir, d := private(t), newDisk()
 	join(t, dir, d.driver)
-	if _, err := Open(ctx, dir, Driver{"tape", d.driver}); err == nil || !strings.Contains(err.Error(), "of disk, and not of tape") {
+	if _, err := Open(ctx, dir, Driver{Name: "tape", Open: d.driver}); err == nil || !strings.Contains(err.Error(), "of disk, and not of tape") {
 		t.Error(err)
 	}
 }
@@ -208,7 +208,7 @@ func TestTheDriversLockIsAwaitedFromWhenItIsMet(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, func() { (<-lock).Close() })
 	wait := quick
 	wait.open, wait.driver = 10*time.Second, 40*time.Millisecond
-	e, err := open(ctx, dir, Driver{"disk", func(dir string) (engine.Engine, error) {
+	e, err := open(ctx, dir, Driver{Name: "disk", Open: func(dir string) (engine.Engine, error) {
 		if tried.Add(1) < 3 {
 			return nil, &engine.LockedError{Path: dir, Holder: "a process that is ending"}
 		}

@@ -20,6 +20,7 @@ const (
 	opScan   = 's' // start, end, limit; the reply says whether there is more, and has pairs
 	opApply  = 'a' // whether the batch reclaims, guards, sets, deletes
 	opVacuum = 'v'
+	opMove   = 'm' // the URL of the engine, and its name without secrets; the reply has the numbers of a Moved
 
 	statusOK    = 'k'
 	statusError = 'e' // which of the errors in wireErrors it is, as bits; the key of a ConflictError; the text
@@ -29,7 +30,7 @@ const (
 const (
 	greeting = "turnstone-shared %d %s %s %d %d %d %d" // protocolVersion, Driver.Name, the directory's identity, the fields of engine.Limits
 	// protocolVersion changes with the messages. Processes of different versions refuse each other.
-	protocolVersion = 1
+	protocolVersion = 2
 	// What a frame may have. A request has one batch, or the keys of one read; a reply may have the values of these keys.
 	maxRequest = 64 << 20
 	maxFrame   = 1 << 30
@@ -177,7 +178,7 @@ func (d *decoder) scope() engine.Range {
 // wireErrors are the errors that a reply tells apart. Their places are part of the protocol.
 var wireErrors = []error{
 	engine.ErrConflict, engine.ErrTooLarge, engine.ErrInvalid, engine.ErrNoSpace, engine.ErrUnavailable, engine.ErrUnknown,
-	engine.ErrClosed, engine.ErrLocked, engine.ErrCorrupt, engine.ErrReadOnly, engine.ErrNewer, context.Canceled, context.DeadlineExceeded,
+	engine.ErrClosed, engine.ErrLocked, engine.ErrCorrupt, engine.ErrReadOnly, engine.ErrNewer, context.Canceled, context.DeadlineExceeded, engine.ErrMoved, ErrNoMove,
 }
 
 func appendError(to []byte, err error) []byte {

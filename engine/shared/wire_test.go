@@ -20,7 +20,7 @@ func TestVersionsThatDifferRefuseEachOther(t *testing.T) {
 		hello, _ := endFrame(append(make([]byte, 4), "turnstone-shared 77 and something new"...), maxFrame)
 		c.Write(hello)
 	})
-	if _, err := Open(ctx, dir, Driver{"disk", newDisk().driver}); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "version 77") {
+	if _, err := Open(ctx, dir, Driver{Name: "disk", Open: newDisk().driver}); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "version 77") {
 		t.Error(err)
 	}
 }
@@ -106,7 +106,7 @@ func TestAReplyThatIsMalformedIsAnError(t *testing.T) {
 					c.Write(reply)
 				}
 			})
-			e, err := Open(ctx, dir, Driver{"disk", newDisk().driver})
+			e, err := Open(ctx, dir, Driver{Name: "disk", Open: newDisk().driver})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -189,7 +189,7 @@ func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
 
 func TestNamesOfDriversAreOneWord(t *testing.T) {
 	for _, name := range []string{"", "my engine", "a\nb", "é"} {
-		if _, err := Open(ctx, private(t), Driver{name, newDisk().driver}); err == nil || !strings.Contains(err.Error(), "no name") {
+		if _, err := Open(ctx, private(t), Driver{Name: name, Open: newDisk().driver}); err == nil || !strings.Contains(err.Error(), "no name") {
 			t.Errorf("%q: %v", name, err)
 		}
 	}

@@ -44,9 +44,12 @@ func Open(ctx context.Context, e engine.Engine, r Request) (rec heads.Store, err
 	name := r.Name
 	key, noteKey, cycleKey := keys.StoreKey(name), keys.CopyingKey(name), keys.CycleKey(name)
 	err = change.Settle(ctx, e, func(c *change.Change) error {
-		vs, empty, err := look(ctx, e, name, key, noteKey, cycleKey)
+		vs, empty, err := look(ctx, e, name, key, noteKey, cycleKey, engine.UnfinishedKey)
 		if err != nil {
 			return err
+		}
+		if vs[3] != nil {
+			return fmt.Errorf("%w: a store is being moved to this engine, or was when that failed", ErrUnfinishedCopy)
 		}
 		if vs[0] != nil {
 			if rec, err = openRecord(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 
 const (
 	lockName  = "turnstone.lock"  // the holder locks it and describes itself in it
+	movedName = "turnstone.moved" // says where the store was moved to
 	usersName = "turnstone.users" // those who share a store lock it for as long as they do, whoever holds the directory
 )
 
@@ -61,6 +63,9 @@ func Open(path string) (*Dir, error) {
 	d, err := Lock(path, lockName)
 	if err != nil {
 		return nil, err
+	}
+	if err := moved(path); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
 	// Who only reads locks the directory itself, because there may be no file to lock.
 	if err := d.lockSelf(syscall.LOCK_EX); err != nil {
@@ -198,6 +203,7 @@ func OpenReadOnly(path string) (*Dir, error) {
 		func() error { return d.lockOld(lockName, syscall.LOCK_SH) }, // From here on nobody opens the directory,
 		func() error { return d.lockSelf(syscall.LOCK_SH) },          // and nobody begins to share it.
 		func() error { return unshared(path) },                       // Somebody may have begun in between.
+		func() error { return moved(path) },
 	} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, d.Close())
@@ -280,6 +286,45 @@ func holder(f *os.File) string {
 		return s
 	}
 	return "another process"
+}
+
+// SetMoved notes that the store in a directory was moved. It returns when that is durable. If it fails, nothing is noted, unless the error matches
+// engine.ErrUnknown.
+func SetMoved(path, to string) error {
+	f, err := os.OpenFile(filepath.Join(path, movedName), os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("engine: note that the store was moved: %w", mapped(err))
+	}
+	_, err = f.WriteString(to + "\n")
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = Sync(path)
+	}
+	if err != nil {
+		err = fmt.Errorf("engine: note that the store was moved: %w", mapped(err))
+		if left := errors.Join(os.Remove(f.Name()), Sync(path)); left != nil {
+			err = fmt.Errorf("%w: %w: %w", engine.ErrUnknown, err, left)
+		}
+	}
+	return err
+}
+
+// moved returns a *engine.MovedError if the store in a directory was moved.
+func moved(path string) error {
+	f, err := os.OpenFile(filepath.Join(path, movedName), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("engine: was the store in %s moved: %w", path, mapped(err))
+	}
+	defer f.Close()
+	to := make([]byte, 4096)
+	n, err := io.ReadFull(f, to)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("engine: was the store in %s moved: %w", path, err)
+	}
+	return &engine.MovedError{Path: path, To: strings.TrimSpace(string(to[:n]))}
 }
 
 // Close gives the directory up.

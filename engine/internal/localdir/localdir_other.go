@@ -37,6 +37,9 @@ func Prepare(string) (ID, error) { return "", errSystem }
 // Check fails.
 func Check(string) (ID, error) { return "", errSystem }
 
+// SetMoved fails.
+func SetMoved(string, string) error { return errSystem }
+
 // Close does nothing.
 func (d *Dir) Close() error { return nil }
 
