@@ -105,6 +105,10 @@ func observed[T any](ctx context.Context, on callee, name, session string, f fun
 		var none T
 		return none, err
 	}
+	switch name {
+	case OpGC, OpVacuum, OpVerify, OpPrune:
+		ctx = engine.ForMaintenance(ctx)
+	}
 	ctx, end := s.begin(ctx, name, session)
 	if end == nil {
 		return f(ctx)

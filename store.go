@@ -109,7 +109,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	}
 	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Labels: MaxLabels}}
 	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = context.WithCancel(engine.ForMaintenance(context.Background()))
 	s.sealing = seal.NewQueue(s.ctx, shares.Seal)
 	return s, nil
 }

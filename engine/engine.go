@@ -79,6 +79,17 @@ type Notifier interface {
 	Listen(ctx context.Context, heard func(topic string)) error
 }
 
+type maintenance struct{}
+
+// ForMaintenance returns a context for calls that can wait: of collections, vacuums, verifications and what runs in the background. A driver may
+// serve them apart from others, so that neither holds the others up.
+func ForMaintenance(ctx context.Context) context.Context {
+	return context.WithValue(ctx, maintenance{}, true)
+}
+
+// IsMaintenance reports whether a context comes from ForMaintenance.
+func IsMaintenance(ctx context.Context) bool { return ctx.Value(maintenance{}) != nil }
+
 // OnePage is how many pairs a Scan yields at least from its first snapshot: see Engine.
 const OnePage = 64
 

@@ -80,6 +80,7 @@ type Options struct {
 const (
 	memTableSize = 8 << 20
 	maxMemTables = 4
+	blockSize    = 32 << 10
 	filterBits   = 10 // of a table's Bloom filter for each key: one look in a hundred is in vain
 )
 
@@ -278,6 +279,8 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		Logger:                      e.log,
 		EventListener:               &pebble.EventListener{BackgroundError: e.background, DataCorruption: func(pebble.DataCorruptionInfo) {}},
 	}
+	// Compactions read and write a block at a time, and a block of 4 KiB, Pebble's default, costs a system call like a larger one.
+	options.Levels[0].BlockSize, options.Levels[0].IndexBlockSize = blockSize, 8*blockSize
 	// Most guards are on keys that are absent, and they must not read a block of each table.
 	options.Levels[0].FilterPolicy = bloom.FilterPolicy(filterBits)
 	// Readers must not begin compactions: they would wait for the MANIFEST.

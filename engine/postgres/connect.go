@@ -33,7 +33,11 @@ func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
 			cancel()
 			if err == nil {
 				e.pool = pool
-				return nil
+				config = config.Copy()
+				config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, slowConns
+				if e.slow, err = pgxpool.NewWithConfig(ctx, config); err == nil {
+					return nil
+				}
 			}
 			pool.Close()
 		}

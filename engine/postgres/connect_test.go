@@ -201,3 +201,45 @@ func TestSettings(t *testing.T) {
 		t.Errorf("lock_timeout is %s", got)
 	}
 }
+
+// Neither waits for the other's connections.
+func TestMaintenanceHasConnectionsOfItsOwn(t *testing.T) {
+	e, err := postgres.Open(ctx, pgtest.URL(t)+"&pool_max_conns=2", &postgres.Options{Schema: pgtest.Schema(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.Apply(ctx, set("1")); err != nil {
+		t.Fatal(err)
+	}
+	slow := engine.ForMaintenance(ctx)
+	for _, maintenance := range []bool{false, true} {
+		release := e.Hold(t, maintenance, 2)
+		free, taken := slow, ctx
+		if maintenance {
+			free, taken = ctx, slow
+		}
+		if v, err := e.Get(free, []byte("k")); err != nil || string(v[0]) != "1" {
+			t.Errorf("%s, %v", v, err)
+		}
+		if err := e.Apply(free, set("1")); err != nil {
+			t.Error(err)
+		}
+		limited, cancel := context.WithTimeout(taken, 50*time.Millisecond)
+		if _, err := e.Get(limited, []byte("k")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("without a connection: %v", err)
+		}
+		cancel()
+		if maintenance {
+			limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			if err := e.Vacuum(limited); err == nil {
+				t.Error("a vacuum takes a connection of others")
+			}
+			cancel()
+		}
+		release()
+	}
+	if err := e.Vacuum(ctx); err != nil {
+		t.Error(err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Pooled reports whether settings go into every transaction.
@@ -18,6 +19,28 @@ func (e *Engine) PingAfter(d time.Duration) { e.pingAfter = d }
 
 // MaxConns returns how many connections there can be.
 func (e *Engine) MaxConns() int32 { return e.pool.Config().MaxConns }
+
+// Hold takes n connections of the pool for maintenance, or else of the other one, until release is called.
+func (e *Engine) Hold(t *testing.T, maintenance bool, n int) (release func()) {
+	t.Helper()
+	pool := e.pool
+	if maintenance {
+		pool = e.slow
+	}
+	var held []*pgxpool.Conn
+	for range n {
+		c, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	return func() {
+		for _, c := range held {
+			c.Release()
+		}
+	}
+}
 
 // Setting returns what is in force in a transaction.
 func (e *Engine) Setting(t *testing.T, name string) (value string) {

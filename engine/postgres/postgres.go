@@ -48,7 +48,8 @@ type Options struct {
 // be open at once.
 type Engine struct {
 	pool   *pgxpool.Pool
-	pooled atomic.Bool // what is set or prepared does not stay with a connection
+	slow   *pgxpool.Pool // for maintenance, which may hold a connection for long
+	pooled atomic.Bool   // what is set or prepared does not stay with a connection
 	// defined is set once the schema is there. A read looks at it before it asks the
 	// server: an answer that there is no table means an empty store only if the schema
 	// was not there by then.
@@ -65,7 +66,7 @@ type Engine struct {
 
 // Open connects to the database that url names (a URL or a keyword/value string
 // as libpq takes it, with pgx's pool_ parameters; pool_max_conns is 16 if it is not
-// given). The schema is made by the first Apply if it does not exist; one that a
+// given; calls for maintenance have two connections of their own: engine.ForMaintenance). The schema is made by the first Apply if it does not exist; one that a
 // newer version made is engine.ErrNewer.
 func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if o == nil {
@@ -95,7 +96,7 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	}
 	there, err := e.check(ctx)
 	if err != nil {
-		e.pool.Close()
+		e.closePools()
 		return nil, err
 	}
 	e.defined.Store(there)
@@ -105,6 +106,9 @@ func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 // defaultConns: over a network each commit holds a connection for a round trip, so
 // as many as processors, pgx's default, are few.
 const defaultConns = 16
+
+// slowConns is how many connections maintenance has beside those.
+const slowConns = 2
 
 // maxName is how long a name is before PostgreSQL cuts it (NAMEDATALEN).
 const maxName = 63
@@ -313,7 +317,7 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}
 	defined := e.defined.Load()
 	err := e.retry(ctx, func() error {
-		_, err := e.pool.Exec(ctx, e.sql.vacuum)
+		_, err := e.slow.Exec(ctx, e.sql.vacuum)
 		return lost(ctx, err)
 	})
 	if pe, ok := ended(err); !defined && undefined(err) || ok && pe.Code == syntaxError {
@@ -337,7 +341,20 @@ func (e *Engine) usable(ctx context.Context) error {
 func (e *Engine) Close() error {
 	if !e.closed.Swap(true) && e.pool != nil {
 		e.notifier.close()
-		e.pool.Close()
+		e.closePools()
 	}
 	return nil
+}
+
+func (e *Engine) closePools() {
+	e.pool.Close()
+	e.slow.Close()
+}
+
+// poolFor returns the pool for a call.
+func (e *Engine) poolFor(ctx context.Context) *pgxpool.Pool {
+	if engine.IsMaintenance(ctx) {
+		return e.slow
+	}
+	return e.pool
 }

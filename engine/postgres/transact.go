@@ -33,7 +33,7 @@ func preparedOn(c *pgconn.PgConn) prepared {
 // transact executes calls between begin and COMMIT, all sent together. ctx is for
 // the wait for a connection; during is for the rest.
 func (e *Engine) transact(ctx, during context.Context, begin *statement, calls ...call) error {
-	conn, err := e.pool.Acquire(ctx)
+	conn, err := e.poolFor(ctx).Acquire(ctx)
 	if err != nil {
 		return &notSent{err}
 	}

@@ -354,6 +354,9 @@ func (s *Server) launch() error {
 	return nil
 }
 
+// Programs is the directory of PostgreSQL's programs.
+func (s *Server) Programs() string { return s.bin }
+
 // Socket is the path of the server's socket.
 func (s *Server) Socket() string { return filepath.Join(s.dir, ".s.PGSQL."+s.port) }
 
