@@ -103,7 +103,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.histories = namespace.Histories(s.engine, &s.record).WithCache(shares)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
-		Store: s.histories, Bases: commit.NewBases(shares.Bases), Met: commit.NewMet(), Recent: commit.NewRecent(shares.Recent), Inline: s.opts.InlineBytes,
+		Store: s.histories, Bases: commit.NewBases(shares.Bases), Met: commit.NewMet(shares.Met), Recent: commit.NewRecent(shares.Recent), Inline: s.opts.InlineBytes,
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
@@ -128,6 +128,7 @@ func (s *Store) Close() error {
 	s.histories.Clear()
 	s.commits.Bases.Clear()
 	s.commits.Recent.Clear()
+	s.commits.Met.Clear()
 	return nil
 }
 

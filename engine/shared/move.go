@@ -31,6 +31,8 @@ const (
 	moveBytes, moveOps = 1 << 20, 5000
 	// Calls wait while the pairs that have changed since the last pass are copied: so few of them, or after so many passes.
 	fewPairs, mostPasses = 500, 20
+	// mostPause is how long they wait at most; then the move fails.
+	mostPause = 10 * time.Second
 )
 
 // A mover copies what the owner's driver has to another engine, while calls go on.
@@ -278,6 +280,8 @@ func (o *owner) change(ctx context.Context, m *mover, name string) error {
 	o.gate.Lock()
 	defer o.gate.Unlock()
 	begun := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, mostPause)
+	defer cancel()
 	if err := m.again(ctx, m.take()); err != nil {
 		return staying(err)
 	}

@@ -6,6 +6,7 @@ import "github.com/turnstonedb/turnstone/engine"
 type Shares struct {
 	Bases    *Budget // contents of checkpoint parts, against which the next version is a delta
 	Recent   *Budget // small records
+	Met      *Budget // in which session a payload was met first
 	Segments *Budget // decoded segments of histories
 	Indexes  *Budget // indexes of sessions
 	Pages    *Budget // pages of indexes
@@ -18,7 +19,7 @@ func Of(m *engine.Memory) *Shares { return m.Kept(newShares).(*Shares) }
 
 func newShares(maximum int) engine.Kept {
 	s := &Shares{Seal: make(chan struct{}, 1)}
-	for _, b := range []**Budget{&s.Bases, &s.Recent, &s.Segments, &s.Indexes, &s.Pages} {
+	for _, b := range []**Budget{&s.Bases, &s.Recent, &s.Met, &s.Segments, &s.Indexes, &s.Pages} {
 		*b = NewBudget(0)
 	}
 	s.Resize(maximum)
@@ -28,7 +29,8 @@ func newShares(maximum int) engine.Kept {
 // Resize sets the number of bytes in all. Half are for commits and half for reads: neither takes the memory of the other.
 func (s *Shares) Resize(maximum int) {
 	s.Recent.Resize(maximum / 32)
-	s.Bases.Resize(maximum/2 - maximum/32)
+	s.Met.Resize(maximum / 32)
+	s.Bases.Resize(maximum/2 - maximum/16)
 	s.Segments.Resize(maximum / 2 * 5 / 8)
 	s.Indexes.Resize(maximum / 8)
 	s.Pages.Resize(maximum / 16)

@@ -61,14 +61,14 @@ const (
 	// description of tools.
 	prompts     = 2
 	inlineBytes = 512 << 10 // of such payloads in one commit, out of the room that its stage has
-	mostMet     = 8192      // payloads that Met remembers
+	metBytes    = 200       // that Met takes for a payload
 )
 
 // A Met remembers in which session larger payloads were met first.
 type Met = cache.Cache[blob.ID, heads.Incarnation]
 
-// NewMet returns a Met that remembers none.
-func NewMet() *Met { return cache.New[blob.ID, heads.Incarnation](cache.NewBudget(mostMet)) }
+// NewMet returns a Met that remembers none, within a budget.
+func NewMet(b *cache.Budget) *Met { return cache.New[blob.ID, heads.Incarnation](b) }
 
 // together reports whether a payload is stored with the other nodes of its commit. What this process
 // has met in another session is stored as a blob.
@@ -78,7 +78,7 @@ func (w *writer) together(id blob.ID, size int) bool {
 	}
 	inc, met := w.store.Met.Get(id)
 	if !met {
-		w.store.Met.Put(id, w.s.Inc, 1)
+		w.store.Met.Put(id, w.s.Inc, metBytes)
 	}
 	return !met || inc == w.s.Inc
 }
