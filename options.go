@@ -39,7 +39,8 @@ type Options struct {
 	NoAutoSeal bool
 	// Memory is what the store keeps in memory, together with all that is opened with the same one. Half
 	// is for the contents of checkpoint parts, so that the next version can be stored as a delta: a part
-	// whose last version is not at hand is stored whole. Half is for histories that were read.
+	// whose last version is not at hand is stored whole. Half is for histories that were read. Each half may take what the
+	// other does not use.
 	// Default: the process's own, 96 MiB.
 	Memory *engine.Memory
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the

@@ -35,6 +35,7 @@ func (e *Engine) connect(ctx context.Context, config *pgxpool.Config) error {
 				e.pool = pool
 				config = config.Copy()
 				config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, slowConns
+				config.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > slowPingAfter }
 				if e.slow, err = pgxpool.NewWithConfig(ctx, config); err == nil {
 					return nil
 				}
@@ -67,6 +68,10 @@ var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "
 // pingAfter is how long a connection must be idle to be asked, in a round trip of
 // its own, whether it is still there. One that is not makes an Apply ErrUnknown.
 const pingAfter = 30 * time.Second
+
+// slowPingAfter is the same for maintenance, whose connections are used now and then: those of a server that was killed meanwhile are not noticed
+// otherwise.
+const slowPingAfter = 100 * time.Millisecond
 
 // configure adds the driver's settings to those of the URL. A server setting in the URL wins.
 func (e *Engine) configure(config *pgxpool.Config) {

@@ -7,28 +7,57 @@ import (
 	"sync"
 )
 
-// A Budget is how many bytes the values of its caches may take together. It is safe for concurrent use.
+// A pool is how many bytes the values of all caches of some budgets may take together.
+type pool struct {
+	mu      sync.Mutex // guards the fields below, and those of budgets and caches
+	max     int
+	size    int
+	budgets []*Budget
+}
+
+// A Budget is a part of a pool that the values of its caches share. They may take more while others take less than their part.
+// A Budget is safe for concurrent use.
 type Budget struct {
-	mu    sync.Mutex // guards the fields below, and those of the caches
-	max   int
+	pool  *pool
+	part  int // in bytes
 	size  int
 	order list.List // of what the caches hold, the most recently used one first
 }
 
-// NewBudget returns a budget of a number of bytes.
-func NewBudget(maximum int) *Budget { return &Budget{max: maximum} }
-
-// Resize sets the number of bytes. If the caches hold more, they drop what was used least recently.
-func (b *Budget) Resize(maximum int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.max = maximum
-	b.shrink()
+// NewBudget returns a budget of a number of bytes, which is all of its pool.
+func NewBudget(maximum int) *Budget {
+	p := &pool{}
+	b := p.add()
+	b.Resize(maximum)
+	return b
 }
 
-func (b *Budget) shrink() {
-	for b.size > b.max {
-		b.order.Back().Value.(interface{ drop() }).drop()
+// add adds a budget of no bytes.
+func (p *pool) add() *Budget {
+	b := &Budget{pool: p}
+	p.budgets = append(p.budgets, b)
+	return b
+}
+
+// Resize sets the number of bytes. If the caches of the pool hold too much then, values are dropped.
+func (b *Budget) Resize(part int) {
+	b.pool.mu.Lock()
+	defer b.pool.mu.Unlock()
+	b.pool.max += part - b.part
+	b.part = part
+	b.pool.shrink()
+}
+
+// shrink drops what was used least recently, of the budgets that take most beyond their parts.
+func (p *pool) shrink() {
+	for p.size > p.max {
+		most := p.budgets[0]
+		for _, b := range p.budgets {
+			if b.size-b.part > most.size-most.part {
+				most = b
+			}
+		}
+		most.order.Back().Value.(interface{ drop() }).drop()
 	}
 }
 
@@ -56,8 +85,8 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	if c == nil {
 		return value, false
 	}
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
+	c.budget.pool.mu.Lock()
+	defer c.budget.pool.mu.Unlock()
 	e := c.by[key]
 	if e == nil {
 		return value, false
@@ -71,9 +100,9 @@ func (c *Cache[K, V]) Takes(size int) bool {
 	if c == nil {
 		return false
 	}
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
-	return size <= c.budget.max/2
+	c.budget.pool.mu.Lock()
+	defer c.budget.pool.mu.Unlock()
+	return size <= c.budget.part/2
 }
 
 // Put sets the value of a key, which takes size bytes. If the cache does not take it, the key has no
@@ -83,19 +112,20 @@ func (c *Cache[K, V]) Put(key K, value V, size int) {
 		return
 	}
 	b := c.budget
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.pool.mu.Lock()
+	defer b.pool.mu.Unlock()
 	if e := c.by[key]; e != nil {
 		e.drop()
 	}
-	if size > b.max/2 {
+	if size > b.part/2 {
 		return
 	}
 	e := &entry[K, V]{cache: c, key: key, value: value, size: size}
 	e.place = b.order.PushFront(e)
 	c.by[key] = e
 	b.size += size
-	b.shrink()
+	b.pool.size += size
+	b.pool.shrink()
 }
 
 // Drop removes a key.
@@ -103,8 +133,8 @@ func (c *Cache[K, V]) Drop(key K) {
 	if c == nil {
 		return
 	}
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
+	c.budget.pool.mu.Lock()
+	defer c.budget.pool.mu.Unlock()
 	if e := c.by[key]; e != nil {
 		e.drop()
 	}
@@ -115,17 +145,18 @@ func (c *Cache[K, V]) Clear() {
 	if c == nil {
 		return
 	}
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
+	c.budget.pool.mu.Lock()
+	defer c.budget.pool.mu.Unlock()
 	for _, e := range c.by {
 		e.drop()
 	}
 }
 
-// drop removes e. The budget is locked.
+// drop removes e. The pool is locked.
 func (e *entry[K, V]) drop() {
 	b := e.cache.budget
 	b.order.Remove(e.place)
 	delete(e.cache.by, e.key)
 	b.size -= e.size
+	b.pool.size -= e.size
 }

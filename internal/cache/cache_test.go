@@ -1,13 +1,11 @@
-package cache_test
+package cache
 
 import (
 	"testing"
-
-	"github.com/turnstonedb/turnstone/internal/cache"
 )
 
 func TestACacheHoldsWhatWasUsedLast(t *testing.T) {
-	c := cache.New[string, int](cache.NewBudget(10))
+	c := New[string, int](NewBudget(10))
 	has := func(want ...string) {
 		t.Helper()
 		n := 0
@@ -41,7 +39,7 @@ func TestACacheHoldsWhatWasUsedLast(t *testing.T) {
 	c.Drop("c")
 	c.Drop("no such key")
 	has("d")
-	var none *cache.Cache[string, int]
+	var none *Cache[string, int]
 	none.Put("a", 1, 1)
 	none.Drop("a")
 	if _, ok := none.Get("a"); ok {
@@ -50,8 +48,8 @@ func TestACacheHoldsWhatWasUsedLast(t *testing.T) {
 }
 
 func TestCachesOfOneBudgetShareIt(t *testing.T) {
-	b := cache.NewBudget(10)
-	first, second := cache.New[string, int](b), cache.New[int, string](b)
+	b := NewBudget(10)
+	first, second := New[string, int](b), New[int, string](b)
 	has := func(a, b, one, two bool) {
 		t.Helper()
 		_, hasA := first.Get("a")
@@ -82,4 +80,43 @@ func TestCachesOfOneBudgetShareIt(t *testing.T) {
 	b.Resize(8)
 	second.Put(1, "one", 4)
 	has(false, false, true, true)
+}
+
+// Budgets of one pool lend each other what they do not use, and get it back.
+func TestBudgetsLendWhatTheyDoNotUse(t *testing.T) {
+	var p pool
+	small, large := p.add(), p.add()
+	small.Resize(4)
+	large.Resize(8)
+	lent, own := New[int, int](small), New[int, int](large)
+	count := func(c *Cache[int, int]) (n int) {
+		for k := range 20 {
+			if _, ok := c.Get(k); ok {
+				n++
+			}
+		}
+		return n
+	}
+	for k := range 10 {
+		lent.Put(k, k, 2)
+	}
+	if n := count(lent); n != 6 {
+		t.Errorf("%d values of 2 bytes in 12", n)
+	}
+	for k := range 10 {
+		own.Put(k, k, 2)
+	}
+	if n, m := count(lent), count(own); n != 2 || m != 4 {
+		t.Errorf("%d and %d values of 2 bytes in 4 and 8", n, m)
+	}
+	if _, ok := lent.Get(9); !ok {
+		t.Error("what was used last is gone")
+	}
+	lent.Put(11, 11, 2) // Its budget is full, so it drops its own.
+	if n, m := count(lent), count(own); n != 2 || m != 4 {
+		t.Errorf("%d and %d values", n, m)
+	}
+	if lent.Takes(3) || !lent.Takes(2) {
+		t.Error("a cache takes values by its own budget")
+	}
 }

@@ -2,7 +2,7 @@ package cache
 
 import "github.com/turnstonedb/turnstone/engine"
 
-// Shares are the budgets of what stores keep in memory.
+// Shares are the budgets of what stores keep in memory. They have one pool.
 type Shares struct {
 	Bases    *Budget // contents of checkpoint parts, against which the next version is a delta
 	Recent   *Budget // small records
@@ -19,14 +19,15 @@ func Of(m *engine.Memory) *Shares { return m.Kept(newShares).(*Shares) }
 
 func newShares(maximum int) engine.Kept {
 	s := &Shares{Seal: make(chan struct{}, 1)}
+	var p pool
 	for _, b := range []**Budget{&s.Bases, &s.Recent, &s.Met, &s.Segments, &s.Indexes, &s.Pages} {
-		*b = NewBudget(0)
+		*b = p.add()
 	}
 	s.Resize(maximum)
 	return s
 }
 
-// Resize sets the number of bytes in all. Half are for commits and half for reads: neither takes the memory of the other.
+// Resize sets the number of bytes in all. Half are for commits and half for reads: neither loses its half to the other.
 func (s *Shares) Resize(maximum int) {
 	s.Recent.Resize(maximum / 32)
 	s.Met.Resize(maximum / 32)
