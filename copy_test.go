@@ -545,3 +545,24 @@ func TestALateAttemptOfACopyChangesNothing(t *testing.T) {
 		}
 	}
 }
+
+// SP9
+func TestAnEngineThatAStoreIsMovedToCantBeOpened(t *testing.T) {
+	e, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "a"}, []byte("text"))
+	mark := &engine.Batch{Sets: []engine.Pair{{Key: engine.UnfinishedKey, Value: []byte("a move")}}}
+	if err := e.Apply(ctx, mark); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []*turnstone.Options{nil, {MustExist: true}, {Namespace: "another"}} {
+		if _, err := turnstone.Open(ctx, e, o); !errors.Is(err, turnstone.ErrUnfinishedCopy) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if err := e.Apply(ctx, &engine.Batch{Deletes: [][]byte{engine.UnfinishedKey}}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := openStore(t, e, nil).Session(ctx, "a"); err != nil || s == nil {
+		t.Error(err)
+	}
+}

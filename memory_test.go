@@ -20,7 +20,7 @@ func (m *misses) Begin(ctx context.Context, _ turnstone.Operation) (context.Cont
 }
 
 func TestR21_StoresOfOneMemoryShareItAndACloseGivesItBack(t *testing.T) {
-	shared, e := engine.NewMemory(engine.MinMemory), memory.New()
+	shared, e := engine.NewMemoryBudget(engine.MinMemory), memory.New()
 	r := rand.NewChaCha8([32]byte{1})
 	part := func() []byte { // Of 3.5 MB at most in the smallest Memory, which keeps 16 MB.
 		b := make([]byte, 3<<20)
@@ -33,7 +33,7 @@ func TestR21_StoresOfOneMemoryShareItAndACloseGivesItBack(t *testing.T) {
 		part []byte
 		seen *misses
 	}
-	open := func(name string, m *engine.Memory) held {
+	open := func(name string, m *engine.MemoryBudget) held {
 		h := held{part: part(), seen: &misses{}}
 		h.Store = openStore(t, e, &turnstone.Options{Namespace: name, Memory: m, Observer: h.seen, NoAutoSeal: true})
 		var err error
@@ -52,7 +52,7 @@ func TestR21_StoresOfOneMemoryShareItAndACloseGivesItBack(t *testing.T) {
 		}
 		return h.seen.n == before
 	}
-	one, other, alone := open("one", shared), open("other", shared), open("alone", engine.NewMemory(engine.MinMemory))
+	one, other, alone := open("one", shared), open("other", shared), open("alone", engine.NewMemoryBudget(engine.MinMemory))
 	for _, h := range []*held{&one, &other, &alone} {
 		commit(h)
 	}

@@ -70,7 +70,7 @@ type Outcome struct {
 	// Replayed: the turn had been committed before.
 	Replayed bool
 	// BaseHits and BaseMisses count the checkpoint parts of a commit whose last
-	// version was at hand, and not: those are stored whole. See Options.Memory.
+	// version was in memory, and was not: those are stored whole. See Options.Memory.
 	BaseHits, BaseMisses int
 	GC                   *gc.Report       // of OpGC, when it succeeded and was no dry run
 	Vacuum               *gc.VacuumReport // of OpVacuum, when it succeeded

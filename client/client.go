@@ -48,9 +48,9 @@ type Options struct {
 	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10 seconds, at most 30: so long a server
 	// remembers what it did for sure.
 	Patience time.Duration
-	// Memory is what the client keeps in memory, together with all that is opened with the same one: the last large commits, from
-	// which the next are sent as differences. Default: the process's own, 96 MiB.
-	Memory *engine.Memory
+	// Memory is the budget of what the client keeps in memory: the last large commits, from which the next are sent as
+	// differences. Default: the process's own.
+	Memory *engine.MemoryBudget
 }
 
 var errSilent = errors.New("client: the server does not answer")
@@ -67,7 +67,7 @@ type Client struct {
 	base   string
 	http   *http.Client
 	server atomic.Pointer[string] // the id of the process that served last
-	bases  *bases                 // shared with the process's other stores and clients
+	bases  *bases
 	ended  context.Context
 	end    context.CancelFunc
 }
@@ -130,6 +130,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 func (c *Client) Close() error {
 	c.end()
 	c.http.CloseIdleConnections()
+	c.bases.Clear()
 	return nil
 }
 

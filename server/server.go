@@ -34,9 +34,9 @@ type Options struct {
 	Tokens func(token string) (Grant, bool)
 	// TLS, if set, makes Serve speak TLS.
 	TLS *tls.Config
-	// Memory is what the server keeps in memory, together with all that is opened with the same one: the last large commits, from which
-	// the next can be differences. Default: the process's own, 96 MiB.
-	Memory *engine.Memory
+	// Memory is the budget of what the server keeps in memory: the last large commits, from which the next can be differences. Default: the
+	// process's own.
+	Memory *engine.MemoryBudget
 	// MaxRequestBytes is how long the body of a request may be, but for that of an upload. Default 128 MiB.
 	MaxRequestBytes int64
 	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
@@ -163,6 +163,7 @@ func (s *Server) Close() error {
 	for _, sp := range spaces {
 		err = errors.Join(err, sp.close())
 	}
+	s.bodies.Clear()
 	return err
 }
 

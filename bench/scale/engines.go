@@ -38,9 +38,11 @@ func open(name, dir string) (kv, error) {
 		e, err := badger.Open(dir, nil)
 		return driver{e}, err
 	case "plain-pebble":
-		cache := pebbledb.NewCache(16 << 20)
+		cache := pebbledb.NewCache(engine.DefaultMemory / 4)
 		defer cache.Unref()
-		db, err := pebbledb.Open(dir, &pebbledb.Options{Cache: cache, MemTableSize: 8 << 20, MemTableStopWritesThreshold: 4, Logger: quiet{}})
+		o := &pebbledb.Options{Cache: cache, MemTableSize: 8 << 20, MemTableStopWritesThreshold: 4, Logger: quiet{}}
+		o.Levels[0].BlockSize, o.Levels[0].IndexBlockSize = 32<<10, 256<<10
+		db, err := pebbledb.Open(dir, o)
 		return plainPebble{db}, err
 	case "plain-badger":
 		db, err := badgerdb.Open(badgerdb.DefaultOptions(dir).WithSyncWrites(true).WithLogger(nil).WithMemTableSize(16 << 20).WithNumMemtables(2).

@@ -57,7 +57,7 @@ func message(err error) string {
 const (
 	exitFailed      = 1   // any other error
 	exitUsage       = 2   // the command line is wrong; nothing was done
-	exitNotFound    = 3   // no such store, session, node, record, revision or attachment
+	exitNotFound    = 3   // no such store, session, node, record, revision or attachment, or the store was moved
 	exitDamaged     = 4   // data in the store is missing or damaged
 	exitConflict    = 5   // another writer was first, or the name exists already
 	exitUnavailable = 6   // another process has the store open and does not share it, its database can't be reached, or a copy into it is not finished
@@ -65,7 +65,7 @@ const (
 )
 
 const exitCodes = `Exit codes: 0 success; 2 the command line is wrong and nothing was done; 3 no such store, session, node, record,
-revision or attachment; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
+revision or attachment, or the store was moved; 4 the store is damaged; 5 another writer was first, or the name exists already; 6 another process has
 the store open and does not share it, its database can't be reached, or a copy into it is not finished; 130 interrupted;
 1 any other error.`
 

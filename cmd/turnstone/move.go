@@ -16,7 +16,7 @@ func (a *app) move() *cobra.Command {
 		Use:   "move FROM TO",
 		Short: "Move a store to another engine or place while it is used",
 		Long: "Move the store in the directory FROM to TO, all namespaces, while processes and servers go on using it. The process\n" +
-			"that has FROM open copies it, and serves it from TO in the end; calls wait for a moment then. It goes on until it ends.\n" +
+			"that has FROM open copies it, and serves it from TO in the end; calls wait for a moment then. That process serves it so until it ends.\n" +
 			"Who opens FROM after that is told where the store is. TO must be empty. After an interruption the store is still\n" +
 			"FROM, and the same command begins anew. The old files stay in FROM: remove them when `turnstone verify` has passed on TO.",
 		Example: "turnstone move copy.badger moved.pebble",

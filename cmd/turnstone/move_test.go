@@ -98,8 +98,8 @@ func TestMoveWhileAServerServesTheStore(t *testing.T) {
 	}
 }
 
-// The process that serves a store is killed while it moves it, or the command is that asked it to. What was acknowledged is where the store is then, and
-// what is only a part of a copy can't be opened.
+// A process is killed while a store moves: the one that serves the store, or the command that asked for the move. Wherever the store is then, it has all
+// that was acknowledged. A partial copy can't be opened.
 func TestAKillWhileAStoreMovesLosesNothing(t *testing.T) {
 	rounds := 3
 	if testscale.Long() {
@@ -158,7 +158,7 @@ func TestAKillWhileAStoreMovesLosesNothing(t *testing.T) {
 		} else if copied, _, ok := turnstoneCmd(t, "show", "chat", "--json", "--store", to); ok && copied != out {
 			t.Errorf("round %d: a part of a copy can be opened", round)
 		}
-		if n := strings.Count(out, "text "); n < acked {
+		if n := strings.Count(out, "text "); n < acked || acked == 0 {
 			t.Errorf("round %d: %d commits were acknowledged, and %d are there", round, acked, n)
 		}
 	}

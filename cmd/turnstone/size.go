@@ -37,7 +37,7 @@ func (s *byteSize) Set(text string) error {
 func (s *byteSize) Type() string { return "size" }
 
 // A memoryFlag is the value of a flag that takes the size of a Memory.
-type memoryFlag struct{ to **engine.Memory }
+type memoryFlag struct{ to **engine.MemoryBudget }
 
 func (m memoryFlag) String() string {
 	if m.to == nil || *m.to == nil {
@@ -52,7 +52,7 @@ func (m memoryFlag) Set(text string) error {
 	if err != nil || n < engine.MinMemory || n > math.MaxInt {
 		return fmt.Errorf("want a size of at least 32MiB")
 	}
-	*m.to = engine.NewMemory(int(n))
+	*m.to = engine.NewMemoryBudget(int(n))
 	return nil
 }
 

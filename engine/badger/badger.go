@@ -53,9 +53,9 @@ type Options struct {
 	// Logger receives the fixed text of Badger's messages. The driver leaves their arguments out, because they can contain
 	// keys and values. Nil means no logger. Use ignores this field.
 	Logger *slog.Logger
-	// Memory is what the stores that use the engine keep in memory, less two memtables of 16 MiB. It does not bound what Badger
-	// takes beside those, which can be several hundred megabytes while it compacts. Default: the process's own. Use ignores this field.
-	Memory *engine.Memory
+	// Memory is the budget from which two memtables of 16 MiB are taken. While Badger compacts it takes several hundred
+	// megabytes more, which no budget bounds. Default: the process's own. Use ignores this field.
+	Memory *engine.MemoryBudget
 	// Configure changes the options of the database before Open opens it. It must leave Dir, ValueDir, ReadOnly,
 	// SyncWrites and NumVersionsToKeep as they are. Nil changes nothing. Use ignores this field.
 	Configure func(badger.Options) badger.Options

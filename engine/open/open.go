@@ -31,8 +31,8 @@ type Options struct {
 	// Reading and what reclaims space need none, or little on Badger (docs/engines.md).
 	// If another process has the store open already, its limit holds.
 	MinFreeBytes uint64
-	// Memory is what the engine keeps in memory, together with all that is opened with the same one. Default: the process's own.
-	Memory *engine.Memory
+	// Memory is the budget of what the engine keeps in memory. Default: the process's own.
+	Memory *engine.MemoryBudget
 	// Exclusive opens the store for this process alone. Otherwise other processes can use it at the same
 	// time: see package shared.
 	Exclusive bool
@@ -83,8 +83,13 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 		}
 		return e, nil
 	}
+	return nil, unknown(url)
+}
+
+// unknown is the error of a URL that names no engine.
+func unknown(url string) error {
 	begin, _, _ := strings.Cut(url, ":") // the rest may have a password
-	return nil, fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
+	return fmt.Errorf("%w (it begins with %q): want %s", ErrURL, begin, Forms)
 }
 
 // Move moves a store in a directory, which e is, to the engine that url names, while all processes go on using it: see
@@ -95,7 +100,7 @@ func Move(ctx context.Context, e engine.Engine, url string) (*shared.Moved, erro
 		return nil, fmt.Errorf("%w: only one in a directory, which is not open for this process alone, can be moved", shared.ErrNoMove)
 	}
 	if url == "mem:" {
-		return nil, fmt.Errorf("%w: a store can't be moved to memory", ErrURL)
+		return nil, fmt.Errorf("%w: memory ends with the process", shared.ErrNoMove)
 	}
 	if _, dir, ok := Directory(url); ok { // Another process may open it, from another working directory.
 		abs, err := filepath.Abs(dir)
@@ -104,8 +109,7 @@ func Move(ctx context.Context, e engine.Engine, url string) (*shared.Moved, erro
 		}
 		url = strings.TrimSuffix(url, dir) + abs
 	} else if !Server(url) {
-		_, err := Open(ctx, url, nil)
-		return nil, err // It names no engine.
+		return nil, unknown(url)
 	}
 	return s.Move(ctx, url, Redacted(url))
 }

@@ -61,9 +61,9 @@ type Options struct {
 	// MinFreeBytes is the free disk space below which Apply fails with
 	// engine.ErrNoSpace, except for batches that reclaim. Default 64 MiB.
 	MinFreeBytes uint64
-	// Memory is what the engine's memtables and blocks are part of: a quarter of it, and up to three memtables of 8 MiB more while
-	// tables can't be written as fast as batches come. Default: the process's own.
-	Memory *engine.Memory
+	// Memory is the budget of which memtables and blocks take a quarter. While batches come faster than tables can be
+	// written, memtables take up to 24 MiB more. Default: the process's own.
+	Memory *engine.MemoryBudget
 	// ReadOnly opens an existing store that no process has open, and changes nothing in its directory, which may be on a
 	// medium that can't be written. Several processes can read a store at once, but none can open it otherwise
 	// meanwhile. Apply and Vacuum fail with engine.ErrReadOnly. What a process that was killed has written last is
@@ -279,7 +279,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 		Logger:                      e.log,
 		EventListener:               &pebble.EventListener{BackgroundError: e.background, DataCorruption: func(pebble.DataCorruptionInfo) {}},
 	}
-	// Compactions read and write a block at a time, and a block of 4 KiB, Pebble's default, costs a system call like a larger one.
+	// A compaction makes a system call for each block, whatever its size. Pebble's default of 4 KiB makes many.
 	options.Levels[0].BlockSize, options.Levels[0].IndexBlockSize = blockSize, 8*blockSize
 	// Most guards are on keys that are absent, and they must not read a block of each table.
 	options.Levels[0].FilterPolicy = bloom.FilterPolicy(filterBits)

@@ -77,7 +77,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// cluster starts etcd and two servers under Patroni, of which the leader replicates synchronously.
+// cluster starts etcd, and two servers that Patroni looks after. It returns when one of them, the first, leads, and replicates to the other synchronously.
 func cluster(t *testing.T) []*member {
 	t.Helper()
 	for _, program := range []string{"patroni", "etcd"} {

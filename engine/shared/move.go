@@ -208,7 +208,9 @@ func (o *owner) move(ctx context.Context, url, name string) (_ *Moved, err error
 	if o.of.driver.Other == nil {
 		return nil, fmt.Errorf("%w: the process that has the store open can't open others", ErrNoMove)
 	}
-	o.moving.Lock() // Close waits for it.
+	if !o.moving.TryLock() { // Close waits for it.
+		return nil, fmt.Errorf("%w: it is being moved, or closes", ErrNoMove)
+	}
 	defer o.moving.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -219,7 +221,7 @@ func (o *owner) move(ctx context.Context, url, name string) (_ *Moved, err error
 		case <-ctx.Done():
 		}
 	}()
-	// A vacuum would go on in the old engine.
+	// A vacuum that is under way would go on in the old engine.
 	select {
 	case o.vacuum <- struct{}{}:
 		defer func() { <-o.vacuum }()

@@ -10,12 +10,12 @@ type Shares struct {
 	Segments *Budget // decoded segments of histories
 	Indexes  *Budget // indexes of sessions
 	Pages    *Budget // pages of indexes
-	// Seal has a token while a session is sealed: of all stores one is at a time.
+	// Seal has a token while a session is sealed: stores take turns.
 	Seal chan struct{}
 }
 
 // Of returns the budgets of what is opened with m.
-func Of(m *engine.Memory) *Shares { return m.Kept(newShares).(*Shares) }
+func Of(m *engine.MemoryBudget) *Shares { return m.Kept(newShares).(*Shares) }
 
 func newShares(maximum int) engine.Kept {
 	s := &Shares{Seal: make(chan struct{}, 1)}

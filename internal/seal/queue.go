@@ -3,14 +3,16 @@ package seal
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
-// A Queue seals sessions in the background, one at a time of all queues that have one channel.
+// A Queue seals sessions in the background, one at a time. Queues with the same channel take turns, for sealing needs memory; but a queue that waits for
+// a second goes on, so that no store waits for the engine of another.
 type Queue struct {
 	ctx  context.Context
-	one  chan struct{} // has a token while a session is sealed, by this queue or another
+	turn chan struct{} // has a token while a session is sealed, by this queue or another
 	done chan struct{}
 
 	mu     sync.Mutex // guards queue and queued
@@ -25,9 +27,9 @@ type job struct {
 	seal func(context.Context)
 }
 
-// NewQueue returns a queue that works until ctx ends. one has room for one element.
-func NewQueue(ctx context.Context, one chan struct{}) *Queue {
-	q := &Queue{ctx: ctx, one: one, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
+// NewQueue returns a queue that works until ctx ends. turn has room for one element.
+func NewQueue(ctx context.Context, turn chan struct{}) *Queue {
+	q := &Queue{ctx: ctx, turn: turn, done: make(chan struct{}), queued: map[heads.Incarnation]bool{}, wake: make(chan struct{}, 1)}
 	go q.work()
 	return q
 }
@@ -60,18 +62,23 @@ func (q *Queue) work() {
 		case <-q.wake:
 		}
 		for next := q.next(); next.seal != nil; next = q.next() {
-			select {
-			case <-q.ctx.Done():
-				return
-			case q.one <- struct{}{}:
-			}
-			next.seal(q.ctx)
-			<-q.one
+			q.inTurn(next.seal)
 			q.mu.Lock()
 			delete(q.queued, next.inc)
 			q.mu.Unlock()
 		}
 	}
+}
+
+// inTurn calls seal when it is the queue's turn, or after a second.
+func (q *Queue) inTurn(seal func(context.Context)) {
+	select {
+	case q.turn <- struct{}{}:
+		defer func() { <-q.turn }()
+	case <-time.After(time.Second):
+	case <-q.ctx.Done():
+	}
+	seal(q.ctx)
 }
 
 // next takes the oldest job off the queue. It returns the zero job if there is none, or

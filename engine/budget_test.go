@@ -9,7 +9,7 @@ import (
 
 func TestStoresHaveWhatEnginesLeave(t *testing.T) {
 	const size = 64 << 20
-	m := engine.NewMemory(size)
+	m := engine.NewMemoryBudget(size)
 	c := cache.New[int, int](cache.Of(m).Bases)
 	room := func() (n int) { // of the half for commits, of which a cache takes values of half its size
 		for c.Takes(n + 1<<16) {
@@ -35,9 +35,9 @@ func TestStoresHaveWhatEnginesLeave(t *testing.T) {
 	if got := room(); got != whole {
 		t.Errorf("after the engines %d, before %d", got, whole)
 	}
-	var own *engine.Memory
+	var own *engine.MemoryBudget
 	own.Take(1)()
-	if own.Bytes() != engine.DefaultMemory || cache.Of(own) != cache.Of(nil) || cache.Of(own) == cache.Of(m) || engine.NewMemory(1).Bytes() != engine.MinMemory {
+	if own.Bytes() != engine.DefaultMemory || cache.Of(own) != cache.Of(nil) || cache.Of(own) == cache.Of(m) || engine.NewMemoryBudget(1).Bytes() != engine.MinMemory {
 		t.Error("the process's own Memory, or the smallest, is not what it is said to be")
 	}
 }
