@@ -33,7 +33,7 @@ func TestASyncOfTheLogThatFails(t *testing.T) {
 	testscale.Slow(t)
 	dir := t.TempDir() + "/store"
 	before, _ := run(t, dir, 200*time.Millisecond)
-	acked, stderr := run(t, dir, 20*time.Second, strace(t, "msync", "error=EIO:when=100+")...)
+	acked, stderr := run(t, dir, itself, strace(t, "msync", "error=EIO:when=100+")...)
 	if !strings.Contains(stderr, engine.ErrUnknown.Error()) && !strings.Contains(stderr, engine.ErrClosed.Error()) {
 		t.Fatalf("an Apply whose sync failed: %q", stderr)
 	}
@@ -58,7 +58,7 @@ func TestASyncOfTheManifestThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv(child+"_BATCHES", "9000") // more than a memtable takes
-	acked, stderr := run(t, dir, time.Minute, append(strace(t, "fsync", "error=EIO:when=1"), "-P", dir+"/MANIFEST")...)
+	acked, stderr := run(t, dir, itself, append(strace(t, "fsync", "error=EIO:when=1"), "-P", dir+"/MANIFEST")...)
 	e, err = badger.Open(dir, nil)
 	if err == nil {
 		err = errors.Join(lost(e, acked), e.Close())
@@ -115,7 +115,7 @@ func TestAFullDiskEndsTheProcess(t *testing.T) {
 	testscale.Slow(t)
 	dir := disk(t, 100)
 	t.Setenv(child+"_FULL", "1") // as if others had taken the space since the driver looked
-	acked, stderr := run(t, dir, 20*time.Second)
+	acked, stderr := run(t, dir, itself)
 	if !strings.Contains(stderr, "SIGBUS") {
 		t.Errorf("Badger survives a full disk: %.200q", stderr)
 	}

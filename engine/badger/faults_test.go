@@ -128,6 +128,9 @@ func lost(e engine.Engine, acked []uint64) error {
 	return nil
 }
 
+// itself is for a child that ends by itself, however slow the machine is.
+const itself = 10 * time.Minute
+
 // run runs a child on dir until it ends or is killed, and returns what it acknowledged. The command before it, if there is
 // one, runs it.
 func run(t *testing.T, dir string, after time.Duration, before ...string) (acked []uint64, stderr string) {
@@ -227,7 +230,7 @@ func TestDamageThatTheWitnessTells(t *testing.T) {
 	closed, acked := filled(t)
 	killed := t.TempDir() + "/store"
 	t.Setenv(child+"_BATCHES", "500") // which Badger keeps in one log
-	inLog, _ := run(t, killed, time.Minute)
+	inLog, _ := run(t, killed, itself)
 	damage := map[string]struct {
 		dir  string
 		file string // a pattern
