@@ -40,7 +40,7 @@ type Options struct {
 	// Memory is the budget of what the store keeps in memory, which it shares with all that are opened with the same
 	// one. Half is for the contents of checkpoint parts, so that the next version can be stored as a delta: a part
 	// whose last version is not there any more is stored whole. The other half is for histories that were read. Each
-	// half may take what the other does not use. Default: the process's own, of 96 MiB.
+	// half may take what the other does not use. Default: the process's own, of 64 MiB.
 	Memory *engine.MemoryBudget
 	// MustExist makes Open fail with ErrStoreNotFound instead of creating the
 	// namespace.

@@ -4,7 +4,7 @@ import "sync"
 
 const (
 	// DefaultMemory is the size in bytes of the process's own MemoryBudget.
-	DefaultMemory = 96 << 20
+	DefaultMemory = 64 << 20
 	// MinMemory is the size in bytes of the smallest MemoryBudget. Two memtables of Pebble take half of it.
 	MinMemory = 32 << 20
 )

@@ -17,7 +17,7 @@ const groupBytes = 2 << 20
 // A group is the batches that the committer hands to Pebble as one batch, with one sync.
 type group struct {
 	commits []*commit
-	batch   *pebble.Batch // the writes of the commits whose guards hold, or nil
+	batch   *pebble.Batch // the writes of the commits whose guards hold, or nil: that of a lone commit, or one of Engine.spare
 	view    *view         // what readers see once the group is durable, or nil if nothing was written
 	end     uint64        // Pebble's sequence number after the group
 	err     error         // of handing batch to Pebble
@@ -69,9 +69,13 @@ func (e *Engine) commit(g *group, p *promise) {
 		pending = writes{}
 	}
 	for _, c := range g.commits {
-		if c.err = e.check(c, pending); c.err == nil && c.batch.Count() > 0 {
-			g.add(c, pending)
+		if c.err = e.check(c, pending); c.err != nil || c.batch.Count() == 0 {
+			continue
 		}
+		if pending != nil && g.batch == nil {
+			g.batch = e.joined()
+		}
+		g.add(c, pending)
 	}
 	if g.batch != nil {
 		e.insert(g, p)
@@ -105,15 +109,15 @@ func (e *Engine) check(c *commit, pending writes) error {
 // writes are the values that a group has set so far, or nil for keys that it has deleted.
 type writes map[string][]byte
 
-// add adds the writes of c to the group, and to pending if that is not nil.
+// add adds the writes of c to the group, and to pending, which is nil if c is alone.
 func (g *group) add(c *commit, pending writes) {
 	c.wrote = true
-	if g.batch == nil {
+	if pending == nil {
 		g.batch = c.batch
-	} else {
-		_ = g.batch.Apply(c.batch, nil) // it was made by pebbleBatch
+		return
 	}
-	for r := c.batch.Reader(); pending != nil; {
+	_ = g.batch.Apply(c.batch, nil) // it was made by pebbleBatch
+	for r := c.batch.Reader(); ; {
 		kind, key, value, ok, _ := r.Next()
 		if !ok {
 			return
@@ -124,6 +128,17 @@ func (g *group) add(c *commit, pending writes) {
 		case pebble.InternalKeyKindDelete:
 			pending[string(key)] = nil
 		}
+	}
+}
+
+// joined returns an empty batch for the writes of several commits. These batches are as large as groups, so they
+// are kept apart from Pebble's pool, from which each commit would take one.
+func (e *Engine) joined() *pebble.Batch {
+	select {
+	case b := <-e.spare:
+		return b
+	default:
+		return e.db.NewBatch()
 	}
 }
 
@@ -166,6 +181,13 @@ func (e *Engine) land(g *group) {
 		}
 	}
 	g.answer(e.show(g))
+	if len(g.commits) > 1 && g.batch != nil && g.err == nil {
+		g.batch.Reset()
+		select {
+		case e.spare <- g.batch:
+		default:
+		}
+	}
 }
 
 // answer answers the commits of g. failed is why the engine has failed, or nil.
@@ -177,12 +199,7 @@ func (g *group) answer(failed error) {
 		case failed != nil:
 			c.err = failed // the verdict may rest on a batch that is not durable
 		}
-		if c.batch != g.batch {
-			_ = c.batch.Close()
-		}
+		_ = c.batch.Close()
 		c.done <- c.err
-	}
-	if g.batch != nil {
-		_ = g.batch.Close()
 	}
 }

@@ -102,11 +102,12 @@ type Engine struct {
 	toOpen   localdir.Resources // what a disk must have that is not full at Open
 	log      logger
 
-	line     line          // of batches that wait for the committer
-	synced   chan *group   // from the committer to the syncer, in the order of groups
-	syncing  atomic.Int32  // groups that the syncer has
-	rest     chan struct{} // closed when the syncer has ended
-	vacuum   chan struct{} // holds a token while a Vacuum runs
+	line     line               // of batches that wait for the committer
+	synced   chan *group        // from the committer to the syncer, in the order of groups
+	spare    chan *pebble.Batch // of groups that have landed, for later ones
+	syncing  atomic.Int32       // groups that the syncer has
+	rest     chan struct{}      // closed when the syncer has ended
+	vacuum   chan struct{}      // holds a token while a Vacuum runs
 	closing  context.Context
 	cancel   context.CancelFunc
 	down     chan struct{} // closed when the engine fails
@@ -176,6 +177,7 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 		log:     logger{to: o.Logger},
 		line:    line{wake: make(chan struct{}, 1)},
 		synced:  make(chan *group, 1),
+		spare:   make(chan *pebble.Batch, 3), // one is written, one waits, one is synced
 		rest:    make(chan struct{}),
 		trouble: make(chan struct{}),
 		vacuum:  make(chan struct{}, 1),
