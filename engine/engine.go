@@ -119,6 +119,8 @@ var (
 	ErrReadOnly = errors.New("engine: opened for reading only")
 	// ErrMoved: the store was moved to another engine.
 	ErrMoved = errors.New("engine: store was moved")
+	// ErrReplaced: the directory of the engine is not at its path any more.
+	ErrReplaced = errors.New("engine: directory was moved, removed or replaced")
 	// ErrNewer: a newer version of the driver or its database wrote the files or tables.
 	// They are whole.
 	ErrNewer = errors.New("engine: written by a newer version")
@@ -144,6 +146,27 @@ func (e *LockedError) Error() string {
 
 // Is reports whether target is ErrLocked.
 func (e *LockedError) Is(target error) bool { return target == ErrLocked }
+
+// A ReplacedError says that the directory of an engine is not at its path any more: it was moved, removed or replaced by another one
+// while the engine was open. What was acknowledged is in that directory, wherever it is. The engine refuses everything from then on;
+// with an error that matches ErrUnknown as well, one batch may be in the directory, too. It matches [ErrReplaced] and [ErrClosed].
+type ReplacedError struct {
+	Path string
+	Err  error // why the path can't be looked at, or nil if another directory is there
+}
+
+func (e *ReplacedError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("engine: the store's directory is not at %s any more: %v", e.Path, e.Err)
+	}
+	return fmt.Sprintf("engine: %s is another directory than the one that was opened", e.Path)
+}
+
+// Is reports whether target is ErrReplaced or ErrClosed.
+func (e *ReplacedError) Is(target error) bool { return target == ErrReplaced || target == ErrClosed }
+
+// Unwrap returns why the path can't be looked at.
+func (e *ReplacedError) Unwrap() error { return e.Err }
 
 // A MovedError says where a store was moved to. It matches [ErrMoved].
 type MovedError struct {

@@ -70,6 +70,8 @@ const (
 	minFiles     = 64
 	// closeTime bounds Close: Badger waits for ever for a disk that is gone.
 	closeTime = time.Minute
+	// goneTime is the same for a directory that is not at its path any more: Badger waits for ever for one that was removed.
+	goneTime = 2 * time.Second
 )
 
 // Engine is a store in a Badger database. The zero Engine is a closed one.
@@ -118,10 +120,11 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("engine: open badger in %s: %w", d.Path, err), d.Close())
+			err = errors.Join(fmt.Errorf("engine: open badger in %s: %w", d.Path, d.Named(err)), d.Close())
 		}
 	}()
-	config := badger.DefaultOptions(d.Path).
+	at := d.At()
+	config := badger.DefaultOptions(at).
 		WithSyncWrites(o.Durability == Power).
 		WithReadOnly(o.ReadOnly).
 		WithBypassLockGuard(true). // the directory is locked already
@@ -135,7 +138,7 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	if o.Configure != nil {
 		config = o.Configure(config)
 	}
-	if config.Dir != d.Path || config.ValueDir != d.Path || config.ReadOnly != o.ReadOnly || config.SyncWrites != (o.Durability == Power) || config.NumVersionsToKeep != 1 {
+	if config.Dir != at || config.ValueDir != at || config.ReadOnly != o.ReadOnly || config.SyncWrites != (o.Durability == Power) || config.NumVersionsToKeep != 1 {
 		return nil, errors.New("Options.Configure changed Dir, ValueDir, ReadOnly, SyncWrites or NumVersionsToKeep")
 	}
 	e := newEngine(o, d)
@@ -205,19 +208,19 @@ func (e *Engine) fits() error {
 
 // openOwn compares the files with the witness and opens the database.
 func (e *Engine) openOwn(o *Options) error {
-	seen, err := readWitness(e.dir.Path)
+	seen, err := readWitness(e.config.Dir)
 	if err != nil {
 		return err
 	}
 	if e.reading = o.ReadOnly; e.reading {
-		if _, err := os.Stat(filepath.Join(e.dir.Path, badger.ManifestFilename)); err != nil {
+		if _, err := os.Stat(filepath.Join(e.config.Dir, badger.ManifestFilename)); err != nil {
 			return fmt.Errorf("there is no store: %w", err)
 		}
 	} else {
 		if err := e.dir.NeedNow(context.Background(), localdir.Resources{Bytes: reserveBytes, Inodes: minInodes, Files: minFiles}); err != nil {
 			return err
 		}
-		if e.witness, err = seen.begin(e.dir.Path, e.sync); err != nil {
+		if e.witness, err = seen.begin(e.config.Dir, e.sync); err != nil {
 			return err
 		}
 	}
@@ -234,7 +237,7 @@ func (e *Engine) openOwn(o *Options) error {
 	if e.reading {
 		return nil
 	}
-	return localdir.Private(e.dir.Path)
+	return e.dir.Private()
 }
 
 // openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log of no
@@ -283,7 +286,10 @@ func (e *Engine) fail(err error) {
 	e.failing.Lock()
 	defer e.failing.Unlock()
 	if e.failed == nil {
-		e.failed = fmt.Errorf("%w until it is reopened: %v", engine.ErrClosed, err) // not wrapped: later calls have no unknown outcome
+		if errors.Is(err, engine.ErrUnknown) {
+			err = errors.New(err.Error()) // later calls have no unknown outcome
+		}
+		e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, err)
 	}
 }
 
@@ -310,7 +316,7 @@ func (e *Engine) failure() error {
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
 // Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has opened it.
-// If that does not end within a minute, the directory stays locked until the process ends.
+// If that does not end within a minute, or two seconds if the directory is not at its path any more, the directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	if e.stop == nil {
 		return nil
@@ -319,9 +325,13 @@ func (e *Engine) Close() error {
 		close(e.stop)
 		done := make(chan error, 1)
 		go func() { done <- e.closeWhenUnused() }()
+		wait := closeTime
+		if errors.Is(e.failure(), engine.ErrReplaced) {
+			wait = goneTime
+		}
 		select {
 		case e.closed = <-done:
-		case <-time.After(closeTime):
+		case <-time.After(wait):
 			e.closed = fmt.Errorf("engine: close %s: badger does not end; the directory stays locked", e.dir.Path)
 		}
 	})
@@ -338,7 +348,7 @@ func (e *Engine) closeWhenUnused() error {
 	err := caught(e.db.Close)
 	e.giveBack()
 	if err == nil && e.failure() == nil {
-		err = e.witness.end(e.dir.Path)
+		err = e.witness.end(e.config.Dir)
 	}
 	return errors.Join(err, e.witness.close(), e.dir.Close())
 }

@@ -72,6 +72,10 @@ func (e *Engine) checkSpace(ctx context.Context, b *engine.Batch) error {
 		return nil
 	}
 	err := e.dir.Need(ctx, e.minFree)
+	if errors.Is(err, engine.ErrReplaced) {
+		e.fail(err)
+		return err
+	}
 	if err != nil && b.Reclaim {
 		err = e.dir.NeedNow(ctx, localdir.Resources{Bytes: reserveBytes, Inodes: 100, Files: minFiles})
 	}
@@ -135,6 +139,10 @@ func (e *Engine) commit(group []*request) {
 			err = fmt.Errorf("%w: %d transactions of the host were in the way", engine.ErrUnavailable, n)
 		}
 	}
+	if gone := e.dir.Here(); err == nil && gone != nil {
+		e.fail(gone)
+		err = fmt.Errorf("%w: %w", engine.ErrUnknown, gone)
+	}
 	if errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrUnknown) {
 		e.fail(err)
 	}
@@ -171,7 +179,7 @@ func (e *Engine) transact(group []*request, verdicts []error) error {
 	}
 	if e.witness != nil {
 		e.witness.group++
-		if err := txn.Set(e.inner(groupByte, nil), binary.BigEndian.AppendUint64(nil, e.witness.group)); err != nil {
+		if err := txn.Set(e.inner(groupByte, nil), binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.witness.group), e.witness.store)); err != nil {
 			return refused(err)
 		}
 	}

@@ -385,9 +385,14 @@ func TestADatabaseThatCanNotServeIsRefused(t *testing.T) {
 func TestAWitnessOfAnotherRunOfTheMachineSaysNothing(t *testing.T) {
 	dir, acked := filled(t)
 	name := filepath.Join(dir, "turnstone.witness")
+	before, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, synced := range []byte{0, 1} {
 		head := binary.LittleEndian.AppendUint64(nil, 1<<40) // groups, far more than there are
 		head = binary.LittleEndian.AppendUint64(head, 1)     // a run of the machine
+		head = append(head, before[16:24]...)                // the store
 		head = append(head, synced)
 		head = binary.LittleEndian.AppendUint32(head, crc32.Checksum(head, crc32.MakeTable(crc32.Castagnoli)))
 		change(t, name, func([]byte) []byte { return head })

@@ -23,6 +23,12 @@ func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if e.dir != nil { // nil in the zero Engine
+		if err := e.dir.Seen(); err != nil {
+			e.fail(err)
+			return err
+		}
+	}
 	verdict, err := e.transaction(f)
 	if err != nil {
 		return mapped(err)
@@ -212,7 +218,7 @@ func (e *Engine) reopen(ctx context.Context) error {
 		}
 		e.db = db
 	}
-	return localdir.Private(e.dir.Path)
+	return e.dir.Private()
 }
 
 // room returns an error if a vacuum could find no space, inode or descriptor: a compaction of Badger's that can't create a

@@ -2,11 +2,14 @@ package badger
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,16 +24,19 @@ import (
 // Badger opens a damaged MANIFEST or log as an older store, or an empty one, without an error, and deletes the tables that
 // it does not know of then. The file turnstone.witness, beside Badger's, tells:
 //
-//	group 8 | boot 8 | synced 1 | CRC-32C 4 | files n | CRC-32C 4
+//	group 8 | boot 8 | store 8 | synced 1 | CRC-32C 4 | files n | CRC-32C 4
 //
-// Each group of batches has a number, which stands in the database, too. The witness is written, and not synced, when the
+// Each group of batches has a number, which stands in the database, too, with the store's id. The witness is written, and not synced, when the
 // group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
 // process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
-// has the name and length of each file of Badger's, a line for each, and the checksum of MANIFEST; otherwise it is not there.
+// has the name, the length and a checksum of each file of Badger's, a line for each; otherwise it is not there. The checksum is that of
+// MANIFEST, and of the first and the last 4 KiB of others, which tell files apart: a log begins with random bytes, and a table ends with
+// the checksum of its index.
 // A part whose checksum does not match says nothing, because a loss of power can leave it half written.
 type witness struct {
 	group  uint64
 	boot   uint64 // the run of the machine in which the group was committed
+	store  uint64 // random, the same as long as the store lives, or 0 if it is not known
 	synced bool   // the group survives a loss of power
 	files  string // of a closed store
 
@@ -39,7 +45,8 @@ type witness struct {
 
 const (
 	witnessName = "turnstone.witness"
-	witnessHead = 8 + 8 + 1 + 4
+	witnessHead = 8 + 8 + 8 + 1 + 4
+	endBytes    = 4 << 10
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -60,6 +67,7 @@ func unsummed(b []byte) []byte {
 func (w *witness) head() []byte {
 	b := binary.LittleEndian.AppendUint64(nil, w.group)
 	b = binary.LittleEndian.AppendUint64(b, w.boot)
+	b = binary.LittleEndian.AppendUint64(b, w.store)
 	if w.synced {
 		return summed(append(b, 1))
 	}
@@ -74,7 +82,8 @@ func readWitness(dir string) (*witness, error) {
 		return nil, err
 	}
 	if head := unsummed(b[:min(len(b), witnessHead)]); len(head) == witnessHead-4 {
-		w.group, w.boot, w.synced = binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint64(head[8:]), head[16] == 1
+		w.group, w.boot, w.synced = binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint64(head[8:]), head[24] == 1
+		w.store = binary.LittleEndian.Uint64(head[16:])
 	}
 	if w.files = string(unsummed(b[min(len(b), witnessHead):])); w.files == "" {
 		return w, nil
@@ -95,7 +104,7 @@ func ofBadger(name string) bool {
 	return name == badger.ManifestFilename || name == badger.KeyRegistryFileName
 }
 
-// describe returns the names and lengths of Badger's files, and the checksum of MANIFEST.
+// describe returns the names, lengths and checksums of Badger's files.
 func describe(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -110,17 +119,32 @@ func describe(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(&b, "%s %d", d.Name(), info.Size())
-		if d.Name() == badger.ManifestFilename {
-			content, err := os.ReadFile(filepath.Join(dir, d.Name()))
-			if err != nil {
-				return "", err
-			}
-			fmt.Fprintf(&b, " %08x", crc32.Checksum(content, castagnoli))
+		sum, err := sumOf(filepath.Join(dir, d.Name()), info.Size())
+		if err != nil {
+			return "", err
 		}
-		b.WriteByte('\n')
+		fmt.Fprintf(&b, "%s %d %08x\n", d.Name(), info.Size(), sum)
 	}
 	return b.String(), nil
+}
+
+// sumOf returns the checksum of a file: see witness.
+func sumOf(path string, size int64) (uint32, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	first, last := int64(endBytes), max(size-endBytes, endBytes)
+	if filepath.Base(path) == badger.ManifestFilename {
+		first, last = size, size
+	}
+	sum := crc32.New(castagnoli)
+	_, err = io.Copy(sum, io.NewSectionReader(f, 0, first))
+	if err == nil {
+		_, err = io.Copy(sum, io.NewSectionReader(f, last, size-last))
+	}
+	return sum.Sum32(), err
 }
 
 // differing returns the name of the first file that two descriptions differ in.
@@ -150,7 +174,7 @@ func (w *witness) begin(dir string, synced bool) (*witness, error) {
 	if err := errors.Join(f.Truncate(witnessHead), f.Sync(), localdir.Sync(dir)); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &witness{group: w.group, boot: localdir.Boot(), synced: synced, file: f}, nil
+	return &witness{group: w.group, boot: localdir.Boot(), store: w.store, synced: synced, file: f}, nil
 }
 
 // write writes the number of the last group, if there is a witness. If the write fails, the file keeps an older witness, whose claim still holds.
@@ -188,21 +212,27 @@ func (w *witness) close() error {
 	return w.file.Close()
 }
 
-// missing returns an error if the database has lost groups that seen knows of.
+// missing returns an error if the database is of another store than seen, or has lost groups that seen knows of.
 func (e *Engine) missing(seen *witness) error {
-	var have uint64
+	var have, store uint64
 	err := e.db.View(func(txn *badger.Txn) error {
 		v, err := get(txn, e.inner(groupByte, nil))
-		if err == nil && len(v) == 8 {
-			have = binary.BigEndian.Uint64(v)
+		if err == nil && len(v) == 16 {
+			have, store = binary.BigEndian.Uint64(v), binary.BigEndian.Uint64(v[8:])
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	if store != 0 && seen.store != 0 && store != seen.store {
+		return fmt.Errorf("%w: the database and %s are of different stores", engine.ErrCorrupt, witnessName)
+	}
+	if store == 0 {
+		store = cmp.Or(seen.store, rand.Uint64()|1)
+	}
 	if e.witness != nil {
-		e.witness.group = have
+		e.witness.group, e.witness.store = have, store
 	}
 	if have < seen.group && (seen.synced || seen.boot != 0 && seen.boot == localdir.Boot()) {
 		return fmt.Errorf("%w: acknowledged batches are missing: %d groups of %d are there", engine.ErrCorrupt, have, seen.group)

@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -129,6 +130,10 @@ func (e *Engine) checkSpace(ctx context.Context, b *engine.Batch) error {
 		return nil
 	}
 	err := e.dir.Need(ctx, e.minFree)
+	if errors.Is(err, engine.ErrReplaced) {
+		e.fail(err)
+		return err
+	}
 	if err != nil && b.Reclaim {
 		return e.dir.NeedNow(ctx, reserve)
 	}
@@ -174,6 +179,9 @@ func (e *Engine) answer(c *commit, trouble <-chan struct{}) error {
 	case err := <-c.done:
 		return err
 	case <-time.After(answerTime):
+		if gone := (*engine.ReplacedError)(nil); errors.As(cause, &gone) {
+			return fmt.Errorf("%w: %w", engine.ErrUnknown, gone)
+		}
 		return fmt.Errorf("%w: %v", engine.ErrUnknown, cause)
 	}
 }

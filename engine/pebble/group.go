@@ -35,7 +35,7 @@ func (e *Engine) commitBatches() {
 		}
 	}()
 	var logged uint64 // number of the log that the last group went to, or an older one
-	var p promise
+	p := promise{epoch: e.files.epoch}
 	last := 0 // number of batches in the group before
 	for range e.line.wake {
 		for more := true; more; {
@@ -175,6 +175,9 @@ func (e *Engine) land(g *group) {
 	if g.view != nil {
 		if err := g.batch.SyncWait(); err != nil {
 			g.err = fmt.Errorf("%w: pebble sync: %w", engine.ErrUnknown, err)
+			e.fail(err)
+		} else if err := e.dir.Here(); err != nil {
+			g.err = fmt.Errorf("%w: %w", engine.ErrUnknown, err)
 			e.fail(err)
 		} else if !e.files.noSync {
 			e.promised.Store(g.end)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"slices"
 
@@ -15,8 +16,9 @@ import (
 // them without an error. So each batch begins with a promise, a record that only
 // stands in the log:
 //
-//	kind 1 | length 1 | start 8 | durable 8
+//	kind 1 | length 1 | epoch 8 | start 8 | durable 8
 //
+// The epoch is that of the log: one whose batches have another epoch was put there from elsewhere.
 // Batches have numbers (Pebble's sequence numbers). All below durable were synced
 // when the batch was written. Those from start on are in the same log. Where a log
 // becomes unreadable before batch n, and a promise behind that place says that n
@@ -24,10 +26,10 @@ import (
 // batch n was durable. Pebble has a check of its own: it writes into each chunk how far the log was
 // synced. That check is too weak here, because Pebble counts only the newest block of each sync, and
 // because it looks only at blocks after the unreadable one.
-type promise struct{ start, durable uint64 }
+type promise struct{ epoch, start, durable uint64 }
 
 const (
-	promiseBytes = 16
+	promiseBytes = 24
 	promiseAt    = batchrepr.HeaderLen + 2 // its place in a batch
 	batchHead    = promiseAt + promiseBytes
 	kindLogData  = 3 // of a record in a batch
@@ -38,8 +40,18 @@ const (
 )
 
 func (p promise) put(b []byte) {
-	binary.LittleEndian.PutUint64(b, p.start)
-	binary.LittleEndian.PutUint64(b[8:], p.durable)
+	binary.LittleEndian.PutUint64(b, p.epoch)
+	binary.LittleEndian.PutUint64(b[8:], p.start)
+	binary.LittleEndian.PutUint64(b[16:], p.durable)
+}
+
+// promiseIn returns the promise that a batch begins with.
+func promiseIn(batch []byte) (p promise, ok bool) {
+	if len(batch) < batchHead || batch[promiseAt-2] != kindLogData || batch[promiseAt-1] != promiseBytes {
+		return p, false
+	}
+	u := func(i int) uint64 { return binary.LittleEndian.Uint64(batch[promiseAt+8*i:]) }
+	return promise{u(0), u(1), u(2)}, true
 }
 
 // A chunk is a piece of a batch within a block of a log.
@@ -78,13 +90,14 @@ func logEndAt(block []byte, off int, num uint64) bool {
 // A logReader walks one log like Pebble does, and then looks behind where Pebble ends.
 type logReader struct {
 	r      io.Reader
-	num    uint64
+	log    begun
 	block  []byte
 	base   int64 // offset of block in the log
 	off    int   // in block
 	next   uint64
 	reason string // why the log ends before its end
 	closed bool   // it ends with its mark
+	alien  bool   // it ends with a batch of another epoch
 }
 
 // fill reads the next block and reports whether there is one.
@@ -112,9 +125,9 @@ func (l *logReader) walk() error {
 				return err
 			}
 		}
-		c, ok := chunkAt(l.block, l.off, l.num)
+		c, ok := chunkAt(l.block, l.off, l.log.log)
 		switch {
-		case !ok && !reading && logEndAt(l.block, l.off, l.num):
+		case !ok && !reading && logEndAt(l.block, l.off, l.log.log):
 			l.closed = true
 			return nil
 		case !ok:
@@ -127,12 +140,16 @@ func (l *logReader) walk() error {
 		if c.first {
 			head, length = head[:0], 0
 		}
-		head = append(head, c.payload[:min(len(c.payload), batchrepr.HeaderLen-min(len(head), batchrepr.HeaderLen))]...)
+		head = append(head, c.payload[:min(len(c.payload), batchHead-min(len(head), batchHead))]...)
 		length += len(c.payload)
 		if reading = !c.last; c.last {
 			h, ok := batchrepr.ReadHeader(head)
 			if !ok || l.next != 0 && uint64(h.SeqNum) != l.next {
 				l.reason = "a batch out of order"
+				return nil
+			}
+			if p, ok := promiseIn(head); !ok || p.epoch != l.log.epoch {
+				l.alien = true
 				return nil
 			}
 			l.next = uint64(h.SeqNum) + uint64(h.Count)
@@ -149,12 +166,14 @@ func (l *logReader) promised() (last promise, err error) {
 			if kind := l.block[off+6]; kind != 5 && kind != 6 && kind != 9 && kind != 10 {
 				continue
 			}
-			c, ok := chunkAt(l.block, off, l.num)
-			if !ok || len(c.payload) < batchHead || c.payload[promiseAt-2] != kindLogData || c.payload[promiseAt-1] != promiseBytes {
+			c, ok := chunkAt(l.block, off, l.log.log)
+			if !ok {
 				continue
 			}
-			b := c.payload[promiseAt:]
-			p := promise{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
+			p, ok := promiseIn(c.payload)
+			if !ok || p.epoch != l.log.epoch {
+				continue
+			}
 			if p.durable > last.durable {
 				last = p
 			}
@@ -175,22 +194,22 @@ func (l *logReader) promised() (last promise, err error) {
 // inspectLogs checks the logs from number first on, which Pebble will replay.
 func (n *noted) inspectLogs(in *inspection, first uint64) error {
 	said := in.past.said
-	by := map[uint64]uint64{} // the statement that was the first to name a log
+	epochs := map[uint64]uint64{}
 	for _, l := range said.logs {
-		if by[l.log] = l.by; l.log >= first && !slices.Contains(in.logs, l.log) {
+		if epochs[l.log] = l.epoch; l.log >= first && !slices.Contains(in.logs, l.log) {
 			return &damage{file: logName(l.log), what: "the file is missing"}
 		}
 	}
 	replayed := slices.DeleteFunc(slices.Clone(in.logs), func(num uint64) bool { return num < first })
 	next := uint64(0)
 	for i, num := range replayed {
-		l := &logReader{num: num, next: next}
+		l := &logReader{log: begun{num, epochs[num]}, next: next}
 		least, seen := int64(0), witness{}
-		if by[num] != 0 {
+		if l.log.epoch != 0 {
 			least = said.logBytes
 		}
-		if in.past.witness.log == (begun{num, by[num]}) {
-			seen = in.past.witness
+		if w := in.past.witness; w.log == l.log && (w.synced || w.boot != 0 && w.boot == n.boot) {
+			seen = w
 		}
 		used, err := n.inspectLog(l, least, i == len(replayed)-1, seen)
 		if err != nil {
@@ -202,10 +221,10 @@ func (n *noted) inspectLogs(in *inspection, first uint64) error {
 	return nil
 }
 
-// inspectLog checks one log, which was begun with least bytes, or 0 if that is not known. If it is
-// the last one, seen may be the witness of it. inspectLog returns how many of them Pebble will read.
+// inspectLog checks one log, which was begun with least bytes, or 0 if that is not known. seen is the witness of it, or
+// claims nothing. inspectLog returns how many bytes Pebble will read.
 func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (used int64, err error) {
-	name := logName(l.num)
+	name := logName(l.log.log)
 	f, err := n.fence.Open(n.path(name))
 	if err != nil {
 		return 0, err
@@ -218,17 +237,27 @@ func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (
 	if info.Size() < least {
 		return 0, &damage{file: name, what: fmt.Sprintf("it has %d bytes, and was made with %d", info.Size(), least)}
 	}
-	l.r = f
+	sum := crc32.New(castagnoli)
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, seen.size)); err != nil {
+		return 0, err
+	}
+	l.r = io.NewSectionReader(f, 0, info.Size())
 	err = l.walk()
 	used = l.base + int64(l.off)
-	if err != nil || l.closed {
-		return used, err
+	switch {
+	case err != nil:
+		return 0, err
+	case l.alien:
+		return 0, &damage{file: name, what: fmt.Sprintf("the batch that ends at offset %d is of another store, or of an older log of this number", used)}
+	case !l.closed && used < seen.size:
+		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and %d bytes were written", l.reason, used, seen.size)}
+	case sum.Sum32() != seen.sum:
+		return 0, &damage{file: name, what: fmt.Sprintf("its first %d bytes are not those that were written", seen.size)}
+	case l.closed:
+		return used, nil
 	}
 	if !last {
 		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and another log follows", l.reason, used)}
-	}
-	if used < seen.size && (seen.synced || seen.boot != 0 && seen.boot == n.boot) {
-		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and %d bytes were written", l.reason, used, seen.size)}
 	}
 	p, err := l.promised()
 	if err != nil {

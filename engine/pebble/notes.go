@@ -50,9 +50,9 @@ type extent struct {
 	sum  uint32 // CRC-32C
 }
 
-// A begun is a log, and the number of the statement that was the first to name it: Pebble gives the
-// number of a log that was removed to another one.
-type begun struct{ log, by uint64 }
+// A begun is a log, and the epoch of the Open that has begun it: 8 random bytes, which the log's batches have, too. Another
+// store, and another Open of this one, can have given the same number to a log.
+type begun struct{ log, epoch uint64 }
 
 // maxLogs bounds the logs that a statement can name. Pebble has one for each memtable.
 const maxLogs = 24
@@ -63,6 +63,7 @@ const maxLogs = 24
 type witness struct {
 	log    begun
 	size   int64
+	sum    uint32 // CRC-32C of so many bytes
 	synced bool   // the bytes are durable; otherwise they are as long as the machine runs
 	boot   uint64 // identifies that run of the machine, or 0
 }
@@ -91,7 +92,7 @@ func (s *statement) encode() []byte {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	for _, l := range s.logs {
-		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, l.log), l.by)
+		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, l.log), l.epoch)
 	}
 	return seal(b)
 }
@@ -121,9 +122,10 @@ func parseStatement(slot []byte) (*statement, bool) {
 func (w *witness) encode() []byte {
 	b := append(make([]byte, 0, slotBytes), notesMagic...)
 	b = binary.LittleEndian.AppendUint64(b, w.log.log)
-	b = binary.LittleEndian.AppendUint64(b, w.log.by)
+	b = binary.LittleEndian.AppendUint64(b, w.log.epoch)
 	b = binary.LittleEndian.AppendUint64(b, uint64(w.size))
 	b = binary.LittleEndian.AppendUint64(b, w.boot)
+	b = binary.LittleEndian.AppendUint64(b, uint64(w.sum))
 	if w.synced {
 		b = append(b, 1)
 	}
@@ -135,7 +137,7 @@ func (w *witness) encode() []byte {
 func parseWitness(slot []byte) (w witness) {
 	if sealed(slot) {
 		u := func(i int) uint64 { return binary.LittleEndian.Uint64(slot[4+8*i:]) }
-		w = witness{log: begun{u(0), u(1)}, size: int64(u(2)), boot: u(3), synced: slot[4+32] == 1}
+		w = witness{log: begun{u(0), u(1)}, size: int64(u(2)), boot: u(3), sum: uint32(u(4)), synced: slot[4+40] == 1}
 	}
 	return w
 }
@@ -212,6 +214,7 @@ type noted struct {
 	logBytes int64
 	noSync   bool
 	boot     uint64           // of this run of the machine, or 0
+	epoch    uint64           // of this Open
 	prefixes map[string]int64 // set by Open, then constant: length of the MANIFEST that counts
 	newest   atomic.Uint64    // number of the log that was begun last
 
@@ -346,10 +349,9 @@ func (n *noted) createLog(name string, num uint64, c vfs.DiskWriteCategory) (vfs
 	if err == nil {
 		err = n.syncDir()
 	}
-	log := begun{log: num}
+	log := begun{num, n.epoch}
 	if err == nil {
 		err = n.state(func(s *statement) {
-			log.by = s.seq
 			if s.logs = append(s.logs, log); len(s.logs) > maxLogs {
 				s.logs = s.logs[1:]
 			}
@@ -477,11 +479,13 @@ type wal struct {
 	n    *noted
 	log  begun
 	size int64
+	sum  uint32
 }
 
 func (w *wal) Write(p []byte) (int, error) {
+	sum := crc32.Update(w.sum, castagnoli, p) // before Write, which may change p
 	k, err := w.File.Write(p)
-	w.size += int64(k)
+	w.size, w.sum = w.size+int64(k), sum
 	return k, err
 }
 
@@ -493,7 +497,7 @@ func (w *wal) SyncData() error {
 			return err
 		}
 	}
-	said := witness{log: w.log, size: w.size, synced: !w.n.noSync, boot: w.n.boot}
+	said := witness{log: w.log, size: w.size, sum: w.sum, synced: !w.n.noSync, boot: w.n.boot}
 	_, err := w.n.notes.WriteAt(said.encode(), witnessOffset)
 	return err
 }

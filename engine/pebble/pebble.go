@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -152,7 +153,7 @@ func Open(dir string, o *Options) (*Engine, error) {
 	e := newEngine(d, o)
 	if err := e.openFiles(o); err != nil {
 		if e.fence.drain(drainTime) {
-			err = errors.Join(err, d.Close())
+			err = errors.Join(d.Named(err), d.Close())
 		}
 		return nil, fmt.Errorf("engine: open pebble in %s: %w", d.Path, err)
 	}
@@ -167,7 +168,7 @@ func (e *Engine) private() error {
 	if errors.Is(e.readOnly, engine.ErrReadOnly) {
 		return nil
 	}
-	return localdir.Private(e.dir.Path)
+	return e.dir.Private()
 }
 
 func newEngine(d *localdir.Dir, o *Options) *Engine {
@@ -190,9 +191,9 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	}
 	e.log.fatal = e.fail
 	e.closing, e.cancel = context.WithCancel(context.Background())
-	fs, mem := o.fs, int64(o.memTable)
+	fs, at, mem := o.fs, d.Path, int64(o.memTable)
 	if fs == nil {
-		fs = vfs.Default
+		fs, at = below{vfs.Default, d.At()}, d.At()
 	}
 	if mem == 0 {
 		mem = memTableSize
@@ -207,14 +208,29 @@ func newEngine(d *localdir.Dir, o *Options) *Engine {
 	}
 	// A memtable counts more bytes for a batch than a log does, so no log grows
 	// beyond this length.
-	e.files = &noted{fence: e.fence, dir: d.Path, logBytes: mem * 3 / 2, noSync: o.Durability == Process, boot: boot}
+	e.files = &noted{fence: e.fence, dir: at, logBytes: mem * 3 / 2, noSync: o.Durability == Process, boot: boot, epoch: rand.Uint64() | 1}
 	return e
+}
+
+// below is a file system with a directory that has none above it: localdir has made that durable, and what is above
+// localdir.Dir.At is none of Pebble's business.
+type below struct {
+	vfs.FS
+	top string
+}
+
+// PathDir implements vfs.FS.
+func (b below) PathDir(path string) string {
+	if path == b.top {
+		return path
+	}
+	return b.FS.PathDir(path)
 }
 
 // openFiles inspects the files and opens Pebble on them.
 func (e *Engine) openFiles(o *Options) error {
 	var err error
-	if e.files.names, err = e.fence.OpenDir(e.dir.Path); err != nil {
+	if e.files.names, err = e.fence.OpenDir(e.files.dir); err != nil {
 		return mapped(err)
 	}
 	in, err := e.files.inspect()
@@ -304,7 +320,7 @@ func (e *Engine) openPebble(o *Options, in *inspection) error {
 			}
 		}
 		var err error
-		if db, err = pebble.Open(e.dir.Path, options); err != nil {
+		if db, err = pebble.Open(e.files.dir, options); err != nil {
 			err = mappedOpen(err)
 		} else {
 			err = mapped(e.files.complete(uint64(db.FormatMajorVersion())))

@@ -19,7 +19,7 @@ func (e *Engine) fail(err error) {
 	if e.failed != nil {
 		return
 	}
-	e.cause = mapped(err)
+	e.cause = e.dir.Named(mapped(err))
 	e.failed = fmt.Errorf("%w until it is reopened: %w", engine.ErrClosed, e.cause)
 	close(e.down)
 }

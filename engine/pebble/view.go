@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -84,8 +85,20 @@ func (e *Engine) read(ctx context.Context, f func(*pebble.Snapshot) error) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if e.dir == nil { // the zero Engine
+		return engine.ErrClosed
+	}
+	if err := e.dir.Seen(); err != nil {
+		e.fail(err)
+		return err
+	}
 	e.mu.Lock()
-	if err := e.enter(); err != nil {
+	err := e.enter()
+	if err == nil && errors.Is(e.failed, engine.ErrReplaced) {
+		err = e.failed
+		e.exit()
+	}
+	if err != nil {
 		e.mu.Unlock()
 		return err
 	}

@@ -71,14 +71,10 @@ func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error)
 // dial makes a connection and reads the owner's greeting. The error is errGone if nobody listens, and errSilent if the owner
 // does not answer.
 func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error) {
-	path, release, err := socketPath(c.of.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errGone
-	}
+	path, err := c.of.socket()
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 	ctx, cancel := context.WithTimeout(caller, wait)
 	defer cancel()
 	var d net.Dialer
@@ -126,7 +122,7 @@ func (s *conn) greeted(e *Engine) error {
 	}
 	var version int
 	var driver string
-	var id localdir.ID
+	var id string
 	l := &s.limits
 	_, err = fmt.Sscanf(string(hello), greeting, &version, &driver, &id, &l.KeyBytes, &l.ValueBytes, &l.BatchBytes, &l.BatchOps)
 	switch {
@@ -134,7 +130,7 @@ func (s *conn) greeted(e *Engine) error {
 		return fmt.Errorf("%w: the process that has %s open speaks version %d of the protocol, this one version %d", engine.ErrUnavailable, e.dir, version, protocolVersion)
 	case err != nil:
 		return fmt.Errorf("%w: greeting %.100q", errProtocol, hello)
-	case id != e.id:
+	case id != e.home.ID():
 		return errGone // The socket leads to the store of another directory.
 	case driver != e.driver.Name:
 		return fmt.Errorf("shared: a process has %s open as a store of %s, and not of %s", e.dir, driver, e.driver.Name)

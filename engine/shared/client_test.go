@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 func TestAnApplyThatOutlivesItsContextIsAwaitedForAMoment(t *testing.T) {
@@ -222,10 +221,7 @@ func TestCloseWaitsForAStoreThatIsBeingOpened(t *testing.T) {
 // A connection that the owner is late to greet is no reason to give up those that work.
 func TestALateGreetingLeavesOtherConnections(t *testing.T) {
 	dir := private(t)
-	id, err := localdir.Prepare(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := prepared(t, dir).ID()
 	var greeted atomic.Int32
 	hold(t, dir, func(c net.Conn) {
 		if greeted.Add(1) > 1 {
@@ -290,10 +286,7 @@ func TestACallLeavesNoDeadlineBehind(t *testing.T) {
 
 func TestCloseEndsADial(t *testing.T) {
 	dir := private(t)
-	id, err := localdir.Prepare(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := prepared(t, dir).ID()
 	var greeted atomic.Int32
 	hold(t, dir, func(c net.Conn) {
 		if greeted.Add(1) == 1 {

@@ -76,7 +76,7 @@ func TestAStoreThatWasMovedAwayIsNotReplaced(t *testing.T) {
 	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrUnavailable) {
+	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrReplaced) {
 		t.Errorf("a batch for the store that was moved: %v", err)
 	}
 	fourth := quickly(t, dir, replaced.driver) // The first owner has not removed the socket of the third.
@@ -87,13 +87,13 @@ func TestAStoreThatWasMovedAwayIsNotReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	opened := d.opened.Load()
-	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrUnavailable) || d.opened.Load() != opened {
+	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrReplaced) || d.opened.Load() != opened {
 		t.Errorf("a batch for the store that was moved, where another one is: %v", err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrUnavailable) {
+	if err := set(other, "a", "1"); !errors.Is(err, engine.ErrReplaced) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -105,9 +105,7 @@ func TestASocketThatLeadsElsewhereIsNotUsed(t *testing.T) {
 	dir, d := private(t), newDisk()
 	join(t, dir, d.driver)
 	theirs, other := private(t), newDisk()
-	if _, err := localdir.Prepare(theirs); err != nil {
-		t.Fatal(err)
-	}
+	prepared(t, theirs)
 	if err := os.Symlink(filepath.Join(dir, socketName), filepath.Join(theirs, socketName)); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +161,7 @@ func TestADirectoryThatIsReplacedWhileItIsOpenedIsRefused(t *testing.T) {
 		}
 		return d.driver(dir)
 	}})
-	if !errors.Is(err, engine.ErrUnavailable) {
+	if !errors.Is(err, engine.ErrReplaced) {
 		t.Error(err)
 	}
 }
@@ -178,16 +176,13 @@ func TestADirectoryIsMadePrivateByOneOfSeveral(t *testing.T) {
 		var uses sync.WaitGroup
 		for range 3 {
 			uses.Go(func() {
-				if _, err := localdir.Prepare(dir); err != nil {
-					t.Error(err)
-					return
+				d, err := localdir.Prepare(dir)
+				if err == nil {
+					err = errors.Join(d.Use(), d.Close())
 				}
-				u, err := localdir.Use(dir)
 				if err != nil {
 					t.Error(err)
-					return
 				}
-				u.Close()
 			})
 		}
 		uses.Wait()

@@ -94,13 +94,21 @@ func get(t *testing.T, e engine.Engine, key string) string {
 	return string(values[0])
 }
 
+// prepared returns dir, which is open until the test ends.
+func prepared(t *testing.T, dir string) *localdir.Dir {
+	t.Helper()
+	d, err := localdir.Prepare(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
 // hold makes this process the owner of dir, with a listener in place of a store. serve is called with each connection.
 func hold(t *testing.T, dir string, serve func(net.Conn)) {
 	t.Helper()
-	if _, err := localdir.Prepare(dir); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := localdir.Lock(dir, ownerLock)
+	lock, err := prepared(t, dir).Lock(ownerLock)
 	if err != nil {
 		t.Fatal(err)
 	}

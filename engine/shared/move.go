@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 // ErrNoMove means that a store can't be moved, or not there. Nothing was changed.
@@ -290,7 +289,7 @@ func (o *owner) change(ctx context.Context, m *mover, name string) error {
 	if err := m.mark(ctx, m.run, nil); err != nil {
 		return staying(err)
 	}
-	if err := localdir.SetMoved(o.of.dir, name); err != nil {
+	if err := o.of.home.SetMoved(name); err != nil {
 		if errors.Is(err, engine.ErrUnknown) { // What is acknowledged from now on could be left behind.
 			go o.Close()
 		}

@@ -5,15 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 // errOwned means that another process is the owner, and has not answered.
@@ -31,10 +30,9 @@ type owner struct {
 	moved  bool          // the store was moved; guarded by vacuum
 
 	// What it serves others with; nil if it can't.
-	lock     *localdir.Dir
+	lock     io.Closer
 	listener *net.UnixListener
 	socket   os.FileInfo // to remove no other one
-	release  func()      // called when the listener was closed
 
 	closing chan struct{}
 	once    sync.Once
@@ -47,7 +45,7 @@ type owner struct {
 
 // own opens the store of e and serves it. The error matches errOwned if another process is the owner.
 func own(e *Engine) (_ *owner, err error) {
-	lock, err := localdir.Lock(e.dir, ownerLock)
+	lock, err := e.home.Lock(ownerLock)
 	switch {
 	case errors.Is(err, engine.ErrLocked):
 		return nil, fmt.Errorf("%w: %w", errOwned, err)
@@ -65,9 +63,8 @@ func own(e *Engine) (_ *owner, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if id, cerr := localdir.Check(e.dir); cerr != nil || id != e.id {
-		err = errors.Join(fmt.Errorf("%w: %s became another directory", engine.ErrUnavailable, e.dir), cerr, driver.Close())
-		return nil, err
+	if err = e.home.Here(); err != nil { // the driver may have opened another directory
+		return nil, errors.Join(err, driver.Close())
 	}
 	o := &owner{of: e, driver: driver, vacuum: make(chan struct{}, 1), lock: lock, closing: make(chan struct{}), conns: map[*net.UnixConn]struct{}{}}
 	if lock == nil {
@@ -86,25 +83,22 @@ func own(e *Engine) (_ *owner, err error) {
 
 // listen begins to listen on the socket. One that is there already is of an owner that was killed.
 func (o *owner) listen() (err error) {
-	name := filepath.Join(o.of.dir, socketName)
+	name, err := o.of.socket()
+	if err != nil {
+		return err
+	}
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	path, release, err := socketPath(o.of.dir)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if err != nil {
-		return err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		release()
 		return err
 	}
 	l.SetUnlinkOnClose(false)
 	if o.socket, err = os.Lstat(name); err != nil {
-		release()
 		return errors.Join(err, l.Close())
 	}
-	o.listener, o.release = l, release
+	o.listener = l
 	return nil
 }
 
@@ -190,7 +184,7 @@ func (o *owner) serve(c *net.UnixConn) {
 // greeting returns the frame that each connection begins with.
 func (o *owner) greeting() []byte {
 	l := o.Limits()
-	text := fmt.Appendf(make([]byte, 4), greeting, protocolVersion, o.of.driver.Name, o.of.id, l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps)
+	text := fmt.Appendf(make([]byte, 4), greeting, protocolVersion, o.of.driver.Name, o.of.home.ID(), l.KeyBytes, l.ValueBytes, l.BatchBytes, l.BatchOps)
 	frame, _ := endFrame(text, maxFrame)
 	return frame
 }
@@ -311,6 +305,9 @@ func (o *owner) gone() bool { return false }
 // process can open it.
 func (o *owner) noted(err error) error {
 	if errors.Is(err, engine.ErrClosed) {
+		if gone := o.of.home.Here(); gone != nil && !errors.Is(err, engine.ErrReplaced) {
+			err = fmt.Errorf("%w: %w", err, gone) // that is why it was closed
+		}
 		go o.Close()
 	}
 	return err
@@ -336,16 +333,16 @@ func (o *owner) Close() error {
 	return o.closed
 }
 
-// unlisten removes the socket. If the directory was moved away, there may be another one of its name.
+// unlisten removes the socket, unless somebody has replaced it.
 func (o *owner) unlisten() error {
-	name := filepath.Join(o.of.dir, socketName)
-	var err error
+	name, err := o.of.socket()
+	if err != nil {
+		return errors.Join(err, o.listener.Close())
+	}
 	if now, lerr := os.Lstat(name); lerr == nil && os.SameFile(now, o.socket) {
 		err = os.Remove(name)
 	}
-	err = errors.Join(err, o.listener.Close())
-	o.release()
-	return err
+	return errors.Join(err, o.listener.Close())
 }
 
 // rest waits until requests that are under way are answered, and cuts off those that take long.

@@ -27,7 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -75,8 +74,7 @@ type Engine struct {
 	driver Driver
 	wait   patience
 	limits engine.Limits
-	id     localdir.ID   // of the directory, so that no other one is taken for it when it has been moved
-	users  *localdir.Dir // says that the store is in use, to who would only read it
+	home   *localdir.Dir // the directory; it says that the store is in use, to who would only read it
 	ended  context.Context
 	end    context.CancelFunc
 
@@ -121,21 +119,18 @@ func open(ctx context.Context, dir string, d Driver, wait patience) (_ *Engine, 
 	if d.Name == "" || strings.ContainsFunc(d.Name, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, fmt.Errorf("shared: %q is no name of a driver: want letters and digits", d.Name)
 	}
-	dir, err = filepath.Abs(dir)
-	if err != nil {
+	e := &Engine{driver: d, wait: wait}
+	if e.home, err = localdir.Prepare(dir); err != nil {
 		return nil, err
 	}
-	e := &Engine{dir: dir, driver: d, wait: wait}
-	if e.id, err = localdir.Prepare(dir); err != nil {
-		return nil, err
-	}
-	if e.users, err = localdir.Use(dir); err != nil {
-		return nil, err
+	e.dir = e.home.Path
+	if err = e.home.Use(); err != nil {
+		return nil, errors.Join(err, e.home.Close())
 	}
 	e.ended, e.end = context.WithCancel(context.Background())
 	if e.side, err = e.find(ctx, wait.open); err != nil {
 		e.end()
-		return nil, errors.Join(err, e.users.Close())
+		return nil, errors.Join(err, e.home.Close())
 	}
 	e.limits = e.side.Limits()
 	return e, nil
@@ -150,10 +145,8 @@ func (e *Engine) find(ctx context.Context, wait time.Duration) (side, error) {
 			return nil, err
 		}
 		// A store that was moved away, and perhaps replaced, is not this one any more.
-		if id, err := localdir.Check(e.dir); err != nil {
+		if err := e.home.Here(); err != nil {
 			return nil, err
-		} else if id != e.id {
-			return nil, fmt.Errorf("%w: %s is another directory now", engine.ErrUnavailable, e.dir)
 		}
 		c, err := attach(ctx, e, max(0, wait-time.Since(begun)))
 		if err == nil {
@@ -249,7 +242,7 @@ func unavailable(err error) error {
 	switch {
 	case errors.Is(err, engine.ErrUnknown): // of the driver, and not of the calls
 		return fmt.Errorf("%w: %v", engine.ErrUnavailable, err)
-	case errors.Is(err, engine.ErrUnavailable):
+	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, engine.ErrReplaced):
 		return err
 	}
 	return fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
@@ -326,7 +319,7 @@ func (e *Engine) Close() error {
 		}
 		e.failed = e.side.Close()
 		e.replaced.Wait()
-		e.failed = errors.Join(e.failed, e.users.Close())
+		e.failed = errors.Join(e.failed, e.home.Close())
 	})
 	return e.failed
 }

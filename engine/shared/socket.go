@@ -4,7 +4,20 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 )
+
+// maxPath is the longest path of a socket on all systems: see unix(4) and unix(7).
+const maxPath = 103
+
+// socket returns the path of the socket in the directory of e.
+func (e *Engine) socket() (string, error) {
+	path := filepath.Join(e.home.At(), socketName)
+	if len(path) > maxPath {
+		return "", fmt.Errorf("shared: the path %s is longer than %d bytes, which is the most for a socket", path, maxPath)
+	}
+	return path, nil
+}
 
 // peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is that of this process.
 func peer(c *net.UnixConn, userOf func(fd int) (uid int, err error)) error {

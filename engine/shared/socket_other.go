@@ -9,6 +9,4 @@ import (
 
 var errSystem = errors.New("shared: embedded engines run on Linux and macOS only")
 
-func socketPath(string) (path string, release func(), err error) { return "", nil, errSystem }
-
 func sameUser(*net.UnixConn) error { return errSystem }

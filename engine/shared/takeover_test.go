@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 // What may have had an effect is not tried again, whatever else its error says.
@@ -135,10 +135,7 @@ func TestALockThatIsAboutToBeFreeIsAwaited(t *testing.T) {
 // A call that every owner sends back ends.
 func TestACallGivesUpAfterManyOwners(t *testing.T) {
 	dir := private(t)
-	id, err := localdir.Prepare(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := prepared(t, dir).ID()
 	hold(t, dir, func(c net.Conn) {
 		hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1000, 1000, 1000, 1000), maxFrame)
 		c.Write(hello)
@@ -195,11 +192,8 @@ func TestAContextThatEndsBesideACutHidesNothing(t *testing.T) {
 // The patience for a driver's lock begins when it is first found to be held, however long the owner was waited for.
 func TestTheDriversLockIsAwaitedFromWhenItIsMet(t *testing.T) {
 	dir, d := private(t), newDisk()
-	lock := make(chan *localdir.Dir, 1)
-	if _, err := localdir.Prepare(dir); err != nil {
-		t.Fatal(err)
-	}
-	l, err := localdir.Lock(dir, ownerLock)
+	lock := make(chan io.Closer, 1)
+	l, err := prepared(t, dir).Lock(ownerLock)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -178,7 +178,7 @@ func (d *decoder) scope() engine.Range {
 // wireErrors are the errors that a reply tells apart. Their places are part of the protocol.
 var wireErrors = []error{
 	engine.ErrConflict, engine.ErrTooLarge, engine.ErrInvalid, engine.ErrNoSpace, engine.ErrUnavailable, engine.ErrUnknown,
-	engine.ErrClosed, engine.ErrLocked, engine.ErrCorrupt, engine.ErrReadOnly, engine.ErrNewer, context.Canceled, context.DeadlineExceeded, engine.ErrMoved, ErrNoMove,
+	engine.ErrClosed, engine.ErrLocked, engine.ErrCorrupt, engine.ErrReadOnly, engine.ErrNewer, context.Canceled, context.DeadlineExceeded, engine.ErrMoved, ErrNoMove, engine.ErrReplaced,
 }
 
 func appendError(to []byte, err error) []byte {

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
 func TestVersionsThatDifferRefuseEachOther(t *testing.T) {
@@ -92,10 +91,7 @@ func TestAReplyThatIsMalformedIsAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			id, err := localdir.Prepare(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			id := prepared(t, dir).ID()
 			hold(t, dir, func(c net.Conn) {
 				hello, _ := endFrame(fmt.Appendf(make([]byte, 4), greeting, protocolVersion, "disk", id, 1, 2, 3, 4), maxFrame)
 				c.Write(hello)

@@ -27,10 +27,12 @@ const (
 	usersName = "turnstone.users" // those who share a store lock it for as long as they do, whoever holds the directory
 )
 
-// A Dir is a directory held by this process.
+// A Dir is a directory that this process has open. It stays this directory when another one gets its path.
 type Dir struct {
-	Path  string
-	locks []*os.File
+	Path  string // by which it was opened
+	self  *os.File
+	info  os.FileInfo // of self
+	locks []io.Closer
 
 	mu   sync.Mutex // guards last
 	last *look
@@ -48,65 +50,142 @@ type Resources struct {
 // writes 50 MB in that time, well under the 128 MiB that the drivers keep free.
 const checkEvery = 100 * time.Millisecond
 
-// Open creates path with mode 0700 if it does not exist, and locks it. An empty
-// directory of this user's is made private; one that holds something and that
-// others may enter is refused, and so is another user's. Open fails with
-// *engine.LockedError when the directory is held already, or read. It needs no free space.
+// Open is Prepare, and locks the directory. It fails with *engine.LockedError when the directory is locked already, or read.
+// It needs no free space.
 func Open(path string) (*Dir, error) {
-	path, err := filepath.Abs(path)
+	d, err := Prepare(path)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := Prepare(path); err != nil {
-		return nil, err
-	}
-	d, err := Lock(path, lockName)
-	if err != nil {
-		return nil, err
-	}
-	if err := moved(path); err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	// Who only reads locks the directory itself, because there may be no file to lock.
-	if err := d.lockSelf(syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(err, d.Close())
+	for _, step := range []func() error{
+		func() error { return d.keep(d.Lock(lockName)) },
+		d.moved,
+		// Who only reads locks the directory itself, because there may be no file to lock.
+		func() error { return d.lockSelf(syscall.LOCK_EX) },
+	} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
 	}
 	return d, nil
 }
 
-// Prepare makes the directory that Open would make, and checks it as Open does.
-func Prepare(path string) (ID, error) {
+// Prepare creates path with mode 0700 if it does not exist, and opens it. An empty directory of this user's is made private; one
+// that holds something and that others may enter is refused, and so is another user's.
+func Prepare(path string) (*Dir, error) {
+	if path == "" {
+		return nil, fmt.Errorf("%w: the path of the store is empty", engine.ErrInvalid)
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
 	old := filepath.Dir(path) // the nearest directory above that is there
 	for old != filepath.Dir(old) && !exists(old) {
 		old = filepath.Dir(old)
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
+		return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
 	}
 	// The last one is made durable also if it was there: who made it may have died before that.
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if err := Sync(dir); err != nil && !unsyncable(err) {
-			return "", fmt.Errorf("engine: create store directory: %w", mapped(err))
+			return nil, fmt.Errorf("engine: create store directory: %w", mapped(err))
 		}
 		if dir == old {
 			break
 		}
 	}
-	id, err := Check(path)
-	if other := (*openError)(nil); !errors.As(err, &other) {
-		return id, err
-	}
-	entries, err := os.ReadDir(path)
+	d, err := hold(path)
 	if err != nil {
-		return "", fmt.Errorf("engine: store directory: %w", mapped(err))
+		return nil, err
+	}
+	if err := d.check(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// hold opens a directory.
+func hold(path string) (*Dir, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if errors.Is(err, syscall.ENOTDIR) {
+		return nil, fmt.Errorf("engine: %s is not a directory", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("engine: store directory: %w", err), f.Close())
+	}
+	return &Dir{Path: path, self: f, info: info}, nil
+}
+
+// check returns an error if somebody else owns d or may enter it. It makes an empty directory private.
+func (d *Dir) check() error {
+	st := d.info.Sys().(*syscall.Stat_t)
+	if int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("engine: %s belongs to user %d, not to %d", d.Path, st.Uid, os.Geteuid())
+	}
+	if d.info.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(d.At())
+	if err != nil {
+		return fmt.Errorf("engine: store directory: %w", mapped(err))
 	}
 	if len(entries) == 0 {
-		if err := os.Chmod(path, 0o700); err != nil {
-			return "", fmt.Errorf("engine: make %s private: %w", path, mapped(err))
+		if err := d.self.Chmod(0o700); err != nil {
+			return fmt.Errorf("engine: make %s private: %w", d.Path, mapped(err))
 		}
 	}
-	return Check(path) // Another process may have made it private meanwhile, and begun to use it.
+	// Another process may have made it private meanwhile, and begun to use it.
+	if d.info, err = d.self.Stat(); err != nil {
+		return fmt.Errorf("engine: store directory: %w", err)
+	}
+	if mode := d.info.Mode().Perm(); mode&0o077 != 0 {
+		return fmt.Errorf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", d.Path, mode)
+	}
+	return nil
 }
+
+// ID identifies the directory on this machine, independent of its path. It contains no spaces.
+func (d *Dir) ID() string {
+	st := d.info.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%d-%d", st.Dev, st.Ino)
+}
+
+// Here returns a *engine.ReplacedError unless the directory is still at its path.
+func (d *Dir) Here() error {
+	if d.self == nil {
+		return nil
+	}
+	now, err := os.Stat(d.Path)
+	if err == nil && os.SameFile(now, d.info) {
+		return nil
+	}
+	return &engine.ReplacedError{Path: d.Path, Err: err}
+}
+
+// Named returns err with the directory's path in its text, instead of that of At.
+func (d *Dir) Named(err error) error {
+	if at := d.At(); err != nil && at != d.Path && strings.Contains(err.Error(), at) {
+		return &named{err, strings.ReplaceAll(err.Error(), at, d.Path)}
+	}
+	return err
+}
+
+type named struct {
+	error
+	text string
+}
+
+func (n *named) Error() string { return n.text }
+func (n *named) Unwrap() error { return n.error }
+
+// name returns a path of a file in the directory.
+func (d *Dir) name(name string) string { return filepath.Join(d.At(), name) }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
@@ -124,46 +203,14 @@ func unsyncable(err error) bool {
 	return false
 }
 
-// An ID identifies a directory on this machine, independent of its path. It contains no spaces.
-type ID string
-
-// Check returns the identity of a directory, or an error if it does not exist, or somebody else may enter it.
-func Check(path string) (ID, error) {
-	info, err := os.Stat(path)
+// Lock locks the file called name in the directory until it is closed, and describes this process in it. Locks of different names
+// are independent. It fails with *engine.LockedError when the file is locked already.
+func (d *Dir) Lock(name string) (io.Closer, error) {
+	f, err := os.OpenFile(d.name(name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return "", fmt.Errorf("engine: store directory: %w", mapped(err))
+		return nil, fmt.Errorf("engine: lock %s: %w", d.Path, mapped(err))
 	}
-	if !info.IsDir() {
-		return "", fmt.Errorf("engine: %s is not a directory", path)
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	if int(st.Uid) != os.Geteuid() {
-		return "", fmt.Errorf("engine: %s belongs to user %d, not to %d", path, st.Uid, os.Geteuid())
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return "", &openError{path, mode}
-	}
-	return ID(fmt.Sprintf("%d-%d", st.Dev, st.Ino)), nil
-}
-
-// An openError says that other users may enter a directory.
-type openError struct {
-	path string
-	mode os.FileMode
-}
-
-func (e *openError) Error() string {
-	return fmt.Sprintf("engine: %s has mode %#o: other users could read or change the store; set it to 0700", e.path, e.mode)
-}
-
-// Lock locks the file called name in a directory that Prepare has made, and describes this process in it. Locks of different names are independent.
-// It fails with *engine.LockedError when the file is locked already.
-func Lock(path, name string) (*Dir, error) {
-	f, err := os.OpenFile(filepath.Join(path, name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("engine: lock %s: %w", path, mapped(err))
-	}
-	if err := lock(path, f, syscall.LOCK_EX); err != nil {
+	if err := lock(d.Path, f, syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	host, _ := os.Hostname()
@@ -171,39 +218,53 @@ func Lock(path, name string) (*Dir, error) {
 	if f.Truncate(0) == nil {
 		f.WriteAt([]byte(me), 0) // for people only: a full disk must not prevent reading
 	}
-	return &Dir{Path: path, locks: []*os.File{f}}, nil
+	return f, nil
 }
 
-// Use registers this process as a user of the store in a directory that Prepare has made. Another process may hold the store. Use fails with
+// keep keeps a lock until d is closed.
+func (d *Dir) keep(lock io.Closer, err error) error {
+	if err == nil {
+		d.locks = append(d.locks, lock)
+	}
+	return err
+}
+
+// Use registers this process as a user of the store until d is closed. Another process may hold the store. Use fails with
 // *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
-func Use(path string) (*Dir, error) {
-	f, err := os.OpenFile(filepath.Join(path, usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+func (d *Dir) Use() error {
+	f, err := os.OpenFile(d.name(usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if Short(err) {
-		return &Dir{Path: path}, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("engine: lock %s: %w", path, err)
+		return fmt.Errorf("engine: lock %s: %w", d.Path, err)
 	}
-	if err := lock(path, f, syscall.LOCK_SH); err != nil {
-		return nil, errors.Join(err, f.Close())
+	if err := lock(d.Path, f, syscall.LOCK_SH); err != nil {
+		return errors.Join(err, f.Close())
 	}
-	return &Dir{Path: path, locks: []*os.File{f}}, nil
+	return d.keep(f, nil)
 }
 
 // OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It fails
 // with *engine.LockedError if a process has the directory open, or shares it. It changes nothing there.
 func OpenReadOnly(path string) (*Dir, error) {
+	if path == "" {
+		return nil, fmt.Errorf("%w: the path of the store is empty", engine.ErrInvalid)
+	}
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{Path: path}
+	d, err := hold(path)
+	if err != nil {
+		return nil, err
+	}
 	for _, step := range []func() error{
-		func() error { return unshared(path) },                       // Most that fail do so here, before they keep anybody out.
+		d.unshared, // Most that fail do so here, before they keep anybody out.
 		func() error { return d.lockOld(lockName, syscall.LOCK_SH) }, // From here on nobody opens the directory,
 		func() error { return d.lockSelf(syscall.LOCK_SH) },          // and nobody begins to share it.
-		func() error { return unshared(path) },                       // Somebody may have begun in between.
-		func() error { return moved(path) },
+		d.unshared, // Somebody may have begun in between.
+		d.moved,
 	} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, d.Close())
@@ -213,18 +274,22 @@ func OpenReadOnly(path string) (*Dir, error) {
 }
 
 // unshared returns an error if processes share the directory.
-func unshared(path string) error {
-	d := &Dir{Path: path}
+func (d *Dir) unshared() error {
+	locks := len(d.locks)
 	err := d.lockOld(usersName, syscall.LOCK_EX)
 	if errors.Is(err, engine.ErrLocked) {
-		err = &engine.LockedError{Path: path, Holder: "processes that share it"}
+		return &engine.LockedError{Path: d.Path, Holder: "processes that share it"}
 	}
-	return errors.Join(err, d.Close())
+	for _, l := range d.locks[locks:] {
+		err = errors.Join(err, l.Close())
+	}
+	d.locks = d.locks[:locks]
+	return err
 }
 
 // lockOld locks a file of the directory, if there is one.
 func (d *Dir) lockOld(name string, how int) error {
-	f, err := os.OpenFile(filepath.Join(d.Path, name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(d.name(name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -234,13 +299,12 @@ func (d *Dir) lockOld(name string, how int) error {
 	if err := lock(d.Path, f, how); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	d.locks = append(d.locks, f)
-	return nil
+	return d.keep(f, nil)
 }
 
 // lockSelf locks the directory itself. Not all file systems can do that; then the locks of files are all there is.
 func (d *Dir) lockSelf(how int) error {
-	f, err := os.Open(d.Path)
+	f, err := os.Open(d.At()) // not self: this lock is to go before the others
 	if err != nil {
 		return fmt.Errorf("engine: store directory: %w", mapped(err))
 	}
@@ -251,8 +315,7 @@ func (d *Dir) lockSelf(how int) error {
 	if err != nil {
 		return f.Close()
 	}
-	d.locks = append(d.locks, f)
-	return nil
+	return d.keep(f, nil)
 }
 
 // lock locks f, which is in the directory path, exclusively or shared.
@@ -288,43 +351,43 @@ func holder(f *os.File) string {
 	return "another process"
 }
 
-// SetMoved notes that the store in a directory was moved. It returns when that is durable. If it fails, nothing is noted, unless the error matches
+// SetMoved notes that the store in the directory was moved. It returns when that is durable. If it fails, nothing is noted, unless the error matches
 // engine.ErrUnknown.
-func SetMoved(path, to string) error {
-	f, err := os.OpenFile(filepath.Join(path, movedName), os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+func (d *Dir) SetMoved(to string) error {
+	f, err := os.OpenFile(d.name(movedName), os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fmt.Errorf("engine: note that the store was moved: %w", mapped(err))
 	}
 	_, err = f.WriteString(to + "\n")
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = Sync(path)
+		err = d.Sync()
 	}
 	if err != nil {
 		err = fmt.Errorf("engine: note that the store was moved: %w", mapped(err))
-		if left := errors.Join(os.Remove(f.Name()), Sync(path)); left != nil {
+		if left := errors.Join(os.Remove(f.Name()), d.Sync()); left != nil {
 			err = fmt.Errorf("%w: %w: %w", engine.ErrUnknown, err, left)
 		}
 	}
 	return err
 }
 
-// moved returns a *engine.MovedError if the store in a directory was moved.
-func moved(path string) error {
-	f, err := os.OpenFile(filepath.Join(path, movedName), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+// moved returns a *engine.MovedError if the store in the directory was moved.
+func (d *Dir) moved() error {
+	f, err := os.OpenFile(d.name(movedName), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("engine: was the store in %s moved: %w", path, mapped(err))
+		return fmt.Errorf("engine: was the store in %s moved: %w", d.Path, mapped(err))
 	}
 	defer f.Close()
 	to := make([]byte, 4096)
 	n, err := io.ReadFull(f, to)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("engine: was the store in %s moved: %w", path, err)
+		return fmt.Errorf("engine: was the store in %s moved: %w", d.Path, err)
 	}
-	return &engine.MovedError{Path: path, To: strings.TrimSpace(string(to[:n]))}
+	return &engine.MovedError{Path: d.Path, To: strings.TrimSpace(string(to[:n]))}
 }
 
 // Close gives the directory up.
@@ -333,28 +396,38 @@ func (d *Dir) Close() error {
 	for i := len(d.locks) - 1; i >= 0; i-- {
 		err = errors.Join(err, d.locks[i].Close())
 	}
+	if d.self != nil {
+		err = errors.Join(err, d.self.Close())
+	}
 	return err
 }
 
-// Need returns an error that matches engine.ErrNoSpace if less than r is free. It reads
-// the free amounts at most ten times a second, and waits for the disk until ctx ends.
+// Need returns an error that matches engine.ErrNoSpace if less than r is free, and that of Here. It looks
+// at most ten times a second, and waits for the disk until ctx ends.
 func (d *Dir) Need(ctx context.Context, r Resources) error { return d.need(ctx, r, checkEvery) }
 
 // NeedNow is like Need, but reads the free amounts each time.
 func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ctx, r, 0) }
 
+// Seen returns what the last look found of Here, and lets another one begin if that was a tenth of a second ago. It never waits.
+func (d *Dir) Seen() error {
+	if d.self == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	last := d.last
+	d.again(checkEvery)
+	if last != nil && last.over() && errors.Is(last.err, engine.ErrReplaced) {
+		return last.err
+	}
+	return nil
+}
+
 // need is Need with free amounts that were read within age.
 func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
 	d.mu.Lock()
-	l := d.last
-	if l == nil || l.over() && time.Since(l.begun) >= age { // one that hangs is joined
-		l = &look{begun: time.Now(), done: make(chan struct{})}
-		d.last = l
-		go func() {
-			l.left, l.err = d.look()
-			close(l.done)
-		}()
-	}
+	l := d.again(age)
 	d.mu.Unlock()
 	select {
 	case <-l.done:
@@ -365,6 +438,20 @@ func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
 		return l.err
 	}
 	return d.enough(l.left, r)
+}
+
+// again returns the last look, or a new one if that is over and was begun so long ago. The caller holds mu.
+func (d *Dir) again(age time.Duration) *look {
+	l := d.last
+	if l == nil || l.over() && time.Since(l.begun) >= age { // one that hangs is joined
+		l = &look{begun: time.Now(), done: make(chan struct{})}
+		d.last = l
+		go func() {
+			l.left, l.err = d.look()
+			close(l.done)
+		}()
+	}
+	return l
 }
 
 // A look reads the free amounts, in a goroutine of its own: on a disk that hangs it does not end.
@@ -398,8 +485,11 @@ func (d *Dir) enough(left, r Resources) error {
 
 // look returns what is free.
 func (d *Dir) look() (Resources, error) {
+	if err := d.Here(); err != nil {
+		return Resources{}, err
+	}
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(d.Path, &fs); err != nil {
+	if err := syscall.Statfs(d.At(), &fs); err != nil {
 		return Resources{}, fmt.Errorf("engine: free space of %s: %w", d.Path, err)
 	}
 	left := Resources{Bytes: uint64(fs.Bavail) * uint64(fs.Bsize), Inodes: fs.Ffree}
@@ -437,6 +527,9 @@ func descriptors() (uint64, error) {
 	return uint64(len(names)), nil
 }
 
+// Sync makes the names in the directory durable.
+func (d *Dir) Sync() error { return d.self.Sync() }
+
 // Sync makes the names in path durable.
 func Sync(path string) error {
 	f, err := os.Open(path)
@@ -466,9 +559,9 @@ func Short(err error) bool {
 	return false
 }
 
-// Private takes the permissions of group and others from every file in path.
-func Private(path string) error {
-	entries, err := os.ReadDir(path)
+// Private takes the permissions of group and others from every file in the directory.
+func (d *Dir) Private() error {
+	entries, err := os.ReadDir(d.At())
 	if err != nil {
 		return err
 	}
@@ -476,7 +569,7 @@ func Private(path string) error {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		if err := os.Chmod(filepath.Join(path, e.Name()), 0o600); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Chmod(d.name(e.Name()), 0o600); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

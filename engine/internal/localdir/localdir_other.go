@@ -5,6 +5,7 @@ package localdir
 import (
 	"context"
 	"errors"
+	"io"
 )
 
 // Dir can't be had on this system: neither locks nor durable directory entries
@@ -22,23 +23,26 @@ func Open(string) (*Dir, error) { return nil, errSystem }
 // OpenReadOnly fails.
 func OpenReadOnly(string) (*Dir, error) { return nil, errSystem }
 
+// Prepare fails.
+func Prepare(string) (*Dir, error) { return nil, errSystem }
+
 // Lock fails.
-func Lock(string, string) (*Dir, error) { return nil, errSystem }
+func (d *Dir) Lock(string) (io.Closer, error) { return nil, errSystem }
 
 // Use fails.
-func Use(string) (*Dir, error) { return nil, errSystem }
+func (d *Dir) Use() error { return errSystem }
 
-// ID is unused on this system.
-type ID string
+// At returns Path.
+func (d *Dir) At() string { return d.Path }
 
-// Prepare fails.
-func Prepare(string) (ID, error) { return "", errSystem }
+// ID returns nothing.
+func (d *Dir) ID() string { return "" }
 
-// Check fails.
-func Check(string) (ID, error) { return "", errSystem }
+// Here fails.
+func (d *Dir) Here() error { return errSystem }
 
 // SetMoved fails.
-func SetMoved(string, string) error { return errSystem }
+func (d *Dir) SetMoved(string) error { return errSystem }
 
 // Close does nothing.
 func (d *Dir) Close() error { return nil }
@@ -50,10 +54,19 @@ func (d *Dir) Need(context.Context, Resources) error { return errSystem }
 func (d *Dir) NeedNow(context.Context, Resources) error { return errSystem }
 
 // Sync fails.
+func (d *Dir) Sync() error { return errSystem }
+
+// Private fails.
+func (d *Dir) Private() error { return errSystem }
+
+// Seen fails.
+func (d *Dir) Seen() error { return errSystem }
+
+// Named returns err.
+func (d *Dir) Named(err error) error { return err }
+
+// Sync fails.
 func Sync(string) error { return errSystem }
 
 // Short reports false.
 func Short(error) bool { return false }
-
-// Private fails.
-func Private(string) error { return errSystem }
