@@ -30,7 +30,9 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID) 
 	n, err := s.Blobs.WriteTo(ctx, w, id)
 	var damage *record.CorruptError
 	if errors.As(err, &damage) { // Vacuum may have removed the blob meanwhile, or the upload has expired.
-		if gone, gerr := s.erasedAttachment(ctx, id); gerr == nil && gone {
+		if gone, gerr := s.erasedAttachment(ctx, id); gerr != nil {
+			err = gerr // the session's deletion, or why that can't be told
+		} else if gone {
 			err = fmt.Errorf("%w: %s in %s", ErrBlobNotFound, id, s.Name)
 		}
 	}

@@ -87,25 +87,30 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 		return nil, nil, err
 	}
 	if about.Parent != (heads.Incarnation{}) && !about.Detached {
-		if out.Origin, err = heads.OpenOrigin(originKey, values[1]); err != nil {
-			if out.gone(ctx) {
-				return nil, nil, missing
-			}
-			return nil, nil, codec.Corrupt(err, "origin of %s", out.Name)
-		}
+		out.Origin, err = heads.OpenOrigin(originKey, values[1])
+		err = codec.Corrupt(err, "origin of %s", out.Name)
 	}
-	st.Life, err = heads.OpenLife(out.LifeKey, values[0])
-	if err != nil && !out.gone(ctx) {
-		return nil, nil, codec.Corrupt(err, "lifecycle of %s", out.Name)
+	if err == nil {
+		st.Life, err = heads.OpenLife(out.LifeKey, values[0])
+		err = codec.Corrupt(err, "lifecycle of %s", out.Name)
+	}
+	if err != nil {
+		if err = out.unlessGone(ctx, err); errors.Is(err, ErrSessionDeleted) {
+			err = missing
+		}
+		return nil, nil, err
 	}
 	st.Place = values[2]
 	return out, st, nil
 }
 
-// gone reports whether the session was deleted or renamed since it was opened.
-func (s *Session) gone(ctx context.Context) bool {
-	_, _, _, err := s.ReadHead(ctx, 0)
-	return errors.Is(err, ErrSessionDeleted)
+// unlessGone returns damage, which a record of the session seems to have, or why it can't be told: ErrSessionDeleted if the session was
+// deleted or renamed since it was opened, or the engine's error.
+func (s *Session) unlessGone(ctx context.Context, damage error) error {
+	if _, _, _, err := s.ReadHead(ctx, 0); err != nil {
+		return err
+	}
+	return damage
 }
 
 // OpenAbout decodes the session's metadata, and checks that they are of its id.
@@ -121,10 +126,14 @@ func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
 // incarnation does not live any more. value is nil if there is no record.
 func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, error) {
 	l, err := heads.OpenLife(s.LifeKey, value)
-	if value == nil && s.gone(ctx) || err == nil && l.State != heads.Live { // Vacuum removes the record of a deleted session.
+	if err == nil && l.State != heads.Live {
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
-	return l, codec.Corrupt(err, "lifecycle of %s", s.Name)
+	err = codec.Corrupt(err, "lifecycle of %s", s.Name)
+	if value == nil { // Vacuum removes the record of a deleted session.
+		err = s.unlessGone(ctx, err)
+	}
+	return l, err
 }
 
 // ReadHead returns the session's head and its record, and the values of more keys as they

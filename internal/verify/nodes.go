@@ -143,14 +143,14 @@ func pointsElsewhere(p pack.Position) error {
 
 // removed reports whether vacuum has removed a revision of a deleted session since it was
 // read.
-func (c *nodeCheck) removed(ctx context.Context, r head.Revision) bool {
+func (c *nodeCheck) removed(ctx context.Context, r head.Revision) (bool, error) {
 	key := c.store.Space.Life(c.h.Inc)
 	value, err := c.get(ctx, key)
-	if err != nil {
-		return false
+	if value == nil || err != nil {
+		return err == nil, err
 	}
 	life, err := heads.OpenLife(key, value)
-	return value == nil || err == nil && life.State != heads.Live && life.Floor <= r
+	return err == nil && life.State != heads.Live && life.Floor <= r, nil // a damaged record is told of elsewhere
 }
 
 // parent checks that a node's parent is a node of the incarnation, or one that it shares
@@ -240,8 +240,8 @@ func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *histo
 
 // hasContent reports whether a node that was read still has its content.
 func (c *nodeCheck) hasContent(ctx context.Context, read *history.Node) (bool, error) {
-	if c.removed(ctx, read.Revision) {
-		return false, nil
+	if gone, err := c.removed(ctx, read.Revision); gone || err != nil {
+		return false, err
 	}
 	var now history.Node
 	err := steady(ctx, c.h, func() (err error) {
