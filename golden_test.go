@@ -79,6 +79,9 @@ func TestFV5_StoresOfEveryReleasedFormatAreRead(t *testing.T) {
 					t.Error("reads are other ones after an upgrade")
 				}
 				maintain(t, name+", upgraded", again)
+				if err := foreignReads(t, e, again, ""); err != nil {
+					t.Errorf("a stranger: %v", err)
+				}
 			})
 		}
 	}

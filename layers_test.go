@@ -16,7 +16,7 @@ const module = "github.com/turnstonedb/turnstone"
 // before it in this list, never what stands after.
 var layers = []string{
 	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared", "engine/open", "engine/enginetest",
-	"internal/disk", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/maintain", "internal/watch", "internal/apply",
+	"internal/disk", "internal/foreign", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/maintain", "internal/watch", "internal/apply",
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
 	"internal/commit", "internal/lifecycle", "internal/seal", "internal/reclaim", "internal/erase", "internal/verify", "internal/replicate", "internal/errtype",
@@ -39,6 +39,7 @@ var may = map[string][]string{
 	"engine/open":              {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared"},
 	"engine/enginetest":        {"engine", "engine/memory", "internal/testscale"},
 	"internal/disk":            {},
+	"internal/foreign":         {},
 	"internal/testscale":       {},
 	"internal/pgtest":          {},
 	"internal/overlay":         {"engine"},

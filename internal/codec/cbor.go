@@ -83,11 +83,16 @@ func (e *Encoder) ID(id [32]byte) {
 	}
 }
 
-// A Decoder reads the items of B. The first error sticks: later calls return
-// zero values, and Done returns it. Byte strings alias B.
+// A Decoder reads the items of B, which is one item, or a sequence of Items (RFC 8742). The first
+// error sticks: later calls return zero values, and Done returns it. Byte strings alias B.
+//
+// Done compares how many items the arrays announced with how many were read. So an encoder and a
+// decoder can't agree on a wrong number, which would be no CBOR.
 type Decoder struct {
-	B   []byte
-	err error
+	B     []byte
+	Items int // of the sequence, or 0 for one item
+	owed  int // items that were announced, less those that were read
+	err   error
 }
 
 // Fail records err unless there is one already.
@@ -101,10 +106,14 @@ func (d *Decoder) Fail(format string, args ...any) {
 // Err returns the first error.
 func (d *Decoder) Err() error { return d.err }
 
-// Done returns the first error, or one when bytes are left over.
+// Done returns the first error, or one when bytes are left over, or items that an array announced
+// were not read.
 func (d *Decoder) Done() error {
-	if d.err == nil && len(d.B) > 0 {
+	if len(d.B) > 0 {
 		d.Fail("%d bytes too many", len(d.B))
+	}
+	if owed := max(d.Items, 1) + d.owed; owed != 0 {
+		d.Fail("arrays announce %d items more than there are", owed)
 	}
 	return d.err
 }
@@ -119,6 +128,7 @@ func (d *Decoder) head(major byte) uint64 {
 		d.Fail("item of type %d, want %d", first>>5, major)
 		return 0
 	}
+	d.owed--
 	low := first & 31
 	if low < 24 {
 		d.B = d.B[1:]
@@ -152,6 +162,7 @@ func (d *Decoder) Array(maximum int) int {
 		d.Fail("array of %d items", n)
 		return 0
 	}
+	d.owed += int(n)
 	return int(n)
 }
 
@@ -160,6 +171,7 @@ func (d *Decoder) Shape(n int) {
 	if got := d.head(majorArray); d.err == nil && got != uint64(n) {
 		d.Fail("array of %d items, want %d", got, n)
 	}
+	d.owed += n
 }
 
 // Uint reads an unsigned integer.
@@ -202,6 +214,7 @@ func (d *Decoder) Text() string {
 func (d *Decoder) Null() bool {
 	if len(d.B) > 0 && d.B[0] == null {
 		d.B = d.B[1:]
+		d.owed--
 		return true
 	}
 	return false

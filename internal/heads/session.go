@@ -232,8 +232,8 @@ func (o *Origin) body() []byte {
 		e.Array(6)
 		e.Bytes(a.Incarnation[:])
 		e.Uint(uint64(a.Revision))
-		e.Bytes(a.Commit[:])
-		e.Bytes(a.Node[:])
+		e.ID(a.Commit)
+		e.ID(a.Node)
 		e.Uint(uint64(a.Nodes))
 		e.Uint(a.Epoch)
 	}
@@ -262,8 +262,7 @@ func OpenOrigin(key, value []byte) (*Origin, error) {
 		d.Shape(6)
 		d.Fixed(a.Incarnation[:])
 		a.Revision = head.Revision(d.Uint())
-		d.Fixed(a.Commit[:])
-		d.Fixed(a.Node[:])
+		a.Commit, a.Node = d.ID(), d.ID()
 		n := d.Uint()
 		if n > pack.MaxNodes {
 			d.Fail("%d nodes", n)

@@ -115,7 +115,7 @@ func EncodeSealed(space *keys.Space, inc keys.Incarnation, s *Segment) (ks, vs [
 	b.payloads = b.payloads[:0]
 	for i := range s.Turns {
 		t := &s.Turns[i]
-		e.Array(7)
+		e.Array(8)
 		t.AppendCompact(&e, &before)
 		b.payloads = t.Pack.Append(&e, b.payloads, before.Last)
 		before = t.Base(t.ID)
@@ -290,7 +290,7 @@ func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte
 	s.Turns = make([]Turn, 0, h.last-h.first+1)
 	before := s.Before
 	for r := h.first; r <= h.last && d.Err() == nil; r++ {
-		d.Shape(7)
+		d.Shape(8)
 		t := Turn{Commit: *heads.DecodeCompact(&d, &before)}
 		t.Pack, payloads = pack.Decode(&d, payloads, r)
 		if d.Err() != nil {
@@ -327,5 +327,5 @@ func expand(data []byte) (structure codec.Decoder, payloads []byte, err error) {
 		return structure, nil, fmt.Errorf("%w: length of the structure", record.ErrMalformed)
 	}
 	end := n + int(size)
-	return codec.Decoder{B: raw[n:end:end]}, raw[end:], nil
+	return codec.Decoder{B: raw[n:end:end], Items: 2}, raw[end:], nil
 }
