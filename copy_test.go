@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -564,5 +565,28 @@ func TestAnEngineThatAStoreIsMovedToCantBeOpened(t *testing.T) {
 	}
 	if s, err := openStore(t, e, nil).Session(ctx, "a"); err != nil || s == nil {
 		t.Error(err)
+	}
+}
+
+// A store without sessions is copied, with the feed on or off; so is an original from its copy, unless something was committed to it since.
+func TestACopyOfAnEmptyStoreAndBackOntoTheOriginal(t *testing.T) {
+	for _, feed := range []bool{false, true} {
+		from, st := onMemory(t, nil)
+		if feed {
+			must(t, st.StartFeed(ctx, time.Hour))
+		}
+		to := memory.New()
+		copyStore(t, from, to)
+		equalPairs(t, from, to)
+		again := openStore(t, to, &turnstone.Options{MustExist: true})
+		create(t, again, turnstone.Request{ID: "in the copy"}, []byte("x"))
+		copyStore(t, to, from)
+		equalPairs(t, from, to)
+
+		create(t, st, turnstone.Request{ID: "in the original"}, []byte("x"))
+		if _, err := turnstone.Copy(ctx, to, from, turnstone.CopyOptions{}); !errors.Is(err, turnstone.ErrConflict) {
+			t.Errorf("a copy onto an original that was written to: %v", err)
+		}
+		session(t, st, "in the original")
 	}
 }

@@ -90,3 +90,32 @@ func TestF6_ACascadeDeletesTheChildAndNotTheNextSessionOfItsID(t *testing.T) {
 		})
 	}
 }
+
+// A turn that the handle remembers is answered only where its session lives: not when another process has deleted it, or made another
+// one of its id, or renamed it.
+func TestD1_ARepeatedTurnIsAnsweredOnlyWhereItsSessionLives(t *testing.T) {
+	for name, befall := range fates {
+		for _, scope := range []turnstone.Scope{{}, {Full: true}} {
+			t.Run(fmt.Sprint(name, scope.Full), func(t *testing.T) {
+				e, st := onMemory(t, nil)
+				turn := turnstone.Commit{Turn: "t", Nodes: saying([]byte("a")), Expected: turnstone.AnyRevision}
+				commitTo(t, create(t, st, turnstone.Request{ID: "a"}), turn)
+				other := session(t, openStore(t, e, nil), "a")
+				_, err := other.Load(ctx, scope)
+				must(t, err)
+				befall(t, st)
+				for content, payload := range map[string]string{"the same": "a", "another": "b"} {
+					turn.Nodes = saying([]byte(payload))
+					r, err := other.Commit(ctx, turn)
+					switch {
+					case name != "living" && errors.Is(err, turnstone.ErrSessionDeleted):
+					case name == "living" && payload == "a" && err == nil && r.Replayed:
+					case name == "living" && payload == "b" && errors.Is(err, turnstone.ErrTurnConflict):
+					default:
+						t.Errorf("%s content: %+v, %v", content, r, err)
+					}
+				}
+			})
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
@@ -87,6 +88,14 @@ func TestMaintenanceRefusesInvalidRequests(t *testing.T) {
 
 // Maintain collects and vacuums until it is stopped, by its function or because the store is
 // closed.
+func TestMaintainOfAClosedStoreIsRefused(t *testing.T) {
+	_, st := onMemory(t, nil)
+	must(t, st.Close())
+	if stop, err := st.Maintain(turnstone.MaintainOptions{}); !errors.Is(err, engine.ErrClosed) || stop != nil {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestMaintainCollectsAndVacuumsUntilItIsStopped(t *testing.T) {
 	e, st := onMemory(t, nil)
 	s := create(t, st, turnstone.Request{ID: "s"})

@@ -214,7 +214,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 		})
 	}) {
 		cancel()
-		close(done)
+		return nil, engine.ErrClosed
 	}
 	return func() {
 		cancel()

@@ -204,9 +204,9 @@ func (c *call) attempt(ctx context.Context) (results []Result, replayed bool, er
 		case errors.Is(err, ErrBlobGone):
 			c.prepared = false
 			continue
-		case err != nil && (c.fresh() || errors.Is(err, errTurnStands) && len(c.writers) == 1):
+		case err != nil && c.fresh():
 			return c.ended(c.orReplayed(ctx, err))
-		case err != nil: // The reason may be that a head is out of date.
+		case err != nil: // The reason may be that a head is out of date, and a turn that stands may be of a session that is gone.
 			if err := c.readHeads(ctx); err != nil {
 				return c.ended(err)
 			}

@@ -43,7 +43,7 @@ func (c *copier) finish(ctx context.Context, sum [hash.Size]byte) error {
 	}
 	next := heads.CopyNote{Run: c.note.Run, Batch: c.note.Batch + 1, Heads: sum}
 	var b engine.Batch
-	if c.unfinished {
+	if c.unfinished || c.targetRecord == nil { // A source without sessions may differ from nothing.
 		b.Guard(c.storeKey, nil)
 		b.Set(c.storeKey, c.record)
 	} else { // The target has all records, but no note of a copy with these heads.

@@ -235,13 +235,24 @@ func (c *copier) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// checkUnchanged refuses an earlier copy whose sessions were changed since it was made.
+// checkUnchanged refuses an earlier copy whose sessions were changed since it was made, and an original whose sessions were changed
+// since the source was copied from it.
 func (c *copier) checkUnchanged(ctx context.Context) error {
 	now, err := c.contents(ctx, c.To)
 	if err != nil {
 		return err
 	}
-	if c.note.Heads != now.digest() {
+	vs, err := c.From.Get(ctx, c.noteKey)
+	if err != nil {
+		return err
+	}
+	var source heads.CopyNote
+	if vs[0] != nil {
+		if source, err = heads.OpenCopyNote(c.noteKey, vs[0]); err != nil {
+			return codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
+		}
+	}
+	if sum := now.digest(); sum != c.note.Heads && sum != source.Heads {
 		return fmt.Errorf("%w: sessions of the copy were changed since it was made: what was written there would be lost", change.ErrConflict)
 	}
 	return nil
