@@ -22,8 +22,8 @@ import (
 // else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^head.Revision(0)
 
-// RevisionZero names the state before the first commit as Scope.At and to Checkpoint, where 0 means that of
-// the head. A session begins empty, and a fork with what it inherits.
+// RevisionZero names the state before the first commit: as Scope.At, Request.ForkAt and to Checkpoint, where 0 means that of
+// the head, and as Commit.Expected and to Log and Watch, where 0 means the same. A session begins empty, and a fork with what it inherits.
 const RevisionZero = AnyRevision - 1
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
@@ -330,8 +330,12 @@ func (c *Commit) recordsOnly() bool {
 
 // request returns what c asks for. It shares memory with c.
 func (c *Commit) request() *commit.Request {
+	expected := c.Expected
+	if expected == RevisionZero {
+		expected = 0
+	}
 	r := &commit.Request{
-		Expected: c.Expected, OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
+		Expected: expected, OnPath: c.OnPath, Turn: c.Turn, Nodes: make([]commit.Node, len(c.Nodes)), Leaf: c.Leaf.ref,
 		Checkpoint: c.Checkpoint, Drop: c.Drop, Usage: c.Usage, Labels: c.Labels,
 		Tombstone: c.Tombstone, Keep: c.Keep, Records: recordChanges(c.Records),
 	}

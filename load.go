@@ -32,8 +32,8 @@ type Scope struct {
 	// Last reads the last so many nodes of the path, without reading the rest.
 	Last int `json:"last,omitzero"`
 	// After reads what the commits after this revision added to the path, without
-	// reading the rest: nothing if it is the loaded revision or a later one. With At it
-	// reads what was added between the two. A fork counts only its own revisions.
+	// reading the rest: nothing if it is the loaded revision or a later one that there is. With At it
+	// reads what was added between the two. A fork counts only its own revisions. 0 reads all.
 	After head.Revision `json:"after,omitzero"`
 	// Reverse gives the newest node first.
 	Reverse bool `json:"reverse,omitzero"`
@@ -68,6 +68,9 @@ func (sc *Scope) check() error {
 	}
 	if err := checkRecordKeys(sc.Records...); err != nil {
 		return err
+	}
+	if sc.After == RevisionZero {
+		return invalid("scope", "After is RevisionZero: 0 reads all")
 	}
 	return checkRevision("scope", "After", sc.After)
 }
@@ -131,6 +134,9 @@ func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) 
 func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scope) (st *State, leaf graph.ID, hidden *history.Tombstones, err error) {
 	h, values, err := s.session.Head(ctx, records.Keys(s.session, scope.Records)...)
 	if err != nil {
+		return nil, leaf, nil, err
+	}
+	if err := s.session.Reached(h, scope.After); err != nil {
 		return nil, leaf, nil, err
 	}
 	at := &h.State
@@ -396,8 +402,8 @@ type LogEntry struct {
 }
 
 // Log yields the commits of the session after a revision up to the head, in
-// their order, each verified to follow the one before. A fork's log is that of
-// its own commits. The sequence ends with the first error.
+// their order, each verified to follow the one before: all after 0 or RevisionZero. A fork's log is that of
+// its own commits. The sequence ends with the first error: ErrRevisionNotFound if the session has not come so far.
 func (s *Session) Log(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error] {
 	return func(yield func(LogEntry, error) bool) {
 		if _, err := s.usable(ctx); err != nil {
@@ -425,8 +431,14 @@ func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEn
 	if err := checkRevision("log", "after", after); err != nil {
 		return err
 	}
+	if after == RevisionZero {
+		after = 0
+	}
 	h, _, err := s.session.Head(ctx)
-	if err != nil || after >= h.Revision {
+	if err == nil {
+		err = s.session.Reached(h, after)
+	}
+	if err != nil || after == h.Revision {
 		return err
 	}
 	retained, err := s.session.RetainedNow(ctx)

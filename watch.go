@@ -20,7 +20,8 @@ import (
 // commit within Options.PollEvery. Watch reads the store and gathers nothing, so a slow caller costs no memory and
 // misses nothing; to go on after a restart, begin after the last revision that was dealt with.
 //
-// The sequence ends with the first error: that of ctx, or ErrSessionDeleted when the session was deleted or renamed.
+// The sequence ends with the first error: that of ctx, ErrSessionDeleted when the session was deleted or renamed, or
+// ErrRevisionNotFound if it has not come to the revision.
 func (s *Session) Watch(ctx context.Context, after head.Revision) iter.Seq2[LogEntry, error] {
 	return func(yield func(LogEntry, error) bool) {
 		store, err := s.usable(ctx)

@@ -87,12 +87,20 @@ func copyPayloads(nodes []Node) {
 	}
 }
 
+// Reached returns ErrRevisionNotFound if the session, whose head is h, has not got as far as revision r.
+func (s *Session) Reached(h *heads.Head, r head.Revision) error {
+	if r > h.Revision {
+		return fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
+	}
+	return nil
+}
+
 // At returns the state at revision r of the session, whose head is h. The error is
 // ErrRevisionNotFound if the session has not reached the revision, and ErrRevisionPruned if the
 // session does not retain it.
 func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
-	if r > h.Revision {
-		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
+	if err := s.Reached(h, r); err != nil {
+		return nil, err
 	}
 	l, err := s.Lifecycles(ctx)
 	if err != nil {
@@ -108,8 +116,8 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*head
 
 // AtAny is At for a revision that need not be retained: what the checkpoint refers to may be gone then.
 func (s *Session) AtAny(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
-	if r > h.Revision {
-		return nil, fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
+	if err := s.Reached(h, r); err != nil {
+		return nil, err
 	}
 	st, err := s.StateAt(ctx, r)
 	st.Parts, st.Usage = slices.Clone(st.Parts), slices.Clone(st.Usage) // The cache may have them.
