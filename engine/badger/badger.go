@@ -217,6 +217,9 @@ func (e *Engine) openOwn(o *Options) error {
 			return fmt.Errorf("there is no store: %w", err)
 		}
 	} else {
+		if err := e.orNew(seen); err != nil {
+			return err
+		}
 		if err := e.dir.NeedNow(context.Background(), localdir.Resources{Bytes: reserveBytes, Inodes: minInodes, Files: minFiles}); err != nil {
 			return err
 		}
@@ -238,6 +241,33 @@ func (e *Engine) openOwn(o *Options) error {
 		return nil
 	}
 	return e.dir.Private()
+}
+
+// orNew returns an error if there is no MANIFEST, and anything that says that there was a store, or that the directory is another's:
+// Badger would make a new store.
+func (e *Engine) orNew(seen *witness) error {
+	entries, err := os.ReadDir(e.config.Dir)
+	if err != nil {
+		return err
+	}
+	there := ""
+	if seen.group > 0 || seen.files != "" {
+		there = witnessName
+	}
+	for _, d := range entries {
+		switch name := d.Name(); {
+		case name == badger.ManifestFilename:
+			return nil
+		case ofBadger(name) && name != badger.KeyRegistryFileName:
+			there = name
+		}
+	}
+	if there != "" {
+		return fmt.Errorf("%w: %s is missing, but there is %s", engine.ErrCorrupt, badger.ManifestFilename, there)
+	}
+	return e.dir.Unused(func(name string) bool {
+		return ofBadger(name) || name == "LOCK" || name == "DISCARD" || strings.HasPrefix(name, badger.ManifestFilename)
+	})
 }
 
 // openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log of no

@@ -429,6 +429,46 @@ func TestAForeignFileBesideTheStoreIsNoDamage(t *testing.T) {
 	}
 }
 
+// A new store is made in a directory without other files, and never over what is left of an old one.
+func TestANewStoreNeedsADirectoryOfItsOwn(t *testing.T) {
+	dir := t.TempDir() + "/store"
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(dir+"/notes.txt", []byte("mine"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(err.Error(), "notes.txt") {
+		t.Errorf("a directory with another file: %v", err)
+	}
+	if _, err := badger.Open("", nil); !errors.Is(err, engine.ErrInvalid) {
+		t.Errorf("no directory: %v", err)
+	}
+	killed := t.TempDir() + "/store"
+	acked, _ := run(t, killed, 300*time.Millisecond)
+	for _, left := range []string{"witness", "logs"} {
+		dir := at(t, killed)
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if own := strings.HasPrefix(e.Name(), "turnstone."); left == "witness" && !own || left == "logs" && (own || e.Name() == "MANIFEST") {
+				if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		before, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrCorrupt) {
+			t.Errorf("only the %s of %d batches are left: %v", left, len(acked), err)
+		}
+		if after, err := os.ReadDir(dir); err != nil || len(after) < len(before) {
+			t.Errorf("%v, %v after %v", err, after, before)
+		}
+	}
+}
+
 // A call that waits while the engine is closed is refused, and finds no damage.
 func TestCallsBesideCloseAreRefused(t *testing.T) {
 	for range 20 {

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -104,6 +105,16 @@ func unfinished(names []string, p *past) error {
 		return &damage{file: "marker.manifest", what: "the file is missing, but there is " + there}
 	}
 	return nil
+}
+
+// ofPebble reports whether a file can be one of Pebble's.
+func ofPebble(name string) bool {
+	for _, prefix := range []string{"MANIFEST-", "OPTIONS-", "CURRENT", "LOCK", "marker."} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return slices.Contains([]string{".log", ".sst", ".blob", ".dbtmp"}, filepath.Ext(name))
 }
 
 // inspectManifest checks the MANIFEST that counts and returns the number of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -326,6 +327,30 @@ func TestLogsBegunBesideANewManifestDoNotHideTheOneThatCounts(t *testing.T) {
 	}
 	close(release)
 	if err := errors.Join(again.Close(), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A new store is made in a directory without other files.
+func TestANewStoreNeedsADirectoryOfItsOwn(t *testing.T) {
+	dir := t.TempDir() + "/store"
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(dir+"/notes.txt", []byte("mine"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, nil); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(err.Error(), "notes.txt") {
+		t.Errorf("a directory with another file: %v", err)
+	}
+	if _, err := Open("", nil); !errors.Is(err, engine.ErrInvalid) {
+		t.Errorf("no directory: %v", err)
+	}
+	if err := os.Rename(dir+"/notes.txt", dir+"/.notes.txt"); err != nil {
+		t.Fatal(err)
+	}
+	e, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
 		t.Error(err)
 	}
 }

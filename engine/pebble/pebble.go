@@ -242,6 +242,9 @@ func (e *Engine) openFiles(o *Options) error {
 	} else if !in.exists {
 		err = fmt.Errorf("there is no store: %w", fs.ErrNotExist)
 	}
+	if err == nil && !in.exists {
+		err = e.dir.Unused(ofPebble)
+	}
 	if err != nil {
 		return err
 	}

@@ -184,6 +184,22 @@ type named struct {
 func (n *named) Error() string { return n.text }
 func (n *named) Unwrap() error { return n.error }
 
+// Unused returns an error if somebody else's files are in the directory, where a new store is to be made. Hidden files, lost+found, and
+// what Turnstone itself puts beside an engine's files do not count, nor do those that ours reports.
+func (d *Dir) Unused(ours func(name string) bool) error {
+	entries, err := os.ReadDir(d.At())
+	if err != nil {
+		return fmt.Errorf("engine: store directory: %w", mapped(err))
+	}
+	for _, e := range entries {
+		name := e.Name()
+		if !strings.HasPrefix(name, ".") && !strings.HasPrefix(name, "turnstone.") && name != "lost+found" && !ours(name) {
+			return fmt.Errorf("%w: %s has no store, and other files (%s): a new store needs a directory of its own", engine.ErrInvalid, d.Path, name)
+		}
+	}
+	return nil
+}
+
 // name returns a path of a file in the directory.
 func (d *Dir) name(name string) string { return filepath.Join(d.At(), name) }
 

@@ -70,3 +70,6 @@ func Sync(string) error { return errSystem }
 
 // Short reports false.
 func Short(error) bool { return false }
+
+// Unused fails.
+func (d *Dir) Unused(func(string) bool) error { return errSystem }
