@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -269,4 +270,86 @@ func TestADirectoryWithTablesAndNoMarkerIsNoNewStore(t *testing.T) {
 	if _, err := openOn(fs, dir); !errors.Is(err, engine.ErrCorrupt) {
 		t.Errorf("Open without markers: %v", err)
 	}
+}
+
+// A file of another store, or an older one of the same store, in the place of one of the same name is reported, or does not matter.
+func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
+	kill := func(fs *vfs.MemFS, dir string) func() (*vfs.MemFS, string) {
+		return func() (*vfs.MemFS, string) { return killed(t, fs, dir) }
+	}
+	// build returns a store, killed, as it was after each tenth of its batches.
+	build := func(first int) (stages []func() (*vfs.MemFS, string), l *ledger) {
+		fs, dir := memStore(t)
+		l = newLedger()
+		l.next = first
+		e, err := openOn(fs, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 60 {
+			if err := l.write(context.Background(), e); err != nil {
+				t.Fatal(err)
+			}
+			if n%6 == 5 {
+				fs, dir := killed(t, fs, dir)
+				stages = append(stages, kill(fs, dir))
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return append(stages, kill(fs, dir)), l // closed at last
+	}
+	mine, l := build(0)
+	others, _ := build(1000)
+	count := map[string]int{}
+	for _, of := range []int{len(mine) - 2, len(mine) - 1} { // killed and closed
+		for where, from := range map[string][]func() (*vfs.MemFS, string){"another store": others, "an older store": mine[:of]} {
+			for stage, from := range from {
+				source, sourceDir := from()
+				fs, dir := mine[of]()
+				names, err := fs.List(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, name := range names {
+					there, err := fs.Open(fs.PathJoin(dir, name))
+					if err != nil {
+						t.Fatal(err)
+					}
+					here, err := io.ReadAll(there)
+					if err != nil {
+						t.Fatal(err)
+					}
+					f, err := source.Open(source.PathJoin(sourceDir, name))
+					if err != nil {
+						continue // it has none of that name
+					}
+					foreign, err := io.ReadAll(f)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if bytes.Equal(here, foreign) {
+						continue
+					}
+					fs, dir := mine[of]()
+					put, err := fs.Create(fs.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
+					if err == nil {
+						_, err = put.Write(foreign)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					how := judge(t, fs, dir, l, l.ackedNow())
+					if count[how]++; how != "reported" && how != "harmless" {
+						t.Errorf("%s of %s (stage %d): %s", name, where, stage, how)
+					}
+				}
+			}
+		}
+	}
+	if count["reported"] < 10 {
+		t.Error("few files were found")
+	}
+	t.Log(count)
 }
