@@ -274,11 +274,12 @@ func TestADirectoryWithTablesAndNoMarkerIsNoNewStore(t *testing.T) {
 
 // A file of another store, or an older one of the same store, in the place of one of the same name is reported, or does not matter.
 func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
-	kill := func(fs *vfs.MemFS, dir string) func() (*vfs.MemFS, string) {
-		return func() (*vfs.MemFS, string) { return killed(t, fs, dir) }
+	type stage struct {
+		files func() (*vfs.MemFS, string)
+		acked map[int]bool
 	}
-	// build returns a store, killed, as it was after each tenth of its batches.
-	build := func(first int) (stages []func() (*vfs.MemFS, string), l *ledger) {
+	// build returns a store, killed, as it was after each tenth of its batches, and closed.
+	build := func(first int) (stages []stage, l *ledger) {
 		fs, dir := memStore(t)
 		l = newLedger()
 		l.next = first
@@ -286,28 +287,32 @@ func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		add := func() {
+			fs, dir := killed(t, fs, dir)
+			stages = append(stages, stage{func() (*vfs.MemFS, string) { return killed(t, fs, dir) }, l.ackedNow()})
+		}
 		for n := range 60 {
 			if err := l.write(context.Background(), e); err != nil {
 				t.Fatal(err)
 			}
 			if n%6 == 5 {
-				fs, dir := killed(t, fs, dir)
-				stages = append(stages, kill(fs, dir))
+				add()
 			}
 		}
 		if err := e.Close(); err != nil {
 			t.Fatal(err)
 		}
-		return append(stages, kill(fs, dir)), l // closed at last
+		add()
+		return stages, l
 	}
 	mine, l := build(0)
 	others, _ := build(1000)
 	count := map[string]int{}
-	for _, of := range []int{len(mine) - 2, len(mine) - 1} { // killed and closed
-		for where, from := range map[string][]func() (*vfs.MemFS, string){"another store": others, "an older store": mine[:of]} {
-			for stage, from := range from {
-				source, sourceDir := from()
-				fs, dir := mine[of]()
+	for of := range mine {
+		for where, from := range map[string][]stage{"another store": others, "an older store": mine[:of]} {
+			for n, from := range from {
+				source, sourceDir := from.files()
+				fs, dir := mine[of].files()
 				names, err := fs.List(dir)
 				if err != nil {
 					t.Fatal(err)
@@ -332,7 +337,7 @@ func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
 					if bytes.Equal(here, foreign) {
 						continue
 					}
-					fs, dir := mine[of]()
+					fs, dir := mine[of].files()
 					put, err := fs.Create(fs.PathJoin(dir, name), vfs.WriteCategoryUnspecified)
 					if err == nil {
 						_, err = put.Write(foreign)
@@ -340,9 +345,9 @@ func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					how := judge(t, fs, dir, l, l.ackedNow())
+					how := judge(t, fs, dir, l, mine[of].acked)
 					if count[how]++; how != "reported" && how != "harmless" {
-						t.Errorf("%s of %s (stage %d): %s", name, where, stage, how)
+						t.Errorf("%s of %s, as it was at %d, in the store as it was at %d: %s", name, where, n, of, how)
 					}
 				}
 			}

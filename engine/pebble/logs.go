@@ -97,7 +97,7 @@ type logReader struct {
 	next   uint64
 	reason string // why the log ends before its end
 	closed bool   // it ends with its mark
-	alien  bool   // it ends with a batch of another epoch
+	alien  string // what a whole batch has that is not of this log, or ""
 }
 
 // fill reads the next block and reports whether there is one.
@@ -144,12 +144,17 @@ func (l *logReader) walk() error {
 		length += len(c.payload)
 		if reading = !c.last; c.last {
 			h, ok := batchrepr.ReadHeader(head)
-			if !ok || l.next != 0 && uint64(h.SeqNum) != l.next {
-				l.reason = "a batch out of order"
+			if !ok {
+				l.reason = "no batch"
 				return nil
 			}
+			// Pebble would replay it.
 			if p, ok := promiseIn(head); !ok || p.epoch != l.log.epoch {
-				l.alien = true
+				l.alien = "is of another store, or of an older log of this number"
+				return nil
+			}
+			if l.next != 0 && uint64(h.SeqNum) != l.next {
+				l.alien = fmt.Sprintf("has number %d instead of %d", h.SeqNum, l.next)
 				return nil
 			}
 			l.next = uint64(h.SeqNum) + uint64(h.Count)
@@ -247,8 +252,8 @@ func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (
 	switch {
 	case err != nil:
 		return 0, err
-	case l.alien:
-		return 0, &damage{file: name, what: fmt.Sprintf("the batch that ends at offset %d is of another store, or of an older log of this number", used)}
+	case l.alien != "":
+		return 0, &damage{file: name, what: fmt.Sprintf("a batch behind offset %d %s", used, l.alien)}
 	case !l.closed && used < seen.size:
 		return 0, &damage{file: name, what: fmt.Sprintf("%s at offset %d, and %d bytes were written", l.reason, used, seen.size)}
 	case sum.Sum32() != seen.sum:
