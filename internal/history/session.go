@@ -107,10 +107,12 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 // unlessGone returns damage, which a record of the session seems to have, or why it can't be told: ErrSessionDeleted if the session was
 // deleted or renamed since it was opened, or the engine's error.
 func (s *Session) unlessGone(ctx context.Context, damage error) error {
-	if _, _, _, err := s.ReadHead(ctx, 0); err != nil {
-		return err
+	_, _, _, err := s.ReadHead(ctx, 0)
+	var more *record.CorruptError
+	if err == nil || errors.As(err, &more) || errors.Is(err, record.ErrFormat) {
+		return damage
 	}
-	return damage
+	return err
 }
 
 // OpenAbout decodes the session's metadata, and checks that they are of its id.
