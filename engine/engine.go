@@ -99,8 +99,8 @@ var (
 	ErrConflict = errors.New("engine: guard failed")
 	// ErrTooLarge: the batch exceeds Limits; nothing was applied.
 	ErrTooLarge = errors.New("engine: batch too large")
-	// ErrInvalid: the batch breaks a rule of Batch; nothing was applied.
-	ErrInvalid = errors.New("engine: invalid batch")
+	// ErrInvalid: the batch breaks a rule of Batch, or what an engine is to be opened with can't be used; nothing was done.
+	ErrInvalid = errors.New("engine: invalid")
 	// ErrNoSpace: disk, inodes or file descriptors are short; nothing was applied.
 	ErrNoSpace = errors.New("engine: no space")
 	// ErrUnavailable: the database can't be reached now, or too many others are in

@@ -161,8 +161,12 @@ func (d *Dir) Here() error {
 	if d.self == nil {
 		return nil
 	}
+	mine, err := d.self.Stat() // anew: a directory of an overlay can get another number
+	if err != nil {
+		mine = d.info
+	}
 	now, err := os.Stat(d.Path)
-	if err == nil && os.SameFile(now, d.info) {
+	if err == nil && os.SameFile(now, mine) {
 		return nil
 	}
 	return &engine.ReplacedError{Path: d.Path, Err: err}
@@ -170,8 +174,11 @@ func (d *Dir) Here() error {
 
 // Named returns err with the directory's path in its text, instead of that of At.
 func (d *Dir) Named(err error) error {
-	if at := d.At(); err != nil && at != d.Path && strings.Contains(err.Error(), at) {
-		return &named{err, strings.ReplaceAll(err.Error(), at, d.Path)}
+	if err == nil {
+		return nil
+	}
+	if text := strings.ReplaceAll(err.Error(), d.At()+"/", d.Path+"/"); text != err.Error() {
+		return &named{err, text}
 	}
 	return err
 }
