@@ -44,7 +44,7 @@ func TestTheLogTellsOfEveryCommitSinceARevision(t *testing.T) {
 		}
 		results = append(results, r)
 	}
-	for after := range 7 {
+	for after := range 6 {
 		got := logOf(s, head.Revision(after))
 		if len(got) != max(5-after, 0) {
 			t.Fatalf("%d entries after %d", len(got), after)

@@ -72,9 +72,11 @@ var loads = []behaviour{
 			for _, n := range []int{1, 2, 3, 7, 99, 100, 101, 1000} {
 				s.reads(p, turnstone.Scope{Last: n}, all[max(0, 100-n):]...)
 			}
-			for _, after := range []int{1, 25, 49, 50, 51} {
-				s.reads(p, turnstone.Scope{After: head.Revision(after)}, all[min(100, 2*after):]...)
+			for _, after := range []int{1, 25, 49, 50} {
+				s.reads(p, turnstone.Scope{After: head.Revision(after)}, all[2*after:]...)
 			}
+			_, err := p.Load(ctx, turnstone.Scope{After: 51})
+			s.is(err, turnstone.ErrRevisionNotFound)
 			s.reads(p, turnstone.Scope{After: 10, At: 12}, all[20:24]...)
 			s.reads(p, turnstone.Scope{Last: 3, At: 12}, all[21:24]...)
 		})

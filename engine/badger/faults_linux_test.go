@@ -3,7 +3,6 @@ package badger_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -69,14 +68,14 @@ func TestASyncOfTheManifestThatFails(t *testing.T) {
 	}
 }
 
-// disk mounts a file system of so many megabytes.
-func disk(t *testing.T, megabytes int) string {
+// disk mounts a file system in memory, as tmpfs(5) says.
+func disk(t *testing.T, options string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("mounting a file system needs root")
 	}
 	dir := t.TempDir()
-	if err := syscall.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", megabytes)); err != nil {
+	if err := syscall.Mount("none", dir, "tmpfs", 0, options+",mode=0700"); err != nil {
 		t.Skip("mount:", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
@@ -85,7 +84,7 @@ func disk(t *testing.T, megabytes int) string {
 
 func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
 	testscale.Slow(t)
-	dir := disk(t, 200)
+	dir := disk(t, "size=200m")
 	e, err := badger.Open(dir, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +112,7 @@ func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
 // Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestAFullDiskEndsTheProcess(t *testing.T) {
 	testscale.Slow(t)
-	dir := disk(t, 100)
+	dir := disk(t, "size=100m")
 	t.Setenv(child+"_FULL", "1") // as if others had taken the space since the driver looked
 	acked, stderr := run(t, dir, itself)
 	if !strings.Contains(stderr, "SIGBUS") {
@@ -121,5 +120,65 @@ func TestAFullDiskEndsTheProcess(t *testing.T) {
 	}
 	if len(acked) == 0 {
 		t.Error("nothing was acknowledged before")
+	}
+}
+
+func TestADiskThatIsFullWhenTheStoreIsOpened(t *testing.T) {
+	for _, options := range []string{"size=40m", "size=400m,nr_inodes=500"} {
+		dir := disk(t, options)
+		if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrNoSpace) {
+			t.Errorf("%s: %v", options, err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), "turnstone.") {
+				t.Errorf("%s: %s was made", options, e.Name())
+			}
+		}
+	}
+}
+
+func TestADiskThatHangsLosesNothing(t *testing.T) {
+	testscale.Slow(t)
+	dir := t.TempDir() + "/store"
+	acked, stderr := run(t, dir, 4*time.Second, strace(t, "msync", "delay_enter=60000000:when=100+")...)
+	if stderr != "" || len(acked) == 0 {
+		t.Fatalf("%d acknowledged, %q", len(acked), stderr)
+	}
+	e, err := badger.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(lost(e, acked), e.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Badger does not notice this (docs/engines.md). The test fails when a new version of Badger does.
+func TestATableOfAnotherStoreIsNotNoticed(t *testing.T) {
+	testscale.Slow(t)
+	t.Setenv(child+"_BATCHES", "9000") // more than a memtable takes
+	mine, theirs := t.TempDir()+"/store", t.TempDir()+"/store"
+	acked, _ := run(t, mine, itself)
+	run(t, theirs, itself)
+	table, err := os.ReadFile(theirs + "/000001.sst")
+	if err == nil {
+		err = os.WriteFile(mine+"/000001.sst", table, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := badger.Open(mine, nil)
+	if err != nil {
+		t.Fatalf("Badger notices a table of another store: %v", err)
+	}
+	if lost(e, acked) == nil {
+		t.Error("nothing is missing")
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
 	}
 }
