@@ -5,15 +5,11 @@ import (
 	"os"
 )
 
-// At returns a path of the directory that leads to it wherever it is, as long as d is open: databases that take a path, and
-// join it with names of files, work in this directory and in no other one. Where /proc is not mounted it is Path.
-func (d *Dir) At() string {
-	if d.self == nil {
-		return d.Path
-	}
-	at := fmt.Sprintf("/proc/self/fd/%d", d.self.Fd())
-	if there, err := os.Stat(at); err != nil || !os.SameFile(there, d.info) {
-		return d.Path
+// leadingTo returns a path that leads to an open directory, wherever it is, as long as it is open. Where /proc is not mounted it returns path.
+func leadingTo(f *os.File, info os.FileInfo, path string) string {
+	at := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	if there, err := os.Stat(at); err != nil || !os.SameFile(there, info) {
+		return path
 	}
 	return at
 }

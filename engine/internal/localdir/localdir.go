@@ -32,6 +32,7 @@ type Dir struct {
 	Path  string // by which it was opened
 	self  *os.File
 	info  os.FileInfo // of self
+	at    string      // leads to self
 	locks []io.Closer
 
 	mu   sync.Mutex // guards last
@@ -119,7 +120,16 @@ func hold(path string) (*Dir, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("engine: store directory: %w", err), f.Close())
 	}
-	return &Dir{Path: path, self: f, info: info}, nil
+	return &Dir{Path: path, self: f, info: info, at: leadingTo(f, info, path)}, nil
+}
+
+// At returns a path of the directory that leads to it wherever it is, as long as d is open: databases that take a path, and
+// join it with names of files, work in this directory and in no other one. On macOS, and where /proc is not mounted, it is Path.
+func (d *Dir) At() string {
+	if d.self == nil {
+		return d.Path
+	}
+	return d.at
 }
 
 // check returns an error if somebody else owns d or may enter it. It makes an empty directory private.
