@@ -6,17 +6,14 @@
 package localdir
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 )
@@ -38,18 +35,6 @@ type Dir struct {
 	mu   sync.Mutex // guards last
 	last *look
 }
-
-// Resources are amounts of what a driver can run out of. They say what is free, or what a
-// driver needs to be free.
-type Resources struct {
-	Bytes  uint64 // space on the file system
-	Inodes uint64 // if the file system counts them
-	Files  uint64 // file descriptors of this process
-}
-
-// checkEvery is how long a look at what is left holds. At 500 MB/s a process
-// writes 50 MB in that time, well under the 128 MiB that the drivers keep free.
-const checkEvery = 100 * time.Millisecond
 
 // Open is Prepare, and locks the directory. It fails with *engine.LockedError when the directory is locked already, or read.
 // It needs no free space.
@@ -123,8 +108,8 @@ func hold(path string) (*Dir, error) {
 	return &Dir{Path: path, self: f, info: info, at: leadingTo(f, info, path)}, nil
 }
 
-// At returns a path of the directory that leads to it wherever it is, as long as d is open: databases that take a path, and
-// join it with names of files, work in this directory and in no other one. On macOS, and where /proc is not mounted, it is Path.
+// At returns a path that leads to the directory wherever it is now, as long as d is open. A database that is given this path works in
+// this directory and in no other one. On macOS, and where /proc is not mounted, it is Path.
 func (d *Dir) At() string {
 	if d.self == nil {
 		return d.Path
@@ -132,7 +117,7 @@ func (d *Dir) At() string {
 	return d.at
 }
 
-// check returns an error if somebody else owns d or may enter it. It makes an empty directory private.
+// check makes an empty directory private, and returns an error if somebody else owns the directory or may enter it.
 func (d *Dir) check() error {
 	st := d.info.Sys().(*syscall.Stat_t)
 	if int(st.Uid) != os.Geteuid() {
@@ -236,154 +221,6 @@ func unsyncable(err error) bool {
 	return false
 }
 
-// Lock locks the file called name in the directory until it is closed, and describes this process in it. Locks of different names
-// are independent. It fails with *engine.LockedError when the file is locked already.
-func (d *Dir) Lock(name string) (io.Closer, error) {
-	f, err := os.OpenFile(d.name(name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("engine: lock %s: %w", d.Path, mapped(err))
-	}
-	if err := lock(d.Path, f, syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	host, _ := os.Hostname()
-	me := fmt.Sprintf("pid %d (%s) on %s since %s\n", os.Getpid(), filepath.Base(os.Args[0]), host, time.Now().UTC().Format(time.RFC3339))
-	if f.Truncate(0) == nil {
-		f.WriteAt([]byte(me), 0) // for people only: a full disk must not prevent reading
-	}
-	return f, nil
-}
-
-// keep keeps a lock until d is closed.
-func (d *Dir) keep(lock io.Closer, err error) error {
-	if err == nil {
-		d.locks = append(d.locks, lock)
-	}
-	return err
-}
-
-// Use registers this process as a user of the store until d is closed. Another process may hold the store. Use fails with
-// *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
-func (d *Dir) Use() error {
-	f, err := os.OpenFile(d.name(usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if Short(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("engine: lock %s: %w", d.Path, err)
-	}
-	if err := lock(d.Path, f, syscall.LOCK_SH); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	return d.keep(f, nil)
-}
-
-// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It fails
-// with *engine.LockedError if a process has the directory open, or shares it. It changes nothing there.
-func OpenReadOnly(path string) (*Dir, error) {
-	if path == "" {
-		return nil, fmt.Errorf("%w: the path of the store is empty", engine.ErrInvalid)
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
-	}
-	d, err := hold(path)
-	if err != nil {
-		return nil, err
-	}
-	for _, step := range []func() error{
-		d.unshared, // Most that fail do so here, before they keep anybody out.
-		func() error { return d.lockOld(lockName, syscall.LOCK_SH) }, // From here on nobody opens the directory,
-		func() error { return d.lockSelf(syscall.LOCK_SH) },          // and nobody begins to share it.
-		d.unshared, // Somebody may have begun in between.
-		d.moved,
-	} {
-		if err := step(); err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
-	}
-	return d, nil
-}
-
-// unshared returns an error if processes share the directory.
-func (d *Dir) unshared() error {
-	locks := len(d.locks)
-	err := d.lockOld(usersName, syscall.LOCK_EX)
-	if errors.Is(err, engine.ErrLocked) {
-		return &engine.LockedError{Path: d.Path, Holder: "processes that share it"}
-	}
-	for _, l := range d.locks[locks:] {
-		err = errors.Join(err, l.Close())
-	}
-	d.locks = d.locks[:locks]
-	return err
-}
-
-// lockOld locks a file of the directory, if there is one.
-func (d *Dir) lockOld(name string, how int) error {
-	f, err := os.OpenFile(d.name(name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("engine: lock %s: %w", d.Path, mapped(err))
-	}
-	if err := lock(d.Path, f, how); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	return d.keep(f, nil)
-}
-
-// lockSelf locks the directory itself. Not all file systems can do that; then the locks of files are all there is.
-func (d *Dir) lockSelf(how int) error {
-	f, err := os.Open(d.At()) // not self: this lock is to go before the others
-	if err != nil {
-		return fmt.Errorf("engine: store directory: %w", mapped(err))
-	}
-	err = lock(d.Path, f, how)
-	if errors.Is(err, engine.ErrLocked) {
-		return errors.Join(err, f.Close())
-	}
-	if err != nil {
-		return f.Close()
-	}
-	return d.keep(f, nil)
-}
-
-// lock locks f, which is in the directory path, exclusively or shared.
-func lock(path string, f *os.File, how int) error {
-	const looks = 20 // for some milliseconds: who looks whether a file is locked locks it for a moment
-	for n := 1; ; n++ {
-		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return fmt.Errorf("engine: lock %s: %w", path, err)
-		}
-		if n == looks {
-			break
-		}
-		time.Sleep(time.Duration(n) * 50 * time.Microsecond)
-	}
-	who := holder(f)
-	if how == syscall.LOCK_EX && syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
-		// Those who only read do not describe themselves, so the file still says who had the directory before them.
-		who = "a process that reads it, or shares it"
-	}
-	return &engine.LockedError{Path: path, Holder: who}
-}
-
-func holder(f *os.File) string {
-	buf := make([]byte, 512)
-	n, _ := f.ReadAt(buf, 0)
-	if s := strings.TrimSpace(string(buf[:n])); s != "" {
-		return s
-	}
-	return "another process"
-}
-
 // SetMoved notes that the store in the directory was moved. It returns when that is durable. If it fails, nothing is noted, unless the error matches
 // engine.ErrUnknown.
 func (d *Dir) SetMoved(to string) error {
@@ -433,131 +270,6 @@ func (d *Dir) Close() error {
 		err = errors.Join(err, d.self.Close())
 	}
 	return err
-}
-
-// Need returns an error that matches engine.ErrNoSpace if less than r is free, and that of Here. It looks
-// at most ten times a second, and waits for the disk until ctx ends.
-func (d *Dir) Need(ctx context.Context, r Resources) error { return d.need(ctx, r, checkEvery) }
-
-// NeedNow is like Need, but reads the free amounts each time.
-func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ctx, r, 0) }
-
-// Seen returns what the last look found of Here, and lets another one begin if that was a tenth of a second ago. It never waits.
-func (d *Dir) Seen() error {
-	if d.self == nil {
-		return nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	last := d.last
-	d.again(checkEvery)
-	if last != nil && last.over() && errors.Is(last.err, engine.ErrReplaced) {
-		return last.err
-	}
-	return nil
-}
-
-// need is Need with free amounts that were read within age.
-func (d *Dir) need(ctx context.Context, r Resources, age time.Duration) error {
-	d.mu.Lock()
-	l := d.again(age)
-	d.mu.Unlock()
-	select {
-	case <-l.done:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if l.err != nil {
-		return l.err
-	}
-	return d.enough(l.left, r)
-}
-
-// again returns the last look, or a new one if that is over and was begun so long ago. The caller holds mu.
-func (d *Dir) again(age time.Duration) *look {
-	l := d.last
-	if l == nil || l.over() && time.Since(l.begun) >= age { // one that hangs is joined
-		l = &look{begun: time.Now(), done: make(chan struct{})}
-		d.last = l
-		go func() {
-			l.left, l.err = d.look()
-			close(l.done)
-		}()
-	}
-	return l
-}
-
-// A look reads the free amounts, in a goroutine of its own: on a disk that hangs it does not end.
-type look struct {
-	begun time.Time
-	done  chan struct{} // closed when the others are set
-	left  Resources
-	err   error
-}
-
-func (l *look) over() bool {
-	select {
-	case <-l.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (d *Dir) enough(left, r Resources) error {
-	switch {
-	case left.Bytes < r.Bytes:
-		return fmt.Errorf("%w: %d bytes free in %s, %d needed", engine.ErrNoSpace, left.Bytes, d.Path, r.Bytes)
-	case left.Inodes < r.Inodes:
-		return fmt.Errorf("%w: %d inodes free in %s, %d needed", engine.ErrNoSpace, left.Inodes, d.Path, r.Inodes)
-	case left.Files < r.Files:
-		return fmt.Errorf("%w: this process may open %d more files, %d needed", engine.ErrNoSpace, left.Files, r.Files)
-	}
-	return nil
-}
-
-// look returns what is free.
-func (d *Dir) look() (Resources, error) {
-	if err := d.Here(); err != nil {
-		return Resources{}, err
-	}
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(d.At(), &fs); err != nil {
-		return Resources{}, fmt.Errorf("engine: free space of %s: %w", d.Path, err)
-	}
-	left := Resources{Bytes: uint64(fs.Bavail) * uint64(fs.Bsize), Inodes: fs.Ffree}
-	if fs.Files == 0 {
-		left.Inodes = math.MaxUint64
-	}
-	var lim syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
-		return Resources{}, err
-	}
-	open, err := descriptors()
-	if err != nil {
-		return Resources{}, err
-	}
-	if open < uint64(lim.Cur) {
-		left.Files = uint64(lim.Cur) - open
-	}
-	return left, nil
-}
-
-// descriptors counts the open file descriptors of this process.
-func descriptors() (uint64, error) {
-	dir, err := os.Open("/dev/fd")
-	if err != nil {
-		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-			return 0, fmt.Errorf("%w: no file descriptor left", engine.ErrNoSpace)
-		}
-		return 0, fmt.Errorf("engine: count file descriptors: %w", err)
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return 0, fmt.Errorf("engine: count file descriptors: %w", err)
-	}
-	return uint64(len(names)), nil
 }
 
 // Sync makes the names in the directory durable.
