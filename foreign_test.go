@@ -92,6 +92,15 @@ func foreignSession(t *testing.T, st *turnstone.Store, info turnstone.Info, f *f
 	if at != len(f.Commits) {
 		return fmt.Errorf("the log has %d commits, and for a stranger %d", at, len(f.Commits))
 	}
+	usage := map[string][5]uint64{}
+	for _, u := range f.Usage {
+		usage[u.Model] = u.Tokens
+	}
+	for _, u := range state.Usage {
+		if usage[u.Model] != [5]uint64{u.Input, u.Output, u.CachedInput, u.CacheWrite, u.Reasoning} || len(usage) != len(state.Usage) {
+			return fmt.Errorf("usage %+v, and for a stranger %+v", state.Usage, f.Usage)
+		}
+	}
 	parts, err := s.Checkpoint(ctx, 0)
 	if err != nil || !maps.EqualFunc(parts, f.Parts, bytes.Equal) {
 		return fmt.Errorf("parts %v, and for a stranger %v: %w", slices.Sorted(maps.Keys(parts)), slices.Sorted(maps.Keys(f.Parts)), err)

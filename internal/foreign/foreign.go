@@ -1,5 +1,5 @@
-// Package foreign reads a store from the pairs of its engine, as docs/format.md says. It shares no code with the rest of the module: it
-// was written from that page alone, with a stock CBOR library, so that tests can compare what a stranger reads with what the store returns.
+// Package foreign reads a store from the pairs of its engine, as docs/format.md says. It shares no code with the rest of the module, and
+// uses a stock CBOR library, so that tests can compare what a stranger who has that page reads with what the store returns.
 package foreign
 
 import (
@@ -18,10 +18,7 @@ type ID [32]byte
 
 // A Store is all that a namespace says.
 type Store struct {
-	Format   uint64
 	Sessions map[string]*Session // by id
-	Records  int                 // how many records were read, of whatever type
-	Edges    int                 // of the index of what refers to blobs
 
 	pairs  map[string][]byte
 	prefix string
