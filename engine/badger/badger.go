@@ -243,8 +243,8 @@ func (e *Engine) openOwn(o *Options) error {
 	return e.dir.Private()
 }
 
-// orNew returns an error if there is no MANIFEST, and anything that says that there was a store, or that the directory is another's:
-// Badger would make a new store.
+// orNew returns an error unless there is a MANIFEST, or nothing at all. Without a MANIFEST Badger makes a new store, over what is left of
+// an old one and beside the files of others.
 func (e *Engine) orNew(seen *witness) error {
 	entries, err := os.ReadDir(e.config.Dir)
 	if err != nil {

@@ -139,10 +139,6 @@ func (e *Engine) commit(group []*request) {
 			err = fmt.Errorf("%w: %d transactions of the host were in the way", engine.ErrUnavailable, n)
 		}
 	}
-	if gone := e.dir.Here(); err == nil && gone != nil {
-		e.fail(gone)
-		err = fmt.Errorf("%w: %w", engine.ErrUnknown, gone)
-	}
 	if errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrUnknown) {
 		e.fail(err)
 	}
@@ -191,6 +187,10 @@ func (e *Engine) transact(group []*request, verdicts []error) error {
 		return fmt.Errorf("%w: badger: %w", engine.ErrUnavailable, err)
 	case err != nil:
 		return fmt.Errorf("%w: badger commit: %s", engine.ErrUnknown, firstLine(err))
+	}
+	if gone := e.dir.Here(); gone != nil {
+		e.fail(gone)
+		return fmt.Errorf("%w: %w", engine.ErrUnknown, gone)
 	}
 	e.witness.write()
 	return nil
