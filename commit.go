@@ -22,8 +22,8 @@ import (
 // else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^head.Revision(0)
 
-// RevisionZero names the state before the first commit: as Scope.At, Request.ForkAt and to Checkpoint, where 0 means that of
-// the head, and as Commit.Expected and to Log and Watch, where 0 means the same. A session begins empty, and a fork with what it inherits.
+// RevisionZero names the state before the first commit, in which a session is empty and a fork has what it inherits. Scope.At,
+// Request.ForkAt and Checkpoint need it, because 0 is the head's revision there. Commit.Expected, Log and Watch take it for 0.
 const RevisionZero = AnyRevision - 1
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing

@@ -31,9 +31,10 @@ type Scope struct {
 	Full bool `json:"full,omitzero"`
 	// Last reads the last so many nodes of the path, without reading the rest.
 	Last int `json:"last,omitzero"`
-	// After reads what the commits after this revision added to the path, without
-	// reading the rest: nothing if it is the loaded revision or a later one that there is. With At it
-	// reads what was added between the two. A fork counts only its own revisions. 0 reads all.
+	// After reads what the commits after this revision added to the path, without reading the rest.
+	// After the loaded revision that is nothing, and a revision that the session has not reached is
+	// ErrRevisionNotFound. With At it reads what was added between the two. A fork counts only its own
+	// revisions. 0 reads all, and RevisionZero is an *InvalidError.
 	After head.Revision `json:"after,omitzero"`
 	// Reverse gives the newest node first.
 	Reverse bool `json:"reverse,omitzero"`

@@ -125,9 +125,9 @@ func (l *logReader) walk() error {
 				return err
 			}
 		}
-		c, ok := chunkAt(l.block, l.off, l.log.log)
+		c, ok := chunkAt(l.block, l.off, l.log.num)
 		switch {
-		case !ok && !reading && logEndAt(l.block, l.off, l.log.log):
+		case !ok && !reading && logEndAt(l.block, l.off, l.log.num):
 			l.closed = true
 			return nil
 		case !ok:
@@ -171,7 +171,7 @@ func (l *logReader) promised() (last promise, err error) {
 			if kind := l.block[off+6]; kind != 5 && kind != 6 && kind != 9 && kind != 10 {
 				continue
 			}
-			c, ok := chunkAt(l.block, off, l.log.log)
+			c, ok := chunkAt(l.block, off, l.log.num)
 			if !ok {
 				continue
 			}
@@ -201,8 +201,8 @@ func (n *noted) inspectLogs(in *inspection, first uint64) error {
 	said := in.past.said
 	epochs := map[uint64]uint64{}
 	for _, l := range said.logs {
-		if epochs[l.log] = l.epoch; l.log >= first && !slices.Contains(in.logs, l.log) {
-			return &damage{file: logName(l.log), what: "the file is missing"}
+		if epochs[l.num] = l.epoch; l.num >= first && !slices.Contains(in.logs, l.num) {
+			return &damage{file: logName(l.num), what: "the file is missing"}
 		}
 	}
 	replayed := slices.DeleteFunc(slices.Clone(in.logs), func(num uint64) bool { return num < first })
@@ -229,7 +229,7 @@ func (n *noted) inspectLogs(in *inspection, first uint64) error {
 // inspectLog checks one log, which was begun with least bytes, or 0 if that is not known. seen is the witness of it, or
 // claims nothing. inspectLog returns how many bytes Pebble will read.
 func (n *noted) inspectLog(l *logReader, least int64, last bool, seen witness) (used int64, err error) {
-	name := logName(l.log.log)
+	name := logName(l.log.num)
 	f, err := n.fence.Open(n.path(name))
 	if err != nil {
 		return 0, err

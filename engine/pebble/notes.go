@@ -52,7 +52,7 @@ type extent struct {
 
 // A begun is a log, and the epoch of the Open that has begun it: 8 random bytes, which the log's batches have, too. Another
 // store, and another Open of this one, can have given the same number to a log.
-type begun struct{ log, epoch uint64 }
+type begun struct{ num, epoch uint64 }
 
 // maxLogs bounds the logs that a statement can name. Pebble has one for each memtable.
 const maxLogs = 24
@@ -92,7 +92,7 @@ func (s *statement) encode() []byte {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	for _, l := range s.logs {
-		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, l.log), l.epoch)
+		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, l.num), l.epoch)
 	}
 	return seal(b)
 }
@@ -121,7 +121,7 @@ func parseStatement(slot []byte) (*statement, bool) {
 
 func (w *witness) encode() []byte {
 	b := append(make([]byte, 0, slotBytes), notesMagic...)
-	b = binary.LittleEndian.AppendUint64(b, w.log.log)
+	b = binary.LittleEndian.AppendUint64(b, w.log.num)
 	b = binary.LittleEndian.AppendUint64(b, w.log.epoch)
 	b = binary.LittleEndian.AppendUint64(b, uint64(w.size))
 	b = binary.LittleEndian.AppendUint64(b, w.boot)
@@ -258,7 +258,7 @@ func (n *noted) begin(in *inspection) error {
 		if in.past.said != nil {
 			n.said = *in.past.said
 			n.said.manifest = in.manifest // an earlier process may have begun another one, which never counted
-			n.said.logs = slices.DeleteFunc(slices.Clone(n.said.logs), func(l begun) bool { return !slices.Contains(in.logs, l.log) })
+			n.said.logs = slices.DeleteFunc(slices.Clone(n.said.logs), func(l begun) bool { return !slices.Contains(in.logs, l.num) })
 		}
 		n.notes, err = n.fence.OpenReadWrite(n.path(notesName), vfs.WriteCategoryUnspecified)
 		return err
@@ -313,7 +313,7 @@ func (n *noted) end(flushed bool) error {
 			return err
 		}
 		for _, l := range logs {
-			if err := n.fence.Remove(n.path(logName(l.log))); err != nil {
+			if err := n.fence.Remove(n.path(logName(l.num))); err != nil {
 				return err
 			}
 		}
@@ -417,7 +417,7 @@ func (n *noted) Remove(name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.spare = n.spare || keep
-	n.said.logs = slices.DeleteFunc(n.said.logs, func(l begun) bool { return l.log == num })
+	n.said.logs = slices.DeleteFunc(n.said.logs, func(l begun) bool { return l.num == num })
 	return err
 }
 
@@ -574,5 +574,5 @@ func zero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 func (n *noted) hasLogBefore(num uint64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.said.logs) > 0 && n.said.logs[0].log < num
+	return len(n.said.logs) > 0 && n.said.logs[0].num < num
 }

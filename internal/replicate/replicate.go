@@ -235,8 +235,8 @@ func (c *copier) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// checkUnchanged refuses an earlier copy whose sessions were changed since it was made, and an original whose sessions were changed
-// since the source was copied from it.
+// checkUnchanged refuses a target with sessions that the copy would set back: an earlier copy that was written to since it was made,
+// or an original that was written to since the source was copied from it.
 func (c *copier) checkUnchanged(ctx context.Context) error {
 	now, err := c.contents(ctx, c.To)
 	if err != nil {
