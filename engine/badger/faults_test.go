@@ -231,17 +231,31 @@ func TestDamageThatTheWitnessTells(t *testing.T) {
 	killed := t.TempDir() + "/store"
 	t.Setenv(child+"_BATCHES", "500") // which Badger keeps in one log
 	inLog, _ := run(t, killed, itself)
+	other := t.TempDir() + "/store"
+	t.Setenv(child+"_BATCHES", "900")
+	run(t, other, itself)
+	logs, err := filepath.Glob(other + "/*.mem")
+	if err != nil || len(logs) == 0 {
+		t.Fatal(logs, err)
+	}
+	foreign, err := os.ReadFile(logs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
 	damage := map[string]struct {
 		dir  string
 		file string // a pattern
 		how  func([]byte) []byte
 	}{
-		"a flip in MANIFEST of a closed store":           {closed, "MANIFEST", flip(-3)},
-		"a cut of MANIFEST of a closed store":            {closed, "MANIFEST", cut},
-		"a table of a closed store that is cut":          {closed, "*.sst", cut},
-		"a table of a closed store that is empty":        {closed, "*.sst", func([]byte) []byte { return nil }},
-		"a flip in the log of a store that was killed":   {killed, "*.mem", flip(5000)},
-		"the log of a store that was killed is all zero": {killed, "*.mem", func(b []byte) []byte { return make([]byte, len(b)) }},
+		"a flip in MANIFEST of a closed store":                   {closed, "MANIFEST", flip(-3)},
+		"a cut of MANIFEST of a closed store":                    {closed, "MANIFEST", cut},
+		"a table of a closed store that is cut":                  {closed, "*.sst", cut},
+		"a table of a closed store that is empty":                {closed, "*.sst", func([]byte) []byte { return nil }},
+		"a flip in the first bytes of a table of a closed store": {closed, "*.sst", flip(100)},
+		"a flip in the last bytes of a table of a closed store":  {closed, "*.sst", flip(-3)},
+		"the log of another store, which has more batches":       {killed, "*.mem", func([]byte) []byte { return foreign }},
+		"a flip in the log of a store that was killed":           {killed, "*.mem", flip(5000)},
+		"the log of a store that was killed is all zero":         {killed, "*.mem", func(b []byte) []byte { return make([]byte, len(b)) }},
 	}
 	for name, d := range damage {
 		t.Run(name, func(t *testing.T) {
