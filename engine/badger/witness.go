@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -30,8 +31,7 @@ import (
 // group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
 // process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
 // has the name, the length and a checksum of each file of Badger's, a line for each; otherwise it is not there. The checksum is that of
-// MANIFEST, and of the first and the last 4 KiB of others, which tell files apart: a log begins with random bytes, and a table ends with
-// the checksum of its index.
+// MANIFEST, and of the first 4 KiB of others, which tell files apart: a log begins with random bytes, and a table with its values.
 // A part whose checksum does not match says nothing, because a loss of power can leave it half written.
 type witness struct {
 	group  uint64
@@ -46,7 +46,7 @@ type witness struct {
 const (
 	witnessName = "turnstone.witness"
 	witnessHead = 8 + 8 + 8 + 1 + 4
-	endBytes    = 4 << 10
+	firstBytes  = 4 << 10
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -119,7 +119,7 @@ func describe(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		sum, err := sumOf(filepath.Join(dir, d.Name()), info.Size())
+		sum, err := sumOf(filepath.Join(dir, d.Name()))
 		if err != nil {
 			return "", err
 		}
@@ -129,21 +129,18 @@ func describe(dir string) (string, error) {
 }
 
 // sumOf returns the checksum of a file: see witness.
-func sumOf(path string, size int64) (uint32, error) {
+func sumOf(path string) (uint32, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	first, last := int64(endBytes), max(size-endBytes, endBytes)
+	most := int64(firstBytes)
 	if filepath.Base(path) == badger.ManifestFilename {
-		first, last = size, size
+		most = math.MaxInt64
 	}
 	sum := crc32.New(castagnoli)
-	_, err = io.Copy(sum, io.NewSectionReader(f, 0, first))
-	if err == nil {
-		_, err = io.Copy(sum, io.NewSectionReader(f, last, size-last))
-	}
+	_, err = io.Copy(sum, io.LimitReader(f, most))
 	return sum.Sum32(), err
 }
 
