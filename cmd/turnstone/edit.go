@@ -184,10 +184,11 @@ func (a *app) rename() *cobra.Command {
 		Example: "turnstone rename trip/ship trip/boat",
 		Args:    cobra.ExactArgs(2),
 		RunE: a.in(func(cmd *cobra.Command, args []string, st *turnstone.Store) error {
-			if _, err := exact(cmd.Context(), st, args[0]); err != nil {
+			s, err := exact(cmd.Context(), st, args[0])
+			if err != nil {
 				return err
 			}
-			return st.Rename(cmd.Context(), args[0], args[1])
+			return s.Rename(cmd.Context(), args[1])
 		}),
 	}
 	a.complete(c)
@@ -372,13 +373,15 @@ func (a *app) rm() *cobra.Command {
 
 // deleteSessions deletes sessions. It deletes none if one of them does not exist.
 func deleteSessions(ctx context.Context, st *turnstone.Store, ids []string, p turnstone.ChildPolicy) error {
-	for _, id := range ids {
-		if _, err := exact(ctx, st, id); err != nil {
+	sessions := make([]*turnstone.Session, len(ids))
+	for i, id := range ids {
+		var err error
+		if sessions[i], err = exact(ctx, st, id); err != nil {
 			return err
 		}
 	}
-	for _, id := range ids {
-		if err := st.Delete(ctx, id, p); err != nil {
+	for _, s := range sessions {
+		if err := s.Delete(ctx, p); err != nil {
 			return err
 		}
 	}

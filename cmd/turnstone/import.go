@@ -49,9 +49,9 @@ Fields of a file outside its messages become the checkpoint parts import-outside
 import-shared. Short fields among them also become labels that begin with ".file.".
 Commits have the times of the file, if it has any.
 
-A new conversation is imported as a whole or not at all. If input can't be read, the
-command prints file, line and reason, and imports nothing of any file. With
---skip-bad it imports what it can read.`
+If input can't be read, the command prints file, line and reason, and imports nothing
+of any file. With --skip-bad it imports what it can read. What an import that was cut
+off has not stored, the next one does.`
 
 // importFlags has the flags of import.
 type importFlags struct {
@@ -81,12 +81,14 @@ func (a *app) importFiles() *cobra.Command {
 			clock := &importer.Clock{Present: a.options.Now}
 			a.options.Now = clock.Now
 			return a.withEngine(cmd.Context(), false, func(st *turnstone.Store, e engine.Engine) error {
+				o := importer.Options{BySteps: f.by == "step", Group: f.group, Replace: f.replace, Clock: clock}
 				if f.replace && !f.yes {
-					if err := confirm(cmd, st, convs, files); err != nil {
+					var err error
+					if o.Only, err = confirm(cmd, st, convs, files); err != nil {
 						return err
 					}
 				}
-				return load(cmd, st, e, convs, importer.Options{BySteps: f.by == "step", Group: f.group, Replace: f.replace, Clock: clock})
+				return load(cmd, st, e, convs, o)
 			})
 		},
 	}
@@ -130,26 +132,28 @@ func (f *importFlags) parse(cmd *cobra.Command, files []string) ([]importer.Conv
 	return convs, nil
 }
 
-// confirm lists what --replace deletes, and asks whether to go on. It returns an error
-// if the answer is no, or if there is no terminal to ask on.
-func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) error {
+// confirm lists what --replace deletes, and asks whether to go on. It returns the Info.Of of
+// these sessions, or an error if the answer is no, or if there is no terminal to ask on.
+func confirm(cmd *cobra.Command, st *turnstone.Store, convs []importer.Conversation, files []string) ([]string, error) {
 	losses, err := importer.Losses(cmd.Context(), st, convs)
+	sessions := []string{}
 	if err != nil || len(losses) == 0 {
-		return err
+		return sessions, err
 	}
 	for i := range losses {
+		sessions = append(sessions, losses[i].Of)
 		fmt.Fprintf(cmd.ErrOrStderr(), "deletes %s\n", lost(&losses[i]))
 	}
 	in, ok := cmd.InOrStdin().(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) || slices.Contains(files, "-") {
-		return usageError{fmt.Errorf("--replace deletes %s: confirm with --yes; without --replace, what is new is added", plural(len(losses), "session"))}
+		return nil, usageError{fmt.Errorf("--replace deletes %s: confirm with --yes; without --replace, what is new is added", plural(len(losses), "session"))}
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "delete %s and import anew? [y/N] ", plural(len(losses), "session"))
 	yes, err := readYes(in)
 	if err == nil && !yes {
 		err = errors.New("nothing was imported")
 	}
-	return err
+	return sessions, err
 }
 
 // readYes reads an answer and reports whether it is yes.

@@ -33,8 +33,8 @@ const (
 	maxNodes  = 2000
 )
 
-// grow brings a session up to date with c: it commits the new events, moves the leaf unless
-// others went on from there, and saves the metadata. An older snapshot of the file changes
+// grow brings a session up to date with c: it saves the metadata, commits the new events, and
+// moves the leaf unless others went on from there. An older snapshot of the file changes
 // nothing; one with missing events only adds its new events.
 func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) error {
 	r.Session, r.Outcome = h.session.ID(), Unchanged
@@ -51,18 +51,18 @@ func (l *loader) grow(ctx context.Context, c *Conversation, r *Result, h *held) 
 	if passed || p.keepsFile {
 		p.last = -1
 	}
-	if err := l.commit(ctx, c, r, h, p); err != nil {
-		return err
-	}
-	if p.keepsFile {
-		if r.Commits == 0 {
-			r.Outcome = Unchanged
-		}
-		return nil
-	}
-	l.Clock.set(c.ended())
 	defer l.Clock.set(noTime)
-	return h.session.SaveMetadata(ctx, h.metadata(c))
+	if !p.keepsFile {
+		l.Clock.set(c.ended())
+		if err := h.session.SaveMetadata(ctx, h.metadata(c)); err != nil {
+			return err
+		}
+	}
+	err = l.commit(ctx, c, r, h, p)
+	if err == nil && p.keepsFile && r.Commits == 0 {
+		r.Outcome = Unchanged
+	}
+	return err
 }
 
 // isOlder reports whether c is a snapshot of the file from before the last import, whose
@@ -103,7 +103,7 @@ func (h *held) metadata(c *Conversation) turnstone.Metadata {
 		m.Cwd = c.Cwd
 	}
 	used := func(u head.Usage) bool { return u.Model == h.info.Model }
-	if h.info.Model == "" || slices.ContainsFunc(h.info.Usage, used) { // an import has set the model
+	if h.info.Model == "" || h.info.Revision == 0 || slices.ContainsFunc(h.info.Usage, used) { // an import has set the model
 		m.Model = c.Model
 	}
 	return m
@@ -156,10 +156,14 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		return err
 	}
 	used := h.topUp(c)
-	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
-		return nil
+	var stamp []turnstone.RecordChange
+	if !p.keepsFile {
+		stamp = []turnstone.RecordChange{{Key: stampKey, Value: []byte(c.stamp.String()), Expect: h.marked}}
 	}
-	defer l.Clock.set(noTime)
+	if h.fresh == 0 && p.last < 0 && outside.empty() && layout.empty() && len(used) == 0 {
+		_, err := h.session.ChangeRecords(ctx, stamp...)
+		return err
+	}
 	for start, final := 0, false; !final; {
 		end := p.cut(start)
 		final = end == len(c.Events)
@@ -170,6 +174,7 @@ func (l *loader) commit(ctx context.Context, c *Conversation, r *Result, h *held
 		at := c.ended()
 		if final {
 			layout.join(&in)
+			in.Records = stamp
 			in.Usage = merge(append(in.Usage, used...))
 			if p.last >= 0 {
 				in.Leaf = p.ref(p.last, made)

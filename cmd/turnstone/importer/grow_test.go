@@ -169,7 +169,8 @@ func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 		st, clock := openClocked(t)
 		id := bring(t, st, clock, name, file(all)).Session
 		want := describe(t, st, id)
-		for refused := range 8 {
+		for cutOff := range 16 {
+			before, refused := cutOff%2*2, cutOff/2 // lines that were imported before
 			commits, cut := 0, context.CancelFunc(func() {})
 			clock := &importer.Clock{}
 			st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
@@ -181,7 +182,9 @@ func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			bring(t, st, clock, name, file(all[:2]))
+			if before > 0 {
+				bring(t, st, clock, name, file(all[:before]))
+			}
 			commits = 0
 			var stopped context.Context
 			stopped, cut = context.WithCancel(ctx)
@@ -190,7 +193,7 @@ func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 			cut()
 			bring(t, st, clock, name, file(all))
 			if got := describe(t, st, id); got != want {
-				t.Errorf("%s, cut off at commit %d:\n%s\nwant\n%s", name, refused, got, want)
+				t.Errorf("%s after %d lines, cut off at commit %d:\n%s\nwant\n%s", name, before, refused, got, want)
 			}
 			verify(t, st)
 			st.Close()

@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"hash"
 	"slices"
@@ -14,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A stamp identifies the content of a conversation. The importer stores it as a label
+// A stamp identifies the content of a conversation. The importer stores it as a record
 // of the session, so that the next import sees without reading the session whether the
 // file has changed.
 type stamp struct {
@@ -25,10 +26,10 @@ type stamp struct {
 
 func (s stamp) String() string { return fmt.Sprintf("%d:%s:%s", s.events, s.all, s.about) }
 
-// parseStamp is the inverse of String. It returns the zero stamp for a label that is
+// parseStamp is the inverse of String. It returns the zero stamp for a record that is
 // missing or malformed.
-func parseStamp(label string) (s stamp) {
-	fields := strings.Split(label, ":")
+func parseStamp(record []byte) (s stamp) {
+	fields := strings.Split(string(record), ":")
 	if len(fields) != 3 {
 		return stamp{}
 	}
@@ -39,7 +40,7 @@ func parseStamp(label string) (s stamp) {
 	return s
 }
 
-// sum returns the first 12 bytes of a hash as text: a label has little room.
+// sum returns the first 12 bytes of a hash as text.
 func sum(h hash.Hash) string { return fmt.Sprintf("%x", h.Sum(nil)[:12]) }
 
 // digest returns a hash of the first n events.
@@ -86,9 +87,10 @@ func (c *Conversation) ended() time.Time {
 type held struct {
 	session *turnstone.Session
 	info    turnstone.Info
-	state   *turnstone.State // the full graph of the session
-	mark    stamp            // stamp of the conversation that was imported last
-	own     []turnstone.Node // the nodes of state.Nodes that the session did not inherit from its parent
+	state   *turnstone.State        // the full graph of the session
+	mark    stamp                   // stamp of the conversation that was imported last
+	marked  turnstone.RecordVersion // of the record with it
+	own     []turnstone.Node        // the nodes of state.Nodes that the session did not inherit from its parent
 
 	// These have an element for each event of the conversation.
 	before []int      // index of the event's parent among the events, or noEvent, or forkNode
@@ -144,7 +146,11 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	if h.info, err = s.Info(ctx); err != nil {
 		return nil, err
 	}
-	if h.mark = parseStamp(h.info.Labels[digestLabel]); h.mark == c.stamp && h.info.Revision > 0 {
+	last, err := s.Record(ctx, stampKey)
+	if err != nil && !errors.Is(err, turnstone.ErrRecordNotFound) {
+		return nil, err
+	}
+	if h.mark = parseStamp(last.Value); h.mark == c.stamp {
 		return h, nil
 	}
 	if err := h.load(ctx); err != nil {
@@ -159,9 +165,11 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 // load reads the nodes of the session and the layout of its file.
 func (h *held) load(ctx context.Context) error {
 	var err error
-	if h.state, err = h.session.Load(ctx, turnstone.Scope{Full: true}); err != nil {
+	if h.state, err = h.session.Load(ctx, turnstone.Scope{Full: true, Records: []string{stampKey}}); err != nil {
 		return err
 	}
+	last := h.state.Records[stampKey]
+	h.mark, h.marked = parseStamp(last.Value), last.Version
 	h.own = h.state.Nodes
 	for len(h.own) > 0 && h.own[0].Inherited {
 		h.own = h.own[1:]

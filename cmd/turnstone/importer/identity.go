@@ -102,5 +102,5 @@ func (c *Conversation) suffixed() string {
 }
 
 // maxID is the longest ID of a conversation. It leaves room in a session id for the
-// prefix and the suffix that the importer adds.
-const maxID = turnstone.MaxSessionID - len(staging) - len("~00000000")
+// suffix that the importer adds.
+const maxID = turnstone.MaxSessionID - len("~00000000")

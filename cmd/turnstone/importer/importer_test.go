@@ -3,6 +3,7 @@ package importer_test
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -142,26 +143,18 @@ func TestBrokenInputIsNamedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestASessionIsImportedWholeOrNotAtAll(t *testing.T) {
+func TestP10_AMessageThatTheStoreWouldRefuseIsRefusedBeforeAnyEffect(t *testing.T) {
 	st := openStore(t, memory.New())
 	defer st.Close()
 	convs := parse(t, "plain.jsonl", formats["plain.jsonl"])
 	convs[0].Events = append(convs[0].Events, importer.Event{Kind: "user", Turn: true, Payload: []byte("x"), Key: strings.Repeat("k", turnstone.MaxEventKey+1)})
 	for _, r := range importer.Load(ctx, st, convs, importer.Options{}) {
-		if r.Outcome != importer.Failed {
-			t.Errorf("%s", r.Outcome)
+		if r.Outcome != importer.Failed || !errors.Is(r.Err, turnstone.ErrLimit) {
+			t.Errorf("%s, %v", r.Outcome, r.Err)
 		}
 	}
 	page, err := st.List(ctx, turnstone.ListOptions{})
 	if err != nil || len(page.Sessions) != 0 {
-		t.Errorf("%v, %v", page.Sessions, err)
-	}
-	// The incomplete session of a killed import does not disturb the next one.
-	if _, _, err := st.Create(ctx, turnstone.Request{ID: "importing:plain"}); err != nil {
-		t.Fatal(err)
-	}
-	load(t, st, parse(t, "plain.jsonl", formats["plain.jsonl"]), importer.Options{}, importer.Imported)
-	if page, err = st.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) != 1 || page.Sessions[0].ID != "plain" {
 		t.Errorf("%v, %v", page.Sessions, err)
 	}
 }

@@ -87,7 +87,7 @@ func TestARenamedSessionGrowsWithItsFile(t *testing.T) {
 	st, clock := openClocked(t)
 	all := appended["plain.jsonl"]
 	bring(t, st, clock, "plain.jsonl", file(all[:3]))
-	if err := st.Rename(ctx, "plain", "other"); err != nil {
+	if err := session(t, st, "plain").Rename(ctx, "other"); err != nil {
 		t.Fatal(err)
 	}
 	if r := bring(t, st, clock, "plain.jsonl", file(all)); r.Session != "other" || r.Outcome != importer.Grown {

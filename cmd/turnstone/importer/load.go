@@ -21,6 +21,9 @@ type Options struct {
 	// Replace deletes a session whose content differs from the conversation, and
 	// imports the conversation anew. See Losses.
 	Replace bool
+	// Only, if it is not nil, has the Info.Of of the sessions that Replace may delete. A
+	// conversation of which another session would have to go fails.
+	Only []string
 	// Group is the group of new sessions. Those that are there keep theirs.
 	Group string
 	// Clock, if set, is the clock of the store. Load sets it, so that sessions and
@@ -57,10 +60,9 @@ type Result struct {
 	Err          error // why Outcome is Failed
 }
 
-const (
-	staging     = "importing:"     // prefix of the id of a session that is not complete
-	digestLabel = ".import.digest" // label with the stamp of what was imported last
-)
+// stampKey is the key of the record with the stamp of what was imported last. It is set with
+// the last commit of an import, so it is never of another import than the layout is.
+const stampKey = ".import.stamp"
 
 // A loader is one run of Load.
 type loader struct {
@@ -70,9 +72,10 @@ type loader struct {
 
 // Load commits conversations to st.
 //
-// Load writes a new conversation to a session with a temporary id and renames the
-// session when it is complete, so that nobody sees a part of it. If an import is killed,
-// the next import of the conversation removes the incomplete session.
+// A new conversation becomes a session, and its turns commits of it, one after another. If an
+// import is killed, the session has what was committed until then, and the next import of the
+// conversation adds the rest. So it is with imports at the same time: each adds what no other
+// one has added yet.
 //
 // If a session holds the conversation already, Load adds to it the messages that are
 // new. A message that was torn or missing in the file is added by a later import, when it
@@ -189,9 +192,7 @@ func (l *loader) holders(ctx context.Context, identity string) (ids []string, er
 		if err != nil {
 			return nil, err
 		}
-		if !strings.HasPrefix(s.ID, staging) {
-			ids = append(ids, s.ID)
-		}
+		ids = append(ids, s.ID)
 	}
 	return ids, nil
 }
@@ -222,82 +223,103 @@ func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
 }
 
 // load imports one conversation: it makes a session of it, or adds to the session that
-// holds it. load tries again when another program commits to that session meanwhile.
+// holds it. It tries again when others change that session meanwhile, as long as there are
+// new commits, and then some more times.
 func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	const tries = 100
-	for try := 1; ; try++ {
+	became, id := Outcome(""), c.ID
+	for left, commits := tries, 0; ; left-- {
 		h, err := l.find(ctx, c)
-		if err != nil {
-			return err
+		if err == nil && h == nil {
+			if h, err = l.create(ctx, c, id); err == nil && became == "" {
+				became = Imported
+			}
 		}
 		switch {
-		case h == nil:
-			err = l.create(ctx, c, r, "")
+		case err != nil:
 		case h.mark == c.stamp:
-			r.Session, r.Outcome = h.session.ID(), Unchanged
-		case l.Replace:
-			err = l.create(ctx, c, r, h.session.ID())
+			if r.Session = h.session.ID(); r.Commits == 0 {
+				r.Outcome = Unchanged
+			}
+		case l.Replace && became == "":
+			id = h.session.ID()
+			if err = l.remove(ctx, h); err == nil {
+				became = Replaced
+				continue
+			}
 		default:
 			err = l.grow(ctx, c, r, h)
 		}
-		if try < tries && (errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrSessionDeleted)) {
-			continue
+		if errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, errTaken) {
+			if r.Commits > commits {
+				left, commits = tries, r.Commits
+			}
+			if left > 0 {
+				continue
+			}
+		}
+		if err == nil && became != "" {
+			r.Outcome = became
 		}
 		return err
 	}
 }
 
-// create makes a session of c. If old is not empty, the new session takes the place and
-// the id of the session old, which is deleted.
-func (l *loader) create(ctx context.Context, c *Conversation, r *Result, old string) error {
-	id := cmp.Or(old, c.ID)
-	if old == "" {
-		if _, err := l.st.Session(ctx, id); err == nil {
-			id = c.suffixed()
-		} else if !errors.Is(err, turnstone.ErrSessionNotFound) {
-			return err
+// check returns an error if the store would refuse an event, so that nothing of the conversation is
+// stored then.
+func (c *Conversation) check() error {
+	for i := range c.Events {
+		e := &c.Events[i]
+		in := turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: e.Kind, Key: e.Key, Payload: e.Payload}}, Checkpoint: e.Checkpoint, Usage: e.Usage}
+		if err := in.Check(); err != nil {
+			return fmt.Errorf("message %d: %w", i, err)
 		}
-	}
-	temp := staging + c.ID
-	defer l.Clock.set(noTime)
-	l.Clock.set(c.began)
-	if err := l.st.Delete(ctx, temp, turnstone.KeepChildren); err != nil {
-		return err
-	}
-	h, err := l.begin(ctx, c, temp)
-	if err == nil {
-		_, last := h.end(c)
-		err = l.commit(ctx, c, r, h, plan{last: last})
-	}
-	l.Clock.set(c.ended())
-	if err == nil && old != "" {
-		err = l.st.Delete(ctx, old, turnstone.KeepChildren)
-	}
-	if err == nil {
-		err = l.st.Rename(ctx, temp, id)
-	}
-	l.Clock.set(noTime)
-	if err != nil {
-		// The incomplete session is deleted also if the caller's context has ended.
-		return errors.Join(err, l.st.Delete(context.WithoutCancel(ctx), temp, turnstone.KeepChildren))
-	}
-	if r.Session, r.Outcome = id, Imported; old != "" {
-		r.Outcome = Replaced
 	}
 	return nil
 }
 
-// begin creates an empty session for c with the given id.
-func (l *loader) begin(ctx context.Context, c *Conversation, id string) (*held, error) {
+// remove deletes the session h, if it is one that may be replaced.
+func (l *loader) remove(ctx context.Context, h *held) error {
+	if l.Only != nil && !slices.Contains(l.Only, h.info.Of) {
+		return fmt.Errorf("session %q was made since it was asked which ones may be replaced", h.info.ID)
+	}
+	return h.session.Delete(ctx, turnstone.KeepChildren)
+}
+
+// errTaken: a session was made while one of its id was to be made.
+var errTaken = errors.New("the id of the session is taken")
+
+// create makes an empty session for c, with the given id if it is free.
+func (l *loader) create(ctx context.Context, c *Conversation, id string) (*held, error) {
+	if _, err := l.st.Session(ctx, id); err == nil {
+		h, err := l.find(ctx, c)
+		if err == nil && h != nil {
+			err = errTaken // by another import, meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		id = c.suffixed()
+	} else if !errors.Is(err, turnstone.ErrSessionNotFound) {
+		return nil, err
+	}
 	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
 	if c.Parent != "" {
 		if err := l.descend(ctx, c, &req); err != nil {
 			return nil, err
 		}
 	}
-	s, _, err := l.st.Create(ctx, req)
+	l.Clock.set(c.began)
+	defer l.Clock.set(noTime)
+	s, created, err := l.st.Create(ctx, req)
 	if err != nil {
 		return nil, err
+	}
+	if !created {
+		return nil, errTaken
 	}
 	return l.read(ctx, s, c)
 }
@@ -342,7 +364,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 // labels returns the labels that an import gives to the session of c.
 func (c *Conversation) labels() map[string]string {
 	out := map[string]string{
-		digestLabel: c.stamp.String(), identityLabel: c.Identity, ".import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), ".import.format": c.Format,
+		identityLabel: c.Identity, ".import.file": clip(strings.ToValidUTF8(c.File, "�"), turnstone.MaxLabel), ".import.format": c.Format,
 	}
 	for k, v := range c.Labels {
 		out[k] = v

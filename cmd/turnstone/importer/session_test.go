@@ -153,6 +153,13 @@ func payloads(nodes []turnstone.Node) (out []string) {
 // in different ways have the same text if they hold the same.
 func describe(t *testing.T, st *turnstone.Store, id string) string {
 	t.Helper()
+	i := infoOf(t, session(t, st, id))
+	return describeHistory(t, st, id) + fmt.Sprintln(i.Name, i.Model, i.Cwd, i.Labels, i.Created, i.Updated)
+}
+
+// describeHistory is describe without metadata and times.
+func describeHistory(t *testing.T, st *turnstone.Store, id string) string {
+	t.Helper()
 	s := session(t, st, id)
 	var b strings.Builder
 	for _, scope := range []turnstone.Scope{{}, {Full: true}} {
@@ -164,8 +171,7 @@ func describe(t *testing.T, st *turnstone.Store, id string) string {
 		}
 		fmt.Fprintln(&b, "leaf", at[state.Leaf])
 	}
-	i := infoOf(t, s)
-	fmt.Fprintln(&b, i.Name, i.Model, i.Cwd, i.Labels, i.Usage, i.Created, i.Updated)
+	fmt.Fprintln(&b, infoOf(t, s).Usage)
 	parts := partsOf(t, s)
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		fmt.Fprintf(&b, "%s %s\n", name, parts[name])

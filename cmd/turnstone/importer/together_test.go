@@ -1,0 +1,71 @@
+package importer_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/enginetest"
+	"github.com/turnstonedb/turnstone/engine/memory"
+)
+
+// openBeside opens another store on an engine, as another process has one.
+func openBeside(t *testing.T, e engine.Engine) (*turnstone.Store, *importer.Clock) {
+	t.Helper()
+	clock := &importer.Clock{}
+	st, err := turnstone.Open(ctx, e, &turnstone.Options{Now: clock.Now, NoAutoSeal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	return st, clock
+}
+
+// Another import comes before each call of the engine: of the same file, of a shorter one, and of a
+// longer one. The session is that of the longest, but for its metadata, which are not saved with a commit.
+func TestP1_ImportsAtTheSameTimeGiveTheSessionOfTheFullestFile(t *testing.T) {
+	for name, all := range appended {
+		whole, clock := openClocked(t)
+		id := bring(t, whole, clock, name, file(all)).Session
+		want := describeHistory(t, whole, id)
+		for _, lengths := range [][2]int{{len(all), len(all)}, {len(all), len(all) / 2}, {len(all) / 2, len(all)}} {
+			for at, more := 1, true; more; at++ {
+				e := memory.New()
+				beside, besideClock := openBeside(t, e)
+				more = false
+				importing := true
+				var theirs importer.Result
+				mine, clock := openBeside(t, &enginetest.Faulty{Engine: e, Plan: func(c enginetest.Call) enginetest.Fault {
+					if importing && c.N == at {
+						more = true
+						theirs = bring(t, beside, besideClock, name, file(all[:lengths[1]]))
+					}
+					return enginetest.Fault{}
+				}})
+				r := bring(t, mine, clock, name, file(all[:lengths[0]]))
+				importing = false
+				at := fmt.Sprintf("%s: %d lines beside %d before call %d", name, lengths[0], lengths[1], at)
+				if more && r.Added+theirs.Added != len(all) {
+					t.Errorf("%s: %d and %d nodes were added, of %d", at, r.Added, theirs.Added, len(all))
+				}
+				if more {
+					if got := describeHistory(t, mine, id); got != want {
+						t.Fatalf("%s:\n%s\nwant\n%s", at, got, want)
+					}
+					if got := exported(t, mine, id); got != file(all) {
+						t.Errorf("%s: exported is\n%s", at, got)
+					}
+				}
+				if r := bring(t, mine, clock, name, file(all)); r.Session != id || more && (r.Outcome != importer.Unchanged || r.Commits != 0) {
+					t.Errorf("%s: and then %+v", at, r)
+				}
+				if page, err := mine.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) != 1 {
+					t.Errorf("%s: %v, %v", at, page.Sessions, err)
+				}
+				verify(t, mine)
+			}
+		}
+	}
+}
