@@ -70,7 +70,7 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 		create(t, st, turnstone.Request{ID: "g", Parent: "f"}, []byte("z"))
 	}
 	calls := map[string]func(*turnstone.Store) error{
-		"rename": func(st *turnstone.Store) error { return st.Rename(ctx, "f", "r") },
+		"rename": func(st *turnstone.Store) error { return rename(ctx, st, "f", "r") },
 		"fork": func(st *turnstone.Store) error {
 			_, _, err := st.Create(ctx, turnstone.Request{ID: "h", Parent: "g"})
 			return err
@@ -105,7 +105,7 @@ func TestCallsBesideOthersReportNoDamage(t *testing.T) {
 				t.Error(err)
 			}
 		},
-		"rename": func(st *turnstone.Store) { _ = st.Rename(ctx, "g", "other") },
+		"rename": func(st *turnstone.Store) { _ = rename(ctx, st, "g", "other") },
 		"seal": func(st *turnstone.Store) {
 			if err := st.Seal(ctx); err != nil {
 				t.Error(err)

@@ -60,10 +60,7 @@ func clone(ctx context.Context, f Factory, from Persistence, r Request) (Persist
 	}
 	c := cloner{from: from, to: to, ids: map[graph.ID]graph.ID{}, inherited: map[graph.ID]bool{}, attached: map[blob.ID]bool{}}
 	if err := c.run(ctx); err != nil {
-		if errors.Is(err, ErrSessionDeleted) { // By somebody else, and now another one may have the id.
-			return nil, err
-		}
-		if gone := f.Delete(context.WithoutCancel(ctx), r.ID, KeepChildren); gone != nil {
+		if gone := to.Delete(context.WithoutCancel(ctx), KeepChildren); gone != nil {
 			err = fmt.Errorf("%w: the clone is not whole, and could not be deleted: %w: %w", ErrIncomplete, gone, err)
 		}
 		return nil, err

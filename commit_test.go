@@ -62,7 +62,7 @@ func TestUnknownOutcomesAreResolved(t *testing.T) {
 				}
 			}
 			if i == 20 {
-				if err := st.Rename(ctx, "a", "b"); err != nil {
+				if err := rename(ctx, st, "a", "b"); err != nil {
 					t.Fatal(err)
 				}
 				if s, err = st.Session(ctx, "b"); err != nil {

@@ -25,24 +25,39 @@ const (
 	CascadeChildren
 )
 
-// Delete removes a session from all reads and lists at once. Deleting one that
-// does not exist is no error. Its data is garbage as far as no fork holds it. An
-// error that matches ErrOutcomeUnknown leaves open whether the session is deleted,
-// and one of CascadeChildren that matches ErrIncomplete leaves some deleted.
+// Delete removes the session that has an id now from all reads and lists at once: see
+// Session.Delete. Deleting one that does not exist is no error.
 func (s *Store) Delete(ctx context.Context, id string, policy ChildPolicy) error {
-	_, err := observed(ctx, s, OpDelete, id, func(ctx context.Context) (struct{}, error) {
+	return remove(ctx, s, id, policy, func(ctx context.Context) (*Session, error) {
+		ses, err := s.Session(ctx, id)
+		if errors.Is(err, ErrSessionNotFound) {
+			return nil, nil
+		}
+		return ses, err
+	})
+}
+
+// Delete removes this session from all reads and lists at once, also if it was renamed since
+// the handle was made, and never another one that has its id by now. Deleting it again is no
+// error. Its data is garbage as far as no fork holds it. An error that matches
+// ErrOutcomeUnknown leaves open whether the session is deleted, and one of CascadeChildren
+// that matches ErrIncomplete leaves some deleted.
+func (s *Session) Delete(ctx context.Context, policy ChildPolicy) error {
+	return remove(ctx, s, s.ID(), policy, func(context.Context) (*Session, error) { return s, nil })
+}
+
+// remove deletes the session that find returns, if it returns one.
+func remove(ctx context.Context, on callee, id string, policy ChildPolicy, find func(context.Context) (*Session, error)) error {
+	_, err := observed(ctx, on, OpDelete, id, func(ctx context.Context) (struct{}, error) {
 		if err := policy.check(); err != nil {
 			return struct{}{}, err
 		}
-		ses, err := s.Session(ctx, id)
-		if errors.Is(err, ErrSessionNotFound) {
-			return struct{}{}, nil
-		}
-		if err != nil {
+		s, err := find(ctx)
+		if err != nil || s == nil {
 			return struct{}{}, err
 		}
-		defer s.changed(heads.Incarnation{})
-		_, err = s.lifecycle.Delete(ctx, ses.session.Inc, lifecycle.Policy(policy))
+		defer s.store.changed(heads.Incarnation{})
+		_, err = s.store.lifecycle.Delete(ctx, s.session.Inc, lifecycle.Policy(policy))
 		return struct{}{}, err
 	}, nil)
 	return err

@@ -10,6 +10,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 )
 
 // A deletion stands, nobody knows, and the id is given again before the store tries once more:
@@ -42,7 +43,7 @@ func TestF6_ACascadeDeletesTheChildAndNotTheNextSessionOfItsID(t *testing.T) {
 			create(t, st, turnstone.Request{ID: "c"}, []byte("precious"))
 		},
 		"rename": func(st *turnstone.Store) {
-			if err := st.Rename(ctx, "c", "c2"); err != nil {
+			if err := rename(ctx, st, "c", "c2"); err != nil {
 				t.Error(err)
 			}
 		},
@@ -116,6 +117,114 @@ func TestD1_ARepeatedTurnIsAnsweredOnlyWhereItsSessionLives(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
+	e, st := onMemory(t, nil)
+	create(t, st, turnstone.Request{ID: "parent"}, []byte("1"))
+	vacuum(t, st)
+	was := len(pairs(t, e)) + 1 // and the record of forgotten ones
+	for day := range 3 {
+		for i := range 600 { // more than are forgotten in one batch
+			id := fmt.Sprint(day, "-", i)
+			create(t, st, turnstone.Request{ID: id})
+			if i%100 == 0 {
+				if err := rename(ctx, st, id, id+"b"); err != nil {
+					t.Fatal(err)
+				}
+				id += "b"
+			}
+			remove(t, st, id)
+		}
+		vacuum(t, st)
+		collect(t, st, gc.Options{DryRun: true})
+		if left := len(pairs(t, e)) - was; left < 605 {
+			t.Errorf("day %d: a dry run leaves %d records of 606 ids", day, left)
+		}
+		collect(t, st, gc.Options{})
+		if left := len(pairs(t, e)) - was; left != 0 {
+			t.Errorf("day %d: %d records are left", day, left)
+		}
+	}
+
+	// A session whose data are there still is found by its id.
+	create(t, st, turnstone.Request{ID: "erased"}, random(3000, 1))
+	remove(t, st, "erased")
+	collect(t, st, gc.Options{})
+	if _, err := st.Erase(ctx, "erased", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
+		t.Error("erased after its deletion:", err)
+	}
+	collect(t, st, gc.Options{})
+	if _, err := st.Erase(ctx, "erased", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error("erased again:", err)
+	}
+	verify(t, st)
+}
+
+// The reply of a creation is lost, and its session is deleted and forgotten before the creation
+// looks again; or the creation comes late, after another session of the id.
+func TestD5_ACreationThatComesLateMakesNoSecondSession(t *testing.T) {
+	for name, applied := range map[string]bool{"applied": true, "late": false} {
+		mem := memory.New()
+		e := &enginetest.Faulty{Engine: mem}
+		st, other := openStore(t, e, nil), openStore(t, mem, nil)
+		f := enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
+		e.Plan = func(c enginetest.Call) enginetest.Fault {
+			if c.Op != "Apply" {
+				return enginetest.Fault{}
+			}
+			e.Plan = nil
+			return f
+		}
+		e.Done = func(c enginetest.Call, _ error) {
+			if c.Op != "Apply" {
+				return
+			}
+			e.Done = nil
+			if !applied {
+				create(t, other, turnstone.Request{ID: "s"})
+			}
+			remove(t, other, "s")
+			vacuum(t, other)
+			collect(t, other, gc.Options{})
+		}
+		if _, created, err := st.Create(ctx, turnstone.Request{ID: "s"}); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
+			t.Errorf("%s: created: %v, %v", name, created, err)
+		}
+		if _, err := st.Session(ctx, "s"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+			t.Errorf("%s: it was made a second time: %v", name, err)
+		}
+	}
+}
+
+func TestD4_ASessionIsOpenedAsItself(t *testing.T) {
+	_, st := onMemory(t, nil)
+	s := create(t, st, turnstone.Request{ID: "a"}, []byte("1"))
+	i, err := s.Info(ctx)
+	if err == nil {
+		err = s.Rename(ctx, "b")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := i.Of
+	create(t, st, turnstone.Request{ID: "a"}, []byte("another"))
+	again, err := st.SessionOf(ctx, of)
+	if err != nil || again.ID() != "b" {
+		t.Fatal(again.ID(), err)
+	}
+	if l, err := again.Load(ctx, turnstone.Scope{}); err != nil || string(l.Nodes[0].Payload) != "1" {
+		t.Errorf("%+v, %v", l, err)
+	}
+	remove(t, st, "b")
+	if _, err := st.SessionOf(ctx, of); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	for _, wrong := range []string{"", "b", of[:30], of + "00", of[:31] + "x"} {
+		if _, err := st.SessionOf(ctx, wrong); !errors.Is(err, turnstone.ErrInvalid) {
+			t.Errorf("%q: %v", wrong, err)
 		}
 	}
 }

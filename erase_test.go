@@ -19,7 +19,7 @@ import (
 func TestG8_EraseIsAboutTheSessionThatItBeganWith(t *testing.T) {
 	secret := random(300, 1)
 	for name, other := range map[string]func(*turnstone.Store) error{
-		"renamed": func(st *turnstone.Store) error { return st.Rename(ctx, "s", "z") },
+		"renamed": func(st *turnstone.Store) error { return rename(ctx, st, "s", "z") },
 		"given again": func(st *turnstone.Store) error {
 			if err := st.Delete(ctx, "s", turnstone.KeepChildren); err != nil {
 				return err

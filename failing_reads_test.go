@@ -27,7 +27,7 @@ import (
 // fates are what others do to session a after a handle of it was opened and used.
 var fates = map[string]func(t *testing.T, st *turnstone.Store){
 	"living":  func(*testing.T, *turnstone.Store) {},
-	"renamed": func(t *testing.T, st *turnstone.Store) { must(t, st.Rename(ctx, "a", "b")) },
+	"renamed": func(t *testing.T, st *turnstone.Store) { must(t, rename(ctx, st, "a", "b")) },
 	"deleted": func(t *testing.T, st *turnstone.Store) { must(t, st.Delete(ctx, "a", turnstone.KeepChildren)) },
 	"vacuumed": func(t *testing.T, st *turnstone.Store) {
 		must(t, st.Delete(ctx, "a", turnstone.CascadeChildren)) // with forks, vacuum leaves records of it

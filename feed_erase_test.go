@@ -20,7 +20,7 @@ func TestWA10_ErasureForgetsIDs(t *testing.T) {
 	for _, id := range []string{"secret", "other"} {
 		create(t, st, turnstone.Request{ID: id}, []byte("x"))
 	}
-	if err := st.Rename(ctx, "secret", "hidden name"); err != nil {
+	if err := rename(ctx, st, "secret", "hidden name"); err != nil {
 		t.Fatal(err)
 	}
 	toldBy(t, st, begin)

@@ -109,7 +109,7 @@ func TestWA9_NothingIsLostByAClockThatIsBehind(t *testing.T) {
 	nodes := commitTo(t, create(t, st, turnstone.Request{ID: "a"}), turnstone.Commit{Nodes: slices.Repeat(saying(nil), 3)}).Nodes
 	commitTo(t, session(t, openStore(t, e, at(&ahead)), "a"), turnstone.Commit{})
 	for _, r := range [][2]string{{"a", "b"}, {"b", "c"}, {"c", "d"}} {
-		if err := st.Rename(ctx, r[0], r[1]); err != nil {
+		if err := rename(ctx, st, r[0], r[1]); err != nil {
 			t.Fatal(err)
 		}
 	}

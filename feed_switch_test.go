@@ -58,7 +58,7 @@ func TestWA7_WhatIsDoneWhileTheFeedBeginsIsInIt(t *testing.T) {
 			func(st *turnstone.Store) bool { _, err := session(t, st, "s").Node(ctx, node); return err != nil }, "tombstoned s",
 		},
 		"rename": {
-			func(st *turnstone.Store) error { return st.Rename(ctx, "s", "r") },
+			func(st *turnstone.Store) error { return rename(ctx, st, "s", "r") },
 			func(st *turnstone.Store) bool { _, err := st.Session(ctx, "r"); return err == nil }, "renamed s r",
 		},
 		"delete": {
@@ -138,7 +138,7 @@ func TestWA8_AStartOrEndThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 				commitTo(t, session(t, st, fmt.Sprint(i)), turnstone.Commit{})
 			}
 			other := create(t, st, turnstone.Request{ID: fmt.Sprint("other ", n)})
-			if err := errors.Join(st.Rename(ctx, "2", "r"), other.SaveMetadata(ctx, turnstone.Metadata{Name: "n"})); err != nil {
+			if err := errors.Join(rename(ctx, st, "2", "r"), other.SaveMetadata(ctx, turnstone.Metadata{Name: "n"})); err != nil {
 				t.Fatal(err)
 			}
 			verify(t, st)
@@ -256,7 +256,7 @@ func TestWA7_ASessionThatIsRenamedPastTheSweepTells(t *testing.T) {
 	begins := openStore(t, &interceptor{Engine: mem, scan: func(engine.Range) func(engine.Pair) error {
 		return func(engine.Pair) error {
 			if pair++; pair == 500 { // of the first page
-				return st.Rename(ctx, ids[1099], to)
+				return rename(ctx, st, ids[1099], to)
 			}
 			return nil
 		}

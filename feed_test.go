@@ -317,7 +317,7 @@ func TestWA4_AChangeWhoseReplyWasLostIsToldOnce(t *testing.T) {
 	begin := startFeed(t, st)
 	for _, call := range []func() error{
 		func() error { return s.SaveMetadata(ctx, turnstone.Metadata{Name: "n"}) },
-		func() error { return st.Rename(ctx, "s", "r") },
+		func() error { return rename(ctx, st, "s", "r") },
 		func() error { return st.Delete(ctx, "r", turnstone.KeepChildren) },
 		func() error { _, _, err := st.Create(ctx, turnstone.Request{ID: "t"}); return err },
 	} {

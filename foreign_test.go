@@ -235,7 +235,7 @@ func (w *wild) step() error {
 		w.n++
 		to := fmt.Sprint("renamed", w.n)
 		w.ids[slices.Index(w.ids, s.ID())] = to
-		return w.st.Rename(ctx, s.ID(), to)
+		return s.Rename(ctx, to)
 	case k < 39:
 		_, err := w.st.GC(ctx, gc.Options{})
 		return err

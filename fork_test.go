@@ -114,7 +114,7 @@ func TestF5_AForkDoesNotSlipPastARename(t *testing.T) {
 			return err
 		},
 		func(st *turnstone.Store) {
-			if err := st.Rename(ctx, "p", "q"); err != nil {
+			if err := rename(ctx, st, "p", "q"); err != nil {
 				t.Error(err)
 			}
 		},
@@ -432,7 +432,7 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 		}
 	}
 	parents("p", "fork", "child")
-	if err := st.Rename(ctx, "p", "q"); err != nil {
+	if err := rename(ctx, st, "p", "q"); err != nil {
 		t.Fatal(err)
 	}
 	create(t, st, turnstone.Request{ID: "p"}, []byte("another"))

@@ -53,6 +53,15 @@ func onMemory(t *testing.T, o *turnstone.Options) (*memory.Engine, *turnstone.St
 	return e, openStore(t, e, o)
 }
 
+// rename gives the session that has the id from the id to.
+func rename(ctx context.Context, st *turnstone.Store, from, to string) error {
+	s, err := st.Session(ctx, from)
+	if err != nil {
+		return err
+	}
+	return s.Rename(ctx, to)
+}
+
 // create creates a session and commits one turn for each payload.
 func create(t *testing.T, st *turnstone.Store, r turnstone.Request, payloads ...[]byte) *turnstone.Session {
 	t.Helper()

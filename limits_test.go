@@ -124,7 +124,7 @@ var bounds = map[string]bound{
 		st := openStore(t, memory.New(), nil)
 		_, _, err := st.Create(ctx, turnstone.Request{ID: text(n)})
 		create(t, st, turnstone.Request{ID: "short"})
-		if rerr := st.Rename(ctx, "short", text(n-1)+"y"); fmt.Sprint(rerr) != fmt.Sprint(err) {
+		if rerr := rename(ctx, st, "short", text(n-1)+"y"); fmt.Sprint(rerr) != fmt.Sprint(err) {
 			t.Errorf("Rename says %v, Create %v", rerr, err)
 		}
 		return err

@@ -44,10 +44,10 @@ func TestM3_ASessionThatIsRenamedMeanwhileIsListed(t *testing.T) {
 				return nil
 			}
 			renamed = true
-			if err := st.Rename(ctx, "b", "c"); err != nil {
+			if err := rename(ctx, st, "b", "c"); err != nil {
 				t.Error(err)
 			}
-			if err := st.Rename(ctx, "a", "d"); err != nil {
+			if err := rename(ctx, st, "a", "d"); err != nil {
 				t.Error(err)
 			}
 			return nil
@@ -115,7 +115,7 @@ func TestM7_AHandleKnowsListsThatAnotherHandleChanged(t *testing.T) {
 	if ids := listed(t, st, turnstone.ListOptions{Group: "old"}); len(ids) > 0 {
 		t.Error(ids)
 	}
-	if err := st.Rename(ctx, "s", "renamed"); err != nil {
+	if err := rename(ctx, st, "s", "renamed"); err != nil {
 		t.Fatal(err)
 	}
 	if ids := listed(t, st, turnstone.ListOptions{Group: "new"}); !slices.Equal(ids, []string{"renamed", "other"}) {

@@ -25,8 +25,9 @@ import (
 // with, and no upload that has not expired. It may run at any time, beside commits and in several
 // processes; it may be cancelled, and the next one goes on. Collections and vacuums take turns:
 // see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
-// o.Full is set. If that succeeds, it looks after the feed: it removes changes that are kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to
-// all sessions; an error of that begins with "feed: ", and comes with the report of the collection. Any other *record.CorruptError says that a record is missing or damaged, or that two
+// o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has removed, and looks after the feed: it removes changes that are
+// kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to all sessions; an error of that begins with "ids of deleted sessions: " or "feed: ", and
+// comes with the report of the collection. Any other *record.CorruptError says that a record is missing or damaged, or that two
 // records contradict each other; then nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, nil, o)
@@ -63,9 +64,12 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 		}
 		defer done()
 		r, err := s.collector().Run(ctx, run)
-		if err == nil && only == nil { // The feed is of all sessions.
-			if ferr := feed.Tidy(ctx, s.histories, s.now()); ferr != nil {
-				err = fmt.Errorf("feed: %w", ferr)
+		if err == nil && only == nil { // The rest is of all sessions.
+			if err = s.lifecycle.Forget(ctx); err != nil {
+				return r, fmt.Errorf("ids of deleted sessions: %w", err)
+			}
+			if err = feed.Tidy(ctx, s.histories, s.now()); err != nil {
+				return r, fmt.Errorf("feed: %w", err)
 			}
 		}
 		return r, err

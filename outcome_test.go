@@ -160,7 +160,7 @@ var effects = []effect{
 		return "", s.SaveMetadata(ctx, turnstone.Metadata{Name: "other", Group: "g/h", Labels: map[string]string{"l": "v"}})
 	}},
 	{name: "rename", call: func(st *turnstone.Store, _ *turnstone.Session) (string, error) {
-		return "", st.Rename(ctx, "b", "renamed")
+		return "", rename(ctx, st, "b", "renamed")
 	}},
 	{name: "tombstone", call: func(_ *turnstone.Store, s *turnstone.Session) (string, error) {
 		state, err := s.Load(ctx, turnstone.Scope{})
@@ -426,7 +426,7 @@ func TestE1_AnUnknownCommitStaysUnknownAfterARename(t *testing.T) {
 		s := create(t, st, turnstone.Request{ID: "s"}, []byte("x"))
 		loseOutcome(e, func() {
 			if op == "rename" {
-				if err := other.Rename(ctx, "s", "s2"); err != nil {
+				if err := rename(ctx, other, "s", "s2"); err != nil {
 					t.Fatal(err)
 				}
 				return
@@ -494,7 +494,7 @@ func TestE1_ALateCreationBringsNothingBack(t *testing.T) {
 		t.Error("created", created, err)
 	}
 	loseOutcome(e, func() { unknown++ })
-	if err := st.Rename(ctx, "z", "zz"); err != nil {
+	if err := rename(ctx, st, "z", "zz"); err != nil {
 		t.Error("rename:", err)
 	}
 	if unknown != 2 {

@@ -77,6 +77,10 @@ type Committer interface {
 	// Keep keeps a revision under a name, and Release ends that.
 	Keep(ctx context.Context, name string, r head.Revision) error
 	Release(ctx context.Context, name string) error
+	// Rename gives the session another id, and Delete removes it: this very session,
+	// and not another one that has its id by now.
+	Rename(ctx context.Context, to string) error
+	Delete(ctx context.Context, policy ChildPolicy) error
 	// PutAttachment stores bytes for a commit to refer to.
 	PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error)
 }
@@ -108,7 +112,7 @@ type Factory interface {
 	// Feed returns what the feed has, and Watch yields the changes after a cursor, and those that come.
 	Feed(ctx context.Context) (Feed, error)
 	Watch(ctx context.Context, after Cursor) iter.Seq2[Change, error]
-	// Delete removes a session.
+	// Delete removes the session that has an id now.
 	Delete(ctx context.Context, id string, policy ChildPolicy) error
 	// GC deletes the blobs that nothing refers to any more.
 	GC(ctx context.Context, o gc.Options) (*gc.Report, error)

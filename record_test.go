@@ -91,7 +91,7 @@ func TestRC10_WhatAStoreHasSeenIsOnlyBelievedIfItHolds(t *testing.T) {
 		t.Error(err)
 	}
 	// A handle of a session that was renamed is told so, as by a commit.
-	if err := other.Rename(ctx, "s", "t"); err != nil {
+	if err := rename(ctx, other, "s", "t"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := a.ChangeRecords(ctx, setting("k", "late", "")); !errors.Is(err, turnstone.ErrSessionDeleted) {

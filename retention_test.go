@@ -303,7 +303,7 @@ func TestK4_InactiveSessionsAreDeleted(t *testing.T) {
 	c.now = c.now.Add(10 * time.Hour)
 	pruned(t, e, st, gc.PruneOptions{Inactive: 31 * time.Hour}, gc.PruneReport{})
 	// A rename is no activity, and a deleted parent leaves its fork whole.
-	if err := st.Rename(ctx, "renamed", "moved"); err != nil {
+	if err := rename(ctx, st, "renamed", "moved"); err != nil {
 		t.Fatal(err)
 	}
 	size := uint64(len("text of old") + len("text of renamed") + len("text of parent") + 3*len("part"))

@@ -51,7 +51,7 @@ func TestR12_WhatIsSealedBesideIsNoDamage(t *testing.T) {
 		"delete": func(st *turnstone.Store, _ *turnstone.Session) error {
 			return st.Delete(ctx, "a", turnstone.KeepChildren)
 		},
-		"rename": func(st *turnstone.Store, _ *turnstone.Session) error { return st.Rename(ctx, "a", "b") },
+		"rename": func(st *turnstone.Store, _ *turnstone.Session) error { return rename(ctx, st, "a", "b") },
 	}
 	for name, call := range calls {
 		for at := 1; ; at++ {

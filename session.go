@@ -3,6 +3,7 @@ package turnstone
 import (
 	"context"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -60,6 +61,23 @@ func (s *Store) Session(ctx context.Context, id string) (*Session, error) {
 		return nil, err
 	}
 	return s.handle(h, st), nil
+}
+
+// SessionOf returns a handle on the session whose Info.Of, or Change.Of, is of, whatever its id
+// is by now, or ErrSessionNotFound.
+func (s *Store) SessionOf(ctx context.Context, of string) (*Session, error) {
+	if _, err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	var inc heads.Incarnation
+	if b, err := hex.DecodeString(of); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
+		return nil, invalid("session", "%.80q is no Info.Of", of)
+	}
+	ses, err := s.byIncarnation(ctx, inc)
+	if err == nil && ses == nil {
+		err = fmt.Errorf("%w: %s", ErrSessionNotFound, of)
+	}
+	return ses, err
 }
 
 // handle returns a handle on a session. st is the state in which it was opened, or nil if
@@ -156,6 +174,21 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 	}
 	defer s.store.changed(heads.Incarnation{})
 	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
+}
+
+// Rename gives the session another id, atomically: lists, reads and commits see it under one
+// or the other, and its children have it as their parent under the new id. All handles of the
+// session, this one included, get ErrSessionDeleted then: open it under the new id. A session
+// that exists under that id is ErrExists.
+func (s *Session) Rename(ctx context.Context, to string) error {
+	if _, err := s.usable(ctx); err != nil {
+		return err
+	}
+	if err := checkSessionID(to); err != nil {
+		return err
+	}
+	defer s.store.changed(heads.Incarnation{})
+	return s.store.lifecycle.Rename(ctx, s.session, to)
 }
 
 // A Field names a field of Metadata, for SaveMetadata to unset.

@@ -312,25 +312,6 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 	return out, nil
 }
 
-// Rename gives the session called from the id to, atomically: lists, reads and
-// commits see one or the other, and its children have it as their parent under the new
-// id. Handles opened before get ErrSessionDeleted. A session that exists under to is
-// ErrExists.
-func (s *Store) Rename(ctx context.Context, from, to string) error {
-	if _, err := s.usable(ctx); err != nil {
-		return err
-	}
-	if err := checkSessionID(to); err != nil {
-		return err
-	}
-	ses, err := s.Session(ctx, from)
-	if err != nil {
-		return err
-	}
-	defer s.changed(heads.Incarnation{})
-	return s.lifecycle.Rename(ctx, ses.session, to)
-}
-
 // Stats says what a namespace holds and what that takes. Stored bytes are those
 // of keys and values as the engine is given them; what it makes of them on disk
 // is up to the engine.

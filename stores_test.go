@@ -79,6 +79,9 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 		return a
 	}
 
+	must(create(t, st, turnstone.Request{ID: "was"}).Rename(ctx, "is"))
+	collect(t, st, gc.Options{}) // forgets the id
+
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Group: "app/user", Labels: map[string]string{"k": "v"}, Retention: 9}})
 	att := put(a, 300, 1)
 	part := random(4000, 2)
@@ -116,7 +119,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	must(f.Tombstone(ctx, nodes[6]))
 	must(a.Tombstone(ctx, nodes[1]))
 	create(t, st, turnstone.Request{ID: "detached", Parent: "a", ForkNode: nodes[0], Detached: true})
-	must(st.Rename(ctx, "detached", "renamed"))
+	must(rename(ctx, st, "detached", "renamed"))
 
 	// A deleted session. A fork holds its history, except the last commit.
 	d := create(t, st, turnstone.Request{ID: "d"})

@@ -125,7 +125,7 @@ func TestVF5_WhatHappensMeanwhileIsNoDamage(t *testing.T) {
 			}
 			return vacuum(st)
 		},
-		"rename": func(st *turnstone.Store, _ *turnstone.Session) error { return st.Rename(ctx, "b", "c") },
+		"rename": func(st *turnstone.Store, _ *turnstone.Session) error { return rename(ctx, st, "b", "c") },
 		"fork, delete, create again": func(st *turnstone.Store, _ *turnstone.Session) error {
 			commitTo(t, create(t, st, turnstone.Request{ID: "g", Parent: "f"}), turnstone.Commit{Nodes: saying([]byte("x"))})
 			if err := st.Delete(ctx, "f", turnstone.KeepChildren); err != nil {
@@ -194,7 +194,7 @@ func TestVF5_ASessionThatMovesInListsMeanwhileIsNoDamage(t *testing.T) {
 		"metadata": func(s *turnstone.Session, _ *turnstone.Store) error {
 			return s.SaveMetadata(ctx, turnstone.Metadata{Group: "h", Labels: map[string]string{"l": "", "m": "v"}})
 		},
-		"rename": func(_ *turnstone.Session, st *turnstone.Store) error { return st.Rename(ctx, "s", "t") },
+		"rename": func(_ *turnstone.Session, st *turnstone.Store) error { return rename(ctx, st, "s", "t") },
 	} {
 		var v *turnstone.Verification
 		besideEachCall(t,
@@ -276,7 +276,7 @@ func TestVF5_ASessionThatIsRenamedMeanwhileIsVerified(t *testing.T) {
 				return err
 			},
 			func(st *turnstone.Store) {
-				if err := st.Rename(ctx, "s", string(rune('a'+i))); err != nil {
+				if err := rename(ctx, st, "s", string(rune('a'+i))); err != nil {
 					t.Error(err)
 				}
 			},

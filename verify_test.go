@@ -26,7 +26,7 @@ var named = map[byte]string{
 	'A': "store record", 'C': "note of the last copy", 'D': "detached blob", 'G': "candidate", 'a': "metadata", 'b': "blob",
 	'd': "dirty record", 'e': "attachment entry", 'f': "fork entr", 'g': "cycle record", 'h': "edge", 'j': "number of edges",
 	'l': "lifecycle", 'm': "mark", 'o': "origin", 'p': "commit", 'r': "kept revision", 's': "head",
-	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'x': "upload", 'y': "index", 'z': "bookmark",
+	't': "tombstone", 'u': "list entry", 'v': "place in lists", 'w': "predecessor", 'W': "forgotten", 'x': "upload", 'y': "index", 'z': "bookmark",
 	'R': "record", 'n': "list of records", 'F': "record of the feed", 'Q': "end of the feed", 'c': "change that is not in the feed", 'q': "change",
 }
 
@@ -156,7 +156,7 @@ func (s *table) identities(key []byte) (out []string) {
 	fields := key[5:]
 	var parts [][]byte
 	switch key[4] {
-	case keys.Store, keys.Cycle, keys.Copying, keys.Feed, keys.FeedEnd, keys.Pending, keys.Change:
+	case keys.Store, keys.Cycle, keys.Copying, keys.Forgotten, keys.Feed, keys.FeedEnd, keys.Pending, keys.Change:
 		return []string{""}
 	case keys.Entry:
 		parts = [][]byte{fields[24:]}
@@ -193,8 +193,10 @@ func (s *table) harmless(p engine.Pair) string {
 		return "a record in no list: nothing else says that it was there"
 	case letter == keys.Pending:
 		return "a change that is not in the feed yet: nothing else says that it was told, and the session has it"
-	case letter == keys.Predecessor && s.incs[string(fields)] == "":
-		return "the predecessor record of an id whose session was renamed, or removed by vacuum: only a creation that was sent before and comes late is stopped by it"
+	case letter == keys.Forgotten:
+		return "the record of forgotten predecessors: it stops a creation that was sent before and comes late"
+	case letter == keys.Predecessor:
+		return "the predecessor record of an id whose session was deleted or renamed: it stops a creation that was sent before and comes late, tells an erasure that goes on which session it is, and goes by itself"
 	case letter == keys.Upload && bytes.Equal(fields[16:], make([]byte, 16)):
 		return "an unfinished upload: without it the next collection ends the upload, and what refers to it is refused"
 	case letter == keys.Upload && !s.open[string(fields[:16])] && s.ids[string(fields[:16])] == "":

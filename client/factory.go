@@ -85,11 +85,15 @@ func (c *Client) Watch(ctx context.Context, after turnstone.Cursor) iter.Seq2[tu
 
 // Delete implements turnstone.Factory.
 func (c *Client) Delete(ctx context.Context, id string, policy turnstone.ChildPolicy) error {
+	return c.delete(ctx, wire.Target{Session: id}, policy)
+}
+
+func (c *Client) delete(ctx context.Context, t wire.Target, policy turnstone.ChildPolicy) error {
 	name := wire.Name(wire.Policies, policy)
 	if name == "" {
 		return &turnstone.InvalidError{Where: "delete", Reason: "there is no such policy"}
 	}
-	_, err := write[wire.None](ctx, c, "delete", &wire.Delete{Session: id, Children: name}, false)
+	_, err := write[wire.None](ctx, c, "delete", &wire.Delete{Session: t.Session, Of: t.Of, Children: name}, false)
 	return err
 }
 

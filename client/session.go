@@ -211,6 +211,14 @@ func (s *session) Release(ctx context.Context, name string) error {
 	return s.change(ctx, "release", &wire.Release{Target: s.Target, Name: name})
 }
 
+func (s *session) Rename(ctx context.Context, to string) error {
+	return s.change(ctx, "rename", &wire.Rename{Target: s.Target, To: to})
+}
+
+func (s *session) Delete(ctx context.Context, policy turnstone.ChildPolicy) error {
+	return s.c.delete(ctx, s.Target, policy)
+}
+
 func (s *session) change(ctx context.Context, name string, in any) error {
 	_, err := write[wire.None](ctx, s.c, name, in, false)
 	return err

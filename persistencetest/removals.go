@@ -85,6 +85,37 @@ var removals = []behaviour{
 			}
 		}
 	}},
+	{name: "D3_DeleteAndRenameActOnTheSessionOfTheHandle", test: func(s *suite) {
+		old := s.create(turnstone.Request{ID: "a"})
+		s.grow(old, 0, "1")
+		s.must(s.session("a").Delete(ctx, turnstone.KeepChildren))
+		s.must(old.Delete(ctx, turnstone.KeepChildren)) // It is deleted already.
+		again := s.create(turnstone.Request{ID: "a"})
+		s.grow(again, 0, "new")
+		s.must(old.Delete(ctx, turnstone.CascadeChildren))
+		s.is(old.Rename(ctx, "b"), turnstone.ErrSessionDeleted)
+		s.is(old.Delete(ctx, turnstone.ChildPolicy(7)), turnstone.ErrInvalid)
+		s.reads(s.session("a"), turnstone.Scope{}, "new")
+
+		s.create(turnstone.Request{ID: "child", Parent: "a"})
+		s.create(turnstone.Request{ID: "taken"})
+		s.is(again.Rename(ctx, "taken"), turnstone.ErrExists)
+		s.is(again.Rename(ctx, ""), turnstone.ErrInvalid)
+		s.must(again.Rename(ctx, "b"))
+		s.is(again.Rename(ctx, "c"), turnstone.ErrSessionDeleted)
+		_, err := again.Commit(ctx, turnstone.Commit{Expected: 1, Nodes: texts("late")})
+		s.is(err, turnstone.ErrSessionDeleted)
+		s.grow(s.create(turnstone.Request{ID: "a"}), 0, "third")
+		s.is(again.Delete(ctx, turnstone.RefuseChildren), turnstone.ErrHasChildren)
+		s.reads(s.session("b"), turnstone.Scope{}, "new")
+		s.must(again.Delete(ctx, turnstone.KeepChildren)) // It is the one that is called b now.
+		s.twice(func() {
+			_, err = s.Factory.Session(ctx, "b")
+			s.is(err, turnstone.ErrSessionNotFound)
+			s.reads(s.session("a"), turnstone.Scope{}, "third")
+			s.reads(s.session("child"), turnstone.Scope{}, "new")
+		})
+	}},
 	{name: "D2_ALateCommitToADeletedSessionFails", test: func(s *suite) {
 		old := s.create(turnstone.Request{ID: "a"})
 		s.grow(old, 0, "1")

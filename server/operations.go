@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -173,12 +174,25 @@ var operations = []operation{
 	write("release", "Ends the keeping of a revision.", Write, func(ctx context.Context, c call[wire.Release]) (*wire.None, error) {
 		return &wire.None{}, c.session.Release(ctx, c.in.Name)
 	}),
+	write("rename", "Gives a session another id.", Write, func(ctx context.Context, c call[wire.Rename]) (*wire.None, error) {
+		return &wire.None{}, c.session.Rename(ctx, c.in.To)
+	}),
 	write("delete", "Removes a session.", Write, func(ctx context.Context, c call[wire.Delete]) (*wire.None, error) {
 		policy, known := wire.Policies[c.in.Children]
 		if !known && c.in.Children != "" {
 			return nil, &turnstone.InvalidError{Where: "delete", Reason: fmt.Sprintf("there is no policy %q", c.in.Children)}
 		}
-		return &wire.None{}, c.store.Delete(ctx, c.in.Session, policy)
+		if c.in.Of == "" {
+			return &wire.None{}, c.store.Delete(ctx, c.in.Session, policy)
+		}
+		s, err := c.store.SessionOf(ctx, c.in.Of)
+		if errors.Is(err, turnstone.ErrSessionNotFound) {
+			return &wire.None{}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &wire.None{}, s.Delete(ctx, policy)
 	}),
 
 	write("start-feed", "Turns the feed of changes on.", Maintain, func(ctx context.Context, c call[wire.StartFeed]) (*wire.None, error) {

@@ -503,7 +503,11 @@ func TestAD3_ASessionIsListedForItsUserOnly(t *testing.T) {
 	st := storetest.URL(t, "mem:")
 	c := chats{t, adk.NewSessions(st.Factory())}
 	c.create("s", nil)
-	if err := st.Rename(ctx, "adk/app/user/s", "adk/app/other/s"); err != nil {
+	s, err := st.Session(ctx, "adk/app/user/s")
+	if err == nil {
+		err = s.Rename(ctx, "adk/app/other/s")
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	r, err := c.List(ctx, &session.ListRequest{AppName: "app", UserID: "user"})

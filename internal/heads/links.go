@@ -32,6 +32,10 @@ func OpenPredecessor(key, value []byte) (inc Incarnation, err error) {
 	return inc, err
 }
 
+// SealForgotten returns the record that says which predecessor records have been removed: it is
+// written anew whenever some are. A request for a new session guards it as well.
+func SealForgotten(key []byte) []byte { return codec.Seal(key, keys.Forgotten, random()) }
+
 // SealDirty returns the record that says that a session changed since a collector looked.
 // It has a new random value at each write, so that no change hides behind an earlier one.
 func SealDirty(key []byte) []byte { return codec.Seal(key, keys.Dirty, random()) }

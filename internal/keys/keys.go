@@ -35,6 +35,7 @@ const (
 	Entry       = 'u' // list, inverted time, incarnation: a session in a list, latest update first
 	Place       = 'v' // incarnation: where its entries are
 	Predecessor = 'w' // H(session id): a session of this id was deleted or renamed
+	Forgotten   = 'W' // predecessor records were removed
 	Upload      = 'x' // upload or incarnation, H(blob id): a pin, which keeps the blobs of an upload
 	Index       = 'y' // incarnation, last revision, page: where nodes, event keys and turn ids are
 	Bookmark    = 'z' // incarnation: how far gc has read it
@@ -68,7 +69,7 @@ const MaxText = 512
 
 // widths are the lengths of the fields after each letter, without text.
 var widths = map[byte]int{
-	Store: 0, Copying: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
+	Store: 0, Copying: 0, Forgotten: 0, About: 16, Blob: 17, Dirty: 16, Attachment: 32, Fork: 32, Predecessor: 16, Life: 16,
 	Mark: 16, Origin: 16, Segment: 25, Version: 41, Head: 16, Tombstone: 24, Entry: 40, Place: 16,
 	Cycle: 0, Edge: 33, Count: 16, Ref: 32, Upload: 32, Index: 25, Bookmark: 16, Candidate: 16, Detached: 32, Stale: 16, Loose: 16,
 	Record: 16, Listing: 17, Feed: 0, FeedEnd: 0, Pending: 33, Change: 16,
@@ -177,6 +178,9 @@ func (s *Space) Head(id Hash) []byte { return s.key(Head, 0, id[:]) }
 
 // Predecessor returns the key that says that a session of this id is gone.
 func (s *Space) Predecessor(id Hash) []byte { return s.key(Predecessor, 0, id[:]) }
+
+// Forgotten returns the key of the record that is written when predecessor records are removed.
+func (s *Space) Forgotten() []byte { return s.key(Forgotten, 0) }
 
 // About returns the key of a session's metadata.
 func (s *Space) About(id Hash) []byte { return s.key(About, 0, id[:]) }

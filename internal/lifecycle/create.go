@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
@@ -85,7 +86,7 @@ type creator struct {
 	state   *history.State
 	created bool
 
-	predecessor []byte // the predecessor record of the session id that the last attempt guards
+	absent [][]byte // what the last attempt guards of earlier sessions of the id: the predecessor record, and that of forgotten ones
 }
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
@@ -128,10 +129,11 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 
 // Made implements commit.Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
 // made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
-// the session id, so if that is still what the attempt has guarded, the session was not made.
+// the session id, so if that and the record of forgotten ones are still what the attempt has guarded, the session was
+// not made.
 func (n *creator) Made(ctx context.Context) (bool, error) {
-	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash))
-	if err == nil && vs[0] == nil && !bytes.Equal(vs[1], n.predecessor) {
+	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash), n.Space.Forgotten())
+	if err == nil && vs[0] == nil && !slices.EqualFunc(vs[1:], n.absent, bytes.Equal) {
 		err = change.ErrMayStand
 	}
 	return err == nil && vs[0] != nil, err
@@ -146,11 +148,12 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	about.Updated = about.Created
 	hash := n.Space.Session(about.ID)
 	var b engine.Batch
-	inc, values, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash), n.Space.Feed())
+	inc, values, err := n.newIncarnation(ctx, &b, n.Space.Predecessor(hash), n.Space.Forgotten(), n.Space.Feed())
 	if err != nil {
 		return nil, err
 	}
-	n.predecessor = values[0]
+	n.absent = values[:2]
+	b.Guard(n.Space.Forgotten(), values[1])
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
 	if n.request.Parent != "" {
@@ -165,7 +168,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	h := heads.Head{Incarnation: inc, State: heads.Begin(inc, s.Origin)}
 	h.Time = about.Updated
 	h.Collected = len(h.Parts) == 0 // A fork with a checkpoint has a dirty record: see inherit.
-	tells, err := n.tell(&b, values[1], &h, feed.Change{Kind: feed.Created, Session: about.ID}, 0, about.Created)
+	tells, err := n.tell(&b, values[2], &h, feed.Change{Kind: feed.Created, Session: about.ID}, 0, about.Created)
 	if err != nil {
 		return nil, err
 	}

@@ -315,7 +315,9 @@ func (x *host) rename() {
 	s := x.pick()
 	x.next++
 	in := &intent{on: s, to: fmt.Sprint("s", x.next)}
-	x.ended(fmt.Sprintf("rename %s to %s", s.id, in.to), x.store.Rename(x.arm(in, 8), s.id, in.to))
+	ctx := x.arm(in, 8)
+	err := x.with(ctx, s, func(hd *turnstone.Session) error { return hd.Rename(ctx, in.to) })
+	x.ended(fmt.Sprintf("rename %s to %s", s.id, in.to), err)
 }
 
 // later moves the clock; uploads expire.

@@ -175,7 +175,7 @@ var forkScenarios = []scenario{
 		name: "a session is renamed while it is erased", before: all(made("a", big), collect),
 		actors: []party{
 			{"erase", erase("a", turnstone.KeepChildren)},
-			{"rename", func(w *world) error { return fair(w.Rename(w.ctx, "a", "b")) }},
+			{"rename", func(w *world) error { return fair(w.rename("a", "b")) }},
 		},
 	},
 	{
@@ -222,7 +222,7 @@ var forkScenarios = []scenario{
 	{
 		name: "a parent is renamed while it is forked and the fork is deleted", before: all(made("a", big), collect),
 		actors: []party{
-			{"rename", func(w *world) error { return fair(w.Rename(w.ctx, "a", "b")) }},
+			{"rename", func(w *world) error { return fair(w.rename("a", "b")) }},
 			{"fork", all(fork("f", "a"), remove("f", turnstone.KeepChildren))},
 			{"gc", collect},
 		},

@@ -215,7 +215,7 @@ func TestG10_ARenamedSessionIsSealed(t *testing.T) {
 		vacuumed(t, openAt(t, hooked(e, func(c enginetest.Call) {
 			if c.N == at {
 				did = true
-				if err := st.Rename(ctx, "s", "r"); err != nil {
+				if err := s.Rename(ctx, "r"); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -71,6 +71,14 @@ func (w *world) create(r turnstone.Request) (*turnstone.Session, error) {
 	return s, err
 }
 
+func (w *world) rename(from, to string) error {
+	s, err := w.Session(w.ctx, from)
+	if err == nil {
+		err = s.Rename(w.ctx, to)
+	}
+	return err
+}
+
 // commit commits to a session. Errors that other parties may cause are left out.
 func (w *world) commit(id string, c turnstone.Commit) error {
 	s, err := w.Session(w.ctx, id)

@@ -34,7 +34,7 @@ type Report struct {
 
 // kinds says under which name Report.ByKind counts the records of a letter.
 var kinds = map[byte]string{
-	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
+	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.Forgotten: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Entry: "sessions", keys.Place: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
 	keys.Segment:    "history",
 	keys.Record:     "records",

@@ -7,27 +7,21 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/keys"
 	"github.com/turnstonedb/turnstone/record"
 )
 
-// deleted checks what is left of a deleted session: its predecessor record, unless it is the copy
-// of a history, which never had an id, and the commits
-// below the floor of its lifecycle record, which are left for forks. Vacuum lowers the
-// floor before it removes anything.
+// deleted checks what is left of a deleted session: the commits below the floor of its lifecycle
+// record, which are left for forks. Vacuum lowers the floor before it removes anything.
 func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *heads.Life) error {
 	space := v.store.Space
 	originKey := space.Origin(inc)
-	vs, err := v.store.Engine.Get(ctx, space.Life(inc), space.Predecessor(life.Session), originKey)
+	vs, err := v.store.Engine.Get(ctx, space.Life(inc), originKey)
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	if vs[1] == nil && life.Session != (keys.Hash{}) {
-		v.problem(record.ErrMissing, "predecessor record of the deleted session of %s", v.name(inc))
-	}
 	var origin *heads.Origin
-	if vs[2] != nil {
-		if origin, err = heads.OpenOrigin(originKey, vs[2]); err != nil {
+	if vs[1] != nil {
+		if origin, err = heads.OpenOrigin(originKey, vs[1]); err != nil {
 			err = codec.Corrupt(err, "origin of %s", v.name(inc))
 			if endsCheck(err) {
 				return err

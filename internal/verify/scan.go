@@ -20,7 +20,7 @@ var recordNames = map[byte]string{
 	keys.Candidate: "candidate", keys.Cycle: "cycle record", keys.Edge: "edge", keys.Count: "number of edges",
 	keys.Life: "lifecycle", keys.Mark: "mark", keys.Origin: "origin", keys.Segment: "segment of commits", keys.Version: "version of a checkpoint part",
 	keys.Ref: "kept revision", keys.Head: "head", keys.Tombstone: "tombstone", keys.Entry: "list entry",
-	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
+	keys.Place: "place in lists", keys.Predecessor: "predecessor", keys.Forgotten: "forgotten predecessors", keys.Upload: "upload", keys.Index: "index of nodes", keys.Bookmark: "bookmark",
 	keys.Record: "session record", keys.Listing: "entry in the list of records",
 	keys.Feed: "record of the feed", keys.FeedEnd: "end of the feed", keys.Pending: "change that is not in the feed yet", keys.Change: "change of the feed",
 }

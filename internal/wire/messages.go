@@ -143,8 +143,14 @@ type (
 		Target
 		Name string `json:"name"`
 	}
+	Rename struct {
+		Target
+		To string `json:"to"`
+	}
+	// Delete removes the session Of, whatever its id is, or without Of the one that has the id Session.
 	Delete struct {
 		Session  string `json:"session"`
+		Of       string `json:"of,omitempty"`
 		Children string `json:"children,omitempty"` // a key of Policies
 	}
 	StartFeed struct {
