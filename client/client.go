@@ -88,7 +88,7 @@ func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	}
 	t := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.o.TLS, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second,
-		DisableCompression: true, ResponseHeaderTimeout: headerTimeout, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+		DisableCompression: true, ResponseHeaderTimeout: headerTimeout, ExpectContinueTimeout: 5 * time.Second, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}
 	d := &net.Dialer{Timeout: 10 * time.Second}
 	t.DialContext = d.DialContext
@@ -215,11 +215,15 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 	if err != nil {
 		return nil, false, err
 	}
+	r.Header.Set(wire.HeaderCall, rand.Text())
 	answer, err := c.http.Do(r)
 	if err != nil {
 		return nil, body.end(), strip(err)
 	}
 	defer answer.Body.Close()
+	if !answers(answer, r) {
+		return nil, true, errMixed
+	}
 	if s := answer.Header.Get(wire.HeaderServer); s != "" {
 		c.server.Store(&s)
 	}
@@ -229,6 +233,15 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 	}
 	lost, err = problem(answer)
 	return answer.Header, lost, err
+}
+
+// errMixed means that an answer is not that to the request: something between client and server has mixed them up.
+var errMixed = errors.New("client: the answer is that to another request")
+
+// answers reports whether an answer is that to a request, or that of a proxy, which tells nothing but a failure.
+func answers(answer *http.Response, r *http.Request) bool {
+	id := answer.Header.Get(wire.HeaderCall)
+	return id == r.Header.Get(wire.HeaderCall) || id == "" && answer.StatusCode/100 != 2 && !wire.IsProblem(answer.Header.Get("Content-Type"))
 }
 
 // errForeign means that what has answered is no server of this protocol.
@@ -261,6 +274,10 @@ func (c *Client) request(ctx context.Context, a *ask, server string, body *piece
 		}
 		if size > 0 { // else http.Request would not know it
 			r.Body, r.ContentLength = body, int64(size)
+			if a.method == http.MethodPut {
+				// A server that has this piece already says so without reading it, and closes the connection: who sends meanwhile may not get the answer.
+				r.Header.Set("Expect", "100-continue")
+			}
 		}
 		r.Header.Set("Content-Type", wire.ContentType)
 	}

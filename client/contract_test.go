@@ -23,8 +23,8 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 var ctx = context.Background()
 
-// serve serves an engine on a Unix socket until stop is called, and closes the engine then.
-func serve(t *testing.T, path string, e engine.Engine, o turnstone.Options) (stop func()) {
+// newServer returns a server of an engine.
+func newServer(t *testing.T, e engine.Engine, o turnstone.Options) *server.Server {
 	t.Helper()
 	s, err := server.New(server.Options{Open: func(ctx context.Context, namespace string, _ bool) (*turnstone.Store, error) {
 		o := o
@@ -34,6 +34,13 @@ func serve(t *testing.T, path string, e engine.Engine, o turnstone.Options) (sto
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// serve serves an engine on a Unix socket until stop is called, and closes the engine then.
+func serve(t *testing.T, path string, e engine.Engine, o turnstone.Options) (stop func()) {
+	t.Helper()
+	s := newServer(t, e, o)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)

@@ -110,9 +110,10 @@ func TestSV7_AttachmentsGoOnWhereTheyWereCutOff(t *testing.T) {
 
 // What a server, or a proxy, says to a write that is repeated tells nothing of the attempt before, unless it is the answer to the write.
 func TestSV2_ARefusalOfARepeatedWriteTellsNothingOfTheFirst(t *testing.T) {
-	for name, refuse := range map[string]func(w http.ResponseWriter){
-		"proxy": func(w http.ResponseWriter) { http.Error(w, "no", http.StatusForbidden) },
-		"token": func(w http.ResponseWriter) {
+	for name, refuse := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"proxy": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) },
+		"token": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(wire.HeaderCall, r.Header.Get(wire.HeaderCall))
 			w.Header().Set("Content-Type", wire.Problem)
 			w.WriteHeader(http.StatusUnauthorized)
 			_ = wire.Write(w, wire.ErrorOf(wire.ErrToken))
@@ -129,7 +130,7 @@ func TestSV2_ARefusalOfARepeatedWriteTellsNothingOfTheFirst(t *testing.T) {
 		front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {
 			case lost.CompareAndSwap(true, false) && refuse != nil:
-				refuse(w)
+				refuse(w, r)
 				return
 			case lose.CompareAndSwap(true, false):
 				lost.Store(true)

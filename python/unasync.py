@@ -17,7 +17,7 @@ REPLACED = [
     (r"\b_AsyncStream\b", "_Stream"),
     (r"\ba(iter_lines|iter_bytes|read|close)\(", r"\1("),
     (r"asynchronous client", "synchronous client"),
-    (r"Tasks of one event loop may share it", "Threads may share it"),
+    (r"Tasks, event loops and forked processes may share it", "Threads and forked processes may share it"),
 ]
 
 

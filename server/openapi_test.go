@@ -69,6 +69,7 @@ func TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes(t *testing.T) {
 			"parameters": object{
 				"Namespace": object{"name": wire.HeaderNamespace, "in": "header", "description": "The namespace; without it the one of the empty name.", "schema": object{"type": "string"}},
 				"Base":      object{"name": wire.HeaderBase, "in": "header", "description": "`" + wire.WholeBody + "`, or the id of an earlier write: then the body is a Difference from the body of that one. See docs/http.md.", "schema": object{"type": "string"}},
+				"Call":      object{"name": wire.HeaderCall, "in": "header", "description": "An id of this attempt, which its answer has.", "schema": object{"type": "string", "maxLength": maxRequestID}},
 				"Request":   object{"name": wire.HeaderRequest, "in": "header", "description": "The caller's id of this write. One that is repeated with it is not made again.", "schema": object{"type": "string", "maxLength": maxRequestID}},
 				"Server":    object{"name": wire.HeaderServer, "in": "header", "description": "The process that the write is for, as the header of the same name in its answers says. Another one refuses the write.", "schema": object{"type": "string"}},
 			},
@@ -117,11 +118,11 @@ func (s schemas) named() object {
 }
 
 func (s schemas) operation(o *operation) object {
-	params := header("Namespace")
+	params := header("Namespace", "Call")
 	if o.scope != Read {
-		params = header("Namespace", "Request", "Server")
+		params = header("Namespace", "Call", "Request", "Server")
 		if o.out != reflect.TypeFor[wire.Item]() {
-			params = header("Namespace", "Request", "Server", "Base")
+			params = header("Namespace", "Call", "Request", "Server", "Base")
 			s.of(reflect.TypeFor[wire.Difference]())
 		}
 	}
@@ -140,7 +141,7 @@ func (s schemas) operation(o *operation) object {
 }
 
 func (s schemas) stream(r *streamRoute) object {
-	params := header("Namespace")
+	params := header("Namespace", "Call")
 	for _, p := range r.query {
 		params = append(params, object{"name": p.name, "in": "query", "description": p.meaning, "schema": object{"type": "string"}})
 	}

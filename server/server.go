@@ -118,6 +118,9 @@ func New(o Options) (*Server, error) {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(wire.HeaderServer, s.id)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if id := r.Header.Get(wire.HeaderCall); id != "" && len(id) <= maxRequestID {
+		w.Header().Set(wire.HeaderCall, id)
+	}
 	defer s.active.begin()()
 	s.mux.ServeHTTP(&answer{ResponseWriter: w, rc: http.NewResponseController(w), patience: s.o.Patience, unread: r.ContentLength != 0}, r)
 }

@@ -18,6 +18,9 @@ const (
 	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An answer with the id
 	// says how the write ended. One without it says nothing of earlier attempts.
 	HeaderRequest = "Turnstone-Request"
+	// HeaderCall is an id of one attempt of a request. Its answer has the same id: an answer with another one, or without any, is that to another
+	// request, and says nothing.
+	HeaderCall = "Turnstone-Call"
 	// HeaderServer names a process that serves: in an answer the one that has answered, in a write the one that is to make it. All others refuse it.
 	HeaderServer = "Turnstone-Server"
 	// HeaderBase makes the server remember the body of a write. It is WholeBody, or the id of an earlier write whose body is remembered: then the

@@ -212,10 +212,13 @@ func (e *Error) Unwrap() []error {
 	return out
 }
 
+// IsProblem reports whether a media type is that of problems.
+func IsProblem(contentType string) bool { return strings.HasPrefix(contentType, Problem) }
+
 // ReadError reads the problem that a body is, or returns nil if it is none.
 func ReadError(contentType string, body []byte) *Error {
 	var e Error
-	if !strings.HasPrefix(contentType, Problem) || json.Unmarshal(body, &e) != nil || e.Type == "" {
+	if !IsProblem(contentType) || json.Unmarshal(body, &e) != nil || e.Type == "" {
 		return nil
 	}
 	return &e

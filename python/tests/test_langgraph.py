@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
@@ -133,6 +134,24 @@ def test_branches_of_equal_versions_have_their_own_values(db: turnstonedb.Client
         assert t is not None
         assert t.checkpoint["channel_values"] == want
         assert TurnstoneSaver(db).get_tuple(config) == t
+
+
+def test_a_copy_has_the_values_of_its_versions_and_no_others(db: turnstonedb.Client) -> None:
+    def checkpoint(id: str, values: dict[str, str], versions: dict[str, str]) -> Checkpoint:
+        return {**empty_checkpoint(), "id": id, "channel_values": dict(values), "channel_versions": dict(versions)}
+
+    for fresh in (False, True):
+        s = TurnstoneSaver(db)
+        start: RunnableConfig = {"configurable": {"thread_id": f"t{fresh}", "checkpoint_ns": ""}}
+        one = s.put(start, checkpoint("1", {"x": "old", "y": "kept"}, {"x": "1", "y": "1"}), {}, {"x": "1", "y": "1"})
+        two = s.put(one, checkpoint("2", {}, {"x": "2", "y": "1"}), {}, {"x": "2"})  # x was consumed: version 2 has no value
+        if fresh:
+            s = TurnstoneSaver(db)
+        # A copy of 2 beside it, as update_state(as_node="__copy__") puts it, and one of 1 whose values are not given.
+        three = s.put(one, checkpoint("3", {}, {"x": "2", "y": "1"}), {"source": "fork"}, {})
+        four = s.put(one, checkpoint("4", {}, {"x": "1", "y": "1"}), {"source": "fork"}, {})
+        values = [t.checkpoint["channel_values"] for c in (one, two, three, four) if (t := s.get_tuple(c))]
+        assert values == [{"x": "old", "y": "kept"}, {"y": "kept"}, {"y": "kept"}, {"x": "old", "y": "kept"}]
 
 
 def test_long_names_large_writes_and_savers_beside_each_other(db: turnstonedb.Client) -> None:

@@ -119,7 +119,7 @@ export class Client {
 		return readRecords(await this.requests.one("records", { prefix, after, limit }));
 	}
 
-	/** Removes a session. children says what becomes of its forks. */
+	/** Removes the session that has an id now. children says what becomes of its forks. */
 	async delete(id: string, children: "keep" | "refuse" | "cascade" = "keep"): Promise<void> {
 		await this.requests.one("delete", { session: id, children }, write());
 	}
@@ -273,6 +273,16 @@ export class Session {
 	/** Ends the keeping of a revision. */
 	async release(name: string): Promise<void> {
 		await this.#one("release", { name }, write());
+	}
+
+	/** Gives the session another id. Handles of the session, this one included, fail with SessionDeletedError then. */
+	async rename(to: string): Promise<void> {
+		await this.#one("rename", { to }, write());
+	}
+
+	/** Removes this session, also if it was renamed since, and never another one that has its id by now. */
+	async delete(children: "keep" | "refuse" | "cascade" = "keep"): Promise<void> {
+		await this.#one("delete", { children }, write());
 	}
 
 	/** Yields the commits after a revision, and those that come. A loop that waits for the next one ends with the signal, or when the client is closed. */

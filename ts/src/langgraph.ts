@@ -334,7 +334,7 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	): Promise<void> {
 		const session = this.#at(place);
 		const packed = new Map<string, Buffer>();
-		let before: Map<string, Buffer> | undefined; // parts of the parent
+		let before: { parts: Map<string, Buffer>; versions: ChannelVersions } | undefined; // of the parent
 		for (;;) {
 			const known = this.#heads.get(session.id);
 			const found = known ?? (await this.#head(session));
@@ -351,10 +351,10 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 				}
 				if (!packed.has(channel) && values.has(channel)) packed.set(channel, await this.#pack(values.get(channel)));
 				else if (!packed.has(channel) && parent !== undefined && !Object.hasOwn(changed, channel) && !unchanged) {
-					// The value, if there is one, is that of the parent, and the head has gone on since.
-					before ??= await this.#partsOf(session, parent);
-					const content = before.get(name);
-					if (content) packed.set(channel, content);
+					// The value, if there is one, is that of the parent, and the head has gone on since. A value of another version is none.
+					before ??= await this.#before(session, parent);
+					const content = before.parts.get(name);
+					if (content && before.versions[channel] === version) packed.set(channel, content);
 				}
 				const content = packed.get(channel);
 				if (content) parts.set(name, content);
@@ -416,9 +416,12 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 	}
 
 	/** Returns the parts of a checkpoint, or none if it is not there. */
-	async #partsOf(session: Session, id: string): Promise<Map<string, Buffer>> {
+	/** Returns the parts of a checkpoint, and the versions of its channels. */
+	async #before(session: Session, id: string): Promise<{ parts: Map<string, Buffer>; versions: ChannelVersions }> {
 		const entry = await this.#entry(session, id);
-		return (entry && (await this.#unlessGone(session.checkpoint(entry.revision)))) ?? new Map();
+		const parts = (entry && (await this.#unlessGone(session.checkpoint(entry.revision)))) ?? new Map<string, Buffer>();
+		const body = parts.get(bodyPart);
+		return { parts, versions: body ? ((await this.#unpack(body)) as Body)[0].channel_versions : {} };
 	}
 
 	/** Returns those of some nodes that are not stored yet, each once. */

@@ -1,5 +1,6 @@
 // Connections with a server, those of Node's own HTTP client.
 
+import { randomBytes } from "node:crypto";
 import * as http from "node:http";
 import * as https from "node:https";
 import { setImmediate } from "node:timers/promises";
@@ -19,6 +20,15 @@ export class BrokenError extends Error {
 		super((cause as NodeJS.ErrnoException).code ?? cause.message, { cause });
 		this.sent = sent;
 	}
+}
+
+const callHeader = "turnstone-call";
+
+/** Reports whether an answer is that to the request with an id, or that of a proxy, which tells nothing but a failure. */
+function matches(id: string, { headers, statusCode = 0 }: http.IncomingMessage): boolean {
+	const got = headers[callHeader];
+	if (got !== undefined) return got === id;
+	return Math.floor(statusCode / 100) !== 2 && !headers["content-type"]?.startsWith("application/problem+json");
 }
 
 /** An answer, whose body is not read yet. */
@@ -96,11 +106,12 @@ export class Transport {
 		if (this.#closed) throw new TurnstoneError("the client is closed");
 		signal?.throwIfAborted();
 		const { socket, url } = this.#place;
+		const id = randomBytes(8).toString("hex");
 		const options: https.RequestOptions = {
 			method,
 			agent: this.#agent,
 			path: url.pathname.replace(/\/$/, "") + path + (query ? `?${new URLSearchParams(query)}` : ""),
-			headers: { ...this.#headers, ...headers, ...(body ? { "content-length": String(body.length) } : {}) },
+			headers: { ...this.#headers, ...headers, [callHeader]: id, ...(body ? { "content-length": String(body.length) } : {}) },
 			...(socket ? { socketPath: socket } : { host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port }),
 		};
 		return new Promise((answer, fail) => {
@@ -118,7 +129,12 @@ export class Transport {
 			const abort = () => request.destroy(signal?.reason as Error);
 			signal?.addEventListener("abort", abort, { once: true });
 			request.on("timeout", () => request.destroy(new Error("the server is silent")));
-			request.on("response", (message) => answer(new Answer(message)));
+			request.on("response", (message) => {
+				if (matches(id, message)) return answer(new Answer(message));
+				fail(new BrokenError(new Error("the answer is that to another request"), true));
+				message.on("error", () => {});
+				message.destroy();
+			});
 			request.on("error", (e) => {
 				if (signal?.aborted) fail(signal.reason);
 				else fail(new BrokenError(e, sent));

@@ -57,6 +57,8 @@ export interface Part {
 	size: number;
 	/** The revision that set it. */
 	set: number;
+	/** The revision that set the nearest version before it that is stored whole. */
+	whole: number;
 }
 
 /** What may be said of a session when it is made, and changed. */

@@ -132,7 +132,7 @@ export class Cutter {
 /** Answers with a problem. */
 export function problem(kind: string, status: number) {
 	return (a: ServerResponse) => {
-		a.writeHead(status, { "content-type": "application/problem+json" });
+		a.writeHead(status, { "content-type": "application/problem+json", "turnstone-call": a.req.headers["turnstone-call"] });
 		a.end(JSON.stringify({ type: `#${kind}`, detail: kind, matches: [kind] }));
 	};
 }

@@ -78,6 +78,20 @@ test("branches of equal versions have their own values", async () => {
 	}
 });
 
+test("a copy has the values of its versions and no others", async () => {
+	const db = await open();
+	for (const fresh of [false, true]) {
+		const saver = new TurnstoneSaver(db);
+		const one = await put(saver, { configurable: { thread_id: String(fresh) } }, { x: "old", y: "kept" }, { x: 1, y: 1 }, { x: 1, y: 1 });
+		const two = await put(saver, one, {}, { x: 2, y: 1 }, { x: 2 }); // x was consumed: version 2 has no value
+		const other = fresh ? new TurnstoneSaver(db) : saver;
+		const copy = await put(other, one, {}, { x: 2, y: 1 }, {});
+		const first = await put(other, one, {}, { x: 1, y: 1 }, {});
+		const values = await Promise.all([one, two, copy, first].map(async (c) => (await other.getTuple(c))?.checkpoint.channel_values));
+		expect(values).toEqual([{ x: "old", y: "kept" }, { y: "kept" }, { y: "kept" }, { x: "old", y: "kept" }]);
+	}
+});
+
 test("long names, large writes, and savers beside each other", async () => {
 	const db = await open();
 	const one = new TurnstoneSaver(db);

@@ -41,7 +41,7 @@ _PIECE = 4 << 20
 
 
 class AsyncClient:
-    """A connection with a server of stores. Tasks of one event loop may share it.
+    """A connection with a server of stores. Tasks, event loops and forked processes may share it.
 
     Use `AsyncClient.open` for a store in a directory, and `AsyncClient(address)` for a server that runs.
     """
@@ -207,9 +207,14 @@ class AsyncClient:
         """Stores a turn in each of several sessions, all or none. See `AsyncSession.turn` and `AsyncClient.first_turn`."""
         return await self._run(_calls.commit_all(commits))
 
-    def first_turn(self, id: str, commit: Commit, *, group: str = "", labels: Mapping[str, str] | None = None, parent: str = "", name: str = "") -> Object:
-        """Returns a commit for `commit_all` that makes its session if there is none of the id."""
-        create = {"id": id, **_calls.request(_calls.metadata(name, "", "", group, labels, 0), parent, "", 0, False, False, False)}
+    def first_turn(
+        self, id: str, commit: Commit, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
+        retention: int | str = 0, summary: bool = False, parent: str = "", fork_node: str = "", fork_at: Revision = 0,
+        no_checkpoint: bool = False, detached: bool = False,
+    ) -> Object:  # fmt: skip
+        """Returns a commit for `commit_all` that makes its session, as `create` does, if there is none of the id."""
+        options = _calls.request(_calls.metadata(name, model, cwd, group, labels, retention), parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        create = {"id": id, **options}
         return _calls.session_commit({}, create, commit, False)
 
     async def records(self, prefix: str = "", *, after: str = "", limit: int = 0) -> RecordPage:
@@ -217,8 +222,8 @@ class AsyncClient:
         return await self._run(_calls.records({}, prefix, after, limit))
 
     async def delete(self, id: str, children: str = "keep") -> None:
-        """Removes a session. children is "keep", "refuse" or "cascade"."""
-        await self._run(_calls.delete(id, children))
+        """Removes the session that has an id now. children is "keep", "refuse" or "cascade"."""
+        await self._run(_calls.delete({"session": id}, children))
 
     async def start_feed(self, keep_seconds: float) -> None:
         """Turns the feed of changes on. It keeps changes for so long."""
@@ -368,6 +373,14 @@ class AsyncSession:
     async def release(self, name: str) -> None:
         """Ends the keeping of a revision."""
         await self.client._run(_calls.release(self._target, name))
+
+    async def rename(self, to: str) -> None:
+        """Gives the session another id. Handles of the session, this one included, raise SessionDeletedError then."""
+        await self.client._run(_calls.rename(self._target, to))
+
+    async def delete(self, children: str = "keep") -> None:
+        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade"."""
+        await self.client._run(_calls.delete(self._target, children))
 
     async def watch(self, after: Revision = 0) -> AsyncIterator[LogEntry]:
         """Yields the commits after a revision, and those that come."""

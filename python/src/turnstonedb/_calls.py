@@ -175,8 +175,12 @@ def release(target: Object, name: str) -> Call[None]:
     return _write("release", {**target, "name": name}, _none)
 
 
-def delete(id: str, children: str) -> Call[None]:
-    return _write("delete", {"session": id, "children": children}, _none)
+def rename(target: Object, to: str) -> Call[None]:
+    return _write("rename", {**target, "to": to}, _none)
+
+
+def delete(target: Object, children: str) -> Call[None]:
+    return _write("delete", {**target, "children": children}, _none)
 
 
 def start_feed(keep_seconds: float) -> Call[None]:

@@ -41,7 +41,7 @@ _PIECE = 4 << 20
 
 
 class Client:
-    """A connection with a server of stores. Threads may share it.
+    """A connection with a server of stores. Threads and forked processes may share it.
 
     Use `Client.open` for a store in a directory, and `Client(address)` for a server that runs.
     """
@@ -207,9 +207,14 @@ class Client:
         """Stores a turn in each of several sessions, all or none. See `Session.turn` and `Client.first_turn`."""
         return self._run(_calls.commit_all(commits))
 
-    def first_turn(self, id: str, commit: Commit, *, group: str = "", labels: Mapping[str, str] | None = None, parent: str = "", name: str = "") -> Object:
-        """Returns a commit for `commit_all` that makes its session if there is none of the id."""
-        create = {"id": id, **_calls.request(_calls.metadata(name, "", "", group, labels, 0), parent, "", 0, False, False, False)}
+    def first_turn(
+        self, id: str, commit: Commit, *, name: str = "", model: str = "", cwd: str = "", group: str = "", labels: Mapping[str, str] | None = None,
+        retention: int | str = 0, summary: bool = False, parent: str = "", fork_node: str = "", fork_at: Revision = 0,
+        no_checkpoint: bool = False, detached: bool = False,
+    ) -> Object:  # fmt: skip
+        """Returns a commit for `commit_all` that makes its session, as `create` does, if there is none of the id."""
+        options = _calls.request(_calls.metadata(name, model, cwd, group, labels, retention), parent, fork_node, fork_at, no_checkpoint, detached, summary)
+        create = {"id": id, **options}
         return _calls.session_commit({}, create, commit, False)
 
     def records(self, prefix: str = "", *, after: str = "", limit: int = 0) -> RecordPage:
@@ -217,8 +222,8 @@ class Client:
         return self._run(_calls.records({}, prefix, after, limit))
 
     def delete(self, id: str, children: str = "keep") -> None:
-        """Removes a session. children is "keep", "refuse" or "cascade"."""
-        self._run(_calls.delete(id, children))
+        """Removes the session that has an id now. children is "keep", "refuse" or "cascade"."""
+        self._run(_calls.delete({"session": id}, children))
 
     def start_feed(self, keep_seconds: float) -> None:
         """Turns the feed of changes on. It keeps changes for so long."""
@@ -368,6 +373,14 @@ class Session:
     def release(self, name: str) -> None:
         """Ends the keeping of a revision."""
         self.client._run(_calls.release(self._target, name))
+
+    def rename(self, to: str) -> None:
+        """Gives the session another id. Handles of the session, this one included, raise SessionDeletedError then."""
+        self.client._run(_calls.rename(self._target, to))
+
+    def delete(self, children: str = "keep") -> None:
+        """Removes this session, also if it was renamed since, and never another one that has its id by now. children is "keep", "refuse" or "cascade"."""
+        self.client._run(_calls.delete(self._target, children))
 
     def watch(self, after: Revision = 0) -> Iterator[LogEntry]:
         """Yields the commits after a revision, and those that come."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
+import secrets
 import select
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlencode, urlsplit
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -30,6 +33,21 @@ class BrokenError(Exception):
         super().__init__(f"{type(error).__name__}: {error}")
         self.sent = sent
         self.begun = begun
+
+
+class _MixedError(Exception):
+    """The answer is not that to the request."""
+
+
+_CALL = "Turnstone-Call"
+
+
+def _matched(id: str, status: int, headers: Mapping[str, str]) -> None:
+    """Raises if an answer is not that to the request with an id, nor that of a proxy, which tells nothing but a failure."""
+    got = headers.get(_CALL, "")
+    of_proxy = not got and status // 100 != 2 and not headers.get("Content-Type", "").startswith("application/problem+json")
+    if got != id and not of_proxy:
+        raise _MixedError("the answer is that to another request")
 
 
 class Response:
@@ -92,9 +110,16 @@ class _Stream:
     """An answer that is read bit by bit."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._r = response
+        self._response = response
+        self._pid = os.getpid()
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers  # type: ignore[assignment]
+
+    @property
+    def _r(self) -> http.client.HTTPResponse:
+        if self._pid != os.getpid():  # What comes is for the parent.
+            raise _MixedError("the process was forked while it read an answer")
+        return self._response
 
     def read(self) -> bytes:
         return self._r.read()
@@ -169,22 +194,24 @@ class Transport:
     ) -> Iterator[_Stream]:
         """Makes a request. The answer is read within the context; what is left of it is not."""
         c = self._take()
+        id, pid = secrets.token_hex(8), os.getpid()
         sent = begun = whole = False
         try:
             if c.sock is None:
                 c.connect()
             sent = True
-            c.request(method, self._url.path + _url(path, params), content, {**self._headers, **(headers or {})})
+            c.request(method, self._url.path + _url(path, params), content, {**self._headers, **(headers or {}), _CALL: id})
             r = c.getresponse()
+            _matched(id, r.status, r.headers)  # type: ignore[arg-type]
             if r.length is None and not r.chunked:  # getresponse takes the end of the connection for that of the headers.
                 raise http.client.HTTPException("an answer without its length: it may be cut off")
             begun = True
             yield _Stream(r)
             whole = r.isclosed() and not r.will_close
-        except (OSError, http.client.HTTPException) as e:
+        except (OSError, http.client.HTTPException, _MixedError) as e:
             raise BrokenError(e, sent, begun) from e
         finally:
-            if whole:
+            if whole and pid == os.getpid():
                 self._put(c)
             else:
                 c.close()
@@ -226,27 +253,64 @@ class _AsyncStream:
 
 
 class AsyncTransport:
-    """Connections of an asynchronous client. Tasks of one event loop may share it."""
+    """Connections of an asynchronous client. Tasks, event loops, threads and forked processes may share it: each event loop of each process has its own connections."""
 
     def __init__(self, socket: str | None, base: str, headers: Mapping[str, str], verify: bool | ssl.SSLContext) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
-        context = _context(verify) if base.startswith("https:") else False
-        transport = httpx.AsyncHTTPTransport(uds=socket, verify=context, limits=limits)
-        timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
-        self._http = httpx.AsyncClient(base_url=base, headers=dict(headers), transport=transport, timeout=timeout, trust_env=False)
+        self._socket, self._base, self._headers = socket, base, dict(headers)
+        self._context = _context(verify) if base.startswith("https:") else False
+        self._closed = False
+        self._of_parents: list[object] = []  # connections of the parents of this process: to close them would write to what they use
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mu = threading.Lock()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._pid = os.getpid()
+
+    def _client(self) -> httpx.AsyncClient:
+        """Returns the connections of the event loop that runs."""
+        if self._pid != os.getpid():  # The connections, and perhaps the lock, are those of the parent.
+            self._of_parents.append(list(self._clients.items()))
+            self._begin()
+        loop = asyncio.get_running_loop()
+        with self._mu:
+            if self._closed:
+                raise errors.Error("the client is closed")
+            client = self._clients.get(loop)
+            if client is None:
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
+                transport = httpx.AsyncHTTPTransport(uds=self._socket, verify=self._context, limits=limits)
+                timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
+                client = httpx.AsyncClient(base_url=self._base, headers=self._headers, transport=transport, timeout=timeout, trust_env=False)
+                self._clients[loop] = client
+            return client
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        if self._pid != os.getpid():
+            self._of_parents.append(list(self._clients.items()))
+            self._begin()
+        with self._mu:
+            self._closed = True
+            clients = list(self._clients.items())
+            self._clients.clear()
+        for loop, client in clients:
+            if loop is asyncio.get_running_loop():
+                await client.aclose()
+            elif loop.is_running():
+                with suppress(RuntimeError):  # It has ended meanwhile, and its connections with it.
+                    asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
     @asynccontextmanager
-    async def stream(self, method: str, path: str, **kw: Any) -> AsyncIterator[_AsyncStream]:
+    async def stream(self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **kw: Any) -> AsyncIterator[_AsyncStream]:
         """Makes a request. The answer is read within the context; what is left of it is not."""
+        id = secrets.token_hex(8)
         begun = False
         try:
-            async with self._http.stream(method, path, **kw) as r:
+            async with self._client().stream(method, path, headers={**(headers or {}), _CALL: id}, **kw) as r:
+                _matched(id, r.status_code, r.headers)
                 begun = True
                 yield _AsyncStream(r)
-        except httpx.TransportError as e:
+        except (httpx.TransportError, _MixedError) as e:
             sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             raise BrokenError(e, sent, begun) from e
 

@@ -267,7 +267,7 @@ class _Steps:
     ) -> Steps[None]:
         """Commits a checkpoint: the parts that are not those of the head already, and its record."""
         id = _session(thread, ns)
-        before: dict[str, bytes] | None = None  # parts of the parent
+        before: tuple[dict[str, bytes], Mapping[str, Any]] | None = None  # the parent's parts and versions
         while True:
             head = self._heads.get(id)
             known = head is not None
@@ -286,11 +286,11 @@ class _Steps:
                 if channel not in packed and channel in values:
                     packed[channel] = _pack(*self.serde.dumps_typed(values[channel]))
                 elif channel not in packed and entry["parent"] and channel not in changed and not unchanged:
-                    # The value, if there is one, is that of the parent, and the head has gone on since.
+                    # The value, if there is one, is that of the parent, and the head has gone on since. A value of another version is none.
                     if before is None:
                         before = yield from self._parts_of(id, entry["parent"])
-                    if name in before:
-                        packed[channel] = before[name]
+                    if name in before[0] and before[1].get(channel) == version:
+                        packed[channel] = before[0][name]
                 if channel in packed:
                     parts[name] = packed[channel]
                     keep.add(name)
@@ -344,12 +344,15 @@ class _Steps:
                 raise
             return None
 
-    def _parts_of(self, id: str, cid: str) -> Steps[dict[str, bytes]]:
+    def _parts_of(self, id: str, cid: str) -> Steps[tuple[dict[str, bytes], Mapping[str, Any]]]:
+        """Returns the parts of a checkpoint, and the versions of its channels."""
         try:
             entry = yield _calls.record({"session": id}, _CHECKPOINT + _id(cid))
         except NotFoundError:
-            return {}
-        return cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
+            return {}, {}
+        parts = cast("dict[str, bytes]", (yield _calls.checkpoint({"session": id}, json.loads(entry.value)["revision"])))
+        body, _ = self.serde.loads_typed(_unpack(parts[_BODY]))
+        return parts, body["channel_versions"]
 
     def _put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Steps[None]:
         thread, ns = _place(config)
@@ -415,7 +418,7 @@ class _Steps:
         for id, _ in (yield from self._namespaces(thread)):
             self._heads.pop(id, None)
             with suppress(NotFoundError):
-                yield _calls.delete(id, "keep")
+                yield _calls.delete({"session": id}, "keep")
 
     def _remove(self, id: str, cids: set[str]) -> Steps[None]:
         """Removes checkpoints of a namespace, with their writes."""

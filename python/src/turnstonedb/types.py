@@ -106,10 +106,11 @@ class Part:
     blob: str
     size: int
     set: int
+    whole: int
 
     @classmethod
     def _of(cls, o: Object) -> Part:
-        return cls(o["name"], o["blob"], o["size"], o["set"])
+        return cls(o["name"], o["blob"], o["size"], o["set"], o["whole"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Info:
     cwd: str = ""
     group: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    retention: int | Literal["all"] = 0
     summary: bool = False
     parent: str = ""
     fork_node: str = ""
@@ -141,7 +143,7 @@ class Info:
         g = o.get
         return cls(
             o["id"], o["of"], o["revision"], o["created"], o["updated"], g("name", ""), g("model", ""), g("cwd", ""), g("group", ""),
-            g("labels") or {}, g("summary", False), g("parent", ""), g("forkNode", ""), g("detached", False), g("leaf", ""), g("commit", ""),
+            g("labels") or {}, g("retention", 0), g("summary", False), g("parent", ""), g("forkNode", ""), g("detached", False), g("leaf", ""), g("commit", ""),
             g("nodes", 0), g("bytes", 0), tuple(Usage._of(u) for u in g("usage") or ()),
         )  # fmt: skip
 
