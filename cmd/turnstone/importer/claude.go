@@ -182,8 +182,9 @@ func (c *Conversation) forkBehind(from *chains) {
 type claudeBuilder struct {
 	c       *Conversation
 	records []*record
-	byUUID  map[string]int // index of a record
-	done    []bool         // which records have an event
+	byUUID  map[string]int  // index of a record
+	done    []bool          // which records have an event, or wait for that of their parent
+	added   map[string]bool // uuids of those that have an event
 	chains  *chains
 	counted map[string]head.Usage // usage of each response so far, by message id
 }
@@ -191,7 +192,7 @@ type claudeBuilder struct {
 // claudeEvents makes the events of the records of one conversation.
 func (p *parser) claudeEvents(c *Conversation, records []*record) *chains {
 	b := &claudeBuilder{
-		c: c, records: records, byUUID: map[string]int{}, done: make([]bool, len(records)),
+		c: c, records: records, byUUID: map[string]int{}, done: make([]bool, len(records)), added: map[string]bool{},
 		chains: newChains(), counted: map[string]head.Usage{},
 	}
 	for i, r := range records {
@@ -213,7 +214,8 @@ func (p *parser) claudeEvents(c *Conversation, records []*record) *chains {
 }
 
 // add adds the event of record i. Claude Code sometimes writes a child before its parent,
-// so add adds the parent first. depth is the number of children that wait.
+// so add adds the parent first. depth is the number of children that wait. A record whose parent
+// can't come first, because the parent is not there, is the record itself or waits for it, begins a tree.
 func (b *claudeBuilder) add(i, depth int) {
 	r := b.records[i]
 	if b.done[i] {
@@ -224,11 +226,11 @@ func (b *claudeBuilder) add(i, depth int) {
 	e.Side = r.UUID == "" || r.Type == "progress" // lines without a uuid are bookkeeping beside the tree
 	if r.UUID != "" {
 		e.Parent = r.parent()
-		j, ok := b.byUUID[e.Parent]
-		e.Root = e.Parent == "" || !ok
-		if !e.Root && j > i && depth < 10000 {
+		if j, ok := b.byUUID[e.Parent]; ok && e.Parent != "" && j > i && depth < 10000 {
 			b.add(j, depth+1)
 		}
+		e.Root = !b.added[e.Parent]
+		b.added[r.UUID] = true
 	}
 	e.Kind, e.Turn = r.kind()
 	switch {
