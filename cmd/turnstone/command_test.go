@@ -161,7 +161,7 @@ func TestUsageOfDaysAndForks(t *testing.T) {
 		"usage f f --csv":                 "model,input,output,cached,written,reasoning\nm,5,0,0,0,0\n",
 		"usage s --csv --by day":          "day,input,output,cached,written,reasoning\n2026-01-01,10,1,0,0,0\n2026-01-02,10,1,0,0,0\n2026-01-03,10,1,0,0,0\n",
 		"usage --csv --by model,day":      "model,day,input,output,cached,written,reasoning\nm,2026-01-01,10,0,0,0,0\nn,2026-01-01,0,1,0,0,0\nm,2026-01-02,10,0,0,0,0\nn,2026-01-02,0,1,0,0,0\nm,2026-01-03,10,0,0,0,0\nn,2026-01-03,0,1,0,0,0\nm,2026-01-04,5,0,0,0,0\n",
-		"usage f --json --by session,day": `{"session":"f","day":"2026-01-04","input":5,"output":0,"cachedInput":0,"cacheWrite":0,"reasoning":0}` + "\n",
+		"usage f --json --by session,day": `{"session":"f","day":"2026-01-04","model":"","input":5}` + "\n",
 	} {
 		code, out, errs := status(t, []string{"TZ=UTC"}, append(strings.Fields(args), "--store", a.url)...)
 		if code != 0 || out != want {
@@ -364,7 +364,7 @@ func TestRecordsAreListedAndWritten(t *testing.T) {
 	if out := run("a", "raw"); out != "\xff\x00" {
 		t.Errorf("%q", out)
 	}
-	for key, want := range map[string]string{"plan": `"size":10,"payload":{"of":"a"}`, "note": `"text":"two\nlines"`, "raw": `"base64":"/wA="`} {
+	for key, want := range map[string]string{"plan": `"size":10,"value":{"of":"a"}`, "note": `"text":"two\nlines"`, "raw": `"base64":"/wA="`} {
 		if out := run("a", key, "--json"); !strings.Contains(out, want) || strings.Count(out, "\n") != 1 {
 			t.Errorf("%q", out)
 		}

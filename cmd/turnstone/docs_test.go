@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/gc"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md")
@@ -205,15 +207,15 @@ RFC 3339 in UTC, durations nanoseconds, sizes bytes, ids hexadecimal. What is em
 		line           any
 		more           string
 	}{
-		{"sessions, label", "a session", sessionLine{}, ""},
-		{"tree", "a session", sessionLine{}, "and depth"},
+		{"sessions, label", "a session", turnstone.Info{}, ""},
+		{"tree", "a session", turnstone.Info{}, "and depth"},
 		{"show", "a node", nodeLine{}, "; the content is payload if it is JSON, text if it is other UTF-8, else base64"},
 		{"diff", "a node", nodeLine{}, "; side is common (the last node that both have), a or b"},
-		{"records", "a record", recordLine{}, "; the value is as the content of a node"},
+		{"records", "a record", recordLine{}, "; the value is value if it is JSON, text if it is other UTF-8, else base64"},
 		{"log", "a commit", commitLine{}, ""},
 		{"usage", "a sum", usageLine{}, ""},
-		{"changes", "a change", changeLine{}, ""},
-		{"keep", "a kept revision", keptLine{}, ""},
+		{"changes", "a change", turnstone.Change{}, ""},
+		{"keep", "a kept revision", head.Kept{}, ""},
 		{"prune", "the report", gc.PruneReport{}, ""},
 		{"verify", "the result", verifyLine{}, ""},
 		{"stats", "the figures", statsLine{}, ""},
@@ -242,7 +244,7 @@ func fields(t reflect.Type) (out []string) {
 			out = append(out, fields(f.Type)...)
 			continue
 		}
-		if !f.IsExported() || name == "-" {
+		if !f.IsExported() || name == "-" || slices.Contains(out, name) { // one of an embedded type is hidden
 			continue
 		}
 		of := f.Type

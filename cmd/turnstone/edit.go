@@ -281,7 +281,7 @@ func listLabels(cmd *cobra.Command, s *turnstone.Session, asLines bool) error {
 		return err
 	}
 	if asLines {
-		return asJSON(cmd.OutOrStdout(), lineOf(&i))
+		return asJSON(cmd.OutOrStdout(), i)
 	}
 	out := printer{w: cmd.OutOrStdout()}
 	for _, key := range slices.Sorted(maps.Keys(i.Labels)) {

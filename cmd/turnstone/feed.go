@@ -39,17 +39,6 @@ func (a *app) changes() *cobra.Command {
 	return c
 }
 
-// changeLine is a change as a line of JSON.
-type changeLine struct {
-	Cursor   string    `json:"cursor"`
-	Time     time.Time `json:"time"`
-	Kind     string    `json:"kind"`
-	Session  string    `json:"session,omitempty"`
-	Of       string    `json:"of"`
-	Revision uint64    `json:"revision,omitempty"`
-	To       string    `json:"to,omitempty"`
-}
-
 // printChanges prints the changes after a cursor, up to the end of the feed or, if follow is set, until ctx ends.
 func printChanges(ctx context.Context, out *bufio.Writer, st *turnstone.Store, after turnstone.Cursor, follow, asLines bool) error {
 	f, err := st.Feed(ctx)
@@ -65,9 +54,7 @@ func printChanges(ctx context.Context, out *bufio.Writer, st *turnstone.Store, a
 			return err
 		}
 		if asLines {
-			p.err = errors.Join(p.err, asJSON(out, changeLine{
-				Cursor: string(c.Cursor), Time: c.Time.UTC(), Kind: string(c.Kind), Session: c.Session, Of: c.Of, Revision: uint64(c.Revision), To: c.To,
-			}))
+			p.err = errors.Join(p.err, asJSON(out, c))
 		} else {
 			what := line(c.Session, 60)
 			switch {

@@ -93,7 +93,7 @@ func (f *logFlags) printJSON(ctx context.Context, w io.Writer, s *turnstone.Sess
 	}
 	slices.Reverse(all)
 	for _, e := range limited(all, f.limit) {
-		if err := asJSON(w, commitLineOf(s.ID(), &e)); err != nil {
+		if err := asJSON(w, commitLine{s.ID(), e}); err != nil {
 			return err
 		}
 	}

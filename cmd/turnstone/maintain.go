@@ -307,7 +307,7 @@ func listKept(cmd *cobra.Command, s *turnstone.Session, asLines bool) error {
 	p := printer{w: cmd.OutOrStdout()}
 	for _, k := range kept {
 		if asLines {
-			err = errors.Join(err, asJSON(cmd.OutOrStdout(), keptLine{Name: k.Name, Revision: uint64(k.Revision)}))
+			err = errors.Join(err, asJSON(cmd.OutOrStdout(), k))
 			continue
 		}
 		p.printf("%6d  %s\n", k.Revision, line(k.Name, 100))

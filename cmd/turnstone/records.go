@@ -3,9 +3,9 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -47,14 +47,18 @@ func (a *app) records() *cobra.Command {
 	return c
 }
 
-// recordLine has the value as nodeLine has the payload.
 type recordLine struct {
-	Session string    `json:"session"`
-	Key     string    `json:"key"`
-	Version string    `json:"version"`
-	Time    time.Time `json:"time"`
-	Size    int       `json:"size"`
-	contentLine
+	turnstone.Record
+	Size   int             `json:"size"`
+	Value  json.RawMessage `json:"value,omitempty"` // see asContent
+	Text   *string         `json:"text,omitempty"`
+	Base64 []byte          `json:"base64,omitempty"`
+}
+
+func recordLineOf(r *turnstone.Record) recordLine {
+	l := recordLine{Record: *r, Size: len(r.Value)}
+	l.Value, l.Text, l.Base64 = asContent(r.Value)
+	return l
 }
 
 // value writes the value of one record.
@@ -96,7 +100,7 @@ func (f *recordsFlags) run(cmd *cobra.Command, st *turnstone.Store, args []strin
 	}, func() error { return t.write(out, width(cmd.OutOrStdout())) }
 	if f.asLines {
 		print, end = func(r *turnstone.Record) error {
-			return asJSON(out, recordLine{r.Session, r.Key, string(r.Version), r.Time.UTC(), len(r.Value), contentOf(r.Value)})
+			return asJSON(out, recordLineOf(r))
 		}, func() error { return nil }
 	}
 	more, err := f.each(cmd.Context(), list, print)

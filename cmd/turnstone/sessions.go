@@ -96,7 +96,7 @@ func (f *sessionsFlags) lister(w io.Writer, columns int) lister {
 	none := func() error { return nil }
 	switch {
 	case f.asLines:
-		return lister{func(i *turnstone.Info) error { return asJSON(w, lineOf(i)) }, none}
+		return lister{func(i *turnstone.Info) error { return asJSON(w, i) }, none}
 	case columns > 0 && columns < 120:
 		return lister{func(i *turnstone.Info) error { return printNarrow(w, i, columns) }, none}
 	}
@@ -236,8 +236,8 @@ func (f *family) printJSON(i *turnstone.Info, depth int) {
 	}
 	f.p.err = asJSON(f.p.w, struct {
 		Depth int `json:"depth"`
-		sessionLine
-	}{depth, lineOf(i)})
+		*turnstone.Info
+	}{depth, i})
 }
 
 func (f *family) printLine(i *turnstone.Info, depth int, begin string) {

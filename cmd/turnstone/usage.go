@@ -76,8 +76,8 @@ func (f *usageFlags) print(w io.Writer, l *ledger) error {
 
 func (l *ledger) printJSON(w io.Writer) error {
 	for _, k := range l.accounts() {
-		u := usageLineOf(*l.sums[k])
-		u.Session, u.Day, u.Model = k.session, k.day, k.model
+		u := usageLine{k.session, k.day, *l.sums[k]}
+		u.Model = k.model
 		if err := asJSON(w, u); err != nil {
 			return err
 		}
