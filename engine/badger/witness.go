@@ -9,7 +9,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -31,7 +30,8 @@ import (
 // group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
 // process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
 // has the name, the length and a checksum of each file of Badger's, a line for each; otherwise it is not there. The checksum is that of
-// MANIFEST, and of the first 4 KiB of others, which tell files apart: a log begins with random bytes, and a table with its values.
+// MANIFEST, and of the first and the last 4 KiB of others, which tell files apart: a log begins with random bytes, and a table ends with its
+// index, whose damage Badger answers with a panic.
 // A part whose checksum does not match says nothing, because a loss of power can leave it half written.
 type witness struct {
 	group  uint64
@@ -46,7 +46,7 @@ type witness struct {
 const (
 	witnessName = "turnstone.witness"
 	witnessHead = 8 + 8 + 8 + 1 + 4
-	firstBytes  = 4 << 10
+	endBytes    = 4 << 10
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -119,7 +119,7 @@ func describe(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		sum, err := sumOf(filepath.Join(dir, d.Name()))
+		sum, err := sumOf(filepath.Join(dir, d.Name()), info.Size())
 		if err != nil {
 			return "", err
 		}
@@ -129,18 +129,21 @@ func describe(dir string) (string, error) {
 }
 
 // sumOf returns the checksum of a file: see witness.
-func sumOf(path string) (uint32, error) {
+func sumOf(path string, size int64) (uint32, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	most := int64(firstBytes)
+	first, last := int64(endBytes), max(size-endBytes, endBytes)
 	if filepath.Base(path) == badger.ManifestFilename {
-		most = math.MaxInt64
+		first, last = size, size
 	}
 	sum := crc32.New(castagnoli)
-	_, err = io.Copy(sum, io.LimitReader(f, most))
+	_, err = io.Copy(sum, io.NewSectionReader(f, 0, first))
+	if err == nil {
+		_, err = io.Copy(sum, io.NewSectionReader(f, last, size-last))
+	}
 	return sum.Sum32(), err
 }
 
