@@ -79,7 +79,9 @@ func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifac
 		return nil, &turnstone.InvalidError{Where: "artifact", Reason: fmt.Sprintf("version %d can't be stored", r.Version)}
 	}
 	id := place(r.AppName, r.UserID, r.SessionID, r.FileName)
-	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: adapter.Join(artifactRoot, r.AppName, r.UserID)}})
+	h, _, err := a.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{
+		Group: adapter.Join(artifactRoot, r.AppName, r.UserID), Retention: turnstone.KeepAll, // they are read by sessions that do not touch it
+	}})
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ const (
 	maxStates = 10_000
 )
 
-// States is state that several sessions share, of a user or an app: the records of a session of its own, which is made when it gets its first value. A value
+// States is state that several sessions share, of a user or an app: the records of a session of its own, which is made when it gets its first value, and which no prune deletes. A value
 // has at most turnstone.MaxRecord bytes, and a key has at most 506 bytes. States is safe for concurrent use.
 type States struct {
 	store turnstone.Factory
@@ -91,7 +91,8 @@ func (s *States) handle(ctx context.Context, id string) (turnstone.Persistence, 
 	if h != nil {
 		return h, nil
 	}
-	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: s.group}})
+	// It is used by sessions that do not touch it, so no prune may find it inactive.
+	h, _, err := s.store.Create(ctx, turnstone.Request{ID: id, Metadata: turnstone.Metadata{Group: s.group, Retention: turnstone.KeepAll}})
 	if err != nil {
 		return nil, err
 	}
