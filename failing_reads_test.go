@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
@@ -26,7 +27,7 @@ import (
 
 // fates are what others do to session a after a handle of it was opened and used.
 var fates = map[string]func(t *testing.T, st *turnstone.Store){
-	"living":  func(*testing.T, *turnstone.Store) {},
+	"living":  func(t *testing.T, st *turnstone.Store) { create(t, st, turnstone.Request{ID: "later"}) }, // the feed tells of it
 	"renamed": func(t *testing.T, st *turnstone.Store) { must(t, rename(ctx, st, "a", "b")) },
 	"deleted": func(t *testing.T, st *turnstone.Store) { must(t, st.Delete(ctx, "a", turnstone.KeepChildren)) },
 	"vacuumed": func(t *testing.T, st *turnstone.Store) {
@@ -47,38 +48,65 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// arguments returns an argument of each type that a method of a Session takes, for session a of rich.
-func arguments(st *turnstone.State, attached blob.ID) map[reflect.Type]func() any {
-	of := map[reflect.Type]func() any{}
-	for _, make := range []func() any{
-		func() any { return st.Nodes[1].ID },
-		func() any { return attached },
-		func() any { return "key" },
-		func() any { return int64(-1) },
-		func() any { return head.Revision(1) },
-		func() any { return turnstone.Retention(4) },
-		func() any { return turnstone.Scope{} },
-		func() any { return turnstone.RecordQuery{} },
-		func() any { return turnstone.Metadata{Name: "another"} },
-		func() any { return turnstone.FieldModel },
-		func() any { return turnstone.EraseOptions{} },
-		func() any { return gc.Options{} },
-		func() any { return gc.VacuumOptions{} },
-		func() any { return turnstone.RecordChange{Key: "new", Expect: turnstone.NoRecord, Value: []byte("v")} },
-		func() any {
-			return turnstone.Commit{Expected: st.Revision, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": []byte("new")}}
-		},
+// A target is what methods are called on in a test: a store, and a handle of its session a, which rich has filled.
+type target struct {
+	store   *turnstone.Store
+	session *turnstone.Session
+	state   *turnstone.State // of the session
+	blob    blob.ID          // an attachment of it
+	cursor  turnstone.Cursor // of the feed
+	of      string           // Info.Of of the session
+}
+
+// arguments returns an argument of each type that a method of a Session or a Store takes.
+func (on *target) arguments(method string) map[reflect.Type]any {
+	of := map[reflect.Type]any{}
+	for _, v := range []any{
+		on.state.Nodes[1].ID, on.blob, on.cursor, int64(-1), head.Revision(1), turnstone.Retention(4), time.Hour,
+		turnstone.Scope{},
+		turnstone.RecordQuery{},
+		turnstone.ListOptions{},
+		turnstone.Metadata{Name: "another"},
+		turnstone.FieldModel,
+		turnstone.EraseOptions{},
+		turnstone.KeepChildren,
+		gc.Options{},
+		gc.VacuumOptions{},
+		gc.PruneOptions{Revisions: 2},
+		turnstone.VerifyOptions{},
+		turnstone.RecordChange{Key: "new", Expect: turnstone.NoRecord, Value: []byte("v")},
+		turnstone.Request{ID: "new", Parent: "a"},
 	} {
-		of[reflect.TypeOf(make())] = make
+		of[reflect.TypeOf(v)] = v
 	}
-	of[reflect.TypeFor[io.Reader]()] = func() any { return strings.NewReader("an attachment") }
-	of[reflect.TypeFor[io.Writer]()] = func() any { return &bytes.Buffer{} }
+	c := turnstone.Commit{Expected: on.state.Revision, Nodes: saying([]byte("more")), Checkpoint: map[string][]byte{"p": []byte("new")}}
+	of[reflect.TypeOf(c)] = c
+	both := turnstone.SessionCommit{Session: on.session, Commit: c}
+	of[reflect.TypeOf(both)] = both
+	of[reflect.TypeFor[string]()] = "key"
+	switch method {
+	case "Store.Session", "Store.Delete", "Store.Erase":
+		of[reflect.TypeFor[string]()] = "a"
+	case "Store.SessionOf":
+		of[reflect.TypeFor[string]()] = on.of
+	}
+	of[reflect.TypeFor[io.Reader]()] = strings.NewReader("an attachment")
+	of[reflect.TypeFor[io.Writer]()] = &bytes.Buffer{}
 	return of
+}
+
+// method returns a method by its name, of the store if that begins with "Store.".
+func (on *target) method(name string) reflect.Value {
+	if name, of := strings.CutPrefix(name, "Store."); of {
+		return reflect.ValueOf(on.store).MethodByName(name)
+	}
+	return reflect.ValueOf(on.session).MethodByName(name)
 }
 
 // invoke calls a method, and returns its results as text, without the error, and the error. Of a sequence that may never end
 // it takes a few elements.
-func invoke(ctx context.Context, m reflect.Value, of map[reflect.Type]func() any) (text string, err error) {
+func (on *target) invoke(ctx context.Context, name string) (text string, err error) {
+	m, of := on.method(name), on.arguments(name)
 	var in []reflect.Value
 	for i := range m.Type().NumIn() {
 		p := m.Type().In(i)
@@ -92,7 +120,7 @@ func invoke(ctx context.Context, m reflect.Value, of map[reflect.Type]func() any
 		if of[p] == nil {
 			panic(fmt.Sprintf("arguments has none of type %v", p))
 		}
-		in = append(in, reflect.ValueOf(of[p]()))
+		in = append(in, reflect.ValueOf(of[p]))
 	}
 	var told []any
 	for _, r := range m.Call(in) {
@@ -105,6 +133,13 @@ func invoke(ctx context.Context, m reflect.Value, of map[reflect.Type]func() any
 					break
 				}
 				told = append(told, e)
+			}
+		case iter.Seq2[turnstone.Change, error]:
+			for c, cerr := range v {
+				if err = cerr; err == nil {
+					told = append(told, c)
+				}
+				break
 			}
 		case iter.Seq2[turnstone.Node, error]:
 			for n, nerr := range v {
@@ -127,7 +162,7 @@ func invoke(ctx context.Context, m reflect.Value, of map[reflect.Type]func() any
 	return string(b), err
 }
 
-// Whatever read of whatever method of a Session fails, once or for ever, or when its context ends there, the method returns that error, or
+// Whatever read of whatever method of a Session or a Store fails, once or for ever, or when its context ends there, the method returns that error, or
 // what it returns otherwise. That holds too when others have deleted or renamed the session, vacuumed it or made another one of its id.
 func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 	oneGoroutine(t)
@@ -141,12 +176,20 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 			attached = a.ID
 		}
 	}
-	of := arguments(state, attached)
+	i, err := session(t, st, "a").Info(ctx)
+	must(t, err)
+	feed, err := st.Feed(ctx)
+	must(t, err)
 	all := pairs(t, origin)
 	names := []string{}
 	for m := range reflect.TypeFor[*turnstone.Session]().Methods() {
 		if m.Name != "ID" {
 			names = append(names, m.Name)
+		}
+	}
+	for m := range reflect.TypeFor[*turnstone.Store]().Methods() {
+		if !slices.Contains([]string{"Close", "Factory", "Maintain"}, m.Name) { // they read nothing
+			names = append(names, "Store."+m.Name)
 		}
 	}
 	for fate, befall := range fates {
@@ -171,18 +214,18 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 						}
 						return f
 					}}, &turnstone.Options{NoAutoSeal: true})
-					s := session(t, st, "a")
-					_, err = s.Load(ctx, turnstone.Scope{Last: 1})
+					on := &target{store: st, session: session(t, st, "a"), state: state, blob: attached, cursor: feed.End, of: i.Of}
+					_, err = on.session.Load(ctx, turnstone.Scope{Last: 1})
 					must(t, err)
 					befall(t, openStore(t, m, &turnstone.Options{NoAutoSeal: true}))
 					armed = true
-					text, err = invoke(ctx, reflect.ValueOf(s).MethodByName(name), of)
+					text, err = on.invoke(ctx, name)
 					return text, reads, err
 				}
 				none := func(int, context.CancelFunc) error { return nil }
 				truth, reads, want := once(none)
 				again, _, _ := once(none)
-				for n := 1; n <= reads; n += testscale.Pick(1, 1, 7) {
+				for n := 1; n <= reads; n += testscale.Pick(1, 1+reads/60, 1+reads/12) {
 					for _, lasting := range []bool{false, true} {
 						for _, fault := range []error{engine.ErrUnavailable, engine.ErrCorrupt, context.Canceled} {
 							got, _, err := once(func(read int, cancel context.CancelFunc) error {
@@ -210,7 +253,7 @@ func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 			})
 		}
 	}
-	if !slices.Contains(names, "Commit") {
-		t.Error("the methods of a Session were not found")
+	if !slices.Contains(names, "Commit") || !slices.Contains(names, "Store.List") {
+		t.Error("the methods of a Session and a Store were not found")
 	}
 }

@@ -19,8 +19,10 @@ type Change struct {
 	Of       string        `json:"of"`                // the session itself: it stays when the session is renamed, and differs when the id is given again
 	Revision head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
 	To       string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
-	Time     time.Time     `json:"time"`
-	Cursor   Cursor        `json:"cursor"` // of this change, to go on after it
+	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are each a
+	// nanosecond later than the one before.
+	Time   time.Time `json:"time"`
+	Cursor Cursor    `json:"cursor"` // of this change, to go on after it
 }
 
 // A ChangeKind says what has changed.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/internal/foreign"
 	"github.com/turnstonedb/turnstone/internal/hash"
 	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
@@ -75,6 +76,20 @@ func TestTheWorkedExampleOfTheFormatIsRight(t *testing.T) {
 	for _, s := range []string{n[0].ID.String(), n[1].ID.String(), id.String()} {
 		if !strings.Contains(doc, s) {
 			t.Errorf("the page does not name %s", s)
+		}
+	}
+
+	theirs, err := foreign.Commits(map[string][]byte{string(key): value}, "", inc, 1)
+	if err != nil || len(theirs) != 1 {
+		t.Fatalf("a stranger reads %+v, %v", theirs, err)
+	}
+	c := theirs[0]
+	if c.ID != [32]byte(id) || c.Leaf != [32]byte(turn.Leaf) || c.Turn != "t1" || c.Time != uint64(turn.Time.UnixNano()) || len(c.Nodes) != 2 || len(c.Usage) != 1 {
+		t.Errorf("a stranger reads the commit %+v", c)
+	}
+	for i, node := range c.Nodes {
+		if node.ID != [32]byte(n[i].ID) || node.Kind != n[i].Kind || node.Key != n[i].Key || string(node.Payload) != string(n[i].Inline) {
+			t.Errorf("a stranger reads node %d as %+v", i, node)
 		}
 	}
 }

@@ -15,7 +15,7 @@ const module = "github.com/turnstonedb/turnstone"
 // layers are the packages from the bottom up: each imports only what stands
 // before it in this list, never what stands after.
 var layers = []string{
-	"internal/testscale", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared", "engine/open", "engine/enginetest",
+	"internal/testscale", "internal/filled", "engine", "engine/internal/localdir", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/shared", "engine/open", "engine/enginetest",
 	"internal/disk", "internal/foreign", "internal/pgtest", "internal/overlay", "internal/hash", "internal/keys", "internal/maintain", "internal/watch", "internal/apply",
 	"record", "graph", "blob", "head", "gc",
 	"internal/codec", "internal/blobs", "internal/pack", "internal/heads", "internal/cache", "internal/turns", "internal/history", "internal/change", "internal/records", "internal/feed", "internal/namespace", "internal/list", "internal/stats",
@@ -41,6 +41,7 @@ var may = map[string][]string{
 	"internal/disk":            {},
 	"internal/foreign":         {},
 	"internal/testscale":       {},
+	"internal/filled":          {},
 	"internal/pgtest":          {},
 	"internal/overlay":         {"engine"},
 	"internal/hash":            {},
@@ -78,7 +79,7 @@ var may = map[string][]string{
 	"lease":                    {""},
 	"queue":                    {"", "lease"},
 	"draft":                    {""},
-	"persistencetest":          {"", "draft", "lease", "queue"},
+	"persistencetest":          {"", "draft", "lease", "queue", "internal/filled"},
 	"turnstoneotel":            {""},
 	"transcript":               {""},
 	"internal/wire":            {"", "engine", "internal/codec"},

@@ -15,6 +15,7 @@ import (
 )
 
 var forks = []behaviour{
+	{name: "F12_WhatAForkShows", test: forksShow},
 	{name: "F11_ACloneHasEveryRevision", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "p"})
 		a, err := p.PutAttachment(ctx, bytes.NewReader(pattern(9000, 1)), -1, "image/png", "a")

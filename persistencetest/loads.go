@@ -22,6 +22,8 @@ var loads = []behaviour{
 		}
 	}},
 	{name: "R2_R4_ScopesAgreeWithAModel", test: scopes},
+	{name: "R22_RevisionsMeanOneThing", test: revisions},
+	{name: "R23_FieldsOfAScopeThatExcludeEachOther", test: scopesExclude},
 	{name: "R14_NodesAreYieldedOneAtATime", test: func(s *suite) {
 		p := s.create(turnstone.Request{ID: "a"})
 		for i := range head.Revision(60) {
@@ -275,6 +277,8 @@ var metadata = []behaviour{
 			}
 		})
 	}},
+	{name: "M10_EveryFieldOfTheMetadataComesBack", test: metadataFields},
+	{name: "M11_EveryFieldOfInfoIsTold", test: infoFields},
 	{name: "M5_EveryFieldAndLabelCanBeUnset", test: func(s *suite) {
 		full := func() turnstone.Metadata {
 			return turnstone.Metadata{Name: "n", Model: "m", Cwd: "/c", Group: "g/h", Retention: 7, Labels: map[string]string{"a": "1", "b": "2"}}

@@ -246,6 +246,14 @@ func scan(ctx context.Context, s history.Store, sw *Switch, from uint64, end End
 	}
 }
 
+// expired returns the error for a cursor whose changes a feed with that end does not have.
+func expired(end End) error {
+	if end.Next <= end.First {
+		return fmt.Errorf("%w: the feed keeps no change", ErrTrimmed)
+	}
+	return fmt.Errorf("%w: the feed keeps the changes %d to %d", ErrTrimmed, end.First, end.Next-1)
+}
+
 // Read returns changes of the feed after a number, a page at most, and the feed's end. The error is ErrTrimmed if the one that
 // follows the number is not kept any more.
 func Read(ctx context.Context, s history.Store, id [16]byte, after uint64) ([]Change, End, error) {
@@ -254,7 +262,7 @@ func Read(ctx context.Context, s history.Store, id [16]byte, after uint64) ([]Ch
 		return nil, end, err
 	}
 	if sw.ID != id || after+1 < end.First || after >= end.Next {
-		return nil, end, fmt.Errorf("%w: it has %d to %d", ErrTrimmed, end.First, end.Next-1)
+		return nil, end, expired(end)
 	}
 	changes, err := scan(ctx, s, &sw, after+1, end)
 	if err == nil && len(changes) == 0 && after+1 < end.Next {

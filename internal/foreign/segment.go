@@ -9,6 +9,13 @@ import (
 	"strings"
 )
 
+// Commits reads the commits of an incarnation that is no fork from its segments alone, up to a revision.
+func Commits(pairs map[string][]byte, namespace string, inc [16]byte, revision uint64) ([]Commit, error) {
+	sum := derived("namespace", []byte(namespace))
+	s := &Store{pairs: pairs, prefix: string(sum[:4])}
+	return s.commits(inc, revision, derived("genesis", inc[:]))
+}
+
 // commits returns the commits of an incarnation up to a revision, and checks that they are a chain from genesis on.
 func (s *Store) commits(inc [16]byte, revision uint64, genesis ID) ([]Commit, error) {
 	all, err := s.segments(inc, revision)

@@ -25,7 +25,7 @@ func all() map[string][]byte {
 	return map[string][]byte{
 		"A store": keys.StoreKey("golden"), "a about": space.About(h), "b blob": space.Blob(b, 1),
 		"d dirty": space.Dirty(inc), "e attachment": space.Attachment(inc, b), "f fork": space.Fork(inc, keys.Incarnation{0xcc}),
-		"w predecessor": space.Predecessor(h), "l life": space.Life(inc),
+		"w predecessor": space.Predecessor(h), "W forgotten": space.Forgotten(), "l life": space.Life(inc),
 		"m mark": space.Mark(b), "o origin": space.Origin(inc), "p segment": space.Segment(inc, 258, 2),
 		"P version": space.Version(inc, space.PartHash("state"), 258, 2), "s head": space.Head(h), "t tombstone": space.Tombstone(inc, id),
 		"r ref": space.Ref(inc, "release"), "g cycle": space.Cycle(), "h edge": space.Edge(b, 's', inc), "j count": space.Count(b),
