@@ -101,7 +101,7 @@ func counted(p turnstone.Persistence, sc turnstone.Scope) (string, error) {
 		}
 	}
 	if n != len(st.Nodes) {
-		err = errors.Join(err, fmt.Errorf("Nodes has %d, Load %d", n, len(st.Nodes)))
+		err = errors.Join(err, fmt.Errorf("%d nodes of Nodes, %d of Load", n, len(st.Nodes)))
 	}
 	return fmt.Sprint(n), err
 }
