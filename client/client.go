@@ -170,7 +170,7 @@ func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error
 		case errors.Is(err, wire.ErrBusy):
 		case errors.Is(err, wire.ErrRestarted) && !sent: // Nobody has begun with it: this server may.
 			server = answer.Get(wire.HeaderServer)
-		case sent && a.id != "" && answer.Get(wire.HeaderRequest) != a.id: // It says nothing of the attempt before.
+		case answer != nil && sent && a.id != "" && answer.Get(wire.HeaderRequest) != a.id: // It says nothing of the attempt before.
 			return unknown(err)
 		case errors.As(err, &p), errors.Is(err, errForeign):
 			return err
