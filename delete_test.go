@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine"
@@ -122,7 +123,8 @@ func TestD1_ARepeatedTurnIsAnsweredOnlyWhereItsSessionLives(t *testing.T) {
 }
 
 func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
-	e, st := onMemory(t, nil)
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	e, st := onMemory(t, &turnstone.Options{Now: func() time.Time { return now }})
 	create(t, st, turnstone.Request{ID: "parent"}, []byte("1"))
 	vacuum(t, st)
 	was := len(pairs(t, e)) + 1 // and the record of forgotten ones
@@ -139,9 +141,12 @@ func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
 			remove(t, st, id)
 		}
 		vacuum(t, st)
-		collect(t, st, gc.Options{DryRun: true})
-		if left := len(pairs(t, e)) - was; left < 605 {
-			t.Errorf("day %d: a dry run leaves %d records of 606 ids", day, left)
+		for _, o := range []gc.Options{{}, {DryRun: true}} { // too soon, and nothing
+			collect(t, st, o)
+			if left := len(pairs(t, e)) - was; left < 605 {
+				t.Errorf("day %d: %+v leaves %d records of 606 ids", day, o, left)
+			}
+			now = now.Add(time.Hour + 1)
 		}
 		collect(t, st, gc.Options{})
 		if left := len(pairs(t, e)) - was; left != 0 {
@@ -152,6 +157,7 @@ func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
 	// A session whose data are there still is found by its id.
 	create(t, st, turnstone.Request{ID: "erased"}, random(3000, 1))
 	remove(t, st, "erased")
+	now = now.Add(2 * time.Hour)
 	collect(t, st, gc.Options{})
 	if _, err := st.Erase(ctx, "erased", turnstone.KeepChildren, turnstone.EraseOptions{}); err != nil {
 		t.Error("erased after its deletion:", err)
@@ -163,40 +169,74 @@ func TestD5_ASessionThatWasDeletedLeavesNothingBehind(t *testing.T) {
 	verify(t, st)
 }
 
-// The reply of a creation is lost, and its session is deleted and forgotten before the creation
+// The reply of a creation is lost, and its session is deleted, and perhaps forgotten, before the creation
 // looks again; or the creation comes late, after another session of the id.
 func TestD5_ACreationThatComesLateMakesNoSecondSession(t *testing.T) {
-	for name, applied := range map[string]bool{"applied": true, "late": false} {
-		mem := memory.New()
-		e := &enginetest.Faulty{Engine: mem}
-		st, other := openStore(t, e, nil), openStore(t, mem, nil)
-		f := enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
-		e.Plan = func(c enginetest.Call) enginetest.Fault {
-			if c.Op != "Apply" {
-				return enginetest.Fault{}
-			}
-			e.Plan = nil
-			return f
-		}
-		e.Done = func(c enginetest.Call, _ error) {
-			if c.Op != "Apply" {
-				return
-			}
-			e.Done = nil
-			if !applied {
+	for _, c := range []struct {
+		name    string
+		applied bool
+		takes   time.Duration
+	}{{"soon", true, 0}, {"after hours", true, 3 * time.Hour}, {"late", false, 0}, {"late, after hours", false, 3 * time.Hour}} {
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		st, other := unsure(t, &now, c.applied, func(other *turnstone.Store) {
+			if !c.applied {
 				create(t, other, turnstone.Request{ID: "s"})
 			}
 			remove(t, other, "s")
 			vacuum(t, other)
+			now = now.Add(c.takes)
 			collect(t, other, gc.Options{})
-		}
+		})
 		if _, created, err := st.Create(ctx, turnstone.Request{ID: "s"}); !errors.Is(err, turnstone.ErrOutcomeUnknown) {
-			t.Errorf("%s: created: %v, %v", name, created, err)
+			t.Errorf("%s: created: %v, %v", c.name, created, err)
 		}
-		if _, err := st.Session(ctx, "s"); !errors.Is(err, turnstone.ErrSessionNotFound) {
-			t.Errorf("%s: it was made a second time: %v", name, err)
+		if _, err := other.Session(ctx, "s"); !errors.Is(err, turnstone.ErrSessionNotFound) {
+			t.Errorf("%s: it was made a second time: %v", c.name, err)
 		}
 	}
+}
+
+// The reply of a creation is lost while a collection forgets ids of other sessions: the creation knows its outcome.
+func TestD5_WhatIsForgottenOfOthersLeavesNoOutcomeUnknown(t *testing.T) {
+	for _, applied := range []bool{true, false} {
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		forgot := false
+		st, other := unsure(t, &now, applied, func(other *turnstone.Store) {
+			collect(t, other, gc.Options{})
+			forgot = true
+		})
+		if err := create(t, other, turnstone.Request{ID: "x"}).Rename(ctx, "y"); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(2 * time.Hour)
+		if _, created, err := st.Create(ctx, turnstone.Request{ID: "s"}); !created || err != nil || !forgot {
+			t.Errorf("applied: %v: created: %v, %v", applied, created, err)
+		}
+	}
+}
+
+// unsure returns a store whose next batch has an unknown outcome, and another one on the same engine, with which meddle is called
+// before the first one finds out.
+func unsure(t *testing.T, now *time.Time, applied bool, meddle func(other *turnstone.Store)) (st, other *turnstone.Store) {
+	t.Helper()
+	mem := memory.New()
+	e := &enginetest.Faulty{Engine: mem}
+	o := &turnstone.Options{Now: func() time.Time { return *now }}
+	st, other = openStore(t, e, o), openStore(t, mem, o)
+	e.Plan = func(c enginetest.Call) enginetest.Fault {
+		if c.Op != "Apply" {
+			return enginetest.Fault{}
+		}
+		e.Plan = nil
+		return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
+	}
+	e.Done = func(c enginetest.Call, _ error) {
+		if c.Op == "Apply" {
+			e.Done = nil
+			meddle(other)
+		}
+	}
+	return st, other
 }
 
 func TestD4_ASessionIsOpenedAsItself(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 // with, and no upload that has not expired. It may run at any time, beside commits and in several
 // processes; it may be cancelled, and the next one goes on. Collections and vacuums take turns:
 // see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
-// o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has removed, and looks after the feed: it removes changes that are
+// o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has removed, if they were deleted or renamed more than an hour ago, and looks after the feed: it removes changes that are
 // kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to all sessions; an error of that begins with "ids of deleted sessions: " or "feed: ", and
 // comes with the report of the collection. Any other *record.CorruptError says that a record is missing or damaged, or that two
 // records contradict each other; then nothing more is deleted.

@@ -80,6 +80,7 @@ func fullOf(t *testing.T, random func(n int, seed uint64) []byte) *memory.Engine
 	}
 
 	must(create(t, st, turnstone.Request{ID: "was"}).Rename(ctx, "is"))
+	clock = clock.Add(2 * time.Hour)
 	collect(t, st, gc.Options{}) // forgets the id
 
 	a := create(t, st, turnstone.Request{ID: "a", Metadata: turnstone.Metadata{Name: "n", Group: "app/user", Labels: map[string]string{"k": "v"}, Retention: 9}})

@@ -17,6 +17,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/wire"
 	"github.com/turnstonedb/turnstone/server"
 )
 
@@ -115,7 +116,8 @@ func (f *front) lose(_ http.ResponseWriter, r *http.Request) {
 }
 
 // refuseBase is a handler that does not know the base.
-func refuseBase(w http.ResponseWriter, _ *http.Request) {
+func refuseBase(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set(wire.HeaderCall, r.Header.Get(wire.HeaderCall))
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(http.StatusPreconditionFailed)
 	fmt.Fprint(w, `{"type":"x#base-not-found","matches":["base-not-found"],"detail":"it is gone"}`)

@@ -38,7 +38,7 @@ func (s Store) lastDeleted(ctx context.Context, id string) (inc heads.Incarnatio
 	if err != nil || vs[0] == nil {
 		return inc, false, err
 	}
-	if inc, err = heads.OpenPredecessor(key, vs[0]); err != nil {
+	if inc, _, err = heads.OpenPredecessor(key, vs[0]); err != nil {
 		return inc, false, codec.Corrupt(err, "predecessor of session %q", id)
 	}
 	lives, err := s.lives(ctx, inc)

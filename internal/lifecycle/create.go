@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
@@ -86,7 +86,8 @@ type creator struct {
 	state   *history.State
 	created bool
 
-	absent [][]byte // what the last attempt guards of earlier sessions of the id: the predecessor record, and that of forgotten ones
+	absent [][]byte  // what the last attempt guards of earlier sessions of the id: the predecessor record, and that of forgotten ones
+	sent   time.Time // of the last attempt
 }
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
@@ -129,12 +130,15 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 
 // Made implements commit.Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
 // made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
-// the session id, so if that and the record of forgotten ones are still what the attempt has guarded, the session was
-// not made.
+// the session id, so if that is still what the attempt has guarded, the session was not made, unless there was time to
+// forget the record of a deletion.
 func (n *creator) Made(ctx context.Context) (bool, error) {
 	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash), n.Space.Forgotten())
-	if err == nil && vs[0] == nil && !slices.EqualFunc(vs[1:], n.absent, bytes.Equal) {
-		err = change.ErrMayStand
+	if err == nil && vs[0] == nil {
+		forgotten := n.Now().Sub(n.sent) > heads.Remembered/2 && !bytes.Equal(vs[2], n.absent[1])
+		if forgotten || !bytes.Equal(vs[1], n.absent[0]) {
+			err = change.ErrMayStand
+		}
 	}
 	return err == nil && vs[0] != nil, err
 }
@@ -152,7 +156,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.absent = values[:2]
+	n.absent, n.sent = values[:2], about.Created
 	b.Guard(n.Space.Forgotten(), values[1])
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)

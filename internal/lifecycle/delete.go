@@ -84,7 +84,7 @@ func (st *Store) delete(ctx context.Context, c *change.Change, s *history.Sessio
 		heads.RemoveFromLists(b, st.Space, s.Inc, vs[1])
 		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
 		key := st.Space.Predecessor(s.Hash)
-		b.Set(key, heads.SealPredecessor(key, s.Inc))
+		b.Set(key, heads.SealPredecessor(key, s.Inc, st.Now()))
 		return true, nil
 	})
 	return deleted && err == nil, err

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/change"
@@ -11,23 +12,27 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Forget removes the predecessor records of session ids, but for those of deleted sessions that vacuum has not removed
-// yet: an erasure that goes on finds the session by them. A creation that was sent before is stopped by the
-// record of forgotten ones then.
+// Forget removes the predecessor records of session ids that are older than heads.Remembered, but for those of deleted sessions
+// that vacuum has not removed yet: an erasure that goes on finds the session by them. A creation that was sent before is
+// stopped by the record of forgotten ones then.
 func (st *Store) Forget(ctx context.Context) error {
 	var found []engine.Pair
 	var lives [][]byte // the keys of the lifecycle records that they name
+	before := st.Now().Add(-heads.Remembered)
 	for p, err := range st.Engine.Scan(ctx, st.Space.All(keys.Predecessor)) {
 		var inc heads.Incarnation
+		var at time.Time
 		if err == nil {
-			if inc, err = heads.OpenPredecessor(p.Key, p.Value); err != nil {
+			if inc, at, err = heads.OpenPredecessor(p.Key, p.Value); err != nil {
 				err = codec.Corrupt(err, "predecessor at key %x", p.Key)
 			}
 		}
 		if err != nil {
 			return err
 		}
-		found, lives = append(found, p), append(lives, st.Space.Life(inc))
+		if at.Before(before) {
+			found, lives = append(found, p), append(lives, st.Space.Life(inc))
+		}
 		if len(found) == forgetAtOnce {
 			if err := st.forget(ctx, found, lives); err != nil {
 				return err

@@ -65,7 +65,7 @@ func (st *Store) rename(ctx context.Context, c *change.Change, s *history.Sessio
 		b.Set(aboutKey, about.Seal(aboutKey))
 		heads.RenameInLists(b, space, s.Inc, hash, vs[2])
 		key := space.Predecessor(s.Hash)
-		b.Set(key, heads.SealPredecessor(key, s.Inc))
+		b.Set(key, heads.SealPredecessor(key, s.Inc, now))
 		return true, nil
 	})
 }
