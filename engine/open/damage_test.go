@@ -314,7 +314,7 @@ func (p *patient) untold(what string) bool {
 
 // Files of a store at rest are damaged by class: it is reported, or it does not matter.
 func TestDamageByClassIsReportedOrHarmless(t *testing.T) {
-	rounds := cmp.Or(*damageRounds, testscale.Pick(6, 3, 1))
+	rounds := cmp.Or(*damageRounds, testscale.Pick(3, 2, 1))
 	for _, scheme := range []string{"pebble:", "badger:"} {
 		t.Run(strings.Trim(scheme, ":"), func(t *testing.T) {
 			verdicts := map[string]map[string]int{}
