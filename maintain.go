@@ -66,10 +66,10 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 		r, err := s.collector().Run(ctx, run)
 		if err == nil && only == nil { // The rest is of all sessions.
 			if err = s.lifecycle.Forget(ctx); err != nil {
-				return r, fmt.Errorf("ids of deleted sessions: %w", err)
+				err = fmt.Errorf("ids of deleted sessions: %w", err)
 			}
-			if err = feed.Tidy(ctx, s.histories, s.now()); err != nil {
-				return r, fmt.Errorf("feed: %w", err)
+			if ferr := feed.Tidy(ctx, s.histories, s.now()); ferr != nil {
+				err = errors.Join(err, fmt.Errorf("feed: %w", ferr))
 			}
 		}
 		return r, err

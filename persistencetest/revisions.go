@@ -129,9 +129,12 @@ func scopesExclude(s *suite) {
 	} {
 		_, err := p.Load(ctx, sc)
 		s.is(err, turnstone.ErrInvalid)
+		n := 0
 		for _, err := range p.Nodes(ctx, sc) {
+			n++
 			s.is(err, turnstone.ErrInvalid)
 		}
+		s.equal("errors", n, 1)
 	}
 	for _, sc := range []turnstone.Scope{{Full: true, At: 1}, {Last: 1, At: 2, Leaf: leaf}, {After: 1, At: 2, Leaf: leaf}, {Full: true, Reverse: true}} {
 		_, err := p.Load(ctx, sc)

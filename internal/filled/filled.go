@@ -35,7 +35,7 @@ func (f *filler) fill(v reflect.Value, where string) {
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		v.SetInt(int64(f.n))
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		v.SetUint(uint64(f.n % 251))
+		v.SetUint(uint64(1 + f.n%250))
 	case reflect.String:
 		v.SetString(fmt.Sprint("text ", f.n))
 	case reflect.Array:

@@ -415,7 +415,6 @@ export class TurnstoneSaver extends BaseCheckpointSaver {
 		}
 	}
 
-	/** Returns the parts of a checkpoint, or none if it is not there. */
 	/** Returns the parts of a checkpoint, and the versions of its channels. */
 	async #before(session: Session, id: string): Promise<{ parts: Map<string, Buffer>; versions: ChannelVersions }> {
 		const entry = await this.#entry(session, id);

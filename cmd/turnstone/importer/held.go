@@ -99,6 +99,7 @@ type held struct {
 	moved  []bool     // the event is new here, but the session has it under another parent, where its usage was counted
 
 	fresh  int             // number of events that are new
+	other  int             // number of own nodes that hold no event
 	keys   map[string]bool // event keys of the session's nodes; see taken
 	stored []byte          // content of the checkpoint part LayoutPart; nil if there is none
 }
@@ -158,6 +159,9 @@ func (l *loader) read(ctx context.Context, s *turnstone.Session, c *Conversation
 	}
 	h.link(c)
 	left := h.match(c)
+	for _, nodes := range left {
+		h.other += len(nodes)
+	}
 	h.findMoved(c, left)
 	return h, nil
 }
@@ -288,7 +292,8 @@ func (h *held) parent(i int) (id graph.ID, ok bool) {
 // kin reports whether the session, which has the identity of c, holds an earlier or later
 // state of c. The alternative is another conversation that was written to the same place.
 func (h *held) kin(c *Conversation) bool {
-	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || h.begins(c) {
+	if c.kin == kinID || h.mark == c.stamp || len(c.Events) == 0 || len(h.own) == 0 || h.fresh == 0 || h.begins(c) ||
+		h.mark == (stamp{}) && h.other == 0 { // an import of c was cut off, or is at work
 		return true
 	}
 	if c.kin == kinStdin {

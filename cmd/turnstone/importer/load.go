@@ -246,7 +246,10 @@ func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 			}
 		case l.Replace && became == "":
 			id = h.session.ID()
-			if err = l.remove(ctx, h); err == nil {
+			if _, err = l.request(ctx, c, id); err == nil { // What would keep the new one from being made is found before.
+				err = l.remove(ctx, h)
+			}
+			if err == nil {
 				became = Replaced
 				continue
 			}
@@ -306,11 +309,9 @@ func (l *loader) create(ctx context.Context, c *Conversation, id string) (*held,
 	} else if !errors.Is(err, turnstone.ErrSessionNotFound) {
 		return nil, err
 	}
-	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
-	if c.Parent != "" {
-		if err := l.descend(ctx, c, &req); err != nil {
-			return nil, err
-		}
+	req, err := l.request(ctx, c, id)
+	if err != nil {
+		return nil, err
 	}
 	l.Clock.set(c.began)
 	defer l.Clock.set(noTime)
@@ -321,7 +322,23 @@ func (l *loader) create(ctx context.Context, c *Conversation, id string) (*held,
 	if !created {
 		return nil, errTaken
 	}
-	return l.read(ctx, s, c)
+	h, err := l.read(ctx, s, c)
+	if err == nil && l.Only != nil {
+		l.Only = append(l.Only, h.info.Of) // It is this run's.
+	}
+	return h, err
+}
+
+// request returns what makes the session of c.
+func (l *loader) request(ctx context.Context, c *Conversation, id string) (turnstone.Request, error) {
+	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
+	if _, err := l.st.List(ctx, turnstone.ListOptions{Group: l.Group, Limit: 1}); err != nil { // which refuses what is no group
+		return req, err
+	}
+	if c.Parent == "" {
+		return req, nil
+	}
+	return req, l.descend(ctx, c, &req)
 }
 
 // descend sets the parent session in req, and the node of the parent where c begins.

@@ -1,6 +1,7 @@
 package importer_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -66,6 +67,59 @@ func TestP1_ImportsAtTheSameTimeGiveTheSessionOfTheFullestFile(t *testing.T) {
 				}
 				verify(t, mine)
 			}
+		}
+	}
+}
+
+// A conversation from standard input has no identity of its own: what an import that was cut off has stored tells that it is the same one.
+func TestP1_AnImportOfStandardInputThatWasCutOffIsFinishedByTheNext(t *testing.T) {
+	all := appended["plain.jsonl"]
+	for refused := 1; refused < 6; refused++ {
+		commits, cut := 0, context.CancelFunc(func() {})
+		clock := &importer.Clock{}
+		st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
+			if commits++; commits == refused {
+				cut()
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stopped context.Context
+		stopped, cut = context.WithCancel(ctx)
+		convs, _ := importer.Parse("-", []byte(file(all)))
+		importer.Load(stopped, st, convs, importer.Options{Clock: clock, BySteps: true})
+		cut()
+		for range 2 {
+			r := bring(t, st, clock, "-", file(all))
+			if got := exported(t, st, r.Session); got != file(all) {
+				t.Errorf("cut off at commit %d: exported is\n%s", refused, got)
+			}
+		}
+		if page, err := st.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) != 1 {
+			t.Errorf("cut off at commit %d: %d sessions, %v", refused, len(page.Sessions), err)
+		}
+		st.Close()
+	}
+}
+
+func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
+	st, clock := openClocked(t)
+	all := appended["plain.jsonl"]
+	id := bring(t, st, clock, "plain.jsonl", file(all)).Session
+	convs := parse(t, "plain.jsonl", file(all[:3]))
+	load(t, st, convs, importer.Options{Replace: true, Group: "a//b", Clock: clock}, importer.Failed)
+	load(t, st, convs, importer.Options{Replace: true, Only: []string{"another"}, Clock: clock}, importer.Failed)
+	if got := exported(t, st, id); got != file(all) {
+		t.Errorf("exported is\n%s", got)
+	}
+	// What the run itself has made may be replaced: here are two snapshots of a conversation that is new.
+	st, clock = openClocked(t)
+	both := append(parse(t, "claude.jsonl", file(appended["claude.jsonl"][:5])), parse(t, "claude.jsonl", file(appended["claude.jsonl"]))...)
+	for _, r := range importer.Load(ctx, st, both, importer.Options{Replace: true, Only: []string{}, Clock: clock}) {
+		if r.Err != nil {
+			t.Error(r.Err)
 		}
 	}
 }

@@ -150,7 +150,12 @@ class Transport:
         self._pid = os.getpid()
         self._closed = False
 
+    def _own(self) -> None:
+        if self._pid != os.getpid():  # The connections, and perhaps the lock, are those of the parent.
+            self._mu, self._idle, self._pid = threading.Lock(), [], os.getpid()
+
     def close(self) -> None:
+        self._own()
         with self._mu:
             self._closed = True
             for c in self._idle:
@@ -158,8 +163,7 @@ class Transport:
             self._idle.clear()
 
     def _take(self) -> http.client.HTTPConnection:
-        if self._pid != os.getpid():  # The connections, and perhaps the lock, are those of the parent.
-            self._mu, self._idle, self._pid = threading.Lock(), [], os.getpid()
+        self._own()
         with self._mu:
             if self._closed:
                 raise errors.Error("the client is closed")
@@ -278,6 +282,8 @@ class AsyncTransport:
                 raise errors.Error("the client is closed")
             client = self._clients.get(loop)
             if client is None:
+                for ended in [x for x in self._clients if x.is_closed()]:
+                    del self._clients[ended]  # Its connections refer to it, so it would never go.
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
                 transport = httpx.AsyncHTTPTransport(uds=self._socket, verify=self._context, limits=limits)
                 timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
