@@ -1,7 +1,6 @@
 package importer_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/testscale"
 )
@@ -171,32 +169,16 @@ func TestAnImportThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 		want := describe(t, st, id)
 		for cutOff := range 16 {
 			before, refused := cutOff%2*2, cutOff/2 // lines that were imported before
-			commits, cut := 0, context.CancelFunc(func() {})
-			clock := &importer.Clock{}
-			st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
-				if commits++; commits == refused {
-					cut()
-				}
-				return nil
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			st, clock, stopped := stopping(t, refused)
 			if before > 0 {
 				bring(t, st, clock, name, file(all[:before]))
 			}
-			commits = 0
-			var stopped context.Context
-			stopped, cut = context.WithCancel(ctx)
-			convs := parse(t, name, file(all))
-			importer.Load(stopped, st, convs, importer.Options{Clock: clock, BySteps: true})
-			cut()
+			importer.Load(stopped(), st, parse(t, name, file(all)), importer.Options{Clock: clock, BySteps: true})
 			bring(t, st, clock, name, file(all))
 			if got := describe(t, st, id); got != want {
 				t.Errorf("%s after %d lines, cut off at commit %d:\n%s\nwant\n%s", name, before, refused, got, want)
 			}
 			verify(t, st)
-			st.Close()
 		}
 	}
 }

@@ -95,9 +95,9 @@ func short(identity string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// suffixed returns the id for a session if another session has the id c.ID.
-func (c *Conversation) suffixed() string {
-	sum := sha256.Sum256([]byte(c.Identity + "\x00" + c.stamp.all))
+// suffixed returns the id for a session if another one has the id c.ID: with a suffix that tells what it is of.
+func (c *Conversation) suffixed(of string) string {
+	sum := sha256.Sum256([]byte(of))
 	return fmt.Sprintf("%s~%x", c.ID, sum[:4])
 }
 

@@ -186,25 +186,25 @@ func Sessions(ctx context.Context, st *turnstone.Store, o turnstone.ListOptions)
 	}
 }
 
-// holders returns the ids of the sessions that hold conversations of an identity.
-func (l *loader) holders(ctx context.Context, identity string) (ids []string, err error) {
+// holders returns the sessions that hold conversations of an identity.
+func (l *loader) holders(ctx context.Context, identity string) (all []*turnstone.Info, err error) {
 	for s, err := range Sessions(ctx, l.st, turnstone.ListOptions{Labels: map[string]string{identityLabel: identity}}) {
 		if err != nil {
 			return nil, err
 		}
-		ids = append(ids, s.ID)
+		all = append(all, s)
 	}
-	return ids, nil
+	return all, nil
 }
 
 // find returns the session that holds c, compared with c, or nil if no session does.
 func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
-	ids, err := l.holders(ctx, c.Identity)
+	all, err := l.holders(ctx, c.Identity)
 	if err != nil {
 		return nil, err
 	}
-	for _, id := range ids {
-		s, err := l.st.Session(ctx, id)
+	for _, i := range all {
+		s, err := l.st.SessionOf(ctx, i.Of) // whatever its id is by now
 		if errors.Is(err, turnstone.ErrSessionNotFound) {
 			continue // deleted meanwhile
 		}
@@ -222,53 +222,46 @@ func (l *loader) find(ctx context.Context, c *Conversation) (*held, error) {
 	return nil, nil
 }
 
-// load imports one conversation: it makes a session of it, or adds to the session that
-// holds it. It tries again when others change that session meanwhile, as long as there are
-// new commits, and then some more times.
+// load imports one conversation: it makes a session of it, or adds to the session that holds it.
+// If others change that session meanwhile, load tries again: as long as its tries make commits,
+// and 100 times more. The outcome is that of the first try that made a commit.
 func (l *loader) load(ctx context.Context, c *Conversation, r *Result) error {
 	if err := c.check(); err != nil {
 		return err
 	}
 	const tries = 100
-	became, id := Outcome(""), c.ID
+	became := Outcome("")
 	for left, commits := tries, 0; ; left-- {
 		h, err := l.find(ctx, c)
 		if err == nil && h == nil {
-			if h, err = l.create(ctx, c, id); err == nil && became == "" {
-				became = Imported
+			if h, err = l.create(ctx, c); err == nil {
+				became = cmp.Or(became, Imported)
 			}
 		}
 		switch {
 		case err != nil:
 		case h.mark == c.stamp:
-			if r.Session = h.session.ID(); r.Commits == 0 {
-				r.Outcome = Unchanged
-			}
+			r.Session, r.Outcome = h.session.ID(), Unchanged
 		case l.Replace && became == "":
-			id = h.session.ID()
-			if _, err = l.request(ctx, c, id); err == nil { // What would keep the new one from being made is found before.
-				err = l.remove(ctx, h)
-			}
-			if err == nil {
-				became = Replaced
-				continue
-			}
+			return l.replace(ctx, c, r, h)
 		default:
 			err = l.grow(ctx, c, r, h)
 		}
-		if errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, errTaken) {
-			if r.Commits > commits {
-				left, commits = tries, r.Commits
-			}
-			if left > 0 {
-				continue
-			}
+		if r.Commits > commits {
+			became = cmp.Or(became, r.Outcome)
+			left, commits = tries, r.Commits
 		}
-		if err == nil && became != "" {
-			r.Outcome = became
+		if left > 0 && beside(err) {
+			continue
 		}
+		r.Outcome = cmp.Or(became, r.Outcome)
 		return err
 	}
+}
+
+// beside reports whether an error is one of imports and hosts that work on the same session.
+func beside(err error) bool {
+	return errors.Is(err, turnstone.ErrConflict) || errors.Is(err, turnstone.ErrRecordConflict) || errors.Is(err, turnstone.ErrSessionDeleted) || errors.Is(err, errTaken)
 }
 
 // check returns an error if the store would refuse an event, so that nothing of the conversation is
@@ -284,77 +277,68 @@ func (c *Conversation) check() error {
 	return nil
 }
 
-// remove deletes the session h, if it is one that may be replaced.
-func (l *loader) remove(ctx context.Context, h *held) error {
-	if l.Only != nil && !slices.Contains(l.Only, h.info.Of) {
-		return fmt.Errorf("session %q was made since it was asked which ones may be replaced", h.info.ID)
-	}
-	return h.session.Delete(ctx, turnstone.KeepChildren)
-}
-
 // errTaken: a session was made while one of its id was to be made.
 var errTaken = errors.New("the id of the session is taken")
 
-// create makes an empty session for c, with the given id if it is free.
-func (l *loader) create(ctx context.Context, c *Conversation, id string) (*held, error) {
-	if _, err := l.st.Session(ctx, id); err == nil {
-		h, err := l.find(ctx, c)
-		if err == nil && h != nil {
-			err = errTaken // by another import, meanwhile
+// create makes an empty session for c. Its id is that of the conversation, or one with a suffix if
+// another conversation has that.
+func (l *loader) create(ctx context.Context, c *Conversation) (*held, error) {
+	for _, id := range []string{c.ID, c.suffixed(c.Identity), c.suffixed(c.Identity + "\x00" + c.stamp.all)} {
+		_, err := l.st.Session(ctx, id)
+		if errors.Is(err, turnstone.ErrSessionNotFound) {
+			return l.make(ctx, c, id, true)
 		}
 		if err != nil {
 			return nil, err
 		}
-		id = c.suffixed()
-	} else if !errors.Is(err, turnstone.ErrSessionNotFound) {
-		return nil, err
+		if h, err := l.find(ctx, c); err != nil || h != nil {
+			return nil, cmp.Or(err, errTaken) // by another import of c, meanwhile
+		}
 	}
-	req, err := l.request(ctx, c, id)
-	if err != nil {
-		return nil, err
+	return nil, errTaken
+}
+
+// make makes an empty session for c. If known is not set, no import finds it.
+func (l *loader) make(ctx context.Context, c *Conversation, id string, known bool) (*held, error) {
+	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
+	if !known {
+		delete(req.Labels, identityLabel)
+	}
+	if c.Parent != "" {
+		if err := l.descend(ctx, c, &req); err != nil {
+			return nil, err
+		}
 	}
 	l.Clock.set(c.began)
 	defer l.Clock.set(noTime)
 	s, created, err := l.st.Create(ctx, req)
+	if err == nil && !created {
+		err = errTaken
+	}
 	if err != nil {
 		return nil, err
 	}
-	if !created {
-		return nil, errTaken
-	}
 	h, err := l.read(ctx, s, c)
 	if err == nil && l.Only != nil {
-		l.Only = append(l.Only, h.info.Of) // It is this run's.
+		l.Only = append(l.Only, h.info.Of) // This run has made it, and may replace it.
 	}
 	return h, err
 }
 
-// request returns what makes the session of c.
-func (l *loader) request(ctx context.Context, c *Conversation, id string) (turnstone.Request, error) {
-	req := turnstone.Request{ID: id, Metadata: turnstone.Metadata{Name: c.Name, Model: c.Model, Cwd: c.Cwd, Group: l.Group, Labels: c.labels()}}
-	if _, err := l.st.List(ctx, turnstone.ListOptions{Group: l.Group, Limit: 1}); err != nil { // which refuses what is no group
-		return req, err
-	}
-	if c.Parent == "" {
-		return req, nil
-	}
-	return req, l.descend(ctx, c, &req)
-}
-
 // descend sets the parent session in req, and the node of the parent where c begins.
 func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Request) error {
-	ids, err := l.holders(ctx, c.Parent)
+	all, err := l.holders(ctx, c.Parent)
 	if err != nil {
 		return err
 	}
-	if len(ids) == 0 && !c.Attached {
+	if len(all) == 0 && !c.Attached {
 		req.Labels[".import.parent"] = c.Parent // the parent was not imported
 		return nil
 	}
-	if len(ids) == 0 {
+	if len(all) == 0 {
 		return fmt.Errorf("the conversation goes on from %q, which was not imported", c.Parent)
 	}
-	parent, err := l.st.Session(ctx, ids[0])
+	parent, err := l.st.Session(ctx, all[0].ID)
 	if err != nil {
 		return err
 	}
@@ -362,7 +346,7 @@ func (l *loader) descend(ctx context.Context, c *Conversation, req *turnstone.Re
 	if err != nil {
 		return err
 	}
-	req.Parent, req.Detached = ids[0], !c.Attached
+	req.Parent, req.Detached = all[0].ID, !c.Attached
 	if c.ForkKey == "" {
 		req.ForkNode = spawned(state.Nodes, c.Agent)
 		return nil
@@ -387,51 +371,4 @@ func (c *Conversation) labels() map[string]string {
 		out[k] = v
 	}
 	return out
-}
-
-// A Loss is a session that Options.Replace deletes.
-type Loss struct {
-	turnstone.Info
-	Kept     int // number of revisions that are kept by name
-	Children int // number of forks of the session, which stay whole and have no parent then
-}
-
-// Losses returns the sessions that Load would delete for convs with Options.Replace.
-func Losses(ctx context.Context, st *turnstone.Store, convs []Conversation) ([]Loss, error) {
-	l := &loader{st: st}
-	var out []Loss
-	seen := map[string]bool{}
-	for i := range convs {
-		convs[i].seal()
-		h, err := l.find(ctx, &convs[i])
-		if err != nil {
-			return nil, err
-		}
-		if h == nil || h.mark == convs[i].stamp || seen[h.session.ID()] {
-			continue
-		}
-		seen[h.session.ID()] = true
-		loss, err := l.loss(ctx, h)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, loss)
-	}
-	return out, nil
-}
-
-// loss returns the loss of a session.
-func (l *loader) loss(ctx context.Context, h *held) (Loss, error) {
-	kept, err := h.session.Kept(ctx)
-	if err != nil {
-		return Loss{}, err
-	}
-	loss := Loss{Info: h.info, Kept: len(kept)}
-	for _, err := range Sessions(ctx, l.st, turnstone.ListOptions{Parent: h.info.ID}) {
-		if err != nil {
-			return Loss{}, err
-		}
-		loss.Children++
-	}
-	return loss, nil
 }

@@ -41,6 +41,30 @@ func openClocked(t *testing.T) (*turnstone.Store, *importer.Clock) {
 	return st, clock
 }
 
+// stopping opens a store, and returns what makes a context that ends at a commit from then on, counted from 1; without such a commit it
+// ends with the test.
+func stopping(t *testing.T, at int) (st *turnstone.Store, clock *importer.Clock, stopped func() context.Context) {
+	t.Helper()
+	clock = &importer.Clock{}
+	commits, cut := 0, context.CancelFunc(func() {})
+	st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
+		if commits++; commits == at {
+			cut()
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	return st, clock, func() (c context.Context) {
+		commits = 0
+		c, cut = context.WithCancel(ctx)
+		t.Cleanup(cut)
+		return c
+	}
+}
+
 func verify(t *testing.T, st *turnstone.Store) {
 	t.Helper()
 	v, err := st.Verify(ctx, turnstone.VerifyOptions{})

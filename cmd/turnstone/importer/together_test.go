@@ -1,7 +1,7 @@
 package importer_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -75,22 +75,9 @@ func TestP1_ImportsAtTheSameTimeGiveTheSessionOfTheFullestFile(t *testing.T) {
 func TestP1_AnImportOfStandardInputThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 	all := appended["plain.jsonl"]
 	for refused := 1; refused < 6; refused++ {
-		commits, cut := 0, context.CancelFunc(func() {})
-		clock := &importer.Clock{}
-		st, err := turnstone.Open(ctx, memory.New(), &turnstone.Options{Now: clock.Now, Validator: func(context.Context, string, *turnstone.Commit) error {
-			if commits++; commits == refused {
-				cut()
-			}
-			return nil
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var stopped context.Context
-		stopped, cut = context.WithCancel(ctx)
+		st, clock, stopped := stopping(t, refused)
 		convs, _ := importer.Parse("-", []byte(file(all)))
-		importer.Load(stopped, st, convs, importer.Options{Clock: clock, BySteps: true})
-		cut()
+		importer.Load(stopped(), st, convs, importer.Options{Clock: clock, BySteps: true})
 		for range 2 {
 			r := bring(t, st, clock, "-", file(all))
 			if got := exported(t, st, r.Session); got != file(all) {
@@ -100,7 +87,6 @@ func TestP1_AnImportOfStandardInputThatWasCutOffIsFinishedByTheNext(t *testing.T
 		if page, err := st.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) != 1 {
 			t.Errorf("cut off at commit %d: %d sessions, %v", refused, len(page.Sessions), err)
 		}
-		st.Close()
 	}
 }
 
@@ -114,6 +100,21 @@ func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
 	if got := exported(t, st, id); got != file(all) {
 		t.Errorf("exported is\n%s", got)
 	}
+	// A replacement that is cut off leaves the session, and nothing else.
+	for refused := 1; refused < 4; refused++ {
+		st, clock, stopped := stopping(t, refused)
+		id := bring(t, st, clock, "plain.jsonl", file(all[:2])).Session
+		want := describe(t, st, id)
+		convs := parse(t, "plain.jsonl", file(all))
+		importer.Load(stopped(), st, convs, importer.Options{Replace: true, BySteps: true, Clock: clock})
+		if page, err := st.List(ctx, turnstone.ListOptions{}); err != nil || len(page.Sessions) != 1 || describe(t, st, id) != want {
+			t.Errorf("cut off at commit %d: %v, %v", refused, page.Sessions, err)
+		}
+		load(t, st, convs, importer.Options{Replace: true, Clock: clock}, importer.Replaced)
+		if got := exported(t, st, id); got != file(all) {
+			t.Errorf("replaced after a cut: %s", got)
+		}
+	}
 	// What the run itself has made may be replaced: here are two snapshots of a conversation that is new.
 	st, clock = openClocked(t)
 	both := append(parse(t, "claude.jsonl", file(appended["claude.jsonl"][:5])), parse(t, "claude.jsonl", file(appended["claude.jsonl"]))...)
@@ -121,5 +122,33 @@ func TestP9_AReplacementThatCanNotBeMadeDeletesNothing(t *testing.T) {
 		if r.Err != nil {
 			t.Error(r.Err)
 		}
+	}
+}
+
+// Somebody makes a session of the id between the deletion of the old one and the naming of the new one: both stay.
+func TestP9_AReplacementWhoseIDIsTakenKeepsItsOwn(t *testing.T) {
+	e := memory.New()
+	other, _ := openBeside(t, e)
+	all := appended["plain.jsonl"]
+	bring(t, other, &importer.Clock{}, "plain.jsonl", file(all[:2]))
+	taken := false
+	mine, clock := openBeside(t, &enginetest.Faulty{Engine: e, Plan: func(enginetest.Call) enginetest.Fault {
+		if _, err := other.Session(ctx, "plain"); errors.Is(err, turnstone.ErrSessionNotFound) && !taken {
+			taken = true
+			if _, _, err := other.Create(ctx, turnstone.Request{ID: "plain"}); err != nil {
+				t.Error(err)
+			}
+		}
+		return enginetest.Fault{}
+	}})
+	r := load(t, mine, parse(t, "plain.jsonl", file(all)), importer.Options{Replace: true, Clock: clock}, importer.Replaced)[0]
+	if !taken || r.Session == "plain" || exported(t, mine, r.Session) != file(all) {
+		t.Errorf("taken: %v, %+v", taken, r)
+	}
+	if i := infoOf(t, session(t, mine, "plain")); i.Revision != 0 {
+		t.Errorf("the session that took the id: %+v", i)
+	}
+	if r := bring(t, mine, clock, "plain.jsonl", file(all)); r.Outcome != importer.Unchanged {
+		t.Errorf("again: %+v", r)
 	}
 }
