@@ -222,7 +222,7 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 	}
 	defer answer.Body.Close()
 	if !answers(answer, r) {
-		return nil, true, errMixed
+		return nil, true, fmt.Errorf("%w: its header %s is %q", errMixed, wire.HeaderCall, answer.Header.Get(wire.HeaderCall))
 	}
 	if s := answer.Header.Get(wire.HeaderServer); s != "" {
 		c.server.Store(&s)
@@ -236,7 +236,7 @@ func (c *Client) once(ctx context.Context, a *ask, server string, read func(*htt
 }
 
 // errMixed means that an answer is not that to the request: something between client and server has mixed them up.
-var errMixed = errors.New("client: the answer is that to another request")
+var errMixed = errors.New("client: the answer is not that to the request")
 
 // answers reports whether an answer is that to a request, or that of a proxy, which tells nothing but a failure.
 func answers(answer *http.Response, r *http.Request) bool {

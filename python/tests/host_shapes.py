@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -66,6 +67,12 @@ def whole(store: str, times: int = 1) -> None:
             nodes = db.session(own(n)).load().nodes
             check(n, [x.payload for x in nodes])
             assert len(nodes) == 1 + times * ROUNDS, f"tenant {n} has {len(nodes)} nodes"
+
+
+def descriptors() -> int:
+    """Returns how many files and sockets the process has open, or 0 where nothing tells."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
 def forked(f: Callable[[int], None], children: range) -> None:
@@ -176,6 +183,10 @@ def loops_in_turn(store: str) -> None:
     db = asyncio.run(turnstonedb.AsyncClient.open(store))
     for n in range(TENANTS):
         asyncio.run(awork(db, n))
+    open_now = descriptors()
+    for _ in range(20):
+        asyncio.run(db.list(limit=1))  # type: ignore[arg-type]
+    assert descriptors() < open_now + 10, "loops that have ended keep their connections"
     asyncio.run(db.close())
     try:
         asyncio.run(db.list())

@@ -19,9 +19,10 @@ from turnstonedb._transport import AsyncTransport, BrokenError, Transport
 class Cutter:
     """A proxy before the server of a store, which cuts each connection after some bytes of requests, or of answers."""
 
-    def __init__(self, upstream: str, address: str, seed: int) -> None:
+    def __init__(self, upstream: str, address: str, seed: int, up: int = 12_000, down: int = 2000) -> None:
         self.upstream, self.address = upstream, address
         self.cuts = 0
+        self._most = up, down  # bytes of requests, or of answers
         self._random = random.Random(seed)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
@@ -39,7 +40,8 @@ class Cutter:
                 return
             server = socket.socket(socket.AF_UNIX)
             server.connect(self.upstream)
-            up, down = self._random.choice([(self._random.randrange(12_000), 1 << 40), (1 << 40, self._random.randrange(2000))])
+            most_up, most_down = self._most
+            up, down = self._random.choice([(self._random.randrange(most_up), 1 << 40), (1 << 40, self._random.randrange(most_down))])
             both = (client, server)
             threading.Thread(target=self._pump, args=(client, server, up, both), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, down, both), daemon=True).start()
@@ -68,6 +70,26 @@ def cutter(db: turnstonedb.Client, store: str) -> Iterator[Cutter]:
 def grown(n: int) -> bytes:
     """Returns a list of n items."""
     return b"%06d" % n + b"".join(random.Random(i).randbytes(1000) for i in range(n))
+
+
+def test_a_large_attachment_goes_on_where_it_was_cut_off(db: turnstonedb.Client, store: str) -> None:
+    assert db._o.socket
+    c = Cutter(db._o.socket, f"{store}.large", 2, 3 << 20, 3 << 20)
+    content = random.Random(1).randbytes(20 << 20)
+
+    async def asynchronously() -> bytes:
+        async with turnstonedb.AsyncClient(f"unix:{c.address}") as a:
+            s = await a.session("s")
+            attachment = await s.put_attachment(content[1:])
+            return b"".join([chunk async for chunk in s.read_attachment(attachment.id)])
+
+    with turnstonedb.Client(f"unix:{c.address}") as client:
+        s, _ = client.create("s")
+        attachment = s.put_attachment(content)
+        assert b"".join(s.read_attachment(attachment.id)) == content
+    assert asyncio.run(asynchronously()) == content[1:]
+    assert c.cuts > 4
+    c.close()
 
 
 def test_what_is_written_over_connections_that_are_cut_is_written_once(db: turnstonedb.Client, cutter: Cutter) -> None:

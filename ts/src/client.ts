@@ -280,7 +280,10 @@ export class Session {
 		await this.#one("rename", { to }, write());
 	}
 
-	/** Removes this session, also if it was renamed since, and never another one that has its id by now. */
+	/**
+	 * Removes this session, also if it was renamed since, and never another one that has its id by now. A handle that was made without `of` means
+	 * whatever session has the id.
+	 */
 	async delete(children: "keep" | "refuse" | "cascade" = "keep"): Promise<void> {
 		await this.#one("delete", { children }, write());
 	}
@@ -327,18 +330,27 @@ export class Session {
 		let offset = begin;
 		for (let asks = false; ; ) {
 			try {
-				// An attempt that brought all of it may have got no answer: then it is asked for.
+				// A server that has a part of the piece, or all of it, answers before it has read the rest, and closes the connection. So after an
+				// attempt without an answer it is asked what it has.
 				const place = { ...query, offset: String(offset), ...(last ? {} : { more: "1" }) };
 				const answer = asks
 					? await requests.stream("GET", "/v1/upload", { query: { upload: query.upload } })
 					: await requests.stream("PUT", "/v1/attachment", { query: place, body: piece.subarray(offset - begin) });
 				const [d] = documents(await answer.body());
 				const stored = d?.value.attachment as Attachment | undefined;
-				if (!asks || stored) return stored;
+				const at = Number(d?.value.offset ?? begin);
+				if (!asks || stored || (at === end && !last)) return stored;
 				asks = false;
+				offset = Math.max(begin, Math.min(at, end));
 			} catch (e) {
 				if (!(e instanceof TurnstoneError)) {
 					await requests.pause(attempts, e);
+					asks = attempts.sent;
+					continue;
+				}
+				if (e.kind === "upload-not-found" && asks && begin === 0) {
+					asks = false; // Nothing of it has come.
+					offset = 0;
 					continue;
 				}
 				if (e.kind === "upload-not-found" && last && attempts.sent) throw outcomeUnknown(e.message, e);

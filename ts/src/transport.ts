@@ -131,7 +131,12 @@ export class Transport {
 			request.on("timeout", () => request.destroy(new Error("the server is silent")));
 			request.on("response", (message) => {
 				if (matches(id, message)) return answer(new Answer(message));
-				fail(new BrokenError(new Error("the answer is that to another request"), true));
+				fail(
+					new BrokenError(
+						new Error(`the answer is not that to the request: its header ${callHeader} is ${JSON.stringify(message.headers[callHeader])}`),
+						true,
+					),
+				);
 				message.on("error", () => {});
 				message.destroy();
 			});

@@ -415,20 +415,25 @@ class Session:
         asks = False
         while True:
             try:
-                # An attempt that brought all of it may have got no answer: then it is asked for.
+                # A server that has a part of the piece, or all of it, answers before it has read the rest, and closes the connection. So after an
+                # attempt without an answer it is asked what it has.
                 if asks:
                     response = client._http.request("GET", "/v1/upload", params={"upload": query["upload"]})
                 else:
                     params = {**query, "offset": str(offset), **({} if last else {"more": "1"})}
                     response = client._http.request("PUT", "/v1/attachment", params=params, content=piece[offset - begin :])
                 _http.check(response)
-                stored = _http.read(Call("upload", {}, _calls.progress), response.content)[1]
-                if stored or not asks:
+                at, stored = _http.read(Call("upload", {}, _calls.progress), response.content)
+                if stored or not asks or (at == end and not last):
                     return stored
-                asks = False
+                asks, offset = False, max(begin, min(at, end))
             except (BrokenError, _http.Lost, _http.Busy) as e:
                 client._pause(attempts, e)
+                asks = attempts.sent
             except errors.Error as e:
+                if e.kind == "upload-not-found" and asks and begin == 0:
+                    asks, offset = False, 0  # Nothing of it has come.
+                    continue
                 if e.kind == "upload-not-found" and last and attempts.sent:
                     raise errors.unknown_outcome(str(e)) from e
                 at = e.problem.get("offset", -1)

@@ -47,7 +47,7 @@ def _matched(id: str, status: int, headers: Mapping[str, str]) -> None:
     got = headers.get(_CALL, "")
     of_proxy = not got and status // 100 != 2 and not headers.get("Content-Type", "").startswith("application/problem+json")
     if got != id and not of_proxy:
-        raise _MixedError("the answer is that to another request")
+        raise _MixedError(f"the answer is not that to the request: its header {_CALL} is {got!r}")
 
 
 class Response:
@@ -282,8 +282,6 @@ class AsyncTransport:
                 raise errors.Error("the client is closed")
             client = self._clients.get(loop)
             if client is None:
-                for ended in [x for x in self._clients if x.is_closed()]:
-                    del self._clients[ended]  # Its connections refer to it, so it would never go.
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
                 transport = httpx.AsyncHTTPTransport(uds=self._socket, verify=self._context, limits=limits)
                 timeout = httpx.Timeout(_SILENCE, connect=_CONNECT, pool=None)
