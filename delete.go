@@ -105,8 +105,8 @@ func erasure(v *gc.VacuumReport, r *erase.Receipt) *Erasure {
 // the whole store, and takes as long as Vacuum.
 //
 // An error that matches ErrIncomplete leaves the session deleted, and says what is left
-// in the files. Erase of the same id again, as long as no other session has it and GC has not
-// forgotten the id, does the rest; so does Vacuum, but for ids in the feed. A receipt of a repeated call knows of shared bytes only as far
+// in the files. Erase of the same id again, as long as no other session has it, does the
+// rest; so does Vacuum, but for ids in the feed. A receipt of a repeated call knows of shared bytes only as far
 // as the session's records were still there.
 //
 // Text that a host has put into other sessions as well is there still, and

@@ -223,19 +223,7 @@ func unsure(t *testing.T, now *time.Time, applied bool, meddle func(other *turns
 	e := &enginetest.Faulty{Engine: mem}
 	o := &turnstone.Options{Now: func() time.Time { return *now }}
 	st, other = openStore(t, e, o), openStore(t, mem, o)
-	e.Plan = func(c enginetest.Call) enginetest.Fault {
-		if c.Op != "Apply" {
-			return enginetest.Fault{}
-		}
-		e.Plan = nil
-		return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
-	}
-	e.Done = func(c enginetest.Call, _ error) {
-		if c.Op == "Apply" {
-			e.Done = nil
-			meddle(other)
-		}
-	}
+	leaveOpen(e, applied, func() { meddle(other) })
 	return st, other
 }
 

@@ -1,6 +1,7 @@
 package turnstone_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/gc"
 )
 
 // The ids of erased sessions go from the feed, whether they have a number or not; the changes stay.
@@ -38,6 +40,27 @@ func TestWA10_ErasureForgetsIDs(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	verify(t, st)
+}
+
+// A session was deleted and vacuumed, and its id is forgotten but for the feed: an erasure takes it from there.
+func TestWA10_AnErasureOfAForgottenIDTakesItFromTheFeed(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	mem := memory.New()
+	st := openStore(t, mem, &turnstone.Options{NoAutoSeal: true, Now: func() time.Time { return now }})
+	startFeed(t, st)
+	create(t, st, turnstone.Request{ID: "secret"}, []byte("x"))
+	remove(t, st, "secret")
+	vacuum(t, st)
+	now = now.Add(2 * time.Hour)
+	collect(t, st, gc.Options{})
+	if _, err := st.Erase(ctx, "secret", turnstone.KeepChildren, turnstone.EraseOptions{}); !errors.Is(err, turnstone.ErrSessionNotFound) {
+		t.Error(err)
+	}
+	for _, p := range pairs(t, mem) {
+		if strings.Contains(string(p.Key)+string(p.Value), "secret") {
+			t.Errorf("%x has the id", p.Key)
+		}
+	}
 }
 
 // Erasing an id takes it from the feed for all deleted sessions that had it, and for children that were made meanwhile.

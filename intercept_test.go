@@ -33,13 +33,16 @@ func beforeEachApply(f func(b *engine.Batch)) func(enginetest.Call) enginetest.F
 
 // loseOutcome makes the next Apply of f take effect, and fail with engine.ErrUnknown. It
 // calls then between the two.
-func loseOutcome(f *enginetest.Faulty, then func()) {
+func loseOutcome(f *enginetest.Faulty, then func()) { leaveOpen(f, true, then) }
+
+// leaveOpen makes the next Apply on f end with an unknown outcome, whether it takes effect or not, and calls then.
+func leaveOpen(f *enginetest.Faulty, applied bool, then func()) {
 	f.Plan = func(c enginetest.Call) enginetest.Fault {
 		if c.Op != "Apply" {
 			return enginetest.Fault{}
 		}
 		f.Plan = nil
-		return enginetest.Fault{Err: engine.ErrUnknown, Applied: true}
+		return enginetest.Fault{Err: engine.ErrUnknown, Applied: applied}
 	}
 	f.Done = func(c enginetest.Call, _ error) {
 		if c.Op == "Apply" {

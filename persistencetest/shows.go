@@ -49,7 +49,7 @@ func (h *shown) keys() (out []string) {
 	return out
 }
 
-// commit adds a turn: nodes behind each other below a node that exists, or roots.
+// commit adds a random turn to the session and to h: a chain of up to three nodes, whose first one is a root or has a node that exists as its parent.
 func (h *shown) commit(s *suite, p turnstone.Persistence, rnd *rand.Rand, name string) {
 	c := turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"p": []byte(name)}}
 	now, parent := head.Revision(len(h.states)), ""

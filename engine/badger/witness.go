@@ -31,7 +31,7 @@ import (
 // process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
 // has the name, the length and a checksum of each file of Badger's, a line for each; otherwise it is not there. The checksum is that of
 // MANIFEST, and of the first and the last 4 KiB of others, which tell files apart: a log begins with random bytes, and a table ends with its
-// index, whose damage Badger answers with a panic.
+// index, whose damage Badger answers with a panic (of a large table only the end of the index is in it).
 // A part whose checksum does not match says nothing, because a loss of power can leave it half written.
 type witness struct {
 	group  uint64

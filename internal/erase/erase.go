@@ -14,7 +14,9 @@
 package erase
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -53,6 +55,9 @@ type Store struct {
 // After remove has succeeded, every error matches change.ErrIncomplete.
 func (s Store) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, heads.Incarnation) ([]heads.Incarnation, error), vacuum func(context.Context) ([]heads.Incarnation, error)) (*Receipt, error) {
 	incs, err := s.family(ctx, id, cascade)
+	if errors.Is(err, history.ErrSessionNotFound) { // The id may be forgotten, and stand in the feed.
+		err = cmp.Or(feed.Forget(ctx, s.Store, feed.Erased{IDs: []string{id}}, s.Now()), err)
+	}
 	if err != nil {
 		return nil, err
 	}

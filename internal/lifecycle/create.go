@@ -87,7 +87,8 @@ type creator struct {
 	created bool
 
 	absent [][]byte  // what the last attempt guards of earlier sessions of the id: the predecessor record, and that of forgotten ones
-	sent   time.Time // of the last attempt
+	sent   time.Time // of the last attempt, by the store's clock
+	begun  time.Time // the same by the process's: the store's may stand still
 }
 
 // attempt is one attempt of Create. It fails with a conflict if somebody else creates a
@@ -135,7 +136,8 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 func (n *creator) Made(ctx context.Context) (bool, error) {
 	vs, err := n.Engine.Get(ctx, n.session.LifeKey, n.Space.Predecessor(n.session.Hash), n.Space.Forgotten())
 	if err == nil && vs[0] == nil {
-		forgotten := n.Now().Sub(n.sent) > heads.Remembered/2 && !bytes.Equal(vs[2], n.absent[1])
+		elapsed := max(n.Now().Sub(n.sent), time.Now().Round(0).Sub(n.begun))
+		forgotten := elapsed > heads.Remembered/2 && !bytes.Equal(vs[2], n.absent[1])
 		if forgotten || !bytes.Equal(vs[1], n.absent[0]) {
 			err = change.ErrMayStand
 		}
@@ -156,7 +158,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.absent, n.sent = values[:2], about.Created
+	n.absent, n.sent, n.begun = values[:2], about.Created, time.Now().Round(0) // without the clock that stops while a machine sleeps
 	b.Guard(n.Space.Forgotten(), values[1])
 	about.Incarnation = inc
 	s := n.Session(about.ID, inc)
