@@ -11,7 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A shown is what a session is to show, as the table of docs/contract.md says it of forks.
+// A shown is a model of a session: what reads of it must show. Its method fork is the table of docs/contract.md.
 type shown struct {
 	nodes     []shownNode         // the full graph, in the order of commits
 	inherited int                 // how many of them the session has from its parent

@@ -49,8 +49,8 @@ func patients(t *testing.T, scheme string) (out []patient) {
 	return out
 }
 
-// grown makes a store with numbers from first on, and returns a copy of its directory at rest. A copy of what it is at half of that
-// is made in older.
+// grown makes a store with numbers from first on, and returns a copy of its directory at rest. Halfway
+// it copies the directory to older, if that is not empty.
 func grown(t *testing.T, scheme, state string, first uint64, older string) (dir string, acked []uint64) {
 	path := t.TempDir() + "/store"
 	dir = t.TempDir() + "/store"

@@ -30,7 +30,7 @@ const checkEvery = 100 * time.Millisecond
 // at most ten times a second, and waits for the disk until ctx ends.
 func (d *Dir) Need(ctx context.Context, r Resources) error { return d.need(ctx, r, checkEvery) }
 
-// NeedNow is like Need, but reads the free amounts each time.
+// NeedNow is Need with a look of its own: it does not rely on an earlier one.
 func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ctx, r, 0) }
 
 // Seen returns what the last look found of Here, and lets another one begin if that was a tenth of a second ago. It never waits.
