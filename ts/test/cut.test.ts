@@ -132,7 +132,9 @@ test("attachments, nodes and watches go on where they were cut off", async () =>
 	const content = randomBytes(9_000_000);
 	let count = 0;
 	cutter.plan = (q) =>
-		q.url?.startsWith("/v1/attachment") || q.url?.startsWith("/v1/upload") ? ([{ after: 0 }, undefined, "lost"] as Cut[])[count++ % 3] : undefined;
+		q.url?.startsWith("/v1/attachment") || q.url?.startsWith("/v1/upload")
+			? ([{ after: 0 }, undefined, "lost", undefined] as Cut[])[count++ % 4]
+			: undefined;
 	const a = await s.putAttachment(content);
 	expect(count).toBeGreaterThan(3);
 	await s.commit({
