@@ -26,8 +26,8 @@ import (
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.
 //
-// The store has a session for the artifacts of each of the kit's sessions, and one for those of a user, whose names begin with "user:". These
-// sessions stay when the session of the conversation is deleted. The content of a version is an attachment, so the store has equal contents once.
+// The store has a session for the artifacts of each of the kit's sessions, and one for those of a user, whose names begin with "user:". Sessions.Delete
+// deletes the former with the conversation; whoever saves afterwards begins anew. The content of a version is an attachment, so the store has equal contents once.
 // A record says what the version is, and another record has the number of the artifact's last version.
 type Artifacts struct{ store turnstone.Factory }
 

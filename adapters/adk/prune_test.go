@@ -1,12 +1,17 @@
 package adk_test
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"google.golang.org/adk/v2/artifact"
+	"google.golang.org/adk/v2/session"
 	"google.golang.org/genai"
 
+	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/adapters/adk"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/storetest"
@@ -42,3 +47,50 @@ func TestAD7_APruneLeavesStateAndArtifactsOfUsersAndApps(t *testing.T) {
 		}
 	}
 }
+
+// What belongs to a conversation is deleted with it, and what belongs to its user stays.
+func TestAD8_ArtifactsAreDeletedWithTheirConversation(t *testing.T) {
+	st := storetest.URL(t, "mem:")
+	c := chats{t, adk.NewSessions(st.Factory())}
+	files := adk.NewArtifacts(st.Factory())
+	names := []string{"notes", "user:photo"}
+	for _, id := range []string{"one", "two"} {
+		c.create(id, nil)
+		for _, name := range names {
+			if _, err := files.Save(ctx, &artifact.SaveRequest{AppName: "app", UserID: "user", SessionID: id, FileName: name, Part: genai.NewPartFromText(id)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// A deletion that fails leaves the session where it is found and deleted again.
+	one := &session.DeleteRequest{AppName: "app", UserID: "user", SessionID: "one"}
+	failed := errors.New("it fails")
+	if err := adk.NewSessions(noDeletion{st.Factory(), failed}).Delete(ctx, one); !errors.Is(err, failed) {
+		t.Errorf("the error is %v", err)
+	}
+	c.get("one")
+	for range 2 { // deleting it again is no error
+		if err := c.Delete(ctx, one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, want := range map[string][]string{"one": {"user:photo"}, "two": names} {
+		r, err := files.List(ctx, &artifact.ListRequest{AppName: "app", UserID: "user", SessionID: id})
+		if err != nil || !slices.Equal(r.FileNames, want) {
+			t.Errorf("%s has %+v, %v", id, r, err)
+		}
+	}
+	c.create("one", nil)
+	saved, err := files.Save(ctx, &artifact.SaveRequest{AppName: "app", UserID: "user", SessionID: "one", FileName: "notes", Part: genai.NewPartFromText("new")})
+	if err != nil || saved.Version != 1 {
+		t.Errorf("the first version of a new session: %+v, %v", saved, err)
+	}
+}
+
+// noDeletion is a store in which no conversation can be deleted, nor its artifacts.
+type noDeletion struct {
+	turnstone.Factory
+	err error
+}
+
+func (f noDeletion) Delete(context.Context, string, turnstone.ChildPolicy) error { return f.err }

@@ -157,12 +157,19 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 	return out, nil
 }
 
-// Delete removes a session, and leaves the state of its user and app. One that does not exist is no error.
+// Delete removes a session and its artifacts, and leaves the state and the artifacts of its user. One that does not exist is no error. After an
+// error the artifacts may be deleted and the session not: Delete again does the rest.
 func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 	if err := required([2]string{"AppName", r.AppName}, [2]string{"UserID", r.UserID}, [2]string{"SessionID", r.SessionID}); err != nil {
 		return err
 	}
-	return s.store.Delete(ctx, adapter.Join(sessionRoot, r.AppName, r.UserID, r.SessionID), turnstone.KeepChildren)
+	// The session is deleted last, so that it is in lists as long as anything is left of it.
+	for _, root := range []string{artifactRoot, sessionRoot} {
+		if err := s.store.Delete(ctx, adapter.Join(root, r.AppName, r.UserID, r.SessionID), turnstone.KeepChildren); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // AppendEvent stores an event, with what it changes of the state of session, user and app: all of it, or nothing. The session must be one that
