@@ -272,11 +272,13 @@ func (e *Engine) orNew(seen *witness) error {
 
 // openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log of no
 // length, which a process leaves that ends while it makes one.
-func openDB(config badger.Options) (db *badger.DB, err error) {
+func openDB(config badger.Options) (*badger.DB, error) { return openWith(badger.Open, config) }
+
+func openWith(open func(badger.Options) (*badger.DB, error), config badger.Options) (db *badger.DB, err error) {
 	if err := removeEmptyLogs(config); err != nil {
 		return nil, err
 	}
-	err = caught(func() (err error) { db, err = badger.Open(config); return err })
+	err = caught(func() (err error) { db, err = open(config); return err })
 	if err == nil {
 		return db, nil
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // strace returns a command that makes system calls of a child fail, and skips the test where there is none.
@@ -29,7 +29,7 @@ func strace(t *testing.T, call, inject string) []string {
 }
 
 func TestASyncOfTheLogThatFails(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := t.TempDir() + "/store"
 	before, _ := run(t, dir, 200*time.Millisecond)
 	acked, stderr := run(t, dir, itself, strace(t, "msync", "error=EIO:when=100+")...)
@@ -47,7 +47,7 @@ func TestASyncOfTheLogThatFails(t *testing.T) {
 
 // Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestASyncOfTheManifestThatFails(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := t.TempDir() + "/store"
 	e, err := badger.Open(dir, nil)
 	if err == nil {
@@ -83,7 +83,7 @@ func disk(t *testing.T, options string) string {
 }
 
 func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := disk(t, "size=200m")
 	e, err := badger.Open(dir, nil)
 	if err != nil {
@@ -111,7 +111,7 @@ func TestAFullDiskIsNoticedBeforeAnyEffect(t *testing.T) {
 
 // Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestAFullDiskEndsTheProcess(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := disk(t, "size=100m")
 	t.Setenv(child+"_FULL", "1") // as if others had taken the space since the driver looked
 	acked, stderr := run(t, dir, itself)
@@ -142,7 +142,7 @@ func TestADiskThatIsFullWhenTheStoreIsOpened(t *testing.T) {
 }
 
 func TestADiskThatHangsLosesNothing(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := t.TempDir() + "/store"
 	acked, stderr := run(t, dir, 4*time.Second, strace(t, "msync", "delay_enter=60000000:when=100+")...)
 	if stderr != "" || len(acked) == 0 {
@@ -159,7 +159,7 @@ func TestADiskThatHangsLosesNothing(t *testing.T) {
 
 // Badger does not notice this (docs/engines.md). The test fails when a new version of Badger does.
 func TestATableOfAnotherStoreIsNotNoticed(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	t.Setenv(child+"_BATCHES", "9000") // more than a memtable takes
 	mine, theirs := t.TempDir()+"/store", t.TempDir()+"/store"
 	acked, _ := run(t, mine, itself)

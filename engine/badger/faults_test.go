@@ -24,7 +24,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // child names the variable by which this test program is told to be another one.
@@ -156,7 +156,7 @@ func run(t *testing.T, dir string, after time.Duration, before ...string) (acked
 func TestAKillLosesNothingAcknowledged(t *testing.T) {
 	dir := t.TempDir() + "/store"
 	var acked []uint64
-	kills := testscale.Pick(30, 8, 3)
+	kills := testkit.Pick(30, 8, 3)
 	for range kills {
 		more, stderr := run(t, dir, time.Duration(20+rand.IntN(400))*time.Millisecond)
 		if stderr != "" {

@@ -198,19 +198,27 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}))
 }
 
-// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes. When it opens,
-// no transaction can see what was removed before, and so it is dropped when level 0 is compacted.
+// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes, and the second
+// time compacts level 0. It drops then what no transaction can see. That is told to it, as it learns by itself only some time
+// after it has opened, and nothing compacts before.
 func (e *Engine) reopen(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := errors.Join(e.usable(), e.room(ctx)); err != nil {
 		return err
 	}
-	for _, config := range []badger.Options{e.config.WithCompactL0OnClose(true), e.config} {
+	for _, between := range []bool{true, false} {
 		err := caught(e.db.Close)
 		var db *badger.DB
-		if err == nil {
-			db, err = openDB(config)
+		switch {
+		case err != nil:
+		case between:
+			db, err = openWith(badger.OpenManaged, e.config.WithCompactL0OnClose(true).WithNumCompactors(0))
+			if err == nil {
+				db.SetDiscardTs(db.MaxVersion())
+			}
+		default:
+			db, err = openDB(e.config)
 		}
 		if err != nil {
 			e.fail(err)

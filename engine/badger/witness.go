@@ -239,3 +239,8 @@ func (e *Engine) missing(seen *witness) error {
 	}
 	return nil
 }
+
+// Trace reports whether a file of a name tells that its directory has, or had, a store of Badger, and of nothing else.
+func Trace(name string) bool {
+	return name == "MANIFEST" || name == "KEYREGISTRY" || name == witnessName || strings.HasSuffix(name, ".vlog") || strings.HasSuffix(name, ".mem")
+}
