@@ -13,7 +13,7 @@ lint:
 	go vet ./...
 	staticcheck ./...
 	for m in $(modules); do (cd $$m && go vet ./... && staticcheck ./...) || exit 1; done
-api: ; go test . -run API -update
+api: ; go test ./tests -run API -update
 # In an environment of its own, which it makes: python3 with the module venv is needed.
 python:
 	cd python && { test -x .venv/bin/python || python3 -m venv .venv; } && .venv/bin/pip install -q -e '.[test]' hatchling

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -13,9 +14,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/commit"
-	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // AnyRevision as Commit.Expected appends to whatever the head is. It goes nowhere
@@ -398,7 +397,7 @@ func (s *Session) PutAttachment(ctx context.Context, r io.Reader, size int64, me
 
 // newUpload returns an upload for a session, which may be collected after Options.UploadTTL. Its
 // id does not come from Options.Random: two uploads with the same id would end each other.
-func (s *Store) newUpload(owner heads.Incarnation) *blobs.Upload {
+func (s *Store) newUpload(owner head.Incarnation) *blob.Upload {
 	var id [16]byte
 	rand.Read(id[:])
 	return s.blobs.NewUpload(id, owner, s.now().Add(s.opts.UploadTTL))
@@ -440,4 +439,36 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (
 	return observed(ctx, s, OpReadAttachment, s.ID(), func(ctx context.Context) (int64, error) {
 		return s.session.WriteAttachment(ctx, w, id)
 	}, func(n int64, o *Outcome) { o.Bytes = n })
+}
+
+// MarshalJSON returns the id of the node for RefTo, the index for RefNew, "none" for RefNone, and null for the zero Ref.
+func (r Ref) MarshalJSON() ([]byte, error) {
+	switch r.ref.Kind {
+	case commit.RefExisting:
+		return json.Marshal(r.ref.ID)
+	case commit.RefNew:
+		return json.Marshal(r.ref.Index)
+	case commit.RefNone:
+		return []byte(`"none"`), nil
+	}
+	return []byte("null"), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Ref) UnmarshalJSON(text []byte) error {
+	var index int
+	var id graph.ID
+	switch {
+	case bytes.Equal(text, []byte("null")):
+		*r = Ref{}
+	case bytes.Equal(text, []byte(`"none"`)):
+		*r = RefNone()
+	case json.Unmarshal(text, &index) == nil:
+		*r = RefNew(index)
+	case text[0] == '"' && json.Unmarshal(text, &id) == nil:
+		*r = RefTo(id)
+	default:
+		return fmt.Errorf("%.80s refers to no node: want its id, the index of a new one, or \"none\"", text)
+	}
+	return nil
 }

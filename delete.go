@@ -6,9 +6,8 @@ import (
 
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/internal/erase"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/lifecycle"
+	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/commit"
 )
 
 // A ChildPolicy says what Delete does with the children of a session.
@@ -56,8 +55,8 @@ func remove(ctx context.Context, on callee, id string, policy ChildPolicy, find 
 		if err != nil || s == nil {
 			return struct{}{}, err
 		}
-		defer s.store.changed(heads.Incarnation{})
-		_, err = s.store.lifecycle.Delete(ctx, s.session.Inc, lifecycle.Policy(policy))
+		defer s.store.changed(head.Incarnation{})
+		_, err = s.store.lifecycle.Delete(ctx, s.session.Inc, commit.Policy(policy))
 		return struct{}{}, err
 	}, nil)
 	return err
@@ -93,7 +92,7 @@ type Erasure struct {
 }
 
 // erasure returns the receipt of an erasure with the report of its vacuum, or nil.
-func erasure(v *gc.VacuumReport, r *erase.Receipt) *Erasure {
+func erasure(v *gc.VacuumReport, r *gc.Receipt) *Erasure {
 	if r != nil {
 		r.Vacuum = v
 	}
@@ -122,13 +121,13 @@ func (s *Store) Erase(ctx context.Context, id string, policy ChildPolicy, o Eras
 		return nil, err
 	}
 	var v *gc.VacuumReport
-	run := erase.Store{Store: s.histories, Collector: s.collector(), Now: s.now}
+	run := gc.Eraser{Store: s.histories, Collector: s.collector(), Now: s.now}
 	r, err := run.Session(ctx, id, policy == CascadeChildren,
-		func(ctx context.Context, inc heads.Incarnation) ([]heads.Incarnation, error) {
-			defer s.changed(heads.Incarnation{})
-			return s.lifecycle.Delete(ctx, inc, lifecycle.Policy(policy))
+		func(ctx context.Context, inc head.Incarnation) ([]head.Incarnation, error) {
+			defer s.changed(head.Incarnation{})
+			return s.lifecycle.Delete(ctx, inc, commit.Policy(policy))
 		},
-		func(ctx context.Context) (unfinished []heads.Incarnation, err error) {
+		func(ctx context.Context) (unfinished []head.Incarnation, err error) {
 			v, unfinished, err = vacuum(ctx, s, nil, gc.VacuumOptions{Progress: o.Progress, Pace: o.Pace})
 			return unfinished, err
 		})
@@ -144,7 +143,7 @@ func (s *Session) Erase(ctx context.Context, o EraseOptions, ids ...graph.ID) (*
 		return nil, err
 	}
 	var v *gc.VacuumReport
-	run := erase.Store{Store: s.store.histories, Collector: s.store.collector()}
+	run := gc.Eraser{Store: s.store.histories, Collector: s.store.collector()}
 	r, err := run.Nodes(ctx, s.session, ids,
 		func(ctx context.Context) error { return s.Tombstone(ctx, ids...) },
 		func(ctx context.Context) (err error) {

@@ -5,20 +5,17 @@ import (
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/feed"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/lifecycle"
-	"github.com/turnstonedb/turnstone/internal/namespace"
-	"github.com/turnstonedb/turnstone/internal/records"
-	"github.com/turnstonedb/turnstone/internal/replicate"
+	"github.com/turnstonedb/turnstone/internal/session"
+	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // Errors. Match with errors.Is; the typed ones below carry what a caller acts on.
 var (
 	// ErrStoreNotFound: Open with MustExist found no store.
-	ErrStoreNotFound = namespace.ErrStoreNotFound
+	ErrStoreNotFound = session.ErrStoreNotFound
 	// ErrSessionNotFound: no session has that id.
 	ErrSessionNotFound = history.ErrSessionNotFound
 	// ErrSessionDeleted: the session of this handle was deleted; one that was
@@ -37,39 +34,39 @@ var (
 	// ErrRevisionPruned: the revision is below the session's history floor.
 	ErrRevisionPruned = history.ErrRevisionPruned
 	// ErrConflict: somebody else committed first. See ConflictError.
-	ErrConflict = change.ErrConflict
+	ErrConflict = history.ErrConflict
 	// ErrTurnConflict: the turn id stands for another commit. See TurnConflictError.
 	ErrTurnConflict = commit.ErrTurnConflict
 	// ErrRecordConflict: somebody else has changed a record. See RecordConflictError.
 	ErrRecordConflict = commit.ErrRecordConflict
 	// ErrRecordNotFound: the session has no record of that key.
-	ErrRecordNotFound = records.ErrNotFound
+	ErrRecordNotFound = session.ErrRecordNotFound
 	// ErrFeedOff: changes are not told. See Store.StartFeed.
 	ErrFeedOff = feed.ErrOff
 	// ErrCursorExpired: the changes after the cursor are not kept any more.
 	ErrCursorExpired = feed.ErrTrimmed
 	// ErrLimit: a documented limit is exceeded. See LimitError.
-	ErrLimit = change.ErrLimit
+	ErrLimit = history.ErrLimit
 	// ErrInvalid: the request contradicts itself or the session. See InvalidError.
-	ErrInvalid = change.ErrInvalid
+	ErrInvalid = history.ErrInvalid
 	// ErrRejected: the host's validator refused the commit; its error is wrapped.
-	ErrRejected = change.ErrRejected
+	ErrRejected = history.ErrRejected
 	// ErrHasChildren: Delete with RefuseChildren found children.
-	ErrHasChildren = lifecycle.ErrHasChildren
+	ErrHasChildren = commit.ErrHasChildren
 	// ErrExists: Rename found a session under the new id, or Keep a revision under the name.
-	ErrExists = lifecycle.ErrExists
+	ErrExists = commit.ErrExists
 	// ErrOtherStore: where a store was to be copied to is another one.
-	ErrOtherStore = replicate.ErrOtherStore
+	ErrOtherStore = verify.ErrOtherStore
 	// ErrUnfinishedCopy: a copy into the store goes on, or was interrupted: run it again.
-	ErrUnfinishedCopy = namespace.ErrUnfinishedCopy
+	ErrUnfinishedCopy = session.ErrUnfinishedCopy
 	// ErrOutcomeUnknown: what the call was to do may or may not stand, whatever else
 	// the error matches. Open the store again if it matches engine.ErrClosed, and
 	// call again: a commit with the same turn id returns the result that stands.
-	ErrOutcomeUnknown = change.ErrOutcomeUnknown
+	ErrOutcomeUnknown = history.ErrOutcomeUnknown
 	// ErrIncomplete: a call that is no one atomic step has done a part of its work,
 	// which stands, whatever else the error matches. Calling again, or Vacuum after
 	// Erase, does the rest.
-	ErrIncomplete = change.ErrIncomplete
+	ErrIncomplete = history.ErrIncomplete
 )
 
 // A ConflictError says where the session stands instead. It matches ErrConflict.
@@ -110,7 +107,7 @@ type LimitError struct {
 	Max   int64  `json:"max"`
 }
 
-func (e *LimitError) Error() string { return (*change.Limit)(e).Error() }
+func (e *LimitError) Error() string { return (*history.LimitError)(e).Error() }
 
 // Is reports whether target is ErrLimit.
 func (e *LimitError) Is(target error) bool { return target == ErrLimit }
@@ -122,7 +119,7 @@ type InvalidError struct {
 	Reason string `json:"reason"`
 }
 
-func (e *InvalidError) Error() string { return (*change.Invalid)(e).Error() }
+func (e *InvalidError) Error() string { return (*history.InvalidError)(e).Error() }
 
 // Is reports whether target is ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
@@ -141,9 +138,9 @@ func public(err error) error {
 		return (*TurnConflictError)(e)
 	case *commit.RecordConflict:
 		return &RecordConflictError{Session: e.Session, Key: e.Key, Expected: versionOf(e.Expected), Version: versionOf(e.Version)}
-	case *change.Limit:
+	case *history.LimitError:
 		return (*LimitError)(e)
-	case *change.Invalid:
+	case *history.InvalidError:
 		return (*InvalidError)(e)
 	case *commit.InSession:
 		return fmt.Errorf("session %q: %w", e.Session, public(e.Err))

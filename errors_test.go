@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/commit"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // A typed error of an internal package gets its public type, also when it is wrapped to say
@@ -27,8 +27,8 @@ func TestTypedErrorsGetTheirPublicType(t *testing.T) {
 			err, is error
 			as      any
 		}{
-			{wrapped(&change.Limit{Limit: "x"}), ErrLimit, &limit},
-			{wrapped(&change.Invalid{Where: "x"}), ErrInvalid, &invalid},
+			{wrapped(&history.LimitError{Limit: "x"}), ErrLimit, &limit},
+			{wrapped(&history.InvalidError{Where: "x"}), ErrInvalid, &invalid},
 			{wrapped(&commit.Conflict{Session: "x"}), ErrConflict, &conflict},
 			{wrapped(&commit.TurnConflict{Turn: "x"}), ErrTurnConflict, &turn},
 		} {

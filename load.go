@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/records"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A Scope says what of a history to load. The zero Scope is the active path:
@@ -90,7 +89,7 @@ type State struct {
 }
 
 // Load reads what scope says. Every hash is checked; anything missing or
-// damaged is a *record.CorruptError, never a shorter history.
+// damaged is a *damage.CorruptError, never a shorter history.
 func (s *Session) Load(ctx context.Context, scope Scope) (*State, error) {
 	if err := scope.check(); err != nil {
 		return nil, err
@@ -133,7 +132,7 @@ func (s *Session) load(ctx context.Context, l *history.Lifecycles, scope Scope) 
 // stateOf returns the state that a scope is about, without its nodes, the leaf of the path to read,
 // and the tombstones.
 func (s *Session) stateOf(ctx context.Context, l *history.Lifecycles, scope Scope) (st *State, leaf graph.ID, hidden *history.Tombstones, err error) {
-	h, values, err := s.session.Head(ctx, records.Keys(s.session, scope.Records)...)
+	h, values, err := s.session.Head(ctx, session.RecordKeys(s.session, scope.Records)...)
 	if err != nil {
 		return nil, leaf, nil, err
 	}
@@ -415,7 +414,7 @@ func (s *Session) Log(ctx context.Context, after head.Revision) iter.Seq2[LogEnt
 		if err == nil || errors.Is(err, errEnough) {
 			return
 		}
-		var ce *record.CorruptError
+		var ce *damage.CorruptError
 		if errors.As(err, &ce) { // unless the session was deleted and vacuumed meanwhile
 			if _, _, gone := s.session.Head(ctx); errors.Is(gone, ErrSessionDeleted) {
 				err = gone
@@ -446,7 +445,7 @@ func (s *Session) log(ctx context.Context, after head.Revision, yield func(LogEn
 	if err != nil {
 		return err
 	}
-	return s.session.Turns(ctx, after, h.Revision, func(c *turns.Turn) error {
+	return s.session.Turns(ctx, after, h.Revision, func(c *history.Turn) error {
 		e := LogEntry{
 			Revision: c.Revision, Commit: c.ID, Time: c.Time, Turn: c.Turn, Leaf: c.Leaf, Nodes: c.Nodes, Usage: slices.Clone(c.Usage),
 			Labels: maps.Clone(c.Labels), Pruned: !retained(c.Revision),

@@ -1,8 +1,10 @@
 package turnstone
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,12 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/feed"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/maintain"
-	"github.com/turnstonedb/turnstone/internal/reclaim"
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
@@ -27,7 +25,7 @@ import (
 // see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
 // o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has removed, if they were deleted or renamed more than an hour ago, and looks after the feed: it removes changes that are
 // kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to all sessions; an error of that begins with "ids of deleted sessions: " or "feed: ", and
-// comes with the report of the collection. Any other *record.CorruptError says that a record is missing or damaged, or that two
+// comes with the report of the collection. Any other *damage.CorruptError says that a record is missing or damaged, or that two
 // records contradict each other; then nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, nil, o)
@@ -54,7 +52,7 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 			return nil, err
 		}
 		s, _ := on.usable(ctx)
-		run := reclaim.Options{Full: o.Full, Session: inc, Progress: o.Progress, Pace: o.Pace}
+		run := gc.Pass{Full: o.Full, Session: inc, Progress: o.Progress, Pace: o.Pace}
 		if o.DryRun {
 			return s.collector().Plan(ctx, run)
 		}
@@ -81,7 +79,7 @@ func collect(ctx context.Context, on callee, only *Session, o gc.Options) (*gc.R
 }
 
 // living returns the incarnation of a session that lives. That of no session is nil.
-func (s *Session) living(ctx context.Context) (*heads.Incarnation, error) {
+func (s *Session) living(ctx context.Context) (*head.Incarnation, error) {
 	if s == nil {
 		return nil, nil
 	}
@@ -91,8 +89,8 @@ func (s *Session) living(ctx context.Context) (*heads.Incarnation, error) {
 	return &s.session.Inc, nil
 }
 
-func (s *Store) collector() *reclaim.Collector {
-	return reclaim.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter, *s.opts.formats)
+func (s *Store) collector() *gc.Collector {
+	return gc.New(s.engine, s.space, s.blobs, s.now, s.opts.TakeOverAfter, *s.opts.formats)
 }
 
 // turn waits until no other collection or vacuum of this store runs. Who has the turn
@@ -128,7 +126,7 @@ func (s *Session) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumRep
 
 // vacuum vacuums the store that a call is on, or only one of its sessions if only is not nil. It
 // also returns the incarnations of the sessions that are not finished.
-func vacuum(ctx context.Context, on callee, only *Session, o gc.VacuumOptions) (_ *gc.VacuumReport, unfinished []heads.Incarnation, _ error) {
+func vacuum(ctx context.Context, on callee, only *Session, o gc.VacuumOptions) (_ *gc.VacuumReport, unfinished []head.Incarnation, _ error) {
 	r, err := observed(ctx, on, OpVacuum, only.ID(), func(ctx context.Context) (*gc.VacuumReport, error) {
 		if err := checkPace("vacuum", o.Pace); err != nil {
 			return nil, err
@@ -144,7 +142,7 @@ func vacuum(ctx context.Context, on callee, only *Session, o gc.VacuumOptions) (
 		}
 		defer done()
 		var r *gc.VacuumReport
-		r, unfinished, err = s.collector().Vacuum(ctx, reclaim.Options{Session: inc, Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext})
+		r, unfinished, err = s.collector().Vacuum(ctx, gc.Pass{Session: inc, Progress: o.Progress, Pace: o.Pace, Seal: s.sealNext})
 		for _, inc := range unfinished {
 			about, aerr := s.histories.About(ctx, inc)
 			if aerr == nil && about != nil {
@@ -199,7 +197,7 @@ func (s *Store) Maintain(o MaintainOptions) (stop func(), err error) {
 	if !s.run(func() {
 		defer close(done)
 		defer cancel()
-		maintain.Loop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
+		maintenanceLoop(ctx, o.Every, o.VacuumEvery, func(vacuum bool) {
 			var g *gc.Report
 			var v *gc.VacuumReport
 			var err error
@@ -257,12 +255,12 @@ func (s *Store) Seal(ctx context.Context) error {
 // sealNext tries once to seal the next segment of the session that lives with an
 // incarnation, and reports whether there may be another one. The error is
 // engine.ErrConflict if the session changed meanwhile.
-func (s *Store) sealNext(ctx context.Context, inc heads.Incarnation) (more bool, err error) {
+func (s *Store) sealNext(ctx context.Context, inc head.Incarnation) (more bool, err error) {
 	ses, err := s.byIncarnation(ctx, inc)
 	if err != nil || ses == nil {
 		return false, err
 	}
-	more, err = ses.sealOne(ctx, &change.Change{Engine: s.engine}, true)
+	more, err = ses.sealOne(ctx, &history.Change{Engine: s.engine}, true)
 	if errors.Is(err, ErrSessionNotFound) || errors.Is(err, ErrSessionDeleted) { // or renamed
 		err = engine.ErrConflict
 	}
@@ -276,7 +274,7 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 	_, err := observed(ctx, s, OpSeal, s.ID(), func(ctx context.Context) (struct{}, error) {
 		for more := true; more; {
 			// A conflict says that somebody else has changed the session's lifecycle: seal it anew.
-			err := change.Settle(ctx, s.store.engine, func(c *change.Change) (err error) {
+			err := history.Settle(ctx, s.store.engine, func(c *history.Change) (err error) {
 				more, err = s.sealOne(ctx, c, all)
 				return err
 			})
@@ -290,8 +288,8 @@ func (s *Session) seal(ctx context.Context, all bool) error {
 }
 
 // sealOne seals at most one segment and reports whether there may be another.
-func (s *Session) sealOne(ctx context.Context, c *change.Change, all bool) (more bool, err error) {
-	current := func(ctx context.Context) (*heads.Head, error) {
+func (s *Session) sealOne(ctx context.Context, c *history.Change, all bool) (more bool, err error) {
+	current := func(ctx context.Context) (*head.Head, error) {
 		h, _, err := s.session.Head(ctx)
 		return h, err
 	}
@@ -337,12 +335,12 @@ type Verification struct {
 func (v *Verification) OK() bool { return len(v.Problems) == 0 }
 
 // Verify checks every hash, link, checksum and reference of the namespace. Most problems
-// that it finds are a *record.CorruptError, which names the kind of record that is missing or
+// that it finds are a *damage.CorruptError, which names the kind of record that is missing or
 // damaged and the session or blob that the record belongs to. Verify reads the whole store
 // and changes nothing. It takes time and memory in proportion to the store, and reads a
 // history that forks share once. It may run beside commits, and checks a session that
 // changes meanwhile as the session was when Verify came to it. The returned error says
-// that Verify itself could not go on. It is a *record.FormatError, for example, when a record is
+// that Verify itself could not go on. It is a *damage.FormatError, for example, when a record is
 // of another version of the format, which Verify can't judge.
 func (s *Store) Verify(ctx context.Context, o VerifyOptions) (*Verification, error) {
 	return observed(ctx, s, OpVerify, "", func(ctx context.Context) (*Verification, error) {
@@ -373,7 +371,7 @@ func (s *Store) Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, 
 		if err := checkPrune("prune", &o); err != nil {
 			return nil, err
 		}
-		defer s.changed(heads.Incarnation{})
+		defer s.changed(head.Incarnation{})
 		return s.lifecycle.PruneAll(ctx, &o)
 	}, func(r *gc.PruneReport, out *Outcome) { out.Items = r.Sessions + len(r.Deleted) })
 }
@@ -429,8 +427,62 @@ func (s *Session) Kept(ctx context.Context) ([]head.Kept, error) {
 		return nil, err
 	}
 	return history.WithLifecycles(ctx, s.session, func(l *history.Lifecycles) ([]head.Kept, error) {
-		refs, err := heads.Kept(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
+		refs, err := head.ReadKept(ctx, s.store.engine, s.store.space, s.session.Inc, l.Own)
 		slices.SortFunc(refs, func(a, b head.Kept) int { return int(int64(a.Revision) - int64(b.Revision)) })
 		return refs, err
 	})
+}
+
+// maintenanceLoop calls maintain until ctx ends, one call at a time. It asks for a collection when the
+// time every has passed since the last call ended, and for a vacuum at intervals of
+// vacuumEvery, if that is positive.
+func maintenanceLoop(ctx context.Context, every, vacuumEvery time.Duration, maintain func(vacuum bool)) {
+	collect := time.NewTimer(every)
+	defer collect.Stop()
+	vacuum, stop := ticks(vacuumEvery)
+	defer stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-collect.C:
+			maintain(false)
+		case <-vacuum:
+			maintain(true)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		collect.Reset(every) // Other processes have time for their own maintenance until then.
+	}
+}
+
+// ticks returns a channel that delivers a tick at intervals of d, or never if d is not
+// positive.
+func ticks(d time.Duration) (c <-chan time.Time, stop func()) {
+	if d <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTicker(d)
+	return t.C, t.Stop
+}
+
+// MarshalJSON returns a number, or "all" for KeepAll, which is beyond the integers that all readers of JSON have.
+func (r Retention) MarshalJSON() ([]byte, error) {
+	if r == KeepAll {
+		return []byte(`"all"`), nil
+	}
+	return json.Marshal(uint64(r))
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Retention) UnmarshalJSON(text []byte) error {
+	if bytes.Equal(text, []byte(`"all"`)) {
+		*r = KeepAll
+		return nil
+	}
+	if err := json.Unmarshal(text, (*uint64)(r)); err != nil {
+		return fmt.Errorf("%.80s is no retention: want a number, or \"all\"", text)
+	}
+	return nil
 }

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/commit"
-	"github.com/turnstonedb/turnstone/internal/errtype"
-	"github.com/turnstonedb/turnstone/internal/watch"
+	"github.com/turnstonedb/turnstone/internal/session"
+	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
@@ -76,16 +78,16 @@ type Outcome struct {
 	Vacuum               *gc.VacuumReport // of OpVacuum, when it succeeded
 }
 
-var engineOps = [...]string{watch.Get: OpEngineGet, watch.Scan: OpEngineScan, watch.Apply: OpEngineApply}
+var engineOps = [...]string{engine.OpGet: OpEngineGet, engine.OpScan: OpEngineScan, engine.OpApply: OpEngineApply}
 
 // observe returns e as the observer sees it.
 func observe(e engine.Engine, o Observer) engine.Engine {
-	return &watch.Engine{Engine: e, Begin: func(ctx context.Context, op watch.Op) (context.Context, func(watch.Outcome)) {
+	return &engine.Observed{Engine: e, Begin: func(ctx context.Context, op engine.Op) (context.Context, func(engine.OpOutcome)) {
 		ctx, end := o.Begin(ctx, Operation{Name: engineOps[op]})
 		if end == nil {
 			return ctx, nil
 		}
-		return ctx, func(out watch.Outcome) { end(Outcome{Err: out.Err, Items: out.Keys, Bytes: out.Bytes}) }
+		return ctx, func(out engine.OpOutcome) { end(Outcome{Err: out.Err, Items: out.Keys, Bytes: out.Bytes}) }
 	}}
 }
 
@@ -208,5 +210,44 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 // limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
 // (the engine is), unavailable (its database is), or other. It is "" for nil.
 func ErrorType(err error) string {
-	return errtype.Of(err)
+	if err == nil {
+		return ""
+	}
+	for _, k := range errorTypes {
+		if slices.ContainsFunc(k.targets, func(target error) bool { return errors.Is(err, target) }) {
+			return k.name
+		}
+	}
+	var corrupt *damage.CorruptError
+	if errors.As(err, &corrupt) {
+		return "corrupt"
+	}
+	return "other"
+}
+
+// errorTypes has the kinds of errors. An error that matches several of them is of the first.
+var errorTypes = []struct {
+	name    string
+	targets []error
+}{
+	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
+	{"incomplete", []error{ErrIncomplete}},
+	{"corrupt", []error{engine.ErrCorrupt}},
+	{"conflict", []error{ErrConflict, engine.ErrConflict, verify.ErrOtherStore}},
+	{"turn_conflict", []error{ErrTurnConflict}},
+	{"record_conflict", []error{ErrRecordConflict}},
+	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, session.ErrStoreNotFound, session.ErrRecordNotFound}},
+	{"pruned", []error{ErrRevisionPruned, ErrCursorExpired}},
+	{"exists", []error{ErrExists}},
+	{"feed_off", []error{ErrFeedOff}},
+	{"has_children", []error{ErrHasChildren}},
+	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
+	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
+	{"rejected", []error{ErrRejected}},
+	{"format", []error{damage.ErrFormat, engine.ErrNewer}},
+	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
+	{"no_space", []error{engine.ErrNoSpace}},
+	{"read_only", []error{engine.ErrReadOnly}},
+	{"closed", []error{engine.ErrClosed}},
+	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, session.ErrUnfinishedCopy}},
 }

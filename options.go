@@ -13,7 +13,6 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/heads"
 )
 
 // Options of Open. Nil and the zero value mean the defaults.
@@ -75,7 +74,7 @@ type Options struct {
 	// gives no two sessions one identity.
 	Random io.Reader
 
-	formats *heads.Formats // of a version of Turnstone that a test makes up; else heads.Known
+	formats *head.Formats // of a version of Turnstone that a test makes up; else head.Known
 }
 
 // A Validator refuses commits that the host considers incomplete, for example a

@@ -8,7 +8,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/commit"
-	"github.com/turnstonedb/turnstone/internal/records"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A Record is a small value that a session has under a key, beside its history: state that is not
@@ -67,8 +67,8 @@ func (e *RecordConflictError) Error() string {
 // Is reports whether target is ErrRecordConflict.
 func (e *RecordConflictError) Is(target error) bool { return target == ErrRecordConflict }
 
-func versionOf(v records.Version) RecordVersion {
-	if v == (records.Version{}) {
+func versionOf(v session.RecordVersion) RecordVersion {
+	if v == (session.RecordVersion{}) {
 		return NoRecord
 	}
 	return RecordVersion(v.String())
@@ -110,7 +110,7 @@ func (s *Session) Record(ctx context.Context, key string) (Record, error) {
 		if err := checkRecordKeys(key); err != nil {
 			return Record{}, err
 		}
-		_, values, err := s.session.Head(ctx, records.Keys(s.session, []string{key})...)
+		_, values, err := s.session.Head(ctx, session.RecordKeys(s.session, []string{key})...)
 		if err != nil {
 			return Record{}, err
 		}
@@ -128,7 +128,7 @@ func (s *Session) Record(ctx context.Context, key string) (Record, error) {
 
 // records returns the records of keys that were read. One that is not there has the version NoRecord.
 func (s *Session) records(names []string, values [][]byte) (map[string]Record, error) {
-	found, err := records.Decode(s.session, names, values)
+	found, err := session.DecodeRecords(s.session, names, values)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (s *Session) records(names []string, values [][]byte) (map[string]Record, e
 	return out, nil
 }
 
-func recordOf(r *records.Record, session string) Record {
+func recordOf(r *session.Record, session string) Record {
 	return Record{Session: session, Key: r.Key, Value: r.Value, Version: versionOf(r.Version), Time: r.Time}
 }
 
@@ -166,8 +166,8 @@ type RecordPage struct {
 // was at RecordPage.Revision. A record that was made while the page was read may not be on it. A page ends after
 // about a megabyte of values, and may have fewer records than the limit although there is a next one.
 func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
-	return listRecords(ctx, s, s.ID(), q, func(ctx context.Context, q records.Query) (*records.Page, error) {
-		return records.Of(ctx, s.session, q)
+	return listRecords(ctx, s, s.ID(), q, func(ctx context.Context, q session.RecordQuery) (*session.RecordPage, error) {
+		return session.RecordsOf(ctx, s.session, q)
 	})
 }
 
@@ -176,13 +176,13 @@ func (s *Session) Records(ctx context.Context, q RecordQuery) (RecordPage, error
 // begin with a dot. A page reads what it has, however many sessions there are. It may have fewer
 // records than the limit although there is a next one: when sessions were deleted, or after about a megabyte.
 func (s *Store) Records(ctx context.Context, q RecordQuery) (RecordPage, error) {
-	return listRecords(ctx, s, "", q, func(ctx context.Context, q records.Query) (*records.Page, error) {
-		return records.All(ctx, s.histories, q)
+	return listRecords(ctx, s, "", q, func(ctx context.Context, q session.RecordQuery) (*session.RecordPage, error) {
+		return session.RecordsOfStore(ctx, s.histories, q)
 	})
 }
 
 // listRecords returns the page that list returns for a query.
-func listRecords(ctx context.Context, on callee, session string, q RecordQuery, list func(context.Context, records.Query) (*records.Page, error)) (RecordPage, error) {
+func listRecords(ctx context.Context, on callee, session string, q RecordQuery, list func(context.Context, session.RecordQuery) (*session.RecordPage, error)) (RecordPage, error) {
 	return observed(ctx, on, OpRecords, session, func(ctx context.Context) (RecordPage, error) {
 		of, err := q.query()
 		if err != nil {
@@ -205,7 +205,7 @@ func listRecords(ctx context.Context, on callee, session string, q RecordQuery, 
 	})
 }
 
-func (q *RecordQuery) query() (records.Query, error) {
+func (q *RecordQuery) query() (session.RecordQuery, error) {
 	c := checker{of: "list"}
 	c.recordKey("prefix", q.Prefix, 0)
 	c.limit("records of a page", q.Limit, MaxPage)
@@ -216,7 +216,7 @@ func (q *RecordQuery) query() (records.Query, error) {
 	if limit == 0 {
 		limit = 50
 	}
-	return records.Query{Prefix: q.Prefix, After: q.After, Limit: limit}, c.err
+	return session.RecordQuery{Prefix: q.Prefix, After: q.After, Limit: limit}, c.err
 }
 
 // checkRecordKeys checks keys of records that are to be read.
@@ -273,8 +273,8 @@ func (v RecordVersion) expectation() (e commit.Expectation, ok bool) {
 	case NoRecord:
 		return commit.Expectation{Absent: true}, true
 	}
-	e.Version, ok = records.ParseVersion(string(v))
-	return e, ok && e.Version != (records.Version{})
+	e.Version, ok = session.ParseRecordVersion(string(v))
+	return e, ok && e.Version != (session.RecordVersion{})
 }
 
 // recordChanges returns what changes ask for. They were checked.

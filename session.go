@@ -11,11 +11,9 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/codec"
+	"github.com/turnstonedb/turnstone/internal/commit"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/lifecycle"
-	"github.com/turnstonedb/turnstone/internal/seal"
 )
 
 // Info is what is known of a session without reading its history.
@@ -45,7 +43,7 @@ type Session struct {
 	store   *Store
 	session *history.Session
 
-	sealed atomic.Pointer[seal.Sealed] // as it was seen last
+	sealed atomic.Pointer[history.Sealed] // as it was seen last
 }
 
 // Session returns a handle on the session called id, or ErrSessionNotFound.
@@ -69,7 +67,7 @@ func (s *Store) SessionOf(ctx context.Context, of string) (*Session, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	var inc heads.Incarnation
+	var inc head.Incarnation
 	if b, err := hex.DecodeString(of); err != nil || copy(inc[:], b) != len(b) || len(b) != len(inc) {
 		return nil, invalid("session", "%.80q is no Info.Of", of)
 	}
@@ -84,12 +82,12 @@ func (s *Store) SessionOf(ctx context.Context, of string) (*Session, error) {
 // it was created just now.
 func (s *Store) handle(h *history.Session, st *history.State) *Session {
 	out := &Session{store: s, session: h}
-	out.sealed.Store(&seal.Sealed{})
+	out.sealed.Store(&history.Sealed{})
 	if st == nil {
 		return out
 	}
 	if st.Life != nil {
-		out.sealed.Store(&seal.Sealed{Revision: st.Life.Sealed, Bytes: st.Life.SealedBytes})
+		out.sealed.Store(&history.Sealed{Revision: st.Life.Sealed, Bytes: st.Life.SealedBytes})
 	}
 	h.SeePlace(st.Place)
 	h.See(st.Head, nil)
@@ -97,7 +95,7 @@ func (s *Store) handle(h *history.Session, st *history.State) *Session {
 }
 
 // byIncarnation returns the session that lives with an incarnation, or nil.
-func (s *Store) byIncarnation(ctx context.Context, inc heads.Incarnation) (*Session, error) {
+func (s *Store) byIncarnation(ctx context.Context, inc head.Incarnation) (*Session, error) {
 	h, st, err := s.histories.ByIncarnation(ctx, inc)
 	if err != nil || h == nil {
 		return nil, err
@@ -127,7 +125,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 		return Info{}, err
 	}
 	i := info(about, h)
-	if about.Parent != (heads.Incarnation{}) {
+	if about.Parent != (head.Incarnation{}) {
 		parent, err := s.store.histories.About(ctx, about.Parent)
 		if err != nil {
 			return Info{}, err
@@ -139,7 +137,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
-func info(a *heads.About, h *heads.Head) Info {
+func info(a *head.Metadata, h *head.Head) Info {
 	i := Info{
 		ID: a.ID, Of: hex.EncodeToString(a.Incarnation[:]),
 		Metadata: Metadata{Name: a.Name, Model: a.Model, Cwd: a.Cwd, Group: a.Group, Labels: a.Labels, Retention: Retention(a.Keep)},
@@ -164,15 +162,15 @@ func (s *Session) SaveMetadata(ctx context.Context, m Metadata, empty ...Field) 
 	if err := checkMetadata(&m); err != nil {
 		return err
 	}
-	about := heads.About{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Group: m.Group, Keep: uint64(m.Retention), Labels: m.Labels}
-	fields := make([]lifecycle.Field, len(empty))
+	about := head.Metadata{Name: m.Name, Model: m.Model, Cwd: m.Cwd, Group: m.Group, Keep: uint64(m.Retention), Labels: m.Labels}
+	fields := make([]commit.Field, len(empty))
 	for i, f := range empty {
 		if err := f.Check(); err != nil {
 			return err
 		}
-		fields[i] = lifecycle.Field(f)
+		fields[i] = commit.Field(f)
 	}
-	defer s.store.changed(heads.Incarnation{})
+	defer s.store.changed(head.Incarnation{})
 	return public(s.store.lifecycle.SaveMetadata(ctx, s.session, &about, fields))
 }
 
@@ -187,7 +185,7 @@ func (s *Session) Rename(ctx context.Context, to string) error {
 	if err := checkSessionID(to); err != nil {
 		return err
 	}
-	defer s.store.changed(heads.Incarnation{})
+	defer s.store.changed(head.Incarnation{})
 	return s.store.lifecycle.Rename(ctx, s.session, to)
 }
 
@@ -206,7 +204,7 @@ const (
 
 // Check returns an *InvalidError if f names no field.
 func (f Field) Check() error {
-	if slices.Contains(lifecycle.Fields, lifecycle.Field(f)) {
+	if slices.Contains(commit.Fields, commit.Field(f)) {
 		return nil
 	}
 	return invalid("metadata", "no field is called %q", string(f))
@@ -227,7 +225,7 @@ func (s *Session) Tombstone(ctx context.Context, ids ...graph.ID) error {
 		return &LimitError{Limit: "nodes", Where: "tombstone", Have: int64(len(ids)), Max: MaxNodes}
 	}
 	_, err := observed(ctx, s, OpTombstone, s.ID(), func(ctx context.Context) (int, error) {
-		defer s.store.changed(heads.Incarnation{})
+		defer s.store.changed(head.Incarnation{})
 		return len(ids), s.store.lifecycle.Tombstone(ctx, s.session, ids)
 	}, func(n int, o *Outcome) { o.Items = n })
 	return err
@@ -247,11 +245,11 @@ func ParseCommitID(text string) (head.CommitID, error) {
 	return parseID[head.CommitID]("commit id", text)
 }
 
-func parseID[T ~[hash.Size]byte](what, text string) (T, error) {
+func parseID[T ~[codec.HashSize]byte](what, text string) (T, error) {
 	if text == "" {
 		return T{}, invalid(what, "it is empty")
 	}
-	sum, err := hash.ParseText([]byte(text))
+	sum, err := codec.ParseHashText([]byte(text))
 	if err != nil {
 		return T{}, invalid(what, "%v", err)
 	}

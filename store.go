@@ -10,21 +10,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/commit"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/lifecycle"
-	"github.com/turnstonedb/turnstone/internal/list"
-	"github.com/turnstonedb/turnstone/internal/namespace"
-	"github.com/turnstonedb/turnstone/internal/seal"
-	"github.com/turnstonedb/turnstone/internal/stats"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A Store is many sessions in one namespace of one engine. It is safe for
@@ -33,14 +27,14 @@ import (
 type Store struct {
 	engine    engine.Engine
 	space     *keys.Space
-	blobs     *blobs.Store
+	blobs     *blob.Store
 	histories history.Store
 	opts      Options
-	record    heads.Store
+	record    head.Store
 	commits   *commit.Store
-	lifecycle *lifecycle.Store
-	sizes     seal.Sizes
-	sealing   *seal.Queue
+	lifecycle *commit.Lifecycle
+	sizes     history.SealSizes
+	sealing   *history.SealQueue
 	ctx       context.Context // ends with the store, and with it what runs in the background
 	cancel    context.CancelFunc
 
@@ -75,7 +69,7 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 	s.opts.UploadTTL = cmp.Or(s.opts.UploadTTL, 24*time.Hour)
 	s.opts.PollEvery = cmp.Or(s.opts.PollEvery, 500*time.Millisecond)
 	s.opts.TakeOverAfter = cmp.Or(s.opts.TakeOverAfter, 5*time.Second)
-	s.opts.formats = cmp.Or(s.opts.formats, &heads.Known)
+	s.opts.formats = cmp.Or(s.opts.formats, &head.Known)
 	if s.opts.Random == nil {
 		s.opts.Random = rand.Reader
 	}
@@ -93,24 +87,24 @@ func Open(ctx context.Context, e engine.Engine, o *Options) (*Store, error) {
 		return nil, c.err
 	}
 	var err error
-	s.record, err = namespace.Open(ctx, s.engine, namespace.Request{
+	s.record, err = session.OpenNamespace(ctx, s.engine, session.Namespace{
 		Name: s.opts.Namespace, MustExist: s.opts.MustExist, Upgrade: s.opts.Upgrade, Known: *s.opts.formats, Random: s.random,
 	})
 	if err != nil {
 		return nil, err
 	}
 	shares := cache.Of(s.opts.Memory)
-	s.histories = namespace.Histories(s.engine, &s.record).WithCache(shares)
+	s.histories = session.Histories(s.engine, &s.record).WithCache(shares)
 	s.space, s.blobs = s.histories.Space, s.histories.Blobs
 	s.commits = &commit.Store{
 		Store: s.histories, Bases: commit.NewBases(shares.Bases), Met: commit.NewMet(shares.Met), Recent: commit.NewRecent(shares.Recent), Inline: s.opts.InlineBytes,
 		Limits: commit.Limits{Parts: MaxParts, Models: MaxSessionModels, Kept: MaxKept, NodeBytes: MaxCommitNodeBytes, Writes: MaxCommitWrites, Bytes: MaxCommitBytes},
 		Now:    s.now, Random: s.random, NewUpload: s.newUpload,
 	}
-	s.lifecycle = &lifecycle.Store{Store: s.commits, Limits: lifecycle.Limits{Ancestors: heads.MaxAncestors, Labels: MaxLabels}}
-	s.sizes = seal.Sizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
+	s.lifecycle = &commit.Lifecycle{Store: s.commits, Limits: commit.LifecycleLimits{Ancestors: head.MaxAncestors, Labels: MaxLabels}}
+	s.sizes = history.SealSizes{Full: s.opts.SealBytes, Turns: 256, Large: min(7*s.opts.SealBytes, MaxSeal*5/4), Most: MaxSeal * 7 / 5}
 	s.ctx, s.cancel = context.WithCancel(engine.ForMaintenance(context.Background()))
-	s.sealing = seal.NewQueue(s.ctx, shares.Seal)
+	s.sealing = history.NewSealQueue(s.ctx, shares.Seal)
 	return s, nil
 }
 
@@ -212,7 +206,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 		return nil, false, err
 	}
 	h, st, created, err := s.lifecycle.Create(ctx, request)
-	s.changed(heads.Incarnation{})
+	s.changed(head.Incarnation{})
 	if err != nil {
 		return nil, false, public(err)
 	}
@@ -220,7 +214,7 @@ func (s *Store) createOrFind(ctx context.Context, r Request) (session *Session, 
 }
 
 // request returns what r asks for, or an error if that is invalid.
-func (r *Request) request() (*lifecycle.Request, error) {
+func (r *Request) request() (*commit.CreateRequest, error) {
 	if err := errors.Join(checkSessionID(r.ID), checkMetadata(&r.Metadata)); err != nil {
 		return nil, err
 	}
@@ -241,8 +235,8 @@ func (r *Request) request() (*lifecycle.Request, error) {
 			return nil, fmt.Errorf("parent: %w", err)
 		}
 	}
-	return &lifecycle.Request{
-		About: heads.About{
+	return &commit.CreateRequest{
+		About: head.Metadata{
 			ID: r.ID, Name: r.Name, Model: r.Model, Cwd: r.Cwd, Group: r.Group, Labels: r.Labels,
 			Detached: r.Detached, Summary: r.Summary, Keep: uint64(r.Retention),
 		},
@@ -292,7 +286,7 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 	if c.err != nil {
 		return Page{}, c.err
 	}
-	q := list.Query{After: o.After, Limit: o.Limit, Group: o.Group, Labels: o.Labels, Summary: o.Summary}
+	q := session.ListQuery{After: o.After, Limit: o.Limit, Group: o.Group, Labels: o.Labels, Summary: o.Summary}
 	if o.Parent != "" {
 		parent, err := s.Session(ctx, o.Parent)
 		if err != nil {
@@ -300,7 +294,7 @@ func (s *Store) list(ctx context.Context, o ListOptions) (Page, error) {
 		}
 		q.Parent = &parent.session.Inc
 	}
-	p, err := list.Sessions(ctx, s.histories, q)
+	p, err := session.List(ctx, s.histories, q)
 	if err != nil {
 		return Page{}, public(err)
 	}
@@ -324,8 +318,8 @@ type Stats struct {
 	Checkpoints uint64 // logical: the sum of all versions of all checkpoint parts
 	Usage       []head.Usage
 
-	Stored  record.Bytes            // all records
-	ByKind  map[string]record.Bytes // the same, by what they hold
+	Stored  engine.Size            // all records
+	ByKind  map[string]engine.Size // the same, by what they hold
 	Blobs   int
 	Sealed  int // segments that were sealed
 	Loose   int // commits that are in no segment yet
@@ -337,10 +331,24 @@ func (s *Store) Stats(ctx context.Context) (*Stats, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	r, err := stats.Gather(ctx, s.histories)
+	r, err := session.Gather(ctx, s.histories)
 	if err != nil {
 		return nil, err
 	}
 	r.Format = s.record.Format
 	return (*Stats)(r), nil
+}
+
+func init() {
+	inside := &commit.Inside
+	inside.Histories = func(store any) history.Store {
+		s := store.(*Store)
+		return history.Store{Reader: history.Reader{Engine: s.engine, Space: s.space}, Blobs: s.blobs}
+	}
+	inside.Opened = func(session any) *history.Session { return session.(*Session).session }
+	inside.Seal = func(ctx context.Context, session any) error { return session.(*Session).seal(ctx, false) }
+	inside.SetLimits = func(store any, l commit.LifecycleLimits) { store.(*Store).lifecycle.Limits = l }
+	inside.SetFormats = func(options any, oldest, newest uint64) {
+		options.(*Options).formats = &head.Formats{Oldest: oldest, Newest: newest}
+	}
 }

@@ -6,21 +6,16 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/engine/pebble"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 // BenchmarkWriters applies batches of a kilobyte to an engine alone, by several writers at once. Each of them waits for
 // its own batches only. It reports batches/s.
 func BenchmarkWriters(b *testing.B) {
-	engines := map[string]func(dir string) (engine.Engine, error){
-		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
-	}
-	for _, name := range []string{"pebble", "badger"} {
+	for _, name := range open.Schemes() {
 		for _, writers := range []int{1, 2, 4, 8, 16, 32, 64} {
 			b.Run(fmt.Sprintf("%s/%d", name, writers), func(b *testing.B) {
-				e, err := engines[name](b.TempDir() + "/store")
+				e, err := open.Open(ctx, name+":"+b.TempDir()+"/store", &open.Options{Exclusive: true})
 				if err != nil {
 					b.Fatal(err)
 				}

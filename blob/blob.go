@@ -1,13 +1,30 @@
-// Package blob has ID, the id of a blob, and Attachment, a node's reference to one. A blob is
-// bytes that are stored once however often they are used: a large payload, an attachment or a
-// checkpoint part.
+// Package blob has bytes that are stored once however often they are used: large payloads, attachments and checkpoint
+// parts. Users need [ID], the id of a blob, and [Attachment], a node's reference to one; the rest is what the other
+// rooms call.
+//
+//	nodes, checkpoint parts ──▶ blob ──▶ items: chunks, or lists of chunks
+//	upload ──pins──────────────▶ │
+//	collector ──condemns────────▶ mark ◀──guards── commit
+//
+// A blob is found by the hash of its content, and equal bytes are stored once per
+// namespace. A blob is stored whole, or as a list of at most 1,000 smaller blobs
+// whose concatenation it is: content-defined chunks, or lists of those. A blob
+// becomes reachable when a commit refers to it. A blob that is stored before that is pinned
+// by an [Upload]. After its last reference is gone it is garbage. The [Mark] of a blob says whether a
+// collector has condemned it, and is what a commit guards to rely on the blob.
+//
+// A checkpoint part that changes a little every turn would be a new blob every time.
+// So a session can store a version of a part as a delta of the version before, see
+// [Version]. A delta belongs to its session alone: no hash finds it, no other session
+// and no blob depends on it, and it goes with its session. So the collector need not know
+// which delta depends on which.
 package blob
 
 import (
 	"encoding/hex"
 	"errors"
 
-	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
 // ErrSize reports a stream that is longer or shorter than was announced. Match it with
@@ -21,7 +38,7 @@ var ErrSize = errors.New("blob: stream has another length than announced")
 type ID [32]byte
 
 // Sum returns the id of content.
-func Sum(content []byte) ID { return hash.Blob.Sum(content) }
+func Sum(content []byte) ID { return codec.BlobHash.Sum(content) }
 
 // String returns the id in lower-case hex.
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
@@ -30,11 +47,11 @@ func (id ID) String() string { return hex.EncodeToString(id[:]) }
 func (id ID) IsZero() bool { return id == ID{} }
 
 // MarshalText returns the id in lower-case hex, or nothing if it is zero.
-func (id ID) MarshalText() ([]byte, error) { return hash.AppendText(nil, id), nil }
+func (id ID) MarshalText() ([]byte, error) { return codec.AppendHashText(nil, id), nil }
 
 // UnmarshalText reads the form that MarshalText gives.
 func (id *ID) UnmarshalText(text []byte) (err error) {
-	*id, err = hash.ParseText(text)
+	*id, err = codec.ParseHashText(text)
 	return err
 }
 

@@ -10,11 +10,9 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
-	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/persistencetest"
 	"github.com/turnstonedb/turnstone/server"
 )
@@ -77,23 +75,9 @@ func connect(t *testing.T, path string) *client.Client {
 
 // SV1: a client is a Persistence and a Factory.
 func TestSV1_Contract(t *testing.T) {
-	for name, start := range map[string]func(t *testing.T) func() (engine.Engine, error){
-		"memory": func(*testing.T) func() (engine.Engine, error) {
-			return func() (engine.Engine, error) { return memory.New(), nil }
-		},
-		"badger": func(t *testing.T) func() (engine.Engine, error) {
-			dir := t.TempDir()
-			return func() (engine.Engine, error) { return badger.Open(dir, &badger.Options{Durability: badger.Process}) }
-		},
-		"postgres": func(t *testing.T) func() (engine.Engine, error) {
-			url, schema := pgtest.URL(t), pgtest.Schema(t)
-			return func() (engine.Engine, error) {
-				return postgres.Open(ctx, url, &postgres.Options{Schema: schema})
-			}
-		},
-	} {
+	for name, start := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {
-			if !testscale.Pick(true, true, false) {
+			if !testkit.Pick(true, true, false) {
 				t.Skip("-short: over connections that are cut alone")
 			}
 			t.Parallel()

@@ -227,3 +227,13 @@ func PrefixEnd(p []byte) []byte {
 func Successor(k []byte) []byte {
 	return append(append(make([]byte, 0, len(k)+1), k...), 0)
 }
+
+// A Size says how much space records take.
+type Size struct {
+	Records uint64 // number of records
+	Keys    uint64 // bytes of their keys
+	Values  uint64 // bytes of their values
+}
+
+// Total returns the bytes of keys and values.
+func (s Size) Total() uint64 { return s.Keys + s.Values }

@@ -1,9 +1,50 @@
-// Package gc has the options and reports of collections and vacuums. A collection deletes blobs
-// that no node, retained checkpoint or upload refers to. A vacuum also removes the records of
-// deleted sessions and the content of tombstoned nodes, and gives the space back.
+// Package gc deletes what nothing reaches. A collection deletes blobs that no node, retained
+// checkpoint or upload refers to, and versions of checkpoint parts that no retained revision
+// needs. A vacuum also removes the records of deleted sessions and the content of tombstoned and
+// pruned nodes, seals commits, and compresses blobs further. An erasure removes a session or some
+// of its nodes at once, and says what still shows or shares them.
 //
-// See Store.GC and Store.Vacuum, docs/gc.md for why they are safe beside commits, and
-// package internal/reclaim for the code.
+// Users need the options and reports: see Store.GC, Store.Vacuum and Store.Erase of package turnstone.
+// The collector runs beside commits; docs/gc.md says why that is safe.
+//
+// # Protocol
+//
+// A collector keeps an index of its own. It has an edge from a blob to everything that
+// refers to the blob: sessions, and lists of chunks that the blob is an item of. The number
+// of edges of each blob stands under another key. The index is derived from the commits
+// and follows them session by session: a session that changed has a dirty record. When a
+// change that the index takes over leaves something to vacuum, the collector gives the
+// session a stale record, and a blob that can be stored smaller a loose record. Vacuum reads
+// these records rather than the store.
+//
+// A blob that loses its last edge is a candidate. A sweep condemns candidates by writing
+// their marks, then looks again at everything that changed until then, and only then
+// deletes the candidates whose marks are as the sweep wrote them. A commit that relies on a
+// blob guards the blob's mark, and revives the blob if it is condemned. So either the
+// collector sees the commit, or the commit sees the collector. This does not depend on clocks.
+//
+//	commit ──▶ dirty record of the session
+//	             │
+//	             ▼  the index follows: it reads the commits since the session's bookmark
+//	           edges and their numbers ──the last edge went──▶ candidate
+//	             │                                               │ condemn: write its mark
+//	             │                                               │ look again at what changed
+//	             ▼                                               ▼
+//	           stale and loose records                         delete it, if the mark is as it was
+//	             │                                             written; a commit that relies on the
+//	             ▼                                             blob has set it to another value
+//	           vacuum: seal, erase, remove, compress
+//
+// # Where to read
+//
+// cycle.go makes sure that one collector works at a time; read.go and batch.go are how it
+// reads and writes. changes.go, sessions.go and index.go find what changed and add edges;
+// retain.go and release.go drop them, and detach.go derives them anew; parts.go follows
+// checkpoint parts. sweep.go condemns and deletes; uploads.go lets uploads expire; full.go
+// derives the index anew; check.go and check_blobs.go compare it with the commits.
+// vacuum.go, remove.go, erase.go, rewrite.go, tree.go, versions.go and recompress.go are vacuum.
+// The records of the index are in bookmark.go, edges.go and stale.go, those of detached references
+// in vacuum.go. eraser.go, family.go, references.go, copies.go and receipt.go are erasure.
 package gc
 
 import (

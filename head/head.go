@@ -1,6 +1,15 @@
-// Package head has the types that say where a session stands: its revision, the id of its
-// commit, the parts of its checkpoint and the tokens that it has used. The stored record of a head
-// is in package internal/heads.
+// Package head has the records that say where a session stands, and the values of them that users see: a [Revision],
+// the id of a commit, the parts of a checkpoint, and the tokens that were used.
+//
+//	Head         the revision, the leaf, the last commit, totals: every commit guards and replaces it
+//	Commit       a link in a chain of hashes, and State, what the chain adds up to
+//	Life         the lifecycle: what excludes tombstones, forks, deletion, sealing and vacuum from each other
+//	Metadata     the id and the description of a session
+//	Origin       of an attached fork: its ancestors, and how much it shares of each
+//	Kept, Tombstone, Entry, Place    kept revisions, hidden nodes, and places in lists
+//	Store, CopyNote                  the record of the store, and of a copy into it
+//
+// Package history reads and changes what these records are about; a commit is in package commit.
 package head
 
 import (
@@ -9,7 +18,7 @@ import (
 	"strconv"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
 // A Revision counts the commits of a session: it is 0 when the session is created, and
@@ -66,11 +75,11 @@ func (id CommitID) String() string { return hex.EncodeToString(id[:]) }
 func (id CommitID) IsZero() bool { return id == CommitID{} }
 
 // MarshalText returns the id in lower-case hex, or nothing if it is zero.
-func (id CommitID) MarshalText() ([]byte, error) { return hash.AppendText(nil, id), nil }
+func (id CommitID) MarshalText() ([]byte, error) { return codec.AppendHashText(nil, id), nil }
 
 // UnmarshalText reads the form that MarshalText gives.
 func (id *CommitID) UnmarshalText(text []byte) (err error) {
-	*id, err = hash.ParseText(text)
+	*id, err = codec.ParseHashText(text)
 	return err
 }
 

@@ -6,12 +6,12 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/filled"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // full returns metadata in which every field is set; those of two numbers differ.
 func full(n int) (m turnstone.Metadata) {
-	filled.Set(&m, n)
+	testkit.Fill(&m, n)
 	return m
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 
@@ -485,7 +485,7 @@ func TestForksHaveTheStateOfTheirPlace(t *testing.T) {
 
 // Many attachments make commits as large as many payloads do.
 func TestManyAttachments(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	tr, st := open(t)
 	save(t, tr, "a", transcript.Snapshot{})
 	s, err := st.Session(ctx, "a")

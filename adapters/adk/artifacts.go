@@ -20,8 +20,8 @@ import (
 	"google.golang.org/genai"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/internal/adapter"
 )
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.

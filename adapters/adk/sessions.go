@@ -14,8 +14,8 @@ import (
 	"google.golang.org/adk/v2/session"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/adapter"
 )
 
 // statePart is the checkpoint part with a session's own state, a JSON object.

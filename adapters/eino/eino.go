@@ -6,7 +6,7 @@ import (
 	"context"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 )
 
 const (

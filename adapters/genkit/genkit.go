@@ -23,8 +23,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/adapter"
 	"github.com/turnstonedb/turnstone/transcript"
 )
 

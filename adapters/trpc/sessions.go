@@ -17,7 +17,7 @@ import (
 	"trpc.group/trpc-go/trpc-agent-go/session/inmemory"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/adapter"
+	"github.com/turnstonedb/turnstone/adapters/internal/adapter"
 )
 
 // Names of sessions and groups. How many names an id has tells what it is of.

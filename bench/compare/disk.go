@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 // diskCorpus stores every transcript of the corpus but images.
@@ -87,7 +87,7 @@ func (r *run) disk(conversations [][]Turn, part *Part) error {
 	if err := st.Close(); err != nil {
 		return err
 	}
-	taken, err := disk.Allocated(dir)
+	taken, err := open.Allocated(dir)
 	r.out["bytes"] = float64(taken)
 	return err
 }

@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/engine/pebble"
-	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 // openPebble opens the store in a directory for the benchmarks of adapters, until end is called. It is durable against loss of power.
@@ -32,7 +32,7 @@ func openPebble(b *testing.B, dir string) (store turnstone.Factory, end func()) 
 // reportDisk reports what the files in a directory take.
 func reportDisk(b *testing.B, dir string) {
 	b.Helper()
-	n, err := disk.Allocated(dir)
+	n, err := open.Allocated(dir)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 // growingBytes is how much the list of messages grows with every step.
@@ -142,7 +142,7 @@ func (r *run) growingSize(st Store, dir string) error {
 	if !onDisk(r.contestant) {
 		return nil
 	}
-	taken, err := disk.Allocated(dir)
+	taken, err := open.Allocated(dir)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (r *run) growingSize(st Store, dir string) error {
 	if err := st.(Compacter).Compact(); err != nil {
 		return err
 	}
-	taken, err = disk.Allocated(dir)
+	taken, err = open.Allocated(dir)
 	r.out["compacted"] = float64(taken)
 	return err
 }

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 // busy measures the memory of a process with so many sessions that commit all the
@@ -96,7 +96,7 @@ func rewrite(first bool) func(r *run) error {
 			defer os.RemoveAll(filepath.Dir(dir))
 		}
 		debug.FreeOSMemory()
-		taken, err := disk.Allocated(dir)
+		taken, err := open.Allocated(dir)
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/engine/open"
 )
 
 // transcript reads a file of the corpus.
@@ -104,7 +104,7 @@ func (r *run) importAlone(convs []importer.Conversation) (records, taken float64
 	if err := errors.Join(err, st.Close()); err != nil {
 		return 0, 0, err
 	}
-	files, err := disk.Allocated(dir)
+	files, err := open.Allocated(dir)
 	return float64(stats.Stored.Total()), float64(files), err
 }
 

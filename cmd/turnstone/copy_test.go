@@ -8,14 +8,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/disk"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // The command copies a store from Badger to PostgreSQL and back.
 func TestCopy(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	from := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "s"})
 		commit(t, s, turnstone.Commit{Nodes: []turnstone.NewNode{{Kind: "user", Payload: []byte("text")}}, Checkpoint: map[string][]byte{"p": []byte("part")}})
@@ -49,7 +49,7 @@ func TestCopy(t *testing.T) {
 // A store with the corpus is copied from Badger to PostgreSQL and back. The heads are
 // equal, and both copies verify.
 func TestCopyOfTheCorpus(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := os.Getenv("TURNSTONE_CORPUS")
 	if dir == "" {
 		t.Skip("no corpus of transcripts: set TURNSTONE_CORPUS to a folder of them")
@@ -64,7 +64,7 @@ func TestCopyOfTheCorpus(t *testing.T) {
 	from, back := t.TempDir()+"/store", t.TempDir()+"/store"
 	schema := pgtest.Schema(t)
 	server := pgtest.URL(t) + "&schema=" + schema
-	files = files[:min(len(files), testscale.Pick(len(files), 6, 2))]
+	files = files[:min(len(files), testkit.Pick(len(files), 6, 2))]
 	must(t, append([]string{"import", "--skip-bad", "--store", from}, files...)...)
 	t.Log(must(t, "copy", from, server))
 	t.Log(must(t, "copy", server, back))
@@ -77,7 +77,7 @@ func TestCopyOfTheCorpus(t *testing.T) {
 	if err := conn.QueryRow(t.Context(), "SELECT count(*), pg_total_relation_size('"+schema+".pairs') FROM "+schema+".pairs").Scan(&rows, &size); err != nil {
 		t.Fatal(err)
 	}
-	allocated, err := disk.Allocated(back)
+	allocated, err := open.Allocated(back)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestImportAddsWhatIsNewInAFile(t *testing.T) {
@@ -54,7 +54,7 @@ func TestImportAddsWhatIsNewInAFile(t *testing.T) {
 }
 
 func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	store, file := t.TempDir()+"/store", write(t, "chat.jsonl", lines)
 	must(t, "import", file, "--store", store)
 	must(t, "label", "chat", "rating=good", "--store", store)
@@ -100,7 +100,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 // A message that exceeds a limit is refused while the file is read, with little memory,
 // and is not a mistake on the command line.
 func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	store := t.TempDir() + "/store"
 	text := strings.Repeat("x", turnstone.MaxPayload)
 	for name, content := range map[string]string{

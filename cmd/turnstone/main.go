@@ -19,10 +19,10 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/engine/shared"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 func main() {
@@ -86,7 +86,7 @@ var errDamaged = errors.New("the store is damaged")
 func exitCode(err error) int {
 	var usage usageError
 	var input inputError
-	var corrupt *record.CorruptError
+	var corrupt *damage.CorruptError
 	var held *engine.LockedError
 	is := func(targets ...error) bool {
 		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })

@@ -11,7 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/pebble"
@@ -65,14 +66,13 @@ func write(t *testing.T, name, content string) string {
 }
 
 func TestDemo(t *testing.T) {
-	for name, url := range map[string]func(t *testing.T) string{
-		"pebble":   func(t *testing.T) string { return t.TempDir() + "/store" },
-		"badger":   func(t *testing.T) string { return "badger:" + t.TempDir() + "/store" },
-		"postgres": func(t *testing.T) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
-	} {
+	for name, url := range storetest.URLs {
 		t.Run(name, func(t *testing.T) {
 			if testing.Short() && name != "pebble" {
 				t.Skip("-short: on the default engine alone")
+			}
+			if name == "memory" {
+				t.Skip("the demo kills a process and reads what is left")
 			}
 			demo(t, url(t))
 		})
@@ -246,7 +246,7 @@ func TestSize(t *testing.T) {
 }
 
 func TestMaintenance(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	store := t.TempDir() + "/store"
 	run := func(args ...string) string {
 		t.Helper()

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/disk"
 )
 
 // steps returns a function that draws the progress of maintenance, and one that ends
@@ -160,7 +160,7 @@ func (a *app) onDisk() uint64 {
 	if !ok {
 		return 0
 	}
-	n, err := disk.Allocated(dir)
+	n, err := open.Allocated(dir)
 	if err != nil {
 		return 0
 	}

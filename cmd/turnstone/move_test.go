@@ -17,12 +17,12 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/client"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A store goes from Pebble to Badger and from there to PostgreSQL while a server serves it, whose clients notice nothing.
 func TestMoveWhileAServerServesTheStore(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	root := t.TempDir()
 	from, between := filepath.Join(root, "from"), filepath.Join(root, "between")
 	server := pgtest.URL(t) + "&schema=" + pgtest.Schema(t)
@@ -102,7 +102,7 @@ func TestMoveWhileAServerServesTheStore(t *testing.T) {
 // that was acknowledged. A partial copy can't be opened.
 func TestAKillWhileAStoreMovesLosesNothing(t *testing.T) {
 	rounds := 3
-	if testscale.Long() {
+	if testkit.Long() {
 		rounds = 12
 	}
 	moved := 0

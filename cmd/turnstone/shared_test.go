@@ -22,7 +22,7 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 var kills = flag.Int("kills", 8, "how often TestProcessesAndTheCommandShareAStore kills the owner of the store")
@@ -197,7 +197,7 @@ func (c *crowd) kill() time.Duration {
 // TestProcessesAndTheCommandShareAStore kills the owner of a store again and again, while four processes commit to it and
 // the command reads and maintains it. What was acknowledged is there, and nothing is there twice.
 func TestProcessesAndTheCommandShareAStore(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	c := &crowd{t: t, store: t.TempDir() + "/store", acked: map[string]int{}, killed: map[int]bool{}}
 	names := []string{"a", "b", "c", "d"}
 	stop := make(chan struct{})

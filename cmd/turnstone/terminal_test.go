@@ -10,14 +10,14 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 const evil = "red \x1b[31m bell \a c1 \u009b31m del \x7f bidi \u202e end"
 
 // No command prints control or escape sequences, whatever the store holds.
 func TestNothingActiveReachesTheTerminal(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	var node string
 	url := build(t, func(st *turnstone.Store) {
 		s := create(t, st, turnstone.Request{ID: "a" + evil, Metadata: turnstone.Metadata{Name: evil, Model: evil, Cwd: evil, Labels: map[string]string{evil: evil}}})

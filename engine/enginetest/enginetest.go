@@ -87,6 +87,7 @@ var cases = []testCase{
 	{"VacuumLeavesNoRemovedByte", vacuumBytes},
 	{"ASecondOpenNamesTheHolder", locked},
 	{"AClosedEngineRefuses", closed},
+	{"TheZeroValueIsClosed", zero},
 }
 
 // errSkip is what a case returns that the driver need not pass.

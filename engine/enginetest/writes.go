@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // conflict checks that err is a conflict that names key.
@@ -67,7 +69,7 @@ func neverHalf(r *rig) error {
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
-		for i := range testscale.Pick(200, 80, 40) {
+		for i := range testkit.Pick(200, 80, 40) {
 			v := fmt.Sprint(i)
 			if werr = put(r.e, "a", v, "m", v, "z", v); werr != nil {
 				return
@@ -264,7 +266,7 @@ func increment(ctx context.Context, e engine.Engine) error {
 // writeSkew applies two batches at the same time, each of which guards the absence
 // of the key that the other sets. Exactly one of them must succeed.
 func writeSkew(r *rig) error {
-	for i := range testscale.Pick(100, 50, 15) {
+	for i := range testkit.Pick(100, 50, 15) {
 		keys := [2]string{fmt.Sprint("a", i), fmt.Sprint("b", i)}
 		var errs [2]error
 		var wg sync.WaitGroup
@@ -294,7 +296,7 @@ func writeSkew(r *rig) error {
 // rewrites the mark and then scans for references. If the scan misses the reference,
 // the committer must have failed: its guard is false once the mark is rewritten.
 func readOnlyAnomaly(r *rig) error {
-	for i := range testscale.Pick(200, 80, 25) {
+	for i := range testkit.Pick(200, 80, 25) {
 		if err := raceCollector(r.e, i); err != nil {
 			return fmt.Errorf("round %d: %w", i, err)
 		}
@@ -382,4 +384,31 @@ func cancelled(r *rig) error {
 		return fmt.Errorf("Get = %v, want context.Canceled", err)
 	}
 	return expect(r.e, `[""]`, "c")
+}
+
+// zero checks that the zero value of the engine's type is a closed one.
+func zero(r *rig) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // instead of for ever
+	defer cancel()
+	of := reflect.TypeOf(r.e)
+	if of.Kind() != reflect.Pointer || strings.HasSuffix(of.Elem().PkgPath(), "_test") { // what a test wraps an engine in
+		return errSkip
+	}
+	e := reflect.New(of.Elem()).Interface().(engine.Engine)
+	_, get := e.Get(ctx, []byte("k"))
+	var scan error
+	for _, err := range e.Scan(ctx, engine.Range{}) {
+		scan = err
+	}
+	var b engine.Batch
+	b.Set([]byte("k"), []byte("v"))
+	for call, err := range map[string]error{"Get": get, "Scan": scan, "Apply": e.Apply(ctx, &b), "Vacuum": e.Vacuum(ctx)} {
+		if !errors.Is(err, engine.ErrClosed) {
+			return fmt.Errorf("%s of a zero engine: %w", call, err)
+		}
+	}
+	if err := e.Close(); err != nil {
+		return fmt.Errorf("Close of a zero engine: %w", err)
+	}
+	return nil
 }

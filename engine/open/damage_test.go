@@ -23,7 +23,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 var damageRounds = flag.Int("damages", 0, "how many rounds of damages TestDamageByClass… makes: about 75 cases each")
@@ -314,7 +314,7 @@ func (p *patient) untold(what string) bool {
 
 // Files of a store at rest are damaged by class: it is reported, or it does not matter.
 func TestDamageByClassIsReportedOrHarmless(t *testing.T) {
-	rounds := cmp.Or(*damageRounds, testscale.Pick(3, 2, 1))
+	rounds := cmp.Or(*damageRounds, testkit.Pick(3, 2, 1))
 	for _, scheme := range []string{"pebble:", "badger:"} {
 		t.Run(strings.Trim(scheme, ":"), func(t *testing.T) {
 			verdicts := map[string]map[string]int{}

@@ -9,14 +9,12 @@ import (
 	"io/fs"
 	neturl "net/url"
 	"os"
-	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
@@ -138,18 +136,7 @@ func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
 	if err := refuse(dir, scheme); err != nil {
 		return nil, err
 	}
-	if scheme == "badger" {
-		e, err := badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly})
-		if err != nil {
-			return nil, err
-		}
-		return e, nil
-	}
-	e, err := pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly})
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
+	return embedded[slices.Index(Schemes(), scheme)].open(dir, o)
 }
 
 // Server reports whether url names a server.
@@ -179,16 +166,16 @@ func openPostgres(ctx context.Context, url string) (engine.Engine, error) {
 }
 
 // Directory returns the engine and the directory of a URL that names one. That of a bare path is the engine whose store
-// the directory holds, or Pebble.
+// the directory holds, or the first of Schemes.
 func Directory(url string) (scheme, dir string, ok bool) {
 	scheme, dir, ok = strings.Cut(url, ":")
 	if !ok || strings.Contains(scheme, "/") {
 		dir = url
 		if scheme, _ = holds(dir); scheme == "" { // who opens it finds the error again
-			scheme = "pebble"
+			scheme = embedded[0].scheme
 		}
 	}
-	return scheme, dir, dir != "" && (scheme == "badger" || scheme == "pebble")
+	return scheme, dir, dir != "" && slices.Contains(Schemes(), scheme)
 }
 
 // Holds reports whether dir holds a store of some engine, whole or not. A
@@ -207,16 +194,12 @@ func holds(dir string) (scheme string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("open: look for a store: %w", err)
 	}
-	for _, d := range entries {
-		name := d.Name()
-		switch suffix := path.Ext(name); {
-		case name == "MANIFEST", name == "KEYREGISTRY", name == "turnstone.witness", suffix == ".vlog", suffix == ".mem": // Badger's alone
-			return "badger", nil
-		case strings.HasPrefix(name, "marker."), strings.HasPrefix(name, "MANIFEST-"), name == "turnstone.notes", suffix == ".log", suffix == ".sst":
-			scheme = "pebble"
+	for _, of := range slices.Backward(embedded) { // What no other engine knows is the default's.
+		if slices.ContainsFunc(entries, func(d fs.DirEntry) bool { return of.trace(d.Name()) }) {
+			return of.scheme, nil
 		}
 	}
-	return scheme, nil
+	return "", nil
 }
 
 // refuse fails when dir holds a store of another engine than that of scheme.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
@@ -45,7 +45,7 @@ func TestURLs(t *testing.T) {
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func TestPostgresURLs(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	url, schema := pgtest.URL(t), pgtest.Schema(t)
 	e, err := open.Open(t.Context(), url+"&schema="+schema, nil)
 	if err != nil {

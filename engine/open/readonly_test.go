@@ -78,7 +78,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 }
 
 func TestAReadOnlyOpeningChangesNothing(t *testing.T) {
-	for _, scheme := range []string{"badger", "pebble"} {
+	for _, scheme := range open.Schemes() {
 		t.Run(scheme, func(t *testing.T) {
 			dir := t.TempDir() + "/store"
 			e, err := open.Open(t.Context(), scheme+":"+dir, nil)
@@ -187,7 +187,7 @@ func readOnly(t *testing.T, url, dir string, want map[string]string) {
 }
 
 func TestAReadOnlyOpeningMakesNoStore(t *testing.T) {
-	for _, scheme := range []string{"badger", "pebble"} {
+	for _, scheme := range open.Schemes() {
 		dir := t.TempDir()
 		for _, d := range []string{dir, dir + "/none"} {
 			if e, err := open.Open(t.Context(), scheme+":"+d, &open.Options{ReadOnly: true}); !errors.Is(err, fs.ErrNotExist) || e != nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A replacement takes the directory of a store that is open from its path, and returns where it is then, or "".
@@ -81,13 +81,13 @@ func has(e engine.Engine, numbers []uint64, only bool) error {
 // What an engine acknowledged is in the directory that it opened. When that is not at its path any more, it acknowledges nothing
 // more, its calls say so, and another store at the path is not touched.
 func TestAnEngineWhoseDirectoryIsReplacedAcknowledgesNothingMore(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	for _, scheme := range []string{"pebble:", "badger:"} {
 		for _, o := range []*open.Options{{}, {Exclusive: true}} {
 			for _, r := range replacements {
 				t.Run(fmt.Sprint(scheme, "exclusive=", o.Exclusive, "/", r.name), func(t *testing.T) {
 					var told time.Duration
-					rounds := testscale.Pick(10, 2, 1)
+					rounds := testkit.Pick(10, 2, 1)
 					for range rounds {
 						told = max(told, replaced(t, scheme, o, r))
 					}

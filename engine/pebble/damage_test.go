@@ -14,7 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // damagedStores returns stores at rest: closed, killed while its log is full of
@@ -99,8 +99,8 @@ func verdict(err error) string {
 }
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
-	testscale.Slow(t)
-	flips, cuts := testscale.Pick(14, 6, 3), testscale.Pick(6, 4, 2)
+	testkit.Slow(t)
+	flips, cuts := testkit.Pick(14, 6, 3), testkit.Pick(6, 4, 2)
 	for name, store := range damagedStores(t) {
 		t.Run(name, func(t *testing.T) {
 			fs, dir, _ := store()
@@ -168,7 +168,7 @@ func TestDamageIsReportedOrHarmless(t *testing.T) {
 
 // Every batch of a log is found missing, wherever the bit is.
 func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	store := damagedStores(t)["small"]
 	fs, dir, l := store()
 	names, _ := fs.List(dir)
@@ -183,7 +183,7 @@ func TestAFlippedBitInALogIsNoTornEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := len(bytes.TrimRight(content, "\x00"))
-	step := testscale.Pick(101, 499, 1999)
+	step := testkit.Pick(101, 499, 1999)
 	for off := 0; off < used; off += step {
 		fs, dir, _ := store()
 		b, err := fs.UnsafeGetFileDataBuffer(fs.PathJoin(dir, log))

@@ -14,7 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A fault fails the operations of a file system that it picks from the n-th on.
@@ -100,12 +100,12 @@ func checkReopened(t *testing.T, fs vfs.FS, dir string, l *ledger, acked map[int
 }
 
 func TestEveryOperationThatFailsIsReportedAndNothingIsLost(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	fs, dir := memStore(t)
 	count := &fault{}
 	runFaulty(t, fs, dir, newLedger(), count)
 	total := count.seen.Load()
-	stride := total/testscale.Pick[int64](40, 15, 4) + 1
+	stride := total/testkit.Pick[int64](40, 15, 4) + 1
 	t.Logf("%d operations, every %d. fails", total, stride)
 	type run struct {
 		n    int64

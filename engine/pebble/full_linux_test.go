@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // smallDisk mounts a file system of a few megabytes.
@@ -65,7 +65,7 @@ func checkSet(t *testing.T, e engine.Engine, n int) {
 }
 
 func TestAFullDiskRefusesWritesAndServesReads(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	disk := smallDisk(t, 64)
 	dir := filepath.Join(disk, "store")
 	o := &Options{MinFreeBytes: 24 << 20}
@@ -134,7 +134,7 @@ func TestAFullDiskRefusesWritesAndServesReads(t *testing.T) {
 
 // The disk fills up within the time that a look at its space holds.
 func TestADiskThatFillsUpUnnoticedLosesNothing(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	disk := smallDisk(t, 48)
 	dir := filepath.Join(disk, "store")
 	e, err := Open(dir, &Options{MinFreeBytes: 1})

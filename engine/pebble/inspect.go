@@ -168,3 +168,10 @@ func unflushed(edit []byte) uint64 {
 	}
 	return 0
 }
+
+// Trace reports whether a file of a name tells that its directory has, or had, a store of Pebble. Other databases have
+// files with some of these names too.
+func Trace(name string) bool {
+	return name == notesName || strings.HasPrefix(name, "marker.") || strings.HasPrefix(name, "MANIFEST-") ||
+		strings.HasSuffix(name, ".log") || strings.HasSuffix(name, ".sst")
+}

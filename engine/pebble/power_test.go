@@ -15,11 +15,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestALossOfPowerLosesNothingAcknowledged(t *testing.T) {
-	stores, cuts := testscale.Pick(12, 6, 3), testscale.Pick(20, 12, 8)
+	stores, cuts := testkit.Pick(12, 6, 3), testkit.Pick(20, 12, 8)
 	for s := range stores {
 		t.Run(fmt.Sprint(s), func(t *testing.T) {
 			t.Parallel()
@@ -83,14 +83,14 @@ func dirClone(t *testing.T, fs *vfs.MemFS, dir string) string {
 // A sync that fails leaves pages in memory that the system takes for durable. What
 // a later process builds on them must not be lost with the power.
 func TestNothingRestsOnPagesWhoseSyncFailed(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	syncs := func(op errorfs.Op) bool {
 		return op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData
 	}
 	fs, dir := memStore(t)
 	count := &fault{pick: syncs}
 	runFaulty(t, fs, dir, newLedger(), count)
-	stride := testscale.Pick[int64](1, 5, 20)
+	stride := testkit.Pick[int64](1, 5, 20)
 	together(int(count.seen.Load()/stride), func(i int) {
 		fs, dir := memStore(t)
 		l := newLedger()

@@ -18,7 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func set(e engine.Engine, n, size int, reclaim bool) error {
@@ -33,7 +33,7 @@ func set(e engine.Engine, n, size int, reclaim bool) error {
 }
 
 func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := filepath.Join(t.TempDir(), "store")
 	e, err := Open(dir, &Options{MinFreeBytes: 1, Durability: Process})
 	if err != nil {
@@ -74,7 +74,7 @@ func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
 // late, its memtables are full by then: the batch that waits within Pebble for room has an
 // unknown outcome, and the others are refused.
 func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("noticed late %v", late), func(t *testing.T) { shortage(t, late) })
 	}

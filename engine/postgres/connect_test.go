@@ -23,7 +23,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // certificate makes one for host that signs itself.
@@ -49,7 +49,7 @@ func certificate(t *testing.T, host string) (cert, key []byte) {
 
 // The URL says what TLS is wanted, and gets it or no connection.
 func TestTLS(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestTLS(t *testing.T) {
 
 // What can't be reached now is told from what won't be there later either.
 func TestOpenFails(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	url := pgtest.URL(t)
 	nowhere, err := neturl.Parse(url)
 	if err != nil {

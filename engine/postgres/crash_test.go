@@ -15,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // besideCommits has eight sessions committed to through url while faults happen:
@@ -144,7 +144,7 @@ func TestServerKilledBesideCommits(t *testing.T) {
 	srv := pgtest.Private(t, "fsync=off")
 	p := newProxy(t, srv.Socket())
 	besideCommits(t, p.url(), func() {
-		for range testscale.Pick(5, 2, 1) {
+		for range testkit.Pick(5, 2, 1) {
 			time.Sleep(400 * time.Millisecond)
 			if err := srv.Kill(); err != nil {
 				t.Fatal(err)
@@ -161,7 +161,7 @@ func TestServerKilledBesideCommits(t *testing.T) {
 // The primary is killed and its synchronous standby promoted; clients get there
 // through a proxy that switches, or by a URL that names both.
 func TestFailover(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	t.Parallel()
 	for name, url := range map[string]func(p *proxy, primary, standby *pgtest.Server) string{
 		"proxy": func(p *proxy, _, _ *pgtest.Server) string { return p.url() },
@@ -216,7 +216,7 @@ func TestFailover(t *testing.T) {
 // A commit that waits for a synchronous standby is shown to nobody before it is
 // replicated, also when whoever waits for it gives up.
 func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	t.Parallel()
 	srv := pgtest.Private(t)
 	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: time.Second})

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A member is a server that Patroni looks after.
@@ -159,7 +159,7 @@ postgresql:
 // The leader of a cluster that Patroni and etcd look after goes dark beside eight writers, who reach the servers by a URL that names both. The other
 // server is promoted: what was acknowledged is there, once.
 func TestPatroniFailsOver(t *testing.T) {
-	if !testscale.Long() {
+	if !testkit.Long() {
 		t.Skip("it waits 20 seconds and more, until Patroni takes a leader for dead: set TURNSTONE_LONG=1")
 	}
 	t.Parallel() // it waits most of the time

@@ -18,7 +18,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // poolers counts the PgBouncers, which share the directory of the server.
@@ -81,7 +81,7 @@ func TestPgBouncer(t *testing.T) {
 // One that accepts the settings at start, and drops them, shows itself by prepared
 // statements that are not there, or are there already.
 func TestPgBouncerThatIgnoresSettings(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	manySessions(t, pgbouncer(t, "ignore_startup_parameters = plan_cache_mode, enable_seqscan, enable_bitmapscan, jit, lock_timeout, statement_timeout"), false)
 }
 
@@ -100,7 +100,7 @@ func manySessions(t *testing.T, url string, noticed bool) {
 		t.Errorf("noticed at start: %v", first.Pooled())
 	}
 	e, st := stored(t, url, o)
-	commits := testscale.Pick(20, 8, 3)
+	commits := testkit.Pick(20, 8, 3)
 	var wg sync.WaitGroup
 	for w := range 16 {
 		wg.Go(func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/enginetest"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 var ctx = context.Background()
@@ -64,7 +64,7 @@ func TestContract(t *testing.T) {
 // A page of a scan is bounded by bytes as well: what comes behind many small
 // values is not read all at once.
 func TestPagesAreBoundedByBytes(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	e := open(t, pgtest.Schema(t))
 	const small, large, size = 2000, 60, 512 << 10
 	var b engine.Batch

@@ -21,7 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // The test binary is one of the processes of TestTwoProcesses when this is set.
@@ -143,7 +143,7 @@ var registers = porcupine.Model{
 // commit to: one winner for each revision, every history linearizable, no turn
 // lost or twice.
 func TestTwoProcesses(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	url, schema := pgtest.URL(t), pgtest.Schema(t)
 	e := open(t, schema)
 	st, err := turnstone.Open(ctx, e, nil)

@@ -15,7 +15,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A proxy stands between a client and a server, and cuts connections between two
@@ -194,7 +194,7 @@ func cutAtEveryStep(t *testing.T, srv *pgtest.Server, fresh bool) {
 	}
 	outcomes := map[string]int{}
 	for side := range 2 {
-		for at := 0; at < messages[side]; at += testscale.Pick(1, 3, 9) {
+		for at := 0; at < messages[side]; at += testkit.Pick(1, 3, 9) {
 			cut := [2]int{-1, -1}
 			cut[side] = at
 			first()

@@ -12,7 +12,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // made has e make its schema.
@@ -199,8 +199,8 @@ func TestHalfASchema(t *testing.T) {
 // A read that the server answers before the first Apply has made the schema, and whose
 // answer arrives after that, finds nothing.
 func TestReadsBesideTheFirstWrite(t *testing.T) {
-	testscale.Slow(t)
-	for range testscale.Pick(100, 20, 10) {
+	testkit.Slow(t)
+	for range testkit.Pick(100, 20, 10) {
 		e := open(t, pgtest.Schema(t))
 		var wg sync.WaitGroup
 		defined := make(chan struct{})
@@ -248,7 +248,7 @@ func TestDefinitionCutAtEveryStep(t *testing.T) {
 	}
 	defer direct.Close(ctx)
 	for side := range 2 {
-		for at := 0; ; at += testscale.Pick(1, 5, 17) {
+		for at := 0; ; at += testkit.Pick(1, 5, 17) {
 			schema := pgtest.Schema(t)
 			e, err := postgres.Open(ctx, p.url()+"&pool_max_conns=1", &postgres.Options{Schema: schema})
 			if err != nil {
@@ -286,7 +286,7 @@ func TestDefinitionCutAtEveryStep(t *testing.T) {
 
 // No statement reads more than it must: none scans the table.
 func TestPlans(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	schema := pgtest.Schema(t)
 	e := open(t, schema)
 	made(t, e)

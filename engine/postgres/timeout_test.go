@@ -13,7 +13,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/postgres"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func set(v string) *engine.Batch {
@@ -33,7 +33,7 @@ func value(t *testing.T, e *postgres.Engine) string {
 // A transaction that waits for a lock ends at the server, without effect, by
 // Options.Timeout or by what the URL says.
 func TestLocksAreNotWaitedForLong(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	for name, c := range map[string]struct {
 		params string
 		o      postgres.Options
@@ -86,7 +86,7 @@ func TestLocksAreNotWaitedForLong(t *testing.T) {
 // failure, for an Apply an unknown outcome; the caller's end is not waited for
 // once it is sent.
 func TestSilence(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	srv, schema := pgtest.Shared(t), pgtest.Schema(t)
 	p := newProxy(t, srv.Socket())
 	direct, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Schema: schema})

@@ -9,10 +9,9 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/enginetest"
-	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/engine/shared"
+	"github.com/turnstonedb/turnstone/internal/storetest"
 )
 
 var ctx = context.Background()
@@ -20,10 +19,7 @@ var ctx = context.Background()
 type opener = func(dir string) (engine.Engine, error)
 
 // drivers are those of the embedded engines.
-var drivers = map[string]opener{
-	"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-	"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
-}
+var drivers = storetest.Embedded
 
 func TestTheOwnerKeepsTheContract(t *testing.T) {
 	for name, driver := range drivers {

@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/prometheus/client_golang v1.24.1
 	github.com/turnstonedb/turnstone v0.0.0
-	github.com/turnstonedb/turnstone/turnstoneotel v0.0.0
+	github.com/turnstonedb/turnstone/adapters/turnstoneotel v0.0.0
 	go.opentelemetry.io/otel/exporters/prometheus v0.69.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	modernc.org/sqlite v1.53.0
@@ -74,5 +74,5 @@ require (
 
 replace (
 	github.com/turnstonedb/turnstone => ../..
-	github.com/turnstonedb/turnstone/turnstoneotel => ../../turnstoneotel
+	github.com/turnstonedb/turnstone/adapters/turnstoneotel => ../../adapters/turnstoneotel
 )

@@ -55,8 +55,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/adapters/turnstoneotel"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/turnstoneotel"
 )
 
 func main() {

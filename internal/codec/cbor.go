@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/damage"
 )
 
 // The subset of CBOR that records use: unsigned integers, byte strings, text
@@ -14,7 +14,7 @@ import (
 // so there is exactly one encoding of every record, and a decoder that accepts
 // no other needs no second look. Written here, and not taken from a library, as
 // it is what every id is computed over and what every read spends its time in:
-// BenchmarkPack in package pack compares it with fxamacker/cbor, which is also
+// BenchmarkPack in package graph compares it with fxamacker/cbor, which is also
 // the oracle of its tests.
 
 const (
@@ -98,7 +98,7 @@ type Decoder struct {
 // Fail records err unless there is one already.
 func (d *Decoder) Fail(format string, args ...any) {
 	if d.err == nil {
-		d.err = fmt.Errorf("%w: "+format, append([]any{record.ErrMalformed}, args...)...)
+		d.err = fmt.Errorf("%w: "+format, append([]any{damage.ErrMalformed}, args...)...)
 		d.B = nil
 	}
 }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // The oracle: deterministic CBOR as a library that others use makes it.
@@ -73,12 +73,12 @@ func TestOnlyTheOneEncodingIsAccepted(t *testing.T) {
 		for range d.Array(10) {
 			d.Uint()
 		}
-		if err := d.Done(); !errors.Is(err, record.ErrMalformed) {
+		if err := d.Done(); !errors.Is(err, damage.ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	d := codec.Decoder{B: []byte{0x62, 0xff, 0xfe}}
-	if d.Text(); !errors.Is(d.Done(), record.ErrMalformed) {
+	if d.Text(); !errors.Is(d.Done(), damage.ErrMalformed) {
 		t.Error("text that is not UTF-8 was accepted")
 	}
 }
@@ -131,13 +131,13 @@ func TestARecordIsBoundToItsKeyAndType(t *testing.T) {
 	if b, err := codec.Open(key, r, 'x'); err != nil || string(b) != "body" {
 		t.Fatal(string(b), err)
 	}
-	if _, err := codec.Open(other, r, 'x'); !errors.Is(err, record.ErrChecksum) {
+	if _, err := codec.Open(other, r, 'x'); !errors.Is(err, damage.ErrChecksum) {
 		t.Errorf("another key: %v", err)
 	}
-	if _, err := codec.Open(key, r, 'y'); !errors.Is(err, record.ErrMalformed) {
+	if _, err := codec.Open(key, r, 'y'); !errors.Is(err, damage.ErrMalformed) {
 		t.Errorf("another type: %v", err)
 	}
-	if _, err := codec.Open(key, nil, 'x'); !errors.Is(err, record.ErrMissing) {
+	if _, err := codec.Open(key, nil, 'x'); !errors.Is(err, damage.ErrMissing) {
 		t.Errorf("absent: %v", err)
 	}
 	for i := range r {
@@ -155,20 +155,20 @@ func TestARecordIsBoundToItsKeyAndType(t *testing.T) {
 	for _, version := range []byte{codec.Version - 1, codec.Version + 1} {
 		other := codec.SealTail(key, []byte{'x', version}, 0)
 		_, err := codec.Open(key, other, 'x')
-		var fe *record.FormatError
-		if !errors.As(err, &fe) || fe.Have != uint64(version) || fe.Want != codec.Version || !errors.Is(err, record.ErrFormat) {
+		var fe *damage.FormatError
+		if !errors.As(err, &fe) || fe.Have != uint64(version) || fe.Want != codec.Version || !errors.Is(err, damage.ErrFormat) {
 			t.Errorf("version %d: %v", version, err)
 		}
-		var damage *record.CorruptError
+		var corrupt *damage.CorruptError
 		err = codec.Corrupt(fmt.Errorf("reading: %w", err), "the %s", "thing")
-		if !errors.As(err, &fe) || fe.Object != "the thing" || errors.As(err, &damage) {
+		if !errors.As(err, &fe) || fe.Object != "the thing" || errors.As(err, &corrupt) {
 			t.Errorf("version %d, named: %v", version, err)
 		}
 		if again := codec.Corrupt(err, "another"); again != err {
 			t.Errorf("version %d, named twice: %v", version, again)
 		}
 		other[1] = codec.Version // without its checksum that is damage
-		if _, err := codec.Open(key, other, 'x'); !errors.Is(err, record.ErrChecksum) {
+		if _, err := codec.Open(key, other, 'x'); !errors.Is(err, damage.ErrChecksum) {
 			t.Errorf("version %d, altered: %v", version, err)
 		}
 	}

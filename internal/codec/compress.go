@@ -10,7 +10,7 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/damage"
 )
 
 // Compressed bytes are a method, the length of the content (uvarint), and data.
@@ -99,12 +99,12 @@ func Decompress(data, base []byte, limit int) ([]byte, error) {
 // content that a delta was made against. The pieces share its memory.
 func Expand(data []byte, base *Pieces, limit int) (*Pieces, error) {
 	if len(data) == 0 {
-		return nil, fmt.Errorf("%w: no data", record.ErrMalformed)
+		return nil, fmt.Errorf("%w: no data", damage.ErrMalformed)
 	}
 	method := data[0]
 	size, n := Uvarint(data[1:])
 	if n <= 0 || size > uint64(limit) {
-		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", record.ErrMalformed, size, limit)
+		return nil, fmt.Errorf("%w: content of %d bytes, at most %d", damage.ErrMalformed, size, limit)
 	}
 	if data = data[1+n:]; method != methodDelta {
 		out, err := expand(method, data, int(size))
@@ -115,7 +115,7 @@ func Expand(data []byte, base *Pieces, limit int) (*Pieces, error) {
 	}
 	out, err := patch(data, base, int(size))
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", record.ErrMalformed, err)
+		return nil, fmt.Errorf("%w: %w", damage.ErrMalformed, err)
 	}
 	return out, nil
 }
@@ -130,17 +130,17 @@ func expand(method byte, data []byte, size int) (out []byte, err error) {
 		out, err = decoder().DecodeAll(data, make([]byte, 0, max(size, 1)))
 	case methodS2:
 		if n, lerr := s2.DecodedLen(data); lerr != nil || n != size {
-			return nil, fmt.Errorf("%w: block of %d bytes, not %d", record.ErrMalformed, n, size)
+			return nil, fmt.Errorf("%w: block of %d bytes, not %d", damage.ErrMalformed, n, size)
 		}
 		out, err = s2.Decode(nil, data)
 	default:
-		return nil, fmt.Errorf("%w: compression method %d", record.ErrMalformed, method)
+		return nil, fmt.Errorf("%w: compression method %d", damage.ErrMalformed, method)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", record.ErrMalformed, err)
+		return nil, fmt.Errorf("%w: %w", damage.ErrMalformed, err)
 	}
 	if len(out) != size {
-		return nil, fmt.Errorf("%w: content of %d bytes, not %d", record.ErrMalformed, len(out), size)
+		return nil, fmt.Errorf("%w: content of %d bytes, not %d", damage.ErrMalformed, len(out), size)
 	}
 	return out, nil
 }

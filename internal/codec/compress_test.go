@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // text is compressible and not trivially so.
@@ -63,7 +63,7 @@ func TestWhatIsCompressedComesBack(t *testing.T) {
 			if err != nil || !bytes.Equal(got, content) {
 				t.Fatalf("%d bytes at level %d: %v", n, level, err)
 			}
-			if _, err := codec.Decompress(data, nil, n-1); n > 0 && !errors.Is(err, record.ErrMalformed) {
+			if _, err := codec.Decompress(data, nil, n-1); n > 0 && !errors.Is(err, damage.ErrMalformed) {
 				t.Fatalf("%d bytes within a limit of %d: %v", n, n-1, err)
 			}
 		}
@@ -176,7 +176,7 @@ func TestADeltaIsRefusedThatIsNotOne(t *testing.T) {
 		"bytes behind a stream":           whole(5, 1, 0, 4, 1, 1, 0, 9, 1, 1, 0, 0xfe, 0xff, 'a', 'b'),
 		"a number larger than any offset": whole(5, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 5, 0, 0),
 	} {
-		if got, err := codec.Decompress(data, base, 100); !errors.Is(err, record.ErrMalformed) {
+		if got, err := codec.Decompress(data, base, 100); !errors.Is(err, damage.ErrMalformed) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
@@ -206,7 +206,7 @@ func TestAChainOfDeltasIsExpandedInPieces(t *testing.T) {
 // A frame that claims or makes more than its record admits ends there.
 func TestABombEndsAtItsLimit(t *testing.T) {
 	bomb := codec.Compress(nil, make([]byte, 64<<20), codec.Fast)
-	if _, err := codec.Decompress(bomb, nil, 1<<20); !errors.Is(err, record.ErrMalformed) {
+	if _, err := codec.Decompress(bomb, nil, 1<<20); !errors.Is(err, damage.ErrMalformed) {
 		t.Fatalf("claimed size: %v", err)
 	}
 	// The same frame under a header that claims little.
@@ -216,7 +216,7 @@ func TestABombEndsAtItsLimit(t *testing.T) {
 	}
 	lying := append([]byte{bomb[0], 100}, bomb[n+1:]...)
 	allocs := testing.AllocsPerRun(3, func() {
-		if _, err := codec.Decompress(lying, nil, 1<<20); !errors.Is(err, record.ErrMalformed) {
+		if _, err := codec.Decompress(lying, nil, 1<<20); !errors.Is(err, damage.ErrMalformed) {
 			t.Errorf("made more than claimed: %v", err)
 		}
 	})

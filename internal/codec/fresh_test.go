@@ -12,8 +12,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // BenchmarkAppend makes deltas of a list to which a message was appended. For comparison it compresses the same messages with zstd,
@@ -161,7 +161,7 @@ func TestAStreamHasOnlyTheCodesOfItsBlock(t *testing.T) {
 			t.Fatalf("%q, %v", got, err)
 		}
 		for _, w := range []*bits{&bad, &later} {
-			if got, err := codec.Decompress(delta(w), base, 100); !errors.Is(err, record.ErrMalformed) {
+			if got, err := codec.Decompress(delta(w), base, 100); !errors.Is(err, damage.ErrMalformed) {
 				t.Errorf("%q, %v", got, err)
 			}
 		}

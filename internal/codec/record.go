@@ -9,27 +9,27 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/damage"
 )
 
 // Version is the format version of every record type so far.
 const Version = 1
 
 // Corrupt says that err is about the object that format names, unless err names
-// one already: it returns a record.CorruptError, or the record.FormatError that err is.
+// one already: it returns a damage.CorruptError, or the damage.FormatError that err is.
 func Corrupt(err error, format string, args ...any) error {
-	var ce *record.CorruptError
+	var ce *damage.CorruptError
 	if err == nil || errors.As(err, &ce) {
 		return err
 	}
-	var fe *record.FormatError
+	var fe *damage.FormatError
 	if !errors.As(err, &fe) {
-		return &record.CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
+		return &damage.CorruptError{Object: fmt.Sprintf(format, args...), Err: err}
 	}
 	if fe.Object != "" {
 		return err
 	}
-	named := &record.FormatError{Object: fmt.Sprintf(format, args...), Have: fe.Have, Want: fe.Want}
+	named := &damage.FormatError{Object: fmt.Sprintf(format, args...), Have: fe.Have, Want: fe.Want}
 	if err == error(fe) {
 		return named
 	}
@@ -65,24 +65,24 @@ func SealTail(key, out []byte, from int) []byte {
 
 // Open checks a record of key and returns its body, which aliases value. Type,
 // version and checksum stand at the same place in every version of the format, so
-// Open tells a record of another version (a record.FormatError) from damage.
+// Open tells a record of another version (a damage.FormatError) from damage.
 func Open(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
-		return nil, record.ErrMissing
+		return nil, damage.ErrMissing
 	}
 	if len(value) < overhead {
-		return nil, fmt.Errorf("%w: %d bytes", record.ErrMalformed, len(value))
+		return nil, fmt.Errorf("%w: %d bytes", damage.ErrMalformed, len(value))
 	}
 	end := len(value) - crc32.Size
 	sum := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value[:end])
 	if sum != binary.LittleEndian.Uint32(value[end:]) {
-		return nil, record.ErrChecksum
+		return nil, damage.ErrChecksum
 	}
 	if value[0] != typ {
-		return nil, fmt.Errorf("%w: record of type %q, want %q", record.ErrMalformed, value[0], typ)
+		return nil, fmt.Errorf("%w: record of type %q, want %q", damage.ErrMalformed, value[0], typ)
 	}
 	if value[1] != Version {
-		return nil, &record.FormatError{Have: uint64(value[1]), Want: Version}
+		return nil, &damage.FormatError{Have: uint64(value[1]), Want: Version}
 	}
 	return value[2:end], nil
 }
@@ -94,5 +94,5 @@ func Unknown(key, value []byte) error {
 		_, err := Open(key, value, value[0])
 		return err
 	}
-	return fmt.Errorf("%w: no key of the format", record.ErrMalformed)
+	return fmt.Errorf("%w: no key of the format", damage.ErrMalformed)
 }

@@ -9,16 +9,12 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
+	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // A built is a commit that was assembled.
 type built struct {
-	turn  turns.Turn
+	turn  history.Turn
 	body  []byte // of the commit
 	ids   []graph.ID
 	parts []head.Part
@@ -29,10 +25,10 @@ type built struct {
 // assemble returns the commit that a request makes on top of b, the state of the head or, for a turn
 // that is repeated, the one before the first commit of the turn. It is a pure function: the same
 // request on top of the same state has the same commit id.
-func assemble(in *Request, payloads []payload, parts map[string]*version, b *heads.State, salt pack.Salt, now time.Time) (*built, error) {
+func assemble(in *Request, payloads []payload, parts map[string]*version, b *head.State, salt graph.Salt, now time.Time) (*built, error) {
 	revision := b.Revision + 1
 	out := &built{ids: make([]graph.ID, len(in.Nodes))}
-	out.turn.Pack = pack.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]pack.Node, len(in.Nodes))}
+	out.turn.Pack = graph.Pack{Revision: uint64(revision), Salt: salt, Nodes: make([]graph.Node, len(in.Nodes))}
 	end, err := out.addNodes(in, payloads, b)
 	if err != nil {
 		return nil, err
@@ -51,7 +47,7 @@ func assemble(in *Request, payloads []payload, parts map[string]*version, b *hea
 	var changed bool
 	out.parts, changed = mergeParts(b.Parts, parts, in.Drop, revision)
 	c := &out.turn.Commit
-	*c = heads.Commit{
+	*c = head.Commit{
 		Revision: revision, Previous: b.Commit, Leaf: leaf, Last: last, Nodes: len(out.ids),
 		PartsAt: b.PartsAt, Usage: in.Usage, Turn: in.Turn, Labels: in.Labels, Time: now,
 	}
@@ -62,13 +58,13 @@ func assemble(in *Request, payloads []payload, parts map[string]*version, b *hea
 		c.NodeDigest = out.turn.Pack.Digest()
 	}
 	out.body = c.Body()
-	out.turn.ID = heads.IDOf(out.body)
+	out.turn.ID = head.IDOf(out.body)
 	return out, nil
 }
 
 // addNodes makes the nodes of a request, and returns the last one or, if there are none, the leaf
 // of the base.
-func (out *built) addNodes(in *Request, payloads []payload, b *heads.State) (last graph.ID, err error) {
+func (out *built) addNodes(in *Request, payloads []payload, b *head.State) (last graph.ID, err error) {
 	last = b.Leaf
 	var scratch []byte
 	for i := range in.Nodes {
@@ -77,7 +73,7 @@ func (out *built) addNodes(in *Request, payloads []payload, b *heads.State) (las
 		if err != nil {
 			return graph.ID{}, err
 		}
-		*stored = pack.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
+		*stored = graph.Node{Parent: parent, Kind: n.Kind, Key: n.Key, Size: int64(len(n.Payload)), Attachments: n.Attachments}
 		if p := &payloads[i]; p.apart != nil {
 			stored.Blob = p.sum
 		} else {
@@ -92,13 +88,13 @@ func (out *built) addNodes(in *Request, payloads []payload, b *heads.State) (las
 
 // resolve returns the node that r refers to, or fallback if r is zero. of is the number of new
 // nodes that r can refer to, and what says, with that number, what r is for.
-func (out *built) resolve(b *heads.State, what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
+func (out *built) resolve(b *head.State, what string, of int, r Ref, fallback graph.ID) (graph.ID, error) {
 	switch r.Kind {
 	case RefNone:
 		return graph.ID{}, nil
 	case RefExisting:
 		if r.ID.IsZero() {
-			return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
+			return graph.ID{}, history.NewInvalid(fmt.Sprintf(what, of), "names the zero node id")
 		}
 		if r.ID != b.Leaf {
 			out.older = append(out.older, r.ID)
@@ -106,7 +102,7 @@ func (out *built) resolve(b *heads.State, what string, of int, r Ref, fallback g
 		return r.ID, nil
 	case RefNew:
 		if r.Index < 0 || r.Index >= of {
-			return graph.ID{}, change.NewInvalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
+			return graph.ID{}, history.NewInvalid(fmt.Sprintf(what, of), "names new node %d of %d before it", r.Index, of)
 		}
 		return out.ids[r.Index], nil
 	}
@@ -144,8 +140,8 @@ func mergeParts(old []head.Part, set map[string]*version, drop []string, revisio
 
 // A payload is what is known of a node's payload before the node is made.
 type payload struct {
-	sum   blob.ID      // of a payload of more than pack.MaxPlain bytes
-	apart *blobs.Draft // of one that is stored as a blob
+	sum   blob.ID     // of a payload of more than graph.MaxPlain bytes
+	apart *blob.Draft // of one that is stored as a blob
 }
 
 // A version is what a commit sets a checkpoint part to.
@@ -158,9 +154,9 @@ type version struct {
 	// keeps its content has only a base. A version that is only compared with a stored commit
 	// has none of them.
 
-	draft *blobs.Draft
+	draft *blob.Draft
 	data  []byte
-	base  *blobs.Base
+	base  *blob.Base
 }
 
 // part returns the checkpoint part that the commit of a revision sets to v. If v is a delta, it

@@ -8,14 +8,10 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/feed"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 // build makes the batch for a commit on top of the heads.
@@ -86,7 +82,7 @@ func (c *call) join() error {
 	}
 	for i := range c.writers {
 		if w := &c.writers[i]; w.birth == nil && w.altersMore() && written[string(w.s.LifeKey)] {
-			return &InSession{w.s.ID, change.NewInvalid("commit", "it has Tombstone or Keep, and another commit of the call makes a fork of the session")}
+			return &InSession{w.s.ID, history.NewInvalid("commit", "it has Tombstone or Keep, and another commit of the call makes a fork of the session")}
 		}
 	}
 	for _, p := range c.batch.Sets {
@@ -118,7 +114,7 @@ func (w *writer) addTurn(ctx context.Context, b *engine.Batch) (err error) {
 		return err
 	}
 	if n := len(w.built.parts); n > w.store.Limits.Parts {
-		return &change.Limit{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
+		return &history.LimitError{Limit: "checkpoint parts", Where: "session", Have: int64(n), Max: int64(w.store.Limits.Parts)}
 	}
 	if _, err := history.Try(ctx, w.s, func() (struct{}, error) { return struct{}{}, w.checkNames(ctx) }); err != nil {
 		return err
@@ -140,7 +136,7 @@ func (w *writer) addHead(b *engine.Batch) {
 		b.Delete(t)
 	}
 	if w.head.Collected {
-		b.Set(s.DirtyKey, heads.SealDirty(s.DirtyKey))
+		b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
 	}
 	if w.head.Tells() {
 		feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Committed, Session: s.ID, Revision: w.next.Revision}, 0, w.now)
@@ -148,13 +144,13 @@ func (w *writer) addHead(b *engine.Batch) {
 			feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, ^uint64(w.next.Revision), w.now) // Calls have epochs.
 		}
 	}
-	heads.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
+	head.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
 	w.nextRecord = w.next.Seal(s.HeadKey)
 	b.Set(s.HeadKey, w.nextRecord)
 }
 
 // nextHead returns the head after the commit.
-func (w *writer) nextHead() (*heads.Head, error) {
+func (w *writer) nextHead() (*head.Head, error) {
 	h, t := w.head, &w.built.turn
 	next := *h // what a commit does not change stays
 	next.Base, next.Parts = t.Base(t.ID), w.built.parts
@@ -164,7 +160,7 @@ func (w *writer) nextHead() (*heads.Head, error) {
 	next.PackBytes += t.Pack.Uncompressed()
 	next.Collected = false
 	if len(next.Usage) > w.store.Limits.Models {
-		return nil, &change.Limit{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
+		return nil, &history.LimitError{Limit: "models", Where: "session", Have: int64(len(next.Usage)), Max: int64(w.store.Limits.Models)}
 	}
 	return &next, nil
 }
@@ -173,9 +169,9 @@ func (w *writer) nextHead() (*heads.Head, error) {
 func (w *writer) setTurn(b *engine.Batch) error {
 	p := &w.built.turn.Pack
 	if n := p.Size(); n > w.store.Limits.NodeBytes {
-		return &change.Limit{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
+		return &history.LimitError{Limit: "node bytes", Where: "commit", Have: int64(n), Max: int64(w.store.Limits.NodeBytes)}
 	}
-	ks, vs, err := turns.EncodeTurn(w.store.Space, w.s.Inc, w.built.body, p)
+	ks, vs, err := history.EncodeTurn(w.store.Space, w.s.Inc, w.built.body, p)
 	for i := range ks {
 		b.Set(ks[i], vs[i])
 	}
@@ -188,9 +184,9 @@ func (c *call) checkBatch() error {
 	b, l := c.batch, &c.store.Limits
 	switch {
 	case b.Ops() > l.Writes:
-		return &change.Limit{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(l.Writes)}
+		return &history.LimitError{Limit: "writes", Where: "commit", Have: int64(b.Ops()), Max: int64(l.Writes)}
 	case b.Bytes() > l.Bytes:
-		return &change.Limit{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(l.Bytes)}
+		return &history.LimitError{Limit: "bytes", Where: "commit", Have: int64(b.Bytes()), Max: int64(l.Bytes)}
 	}
 	return nil
 }
@@ -203,7 +199,7 @@ const maxGrants = 1000
 // Those in seen are there already.
 func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 	s, store := w.s, w.store.Blobs
-	add := func(d *blobs.Draft) error {
+	add := func(d *blob.Draft) error {
 		if d == nil || (*seen)[d.ID] {
 			return nil
 		}
@@ -243,7 +239,7 @@ func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 				b.Guard(key, own)
 			} else if seen {
 				delete(w.attached, string(key)) // A later node of this commit adds no second entry.
-				place := pack.Position{Revision: uint64(w.built.turn.Revision), Index: i}
+				place := graph.Position{Revision: uint64(w.built.turn.Revision), Index: i}
 				b.Set(key, place.SealAttachment(key))
 			}
 		}
@@ -280,7 +276,7 @@ func (w *writer) checkNames(ctx context.Context) error {
 		if n.Inherited {
 			whose = ", which the session inherits"
 		}
-		return change.NewInvalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d%s already", key, n.Revision, whose)
+		return history.NewInvalid(fmt.Sprintf("node %d", i), "event key %q belongs to a node of revision %d%s already", key, n.Revision, whose)
 	}
 	return nil
 }

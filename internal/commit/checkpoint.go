@@ -3,8 +3,8 @@ package commit
 import (
 	"context"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -36,7 +36,7 @@ func (st *Store) Contents(ctx context.Context, s *history.Session, parts []head.
 			return nil, err
 		}
 		if seen != nil && seen.Revision == at {
-			st.Bases.Put(s.Inc, p.Name, blobs.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
+			st.Bases.Put(s.Inc, p.Name, blob.Base{ID: p.Blob, Revision: uint64(p.Set), Deltas: deltas, Content: content})
 		}
 		out[p.Name] = content
 	}

@@ -1,4 +1,5 @@
-// Package commit is the write path: it turns a request into one batch and applies it.
+// Package commit is the write path: it turns a request into one batch and applies it. [Store] commits; [Lifecycle]
+// creates, forks, renames and deletes sessions, and all else that changes one.
 //
 // A commit goes through these steps:
 //
@@ -6,7 +7,7 @@
 //	           the batch ahead of it
 //	assemble   makes the commit and its nodes on top of the head; it is a pure function
 //	build      makes the batch, with a guard on everything that the commit relies on
-//	Apply      asks the engine to apply the batch: see package change
+//	Apply      asks the engine to apply the batch: see history.Settle
 //	resolve    finds out which guard was false; the commit ends, or is built anew
 //
 // Preparing does not depend on the head, except that a checkpoint part may be stored as a
@@ -25,14 +26,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/internal/codec"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // A Participant is a session that takes part in a commit, or whose records are changed with it, with
@@ -51,7 +50,7 @@ type Creator interface {
 	// session is as it will be. The batch guards that the session does not exist.
 	Open(ctx context.Context) (*history.Session, *engine.Batch, error)
 	// Made reports whether the batch that Open returned last was applied, which the engine did not tell. The
-	// error matches change.ErrMayStand if that can't be told any more.
+	// error matches history.ErrMayStand if that can't be told any more.
 	Made(ctx context.Context) (bool, error)
 	// Abandon is called if no batch that Open returned was applied.
 	Abandon(ctx context.Context)
@@ -66,10 +65,10 @@ type Creator interface {
 // read. When a guard is false, Commit reads the heads, what was committed meanwhile, and the marks if
 // the guard was about one. Then it returns a typed error, or builds the batch anew.
 //
-// After an error that matches change.ErrOutcomeUnknown the commit may stand or not. After any
+// After an error that matches history.ErrOutcomeUnknown the commit may stand or not. After any
 // other error nothing of it is visible.
 func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Stats, error) {
-	c := call{store: st, now: st.Now(), stage: Stage{store: st}, Change: change.Change{Engine: st.Engine}}
+	c := call{store: st, now: st.Now(), stage: Stage{store: st}, Change: history.Change{Engine: st.Engine}}
 	c.writers = c.first[:0]
 	for _, p := range of {
 		at := -1
@@ -83,7 +82,7 @@ func (st *Store) Commit(ctx context.Context, of ...Participant) ([]Result, []Sta
 		}
 	}
 	commits, replayed, err := c.attempt(ctx)
-	if err != nil && !errors.Is(err, change.ErrOutcomeUnknown) || replayed {
+	if err != nil && !errors.Is(err, history.ErrOutcomeUnknown) || replayed {
 		c.stage.Abandon(ctx)
 		for i := range c.writers {
 			if c.writers[i].creator != nil {
@@ -142,11 +141,11 @@ type call struct {
 	stage    Stage     // the blobs that the commit refers to
 	batch    *engine.Batch
 
-	recordsFresh bool            // what keepers guard has to be read by this call: what was seen before is out of date
-	recordsRead  bool            // and it was read
-	random       [hash.Size]byte // the seed of versions, if there is no writer
+	recordsFresh bool                 // what keepers guard has to be read by this call: what was seen before is out of date
+	recordsRead  bool                 // and it was read
+	random       [codec.HashSize]byte // the seed of versions, if there is no writer
 
-	change.Change // whether an attempt may stand
+	history.Change // whether an attempt may stand
 }
 
 // A writer makes what a commit writes for one participant. What it writes of the participant's records is made
@@ -155,16 +154,16 @@ type writer struct {
 	*call
 	s    *history.Session
 	in   *Request
-	salt pack.Salt
+	salt graph.Salt
 
 	creator Creator       // of a session that may have to be made
 	birth   *engine.Batch // what makes it, or nil if it exists
 
 	bornLife []byte // the lifecycle record that it is made with, if the commit alters that
 
-	head   *heads.Head // that the commit is built on
-	record []byte      // of head
-	fresh  bool        // whether head was read by this call
+	head   *head.Head // that the commit is built on
+	record []byte     // of head
+	fresh  bool       // whether head was read by this call
 
 	payloads []payload           // for each of in.Nodes
 	parts    map[string]*version // for each of in.Checkpoint
@@ -172,8 +171,8 @@ type writer struct {
 	grants   [][]byte            // the keys of the grants that the commit uses up
 
 	built      *built
-	next       *heads.Head // the head that the batch sets
-	nextRecord []byte      // of next
+	next       *head.Head // the head that the batch sets
+	nextRecord []byte     // of next
 
 	hits, misses int // see Stats
 }
@@ -342,7 +341,7 @@ func (c *call) prepare(ctx context.Context) error {
 }
 
 // owner returns the session that owns what is stored ahead of the batch: one that exists, or none.
-func (c *call) owner() (inc heads.Incarnation) {
+func (c *call) owner() (inc head.Incarnation) {
 	for i := range c.writers {
 		if c.writers[i].birth == nil {
 			return c.writers[i].s.Inc
@@ -400,13 +399,13 @@ func (w *writer) done() Result {
 }
 
 // asBase returns the version as a base for the next one. p is the part in the new head.
-func (v *version) asBase(p *head.Part, content []byte) blobs.Base {
-	b := blobs.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
+func (v *version) asBase(p *head.Part, content []byte) blob.Base {
+	b := blob.Base{ID: p.Blob, Revision: uint64(p.Set), Content: content}
 	switch {
 	case v.delta:
 		b.Deltas = v.base.Deltas + 1
-	case heads.IsDelta(*p): // The commit did not change the part. Its chain has at most one delta for each revision.
-		b.Deltas = int(min(p.Set-p.Whole, blobs.MaxDeltas))
+	case head.IsDelta(*p): // The commit did not change the part. Its chain has at most one delta for each revision.
+		b.Deltas = int(min(p.Set-p.Whole, blob.MaxDeltas))
 	}
 	return b
 }

@@ -6,9 +6,8 @@ import (
 
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/records"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // These are the typed errors of a commit. The root package converts each to a public type with
@@ -31,8 +30,8 @@ func (e *Conflict) Error() string {
 	return fmt.Sprintf("turnstone: session %q is at revision %d (leaf %.12s), not at %d", e.Session, e.Revision, e.Leaf, e.Expected)
 }
 
-// Is reports whether target is change.ErrConflict.
-func (e *Conflict) Is(target error) bool { return target == change.ErrConflict }
+// Is reports whether target is history.ErrConflict.
+func (e *Conflict) Is(target error) bool { return target == history.ErrConflict }
 
 // A TurnConflict says that the turn id was committed before with other content, or without the other
 // turns of the commit.
@@ -58,8 +57,8 @@ func (e *TurnConflict) Is(target error) bool { return target == ErrTurnConflict 
 type RecordConflict struct {
 	Session  string
 	Key      string
-	Expected records.Version // zero if none was to be there
-	Version  records.Version // that is there, or zero for none
+	Expected session.RecordVersion // zero if none was to be there
+	Version  session.RecordVersion // that is there, or zero for none
 }
 
 // Error returns a text that no user sees: the public type has its own, with its own form of versions.

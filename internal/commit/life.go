@@ -9,9 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
@@ -40,7 +38,7 @@ func (w *writer) alterLife(ctx context.Context, b *engine.Batch) error {
 		}
 		id = graph.ID{}
 		next, extra := l.Own.Next(), engine.Batch{}
-		if _, err := change.Tombstone(ctx, l, w.head.Revision, w.in.Tombstone, &next, &extra); err != nil {
+		if _, err := history.TombstoneNodes(ctx, l, w.head.Revision, w.in.Tombstone, &next, &extra); err != nil {
 			return none, err
 		}
 		if w.in.Keep != "" {
@@ -64,8 +62,8 @@ func (w *writer) alterLife(ctx context.Context, b *engine.Batch) error {
 }
 
 // keep keeps the revision of the commit.
-func (w *writer) keep(isNew bool, next *heads.Life, b *engine.Batch) error {
-	return change.Keep(w.s, head.Kept{Name: w.in.Keep, Revision: w.built.turn.Revision}, isNew, w.store.Limits.Kept, next, b)
+func (w *writer) keep(isNew bool, next *head.Life, b *engine.Batch) error {
+	return history.KeepRevision(w.s, head.Kept{Name: w.in.Keep, Revision: w.built.turn.Revision}, isNew, w.store.Limits.Kept, next, b)
 }
 
 // keepBirth keeps the revision of a commit that makes its session.
@@ -77,7 +75,7 @@ func (w *writer) keepBirth(b *engine.Batch) error {
 		if !bytes.Equal(p.Key, w.s.LifeKey) {
 			continue
 		}
-		life, err := heads.OpenLife(p.Key, p.Value)
+		life, err := head.OpenLife(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle of session %q", w.s.ID)
 		}
@@ -89,7 +87,7 @@ func (w *writer) keepBirth(b *engine.Batch) error {
 }
 
 func (w *writer) onlyFromLeaf(id graph.ID) error {
-	return change.NewInvalid("commit", "the commit that creates session %q can only go on from its leaf, and names node %s", w.s.ID, id)
+	return history.NewInvalid("commit", "the commit that creates session %q can only go on from its leaf, and names node %s", w.s.ID, id)
 }
 
 // onPath reports whether a node is on the path to the leaf of the head.
@@ -104,7 +102,7 @@ func (w *writer) onPath(ctx context.Context, id graph.ID) (bool, error) {
 // notInGraph returns err, or an Invalid if it says that a node was not found.
 func notInGraph(err error, s *history.Session, id graph.ID) error {
 	if errors.Is(err, history.ErrNodeNotFound) {
-		return change.NewInvalid("commit", "node %s is not in the graph of session %q", id, s.ID)
+		return history.NewInvalid("commit", "node %s is not in the graph of session %q", id, s.ID)
 	}
 	return err
 }

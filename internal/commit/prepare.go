@@ -8,13 +8,10 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/cache"
-	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/pack"
 )
 
 // prepare hashes and compresses the contents that the commit stores. It stores those that are
@@ -28,7 +25,7 @@ func (w *writer) prepare(ctx context.Context, room *int) error {
 	var err error
 	for i := range w.in.Nodes {
 		p, content := &w.payloads[i], w.in.Nodes[i].Payload
-		if len(content) <= pack.MaxPlain {
+		if len(content) <= graph.MaxPlain {
 			continue
 		}
 		p.sum = blob.Sum(content)
@@ -53,7 +50,7 @@ func (w *writer) prepare(ctx context.Context, room *int) error {
 	return nil
 }
 
-// These say which payloads of more than pack.MaxPlain bytes are stored as blobs. A blob is stored
+// These say which payloads of more than graph.MaxPlain bytes are stored as blobs. A blob is stored
 // once, however many nodes have it, but a payload that is stored with its neighbours takes half of
 // the space or less: they have much in common.
 const (
@@ -65,10 +62,10 @@ const (
 )
 
 // A Met remembers in which session larger payloads were met first.
-type Met = cache.Cache[blob.ID, heads.Incarnation]
+type Met = cache.Cache[blob.ID, head.Incarnation]
 
 // NewMet returns a Met that remembers none, within a budget.
-func NewMet(b *cache.Budget) *Met { return cache.New[blob.ID, heads.Incarnation](b) }
+func NewMet(b *cache.Budget) *Met { return cache.New[blob.ID, head.Incarnation](b) }
 
 // together reports whether a payload is stored with the other nodes of its commit. What this process
 // has met in another session is stored as a blob.
@@ -96,7 +93,7 @@ func (w *writer) version(ctx context.Context, name string, content []byte) (*ver
 			return v, nil // The part has this content already.
 		}
 		var err error
-		if v.data, err = blobs.Delta(content, v.base); err != nil {
+		if v.data, err = blob.Delta(content, v.base); err != nil {
 			return nil, err
 		}
 		if v.data != nil && w.stage.room(len(v.data)) {
@@ -111,7 +108,7 @@ func (w *writer) version(ctx context.Context, name string, content []byte) (*ver
 }
 
 // isBase reports whether base is the version of a part in head h.
-func isBase(base *blobs.Base, h *heads.Head, name string) bool {
+func isBase(base *blob.Base, h *head.Head, name string) bool {
 	return slices.ContainsFunc(h.Parts, func(p head.Part) bool {
 		return p.Name == name && p.Blob == base.ID && uint64(p.Set) == base.Revision
 	})
@@ -182,7 +179,7 @@ func (w *writer) readAttachments(ctx context.Context) error {
 				if size < 0 { // It was removed meanwhile.
 					return fmt.Errorf("%w: %s", ErrUploadExpired, a.ID)
 				}
-				return change.NewInvalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
+				return history.NewInvalid(fmt.Sprintf("node %d", i), "attachment %q is of %d bytes, not of %d", a.Name, size, a.Size)
 			}
 		}
 	}
@@ -192,7 +189,7 @@ func (w *writer) readAttachments(ctx context.Context) error {
 // Expired makes an error of an upload that took longer than Options.UploadTTL match
 // ErrUploadExpired.
 func Expired(err error) error {
-	if errors.Is(err, blobs.ErrExpired) {
+	if errors.Is(err, blob.ErrExpired) {
 		return fmt.Errorf("%w: %w", ErrUploadExpired, err)
 	}
 	return err

@@ -9,12 +9,9 @@ import (
 
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/hash"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/records"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A keeper makes what a call writes to the records of one participant.
@@ -27,13 +24,13 @@ type keeper struct {
 	values   [][]byte // what stands there, if there is an expectation
 	life     []byte   // the session's lifecycle record, if there is no commit
 	sealed   [][]byte // what is written, nil if nothing is
-	versions []records.Version
+	versions []session.RecordVersion
 }
 
 func newKeeper(c *call, p Participant, writer int) keeper {
 	k := keeper{call: c, in: p.Request, writer: writer}
 	n := len(k.in.Records)
-	k.keys, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([]records.Version, n)
+	k.keys, k.sealed, k.versions = make([][]byte, n), make([][]byte, n), make([]session.RecordVersion, n)
 	if p.Session != nil {
 		k.of(p.Session)
 	}
@@ -87,7 +84,7 @@ func (c *call) readRecords(ctx context.Context) error {
 			need(k.s.LifeKey, &k.life)
 		}
 		for j := range k.in.Records {
-			if e := k.in.Records[j].Expect; e.Version != (records.Version{}) || e.Absent && c.recordsFresh {
+			if e := k.in.Records[j].Expect; e.Version != (session.RecordVersion{}) || e.Absent && c.recordsFresh {
 				need(k.keys[j], &k.values[j])
 			}
 		}
@@ -135,9 +132,9 @@ func (k *keeper) check(ctx context.Context) error {
 }
 
 // version returns the version of a record that was read, or zero if it is not there.
-func (k *keeper) version(i int) (v records.Version, err error) {
+func (k *keeper) version(i int) (v session.RecordVersion, err error) {
 	if k.values[i] != nil {
-		v, err = records.OpenVersion(k.keys[i], k.values[i])
+		v, err = session.OpenRecordVersion(k.keys[i], k.values[i])
 	}
 	return v, codec.Corrupt(err, "record %q of %s", k.in.Records[i].Key, k.s.Name)
 }
@@ -146,7 +143,7 @@ func (k *keeper) version(i int) (v records.Version, err error) {
 // participant has none, it is the smallest id of the call's commits: so a call that is repeated gives the same versions,
 // in whatever order its participants are. If the call has none, it is random, and not from Options.Random, which may
 // repeat itself. commitOf returns the id of a writer's commit.
-func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [hash.Size]byte) {
+func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [codec.HashSize]byte) {
 	if k.writer >= 0 {
 		return commitOf(k.writer)
 	}
@@ -158,7 +155,7 @@ func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [hash.Size]
 	if len(k.writers) > 0 {
 		return seed
 	}
-	if k.random == ([hash.Size]byte{}) {
+	if k.random == ([codec.HashSize]byte{}) {
 		rand.Read(k.random[:])
 	}
 	return k.random
@@ -186,15 +183,15 @@ func (k *keeper) add(b *engine.Batch) {
 		}
 		switch c.Action {
 		case SetRecord:
-			r := records.Record{Value: c.Value, Version: records.NewVersion(seed, k.s.Inc, c.Key), Time: k.now}
+			r := session.Record{Value: c.Value, Version: session.NewRecordVersion(seed, k.s.Inc, c.Key), Time: k.now}
 			k.versions[i], k.sealed[i] = r.Version, r.Seal(key)
 			b.Set(key, k.sealed[i])
-			if records.Listed(c.Key) && (!known || c.Expect.Absent) {
-				b.Set(listing, records.SealListing(listing))
+			if session.RecordListed(c.Key) && (!known || c.Expect.Absent) {
+				b.Set(listing, session.SealListing(listing))
 			}
 		case DeleteRecord:
 			b.Delete(key)
-			if records.Listed(c.Key) {
+			if session.RecordListed(c.Key) {
 				b.Delete(listing)
 			}
 		case CheckRecord:
@@ -204,7 +201,7 @@ func (k *keeper) add(b *engine.Batch) {
 }
 
 // done notes what stands now, and returns the versions.
-func (k *keeper) done() []records.Version {
+func (k *keeper) done() []session.RecordVersion {
 	for i := range k.in.Records {
 		if k.in.Records[i].Action != CheckRecord {
 			k.store.Recent.put(k.keys[i], k.sealed[i])
@@ -214,13 +211,13 @@ func (k *keeper) done() []records.Version {
 }
 
 // again returns the versions that an earlier call has given, which made these commits.
-func (k *keeper) again(commits []Result) []records.Version {
+func (k *keeper) again(commits []Result) []session.RecordVersion {
 	seed := k.seed(func(i int) head.CommitID { return commits[i].Commit })
-	out := make([]records.Version, len(k.in.Records))
+	out := make([]session.RecordVersion, len(k.in.Records))
 	for i := range out {
 		switch c := &k.in.Records[i]; c.Action {
 		case SetRecord:
-			out[i] = records.NewVersion(seed, k.s.Inc, c.Key)
+			out[i] = session.NewRecordVersion(seed, k.s.Inc, c.Key)
 		case CheckRecord:
 			out[i] = c.Expect.Version
 		}
@@ -241,7 +238,7 @@ func (c *call) apply(ctx context.Context) error {
 	}
 	c.Unknown = true
 	k := &c.keepers[0]
-	life, err := heads.OpenLife(k.s.LifeKey, k.life)
+	life, err := head.OpenLife(k.s.LifeKey, k.life)
 	if err != nil {
 		return err
 	}
@@ -274,7 +271,7 @@ func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 			if value == nil {
 				continue
 			}
-			v, err := records.OpenVersion(k.keys[j], value)
+			v, err := session.OpenRecordVersion(k.keys[j], value)
 			if err != nil {
 				return codec.Corrupt(err, "record %q of %s", k.in.Records[j].Key, k.s.Name)
 			}
@@ -288,5 +285,5 @@ func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 		c.Unknown = false
 		return nil
 	}
-	return fmt.Errorf("%w: %w", change.ErrMayStand, conflict)
+	return fmt.Errorf("%w: %w", history.ErrMayStand, conflict)
 }

@@ -6,10 +6,8 @@ import (
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/records"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // A Store is a store that commits are written to.
@@ -24,7 +22,7 @@ type Store struct {
 	Random func([]byte)     // Fills a slice with random bytes.
 	// NewUpload returns an upload, which owner owns. It keeps the blobs that are stored
 	// ahead of a batch.
-	NewUpload func(owner heads.Incarnation) *blobs.Upload
+	NewUpload func(owner head.Incarnation) *blob.Upload
 }
 
 // Limits are the limits that depend on the session or on the batch.
@@ -79,8 +77,8 @@ const (
 
 // An Expectation says what must stand under the key of a record. The zero one is met by anything.
 type Expectation struct {
-	Absent  bool            // no record
-	Version records.Version // if it is not zero, the record of this version
+	Absent  bool                  // no record
+	Version session.RecordVersion // if it is not zero, the record of this version
 }
 
 // A Node is a node to append.
@@ -117,7 +115,7 @@ type Result struct {
 	Commit   head.CommitID
 	Leaf     graph.ID
 	Nodes    []graph.ID
-	Records  []records.Version // for each of Request.Records, the version that it has then, or zero for none
+	Records  []session.RecordVersion // for each of Request.Records, the version that it has then, or zero for none
 	Replayed bool
 	Created  bool // the session was made by this call
 }
@@ -128,7 +126,7 @@ type Stats struct {
 	// counts the others.
 	Hits, Misses int
 	// PackBytes is about the size of the packs of the session's own commits, this one
-	// included, before compression: see pack.Pack.Uncompressed.
+	// included, before compression: see graph.Pack.Uncompressed.
 	PackBytes uint64
 	// Tells reports whether the commit told the feed of itself.
 	Tells bool

@@ -8,12 +8,10 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/change"
-	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/records"
-	"github.com/turnstonedb/turnstone/internal/turns"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // decided reports whether err says that no attempt of the commit stands.
@@ -21,10 +19,10 @@ func decided(err error) bool {
 	// A version never recurs, so what guards another one than stands can't come late. The head has told
 	// before that no attempt stands.
 	var r *RecordConflict
-	if errors.As(err, &r) && r.Expected != (records.Version{}) {
+	if errors.As(err, &r) && r.Expected != (session.RecordVersion{}) {
 		return true
 	}
-	return errors.Is(err, change.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, change.ErrInvalid)
+	return errors.Is(err, history.ErrConflict) || errors.Is(err, ErrTurnConflict) || errors.Is(err, history.ErrInvalid)
 }
 
 var (
@@ -173,7 +171,7 @@ func (c *call) findTurns(ctx context.Context) (*replayed, error) {
 		if w.birth != nil {
 			continue
 		}
-		t, err := history.Try(ctx, w.s, func() (*turns.Turn, error) { return w.s.FindTurn(ctx, w.head.Revision, w.in.Turn) })
+		t, err := history.Try(ctx, w.s, func() (*history.Turn, error) { return w.s.FindTurn(ctx, w.head.Revision, w.in.Turn) })
 		if err != nil {
 			return nil, err
 		}
@@ -193,7 +191,7 @@ func (c *call) findTurns(ctx context.Context) (*replayed, error) {
 }
 
 // resultOf returns the result of a commit that stands.
-func resultOf(t *turns.Turn) Result {
+func resultOf(t *history.Turn) Result {
 	r := Result{Revision: t.Revision, Commit: t.ID, Leaf: t.Leaf, Replayed: true}
 	for i := range t.Pack.Nodes {
 		r.Nodes = append(r.Nodes, t.Pack.Nodes[i].ID)
@@ -202,11 +200,11 @@ func resultOf(t *turns.Turn) Result {
 }
 
 // same reports whether the commit that is stored under the turn id of the request has its content.
-func (w *writer) same(ctx context.Context, stored *turns.Turn) (bool, error) {
+func (w *writer) same(ctx context.Context, stored *history.Turn) (bool, error) {
 	if stored.Pack.Erased() { // The content can't be compared any more, so the turn id decides.
 		return true, nil
 	}
-	before, err := history.Try(ctx, w.s, func() (heads.State, error) { return w.s.StateAt(ctx, stored.Revision-1) })
+	before, err := history.Try(ctx, w.s, func() (head.State, error) { return w.s.StateAt(ctx, stored.Revision-1) })
 	if err != nil {
 		return false, err
 	}
@@ -217,14 +215,14 @@ func (w *writer) same(ctx context.Context, stored *turns.Turn) (bool, error) {
 // digests returns the parts of the request as assemble takes them, but only with their ids and
 // sizes. Whether a part is a delta is taken from the commit to compare with, since it depends on
 // what the cache had at that time.
-func (w *writer) digests(with *heads.Commit) map[string]*version {
+func (w *writer) digests(with *head.Commit) map[string]*version {
 	parts := map[string]*version{}
 	for name, content := range w.in.Checkpoint {
 		parts[name] = &version{id: blob.Sum(content), size: int64(len(content))}
 	}
 	for _, p := range with.Parts {
 		if v := parts[p.Name]; v != nil && p.Set == with.Revision {
-			v.delta = heads.IsDelta(p)
+			v.delta = head.IsDelta(p)
 		}
 	}
 	return parts

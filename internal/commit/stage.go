@@ -10,8 +10,7 @@ import (
 
 	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/head"
 )
 
 // A Stage collects the blobs that one batch refers to. The batch stores them itself as far as it
@@ -19,14 +18,14 @@ import (
 // the upload.
 type Stage struct {
 	store  *Store
-	Owner  heads.Incarnation // The session that commits or, for a fork, its parent.
-	Marks  blobs.Marks       // The marks of the blobs that the batch may rely on.
-	drafts map[blob.ID]*blobs.Draft
-	bytes  int           // the size of the blobs, deltas and larger payloads that the batch stores itself
-	upload *blobs.Upload // nil if nothing was stored ahead
+	Owner  head.Incarnation // The session that commits or, for a fork, its parent.
+	Marks  blob.Marks       // The marks of the blobs that the batch may rely on.
+	drafts map[blob.ID]*blob.Draft
+	bytes  int          // the size of the blobs, deltas and larger payloads that the batch stores itself
+	upload *blob.Upload // nil if nothing was stored ahead
 }
 
-// stageBytes bounds the blobs, deltas and payloads of more than pack.MaxPlain bytes that a batch stores itself. Every engine accepts a
+// stageBytes bounds the blobs, deltas and payloads of more than graph.MaxPlain bytes that a batch stores itself. Every engine accepts a
 // batch of 2 MiB at least; the rest is for nodes and index entries.
 const stageBytes = 1 << 20
 
@@ -35,8 +34,8 @@ const stageBytes = 1 << 20
 var ErrBlobGone = errors.New("blob removed")
 
 // NewStage returns an empty stage. owner may be zero until something is stored ahead.
-func (s *Store) NewStage(owner heads.Incarnation) Stage {
-	return Stage{store: s, Owner: owner, Marks: blobs.Marks{}}
+func (s *Store) NewStage(owner head.Incarnation) Stage {
+	return Stage{store: s, Owner: owner, Marks: blob.Marks{}}
 }
 
 // room reports whether the batch has room for n more bytes, and takes it.
@@ -50,15 +49,15 @@ func (g *Stage) room(n int) bool {
 
 // Draft returns the blob with this content, so that the batch can refer to it. id is the id of
 // the content. Draft stores the blob ahead of the batch if the batch has no room for it.
-func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.Draft, error) {
+func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blob.Draft, error) {
 	if d := g.drafts[id]; d != nil {
 		return d, nil
 	}
 	if g.drafts == nil {
-		g.drafts = map[blob.ID]*blobs.Draft{}
+		g.drafts = map[blob.ID]*blob.Draft{}
 	}
-	d, err := blobs.Prepare(id, content)
-	if errors.Is(err, blobs.ErrStream) {
+	d, err := blob.Prepare(id, content)
+	if errors.Is(err, blob.ErrStream) {
 		d, err = g.ahead().Write(ctx, bytes.NewReader(content), int64(len(content)))
 	} else if err == nil && g.room(d.Bytes()) {
 		g.drafts[id] = d
@@ -76,7 +75,7 @@ func (g *Stage) Draft(ctx context.Context, id blob.ID, content []byte) (*blobs.D
 }
 
 // ahead returns the upload that keeps the blobs which are stored ahead of the batch.
-func (g *Stage) ahead() *blobs.Upload {
+func (g *Stage) ahead() *blob.Upload {
 	if g.upload == nil {
 		g.upload = g.store.NewUpload(g.Owner)
 	}
@@ -102,9 +101,9 @@ func (g *Stage) read(ctx context.Context) error {
 }
 
 // Add makes b store blob d or, if the blob is stored already, guard its mark.
-func (g *Stage) Add(b *engine.Batch, d *blobs.Draft) error {
+func (g *Stage) Add(b *engine.Batch, d *blob.Draft) error {
 	err := g.store.Blobs.Add(b, d, g.Marks)
-	if errors.Is(err, blobs.ErrNotFound) {
+	if errors.Is(err, blob.ErrNotFound) {
 		err = fmt.Errorf("%w: %s", ErrBlobGone, d.ID)
 	}
 	return err

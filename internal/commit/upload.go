@@ -5,15 +5,14 @@ import (
 	"errors"
 	"io"
 
+	"github.com/turnstonedb/turnstone/blob"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/internal/change"
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
 // Upload stores the content of r as a blob, and grants it to a later commit of the session: see
 // turnstone.Session.PutAttachment. If size is not negative, it is the size of the content.
-func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, size int64, mediaType, name string) (*blobs.Draft, error) {
+func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, size int64, mediaType, name string) (*blob.Draft, error) {
 	if _, err := s.Lifecycles(ctx); err != nil {
 		return nil, err
 	}
@@ -28,13 +27,13 @@ func (st *Store) Upload(ctx context.Context, s *history.Session, r io.Reader, si
 			return err
 		})
 	}
-	if errors.Is(err, blobs.ErrTooLarge) {
-		err = &change.Limit{Limit: "bytes", Where: "attachment", Have: blobs.MaxBytes + 1, Max: blobs.MaxBytes}
+	if errors.Is(err, blob.ErrTooLarge) {
+		err = &history.LimitError{Limit: "bytes", Where: "attachment", Have: blob.MaxBytes + 1, Max: blob.MaxBytes}
 	}
 	if err != nil {
 		// What was stored is garbage. If Abandon fails, the upload expires.
 		_ = up.Abandon(context.WithoutCancel(ctx))
-		c := change.Change{Unknown: errors.Is(err, engine.ErrUnknown)}
+		c := history.Change{Unknown: errors.Is(err, engine.ErrUnknown)}
 		return nil, c.Result(Expired(err))
 	}
 	return d, nil

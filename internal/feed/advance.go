@@ -8,13 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/apply"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 var (
@@ -40,7 +39,7 @@ func read(ctx context.Context, s history.Store) (sw Switch, end End, values [][]
 		return sw, end, nil, err
 	}
 	if sw.State == Off && values[1] != nil {
-		return sw, end, nil, codec.Corrupt(record.ErrMissing, "record of the feed")
+		return sw, end, nil, codec.Corrupt(damage.ErrMissing, "record of the feed")
 	}
 	if !sw.on() {
 		return sw, end, nil, ErrOff
@@ -91,7 +90,7 @@ func move(ctx context.Context, s history.Store, b *engine.Batch, values [][]byte
 	b.Guard(s.Space.Feed(), values[0])
 	b.Guard(key, values[1])
 	b.Set(key, next.Seal(key))
-	_, err := apply.Batch(ctx, s.Engine, b)
+	_, err := engine.ApplyUntilKnown(ctx, s.Engine, b)
 	return err
 }
 
@@ -106,7 +105,7 @@ type told struct {
 func pending(ctx context.Context, s history.Store) (out []told, full bool, err error) {
 	r := s.Space.All(keys.Pending)
 	r.Limit = page
-	gone := map[heads.Incarnation]bool{}
+	gone := map[head.Incarnation]bool{}
 	err = scanPending(ctx, s, r, func(c told) bool {
 		if out = append(out, c); c.Kind == Deleted {
 			gone[c.Incarnation] = true
@@ -142,7 +141,7 @@ func scanPending(ctx context.Context, s history.Store, r engine.Range, f func(to
 		}
 		_, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return codec.Corrupt(record.ErrMalformed, "change at key %x", p.Key)
+			return codec.Corrupt(damage.ErrMalformed, "change at key %x", p.Key)
 		}
 		c, err := openPending(p.Key, fields, p.Value)
 		if err != nil {
@@ -219,7 +218,7 @@ func scan(ctx context.Context, s history.Store, sw *Switch, from uint64, end End
 		}
 		_, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return nil, codec.Corrupt(record.ErrMalformed, "change at key %x", p.Key)
+			return nil, codec.Corrupt(damage.ErrMalformed, "change at key %x", p.Key)
 		}
 		c, err := OpenChange(p.Key, keys.ChangeFields(fields), p.Value)
 		if err != nil {
@@ -242,7 +241,7 @@ func scan(ctx context.Context, s history.Store, sw *Switch, from uint64, end End
 	case lost < at.First:
 		return out, nil
 	default:
-		return nil, codec.Corrupt(record.ErrMissing, "change %d of the feed", lost)
+		return nil, codec.Corrupt(damage.ErrMissing, "change %d of the feed", lost)
 	}
 }
 

@@ -23,12 +23,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Kind says what has changed.
@@ -48,7 +47,7 @@ const (
 // A Change is one change of a session.
 type Change struct {
 	Kind        Kind
-	Incarnation heads.Incarnation
+	Incarnation head.Incarnation
 	Session     string        // the id that the session had then; empty if the session was erased
 	To          string        // of Renamed: the new id
 	Revision    head.Revision // of Committed
@@ -106,7 +105,7 @@ func OpenSwitch(key, value []byte) (s Switch, err error) {
 			s.Keep = time.Duration(keep)
 		}
 		if n <= 0 || m <= 0 || 17+n+m != len(body) || s.State > OnInPart || s.Keep < 0 || s.Writes == 0 {
-			err = fmt.Errorf("%w: feed", record.ErrMalformed)
+			err = fmt.Errorf("%w: feed", damage.ErrMalformed)
 		}
 	}
 	return s, codec.Corrupt(err, "record of the feed")
@@ -127,7 +126,7 @@ func OpenEnd(key, value []byte) (e End, err error) {
 		first, n := codec.Uvarint(body)
 		next, m := codec.Uvarint(body[max(n, 0):])
 		if e = (End{first, next}); n <= 0 || m <= 0 || n+m != len(body) || first == 0 || first > next {
-			err = fmt.Errorf("%w: end of the feed", record.ErrMalformed)
+			err = fmt.Errorf("%w: end of the feed", damage.ErrMalformed)
 		}
 	}
 	return e, codec.Corrupt(err, "end of the feed")
@@ -199,7 +198,7 @@ func (c *Change) decode(d *codec.Decoder) {
 
 // Tell makes b tell of a change of the session with head h. A commit sets the time in the head, which is the next one. Salt tells
 // changes of one kind apart that others tell of at the same time, by a clock that is behind the head's.
-func Tell(b *engine.Batch, space *keys.Space, h *heads.Head, c Change, salt uint64, now time.Time) {
+func Tell(b *engine.Batch, space *keys.Space, h *head.Head, c Change, salt uint64, now time.Time) {
 	if c.Kind != Committed {
 		next := *h
 		h = &next
@@ -211,7 +210,7 @@ func Tell(b *engine.Batch, space *keys.Space, h *heads.Head, c Change, salt uint
 
 // TellIfOn is Tell for a change that is no commit. value is the feed's record as it was read, which b guards. TellIfOn
 // reports whether commits to the session have to tell of themselves.
-func TellIfOn(b *engine.Batch, space *keys.Space, value []byte, h *heads.Head, c Change, salt uint64, now time.Time) (on bool, err error) {
+func TellIfOn(b *engine.Batch, space *keys.Space, value []byte, h *head.Head, c Change, salt uint64, now time.Time) (on bool, err error) {
 	key := space.Feed()
 	sw, err := OpenSwitch(key, value)
 	if err != nil {

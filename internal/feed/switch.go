@@ -8,14 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/apply"
-	"github.com/turnstonedb/turnstone/internal/change"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each session. If it is
@@ -23,7 +21,7 @@ import (
 // and the next start or collection looks at all heads again. random fills a slice with random bytes.
 func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
 	var cleaned *Switch // an end that this call has finished, as far as it can be
-	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
+	return history.Settle(ctx, s.Engine, func(c *history.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, b *engine.Batch) (write bool, err error) {
 			switch {
 			case sw.State == Off, cleaned != nil && *sw == *cleaned:
@@ -52,7 +50,7 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 
 // begin does what is left of a start. The error is a conflict if the feed's record has changed. Until the end it does not write that
 // record, so that several calls can be at it.
-func begin(ctx context.Context, c *change.Change, s history.Store, sw Switch, keep time.Duration) error {
+func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, keep time.Duration) error {
 	c.Partly = true
 	damaged, err := sweep(ctx, c, s, &sw)
 	if err != nil {
@@ -82,7 +80,7 @@ func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil)
 
 // stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that was begun since.
 func stop(ctx context.Context, s history.Store, of *[16]byte) error {
-	return change.Settle(ctx, s.Engine, func(c *change.Change) error {
+	return history.Settle(ctx, s.Engine, func(c *history.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) (write bool, err error) {
 			if of != nil && (*of != sw.ID || sw.State == Off) || sw.State == Ending {
 				return false, nil
@@ -117,7 +115,7 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 }
 
 // clean removes what is left of a feed that ends: from the heads, and what was told and has numbers. damaged names the heads that can't be read.
-func clean(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (damaged, err error) {
+func clean(ctx context.Context, c *history.Change, s history.Store, sw *Switch) (damaged, err error) {
 	c.Partly = true // Nobody reads the feed any more.
 	if damaged, err = sweep(ctx, c, s, sw); err != nil {
 		return nil, err
@@ -133,7 +131,7 @@ func clean(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (
 // set changes the record that says whether the feed is on, if edit says so, and returns what it is then. A call that finds the feed as it
 // is to be writes the record all the same: a batch of an earlier call, whose outcome is unknown, guards what stood there, and so can't come
 // after this call.
-func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Switch, *engine.Batch) (write bool, err error)) (sw Switch, err error) {
+func set(ctx context.Context, c *history.Change, s history.Store, edit func(*Switch, *engine.Batch) (write bool, err error)) (sw Switch, err error) {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
 	if err != nil {
@@ -155,7 +153,7 @@ func set(ctx context.Context, c *change.Change, s history.Store, edit func(*Swit
 // sweep sets in the head of each session whether its commits tell the feed of themselves, as the feed's record says. A session that is
 // created or renamed meanwhile reads that record itself. damaged names the heads that can't be read. The error is a conflict if the feed's record
 // has changed.
-func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (damaged, err error) {
+func sweep(ctx context.Context, c *history.Change, s history.Store, sw *Switch) (damaged, err error) {
 	const most = 10
 	var named []error
 	more := 0
@@ -163,10 +161,10 @@ func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (
 		if err == nil {
 			err = sweepHead(ctx, c, s, p, sw)
 		}
-		var damage *record.CorruptError
+		var corrupt *damage.CorruptError
 		switch {
 		case err == nil:
-		case !errors.As(err, &damage):
+		case !errors.As(err, &corrupt):
 			return nil, err
 		case len(named) == most:
 			more++
@@ -181,11 +179,11 @@ func sweep(ctx context.Context, c *change.Change, s history.Store, sw *Switch) (
 }
 
 // sweepHead is sweep for the head in a pair.
-func sweepHead(ctx context.Context, c *change.Change, s history.Store, p engine.Pair, sw *Switch) error {
+func sweepHead(ctx context.Context, c *history.Change, s history.Store, p engine.Pair, sw *Switch) error {
 	key, tells := s.Space.Feed(), sw.tells()
 	sealed := sw.Seal(key)
 	for {
-		h, err := heads.OpenHead(p.Key, p.Value)
+		h, err := head.OpenHead(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "head of %s", nameOf(ctx, s, p.Key))
 		}
@@ -214,7 +212,7 @@ func nameOf(ctx context.Context, s history.Store, key []byte) string {
 	if _, fields, ok := s.Space.Fields(key); ok && len(fields) == len(keys.Hash{}) {
 		about := s.Space.About(keys.Hash(fields))
 		if vs, err := s.Engine.Get(ctx, about); err == nil {
-			if a, err := heads.OpenAbout(about, vs[0]); err == nil {
+			if a, err := head.OpenAbout(about, vs[0]); err == nil {
 				return fmt.Sprintf("session %q", a.ID)
 			}
 		}
@@ -223,7 +221,7 @@ func nameOf(ctx context.Context, s history.Store, key []byte) string {
 }
 
 // remove deletes all values whose keys have this letter (see package keys). The error is a conflict if the feed's record is no longer sw.
-func remove(ctx context.Context, c *change.Change, s history.Store, letter byte, sw *Switch) error {
+func remove(ctx context.Context, c *history.Change, s history.Store, letter byte, sw *Switch) error {
 	key := s.Space.Feed()
 	for {
 		b := &engine.Batch{Reclaim: true}
@@ -257,7 +255,7 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	switch {
 	case err != nil:
 	case sw.State == Beginning:
-		c := &change.Change{Engine: s.Engine}
+		c := &history.Change{Engine: s.Engine}
 		if err = c.Result(begin(ctx, c, s, sw, sw.Keep)); errors.Is(err, engine.ErrNoSpace) && !c.Unknown {
 			err = nil
 		}
@@ -268,7 +266,7 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 			err = Trim(ctx, s, now)
 		}
 		if err == nil && sw.State == OnInPart {
-			c := &change.Change{Engine: s.Engine}
+			c := &history.Change{Engine: s.Engine}
 			err = c.Result(begin(ctx, c, s, sw, sw.Keep))
 		}
 	}
@@ -280,7 +278,7 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 
 // Erased are sessions whose ids are to go from the feed: those of the incarnations, and all that had one of the ids and are deleted.
 type Erased struct {
-	Incarnations []heads.Incarnation
+	Incarnations []head.Incarnation
 	IDs          []string
 }
 
@@ -296,7 +294,7 @@ func (e *Erased) is(ctx context.Context, s history.Store, c *Change) (bool, erro
 		return false, nil
 	}
 	life, err := s.Life(ctx, c.Incarnation)
-	return err == nil && (life == nil || life.State == heads.Deleted), err
+	return err == nil && (life == nil || life.State == head.Deleted), err
 }
 
 // Forget removes the ids of sessions that are deleted from what is in the feed and what is to be. It reads all of it.
@@ -325,7 +323,7 @@ func forget(ctx context.Context, s history.Store, letter byte, e *Erased) (confl
 		}
 		_, fields, ok := s.Space.Fields(p.Key)
 		if !ok {
-			return false, codec.Corrupt(record.ErrMalformed, "change at key %x", p.Key)
+			return false, codec.Corrupt(damage.ErrMalformed, "change at key %x", p.Key)
 		}
 		var c Change
 		if letter == keys.Pending {
@@ -350,7 +348,7 @@ func forget(ctx context.Context, s history.Store, letter byte, e *Erased) (confl
 		} else {
 			b.Set(p.Key, c.Seal(p.Key))
 		}
-		_, err = apply.Batch(ctx, s.Engine, b)
+		_, err = engine.ApplyUntilKnown(ctx, s.Engine, b)
 		if errors.Is(err, engine.ErrConflict) {
 			conflict = true
 		} else if err != nil {

@@ -7,8 +7,7 @@ import (
 	"io"
 
 	"github.com/turnstonedb/turnstone/blob"
-	"github.com/turnstonedb/turnstone/internal/blobs"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/damage"
 )
 
 // WriteAttachment writes the content of an attachment to w, and returns its length. The
@@ -21,15 +20,15 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID) 
 		return 0, err
 	}
 	if values[0] != nil {
-		if _, err := blobs.OpenGrant(grant, values[0]); err != nil {
+		if _, err := blob.OpenGrant(grant, values[0]); err != nil {
 			return 0, err
 		}
 	} else if _, err := s.FindAttachment(ctx, h.Revision, id); err != nil {
 		return 0, err
 	}
 	n, err := s.Blobs.WriteTo(ctx, w, id)
-	var damage *record.CorruptError
-	if errors.As(err, &damage) { // Vacuum may have removed the blob meanwhile, or the upload has expired.
+	var corrupt *damage.CorruptError
+	if errors.As(err, &corrupt) { // Vacuum may have removed the blob meanwhile, or the upload has expired.
 		if gone, gerr := s.erasedAttachment(ctx, id); gerr != nil {
 			err = gerr // the session's deletion, or why that can't be told
 		} else if gone {

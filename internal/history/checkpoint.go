@@ -5,11 +5,9 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Part returns a checkpoint part as the commit of a revision set it. Revision 0 stands for the
@@ -27,20 +25,20 @@ func (h *History) Part(ctx context.Context, name string, set head.Revision) (hea
 	}
 	i := slices.IndexFunc(parts, func(p head.Part) bool { return p.Name == name && p.Set == set })
 	if i < 0 || parts[i].Blob.IsZero() {
-		return head.Part{}, codec.Corrupt(record.ErrMissing, "checkpoint part %q of revision %d of %s", name, set, h.Name)
+		return head.Part{}, codec.Corrupt(damage.ErrMissing, "checkpoint part %q of revision %d of %s", name, set, h.Name)
 	}
 	return parts[i], nil
 }
 
 // Chain returns the chain of versions of a part that the session stores as deltas.
-func (h *History) Chain(name string) blobs.Chain {
-	return blobs.Chain{Session: h.Inc, Part: h.Space.PartHash(name)}
+func (h *History) Chain(name string) blob.Chain {
+	return blob.Chain{Session: h.Inc, Part: h.Space.PartHash(name)}
 }
 
 // ReadPart returns the content of a version of a checkpoint part, and the number of deltas
 // between this version and one that is stored whole.
 func (h *History) ReadPart(ctx context.Context, p head.Part) (content []byte, deltas int, err error) {
-	if !heads.IsDelta(p) {
+	if !head.IsDelta(p) {
 		content, err = h.Blobs.Read(ctx, p.Blob)
 		return content, 0, err
 	}

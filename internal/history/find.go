@@ -6,24 +6,22 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Position says where a node of the session's graph is.
 type Position struct {
 	Layer Layer
-	pack.Position
+	graph.Position
 }
 
 // Find returns the node with an id, and its position. The error is ErrNodeNotFound if the session's
 // graph up to revision last does not have the node.
 func (h *History) Find(ctx context.Context, last head.Revision, id graph.ID) (Node, Position, error) {
-	n, at, found, err := h.find(ctx, last, turns.Name{Kind: turns.NodeEntry, ID: id}, func(n *Node) bool { return n.ID == id })
+	n, at, found, err := h.find(ctx, last, Name{Kind: NodeEntry, ID: id}, func(n *Node) bool { return n.ID == id })
 	if err == nil && !found {
 		err = fmt.Errorf("%w: node %s of %s", ErrNodeNotFound, id, h.Name)
 	}
@@ -43,13 +41,13 @@ func (h *History) NodeByKey(ctx context.Context, last head.Revision, key string)
 
 // HasKey is NodeByKey that reports whether a node has the key.
 func (h *History) HasKey(ctx context.Context, last head.Revision, key string) (n Node, found bool, err error) {
-	n, _, found, err = h.find(ctx, last, turns.Name{Kind: turns.KeyEntry, Text: key}, func(n *Node) bool { return n.Key == key })
+	n, _, found, err = h.find(ctx, last, Name{Kind: KeyEntry, Text: key}, func(n *Node) bool { return n.Key == key })
 	return n, found, err
 }
 
 // find returns the first node that an index names and that is the one which is looked for. It asks
 // the index of the session first, and that of the oldest ancestor last.
-func (h *History) find(ctx context.Context, last head.Revision, name turns.Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
+func (h *History) find(ctx context.Context, last head.Revision, name Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
 	if n, at, found, err = h.findIn(ctx, h.Own(last), name, is); found || err != nil || h.Origin == nil {
 		return n, at, found, err
 	}
@@ -63,7 +61,7 @@ func (h *History) find(ctx context.Context, last head.Revision, name turns.Name,
 }
 
 // findIn is find for one layer.
-func (h *History) findIn(ctx context.Context, l Layer, name turns.Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
+func (h *History) findIn(ctx context.Context, l Layer, name Name, is func(*Node) bool) (n Node, at Position, found bool, err error) {
 	places, err := h.places(ctx, l, name)
 	if err != nil {
 		return n, at, false, err
@@ -82,7 +80,7 @@ func (h *History) findIn(ctx context.Context, l Layer, name turns.Name, is func(
 
 // places returns the positions that the index of a layer has for a name, as far as the layer is
 // shared.
-func (h *History) places(ctx context.Context, l Layer, name turns.Name) ([]pack.Position, error) {
+func (h *History) places(ctx context.Context, l Layer, name Name) ([]graph.Position, error) {
 	if l.Last == 0 {
 		return nil, nil
 	}
@@ -91,13 +89,13 @@ func (h *History) places(ctx context.Context, l Layer, name turns.Name) ([]pack.
 		return nil, err
 	}
 	places, err := h.Reader.Find(ctx, ix, name)
-	return slices.DeleteFunc(places, func(p pack.Position) bool { return !l.Has(p) }), err
+	return slices.DeleteFunc(places, func(p graph.Position) bool { return !l.Has(p) }), err
 }
 
 // FindTurn returns the turn that the session itself committed under a turn id up to revision last,
 // or nil if there is none.
-func (h *History) FindTurn(ctx context.Context, last head.Revision, id string) (*turns.Turn, error) {
-	places, err := h.places(ctx, h.Own(last), turns.Name{Kind: turns.TurnEntry, Text: id})
+func (h *History) FindTurn(ctx context.Context, last head.Revision, id string) (*Turn, error) {
+	places, err := h.places(ctx, h.Own(last), Name{Kind: TurnEntry, Text: id})
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +127,7 @@ func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blo
 		if value == nil {
 			continue
 		}
-		p, err := pack.OpenAttachment(ks[i], value)
+		p, err := graph.OpenAttachment(ks[i], value)
 		if err != nil {
 			return Position{}, codec.Corrupt(err, "index entry of attachment %s of %s", id, h.Name)
 		}
@@ -147,7 +145,7 @@ func (h *History) NodeAt(ctx context.Context, at Position) (Node, error) {
 		return Node{}, err
 	}
 	if at.Index >= len(t.Pack.Nodes) {
-		return Node{}, codec.Corrupt(record.ErrMissing, "node %d of revision %d of %s", at.Index, at.Revision, h.Name)
+		return Node{}, codec.Corrupt(damage.ErrMissing, "node %d of revision %d of %s", at.Index, at.Revision, h.Name)
 	}
 	return h.nodeOf(at.Layer, t, at.Index), nil
 }

@@ -10,9 +10,6 @@ import (
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
 )
 
 var (
@@ -24,11 +21,11 @@ var (
 
 // A Fork is the state that a new fork begins with.
 type Fork struct {
-	heads.Origin
+	head.Origin
 	// Of and At are the incarnation and the revision whose checkpoint the fork takes
 	// over. Origin.Parts is that checkpoint, as it is there. The caller has to make sure
 	// that the revision is still retained when the fork is created.
-	Of heads.Incarnation
+	Of head.Incarnation
 	At head.Revision
 }
 
@@ -36,7 +33,7 @@ type Fork struct {
 type Start struct {
 	Node graph.ID
 	// At, if set, is a retained state of the session. The fork takes over its checkpoint.
-	At *heads.State
+	At *head.State
 	// Bare forks take over no checkpoint.
 	Bare bool
 }
@@ -48,12 +45,12 @@ type Start struct {
 // If the node was the leaf of no revision, the fork takes over the checkpoint before the commit
 // that added the node. Revisions of the session come before those of its ancestors. The error
 // is ErrRevisionPruned if none of these revisions is retained and the checkpoint has parts.
-func (h *History) ForkAt(ctx context.Context, now *heads.Head, start Start) (*Fork, error) {
+func (h *History) ForkAt(ctx context.Context, now *head.Head, start Start) (*Fork, error) {
 	f, node, from := &Fork{}, start.Node, cmp.Or(start.At, &now.State)
 	if h.Origin != nil {
 		f.Ancestors = slices.Clone(h.Origin.Ancestors)
 	}
-	own := heads.Ancestor{Incarnation: h.Inc, Node: node, Commit: heads.Genesis(h.Inc, h.Origin)}
+	own := head.Ancestor{Incarnation: h.Inc, Node: node, Commit: head.Genesis(h.Inc, h.Origin)}
 	if !start.Bare && (start.At != nil || node == from.Leaf) {
 		f.Parts, f.Of, f.At = slices.Clone(from.Parts), h.Inc, from.Revision
 	}
@@ -95,7 +92,7 @@ func (h *History) ForkAt(ctx context.Context, now *heads.Head, start Start) (*Fo
 
 // takeCheckpoint sets the checkpoint of a fork to that which belongs to the node of its start, unless the start names another
 // one. added is the position of the node.
-func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *heads.Head, start Start, added Position) error {
+func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *head.Head, start Start, added Position) error {
 	if start.Bare || start.At != nil {
 		return nil
 	}
@@ -120,7 +117,7 @@ type turn struct {
 }
 
 // turnOf returns the revision whose checkpoint belongs to a node: see ForkAt.
-func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, added Position) (best turn, err error) {
+func (h *History) turnOf(ctx context.Context, now *head.Head, node graph.ID, added Position) (best turn, err error) {
 	layers := h.Layers(now.Revision)
 	slices.Reverse(layers)
 	for _, l := range layers {
@@ -161,19 +158,19 @@ func (h *History) turnOf(ctx context.Context, now *heads.Head, node graph.ID, ad
 // the newest one. The one that added the node counts, if that is here, and revision 0 of a fork that
 // began at the node. l is the layer of h's own incarnation, and added is where the node is if that is
 // in this layer. However many turns ended at the node, endedAt reads those only that may be the one.
-func (h *History) endedAt(ctx context.Context, l Layer, here bool, added pack.Position, node graph.ID, retained func(head.Revision) bool) (newest head.Revision, found bool, err error) {
+func (h *History) endedAt(ctx context.Context, l Layer, here bool, added graph.Position, node graph.ID, retained func(head.Revision) bool) (newest head.Revision, found bool, err error) {
 	last := l.Last
 	if l.Nodes > 0 { // The session shares only a part of the last commit, without its leaf.
 		last--
 	}
-	places, err := h.places(ctx, Layer{Inc: l.Inc, Last: last}, turns.Name{Kind: turns.LeafEntry, ID: node})
+	places, err := h.places(ctx, Layer{Inc: l.Inc, Last: last}, Name{Kind: LeafEntry, ID: node})
 	if err != nil {
 		return 0, false, err
 	}
 	if here && head.Revision(added.Revision) <= last {
 		places = append(places, added)
 	}
-	slices.SortFunc(places, func(a, b pack.Position) int { return cmp.Compare(b.Revision, a.Revision) })
+	slices.SortFunc(places, func(a, b graph.Position) int { return cmp.Compare(b.Revision, a.Revision) })
 	for _, p := range places {
 		r := head.Revision(p.Revision)
 		if found && !retained(r) {
@@ -199,28 +196,28 @@ func (h *History) endedAt(ctx context.Context, l Layer, here bool, added pack.Po
 
 // retained returns a function that reports whether the state at a revision of an incarnation can be
 // read. The function answers from what retained has read.
-func (s Store) retained(ctx context.Context, inc heads.Incarnation) (func(head.Revision) bool, error) {
+func (s Store) retained(ctx context.Context, inc head.Incarnation) (func(head.Revision) bool, error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	life, err := heads.OpenLife(key, values[0])
+	life, err := head.OpenLife(key, values[0])
 	if err != nil {
 		return nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 	}
-	if life.State != heads.Live {
+	if life.State != head.Live {
 		return func(head.Revision) bool { return false }, nil
 	}
 	return s.retainedBy(ctx, inc, life)
 }
 
 // retainedBy is retained for an incarnation that lives, with its lifecycle record.
-func (s Store) retainedBy(ctx context.Context, inc heads.Incarnation, life *heads.Life) (func(head.Revision) bool, error) {
+func (s Store) retainedBy(ctx context.Context, inc head.Incarnation, life *head.Life) (func(head.Revision) bool, error) {
 	if life.Floor == 0 {
 		return func(head.Revision) bool { return true }, nil
 	}
-	refs, err := heads.Kept(ctx, s.Engine, s.Space, inc, life)
+	refs, err := head.ReadKept(ctx, s.Engine, s.Space, inc, life)
 	kept := make(map[head.Revision]bool, len(refs))
 	for _, ref := range refs {
 		kept[ref.Revision] = true
@@ -230,14 +227,14 @@ func (s Store) retainedBy(ctx context.Context, inc heads.Incarnation, life *head
 
 // Retained reports whether the state at revision r of an incarnation can be read: the
 // revision is not below the floor, or a host has kept it by name.
-func (s Store) Retained(ctx context.Context, inc heads.Incarnation, life *heads.Life, r head.Revision) (bool, error) {
+func (s Store) Retained(ctx context.Context, inc head.Incarnation, life *head.Life, r head.Revision) (bool, error) {
 	if r >= life.Floor {
 		return true, nil
 	}
-	if life.State != heads.Live {
+	if life.State != head.Live {
 		return false, nil
 	}
-	refs, err := heads.Kept(ctx, s.Engine, s.Space, inc, life)
+	refs, err := head.ReadKept(ctx, s.Engine, s.Space, inc, life)
 	return slices.ContainsFunc(refs, func(ref head.Kept) bool { return ref.Revision == r }), err
 }
 

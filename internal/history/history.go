@@ -1,6 +1,13 @@
 // Package history reads what was committed: the commits and nodes of an incarnation and,
 // for a fork, those that it shares of its ancestors. Commits, loads, verification, sealing,
-// erasure and collection read histories through it. It writes nothing.
+// erasure and collection read histories through it. What it writes changes no history: seal.go makes
+// one segment of many, and change.go runs the calls that alter a store.
+//
+//	Store      the histories of a namespace           turns.go, segment.go   how commits are stored
+//	Session    one incarnation, and its ancestors     index.go, runs.go      where nodes and turns are
+//	History    what a session shows at a revision     lifecycles.go          what may change meanwhile
+//
+// # Forks
 //
 //	ancestor   o──o──o──o──o          commits 1 to 3 are shared: layer 1
 //	                 └─ fork node
@@ -36,15 +43,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/cache"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // ErrNodeNotFound says that the session's graph has no such node.
@@ -52,13 +56,13 @@ var ErrNodeNotFound = errors.New("turnstone: node not found")
 
 // A Store is a store that histories are read from.
 type Store struct {
-	turns.Reader
-	Blobs *blobs.Store // payloads, attachments and checkpoint parts
+	Reader
+	Blobs *blob.Store // payloads, attachments and checkpoint parts
 }
 
 // WithCache returns s with caches within the budgets of b.
 func (s Store) WithCache(b *cache.Shares) Store {
-	s.Cache, s.Indexes, s.Pages = turns.NewCache(b.Segments), turns.NewIndexes(b.Indexes), turns.NewPages(b.Pages)
+	s.Cache, s.Indexes, s.Pages = NewTurnCache(b.Segments), NewIndexes(b.Indexes), NewPages(b.Pages)
 	return s
 }
 
@@ -79,16 +83,16 @@ func (s Store) Uncached() Store {
 // of its own and is safe for concurrent use.
 type History struct {
 	Store
-	Inc heads.Incarnation
+	Inc head.Incarnation
 	// Origin says what a fork shares of its ancestors. It is nil for other sessions.
-	Origin *heads.Origin
+	Origin *head.Origin
 	// Name is what errors call the history, for example `session "a"`.
 	Name string
 }
 
 // Open returns the history of an incarnation. It reads the incarnation's origin, and
 // does not check whether the incarnation exists.
-func (s Store) Open(ctx context.Context, inc heads.Incarnation) (*History, error) {
+func (s Store) Open(ctx context.Context, inc head.Incarnation) (*History, error) {
 	origin, err := s.Origin(ctx, inc)
 	if err != nil {
 		return nil, err
@@ -97,22 +101,22 @@ func (s Store) Open(ctx context.Context, inc heads.Incarnation) (*History, error
 }
 
 // nameOf is what errors call an incarnation.
-func nameOf(inc heads.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
+func nameOf(inc head.Incarnation) string { return fmt.Sprintf("incarnation %x", inc) }
 
 // Origin returns the origin of an incarnation, or nil if it is not an attached fork.
-func (s Store) Origin(ctx context.Context, inc heads.Incarnation) (*heads.Origin, error) {
+func (s Store) Origin(ctx context.Context, inc head.Incarnation) (*head.Origin, error) {
 	key := s.Space.Origin(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	origin, err := heads.OpenOrigin(key, values[0])
+	origin, err := head.OpenOrigin(key, values[0])
 	return origin, codec.Corrupt(err, "origin of %s", nameOf(inc))
 }
 
 // A Layer is the part of one incarnation's history that a session reads.
 type Layer struct {
-	Inc heads.Incarnation
+	Inc head.Incarnation
 	// Last is the last commit that is shared. If it is 0, only tombstones are.
 	Last head.Revision
 	// Nodes is how many nodes of the last commit are shared. 0 stands for all.
@@ -127,7 +131,7 @@ type Layer struct {
 }
 
 // Has reports whether the session shares the node at position p of the layer's incarnation.
-func (l *Layer) Has(p pack.Position) bool {
+func (l *Layer) Has(p graph.Position) bool {
 	r := head.Revision(p.Revision)
 	return r < l.Last || r == l.Last && (l.Nodes == 0 || p.Index < l.Nodes)
 }
@@ -157,7 +161,7 @@ func (h *History) Own(last head.Revision) Layer {
 // TurnAt returns the turn of revision r of an incarnation. It is verified against the commits of its
 // segment. A caller that expects a certain commit id has to compare it. The caller must not
 // change the turn.
-func (s Store) TurnAt(ctx context.Context, inc heads.Incarnation, r head.Revision) (*turns.Turn, error) {
+func (s Store) TurnAt(ctx context.Context, inc head.Incarnation, r head.Revision) (*Turn, error) {
 	segment, err := s.Reader.At(ctx, inc, nameOf(inc), r)
 	if err != nil {
 		return nil, err
@@ -166,16 +170,16 @@ func (s Store) TurnAt(ctx context.Context, inc heads.Incarnation, r head.Revisio
 }
 
 // TurnAt returns the turn of revision r of the session itself.
-func (h *History) TurnAt(ctx context.Context, r head.Revision) (*turns.Turn, error) {
+func (h *History) TurnAt(ctx context.Context, r head.Revision) (*Turn, error) {
 	return h.Store.TurnAt(ctx, h.Inc, r)
 }
 
 // Turns calls f for the session's own turns after revision after up to revision last, in
 // order. It verifies that each commit follows the one before it. f must not change them.
-func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*turns.Turn) error) error {
-	of := turns.Range{Inc: h.Inc, Name: h.Name, After: after, Last: last}
+func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*Turn) error) error {
+	of := Revisions{Inc: h.Inc, Name: h.Name, After: after, Last: last}
 	if after == 0 {
-		of.Previous = heads.Genesis(h.Inc, h.Origin)
+		of.Previous = head.Genesis(h.Inc, h.Origin)
 	}
 	return h.Reader.Turns(ctx, of, f)
 }
@@ -183,13 +187,13 @@ func (h *History) Turns(ctx context.Context, after, last head.Revision, f func(*
 // StateAt returns where the session stood at revision r. It reads the segment with that revision
 // and the state at the end of the one before or, if the revision is not sealed yet, the commits
 // since the last sealed one.
-func (h *History) StateAt(ctx context.Context, r head.Revision) (s heads.State, err error) {
+func (h *History) StateAt(ctx context.Context, r head.Revision) (s head.State, err error) {
 	if r == 0 {
-		return heads.Begin(h.Inc, h.Origin), nil
+		return head.Begin(h.Inc, h.Origin), nil
 	}
 	life, err := h.Life(ctx, h.Inc)
 	if err == nil && life == nil {
-		err = codec.Corrupt(record.ErrMissing, "lifecycle of %s", h.Name)
+		err = codec.Corrupt(damage.ErrMissing, "lifecycle of %s", h.Name)
 	}
 	if err != nil {
 		return s, err
@@ -198,8 +202,8 @@ func (h *History) StateAt(ctx context.Context, r head.Revision) (s heads.State, 
 		if s, err = h.EndOf(ctx, sealed); err != nil {
 			return s, err
 		}
-		of := turns.Range{Inc: h.Inc, Name: h.Name, After: sealed, Last: r, Previous: s.Commit}
-		err = h.Reader.Commits(ctx, of, func(c *heads.Commit, id head.CommitID) error {
+		of := Revisions{Inc: h.Inc, Name: h.Name, After: sealed, Last: r, Previous: s.Commit}
+		err = h.Reader.Commits(ctx, of, func(c *head.Commit, id head.CommitID) error {
 			next, err := s.Then(c, id)
 			s = next
 			return codec.Corrupt(err, "commit %d of %s", c.Revision, h.Name)
@@ -216,13 +220,13 @@ func (h *History) StateAt(ctx context.Context, r head.Revision) (s heads.State, 
 	if s, err = h.EndOf(ctx, segment.First-1); err != nil {
 		return s, err
 	}
-	return turns.After(s, segment.Turns[:r-segment.First+1], h.Name)
+	return StateAfter(s, segment.Turns[:r-segment.First+1], h.Name)
 }
 
 // EndOf returns the state at a revision that is 0 or the last one of a sealed segment.
-func (h *History) EndOf(ctx context.Context, r head.Revision) (heads.State, error) {
+func (h *History) EndOf(ctx context.Context, r head.Revision) (head.State, error) {
 	if r == 0 {
-		return heads.Begin(h.Inc, h.Origin), nil
+		return head.Begin(h.Inc, h.Origin), nil
 	}
 	return h.Reader.End(ctx, h.Inc, h.Name, r)
 }

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Lifecycles are the lifecycle records of a session and of its ancestors, as they stood
@@ -29,7 +29,7 @@ type Lifecycles struct {
 	Session *Session
 	Keys    [][]byte // The key of the session's own record, then those of its ancestors, oldest first.
 	Values  [][]byte
-	Own     *heads.Life // The session's own record. It says that the session lives.
+	Own     *head.Life // The session's own record. It says that the session lives.
 }
 
 // WithLifecycles calls f with the lifecycle records of a session and its ancestors. If f finds
@@ -58,8 +58,8 @@ func WithLifecycles[T any](ctx context.Context, s *Session, f func(*Lifecycles) 
 
 // transient reports whether the reason for err may be that records moved while they were read.
 func transient(err error) bool {
-	var damage *record.CorruptError
-	return errors.As(err, &damage) || errors.Is(err, ErrNodeNotFound) || errors.Is(err, ErrBlobNotFound)
+	var corrupt *damage.CorruptError
+	return errors.As(err, &corrupt) || errors.Is(err, ErrNodeNotFound) || errors.Is(err, ErrBlobNotFound)
 }
 
 // Retry is WithLifecycles for a function that does not need the lifecycle records.
@@ -97,9 +97,9 @@ func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
 
 // Of returns the lifecycle record of the session or of an ancestor, decoded, with its key
 // and its value.
-func (l *Lifecycles) Of(inc heads.Incarnation) (life *heads.Life, key, value []byte, err error) {
+func (l *Lifecycles) Of(inc head.Incarnation) (life *head.Life, key, value []byte, err error) {
 	key = l.Session.Space.Life(inc)
 	i := slices.IndexFunc(l.Keys, func(k []byte) bool { return bytes.Equal(k, key) })
-	life, err = heads.OpenLife(key, l.Values[i])
+	life, err = head.OpenLife(key, l.Values[i])
 	return life, key, l.Values[i], codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }

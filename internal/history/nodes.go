@@ -6,17 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Node is a node that was read, with its position.
 type Node struct {
-	pack.Node
+	graph.Node
 	Revision  head.Revision
 	Index     int       // The index among the nodes of its commit.
 	Inherited bool      // Whether an ancestor added it.
@@ -24,17 +22,17 @@ type Node struct {
 }
 
 // Position returns the position of the node in its incarnation.
-func (n *Node) Position() pack.Position {
-	return pack.Position{Revision: uint64(n.Revision), Index: n.Index}
+func (n *Node) Position() graph.Position {
+	return graph.Position{Revision: uint64(n.Revision), Index: n.Index}
 }
 
 // nodeOf returns a node of a turn of a layer.
-func (h *History) nodeOf(l Layer, t *turns.Turn, index int) Node {
+func (h *History) nodeOf(l Layer, t *Turn, index int) Node {
 	return Node{Node: t.Pack.Nodes[index], Revision: t.Revision, Index: index, Inherited: l.Inc != h.Inc, Time: t.Time}
 }
 
 // nodes returns how many nodes of a turn the session shares.
-func (l *Layer) nodes(t *turns.Turn) int {
+func (l *Layer) nodes(t *Turn) int {
 	if t.Revision == l.Last && l.Nodes > 0 {
 		return min(len(t.Pack.Nodes), l.Nodes)
 	}
@@ -42,7 +40,7 @@ func (l *Layer) nodes(t *turns.Turn) int {
 }
 
 // AppendTurn appends to all the nodes of a turn of a layer that the session shares.
-func (h *History) AppendTurn(all []Node, l Layer, t *turns.Turn) []Node {
+func (h *History) AppendTurn(all []Node, l Layer, t *Turn) []Node {
 	for i := range l.nodes(t) {
 		all = append(all, h.nodeOf(l, t, i))
 	}
@@ -52,7 +50,7 @@ func (h *History) AppendTurn(all []Node, l Layer, t *turns.Turn) []Node {
 // A read turn is a turn with the layer that it is of.
 type readTurn struct {
 	layer *Layer
-	*turns.Turn
+	*Turn
 }
 
 // read returns the turns of layers that were committed after a revision. It verifies that the
@@ -60,10 +58,10 @@ type readTurn struct {
 func (h *History) read(ctx context.Context, layers []Layer, after head.Revision) (all []readTurn, err error) {
 	for i := range layers {
 		l := &layers[i]
-		of := turns.Range{Inc: l.Inc, Name: h.Name, After: after, Last: l.Last}
-		err := h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
+		of := Revisions{Inc: l.Inc, Name: h.Name, After: after, Last: l.Last}
+		err := h.Reader.Turns(ctx, of, func(t *Turn) error {
 			if t.Revision == l.Last && !l.Commit.IsZero() && t.ID != l.Commit {
-				return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, h.Name)
+				return codec.Corrupt(damage.ErrHash, "commit %d of %s", t.Revision, h.Name)
 			}
 			all = append(all, readTurn{l, t})
 			return nil
@@ -119,7 +117,7 @@ func (h *History) Path(ctx context.Context, last, after head.Revision, leaf grap
 	if !want.IsZero() { // The index must have the node, at a position before the nodes that were read.
 		_, at, err := h.Find(ctx, last, want)
 		if errors.Is(err, ErrNodeNotFound) || err == nil && (after == 0 || at.Layer.Inc == h.Inc && head.Revision(at.Revision) > after) {
-			err = codec.Corrupt(record.ErrMissing, "node %s of %s", want, h.Name)
+			err = codec.Corrupt(damage.ErrMissing, "node %s of %s", want, h.Name)
 		}
 		if err != nil {
 			return nil, err
@@ -168,7 +166,7 @@ type walk struct {
 	last   head.Revision
 	hidden *Tombstones
 	layer  Layer         // that was read last
-	turns  []*turns.Turn // of it, in order
+	turns  []*Turn       // of it, in order
 	next   head.Revision // that the path goes on at most likely, or 0 if nothing is known
 }
 
@@ -196,7 +194,7 @@ func (w *walk) from(ctx context.Context, id graph.ID, most int) ([]Node, error) 
 		return nil, err
 	}
 	if path = w.path(id, most); len(path) == 0 {
-		return nil, codec.Corrupt(record.ErrMissing, "node %s of %s", id, w.h.Name)
+		return nil, codec.Corrupt(damage.ErrMissing, "node %s of %s", id, w.h.Name)
 	}
 	return path, nil
 }
@@ -222,9 +220,9 @@ func (w *walk) read(ctx context.Context, most int) error {
 	w.turns = w.turns[:0]
 	sealed, known := w.hidden.sealed[w.layer.Inc]
 	if known && w.next > sealed {
-		of := turns.Range{Inc: w.layer.Inc, Name: w.h.Name, After: w.next - min(w.next-sealed, head.Revision(most+1)/2), Last: w.next}
+		of := Revisions{Inc: w.layer.Inc, Name: w.h.Name, After: w.next - min(w.next-sealed, head.Revision(most+1)/2), Last: w.next}
 		w.next = of.After
-		return w.h.Reader.Turns(ctx, of, func(t *turns.Turn) error {
+		return w.h.Reader.Turns(ctx, of, func(t *Turn) error {
 			w.turns = append(w.turns, t)
 			return nil
 		})
@@ -245,7 +243,7 @@ func (w *walk) read(ctx context.Context, most int) error {
 // linked turns ErrNodeNotFound into damage: something refers to the node, so it must exist.
 func linked(err error, id graph.ID) error {
 	if errors.Is(err, ErrNodeNotFound) {
-		return codec.Corrupt(record.ErrMissing, "index entry of node %s", id)
+		return codec.Corrupt(damage.ErrMissing, "index entry of node %s", id)
 	}
 	return err
 }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 var (
@@ -34,14 +32,14 @@ type Session struct {
 	// record and dirty record.
 	HeadKey, AboutKey, LifeKey, DirtyKey []byte
 
-	mu        sync.Mutex  // guards the fields below
-	head      *heads.Head // never changed, only replaced
-	headValue []byte      // the record of head, or nil if the next commit has to read the head
-	place     []byte      // the record of the session's place in lists
+	mu        sync.Mutex // guards the fields below
+	head      *head.Head // never changed, only replaced
+	headValue []byte     // the record of head, or nil if the next commit has to read the head
+	place     []byte     // the record of the session's place in lists
 }
 
 // Session returns the session with an id and an incarnation. It reads nothing.
-func (s Store) Session(id string, inc heads.Incarnation) *Session {
+func (s Store) Session(id string, inc head.Incarnation) *Session {
 	hash := s.Space.Session(id)
 	return &Session{
 		History: History{Store: s, Inc: inc, Name: fmt.Sprintf("session %q", id)},
@@ -52,15 +50,15 @@ func (s Store) Session(id string, inc heads.Incarnation) *Session {
 
 // A State is the state of a session when it was opened.
 type State struct {
-	Head  *heads.Head
-	Life  *heads.Life
+	Head  *head.Head
+	Life  *head.Life
 	Place []byte // The record of the session's place in lists.
 }
 
 // OpenSession returns the session that has an id, and its state. The error is ErrSessionNotFound
 // if there is none.
 func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, error) {
-	out := s.Session(id, heads.Incarnation{})
+	out := s.Session(id, head.Incarnation{})
 	missing := fmt.Errorf("%w: %q", ErrSessionNotFound, id)
 	values, err := s.Engine.Get(ctx, out.HeadKey, out.AboutKey)
 	if err != nil {
@@ -70,7 +68,7 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 		return nil, nil, missing
 	}
 	st := &State{}
-	if st.Head, err = heads.OpenHead(out.HeadKey, values[0]); err != nil {
+	if st.Head, err = head.OpenHead(out.HeadKey, values[0]); err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", out.Name)
 	}
 	about, err := out.OpenAbout(values[1])
@@ -79,19 +77,19 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	}
 	inc := st.Head.Incarnation
 	if about.Incarnation != inc {
-		return nil, nil, codec.Corrupt(record.ErrHash, "metadata of %s", out.Name)
+		return nil, nil, codec.Corrupt(damage.ErrHash, "metadata of %s", out.Name)
 	}
 	out.Inc, out.LifeKey, out.DirtyKey = inc, s.Space.Life(inc), s.Space.Dirty(inc)
 	originKey := s.Space.Origin(inc)
 	if values, err = s.Engine.Get(ctx, out.LifeKey, originKey, s.Space.Place(inc)); err != nil {
 		return nil, nil, err
 	}
-	if about.Parent != (heads.Incarnation{}) && !about.Detached {
-		out.Origin, err = heads.OpenOrigin(originKey, values[1])
+	if about.Parent != (head.Incarnation{}) && !about.Detached {
+		out.Origin, err = head.OpenOrigin(originKey, values[1])
 		err = codec.Corrupt(err, "origin of %s", out.Name)
 	}
 	if err == nil {
-		st.Life, err = heads.OpenLife(out.LifeKey, values[0])
+		st.Life, err = head.OpenLife(out.LifeKey, values[0])
 		err = codec.Corrupt(err, "lifecycle of %s", out.Name)
 	}
 	if err != nil {
@@ -104,31 +102,31 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	return out, st, nil
 }
 
-// unlessGone returns damage, which a record of the session seems to have, or why it can't be told: ErrSessionDeleted if the session was
+// unlessGone returns the damage found, which a record of the session seems to have, or why it can't be told: ErrSessionDeleted if the session was
 // deleted or renamed since it was opened, or the engine's error.
-func (s *Session) unlessGone(ctx context.Context, damage error) error {
+func (s *Session) unlessGone(ctx context.Context, found error) error {
 	_, _, _, err := s.ReadHead(ctx, 0)
-	var more *record.CorruptError
-	if err == nil || errors.As(err, &more) || errors.Is(err, record.ErrFormat) {
-		return damage
+	var more *damage.CorruptError
+	if err == nil || errors.As(err, &more) || errors.Is(err, damage.ErrFormat) {
+		return found
 	}
 	return err
 }
 
 // OpenAbout decodes the session's metadata, and checks that they are of its id.
-func (s *Session) OpenAbout(value []byte) (*heads.About, error) {
-	about, err := heads.OpenAbout(s.AboutKey, value)
+func (s *Session) OpenAbout(value []byte) (*head.Metadata, error) {
+	about, err := head.OpenAbout(s.AboutKey, value)
 	if err == nil && about.ID != s.ID {
-		err = fmt.Errorf("%w: it is of session %q", record.ErrHash, about.ID)
+		err = fmt.Errorf("%w: it is of session %q", damage.ErrHash, about.ID)
 	}
 	return about, codec.Corrupt(err, "metadata of %s", s.Name)
 }
 
 // OpenLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
 // incarnation does not live any more. value is nil if there is no record.
-func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, error) {
-	l, err := heads.OpenLife(s.LifeKey, value)
-	if err == nil && l.State != heads.Live {
+func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error) {
+	l, err := head.OpenLife(s.LifeKey, value)
+	if err == nil && l.State != head.Live {
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	err = codec.Corrupt(err, "lifecycle of %s", s.Name)
@@ -149,7 +147,7 @@ func (s *Session) OpenLife(ctx context.Context, value []byte) (*heads.Life, erro
 // ReadHead also reads the segment that ends with the commit that the head names, and the commit after
 // that, which must not exist. So it notices a head that is older than the last commit, which an intact engine never
 // returns.
-func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *heads.Head, value []byte, values [][]byte, err error) {
+func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]byte) (h *head.Head, value []byte, values [][]byte, err error) {
 	h, values, err = s.headAt(ctx, guess, more)
 	if err != nil {
 		return nil, nil, nil, err
@@ -181,26 +179,26 @@ func (s *Session) ReadHead(ctx context.Context, guess head.Revision, more ...[]b
 
 // verifyPassed compares a head that has moved on with its commit and the one after it, which no
 // segment need end with any more: they may have been sealed.
-func (s *Session) verifyPassed(ctx context.Context, h *heads.Head) error {
+func (s *Session) verifyPassed(ctx context.Context, h *head.Head) error {
 	if h.Revision > 0 {
 		t, err := s.TurnAt(ctx, h.Revision)
 		if err != nil {
 			return err
 		}
 		if t.Base(t.ID) != h.Base {
-			return codec.Corrupt(record.ErrHash, "commit %d of %s", h.Revision, s.Name)
+			return codec.Corrupt(damage.ErrHash, "commit %d of %s", h.Revision, s.Name)
 		}
 	}
 	t, err := s.TurnAt(ctx, h.Revision+1)
 	if err == nil && t.Previous != h.Commit {
-		err = codec.Corrupt(record.ErrHash, "commit %d of %s", h.Revision+1, s.Name)
+		err = codec.Corrupt(damage.ErrHash, "commit %d of %s", h.Revision+1, s.Name)
 	}
 	return err
 }
 
 // Head reads the head, and the values of more keys as they stood at the same moment: see
 // ReadHead. It guesses the revision that was seen last, and remembers the head that it reads.
-func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
+func (s *Session) Head(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
 	guess := head.Revision(0)
 	if seen, _ := s.Seen(); seen != nil {
 		guess = seen.Revision
@@ -215,7 +213,7 @@ func (s *Session) Head(ctx context.Context, more ...[]byte) (*heads.Head, [][]by
 
 // See tells the session of a head that was read or written. The session ignores the head if it
 // has seen a newer one. If value, the record of the head, is nil, the next commit reads the head.
-func (s *Session) See(h *heads.Head, value []byte) {
+func (s *Session) See(h *head.Head, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.head == nil || h.Revision >= s.head.Revision {
@@ -225,7 +223,7 @@ func (s *Session) See(h *heads.Head, value []byte) {
 
 // Seen returns the head that was seen last and its record. The head is nil if none was seen, and
 // the record is nil if it is not known, or may not stand any more.
-func (s *Session) Seen() (h *heads.Head, value []byte) {
+func (s *Session) Seen() (h *head.Head, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.head, s.headValue
@@ -254,7 +252,7 @@ func (s *Session) Place() []byte {
 
 // headAt reads the head, the ends of segments at revision r and at the one after it, and more keys in one call.
 // If the head is at r, headAt verifies it. The values are those of all these keys.
-func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*heads.Head, [][]byte, error) {
+func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*head.Head, [][]byte, error) {
 	ks := append([][]byte{s.HeadKey, s.endKey(r), s.endKey(r + 1)}, more...)
 	values, err := s.Engine.Get(ctx, ks...)
 	if err != nil {
@@ -263,7 +261,7 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 	if values[0] == nil {
 		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
-	h, err := heads.OpenHead(s.HeadKey, values[0])
+	h, err := head.OpenHead(s.HeadKey, values[0])
 	if err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", s.Name)
 	}
@@ -281,16 +279,16 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 }
 
 // verifyHead compares a head with its commit. value is the first one of the commit's segment.
-func (s *Session) verifyHead(h *heads.Head, value []byte) error {
+func (s *Session) verifyHead(h *head.Head, value []byte) error {
 	if h.Revision == 0 {
-		if h.Commit != heads.Genesis(s.Inc, s.Origin) {
-			return codec.Corrupt(record.ErrHash, "head of %s", s.Name)
+		if h.Commit != head.Genesis(s.Inc, s.Origin) {
+			return codec.Corrupt(damage.ErrHash, "head of %s", s.Name)
 		}
 		return nil
 	}
-	base, err := turns.OpenLast(s.Space, s.endKey(h.Revision), value)
+	base, err := OpenLast(s.Space, s.endKey(h.Revision), value)
 	if err == nil && base != h.Base {
-		err = record.ErrHash
+		err = damage.ErrHash
 	}
 	return codec.Corrupt(err, "commit %d of %s", h.Revision, s.Name)
 }
@@ -299,21 +297,21 @@ func (s *Session) verifyHead(h *heads.Head, value []byte) error {
 func (h *History) endKey(r head.Revision) []byte { return h.Space.Segment(h.Inc, uint64(r), 0) }
 
 // Life returns the lifecycle record of an incarnation, or nil if there is none.
-func (s Store) Life(ctx context.Context, inc heads.Incarnation) (*heads.Life, error) {
+func (s Store) Life(ctx context.Context, inc head.Incarnation) (*head.Life, error) {
 	key := s.Space.Life(inc)
 	values, err := s.Engine.Get(ctx, key)
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	life, err := heads.OpenLife(key, values[0])
+	life, err := head.OpenLife(key, values[0])
 	return life, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }
 
 // About returns the metadata of an incarnation, or nil if it does not live.
-func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, error) {
+func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.Metadata, error) {
 	for {
 		life, err := s.Life(ctx, inc)
-		if err != nil || life == nil || life.State != heads.Live {
+		if err != nil || life == nil || life.State != head.Live {
 			return nil, err
 		}
 		key := s.Space.About(life.Session)
@@ -321,9 +319,9 @@ func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, 
 		if err != nil {
 			return nil, err
 		}
-		about, err := heads.OpenAbout(key, values[0])
+		about, err := head.OpenAbout(key, values[0])
 		if err == nil && about.Incarnation != inc {
-			err = record.ErrHash
+			err = damage.ErrHash
 		}
 		if err == nil {
 			return about, nil
@@ -337,8 +335,8 @@ func (s Store) About(ctx context.Context, inc heads.Incarnation) (*heads.About, 
 
 // AboutsOf returns the metadata of those incarnations that live. It calls the engine twice, however
 // many they are, and more often only if one of them is renamed or deleted meanwhile.
-func (s Store) AboutsOf(ctx context.Context, incs []heads.Incarnation) (map[heads.Incarnation]*heads.About, error) {
-	out := make(map[heads.Incarnation]*heads.About, len(incs))
+func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.Incarnation]*head.Metadata, error) {
+	out := make(map[head.Incarnation]*head.Metadata, len(incs))
 	incs, aboutKeys, err := s.aboutKeys(ctx, incs)
 	if err != nil || len(incs) == 0 {
 		return out, err
@@ -348,7 +346,7 @@ func (s Store) AboutsOf(ctx context.Context, incs []heads.Incarnation) (map[head
 		return nil, err
 	}
 	for i, inc := range incs {
-		about, err := heads.OpenAbout(aboutKeys[i], values[i])
+		about, err := head.OpenAbout(aboutKeys[i], values[i])
 		if err != nil || about.Incarnation != inc {
 			if about, err = s.About(ctx, inc); err != nil {
 				return nil, err
@@ -362,7 +360,7 @@ func (s Store) AboutsOf(ctx context.Context, incs []heads.Incarnation) (map[head
 }
 
 // aboutKeys returns those of the incarnations that live, and the keys of their metadata.
-func (s Store) aboutKeys(ctx context.Context, incs []heads.Incarnation) (live []heads.Incarnation, aboutKeys [][]byte, err error) {
+func (s Store) aboutKeys(ctx context.Context, incs []head.Incarnation) (live []head.Incarnation, aboutKeys [][]byte, err error) {
 	if len(incs) == 0 {
 		return nil, nil, nil
 	}
@@ -378,11 +376,11 @@ func (s Store) aboutKeys(ctx context.Context, incs []heads.Incarnation) (live []
 		if values[i] == nil {
 			continue
 		}
-		life, err := heads.OpenLife(ks[i], values[i])
+		life, err := head.OpenLife(ks[i], values[i])
 		if err != nil {
 			return nil, nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 		}
-		if life.State == heads.Live {
+		if life.State == head.Live {
 			live, aboutKeys = append(live, inc), append(aboutKeys, s.Space.About(life.Session))
 		}
 	}

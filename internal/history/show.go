@@ -7,11 +7,10 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Show returns nodes as the session shows them. It leaves out hidden nodes. If the parent of a node
@@ -25,7 +24,7 @@ func (h *History) Show(ctx context.Context, last head.Revision, nodes []Node, hi
 	}
 	for i := range out {
 		if out[i].Erased {
-			return nil, codec.Corrupt(record.ErrMissing, "tombstone of erased node %s of %s", out[i].ID, h.Name)
+			return nil, codec.Corrupt(damage.ErrMissing, "tombstone of erased node %s of %s", out[i].ID, h.Name)
 		}
 	}
 	return out, h.readPayloads(ctx, out)
@@ -88,7 +87,7 @@ func copyPayloads(nodes []Node) {
 }
 
 // Reached returns ErrRevisionNotFound if the session, whose head is h, has not got as far as revision r.
-func (s *Session) Reached(h *heads.Head, r head.Revision) error {
+func (s *Session) Reached(h *head.Head, r head.Revision) error {
 	if r > h.Revision {
 		return fmt.Errorf("%w: %d of %s, which is at %d", ErrRevisionNotFound, r, s.Name, h.Revision)
 	}
@@ -98,7 +97,7 @@ func (s *Session) Reached(h *heads.Head, r head.Revision) error {
 // At returns the state at revision r of the session, whose head is h. The error is
 // ErrRevisionNotFound if the session has not reached the revision, and ErrRevisionPruned if the
 // session does not retain it.
-func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
+func (s *Session) At(ctx context.Context, h *head.Head, r head.Revision) (*head.State, error) {
 	if err := s.Reached(h, r); err != nil {
 		return nil, err
 	}
@@ -115,7 +114,7 @@ func (s *Session) At(ctx context.Context, h *heads.Head, r head.Revision) (*head
 }
 
 // AtAny is At for a revision that need not be retained: what the checkpoint refers to may be gone then.
-func (s *Session) AtAny(ctx context.Context, h *heads.Head, r head.Revision) (*heads.State, error) {
+func (s *Session) AtAny(ctx context.Context, h *head.Head, r head.Revision) (*head.State, error) {
 	if err := s.Reached(h, r); err != nil {
 		return nil, err
 	}

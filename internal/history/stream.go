@@ -5,12 +5,10 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // This file reads histories of any length one segment at a time. A path is known from its end: each
@@ -75,7 +73,7 @@ type stream struct {
 // A span is a run of nodes in the order of commits.
 type span struct {
 	layer       Layer
-	first, last pack.Position
+	first, last graph.Position
 }
 
 // layers returns the layers that the walk is about.
@@ -89,7 +87,7 @@ func (st *stream) layers() []Layer {
 
 // segment returns the nodes of the segment that has a revision, and its first and last revision.
 func (st *stream) segment(l Layer, r head.Revision) (nodes []Node, first, last head.Revision, err error) {
-	segment, err := Try(st.ctx, st.s, func() (*turns.Segment, error) {
+	segment, err := Try(st.ctx, st.s, func() (*Segment, error) {
 		return st.s.Reader.At(st.ctx, l.Inc, st.s.Name, r)
 	})
 	if err != nil {
@@ -363,7 +361,7 @@ func (st *stream) unerased(nodes []Node) ([]Node, error) {
 		if !n.Erased {
 			out = append(out, n)
 		} else if !now.Has(n.ID) {
-			return nil, codec.Corrupt(record.ErrMissing, "tombstone of erased node %s of %s", n.ID, st.s.Name)
+			return nil, codec.Corrupt(damage.ErrMissing, "tombstone of erased node %s of %s", n.ID, st.s.Name)
 		}
 	}
 	return out, nil

@@ -3,12 +3,11 @@ package history
 import (
 	"context"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Tombstones say which nodes a session does not show: those that have a tombstone of the session, or
@@ -23,15 +22,15 @@ type Tombstones struct {
 	layers []Layer // those that have tombstones
 	stones uint64  // how many these have, including those that do not count
 	all    bool    // whether all were read
-	known  map[[8]byte]*heads.Tombstone
-	sealed map[heads.Incarnation]head.Revision // up to which revision the commits of the layers are sealed
-	steps  uint64                              // how many nodes Find had to look for
+	known  map[[8]byte]*head.Tombstone
+	sealed map[head.Incarnation]head.Revision // up to which revision the commits of the layers are sealed
+	steps  uint64                             // how many nodes Find had to look for
 }
 
 // Tombstones returns the tombstones of the session as the lifecycle records count them, and reads
 // nothing yet.
 func (l *Lifecycles) Tombstones() (*Tombstones, error) {
-	t := &Tombstones{h: &l.Session.History, known: map[[8]byte]*heads.Tombstone{}, sealed: map[heads.Incarnation]head.Revision{}}
+	t := &Tombstones{h: &l.Session.History, known: map[[8]byte]*head.Tombstone{}, sealed: map[head.Incarnation]head.Revision{}}
 	for _, layer := range t.h.Layers(0) {
 		life, _, _, err := l.Of(layer.Inc)
 		if err != nil {
@@ -49,7 +48,7 @@ func (l *Lifecycles) Tombstones() (*Tombstones, error) {
 func prefix(id graph.ID) [8]byte { return [8]byte(id[:8]) }
 
 // Of returns the tombstone of a node, or nil if the session shows the node.
-func (t *Tombstones) Of(id graph.ID) *heads.Tombstone { return t.known[prefix(id)] }
+func (t *Tombstones) Of(id graph.ID) *head.Tombstone { return t.known[prefix(id)] }
 
 // Has reports whether the session does not show a node.
 func (t *Tombstones) Has(id graph.ID) bool { return t.Of(id) != nil }
@@ -120,7 +119,7 @@ func (t *Tombstones) scan(ctx context.Context) error {
 			}
 			_, fields, ok := t.h.Space.Fields(p.Key)
 			if !ok {
-				return codec.Corrupt(record.ErrMalformed, "tombstone at key %x of %s", p.Key, t.h.Name)
+				return codec.Corrupt(damage.ErrMalformed, "tombstone at key %x of %s", p.Key, t.h.Name)
 			}
 			if err := t.add([8]byte(fields[16:]), l, p.Key, p.Value); err != nil {
 				return err
@@ -133,7 +132,7 @@ func (t *Tombstones) scan(ctx context.Context) error {
 
 // add adds the tombstone of a layer, if it counts.
 func (t *Tombstones) add(of [8]byte, l Layer, key, value []byte) error {
-	stone, err := heads.OpenTombstone(key, value)
+	stone, err := head.OpenTombstone(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "tombstone at key %x of %s", key, t.h.Name)
 	}
@@ -195,7 +194,7 @@ const scanned = 64
 // Find looks for the tombstone of one node on the way to the root, and returns it, or nil if the
 // session shows the node. If many calls hid the nodes on the way, Find reads all tombstones as soon
 // as that costs no more than the steps before.
-func (t *Tombstones) Find(ctx context.Context, id graph.ID) (stone *heads.Tombstone, err error) {
+func (t *Tombstones) Find(ctx context.Context, id graph.ID) (stone *head.Tombstone, err error) {
 	if !t.knows(id) {
 		if t.steps++; t.steps*scanned >= t.stones {
 			err = t.scan(ctx)

@@ -10,7 +10,7 @@ import (
 	"encoding/binary"
 
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/hash"
+	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
 // The letters, each also the type of the records under it.
@@ -78,7 +78,7 @@ var widths = map[byte]int{
 // A Space makes the keys of one namespace.
 type Space struct {
 	prefix [prefixSize]byte
-	keyed  hash.Keyed
+	keyed  codec.Keyed
 }
 
 // StoreKey returns the key of the store record of the namespace called name.
@@ -108,21 +108,21 @@ func Prefix(name string) []byte {
 }
 
 func prefix(name string) (p [prefixSize]byte) {
-	sum := hash.Space.Sum([]byte(name))
+	sum := codec.SpaceHash.Sum([]byte(name))
 	copy(p[:], sum[:])
 	return p
 }
 
 // New returns the keys of the namespace called name, whose store record holds secret.
-func New(name string, secret [hash.Size]byte) *Space {
-	return &Space{prefix: prefix(name), keyed: hash.NewKeyed(secret)}
+func New(name string, secret [codec.HashSize]byte) *Space {
+	return &Space{prefix: prefix(name), keyed: codec.NewKeyed(secret)}
 }
 
 // Session returns the hash of a session id.
 func (s *Space) Session(id string) Hash { return s.keyed.Sum16('s', []byte(id)) }
 
 // BlobHash returns the hash of a blob id.
-func (s *Space) BlobHash(id [hash.Size]byte) Hash { return s.keyed.Sum16('b', id[:]) }
+func (s *Space) BlobHash(id [codec.HashSize]byte) Hash { return s.keyed.Sum16('b', id[:]) }
 
 func (s *Space) key(letter byte, extra int, fields ...[]byte) []byte {
 	n := prefixSize + 1 + extra
@@ -211,7 +211,7 @@ func (s *Space) Version(inc Incarnation, part Hash, revision uint64, value int) 
 }
 
 // Tombstone returns the key of a node's tombstone.
-func (s *Space) Tombstone(inc Incarnation, id [hash.Size]byte) []byte {
+func (s *Space) Tombstone(inc Incarnation, id [codec.HashSize]byte) []byte {
 	return s.key(Tombstone, 0, inc[:], id[:8])
 }
 

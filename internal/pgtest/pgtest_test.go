@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/turnstonedb/turnstone/internal/pgtest"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // The test binary starts a server and waits when this is set.
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 // Tests that are killed leave no server behind.
 func TestServersEndWithTheTests(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	pgtest.URL(t) // or it is skipped
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"=1")

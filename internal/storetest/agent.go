@@ -63,7 +63,7 @@ func Kill(t *testing.T, url string, after int) (lines []string) {
 // Verify fails the test if Store.Verify finds damage.
 func Verify(t *testing.T, st *turnstone.Store) {
 	t.Helper()
-	r, err := st.Verify(t.Context(), turnstone.VerifyOptions{})
+	r, err := st.Verify(context.Background(), turnstone.VerifyOptions{})
 	if err != nil || len(r.Problems) > 0 {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -12,23 +12,17 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/engine/open"
-	"github.com/turnstonedb/turnstone/internal/pgtest"
 	"github.com/turnstonedb/turnstone/server"
 )
 
 // Each runs f with what opens an empty store, for each engine and for a server, in a test of that name.
 func Each(t *testing.T, f func(t *testing.T, open func(*testing.T) turnstone.Factory)) {
-	for name, open := range map[string]func(*testing.T) turnstone.Factory{
-		"memory": Memory,
-		"badger": func(t *testing.T) turnstone.Factory { return URL(t, "badger:"+t.TempDir()).Factory() },
-		"pebble": Pebble,
-		"postgres": func(t *testing.T) turnstone.Factory {
-			return URL(t, pgtest.URL(t)+"&schema="+pgtest.Schema(t)).Factory()
-		},
-		"server": Served,
-	} {
-		t.Run(name, func(t *testing.T) { f(t, open) })
+	for name, start := range Engines {
+		t.Run(name, func(t *testing.T) {
+			f(t, func(t *testing.T) turnstone.Factory { return started(t, start(t)).Factory() })
+		})
 	}
+	t.Run("server", func(t *testing.T) { f(t, Served) })
 }
 
 // Memory returns an empty store in memory.
@@ -40,7 +34,13 @@ func Pebble(t *testing.T) turnstone.Factory { return URL(t, t.TempDir()).Factory
 // URL returns the store of a URL, as package open has them.
 func URL(t *testing.T, url string) *turnstone.Store {
 	t.Helper()
-	e, err := open.Open(t.Context(), url, nil)
+	return started(t, func() (engine.Engine, error) { return open.Open(t.Context(), url, nil) })
+}
+
+// started returns an empty store on an engine that is closed at the end of the test.
+func started(t *testing.T, open func() (engine.Engine, error)) *turnstone.Store {
+	t.Helper()
+	e, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,11 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/reclaim"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A storedBlob is a blob and the number of its values.
@@ -86,12 +84,12 @@ func (v *verifier) recheckBlob(ctx context.Context, h keys.Hash) error {
 	parts := len(slices.DeleteFunc(vs[1:], func(value []byte) bool { return value == nil }))
 	if mark == nil {
 		if parts > 0 {
-			v.problem(fmt.Errorf("%w: its values are there without it", record.ErrMissing), "mark of the blob at %x", h)
+			v.problem(fmt.Errorf("%w: its values are there without it", damage.ErrMissing), "mark of the blob at %x", h)
 		}
 		return nil
 	}
-	if m, err := blobs.OpenMark(ks[0], mark); err == nil && m.Parts != parts {
-		v.problem(fmt.Errorf("%w: %d of %d values are there", record.ErrMissing, parts, m.Parts), "blob at %x", h)
+	if m, err := blob.OpenMark(ks[0], mark); err == nil && m.Parts != parts {
+		v.problem(fmt.Errorf("%w: %d of %d values are there", damage.ErrMissing, parts, m.Parts), "blob at %x", h)
 	}
 	return nil
 }
@@ -150,9 +148,9 @@ func (v *verifier) index(ctx context.Context) error {
 	for i := range stored {
 		stored[i] = v.marks[i].hash
 	}
-	problems, err := v.collector.Check(ctx, reclaim.Checklist{
+	problems, err := v.collector.Check(ctx, gc.Checklist{
 		Incarnations: slices.Collect(maps.Keys(v.lives)), Blobs: stored, Name: v.name,
-		Uses: func(b keys.Hash, inc heads.Incarnation) head.Revision { return v.uses[blobUse{b, inc}] },
+		Uses: func(b keys.Hash, inc head.Incarnation) head.Revision { return v.uses[blobUse{b, inc}] },
 	})
 	for _, p := range problems {
 		v.problem(p, "collector's index")

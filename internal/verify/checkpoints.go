@@ -7,19 +7,17 @@ import (
 	"slices"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/blobs"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // checkpoints follows the checkpoint of a session through its commits. It notes the blobs
 // that retained revisions refer to, and the deltas that they need.
 type checkpoints struct {
 	*verifier
-	ses         *session
+	ses         *checkedSession
 	sessionName string // what problems call the session
 	floor       head.Revision
 	kept        map[head.Revision]bool // by name, below the floor too
@@ -31,7 +29,7 @@ type checkpoints struct {
 }
 
 // newCheckpoints returns the checkpoint with which a session began.
-func (v *verifier) newCheckpoints(ctx context.Context, ses *session) (*checkpoints, error) {
+func (v *verifier) newCheckpoints(ctx context.Context, ses *checkedSession) (*checkpoints, error) {
 	c := &checkpoints{
 		verifier: v, ses: ses, sessionName: v.name(ses.Inc), kept: map[head.Revision]bool{}, now: map[string]head.Part{},
 		deltas: map[string]map[head.Revision]head.Part{}, needed: map[string]map[head.Revision]bool{},
@@ -53,7 +51,7 @@ func (c *checkpoints) readRetention(ctx context.Context) error {
 		return err
 	}
 	c.floor = life.Floor
-	refs, err := heads.Kept(ctx, c.store.Engine, c.store.Space, c.ses.Inc, life)
+	refs, err := head.ReadKept(ctx, c.store.Engine, c.store.Space, c.ses.Inc, life)
 	for _, r := range refs {
 		c.kept[r.Revision] = true
 	}
@@ -61,7 +59,7 @@ func (c *checkpoints) readRetention(ctx context.Context) error {
 }
 
 // follow goes on with a commit.
-func (c *checkpoints) follow(commit *heads.Commit) {
+func (c *checkpoints) follow(commit *head.Commit) {
 	changed := commit.PartsAt == commit.Revision
 	if changed {
 		c.change(commit)
@@ -72,7 +70,7 @@ func (c *checkpoints) follow(commit *heads.Commit) {
 }
 
 // change sets the checkpoint to that of a commit that changes it.
-func (c *checkpoints) change(commit *heads.Commit) {
+func (c *checkpoints) change(commit *head.Commit) {
 	next := make(map[string]head.Part, len(commit.Parts))
 	for _, p := range commit.Parts {
 		if p.Set != commit.Revision {
@@ -80,7 +78,7 @@ func (c *checkpoints) change(commit *heads.Commit) {
 			continue
 		}
 		next[p.Name] = p
-		if !heads.IsDelta(p) {
+		if !head.IsDelta(p) {
 			continue
 		}
 		if c.deltas[p.Name] == nil {
@@ -98,7 +96,7 @@ func (c *checkpoints) noteRetained(r head.Revision) {
 		return
 	}
 	for _, p := range c.now {
-		if heads.IsDelta(p) {
+		if head.IsDelta(p) {
 			c.needed[p.Name][p.Set] = true
 		} else {
 			c.referenced[p.Blob] = c.sessionName
@@ -141,7 +139,7 @@ func (c *checkpoints) checkUnknownParts(ctx context.Context, last head.Revision)
 
 // unknownPart reports the first delta of a part that no commit set as a delta, if it is of
 // revision last or before.
-func (c *checkpoints) unknownPart(ctx context.Context, chain blobs.Chain, last head.Revision) error {
+func (c *checkpoints) unknownPart(ctx context.Context, chain blob.Chain, last head.Revision) error {
 	for v, err := range c.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if endsCheck(err) {
 			return err
@@ -156,7 +154,7 @@ func (c *checkpoints) unknownPart(ctx context.Context, chain blobs.Chain, last h
 }
 
 // errNotSet is what is wrong with a stored version that is in no commit.
-var errNotSet = fmt.Errorf("%w: no commit set it", record.ErrHash)
+var errNotSet = fmt.Errorf("%w: no commit set it", damage.ErrHash)
 
 // damaged says that err is about the version of a part that revision r set.
 func (c *checkpoints) damaged(err error, name string, r head.Revision) error {
@@ -187,7 +185,7 @@ func (c *checkpoints) checkPart(ctx context.Context, name string, last head.Revi
 		delete(unread, r)
 	}
 	for r := range unread { // They were removed since useful found them.
-		return c.damaged(record.ErrMissing, name, r)
+		return c.damaged(damage.ErrMissing, name, r)
 	}
 	return nil
 }
@@ -195,7 +193,7 @@ func (c *checkpoints) checkPart(ctx context.Context, name string, last head.Revi
 // expand returns the content of v, which commits set as p, and verifies it. before is the
 // content of the version before v in the chain. The first delta of a chain is relative to
 // a blob instead, which expand reads.
-func (c *checkpoints) expand(ctx context.Context, p head.Part, v *blobs.Version, before []byte) ([]byte, error) {
+func (c *checkpoints) expand(ctx context.Context, p head.Part, v *blob.Version, before []byte) ([]byte, error) {
 	if v.IsDelta() && head.Revision(v.Base) == p.Whole {
 		var err error
 		if before, err = c.readWhole(ctx, p); err != nil {
@@ -204,7 +202,7 @@ func (c *checkpoints) expand(ctx context.Context, p head.Part, v *blobs.Version,
 	}
 	content, err := v.Expand(before)
 	if err == nil && blob.Sum(content) != p.Blob {
-		err = record.ErrHash
+		err = damage.ErrHash
 	}
 	return content, c.damaged(err, p.Name, p.Set)
 }
@@ -222,7 +220,7 @@ func (c *checkpoints) readWhole(ctx context.Context, p head.Part) ([]byte, error
 // useful returns the revisions of the deltas that retained revisions need, and of the
 // deltas that these depend on. It fails if one of them is missing, or if the session
 // stores a version that no commit set.
-func (c *checkpoints) useful(ctx context.Context, name string, chain blobs.Chain, last head.Revision) (map[head.Revision]bool, error) {
+func (c *checkpoints) useful(ctx context.Context, name string, chain blob.Chain, last head.Revision) (map[head.Revision]bool, error) {
 	versions, err := c.headers(ctx, name, chain, last)
 	if err != nil {
 		return nil, err
@@ -237,7 +235,7 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blobs.Chain
 		useful[r] = true
 		next = v.IsDelta() && head.Revision(v.Base) != c.deltas[name][r].Whole
 		if next && (i == 0 || versions[i-1].Revision != v.Base) {
-			return nil, c.damaged(record.ErrMissing, name, head.Revision(v.Base))
+			return nil, c.damaged(damage.ErrMissing, name, head.Revision(v.Base))
 		}
 	}
 	return useful, nil
@@ -245,8 +243,8 @@ func (c *checkpoints) useful(ctx context.Context, name string, chain blobs.Chain
 
 // headers returns the stored versions of a part without their data. It fails if one is
 // missing that a retained revision needs, or if no commit set one of them.
-func (c *checkpoints) headers(ctx context.Context, name string, chain blobs.Chain, last head.Revision) ([]blobs.Version, error) {
-	var versions []blobs.Version
+func (c *checkpoints) headers(ctx context.Context, name string, chain blob.Chain, last head.Revision) ([]blob.Version, error) {
+	var versions []blob.Version
 	found := map[head.Revision]bool{}
 	for v, err := range c.store.Blobs.Versions(ctx, chain, 0, uint64(last)) {
 		if err != nil {
@@ -260,7 +258,7 @@ func (c *checkpoints) headers(ctx context.Context, name string, chain blobs.Chai
 	}
 	for _, r := range slices.Sorted(maps.Keys(c.needed[name])) {
 		if !found[r] {
-			return nil, c.damaged(record.ErrMissing, name, r)
+			return nil, c.damaged(damage.ErrMissing, name, r)
 		}
 	}
 	return versions, nil

@@ -4,24 +4,24 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // deleted checks what is left of a deleted session: the commits below the floor of its lifecycle
 // record, which are left for forks. Vacuum lowers the floor before it removes anything.
-func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *heads.Life) error {
+func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head.Life) error {
 	space := v.store.Space
 	originKey := space.Origin(inc)
 	vs, err := v.store.Engine.Get(ctx, space.Life(inc), originKey)
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	var origin *heads.Origin
+	var origin *head.Origin
 	if vs[1] != nil {
-		if origin, err = heads.OpenOrigin(originKey, vs[1]); err != nil {
+		if origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
 			err = codec.Corrupt(err, "origin of %s", v.name(inc))
 			if endsCheck(err) {
 				return err
@@ -45,10 +45,10 @@ func (v *verifier) deleted(ctx context.Context, inc heads.Incarnation, life *hea
 
 // isNoFork checks that the first commit of an incarnation that has no origin is not one of
 // a fork.
-func (v *verifier) isNoFork(ctx context.Context, inc heads.Incarnation) error {
+func (v *verifier) isNoFork(ctx context.Context, inc head.Incarnation) error {
 	t, err := v.store.TurnAt(ctx, inc, 1)
-	if err == nil && t.Previous != heads.Genesis(inc, nil) {
-		err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", record.ErrMissing), "origin of %s", v.name(inc))
+	if err == nil && t.Previous != head.Genesis(inc, nil) {
+		err = codec.Corrupt(fmt.Errorf("%w: its first commit is that of a fork", damage.ErrMissing), "origin of %s", v.name(inc))
 	}
 	return err
 }

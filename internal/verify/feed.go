@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/feed"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // This file checks the feed: as long as it is on, all changes between its ends are there, and commits to all sessions tell.
@@ -63,7 +63,7 @@ func (v *verifier) feedChanges(ctx context.Context) error {
 		}
 	}
 	if next < first.Next {
-		v.problem(record.ErrMissing, "change %d of the feed", next)
+		v.problem(damage.ErrMissing, "change %d of the feed", next)
 	}
 	return nil
 }
@@ -86,18 +86,18 @@ func (v *verifier) noFeed(ctx context.Context, values [][]byte) error {
 	}
 	now, err := v.store.Engine.Get(ctx, v.store.Space.Feed())
 	if err == nil && bytes.Equal(now[0], values[0]) { // else it was begun meanwhile, and may have been ended again
-		v.problem(record.ErrMissing, "record of the feed")
+		v.problem(damage.ErrMissing, "record of the feed")
 	}
 	return err
 }
 
 // other makes a record that is damaged a problem, unless the scan has reported it, and returns any other error.
 func (v *verifier) other(err error) error {
-	var damage *record.CorruptError
-	if !errors.As(err, &damage) || errors.Is(err, record.ErrFormat) {
+	var corrupt *damage.CorruptError
+	if !errors.As(err, &corrupt) || errors.Is(err, damage.ErrFormat) {
 		return err
 	}
-	if errors.Is(err, record.ErrMissing) {
+	if errors.Is(err, damage.ErrMissing) {
 		v.problem(err, "feed")
 	}
 	return nil
@@ -105,9 +105,9 @@ func (v *verifier) other(err error) error {
 
 // tells checks that commits to a session tell the feed of themselves, if that is on, and do not if it is off. value is the
 // feed's record as it stood when the head did.
-func (v *verifier) tells(ses *session, h *heads.Head, value []byte) {
+func (v *verifier) tells(ses *checkedSession, h *head.Head, value []byte) {
 	sw, err := feed.OpenSwitch(v.store.Space.Feed(), value)
 	if err == nil && (sw.State == feed.On && !h.Tells() || sw.State == feed.Off && h.Tells()) {
-		v.problem(fmt.Errorf("%w: whether commits tell the feed differs from the feed's record", record.ErrMissing), "head of %s", ses.Name)
+		v.problem(fmt.Errorf("%w: whether commits tell the feed differs from the feed's record", damage.ErrMissing), "head of %s", ses.Name)
 	}
 }

@@ -5,23 +5,23 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/turnstonedb/turnstone/internal/heads"
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A forkEntry is the key of the record that keeps an ancestor as long as a fork exists.
-type forkEntry struct{ ancestor, fork heads.Incarnation }
+type forkEntry struct{ ancestor, fork head.Incarnation }
 
 // gatherOrigin notes what a fork shares of its ancestors. The scan has met the lifecycle
 // record of the fork and its fork entries before: their keys come before that of the origin.
-func (v *verifier) gatherOrigin(fork heads.Incarnation, o *heads.Origin) {
+func (v *verifier) gatherOrigin(fork head.Incarnation, o *head.Origin) {
 	if n := len(o.Ancestors); n > 0 {
 		v.parents[fork] = o.Ancestors[n-1].Incarnation
 	}
 	life := v.lives[fork]
-	lives := life != nil && life.State == heads.Live
+	lives := life != nil && life.State == head.Live
 	for _, a := range o.Ancestors {
 		if e := (forkEntry{a.Incarnation, fork}); v.unmatched[e] {
 			delete(v.unmatched, e)
@@ -35,7 +35,7 @@ func (v *verifier) gatherOrigin(fork heads.Incarnation, o *heads.Origin) {
 }
 
 // sharesMore reports whether a fork shares more of an ancestor than l has.
-func sharesMore(a heads.Ancestor, l history.Layer) bool {
+func sharesMore(a head.Ancestor, l history.Layer) bool {
 	if a.Revision != l.Last {
 		return a.Revision > l.Last
 	}
@@ -57,15 +57,15 @@ func (v *verifier) owners(ctx context.Context) error {
 
 // recheckOwner looks again at an incarnation for which the scan found a record, at key, but
 // no lifecycle record. Vacuum removes the lifecycle record last.
-func (v *verifier) recheckOwner(ctx context.Context, inc heads.Incarnation, key []byte) error {
+func (v *verifier) recheckOwner(ctx context.Context, inc head.Incarnation, key []byte) error {
 	lifeKey := v.store.Space.Life(inc)
 	vs, err := v.store.Engine.Get(ctx, lifeKey, key)
 	if err != nil {
 		return err
 	}
 	if vs[0] == nil && vs[1] != nil {
-		v.problem(fmt.Errorf("%w, but there is its %s", record.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
-	} else if life, err := heads.OpenLife(lifeKey, vs[0]); err == nil {
+		v.problem(fmt.Errorf("%w, but there is its %s", damage.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
+	} else if life, err := head.OpenLife(lifeKey, vs[0]); err == nil {
 		v.lives[inc] = life // The session is new. The scan has reported a damaged record.
 	}
 	return nil
@@ -94,31 +94,31 @@ func (v *verifier) recheckForkEntry(ctx context.Context, e forkEntry) error {
 	hasEntry, hasAncestor := vs[0] != nil, vs[3] != nil
 	if vs[1] == nil {
 		if hasEntry {
-			v.problem(record.ErrMissing, "origin of %s, which %s lists as a fork", v.name(e.fork), v.name(e.ancestor))
+			v.problem(damage.ErrMissing, "origin of %s, which %s lists as a fork", v.name(e.fork), v.name(e.ancestor))
 		}
 		return nil
 	}
-	origin, err := heads.OpenOrigin(originKey, vs[1])
+	origin, err := head.OpenOrigin(originKey, vs[1])
 	if err != nil {
 		return nil // The scan has reported it.
 	}
-	named := slices.ContainsFunc(origin.Ancestors, func(a heads.Ancestor) bool { return a.Incarnation == e.ancestor })
+	named := slices.ContainsFunc(origin.Ancestors, func(a head.Ancestor) bool { return a.Incarnation == e.ancestor })
 	switch {
 	case hasEntry && !named:
-		v.problem(fmt.Errorf("%w: its origin does not name the ancestor", record.ErrHash), "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+		v.problem(fmt.Errorf("%w: its origin does not name the ancestor", damage.ErrHash), "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
 	case named && !hasEntry && hasAncestor:
-		v.problem(record.ErrMissing, "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
+		v.problem(damage.ErrMissing, "fork entry of %s for its fork %s", v.name(e.ancestor), v.name(e.fork))
 	case named && !hasAncestor && isLive(space.Life(e.fork), vs[2]):
 		// Vacuum removes an ancestor that only deleted forks name.
-		v.problem(record.ErrMissing, "lifecycle of %s, an ancestor of %s", v.name(e.ancestor), v.name(e.fork))
+		v.problem(damage.ErrMissing, "lifecycle of %s, an ancestor of %s", v.name(e.ancestor), v.name(e.fork))
 	}
 	return nil
 }
 
 // isLive reports whether a lifecycle record says that the incarnation lives.
 func isLive(key, value []byte) bool {
-	life, err := heads.OpenLife(key, value)
-	return err == nil && life.State == heads.Live
+	life, err := head.OpenLife(key, value)
+	return err == nil && life.State == head.Live
 }
 
 // counts compares the numbers in the lifecycle records with the fork entries and the
@@ -136,16 +136,16 @@ func (v *verifier) counts(ctx context.Context) error {
 }
 
 // recheckCounts looks again at the numbers of a lifecycle record.
-func (v *verifier) recheckCounts(ctx context.Context, inc heads.Incarnation) error {
+func (v *verifier) recheckCounts(ctx context.Context, inc head.Incarnation) error {
 	life, forks, tombstones, err := v.recount(ctx, inc)
 	if err != nil || life == nil {
 		return err
 	}
 	if life.Forks != forks {
-		v.problem(fmt.Errorf("%w: %d of %d", record.ErrMissing, forks, life.Forks), "fork entries of %s", v.name(inc))
+		v.problem(fmt.Errorf("%w: %d of %d", damage.ErrMissing, forks, life.Forks), "fork entries of %s", v.name(inc))
 	}
 	if life.Stones > tombstones {
-		v.problem(fmt.Errorf("%w: %d of %d", record.ErrMissing, tombstones, life.Stones), "tombstones of %s", v.name(inc))
+		v.problem(fmt.Errorf("%w: %d of %d", damage.ErrMissing, tombstones, life.Stones), "tombstones of %s", v.name(inc))
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (v *verifier) recheckCounts(ctx context.Context, inc heads.Incarnation) err
 // recount returns a lifecycle record and the numbers of fork entries and tombstones as
 // they stand together. The record is nil if vacuum has removed it, or if it is damaged,
 // which the scan has reported.
-func (v *verifier) recount(ctx context.Context, inc heads.Incarnation) (life *heads.Life, forks, tombstones uint64, err error) {
+func (v *verifier) recount(ctx context.Context, inc head.Incarnation) (life *head.Life, forks, tombstones uint64, err error) {
 	key := v.store.Space.Life(inc)
 	for {
 		before, err := v.get(ctx, key)
@@ -173,13 +173,13 @@ func (v *verifier) recount(ctx context.Context, inc heads.Incarnation) (life *he
 		if string(after) != string(before) {
 			continue
 		}
-		life, _ = heads.OpenLife(key, before)
+		life, _ = head.OpenLife(key, before)
 		return life, forks, tombstones, nil
 	}
 }
 
 // count returns how many records of a letter an incarnation has.
-func (v *verifier) count(ctx context.Context, letter byte, inc heads.Incarnation) (n uint64, err error) {
+func (v *verifier) count(ctx context.Context, letter byte, inc head.Incarnation) (n uint64, err error) {
 	for _, err := range v.store.Engine.Scan(ctx, v.store.Space.Of(letter, inc)) {
 		if err != nil {
 			return 0, err

@@ -9,17 +9,17 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // histories checks every incarnation that has a lifecycle record. It checks ancestors
 // before their forks, so that the check of a fork can rely on what the fork shares.
 func (v *verifier) histories(ctx context.Context) error {
 	depths := v.depths()
-	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b heads.Incarnation) int {
+	order := slices.SortedFunc(maps.Keys(v.lives), func(a, b head.Incarnation) int {
 		return cmp.Or(cmp.Compare(depths[a], depths[b]), slices.Compare(a[:], b[:]))
 	})
 	for _, inc := range order {
@@ -38,10 +38,10 @@ func (v *verifier) histories(ctx context.Context) error {
 // depths returns how many forks were made one of the other until each incarnation. A flattened fork
 // has few ancestors and comes after all of its parent's. Origins that are damaged may name each other in
 // a circle, which counts as one step.
-func (v *verifier) depths() map[heads.Incarnation]int {
-	out := make(map[heads.Incarnation]int, len(v.parents))
-	var depth func(heads.Incarnation) int
-	depth = func(inc heads.Incarnation) int {
+func (v *verifier) depths() map[head.Incarnation]int {
+	out := make(map[head.Incarnation]int, len(v.parents))
+	var depth func(head.Incarnation) int
+	depth = func(inc head.Incarnation) int {
 		parent, fork := v.parents[inc]
 		if !fork {
 			return 0
@@ -60,7 +60,7 @@ func (v *verifier) depths() map[heads.Incarnation]int {
 
 // incarnation checks one incarnation. If it finds damage and the lifecycle record has
 // changed meanwhile, it starts over.
-func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error {
+func (v *verifier) incarnation(ctx context.Context, inc head.Incarnation) error {
 	const attempts = 4
 	key := v.store.Space.Life(inc)
 	for attempt := 1; ; attempt++ {
@@ -70,9 +70,9 @@ func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error
 		}
 		report := v.Report
 		err = v.liveOrDeleted(ctx, inc)
-		var damage *record.CorruptError
+		var corrupt *damage.CorruptError
 		moved := errors.Is(err, history.ErrSessionDeleted) || errors.Is(err, history.ErrSessionNotFound) // or renamed
-		if attempt == attempts || !moved && !errors.As(err, &damage) {
+		if attempt == attempts || !moved && !errors.As(err, &corrupt) {
 			return err
 		}
 		after, gerr := v.get(ctx, key)
@@ -88,18 +88,18 @@ func (v *verifier) incarnation(ctx context.Context, inc heads.Incarnation) error
 
 // liveOrDeleted checks an incarnation as a session that lives, or as a deleted one. It
 // checks nothing if vacuum has removed the incarnation.
-func (v *verifier) liveOrDeleted(ctx context.Context, inc heads.Incarnation) error {
+func (v *verifier) liveOrDeleted(ctx context.Context, inc head.Incarnation) error {
 	key := v.store.Space.Life(inc)
 	for {
 		value, err := v.get(ctx, key)
 		if err != nil || value == nil {
 			return err
 		}
-		life, err := heads.OpenLife(key, value)
+		life, err := head.OpenLife(key, value)
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle of %s", v.name(inc))
 		}
-		if life.State != heads.Live {
+		if life.State != head.Live {
 			return v.deleted(ctx, inc, life)
 		}
 		ses, err := v.open(ctx, inc, life, value)
@@ -122,7 +122,7 @@ func (v *verifier) liveOrDeleted(ctx context.Context, inc heads.Incarnation) err
 // lead to it agree. life is the incarnation's lifecycle record, and lifeValue the value
 // that it was decoded from. If the record has changed, open fails, and what it finds wrong
 // may be due to the change.
-func (v *verifier) open(ctx context.Context, inc heads.Incarnation, life *heads.Life, lifeValue []byte) (*session, error) {
+func (v *verifier) open(ctx context.Context, inc head.Incarnation, life *head.Life, lifeValue []byte) (*checkedSession, error) {
 	space := v.store.Space
 	headKey, aboutKey := space.Head(life.Session), space.About(life.Session)
 	vs, err := v.store.Engine.Get(ctx, headKey, aboutKey, space.Life(inc))
@@ -132,26 +132,26 @@ func (v *verifier) open(ctx context.Context, inc heads.Incarnation, life *heads.
 	if !bytes.Equal(vs[2], lifeValue) {
 		return nil, fmt.Errorf("%w: %s", history.ErrSessionDeleted, v.name(inc))
 	}
-	about, err := heads.OpenAbout(aboutKey, vs[1])
+	about, err := head.OpenAbout(aboutKey, vs[1])
 	if err == nil && space.Session(about.ID) != life.Session {
-		err = fmt.Errorf("%w: session %q is not found by its id", record.ErrHash, about.ID)
+		err = fmt.Errorf("%w: session %q is not found by its id", damage.ErrHash, about.ID)
 	}
 	if err != nil {
 		return nil, codec.Corrupt(err, "metadata of %s", v.name(inc))
 	}
 	v.names[inc] = fmt.Sprintf("session %q", about.ID)
 	if vs[0] == nil {
-		return nil, codec.Corrupt(record.ErrMissing, "head of %s", v.name(inc))
+		return nil, codec.Corrupt(damage.ErrMissing, "head of %s", v.name(inc))
 	}
 	ses, state, err := v.store.OpenSession(ctx, about.ID)
 	if errors.Is(err, history.ErrSessionNotFound) || err == nil && ses.Inc != inc {
-		err = fmt.Errorf("%w: it is of another incarnation than %x", record.ErrHash, inc)
+		err = fmt.Errorf("%w: it is of another incarnation than %x", damage.ErrHash, inc)
 		return nil, codec.Corrupt(err, "head of %s", v.name(inc))
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &session{ses, state.Head.Revision}, nil
+	return &checkedSession{ses, state.Head.Revision}, nil
 }
 
 // steady calls read. It calls read again as long as read fails because of something
@@ -173,8 +173,8 @@ func steady(ctx context.Context, h *history.History, read func() error, ancestor
 			return fmt.Errorf("%w: %s", history.ErrSessionDeleted, h.Name)
 		}
 		err = read()
-		var damage *record.CorruptError
-		if !errors.As(err, &damage) && !errors.Is(err, history.ErrNodeNotFound) {
+		var corrupt *damage.CorruptError
+		if !errors.As(err, &corrupt) && !errors.Is(err, history.ErrNodeNotFound) {
 			return err
 		}
 		after, gerr := h.Engine.Get(ctx, ks...)

@@ -8,11 +8,11 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // This file checks lists: each session has an entry in the lists that its metadata say, at the
@@ -20,7 +20,7 @@ import (
 
 // lists checks that a session is where lists look for it. It says nothing of a session that moves
 // whenever lists reads: its entries are made anew each time.
-func (v *verifier) lists(ctx context.Context, ses *session) error {
+func (v *verifier) lists(ctx context.Context, ses *checkedSession) error {
 	const attempts = 10
 	for range attempts {
 		at, value, err := v.place(ctx, ses)
@@ -36,7 +36,7 @@ func (v *verifier) lists(ctx context.Context, ses *session) error {
 
 // place checks a session's place against its metadata, and returns it and its record. The place
 // is nil if that is a problem.
-func (v *verifier) place(ctx context.Context, ses *session) (*heads.Place, []byte, error) {
+func (v *verifier) place(ctx context.Context, ses *checkedSession) (*head.Place, []byte, error) {
 	key := v.store.Space.Place(ses.Inc)
 	_, vs, err := ses.readHead(ctx, ses.AboutKey, key)
 	if err != nil {
@@ -47,11 +47,11 @@ func (v *verifier) place(ctx context.Context, ses *session) (*heads.Place, []byt
 		return nil, nil, err
 	}
 	if o := ses.Origin; o != nil && o.Ancestors[len(o.Ancestors)-1].Incarnation != about.Parent {
-		v.problem(fmt.Errorf("%w: it forked from another session than its parent", record.ErrHash), "metadata of session %q", ses.ID)
+		v.problem(fmt.Errorf("%w: it forked from another session than its parent", damage.ErrHash), "metadata of session %q", ses.ID)
 	}
-	at, err := heads.OpenPlace(key, vs[1])
-	if err == nil && !slices.Equal(at.Lists, heads.ListsOf(v.store.Space, about)) {
-		err = fmt.Errorf("%w: these are not the lists of its metadata", record.ErrHash)
+	at, err := head.OpenPlace(key, vs[1])
+	if err == nil && !slices.Equal(at.Lists, head.ListsOf(v.store.Space, about)) {
+		err = fmt.Errorf("%w: these are not the lists of its metadata", damage.ErrHash)
 	}
 	if err != nil {
 		v.problem(err, "place in lists of session %q", ses.ID)
@@ -62,7 +62,7 @@ func (v *verifier) place(ctx context.Context, ses *session) (*heads.Place, []byt
 
 // listed checks that a session whose place is at has its entries. value is the record of the
 // place. listed reports whether the session has moved meanwhile, and is to be checked again.
-func (v *verifier) listed(ctx context.Context, ses *session, at *heads.Place, value []byte) (again bool, err error) {
+func (v *verifier) listed(ctx context.Context, ses *checkedSession, at *head.Place, value []byte) (again bool, err error) {
 	entries := at.Entries(ses.Inc, ses.Hash)
 	ks := [][]byte{ses.HeadKey, v.store.Space.Place(ses.Inc)}
 	for _, e := range entries {
@@ -77,12 +77,12 @@ func (v *verifier) listed(ctx context.Context, ses *session, at *heads.Place, va
 	}
 	for i, e := range entries {
 		p := engine.Pair{Key: ks[2+i], Value: vs[2+i]}
-		found, err := heads.OpenEntry(v.store.Space, p)
+		found, err := head.OpenEntry(v.store.Space, p)
 		switch {
 		case p.Value == nil:
-			err = record.ErrMissing
+			err = damage.ErrMissing
 		case err == nil && found != e:
-			err = record.ErrHash
+			err = damage.ErrHash
 		}
 		v.problem(err, "list entry of session %q", ses.ID)
 		delete(v.entries, string(p.Key))
@@ -109,8 +109,8 @@ func (v *verifier) strayEntry(ctx context.Context, key []byte) error {
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	at, err := heads.OpenPlace(placeKey, vs[1])
-	if err == nil && at.Has(&heads.Entry{List: list, Time: time}) || err != nil && vs[1] != nil {
+	at, err := head.OpenPlace(placeKey, vs[1])
+	if err == nil && at.Has(&head.Entry{List: list, Time: time}) || err != nil && vs[1] != nil {
 		return nil // The scan has reported a place that is damaged.
 	}
 	v.problem(codec.Corrupt(errors.New("the session has no such entry"), "list entry of %s at key %x", v.name(inc), key), "")

@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A nodeCheck checks the nodes that one incarnation itself added, against its commits and
@@ -27,9 +24,9 @@ type nodeCheck struct {
 	// other nodes may be gone.
 	shown   func(n *history.Node) bool
 	nodes   []history.Node
-	layers  []history.Layer            // all of them, this one last
-	own     map[graph.ID]pack.Position // where the nodes are
-	entries []turns.Entry              // that the index has to have
+	layers  []history.Layer             // all of them, this one last
+	own     map[graph.ID]graph.Position // where the nodes are
+	entries []history.Entry             // that the index has to have
 }
 
 // liveNodes checks the nodes of a session that lives, up to commit last. The caller has
@@ -54,7 +51,7 @@ func (c *nodeCheck) check(ctx context.Context) error {
 	if err := c.checkIndex(ctx); err != nil {
 		return err
 	}
-	c.own = make(map[graph.ID]pack.Position, len(c.nodes))
+	c.own = make(map[graph.ID]graph.Position, len(c.nodes))
 	for i := range c.nodes {
 		c.own[c.nodes[i].ID] = c.nodes[i].Position()
 	}
@@ -73,12 +70,12 @@ func (c *nodeCheck) check(ctx context.Context) error {
 // read reads the nodes and verifies that they are those of the commits.
 func (c *nodeCheck) read(ctx context.Context) error {
 	c.nodes, c.entries = nil, nil
-	return c.h.Turns(ctx, 0, c.layer.Last, func(t *turns.Turn) error {
+	return c.h.Turns(ctx, 0, c.layer.Last, func(t *history.Turn) error {
 		if t.Revision == c.layer.Last && !c.layer.Commit.IsZero() && t.ID != c.layer.Commit {
-			return codec.Corrupt(record.ErrHash, "commit %d of %s", t.Revision, c.h.Name)
+			return codec.Corrupt(damage.ErrHash, "commit %d of %s", t.Revision, c.h.Name)
 		}
 		c.nodes = c.h.AppendTurn(c.nodes, c.layer, t)
-		c.entries = turns.Entries(c.entries, c.store.Space, t)
+		c.entries = history.Entries(c.entries, c.store.Space, t)
 		return nil
 	})
 }
@@ -95,13 +92,13 @@ func (c *nodeCheck) checkIndex(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		found := make(map[turns.Entry]bool, len(stored))
+		found := make(map[history.Entry]bool, len(stored))
 		for _, e := range stored {
 			found[e] = true
 		}
 		for _, e := range c.entries {
 			if e.At.Revision <= uint64(life.Indexed()) && !found[e] {
-				return codec.Corrupt(record.ErrMissing, "index entry of revision %d of %s", e.At.Revision, c.h.Name)
+				return codec.Corrupt(damage.ErrMissing, "index entry of revision %d of %s", e.At.Revision, c.h.Name)
 			}
 		}
 		return nil
@@ -137,7 +134,7 @@ func (c *nodeCheck) refer(n *history.Node) {
 }
 
 // pointsElsewhere is the error of an index entry that names the wrong node.
-func pointsElsewhere(p pack.Position) error {
+func pointsElsewhere(p graph.Position) error {
 	return fmt.Errorf("points to node %d of revision %d", p.Index, p.Revision)
 }
 
@@ -149,8 +146,8 @@ func (c *nodeCheck) removed(ctx context.Context, r head.Revision) (bool, error) 
 	if value == nil || err != nil {
 		return err == nil, err
 	}
-	life, err := heads.OpenLife(key, value)
-	return err == nil && life.State != heads.Live && life.Floor <= r, nil // a damaged record is told of elsewhere
+	life, err := head.OpenLife(key, value)
+	return err == nil && life.State != head.Live && life.Floor <= r, nil // a damaged record is told of elsewhere
 }
 
 // parent checks that a node's parent is a node of the incarnation, or one that it shares
@@ -187,7 +184,7 @@ func (c *nodeCheck) inherits(id graph.ID) bool {
 func (c *nodeCheck) orphaned() bool {
 	return slices.ContainsFunc(c.layers, func(l history.Layer) bool {
 		life := c.verifier.lives[l.Inc]
-		return life == nil || life.State == heads.Deleted && life.Floor <= l.Last
+		return life == nil || life.State == head.Deleted && life.Floor <= l.Last
 	})
 }
 
@@ -196,7 +193,7 @@ func (c *nodeCheck) orphaned() bool {
 // interrupted, an entry may point to an earlier node that is erased.
 func (c *nodeCheck) attachments(ctx context.Context) error {
 	firsts := map[keys.Hash]*history.Node{}
-	erased := map[pack.Position]bool{}
+	erased := map[graph.Position]bool{}
 	for i := range c.nodes {
 		n := &c.nodes[i]
 		if n.Erased {
@@ -217,13 +214,13 @@ func (c *nodeCheck) attachments(ctx context.Context) error {
 }
 
 // attachment checks the entry of one attachment, whose first node is given.
-func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *history.Node, erased map[pack.Position]bool) error {
+func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *history.Node, erased map[graph.Position]bool) error {
 	key := c.store.Space.Attachment(c.h.Inc, hash)
 	value, err := c.get(ctx, key)
 	if err != nil {
 		return err
 	}
-	p, err := pack.OpenAttachment(key, value)
+	p, err := graph.OpenAttachment(key, value)
 	if err == nil && p != first.Position() && !erased[p] {
 		err = pointsElsewhere(p)
 	}

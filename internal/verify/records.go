@@ -6,10 +6,10 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/records"
-	"github.com/turnstonedb/turnstone/record"
+	"github.com/turnstonedb/turnstone/internal/session"
 )
 
 // This file checks records: each one that is to be listed is in the list of all sessions' records,
@@ -18,10 +18,10 @@ import (
 // gatherRecord notes that a record has to be listed.
 func (v *verifier) gatherRecord(p engine.Pair, fields []byte) {
 	inc, name := keys.RecordFields(fields)
-	if _, err := records.Open(p.Key, name, p.Value); !v.noted(p.Key) {
+	if _, err := session.OpenRecord(p.Key, name, p.Value); !v.noted(p.Key) {
 		v.problem(err, "session record %q of %s", name, v.name(inc))
 	}
-	if records.Listed(name) {
+	if session.RecordListed(name) {
 		v.matchListing(v.store.Space.Listing(name, inc))
 	}
 }
@@ -29,7 +29,7 @@ func (v *verifier) gatherRecord(p engine.Pair, fields []byte) {
 // gatherListing notes that an entry of the list has to have a record.
 func (v *verifier) gatherListing(p engine.Pair) {
 	if !v.noted(p.Key) {
-		v.problem(records.OpenListing(p.Key, p.Value), "entry in the list of records at key %x", p.Key)
+		v.problem(session.OpenListing(p.Key, p.Value), "entry in the list of records at key %x", p.Key)
 	}
 	v.matchListing(p.Key)
 }
@@ -61,9 +61,9 @@ func (v *verifier) unlisted(ctx context.Context) error {
 		}
 		switch {
 		case vs[0] == nil && vs[1] != nil:
-			v.problem(record.ErrMissing, "entry in the list of records of session record %q of %s", name, v.name(inc))
+			v.problem(damage.ErrMissing, "entry in the list of records of session record %q of %s", name, v.name(inc))
 		case vs[0] != nil && vs[1] == nil:
-			v.problem(record.ErrMissing, "session record %q of %s", name, v.name(inc))
+			v.problem(damage.ErrMissing, "session record %q of %s", name, v.name(inc))
 		}
 	}
 	return nil

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/internal/blobs"
+	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // recordNames is what problems call the records of each letter.
@@ -35,11 +35,11 @@ type badRecord struct {
 
 // owner returns the incarnation that a record belongs to. ok is false if the key does not
 // name one.
-func owner(letter byte, fields []byte) (inc heads.Incarnation, ok bool) {
+func owner(letter byte, fields []byte) (inc head.Incarnation, ok bool) {
 	switch letter {
 	case keys.Dirty, keys.Attachment, keys.Life, keys.Origin, keys.Segment, keys.Version, keys.Ref,
 		keys.Tombstone, keys.Place, keys.Index, keys.Bookmark, keys.Detached, keys.Fork, keys.Record:
-		return heads.Incarnation(fields), true
+		return head.Incarnation(fields), true
 	case keys.Entry:
 		_, _, inc := keys.EntryFields(fields)
 		return inc, true
@@ -84,16 +84,16 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 	case keys.Mark:
 		v.gatherMark(p, keys.Hash(fields))
 	case keys.Life:
-		if life, err := heads.OpenLife(p.Key, p.Value); err == nil {
+		if life, err := head.OpenLife(p.Key, p.Value); err == nil {
 			v.lives[inc] = life
 		}
 	case keys.About:
-		if about, err := heads.OpenAbout(p.Key, p.Value); err == nil {
+		if about, err := head.OpenAbout(p.Key, p.Value); err == nil {
 			v.mentioned[about.Incarnation] = p.Key
 			v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
 		}
 	case keys.Head:
-		if h, err := heads.OpenHead(p.Key, p.Value); err == nil {
+		if h, err := head.OpenHead(p.Key, p.Value); err == nil {
 			v.mentioned[h.Incarnation] = p.Key
 		}
 	case keys.Entry:
@@ -106,21 +106,21 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 		v.tombstones[inc]++
 	case keys.Fork:
 		v.forks[inc]++
-		v.unmatched[forkEntry{inc, heads.Incarnation(fields[16:])}] = true
+		v.unmatched[forkEntry{inc, head.Incarnation(fields[16:])}] = true
 	case keys.Origin:
-		if o, err := heads.OpenOrigin(p.Key, p.Value); err == nil {
+		if o, err := head.OpenOrigin(p.Key, p.Value); err == nil {
 			v.gatherOrigin(inc, o)
 		}
 	}
 }
 
 // gatherMark notes how many values the mark of a blob promises, or 0 if it is damaged.
-func (v *verifier) gatherMark(p engine.Pair, blob keys.Hash) {
-	m, err := blobs.OpenMark(p.Key, p.Value)
+func (v *verifier) gatherMark(p engine.Pair, h keys.Hash) {
+	m, err := blob.OpenMark(p.Key, p.Value)
 	if err == nil && m.Condemned {
 		v.Condemned++
 	}
-	v.marks = append(v.marks, storedBlob{blob, m.Parts})
+	v.marks = append(v.marks, storedBlob{h, m.Parts})
 }
 
 // reportDamaged reports the damaged records of the scan as problems. A record of another
@@ -130,7 +130,7 @@ func (v *verifier) reportDamaged() error {
 	for i := range v.damaged {
 		r := &v.damaged[i]
 		switch {
-		case !errors.Is(r.err, record.ErrFormat):
+		case !errors.Is(r.err, damage.ErrFormat):
 			v.problem(r.err, "%s", v.describe(r))
 		case otherVersion == nil:
 			otherVersion = codec.Corrupt(r.err, "%s", v.describe(r))
@@ -156,10 +156,10 @@ func (v *verifier) describeOwner(r *badRecord) string {
 	switch r.letter {
 	case keys.Edge:
 		if r.fields[16] == 's' {
-			return fmt.Sprintf(" of %s to the blob at %x", v.name(heads.Incarnation(r.fields[17:])), r.fields[:16])
+			return fmt.Sprintf(" of %s to the blob at %x", v.name(head.Incarnation(r.fields[17:])), r.fields[:16])
 		}
 	case keys.Upload:
-		if name := v.names[heads.Incarnation(r.fields)]; name != "" {
+		if name := v.names[head.Incarnation(r.fields)]; name != "" {
 			return " of " + name
 		}
 	case keys.About, keys.Head, keys.Predecessor:

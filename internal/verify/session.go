@@ -5,22 +5,20 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
-	"github.com/turnstonedb/turnstone/internal/turns"
-	"github.com/turnstonedb/turnstone/record"
 )
 
-// A session is a session that lives, with the revision at which its head was seen last.
-type session struct {
+// A checkedSession is a session that lives, with the revision at which its head was seen last.
+type checkedSession struct {
 	*history.Session
 	seen head.Revision
 }
 
 // readHead reads the head, and the values of more keys as they stood at the same moment.
-func (s *session) readHead(ctx context.Context, more ...[]byte) (*heads.Head, [][]byte, error) {
+func (s *checkedSession) readHead(ctx context.Context, more ...[]byte) (*head.Head, [][]byte, error) {
 	h, _, values, err := s.ReadHead(ctx, s.seen, more...)
 	if err == nil {
 		s.seen = h.Revision
@@ -29,7 +27,7 @@ func (s *session) readHead(ctx context.Context, more ...[]byte) (*heads.Head, []
 }
 
 // life reads the lifecycle record.
-func (s *session) life(ctx context.Context) (*heads.Life, error) {
+func (s *checkedSession) life(ctx context.Context) (*head.Life, error) {
 	values, err := s.Engine.Get(ctx, s.LifeKey)
 	if err != nil {
 		return nil, err
@@ -39,7 +37,7 @@ func (s *session) life(ctx context.Context) (*heads.Life, error) {
 
 // session checks a session that lives, from its head down to its nodes, and the records by
 // which lists find it.
-func (v *verifier) session(ctx context.Context, ses *session) error {
+func (v *verifier) session(ctx context.Context, ses *checkedSession) error {
 	h, values, err := ses.readHead(ctx, v.store.Space.Feed())
 	if err != nil {
 		return err
@@ -59,13 +57,13 @@ func (v *verifier) session(ctx context.Context, ses *session) error {
 
 // commits checks the chain of commits, the checkpoint parts that they set, and the head
 // against their sum.
-func (v *verifier) commits(ctx context.Context, ses *session, h *heads.Head) error {
+func (v *verifier) commits(ctx context.Context, ses *checkedSession, h *head.Head) error {
 	checkpoints, err := v.newCheckpoints(ctx, ses)
 	if err != nil {
 		return err
 	}
-	sum := heads.Begin(ses.Inc, ses.Origin)
-	of := turns.Range{Inc: ses.Inc, Name: ses.Name, Last: h.Revision, Previous: sum.Commit}
+	sum := head.Begin(ses.Inc, ses.Origin)
+	of := history.Revisions{Inc: ses.Inc, Name: ses.Name, Last: h.Revision, Previous: sum.Commit}
 	for s, err := range ses.Segments(ctx, of) {
 		if err != nil {
 			return err
@@ -94,12 +92,12 @@ func (v *verifier) commits(ctx context.Context, ses *session, h *heads.Head) err
 }
 
 // same reports whether two states agree.
-func same(a, b *heads.State) bool { return fmt.Sprint(*a) == fmt.Sprint(*b) }
+func same(a, b *head.State) bool { return fmt.Sprint(*a) == fmt.Sprint(*b) }
 
 // ancestors checks that a fork's ancestors have the commits at which the fork says that
 // the shared histories end. The ancestors themselves were checked before. Forks of a
 // session often share an end, and each end is read once.
-func (v *verifier) ancestors(ctx context.Context, ses *session) error {
+func (v *verifier) ancestors(ctx context.Context, ses *checkedSession) error {
 	if ses.Origin == nil {
 		return nil
 	}
@@ -109,7 +107,7 @@ func (v *verifier) ancestors(ctx context.Context, ses *session) error {
 		}
 		t, err := v.store.TurnAt(ctx, a.Incarnation, a.Revision)
 		if err == nil && t.ID != a.Commit {
-			err = codec.Corrupt(record.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
+			err = codec.Corrupt(damage.ErrHash, "commit %d of ancestor %x", a.Revision, a.Incarnation)
 		}
 		if err != nil {
 			return err

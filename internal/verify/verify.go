@@ -1,4 +1,5 @@
-// Package verify checks a store as a whole: every hash, link, checksum and reference.
+// Package verify checks a store as a whole: every hash, link, checksum and reference. [Copy] makes one engine's store
+// another one's, and verifies both.
 //
 // A check has three parts. It reads all records in one scan and gathers what they say of
 // each other: which incarnations have a lifecycle record, which session is a fork of which,
@@ -21,15 +22,13 @@ import (
 	"strings"
 
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
+	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
 	"github.com/turnstonedb/turnstone/internal/codec"
-	"github.com/turnstonedb/turnstone/internal/heads"
 	"github.com/turnstonedb/turnstone/internal/history"
 	"github.com/turnstonedb/turnstone/internal/keys"
-	"github.com/turnstonedb/turnstone/internal/pack"
-	"github.com/turnstonedb/turnstone/internal/reclaim"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // A Report is what Check found.
@@ -49,7 +48,7 @@ const maxProblems = 1000
 // Check checks a store. It calls progress, if that is not nil, with the number of sessions
 // and blobs done. If Check returns an error, it could not go on, and the report has what it
 // found until then.
-func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, progress func(done int)) (*Report, error) {
+func Check(ctx context.Context, s history.Store, collector *gc.Collector, progress func(done int)) (*Report, error) {
 	const attempts = 3
 	for attempt := 1; ; attempt++ {
 		v := newVerifier(s.Uncached(), collector, progress)
@@ -71,19 +70,19 @@ func Check(ctx context.Context, s history.Store, collector *reclaim.Collector, p
 type verifier struct {
 	Report
 	store     history.Store
-	collector *reclaim.Collector
+	collector *gc.Collector
 	progress  func(int)
 	done      int // sessions and blobs
 
 	// The scan sets the fields below.
 
 	// lives has the lifecycle records.
-	lives map[heads.Incarnation]*heads.Life
+	lives map[head.Incarnation]*head.Life
 	// mentioned has the incarnations that have records or are named by one, each with
 	// the key of such a record.
-	mentioned map[heads.Incarnation][]byte
+	mentioned map[head.Incarnation][]byte
 	// tombstones and forks count the tombstones and the fork entries of an incarnation.
-	tombstones, forks map[heads.Incarnation]uint64
+	tombstones, forks map[head.Incarnation]uint64
 	// unmatched has the fork entries that no origin confirms, and those that an origin
 	// implies and that were not found.
 	unmatched map[forkEntry]bool
@@ -93,11 +92,11 @@ type verifier struct {
 	// that a record implies and that were not found.
 	listings map[string]bool
 	// parents has the last ancestor of each fork, the one that it was forked from.
-	parents map[heads.Incarnation]heads.Incarnation
+	parents map[head.Incarnation]head.Incarnation
 	// shared says how much of an incarnation's history forks share that live.
-	shared map[heads.Incarnation]history.Layer
+	shared map[head.Incarnation]history.Layer
 	// names is what problems call an incarnation.
-	names   map[heads.Incarnation]string
+	names   map[head.Incarnation]string
 	damaged []badRecord
 	// values and marks have the stored blobs as their values and their marks show them.
 	values, marks storedBlobs
@@ -105,9 +104,9 @@ type verifier struct {
 	// The check of the histories sets the fields below.
 
 	// positions has the nodes of the incarnations that have forks.
-	positions map[heads.Incarnation]map[graph.ID]pack.Position
+	positions map[head.Incarnation]map[graph.ID]graph.Position
 	// checkedEnds has the ends of shared histories that were compared with their commits.
-	checkedEnds map[heads.Ancestor]bool
+	checkedEnds map[head.Ancestor]bool
 	// referenced has the blobs that something refers to, each with the name of a session
 	// that does.
 	referenced map[blob.ID]string
@@ -118,24 +117,24 @@ type verifier struct {
 // A blobUse is a blob and an incarnation whose nodes refer to it.
 type blobUse struct {
 	blob keys.Hash
-	inc  heads.Incarnation
+	inc  head.Incarnation
 }
 
-func newVerifier(s history.Store, collector *reclaim.Collector, progress func(int)) *verifier {
+func newVerifier(s history.Store, collector *gc.Collector, progress func(int)) *verifier {
 	return &verifier{
 		store: s, collector: collector, progress: progress,
-		lives:       map[heads.Incarnation]*heads.Life{},
-		mentioned:   map[heads.Incarnation][]byte{},
-		tombstones:  map[heads.Incarnation]uint64{},
-		forks:       map[heads.Incarnation]uint64{},
+		lives:       map[head.Incarnation]*head.Life{},
+		mentioned:   map[head.Incarnation][]byte{},
+		tombstones:  map[head.Incarnation]uint64{},
+		forks:       map[head.Incarnation]uint64{},
 		unmatched:   map[forkEntry]bool{},
 		entries:     map[string]bool{},
 		listings:    map[string]bool{},
-		parents:     map[heads.Incarnation]heads.Incarnation{},
-		shared:      map[heads.Incarnation]history.Layer{},
-		names:       map[heads.Incarnation]string{},
-		positions:   map[heads.Incarnation]map[graph.ID]pack.Position{},
-		checkedEnds: map[heads.Ancestor]bool{},
+		parents:     map[head.Incarnation]head.Incarnation{},
+		shared:      map[head.Incarnation]history.Layer{},
+		names:       map[head.Incarnation]string{},
+		positions:   map[head.Incarnation]map[graph.ID]graph.Position{},
+		checkedEnds: map[head.Ancestor]bool{},
 		referenced:  map[blob.ID]string{},
 		uses:        map[blobUse]head.Revision{},
 	}
@@ -143,7 +142,7 @@ func newVerifier(s history.Store, collector *reclaim.Collector, progress func(in
 
 // anyMissing reports whether a problem is that something is missing.
 func (v *verifier) anyMissing() bool {
-	return slices.ContainsFunc(v.Problems, func(err error) bool { return errors.Is(err, record.ErrMissing) })
+	return slices.ContainsFunc(v.Problems, func(err error) bool { return errors.Is(err, damage.ErrMissing) })
 }
 
 // problem adds err to the problems, unless it is nil. format says which object is damaged,
@@ -162,15 +161,15 @@ func (v *verifier) problem(err error, format string, args ...any) {
 // problemOf adds err to the problems, unless it is nil. If err names an object of the
 // session without the session, problemOf adds the session's name.
 func (v *verifier) problemOf(session string, err error) {
-	var damage *record.CorruptError
-	if errors.As(err, &damage) && !strings.Contains(damage.Object, session) {
-		err = &record.CorruptError{Object: damage.Object + " of " + session, Err: damage.Err}
+	var corrupt *damage.CorruptError
+	if errors.As(err, &corrupt) && !strings.Contains(corrupt.Object, session) {
+		err = &damage.CorruptError{Object: corrupt.Object + " of " + session, Err: corrupt.Err}
 	}
 	v.problem(err, "%s", session)
 }
 
 // name returns what problems call an incarnation: the id of its session if that is known.
-func (v *verifier) name(inc heads.Incarnation) string {
+func (v *verifier) name(inc head.Incarnation) string {
 	if name := v.names[inc]; name != "" {
 		return name
 	}
@@ -196,8 +195,8 @@ func (v *verifier) get(ctx context.Context, key []byte) ([]byte, error) {
 // endsCheck reports whether err ends the whole check. Damage is a problem instead, and a
 // session that is deleted while it is read is neither.
 func endsCheck(err error) bool {
-	var damage *record.CorruptError
-	return err != nil && !errors.As(err, &damage) && !errors.Is(err, history.ErrNodeNotFound) && !isGone(err)
+	var corrupt *damage.CorruptError
+	return err != nil && !errors.As(err, &corrupt) && !errors.Is(err, history.ErrNodeNotFound) && !isGone(err)
 }
 
 // isGone reports whether err says that a session was deleted or renamed meanwhile.

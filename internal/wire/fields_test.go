@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
-	"github.com/turnstonedb/turnstone/internal/filled"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
@@ -34,20 +34,20 @@ func same[T any](t *testing.T, got, want T) {
 func TestSV13_EveryFieldGoesThrough(t *testing.T) {
 	own := []any{turnstone.RefNew(3), turnstone.DeleteRecord}
 	var c turnstone.Commit
-	filled.Set(&c, 0, own...)
+	testkit.Fill(&c, 0, own...)
 	same(t, through(t, &wire.CommitRequest{Commit: wire.CommitOf(&c)}).Commit.Public(), c)
 	same(t, through(t, wire.ChangesOf(wire.Target{}, c.Records)).Public(), c.Records)
 
 	var n turnstone.Node
-	filled.Set(&n, 0)
+	testkit.Fill(&n, 0)
 	same(t, through(t, wire.NodeOf(n)).Public(), n)
 
 	var p turnstone.RecordPage
-	filled.Set(&p, 0)
+	testkit.Fill(&p, 0)
 	same(t, through(t, wire.PageOf(p)).Public(), p)
 
 	var st turnstone.State
-	filled.Set(&st, 0)
+	testkit.Fill(&st, 0)
 	for _, r := range st.Records { // Each is under its key.
 		st.Records = map[string]turnstone.Record{r.Key: r}
 	}
@@ -69,6 +69,6 @@ func TestSV13_EveryFieldGoesThrough(t *testing.T) {
 func plain[T any](t *testing.T) {
 	t.Helper()
 	var v T
-	filled.Set(&v, 0)
+	testkit.Fill(&v, 0)
 	same(t, *through(t, &v), v)
 }

@@ -10,9 +10,9 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/blob"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // Errors of the protocol. They match no error of a store.
@@ -69,12 +69,12 @@ var kinds = []struct {
 	{"size", http.StatusUnprocessableEntity, blob.ErrSize},
 	{"superseded", http.StatusConflict, gc.ErrSuperseded},
 	{"unfinished-copy", http.StatusServiceUnavailable, turnstone.ErrUnfinishedCopy},
-	{"format", http.StatusInternalServerError, record.ErrFormat},
-	{damaged, http.StatusInternalServerError, nil}, // *record.CorruptError
-	{"missing", http.StatusInternalServerError, record.ErrMissing},
-	{"hash", http.StatusInternalServerError, record.ErrHash},
-	{"checksum", http.StatusInternalServerError, record.ErrChecksum},
-	{"malformed-record", http.StatusInternalServerError, record.ErrMalformed},
+	{"format", http.StatusInternalServerError, damage.ErrFormat},
+	{damaged, http.StatusInternalServerError, nil}, // *damage.CorruptError
+	{"missing", http.StatusInternalServerError, damage.ErrMissing},
+	{"hash", http.StatusInternalServerError, damage.ErrHash},
+	{"checksum", http.StatusInternalServerError, damage.ErrChecksum},
+	{"malformed-record", http.StatusInternalServerError, damage.ErrMalformed},
 	{"corrupt", http.StatusInternalServerError, engine.ErrCorrupt},
 	{"no-space", http.StatusInsufficientStorage, engine.ErrNoSpace},
 	{"read-only", http.StatusForbidden, engine.ErrReadOnly},
@@ -129,11 +129,11 @@ type Error struct {
 	Limit          *turnstone.LimitError          `json:"limit,omitempty"`
 	Invalid        *turnstone.InvalidError        `json:"invalid,omitempty"`
 	Damage         *Damage                        `json:"damage,omitempty"`
-	Format         *record.FormatError            `json:"format,omitempty"`
+	Format         *damage.FormatError            `json:"format,omitempty"`
 	Offset         *int64                         `json:"offset,omitempty"` // of upload-offset: where the upload goes on
 }
 
-// Damage is a record.CorruptError.
+// Damage is a damage.CorruptError.
 type Damage struct {
 	Object string `json:"object"`
 	Reason string `json:"reason"`
@@ -145,7 +145,7 @@ func ErrorOf(err error) *Error {
 		return e
 	}
 	out := &Error{Detail: valid(err.Error()), Type: typeBase + other, Status: http.StatusInternalServerError}
-	var corrupt *record.CorruptError
+	var corrupt *damage.CorruptError
 	if errors.As(err, &corrupt) {
 		out.Damage = &Damage{valid(corrupt.Object), valid(corrupt.Err.Error())}
 	}
@@ -207,7 +207,7 @@ func (e *Error) Unwrap() []error {
 		out = append(out, e.Format)
 	}
 	if e.Damage != nil {
-		out = append(out, &record.CorruptError{Object: e.Damage.Object, Err: errors.New(e.Damage.Reason)})
+		out = append(out, &damage.CorruptError{Object: e.Damage.Object, Err: errors.New(e.Damage.Reason)})
 	}
 	return out
 }

@@ -12,10 +12,10 @@ import (
 	"testing/iotest"
 
 	"github.com/turnstonedb/turnstone"
+	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/internal/wire"
-	"github.com/turnstonedb/turnstone/record"
 )
 
 // FuzzReader reads anything, and what it could read again as it is written.
@@ -65,8 +65,8 @@ func TestSV5_ErrorsGoThroughAsTheyAre(t *testing.T) {
 		&turnstone.RecordConflictError{Session: "s", Key: "k", Expected: turnstone.NoRecord, Version: "v"},
 		&turnstone.LimitError{Limit: "l", Where: "w", Have: 2, Max: 1},
 		&turnstone.InvalidError{Where: "w", Reason: "r"},
-		&record.CorruptError{Object: "o", Err: record.ErrHash},
-		&record.FormatError{Object: "o", Have: 9, Want: 1},
+		&damage.CorruptError{Object: "o", Err: damage.ErrHash},
+		&damage.FormatError{Object: "o", Have: 9, Want: 1},
 		fmt.Errorf("%w: %w", turnstone.ErrOutcomeUnknown, &turnstone.ConflictError{Session: "s"}),
 		fmt.Errorf("session %q: %w", "s", turnstone.ErrSessionDeleted),
 		turnstone.ErrUploadExpired, engine.ErrNoSpace, engine.ErrUnavailable, context.Canceled, context.DeadlineExceeded, io.ErrClosedPipe,
@@ -80,7 +80,7 @@ func TestSV5_ErrorsGoThroughAsTheyAre(t *testing.T) {
 			t.Fatalf("%v is %v", err, got)
 		}
 		for _, target := range []error{
-			turnstone.ErrConflict, turnstone.ErrTurnConflict, turnstone.ErrRecordConflict, turnstone.ErrLimit, turnstone.ErrInvalid, record.ErrHash, record.ErrMissing, record.ErrFormat, record.ErrNewer,
+			turnstone.ErrConflict, turnstone.ErrTurnConflict, turnstone.ErrRecordConflict, turnstone.ErrLimit, turnstone.ErrInvalid, damage.ErrHash, damage.ErrMissing, damage.ErrFormat, damage.ErrNewer,
 			turnstone.ErrOutcomeUnknown, turnstone.ErrSessionDeleted, turnstone.ErrUploadExpired, turnstone.ErrBlobNotFound, engine.ErrNoSpace, engine.ErrUnavailable, context.Canceled, context.DeadlineExceeded,
 		} {
 			if errors.Is(err, target) != errors.Is(got, target) {
@@ -88,16 +88,16 @@ func TestSV5_ErrorsGoThroughAsTheyAre(t *testing.T) {
 			}
 		}
 		for _, target := range []any{
-			new(*turnstone.ConflictError), new(*turnstone.TurnConflictError), new(*turnstone.RecordConflictError), new(*turnstone.LimitError), new(*turnstone.InvalidError), new(*record.FormatError),
+			new(*turnstone.ConflictError), new(*turnstone.TurnConflictError), new(*turnstone.RecordConflictError), new(*turnstone.LimitError), new(*turnstone.InvalidError), new(*damage.FormatError),
 		} {
 			other := reflect.New(reflect.TypeOf(target).Elem()).Interface()
 			if errors.As(err, target) != errors.As(got, other) || !reflect.DeepEqual(target, other) {
 				t.Errorf("%v: %v is %v", err, target, other)
 			}
 		}
-		var damage *record.CorruptError
-		if errors.As(err, &damage) && (!errors.As(got, &damage) || damage.Object != "o" || damage.Error() != err.Error()) {
-			t.Errorf("%v is %v", err, damage)
+		var corrupt *damage.CorruptError
+		if errors.As(err, &corrupt) && (!errors.As(got, &corrupt) || corrupt.Object != "o" || corrupt.Error() != err.Error()) {
+			t.Errorf("%v is %v", err, corrupt)
 		}
 	}
 	for _, body := range []string{"", "<html>", "{}", `{"detail":"x"}`} {

@@ -9,7 +9,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // dangling returns the calls on a path that have a result in the graph and none on
@@ -95,7 +95,7 @@ func TestAResultBetweenTheLinesOfAResponseIsOnThePath(t *testing.T) {
 // In real sessions, every call on an active path has its result on the path if there is
 // one, and branches begin where the user went back.
 func TestRealSessionsHaveNoDanglingCalls(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "claude-*.gz"))
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/gc"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // The uploads of a large commit expire by the clock of the store, which has the times of
 // an old file during an import. A collection in another process, whose clock is right,
 // must not make the import fail or lose data.
 func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	e := memory.New()
 	clock := &importer.Clock{}
 	st, err := turnstone.Open(ctx, e, &turnstone.Options{Now: clock.Now})
@@ -43,7 +43,7 @@ func TestAnOldFileIsImportedBesideACollection(t *testing.T) {
 	})
 	rnd := rand.NewChaCha8([32]byte{2})
 	want := map[string]string{}
-	for i := range testscale.Pick(4, 4, 1) {
+	for i := range testkit.Pick(4, 4, 1) {
 		noise := make([]byte, 2<<20)
 		_, _ = rnd.Read(noise) // never fails
 		content := fmt.Sprintf(`{"role":"user","content":"%x","timestamp":"2020-01-01T00:00:00Z"}`, noise) + "\n"

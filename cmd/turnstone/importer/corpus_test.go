@@ -13,14 +13,13 @@ import (
 
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
-	"github.com/turnstonedb/turnstone/engine"
-	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/memory"
+	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/engine/pebble"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/graph"
-	"github.com/turnstonedb/turnstone/internal/disk"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/storetest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // corpus returns the directory of real transcripts, which are not part of the project.
@@ -88,12 +87,9 @@ func TestCorpus(t *testing.T) {
 	dir := corpus(t)
 	want := sources(t, dir)
 	convs := all(t, dir)
-	for name, open := range map[string]func(dir string) (engine.Engine, error){
-		"badger": func(dir string) (engine.Engine, error) { return badger.Open(dir, nil) },
-		"pebble": func(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) },
-	} {
+	for name, open := range storetest.Embedded {
 		t.Run(name, func(t *testing.T) {
-			if !testscale.Long() && name != "pebble" {
+			if !testkit.Long() && name != "pebble" {
 				t.Skip("on the default engine alone; with TURNSTONE_LONG=1 on Pebble as well")
 			}
 			path := t.TempDir() + "/store"
@@ -261,7 +257,7 @@ func family(t *testing.T, st *turnstone.Store) {
 // The prompts of every step of SWE-smith, stored as versions of one checkpoint
 // part, take at most 1.5 times what the last one takes alone.
 func TestGrowingPrompts(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "swesmith-*.gz"))
 	if err != nil || len(files) == 0 {
@@ -348,7 +344,7 @@ func TestCorpusOnDisk(t *testing.T) {
 	if err := errors.Join(st.Close(), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	taken, err := disk.Allocated(path)
+	taken, err := open.Allocated(path)
 	if err != nil {
 		t.Fatal(err)
 	}

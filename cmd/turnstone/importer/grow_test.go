@@ -11,7 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestAFileThatWasTornOrHasGrownGivesTheSameSession(t *testing.T) {
@@ -62,7 +62,7 @@ func TestAFileThatWasTornOrHasGrownGivesTheSameSession(t *testing.T) {
 // which is taken for an older snapshot.
 func TestAnyHistoryOfAFileGivesTheSessionOfTheFile(t *testing.T) {
 	for name, all := range appended {
-		for seed := range testscale.Pick[uint64](60, 40, 8) {
+		for seed := range testkit.Pick[uint64](60, 40, 8) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			st, clock := openClocked(t)
 			files := map[string][]string{} // by session, because a file may begin anew
@@ -201,7 +201,7 @@ func TestEveryRevisionIsATurn(t *testing.T) {
 // Real sessions are cut where an agent might be while it writes, and imported as they
 // grow.
 func TestRealFilesGrow(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := corpus(t)
 	for _, name := range []string{"claude-worktrees-ef958aa1.jsonl.gz", "claude-ccl-37f83ec9.jsonl.gz", "claude-ccl-12a546d1.jsonl.gz", "pi-before-compaction.jsonl.gz"} {
 		data := read(t, filepath.Join(dir, name))

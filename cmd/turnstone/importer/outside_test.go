@@ -11,7 +11,7 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 	"github.com/turnstonedb/turnstone/engine/memory"
 	"github.com/turnstonedb/turnstone/head"
-	"github.com/turnstonedb/turnstone/internal/testscale"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
@@ -96,7 +96,7 @@ func TestWhatStandsOutsideTheMessagesIsKept(t *testing.T) {
 // The sessions hold everything of the corpus' files that are one JSON value: the files
 // can be put together from them.
 func TestNothingOfARealFileIsDropped(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := corpus(t)
 	canonical := func(raw []byte) string {
 		var v any
@@ -266,7 +266,7 @@ func TestARunningTotalIsCountedOnceWhenItsFileGrows(t *testing.T) {
 }
 
 func TestEveryPromptOfARunIsKept(t *testing.T) {
-	testscale.Slow(t)
+	testkit.Slow(t)
 	dir := corpus(t)
 	files, err := filepath.Glob(filepath.Join(dir, "swesmith-*.gz"))
 	if err != nil || len(files) != 2 {

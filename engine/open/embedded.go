@@ -1,0 +1,41 @@
+package open
+
+import (
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/badger"
+	"github.com/turnstonedb/turnstone/engine/pebble"
+)
+
+// A driver is an engine in a directory.
+type driver struct {
+	scheme string // of its URLs
+	open   func(dir string, o *Options) (engine.Engine, error)
+	trace  func(name string) bool // reports whether its stores have a file of that name; of the default, others may too
+}
+
+// embedded are the engines in directories, the default first. This is the one list of them: commands, tests and benchmarks
+// go by it.
+var embedded = []driver{
+	{"pebble", func(dir string, o *Options) (engine.Engine, error) {
+		return opened(pebble.Open(dir, &pebble.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))
+	}, pebble.Trace},
+	{"badger", func(dir string, o *Options) (engine.Engine, error) {
+		return opened(badger.Open(dir, &badger.Options{MinFreeBytes: o.MinFreeBytes, Memory: o.Memory, ReadOnly: o.ReadOnly}))
+	}, badger.Trace},
+}
+
+// opened returns e, and no nil pointer in it.
+func opened[E engine.Engine](e E, err error) (engine.Engine, error) {
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Schemes are those of the URLs of engines in directories, the default first.
+func Schemes() (schemes []string) {
+	for _, d := range embedded {
+		schemes = append(schemes, d.scheme)
+	}
+	return schemes
+}

@@ -1,0 +1,49 @@
+package storetest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/turnstonedb/turnstone/engine"
+	"github.com/turnstonedb/turnstone/engine/open"
+	"github.com/turnstonedb/turnstone/internal/pgtest"
+)
+
+// URLs has each engine: how to begin a test on it, which returns the URL of a new store. A server that is not there skips
+// the test.
+var URLs = map[string]func(t testing.TB) string{
+	"memory":   func(testing.TB) string { return "mem:" },
+	"postgres": func(t testing.TB) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
+}
+
+// Embedded has how to open each engine that is in a directory, for this process alone.
+var Embedded = map[string]func(dir string) (engine.Engine, error){}
+
+// Engines has each engine: how to begin a test on it, which returns how to open a new store,
+// and if it is durable to open it again.
+var Engines = map[string]func(t *testing.T) func() (engine.Engine, error){}
+
+func init() {
+	exclusive := &open.Options{Exclusive: true}
+	for _, scheme := range open.Schemes() {
+		URLs[scheme] = func(t testing.TB) string { return scheme + ":" + t.TempDir() + "/store" }
+		Embedded[scheme] = func(dir string) (engine.Engine, error) {
+			return open.Open(context.Background(), scheme+":"+dir, exclusive)
+		}
+	}
+	for name, url := range URLs {
+		Engines[name] = func(t *testing.T) func() (engine.Engine, error) {
+			u := url(t)
+			return func() (engine.Engine, error) { return open.Open(context.Background(), u, exclusive) }
+		}
+	}
+}
+
+// OneEngine skips a test of an engine other than memory with -short: the packages
+// of the engines have tests of their own.
+func OneEngine(t *testing.T, name string) {
+	t.Helper()
+	if testing.Short() && name != "memory" {
+		t.Skip("-short: on memory alone")
+	}
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package testscale
-
-const race = false

@@ -1,5 +1,0 @@
-//go:build !race
-
-package turnstone_test
-
-const race = false
