@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 func TestPersistence(t *testing.T) {
 	for name, open := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {
-			storetest.OneEngine(t, name)
+			storetest.Some(t, name)
 			t.Parallel()
 			persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
 				return backend(t, open(t), name != "memory", &turnstone.Options{Validator: v, SealBytes: 20_000})

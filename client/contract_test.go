@@ -80,6 +80,7 @@ func TestSV1_Contract(t *testing.T) {
 			if !testkit.Pick(true, true, false) {
 				t.Skip("-short: over connections that are cut alone")
 			}
+			storetest.Some(t, name)
 			t.Parallel()
 			persistencetest.Run(t, persistencetest.Config{New: func(t *testing.T, v turnstone.Validator) persistencetest.Backend {
 				open := start(t)

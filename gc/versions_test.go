@@ -127,6 +127,7 @@ func TestAFullCollectionBesideAKeepKnowsCutChains(t *testing.T) {
 
 // More versions of one part are to go than one batch takes.
 func TestMoreVersionsGoThanABatchTakes(t *testing.T) {
+	testkit.Seldom(t)
 	e := memory.New()
 	st := openAt(t, e, fixed)
 	s := create(t, st, turnstone.Request{ID: "s"})

@@ -96,7 +96,7 @@ func TestACopyOnAnyEngineIsTheSameStore(t *testing.T) {
 	testkit.Slow(t)
 	for name, open := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {
-			storetest.OneEngine(t, name)
+			storetest.Some(t, name)
 			var all []engine.Engine
 			for _, open := range []func() (engine.Engine, error){storetest.Engines["badger"](t), open(t), storetest.Engines["badger"](t)} {
 				e, err := open()

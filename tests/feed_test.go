@@ -192,7 +192,7 @@ func info(t *testing.T, st *turnstone.Store, id string) turnstone.Info {
 
 // On PostgreSQL, watches hear of what other processes do, long before they look by themselves, also after their connection was lost.
 func TestWA15_OnPostgreSQLWatchesHearOfOtherProcesses(t *testing.T) {
-	storetest.OneEngine(t, "postgres")
+	storetest.Some(t, "postgres")
 	open := storetest.Engines["postgres"](t)
 	var stores []*turnstone.Store
 	for range 2 {

@@ -99,7 +99,7 @@ func TestF9_ACopyIsMadeBesideWhateverComes(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for n, came := 1, true; came; n += testkit.Pick(1, 1, 8) {
+			for n, came := 1, true; came; n += testkit.Pick(1, 6, 8) {
 				came = false
 				e, st := f.open(t, true)
 				_, deep := f.open(t, false)

@@ -60,7 +60,7 @@ var may = map[string][]string{
 	"internal/wire":             {"engine", "damage", "internal/codec", "blob", "graph", "head", "gc", ""},
 	"server":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
 	"client":                    {"engine", "blob", "graph", "head", "internal/cache", "gc", "", "internal/wire"},
-	"internal/storetest":        {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/pgtest", "", "server", "client"},
+	"internal/storetest":        {"engine", "engine/memory", "engine/badger", "engine/pebble", "engine/postgres", "engine/open", "internal/testkit", "internal/pgtest", "", "server", "client"},
 	"adapters/internal/adapter": {""},
 	"adapters/turnstoneotel":    {""},
 	"adapters/adk":              {"blob", "head", "", "adapters/internal/adapter"},

@@ -116,7 +116,7 @@ func TestL1_AnUnknownOutcomeOfAnAcquisition(t *testing.T) {
 // A lease that is kept lives through failures that last less than its TTL, ends with the first that lasts longer,
 // and at once when somebody else has it.
 func TestL4_AKeptLeaseAndAFailingEngine(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	t.Parallel()
 	f, s, other := leased(t)
 	const ttl = 3 * time.Second // A machine that stands still for longer fails the test.

@@ -549,6 +549,7 @@ func TestC10_LargerPayloadsCountUpToOneMebibyte(t *testing.T) {
 
 // What a commit may write can be sealed, and erased in part.
 func TestC10_TheLargestCommitCanBeSealedAndErased(t *testing.T) {
+	testkit.Seldom(t)
 	testkit.OneGoroutine(t)
 	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "a"})

@@ -147,6 +147,7 @@ func TestTurnsLargerThanASegmentAreSealed(t *testing.T) {
 // The nodes of a session refer to attachments 51,200 times, under names that all differ, or to
 // the same 64 all the time: that is more than one segment takes, and they are sealed all the same.
 func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
+	testkit.Seldom(t)
 	testkit.OneGoroutine(t)
 	if testing.Short() {
 		t.Skip("-short: it takes 51,200 references to attachments")
@@ -198,6 +199,7 @@ func TestManyReferencesToAttachmentsAreSealed(t *testing.T) {
 // The event keys of 16,000 nodes, of 256 bytes each, are more than one segment takes: the nodes
 // are sealed all the same.
 func TestManyLongEventKeysAreSealed(t *testing.T) {
+	testkit.Seldom(t)
 	testkit.OneGoroutine(t)
 	if testing.Short() {
 		t.Skip("-short: it takes 16,000 nodes")
@@ -278,6 +280,7 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 
 // Labels and usage count for the size of a segment: a segment of turns that say much and add no node fits a batch of every engine.
 func TestASegmentOfTurnsThatSayMuchFitsABatch(t *testing.T) {
+	testkit.Seldom(t)
 	testkit.OneGoroutine(t)
 	st := openStore(t, memory.New(), &turnstone.Options{NoAutoSeal: true})
 	s := create(t, st, turnstone.Request{ID: "s"})

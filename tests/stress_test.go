@@ -23,7 +23,7 @@ import (
 func TestG2_NothingIsLostUnderStress(t *testing.T) {
 	for name, open := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {
-			storetest.OneEngine(t, name)
+			storetest.Some(t, name)
 			t.Parallel()
 			e, err := open(t)()
 			if err != nil {

@@ -100,7 +100,7 @@ func TestReplaceMustBeConfirmedAndSaysWhatIsLost(t *testing.T) {
 // A message that exceeds a limit is refused while the file is read, with little memory,
 // and is not a mistake on the command line.
 func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	store := t.TempDir() + "/store"
 	text := strings.Repeat("x", turnstone.MaxPayload)
 	for name, content := range map[string]string{

@@ -47,7 +47,7 @@ func TestASyncOfTheLogThatFails(t *testing.T) {
 
 // Badger does not survive this fault (docs/engines.md). The test fails when a new version of Badger does.
 func TestASyncOfTheManifestThatFails(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	dir := t.TempDir() + "/store"
 	e, err := badger.Open(dir, nil)
 	if err == nil {
@@ -159,7 +159,7 @@ func TestADiskThatHangsLosesNothing(t *testing.T) {
 
 // Badger does not notice this (docs/engines.md). The test fails when a new version of Badger does.
 func TestATableOfAnotherStoreIsNotNoticed(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	t.Setenv(child+"_BATCHES", "9000") // more than a memtable takes
 	mine, theirs := t.TempDir()+"/store", t.TempDir()+"/store"
 	acked, _ := run(t, mine, itself)

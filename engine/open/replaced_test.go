@@ -87,7 +87,7 @@ func TestAnEngineWhoseDirectoryIsReplacedAcknowledgesNothingMore(t *testing.T) {
 			for _, r := range replacements {
 				t.Run(fmt.Sprint(scheme, "exclusive=", o.Exclusive, "/", r.name), func(t *testing.T) {
 					var told time.Duration
-					rounds := testkit.Pick(10, 2, 1)
+					rounds := testkit.Pick(10, 1, 1)
 					for range rounds {
 						told = max(told, replaced(t, scheme, o, r))
 					}

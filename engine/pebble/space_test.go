@@ -74,7 +74,7 @@ func TestFilesAfterCloseAreInProportionToTheContent(t *testing.T) {
 // late, its memtables are full by then: the batch that waits within Pebble for room has an
 // unknown outcome, and the others are refused.
 func TestAShortageOfSpaceForTablesPasses(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("noticed late %v", late), func(t *testing.T) { shortage(t, late) })
 	}

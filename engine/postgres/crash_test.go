@@ -216,7 +216,7 @@ func TestFailover(t *testing.T) {
 // A commit that waits for a synchronous standby is shown to nobody before it is
 // replicated, also when whoever waits for it gives up.
 func TestNothingIsReadThatIsNotReplicated(t *testing.T) {
-	testkit.Slow(t)
+	testkit.Seldom(t)
 	t.Parallel()
 	srv := pgtest.Private(t)
 	e, err := postgres.Open(ctx, srv.URL("postgres"), &postgres.Options{Timeout: time.Second})

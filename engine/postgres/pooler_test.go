@@ -69,6 +69,7 @@ pidfile = %[1]s/pgbouncer-%[3]d.pid
 }
 
 func TestPgBouncer(t *testing.T) {
+	testkit.Seldom(t)
 	url := pgbouncer(t, "")
 	if !testing.Short() {
 		enginetest.Run(t, enginetest.Driver{Durable: true, Open: func(d string) (engine.Engine, error) {

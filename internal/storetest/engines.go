@@ -7,6 +7,7 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/open"
 	"github.com/turnstonedb/turnstone/internal/pgtest"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // URLs has each engine: how to begin a test on it, which returns the URL of a new store. A server that is not there skips
@@ -39,11 +40,11 @@ func init() {
 	}
 }
 
-// OneEngine skips a test of an engine other than memory with -short: the packages
-// of the engines have tests of their own.
-func OneEngine(t *testing.T, name string) {
+// Some skips a test of an engine that is neither in memory nor the default unless the tests run in full, and with -short all
+// but that in memory: the packages of the engines have tests of their own.
+func Some(t *testing.T, name string) {
 	t.Helper()
-	if testing.Short() && name != "memory" {
-		t.Skip("-short: on memory alone")
+	if name != "memory" && (testing.Short() || name != open.Schemes()[0] && !testkit.Long()) {
+		t.Skip("on every engine with TURNSTONE_LONG=1")
 	}
 }

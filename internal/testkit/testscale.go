@@ -44,6 +44,15 @@ func Slow(t testing.TB) {
 	}
 }
 
+// Seldom skips a test unless the tests run in full. It is for tests that take many seconds and see what hardly any change
+// can break.
+func Seldom(t testing.TB) {
+	t.Helper()
+	if !Long() {
+		t.Skip("many seconds: with TURNSTONE_LONG=1")
+	}
+}
+
 // OneGoroutine skips a test under the race detector that has one goroutine and much to do: there is nothing to find, and
 // each step takes several times as long.
 func OneGoroutine(t testing.TB) {
