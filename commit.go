@@ -21,8 +21,9 @@ import (
 // else: as a revision to read or to keep it is an *InvalidError.
 const AnyRevision = ^head.Revision(0)
 
-// RevisionZero names the state before the first commit, in which a session is empty and a fork has what it inherits. Scope.At,
-// Request.ForkAt and Checkpoint need it, because 0 is the head's revision there. Commit.Expected, Log and Watch take it for 0.
+// RevisionZero names the state before the first commit, in which a session is empty and a fork has what it inherits.
+// Scope.At, Request.ForkAt and Checkpoint need it, because 0 is the head's revision there. Commit.Expected, Log and
+// Watch take it for 0.
 const RevisionZero = AnyRevision - 1
 
 // A Commit is one turn: all of it is stored, or nothing. One that changes nothing
@@ -197,7 +198,8 @@ type SessionCommit struct {
 // most MaxSessions.
 //
 // Either all commits have a turn id or none has, but for those with RecordsOnly, which have none. With the same
-// content under the same turn ids, CommitAll returns the first results. If only some of the turns were committed, the error is a
+// content under the same turn ids, CommitAll returns the first results. If only some of the turns were committed, the
+// error is a
 // *TurnConflictError that names one of them and has Alone set. An error about one of the commits
 // names its session.
 //
@@ -409,8 +411,8 @@ type Upload struct {
 	Expires         time.Time `json:"expires"` // from then on the next collection removes it
 }
 
-// Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit that
-// refers to more than 1,000 uploads leaves the others here until they expire.
+// Uploads returns what PutAttachment has stored for this session since it last committed a reference to it. A commit
+// that refers to more than 1,000 uploads leaves the others here until they expire.
 func (s *Session) Uploads(ctx context.Context) ([]Upload, error) {
 	return observed(ctx, s, OpList, s.ID(), func(ctx context.Context) ([]Upload, error) {
 		if _, _, err := s.session.Head(ctx); err != nil {
@@ -441,7 +443,8 @@ func (s *Session) ReadAttachment(ctx context.Context, w io.Writer, id blob.ID) (
 	}, func(n int64, o *Outcome) { o.Bytes = n })
 }
 
-// MarshalJSON returns the id of the node for RefTo, the index for RefNew, "none" for RefNone, and null for the zero Ref.
+// MarshalJSON returns the id of the node for RefTo, the index for RefNew, "none" for RefNone, and null for the zero
+// Ref.
 func (r Ref) MarshalJSON() ([]byte, error) {
 	switch r.ref.Kind {
 	case commit.RefExisting:

@@ -74,9 +74,10 @@ func Copy(ctx context.Context, from, to engine.Engine, o CopyOptions) (*CopyRepo
 // labels, names, and checkpoint, as far as the source shows them: what was tombstoned or pruned there is not in the
 // clone. Nodes and commits get other ids, and the times are those of the cloning. Records are not cloned.
 //
-// The clone is a child of the source, and begins as that did. Parent, ForkNode, ForkAt, NoCheckpoint and Detached of r must be zero. It
-// takes one commit for each turn. If Clone fails, it deletes what it has made, and if it can't, the error matches ErrIncomplete. What a
-// crash leaves has fewer revisions than the source, and is to be deleted before the next try.
+// The clone is a child of the source, and begins as that did. Parent, ForkNode, ForkAt, NoCheckpoint and Detached of
+// r must be zero. It takes one commit for each turn. If Clone fails, it deletes what it has made, and if it can't,
+// the error matches ErrIncomplete. What a crash leaves has fewer revisions than the source, and is to be deleted
+// before the next try.
 func Clone(ctx context.Context, f Factory, id string, r Request) (Persistence, error) {
 	if f == nil {
 		return nil, invalid("clone", "the factory is nil")

@@ -22,8 +22,8 @@ type Change struct {
 	Of       string        `json:"of"`                // the session itself: it stays when the session is renamed, and differs when the id is given again
 	Revision head.Revision `json:"revision,omitzero"` // of a commit; Session.Log has the rest of it
 	To       string        `json:"to,omitempty"`      // of ChangeRenamed: the new id
-	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are each a
-	// nanosecond later than the one before.
+	// Time is when it was made. Changes of one session that have the same time, or come after the clock went back, are
+	// each a nanosecond later than the one before.
 	Time   time.Time `json:"time"`
 	Cursor Cursor    `json:"cursor"` // of this change, to go on after it
 }
@@ -46,8 +46,8 @@ var changeKinds = map[feed.Kind]ChangeKind{
 	feed.Tombstoned: ChangeTombstoned, feed.Renamed: ChangeRenamed, feed.Deleted: ChangeDeleted,
 }
 
-// A Cursor is a place in the feed of a store. It is text without spaces, and stays valid as long as the changes after it
-// are kept, in copies of the store as well.
+// A Cursor is a place in the feed of a store. It is text without spaces, and stays valid as long as the changes after
+// it are kept, in copies of the store as well.
 type Cursor string
 
 func cursorOf(id [16]byte, n uint64) Cursor {
@@ -72,12 +72,14 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 	return id, n, nil
 }
 
-// StartFeed turns the feed of the store on: from when it returns, Watch yields every commit, and every creation, renaming, deletion,
-// tombstone and change of metadata of all sessions, in one order. The feed is off unless it was turned on; then a commit writes
-// one small value more, whoever makes it. Changes are kept for so long, at least a second, after somebody has read the feed or collected, and
-// then go with the next Store.GC. If the feed is on, StartFeed changes how long. It writes to each session once. An error that matches ErrIncomplete says
-// that it was cut off, and the next call, or Store.GC, goes on. If a *damage.CorruptError is in that error, it names sessions whose heads are damaged, so that nobody can commit
-// to them: the feed is on, and the next call, or Store.GC, looks at them again. Once StartFeed has returned without an error, no earlier call can end the feed or change how long.
+// StartFeed turns the feed of the store on: from when it returns, Watch yields every commit, and every creation,
+// renaming, deletion, tombstone and change of metadata of all sessions, in one order. The feed is off unless it was
+// turned on; then a commit writes one small value more, whoever makes it. Changes are kept for so long, at least a
+// second, after somebody has read the feed or collected, and then go with the next Store.GC. If the feed is on,
+// StartFeed changes how long. It writes to each session once. An error that matches ErrIncomplete says that it was
+// cut off, and the next call, or Store.GC, goes on. If a *damage.CorruptError is in that error, it names sessions
+// whose heads are damaged, so that nobody can commit to them: the feed is on, and the next call, or Store.GC, looks
+// at them again. Once StartFeed has returned without an error, no earlier call can end the feed or change how long.
 func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -88,9 +90,11 @@ func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	return public(feed.Start(ctx, s.histories, keep, s.random))
 }
 
-// StopFeed turns the feed off, and removes what is in it. Watches end. It writes to each session once. An error that matches ErrIncomplete says that
-// it was cut off: the feed is off, unless another call has begun it since, and the next call, or Store.GC, removes the rest. If a *damage.CorruptError
-// is in that error, it names sessions whose heads are damaged, and the next call, or Store.GC, looks at them again. Once StopFeed has returned without an error, no earlier call can begin the feed.
+// StopFeed turns the feed off, and removes what is in it. Watches end. It writes to each session once. An error that
+// matches ErrIncomplete says that it was cut off: the feed is off, unless another call has begun it since, and the
+// next call, or Store.GC, removes the rest. If a *damage.CorruptError is in that error, it names sessions whose heads
+// are damaged, and the next call, or Store.GC, looks at them again. Once StopFeed has returned without an error, no
+// earlier call can begin the feed.
 func (s *Store) StopFeed(ctx context.Context) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -107,8 +111,9 @@ type Feed struct {
 	Keep  time.Duration `json:"keepNanoseconds"`
 }
 
-// Feed returns what the feed has: Watch after its End yields what changes from now on. Who keeps a view of all sessions
-// asks for the feed first, then reads the sessions, then watches after that End. The error is ErrFeedOff if the feed is off.
+// Feed returns what the feed has: Watch after its End yields what changes from now on. Who keeps a view of all
+// sessions asks for the feed first, then reads the sessions, then watches after that End. The error is ErrFeedOff if
+// the feed is off.
 func (s *Store) Feed(ctx context.Context) (Feed, error) {
 	if _, err := s.usable(ctx); err != nil {
 		return Feed{}, err
@@ -120,7 +125,8 @@ func (s *Store) Feed(ctx context.Context) (Feed, error) {
 	return Feed{Begin: cursorOf(sw.ID, end.First-1), End: cursorOf(sw.ID, end.Next-1), Keep: sw.Keep}, nil
 }
 
-// advanceFeed gives numbers to what was told. Watches of one store do so one after the other, as they would be in each other's way.
+// advanceFeed gives numbers to what was told. Watches of one store do so one after the other, as they would be in
+// each other's way.
 func (s *Store) advanceFeed(ctx context.Context) (feed.Switch, feed.End, error) {
 	select {
 	case s.feeding <- struct{}{}:
@@ -131,14 +137,14 @@ func (s *Store) advanceFeed(ctx context.Context) (feed.Switch, feed.End, error) 
 	}
 }
 
-// Watch yields the changes of all sessions after a cursor, each one once, in one order, and goes on with those that come: of this
-// store at once, of others within Options.PollEvery. The order of one session's commits is theirs; of several
-// sessions, what was done before something else began comes before it, as far as the clocks of the processes agree. Changes of
-// records are not in the feed. Watch reads the store and gathers nothing, so a slow caller costs no memory; to go on after a
-// restart, begin after the cursor of the last change that was dealt with.
+// Watch yields the changes of all sessions after a cursor, each one once, in one order, and goes on with those that
+// come: of this store at once, of others within Options.PollEvery. The order of one session's commits is theirs; of
+// several sessions, what was done before something else began comes before it, as far as the clocks of the processes
+// agree. Changes of records are not in the feed. Watch reads the store and gathers nothing, so a slow caller costs no
+// memory; to go on after a restart, begin after the cursor of the last change that was dealt with.
 //
-// The sequence ends with the first error: that of ctx, ErrFeedOff, or ErrCursorExpired if what follows the cursor is not kept any
-// more, or the feed was turned off meanwhile: then the caller reads all sessions anew.
+// The sequence ends with the first error: that of ctx, ErrFeedOff, or ErrCursorExpired if what follows the cursor is
+// not kept any more, or the feed was turned off meanwhile: then the caller reads all sessions anew.
 func (s *Store) Watch(ctx context.Context, after Cursor) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		_, err := s.usable(ctx)
@@ -234,8 +240,8 @@ func (s *Session) watch(ctx context.Context, store *Store, after head.Revision, 
 	}
 }
 
-// changed wakes those who watch a session, which has changed, and those who watch the store. While the feed is on, it wakes those in
-// other processes, too. With the zero incarnation it wakes only those who watch the store.
+// changed wakes those who watch a session, which has changed, and those who watch the store. While the feed is on, it
+// wakes those in other processes, too. With the zero incarnation it wakes only those who watch the store.
 func (s *Store) changed(inc head.Incarnation) {
 	s.watched.tell(inc)
 	if s.notifier != nil && s.lifecycle.Telling.Load() {
@@ -248,8 +254,8 @@ func (s *Store) topic(inc head.Incarnation) []byte {
 	return hex.AppendEncode(nil, s.space.Life(inc))
 }
 
-// watching begins to watch a session, as watched.add does, and returns what that returns. The first call also begins to listen for
-// the notifications of other processes, until the store is closed.
+// watching begins to watch a session, as watched.add does, and returns what that returns. The first call also begins
+// to listen for the notifications of other processes, until the store is closed.
 func (s *Store) watching(inc head.Incarnation) (changed chan struct{}, stop func()) {
 	if s.notifier != nil {
 		s.listening.Do(func() {
@@ -264,8 +270,8 @@ func (s *Store) watching(inc head.Incarnation) (changed chan struct{}, stop func
 	return s.watched.add(inc)
 }
 
-// heard wakes those who watch what another process has notified of. An empty topic says that notifications may have been lost: it
-// wakes all.
+// heard wakes those who watch what another process has notified of. An empty topic says that notifications may have
+// been lost: it wakes all.
 func (s *Store) heard(topic string) {
 	if topic == "" {
 		s.watched.tellAll()
@@ -283,8 +289,8 @@ type watched struct {
 	by map[head.Incarnation]map[chan struct{}]bool
 }
 
-// add returns a channel that receives a value after each commit to a session, or, for the zero incarnation, after each change of any
-// session, until stop is called. One value may stand for several changes.
+// add returns a channel that receives a value after each commit to a session, or, for the zero incarnation, after
+// each change of any session, until stop is called. One value may stand for several changes.
 func (w *watched) add(inc head.Incarnation) (changed chan struct{}, stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

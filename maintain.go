@@ -18,15 +18,16 @@ import (
 	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
-// GC deletes the blobs that nothing refers to any more: no node of a session that lives or that
-// an attached fork shares, no checkpoint of a retained or kept revision or that a fork began
-// with, and no upload that has not expired. It may run at any time, beside commits and in several
-// processes; it may be cancelled, and the next one goes on. Collections and vacuums take turns:
-// see Options.TakeOverAfter. GC reads what changed since the last collection, or everything if
-// o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has removed, if they were deleted or renamed more than an hour ago, and looks after the feed: it removes changes that are
-// kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to all sessions; an error of that begins with "ids of deleted sessions: " or "feed: ", and
-// comes with the report of the collection. Any other *damage.CorruptError says that a record is missing or damaged, or that two
-// records contradict each other; then nothing more is deleted.
+// GC deletes the blobs that nothing refers to any more: no node of a session that lives or that an attached fork
+// shares, no checkpoint of a retained or kept revision or that a fork began with, and no upload that has not expired.
+// It may run at any time, beside commits and in several processes; it may be cancelled, and the next one goes on.
+// Collections and vacuums take turns: see Options.TakeOverAfter. GC reads what changed since the last collection, or
+// everything if o.Full is set. If that succeeds, it forgets the ids of sessions that were renamed, or that vacuum has
+// removed, if they were deleted or renamed more than an hour ago, and looks after the feed: it removes changes that
+// are kept no longer, and finishes a StartFeed or StopFeed that was cut off, which comes to all sessions; an error of
+// that begins with "ids of deleted sessions: " or "feed: ", and comes with the report of the collection. Any other
+// *damage.CorruptError says that a record is missing or damaged, or that two records contradict each other; then
+// nothing more is deleted.
 func (s *Store) GC(ctx context.Context, o gc.Options) (*gc.Report, error) {
 	return collect(ctx, s, nil, o)
 }
@@ -104,14 +105,12 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// Vacuum removes what is detached: the content of nodes that every session which
-// shows them has tombstoned, side branches that no retained revision leads to,
-// everything of deleted sessions that no attached fork holds, and versions of checkpoint
-// parts that are kept only because later ones are deltas of them. It collects what that
-// frees, seals loose commits, and compresses again what was compressed for speed. For all of this it reads what has changed since the
-// last vacuum. Then it makes the engine give the space back, which takes the time and
-// the space of a copy of the store: afterwards none of the removed bytes is in the
-// store's files. It runs beside commits.
+// Vacuum removes what is detached: the content of nodes that every session which shows them has tombstoned, side
+// branches that no retained revision leads to, everything of deleted sessions that no attached fork holds, and
+// versions of checkpoint parts that are kept only because later ones are deltas of them. It collects what that frees,
+// seals loose commits, and compresses again what was compressed for speed. For all of this it reads what has changed
+// since the last vacuum. Then it makes the engine give the space back, which takes the time and the space of a copy
+// of the store: afterwards none of the removed bytes is in the store's files. It runs beside commits.
 func (s *Store) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
 	r, _, err := vacuum(ctx, s, nil, o)
 	return r, err
@@ -364,8 +363,9 @@ type Retention uint64
 const KeepAll = ^Retention(0)
 
 // Prune applies retention to all sessions: it moves their floors, below which revisions are ErrRevisionPruned at
-// once, and deletes sessions if the options say so. GC and Vacuum reclaim what that frees. A session that is committed to, or whose metadata are saved, while
-// Prune is at work is not deleted. Prune returns what it has done beside an error as well.
+// once, and deletes sessions if the options say so. GC and Vacuum reclaim what that frees. A session that is
+// committed to, or whose metadata are saved, while Prune is at work is not deleted. Prune returns what it has done
+// beside an error as well.
 func (s *Store) Prune(ctx context.Context, o gc.PruneOptions) (*gc.PruneReport, error) {
 	return observed(ctx, s, OpPrune, "", func(ctx context.Context) (*gc.PruneReport, error) {
 		if err := checkPrune("prune", &o); err != nil {

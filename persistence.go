@@ -32,9 +32,9 @@
 //
 // # Beside the history
 //
-// A [Record] is a small value that a session has under a key: it changes in the batch of a commit, with other sessions,
-// or alone, and packages lease, queue and draft are built on records. [Session.Watch] follows the commits of a session, and
-// [Store.Watch] the changes of all of them.
+// A [Record] is a small value that a session has under a key: it changes in the batch of a commit, with other
+// sessions, or alone, and packages lease, queue and draft are built on records. [Session.Watch] follows the commits
+// of a session, and [Store.Watch] the changes of all of them.
 //
 // # Reclaiming
 //
@@ -52,7 +52,7 @@
 //
 // Types that calls take and return are in small packages: ids of nodes in graph, ids of blobs
 // and attachments in blob, revisions and usage in head, options and reports of
-// maintenance in gc, errors of damaged records in damage.
+// collection, vacuum and prune in gc, errors of damaged records, and of those of another version, in damage.
 //
 // Start reading the code at commit.go and internal/commit, then load.go and
 // internal/history. docs/design.md has a picture of the code and says why it is as it is,

@@ -78,11 +78,11 @@ func versionOf(v session.RecordVersion) RecordVersion {
 // revision and where it is in lists. It returns for each change the version that the record has
 // then, or NoRecord. Changes of other records do not conflict with it, and neither do commits.
 //
-// In the common case it is one call of the engine. If it guards what this store has not seen, it is one more:
-// the session's lifecycle record the first time, and records whose version is expected.
-// An error that matches ErrOutcomeUnknown leaves open whether the changes stand; after any other error none
-// does. The outcome can stay unknown if a reply of the engine was lost and no version tells: see RecordChange.Expect. See Commit.Records for changes that are made with a commit, and
-// Store.CommitAll for those of several sessions.
+// In the common case it is one call of the engine. If it guards what this store has not seen, it is one more: the
+// session's lifecycle record the first time, and records whose version is expected. An error that matches
+// ErrOutcomeUnknown leaves open whether the changes stand; after any other error none does. The outcome can stay
+// unknown if a reply of the engine was lost and no version tells: see RecordChange.Expect. See Commit.Records for
+// changes that are made with a commit, and Store.CommitAll for those of several sessions.
 func (s *Session) ChangeRecords(ctx context.Context, changes ...RecordChange) ([]RecordVersion, error) {
 	store, err := s.usable(ctx)
 	if err != nil {

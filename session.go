@@ -120,7 +120,7 @@ func (s *Session) Info(ctx context.Context) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	about, err := s.session.OpenAbout(vs[0])
+	about, err := s.session.DecodeMetadata(vs[0])
 	if err != nil {
 		return Info{}, err
 	}

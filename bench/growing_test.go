@@ -26,8 +26,9 @@ func storeOn(b *testing.B, e engine.Engine) *turnstone.Store {
 	return st
 }
 
-// BenchmarkGrowingList commits as a checkpointer of an agent framework does. Each session has 200 commits. A commit saves a list whole
-// that has grown by a message of 400 bytes. It also saves a small part, sets two records, and keeps its revision under a name.
+// BenchmarkGrowingList commits as a checkpointer of an agent framework does. Each session has 200 commits. A commit
+// saves a list whole that has grown by a message of 400 bytes. It also saves a small part, sets two records, and
+// keeps its revision under a name.
 func BenchmarkGrowingList(b *testing.B) {
 	const steps = 200
 	var list []byte

@@ -14,8 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
-// BenchmarkServe commits turns of four nodes, loads 20 and 1,000 nodes, and sends and reads an attachment, on Badger in this process
-// and through a server of this process on a Unix socket.
+// BenchmarkServe commits turns of four nodes, loads 20 and 1,000 nodes, and sends and reads an attachment, on Badger
+// in this process and through a server of this process on a Unix socket.
 func BenchmarkServe(b *testing.B) {
 	for _, durability := range []pebble.Durability{pebble.Power, pebble.Process} {
 		for _, where := range []string{"here", "http"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/shared"
 )
 
-// ownerVariable is the environment variable that makes the test binary the owner of a store for BenchmarkShared. Its value is
-// the directory of that store.
+// ownerVariable is the environment variable that makes the test binary the owner of a store for BenchmarkShared. Its
+// value is the directory of that store.
 const ownerVariable = "TURNSTONE_BENCH_OWNER"
 
 func TestMain(m *testing.M) {
@@ -42,8 +42,8 @@ func own(dir string) error {
 
 func openPebble(dir string) (engine.Engine, error) { return pebble.Open(dir, nil) }
 
-// BenchmarkShared commits turns of four nodes, and loads the last of them, on Badger that this process has alone, that it
-// shares and has opened, and that another process has opened.
+// BenchmarkShared commits turns of four nodes, and loads the last of them, on Badger that this process has alone,
+// that it shares and has opened, and that another process has opened.
 func BenchmarkShared(b *testing.B) {
 	for _, c := range []struct {
 		name string

@@ -1,6 +1,6 @@
 // Package blob has bytes that are stored once however often they are used: large payloads, attachments and checkpoint
-// parts. Users need [ID], the id of a blob, and [Attachment], a node's reference to one; the rest is what the other
-// rooms call.
+// parts. Users need [ID], the id of a blob, and [Attachment], a node's reference to one; the rest is for
+// the other packages of Turnstone.
 //
 //	nodes, checkpoint parts ──▶ blob ──▶ items: chunks, or lists of chunks
 //	upload ──pins──────────────▶ │

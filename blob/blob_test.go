@@ -180,7 +180,7 @@ func FuzzRecord(f *testing.F) {
 	key := space.Blob(space.BlobHash(id), 0)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s, e := open()
-		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Seal(key, keys.Blob, body)}}}); err != nil {
+		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Encode(key, keys.Blob, body)}}}); err != nil {
 			return
 		}
 		if content, err := s.Read(ctx, id); err == nil && blob.Sum(content) != id {
@@ -193,20 +193,20 @@ func FuzzRecord(f *testing.F) {
 func FuzzMarkAndHold(f *testing.F) {
 	key := space.Mark(keys.Hash{1})
 	for _, m := range []blob.Mark{{Parts: 1, Bytes: 7}, {List: true, Parts: 1, Bytes: 900, Condemned: true}, {Parts: 2, Bytes: 1 << 20}, {Packed: true, Parts: 1}} {
-		r := m.Seal(key)
+		r := m.Encode(key)
 		f.Add(r[2 : len(r)-4])
 	}
 	f.Add([]byte{})
 	f.Add([]byte{byte(blob.Pinned)})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if m, err := blob.OpenMark(key, codec.Seal(key, keys.Mark, body)); err == nil {
-			again := m.Seal(key)
+		if m, err := blob.DecodeMark(key, codec.Encode(key, keys.Mark, body)); err == nil {
+			again := m.Encode(key)
 			if again = again[2 : len(again)-4]; len(again) != len(body) || !bytes.Equal(again[:len(again)-8], body[:len(body)-8]) {
 				t.Errorf("mark %x was accepted and is encoded as %x", body, again)
 			}
 		}
 		at := space.Upload([16]byte{1}, keys.Hash{2})
-		if p, err := blob.OpenPin(at, codec.Seal(at, keys.Upload, body)); err == nil && byte(p.Kind) != body[0] {
+		if p, err := blob.DecodePin(at, codec.Encode(at, keys.Upload, body)); err == nil && byte(p.Kind) != body[0] {
 			t.Errorf("pin %x is read as %v", body, p)
 		}
 	})

@@ -65,10 +65,10 @@ func (s *Store) records(ctx context.Context, ids []ID) ([]stored, error) {
 	return out, nil
 }
 
-// openFirst decodes the first part of the representation of id, and returns how many
+// decodeFirst decodes the first part of the representation of id, and returns how many
 // parts there are.
-func openFirst(id ID, key, value []byte) (r stored, n int, err error) {
-	body, err := codec.Open(key, value, keys.Blob)
+func decodeFirst(id ID, key, value []byte) (r stored, n int, err error) {
+	body, err := codec.Decode(key, value, keys.Blob)
 	if err == nil {
 		r, n, err = decodeRecord(body)
 	}
@@ -80,7 +80,7 @@ func openFirst(id ID, key, value []byte) (r stored, n int, err error) {
 
 // record decodes one representation whose first part is value, and reads the rest.
 func (s *Store) record(ctx context.Context, id ID, key, value []byte) (stored, error) {
-	r, n, err := openFirst(id, key, value)
+	r, n, err := decodeFirst(id, key, value)
 	if err != nil || n == 1 {
 		return r, codec.Corrupt(err, "blob %s", id)
 	}
@@ -98,7 +98,7 @@ func (s *Store) record(ctx context.Context, id ID, key, value []byte) (stored, e
 	}
 	r.data = bytes.Clone(r.data)
 	for i, v := range vs[1:] {
-		more, err := codec.Open(ks[i+1], v, keys.Blob)
+		more, err := codec.Decode(ks[i+1], v, keys.Blob)
 		if err != nil {
 			return stored{}, codec.Corrupt(fmt.Errorf("part %d: %w", i+1, err), "blob %s", id)
 		}
@@ -233,7 +233,7 @@ func (s *Store) first(ctx context.Context, h keys.Hash) (r stored, err error) {
 	if err != nil {
 		return r, err
 	}
-	body, err := codec.Open(key, vs[0], keys.Blob)
+	body, err := codec.Decode(key, vs[0], keys.Blob)
 	if err == nil {
 		r, _, err = decodeRecord(body)
 	}

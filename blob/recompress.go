@@ -21,7 +21,7 @@ func (s *Store) Recompress(ctx context.Context, b *engine.Batch, h keys.Hash) (d
 	if err != nil || vs[0] == nil {
 		return false, err
 	}
-	mark, err := OpenMark(markKey, vs[0])
+	mark, err := DecodeMark(markKey, vs[0])
 	if err != nil {
 		return false, codec.Corrupt(err, "mark of the blob at %x", h)
 	}
@@ -47,6 +47,6 @@ func (s *Store) Recompress(ctx context.Context, b *engine.Batch, h keys.Hash) (d
 	}
 	next := r.mark(values)
 	next.Packed = true
-	b.Set(markKey, next.Seal(markKey))
+	b.Set(markKey, next.Encode(markKey))
 	return true, nil
 }

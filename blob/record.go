@@ -91,7 +91,7 @@ func (r *stored) values(space *keys.Space, h keys.Hash) (ks, vs [][]byte) {
 		} else {
 			body = r.data[i*valueBytes : min(len(r.data), (i+1)*valueBytes)]
 		}
-		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Blob, body))
+		ks, vs = append(ks, key), append(vs, codec.Encode(key, keys.Blob, body))
 	}
 	return ks, vs
 }
@@ -107,7 +107,7 @@ type Mark struct {
 	Bytes     int64 // length of the values
 }
 
-// Loose reports whether Pack can compress the blob further.
+// Loose reports whether Recompress can compress the blob further.
 func (m *Mark) Loose() bool { return !m.List && !m.Packed && m.Bytes <= recompressBytes }
 
 // The bits of a mark's first byte.
@@ -117,9 +117,9 @@ const (
 	markPacked
 )
 
-// Seal returns m's record for key, unlike any before it: the bits, the number of
+// Encode returns m's record for key, unlike any before it: the bits, the number of
 // values less one, the length of the values, and 8 random bytes.
-func (m Mark) Seal(key []byte) []byte {
+func (m Mark) Encode(key []byte) []byte {
 	b := append(make([]byte, 0, 16), 0, byte(m.Parts-1))
 	if m.Condemned {
 		b[0] |= markCondemned
@@ -132,12 +132,12 @@ func (m Mark) Seal(key []byte) []byte {
 	}
 	b = binary.AppendUvarint(b, uint64(m.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, rand.Uint64()) // ChaCha8, seeded by the system
-	return codec.Seal(key, keys.Mark, b)
+	return codec.Encode(key, keys.Mark, b)
 }
 
-// OpenMark decodes the record of key.
-func OpenMark(key, value []byte) (m Mark, err error) {
-	b, err := codec.Open(key, value, keys.Mark)
+// DecodeMark decodes the record of key.
+func DecodeMark(key, value []byte) (m Mark, err error) {
+	b, err := codec.Decode(key, value, keys.Mark)
 	if err != nil {
 		return m, err
 	}

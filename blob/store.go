@@ -128,7 +128,7 @@ func (s *Store) Add(b *engine.Batch, d *Draft, marks Marks) error {
 	mark := s.space.Mark(h)
 	ks, vs := d.rec.values(s.space, h)
 	b.Guard(mark, nil)
-	b.Set(mark, d.rec.mark(vs).Seal(mark))
+	b.Set(mark, d.rec.mark(vs).Encode(mark))
 	for i := range ks {
 		b.Set(ks[i], vs[i])
 	}
@@ -149,9 +149,9 @@ func (s *Store) Rely(b *engine.Batch, id ID, marks Marks) bool {
 		}
 	}
 	b.Guard(key, v)
-	if m, err := OpenMark(key, v); err == nil && m.Condemned {
+	if m, err := DecodeMark(key, v); err == nil && m.Condemned {
 		m.Condemned = false
-		b.Set(key, m.Seal(key))
+		b.Set(key, m.Encode(key))
 	}
 	return true
 }
@@ -199,7 +199,7 @@ func (s *Store) Refresh(ctx context.Context, marks Marks, ids []ID) (absent []ID
 			absent = append(absent, ids[i])
 			continue
 		}
-		if _, err := OpenMark(ks[i], v); err != nil {
+		if _, err := DecodeMark(ks[i], v); err != nil {
 			return nil, codec.Corrupt(err, "mark of blob %s", ids[i])
 		}
 		s.marks.put(ids[i], v)
@@ -233,7 +233,7 @@ func (s *Store) Sizes(ctx context.Context, ids []ID) ([]int64, error) {
 			if sizes[at] = -1; vs[i] == nil {
 				continue
 			}
-			r, _, err := openFirst(ids[at], ks[i], vs[i])
+			r, _, err := decodeFirst(ids[at], ks[i], vs[i])
 			if err != nil {
 				return nil, codec.Corrupt(err, "blob %s", ids[at])
 			}

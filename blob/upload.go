@@ -61,16 +61,16 @@ const (
 	Grant     PinKind = 't' // A blob of a finished upload, which the session may commit.
 )
 
-// newPin returns the record of an upload, of which more is the owner, or of a grant, of which it is what was granted. Random bytes make every value
-// unique, so that a guard on one value is never true of a later one.
+// newPin returns the record of an upload, of which more is the owner, or of a grant, of which it is what was granted.
+// Random bytes make every value unique, so that a guard on one value is never true of a later one.
 func newPin(key []byte, kind PinKind, expires time.Time, more []byte) []byte {
 	body := binary.BigEndian.AppendUint64([]byte{byte(kind)}, uint64(max(expires.UnixNano(), 0)))
-	return codec.Seal(key, keys.Upload, append(body, more...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
+	return codec.Encode(key, keys.Upload, append(body, more...), binary.LittleEndian.AppendUint64(nil, mathrand.Uint64()))
 }
 
-// OpenPin decodes a record under keys.Upload.
-func OpenPin(key, value []byte) (p Pin, err error) {
-	body, err := codec.Open(key, value, keys.Upload)
+// DecodePin decodes a record under keys.Upload.
+func DecodePin(key, value []byte) (p Pin, err error) {
+	body, err := codec.Decode(key, value, keys.Upload)
 	if err != nil {
 		return p, err
 	}
@@ -117,7 +117,7 @@ func (u *Upload) Put(ctx context.Context, d *Draft) error {
 // pin makes b pin a blob for the upload, and returns the record.
 func (u *Upload) pin(b *engine.Batch, id ID) engine.Pair {
 	key := u.store.space.Upload(u.id, u.store.space.BlobHash(id))
-	b.Set(key, codec.Seal(key, keys.Upload, []byte{byte(Pinned)}))
+	b.Set(key, codec.Encode(key, keys.Upload, []byte{byte(Pinned)}))
 	return b.Sets[len(b.Sets)-1]
 }
 
@@ -243,7 +243,7 @@ func (u *Upload) Abandon(ctx context.Context) error {
 // Write cuts what r delivers into content-defined chunks and stores those that are not stored
 // yet, with memory for a few. The upload pins them. Write returns the blob of the whole content,
 // which it has not stored: the caller has to call Put or Grant with it. If size is not negative
-// and the content has another length, the error matches blob.ErrSize. If the content has more
+// and the content has another length, the error matches ErrSize. If the content has more
 // than MaxBytes, it is ErrTooLarge.
 func (u *Upload) Write(ctx context.Context, r io.Reader, size int64) (*Draft, error) {
 	c := u.store.chunks
@@ -370,16 +370,16 @@ func (s *Store) Uploaded(ctx context.Context) (map[keys.Hash]bool, error) {
 // Granted returns the grants of a session: what was uploaded and no commit refers to yet.
 func (s *Store) Granted(ctx context.Context, inc keys.Incarnation) (out []Pin, err error) {
 	err = s.uploads(ctx, s.space.Of(keys.Upload, inc), func(_ keys.Hash, p engine.Pair) error {
-		pin, err := OpenGrant(p.Key, p.Value)
+		pin, err := DecodeGrant(p.Key, p.Value)
 		out = append(out, pin)
 		return err
 	})
 	return out, err
 }
 
-// OpenGrant decodes the grant of key.
-func OpenGrant(key, value []byte) (Pin, error) {
-	p, err := OpenPin(key, value)
+// DecodeGrant decodes the grant of key.
+func DecodeGrant(key, value []byte) (Pin, error) {
+	p, err := DecodePin(key, value)
 	if err == nil && p.Kind != Grant {
 		err = fmt.Errorf("%w: it is no grant", damage.ErrMalformed)
 	}

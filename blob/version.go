@@ -110,14 +110,14 @@ func (v *Version) values(space *keys.Space, c Chain) (ks, vs [][]byte) {
 			body = binary.AppendUvarint(make([]byte, 0, len(data)+4), v.Revision-v.Base)
 			body = binary.AppendUvarint(body, uint64(n))
 		}
-		ks, vs = append(ks, key), append(vs, codec.Seal(key, keys.Version, body, data))
+		ks, vs = append(ks, key), append(vs, codec.Encode(key, keys.Version, body, data))
 	}
 	return ks, vs
 }
 
-// openVersion decodes the first value of a version.
-func openVersion(key, value, fields []byte) (v Version, err error) {
-	body, err := codec.Open(key, value, keys.Version)
+// decodeVersion decodes the first value of a version.
+func decodeVersion(key, value, fields []byte) (v Version, err error) {
+	body, err := codec.Decode(key, value, keys.Version)
 	if err != nil {
 		return v, err
 	}
@@ -195,7 +195,7 @@ func (s *Store) Versions(ctx context.Context, c Chain, from, to uint64) iter.Seq
 				if !done() {
 					return
 				}
-				if v, err = openVersion(p.Key, p.Value, fields); err != nil {
+				if v, err = decodeVersion(p.Key, p.Value, fields); err != nil {
 					yield(v, c.damage(err, revision))
 					return
 				}
@@ -207,7 +207,7 @@ func (s *Store) Versions(ctx context.Context, c Chain, from, to uint64) iter.Seq
 				if i != have || i >= v.count {
 					continue
 				}
-				more, err := codec.Open(p.Key, p.Value, keys.Version)
+				more, err := codec.Decode(p.Key, p.Value, keys.Version)
 				if err != nil {
 					yield(v, c.damage(err, revision))
 					return

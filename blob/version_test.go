@@ -161,7 +161,7 @@ func FuzzVersion(f *testing.F) {
 	key := space.Version(c.Session, c.Part, 3, 0)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s, e := open()
-		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Seal(key, keys.Version, body)}}}); err != nil {
+		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Encode(key, keys.Version, body)}}}); err != nil {
 			return
 		}
 		if content, _, err := s.ReadVersion(ctx, c.Chain, 2, 3, c.ids[3], c.root); err == nil && blob.Sum(content) != c.ids[3] {

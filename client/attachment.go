@@ -21,8 +21,9 @@ import (
 // pieceBytes is how much of an attachment a request brings. So much is kept until the server has it.
 const pieceBytes = 4 << 20
 
-// PutAttachment sends an attachment in pieces. When the connection is cut, it goes on where the server is. A server that was restarted has nothing of it: then the
-// call fails with an error that matches turnstone.ErrOutcomeUnknown, because the attachment may be stored already.
+// PutAttachment sends an attachment in pieces. When the connection is cut, it goes on where the server is. A server
+// that was restarted has nothing of it: then the call fails with an error that matches turnstone.ErrOutcomeUnknown,
+// because the attachment may be stored already.
 func (s *session) PutAttachment(ctx context.Context, r io.Reader, size int64, mediaType, name string) (blob.Attachment, error) {
 	if r == nil {
 		return blob.Attachment{}, &turnstone.InvalidError{Where: "attachment", Reason: "the reader is nil"}

@@ -1,16 +1,17 @@
-// Package client uses stores that a server has: a Client is a turnstone.Factory, and its sessions are turnstone.Persistence. So code that works on
-// a store in its own process works on one behind `turnstone serve`, too.
+// Package client uses stores that a server has: a Client is a turnstone.Factory, and its sessions are
+// turnstone.Persistence. So code that works on a store in its own process works on one behind `turnstone serve`, too.
 //
 //	c, err := client.Open(ctx, "unix:/var/lib/agent/turnstone.http", nil)
 //	…
 //	session, _, err := c.Create(ctx, turnstone.Request{ID: id})
 //
-// Errors are those of the store: errors.Is and errors.As find in them what they find in those of a store. Calls that reach no
-// server fail with an error that matches engine.ErrUnavailable.
+// Errors are those of the store: errors.Is and errors.As find in them what they find in those of a store. Calls that
+// reach no server fail with an error that matches engine.ErrUnavailable.
 //
-// A call whose answer is lost is made again for a while. The server remembers writes by ids that the client gives them, and so makes none twice. If the
-// server was restarted meanwhile, nobody knows whether it made the write: a commit with a turn id is made again all the same, and any other write fails with an
-// error that matches turnstone.ErrOutcomeUnknown.
+// A call whose answer is lost is made again for a while. The server remembers writes by ids that the client gives
+// them, and so makes none twice. If the server was restarted meanwhile, nobody knows whether it made the write: a
+// commit with a turn id is made again all the same, and any other write fails with an error that matches
+// turnstone.ErrOutcomeUnknown.
 package client
 
 import (
@@ -45,8 +46,8 @@ type Options struct {
 	Namespace string
 	// TLS is for servers whose certificate no authority of this machine has signed.
 	TLS *tls.Config
-	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10 seconds, at most 30: so long a server
-	// remembers what it did for sure.
+	// Patience is how long a call is made again when its answer is lost, or the server is busy or away. Default 10
+	// seconds, at most 30: so long a server remembers what it did for sure.
 	Patience time.Duration
 	// Memory is the budget of what the client keeps in memory: the last large commits, from which the next are sent as
 	// differences. Default: the process's own.
@@ -58,7 +59,8 @@ var errSilent = errors.New("client: the server does not answer")
 // maxPatience is half of the time that servers remember writes.
 const maxPatience = 30 * time.Second
 
-// headerTimeout is how long an answer may take to begin. Servers give writes a minute, and tell at least so often that a collection goes on.
+// headerTimeout is how long an answer may take to begin. Servers give writes a minute, and tell at least so often
+// that a collection goes on.
 const headerTimeout = 90 * time.Second
 
 // A Client is a connection with a server. It is safe for concurrent use.
@@ -74,8 +76,9 @@ type Client struct {
 
 var _ turnstone.Factory = (*Client)(nil)
 
-// Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or "http://host:port" for one on this machine. It fails
-// if no server answers, and if the server does not know the token.
+// Open connects with a server at an address: "unix:" and the path of a socket, "https://host:port", or
+// "http://host:port" for one on this machine. It fails if no server answers, and if the server does not know the
+// token.
 func Open(ctx context.Context, address string, o *Options) (*Client, error) {
 	c := &Client{}
 	if o != nil {
@@ -144,7 +147,8 @@ type ask struct {
 	base         string // of a write whose body the server is to remember: see wire.HeaderBase
 }
 
-// do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut off.
+// do makes a request until there is an answer, and passes that to read, which returns an error if the answer is cut
+// off.
 func (c *Client) do(ctx context.Context, a *ask, read func(*http.Response) error) error {
 	if ctx == nil {
 		return &turnstone.InvalidError{Where: "context", Reason: "it is nil"}
@@ -247,7 +251,8 @@ func answers(answer *http.Response, r *http.Request) bool {
 // errForeign means that what has answered is no server of this protocol.
 var errForeign = errors.New("client: the answer is none of a server of stores")
 
-// problem returns the error of an answer that tells of one. lost tells that a proxy has answered in place of the server.
+// problem returns the error of an answer that tells of one. lost tells that a proxy has answered in place of the
+// server.
 func problem(answer *http.Response) (lost bool, err error) {
 	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
 	if err != nil {
@@ -275,7 +280,8 @@ func (c *Client) request(ctx context.Context, a *ask, server string, body *piece
 		if size > 0 { // else http.Request would not know it
 			r.Body, r.ContentLength = body, int64(size)
 			if a.method == http.MethodPut {
-				// A server that has this piece already says so without reading it, and closes the connection: who sends meanwhile may not get the answer.
+				// A server that has this piece already says so without reading it, and closes the connection: who sends meanwhile
+				// may not get the answer.
 				r.Header.Set("Expect", "100-continue")
 			}
 		}
@@ -303,7 +309,8 @@ func strip(err error) error {
 	return err
 }
 
-// pieces is a body. http.Transport may go on reading it when the request has ended, and the pieces are the caller's: end prevents that.
+// pieces is a body. http.Transport may go on reading it when the request has ended, and the pieces are the caller's:
+// end prevents that.
 type pieces struct {
 	mu   sync.Mutex // guards what follows
 	rest [][]byte
@@ -365,8 +372,8 @@ func one[Out any](ctx context.Context, c *Client, a *ask) (out *Out, err error) 
 	return out, nil
 }
 
-// items makes an operation whose answer is several items. It calls begin, and then f for each item until that reports false. When the answer is cut off, it does so
-// again. id, if set, makes the server go on with what it was at.
+// items makes an operation whose answer is several items. It calls begin, and then f for each item until that reports
+// false. When the answer is cut off, it does so again. id, if set, makes the server go on with what it was at.
 func items(ctx context.Context, c *Client, name, id string, in any, begin func(), f func(*wire.Item) bool) error {
 	p := patient{c: c}
 	for {

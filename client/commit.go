@@ -24,7 +24,8 @@ type base struct {
 	body []byte
 }
 
-// commit makes a commit. If it is large, it is sent as its difference from the last one of the session, and whole if the server does not have that one any more.
+// commit makes a commit. If it is large, it is sent as its difference from the last one of the session, and whole if
+// the server does not have that one any more.
 func (c *Client) commit(ctx context.Context, in *wire.CommitRequest) (*turnstone.Result, error) {
 	pieces, err := wire.Encode(in)
 	if err != nil {
@@ -52,8 +53,8 @@ func (c *Client) commit(ctx context.Context, in *wire.CommitRequest) (*turnstone
 	return out, err
 }
 
-// difference returns the request to commit body as its difference from the last one of its session, or nil if there is none, or too large a one. Only one commit is
-// the difference from another one.
+// difference returns the request to commit body as its difference from the last one of its session, or nil if there
+// is none, or too large a one. Only one commit is the difference from another one.
 func (c *Client) difference(of wire.Target, whole *ask, body []byte) *ask {
 	last, ok := c.bases.Get(of)
 	if !ok {

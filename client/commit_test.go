@@ -261,7 +261,8 @@ func TestSV11_WhatABaseIsLostForIsSentWhole(t *testing.T) {
 	}
 }
 
-// The first of two servers makes a commit, and its answer is lost. The second one does not know the base, so the client sends the whole body, which comes to the first one.
+// The first of two servers makes a commit, and its answer is lost. The second one does not know the base, so the
+// client sends the whole body, which comes to the first one.
 func TestSV11_WhatOneServerMadeAsADifferenceIsNotRefusedAsAWhole(t *testing.T) {
 	f := newFront(t)
 	_, s := f.connect()

@@ -21,8 +21,8 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
-// Over connections that are cut off all the time a client keeps the whole contract: nothing that it is asked to do is done twice, and no outcome
-// stays unknown.
+// Over connections that are cut off all the time a client keeps the whole contract: nothing that it is asked to do is
+// done twice, and no outcome stays unknown.
 func TestSV2_TheContractHoldsOverConnectionsThatAreCut(t *testing.T) {
 	var cuts atomic.Int64
 	t.Run("contract", func(t *testing.T) {
@@ -108,7 +108,8 @@ func TestSV7_AttachmentsGoOnWhereTheyWereCutOff(t *testing.T) {
 	}
 }
 
-// What a server, or a proxy, says to a write that is repeated tells nothing of the attempt before, unless it is the answer to the write.
+// What a server, or a proxy, says to a write that is repeated tells nothing of the attempt before, unless it is the
+// answer to the write.
 func TestSV2_ARefusalOfARepeatedWriteTellsNothingOfTheFirst(t *testing.T) {
 	for name, refuse := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"proxy": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) },

@@ -78,7 +78,8 @@ func (c *Client) Feed(ctx context.Context) (turnstone.Feed, error) {
 	return value(read[turnstone.Feed](ctx, c, "feed", &wire.None{}))
 }
 
-// Watch implements turnstone.Factory. When the connection is cut, it goes on after the last change, also with a server that was restarted.
+// Watch implements turnstone.Factory. When the connection is cut, it goes on after the last change, also with a
+// server that was restarted.
 func (c *Client) Watch(ctx context.Context, after turnstone.Cursor) iter.Seq2[turnstone.Change, error] {
 	return watch(ctx, c, "/v1/changes", url.Values{}, string(after), func(ch turnstone.Change) string { return string(ch.Cursor) })
 }

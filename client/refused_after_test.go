@@ -14,7 +14,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
-// The answer to a write is lost, and nobody listens for a moment: that a connection is refused says nothing of the write.
+// The answer to a write is lost, and nobody listens for a moment: that a connection is refused says nothing of the
+// write.
 func TestSV4_ARefusedConnectionAfterALostAnswerIsWaitedFor(t *testing.T) {
 	for _, turn := range []string{"", "t"} {
 		s := newServer(t, memory.New(), turnstone.Options{})

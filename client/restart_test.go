@@ -69,7 +69,8 @@ func TestSV3_AfterARestartOnlyATurnIDTells(t *testing.T) {
 	}
 }
 
-// Watches go on over connections that are cut, and over a server that is restarted: in order, without a gap or a double.
+// Watches go on over connections that are cut, and over a server that is restarted: in order, without a gap or a
+// double.
 func TestSV6_WatchesGoOnOverARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	e := memory.New()

@@ -21,7 +21,8 @@ import (
 // maxEvent is the longest line of an event that is read. The largest is a commit's, with its parts and labels.
 const maxEvent = 8 << 20
 
-// watch yields the events of a route, whose ids are those that id returns. When the connection is cut, it goes on after the last of them.
+// watch yields the events of a route, whose ids are those that id returns. When the connection is cut, it goes on
+// after the last of them.
 func watch[T any](ctx context.Context, c *Client, path string, query url.Values, after string, id func(T) string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		at, enough := after, false
@@ -67,12 +68,14 @@ func watch[T any](ctx context.Context, c *Client, path string, query url.Values,
 	}
 }
 
-// silence is after how long a watch on which nothing comes is taken for cut off. Servers send something every 15 seconds.
+// silence is after how long a watch on which nothing comes is taken for cut off. Servers send something every 15
+// seconds.
 const silence = time.Minute
 
 var errEnough = errors.New("client: enough")
 
-// events reads server-sent events, and calls f with the data of each, until f fails, the stream ends, or a problem comes.
+// events reads server-sent events, and calls f with the data of each, until f fails, the stream ends, or a problem
+// comes.
 func events(r io.ReadCloser, f func(data []byte) error) error {
 	silent := time.AfterFunc(silence, func() { r.Close() })
 	defer silent.Stop()

@@ -1,8 +1,9 @@
 // Package draft keeps the part of a turn that is there already, such as the text that a model has streamed so far,
 // until the commit of the turn takes its place. So a host that was killed goes on with what its users have seen.
 //
-// A draft is records of a session (see turnstone.Record): pieces of 16 KiB, of which Set writes those
-// that have changed, and one that says how many there are, which every call guards, and sets if it changes anything. It is no part of the history: no revision has it, and a fork begins without it.
+// A draft is records of a session (see turnstone.Record): pieces of 16 KiB, of which Set writes those that have
+// changed, and one that says how many there are, which every call guards, and sets if it changes anything. It is no
+// part of the history: no revision has it, and a fork begins without it.
 package draft
 
 import (
@@ -76,9 +77,10 @@ func invalid(reason string, args ...any) error {
 // Content returns what stands. It is the caller's.
 func (d *Draft) Content() []byte { return bytes.Clone(d.content) }
 
-// Set replaces what stands, all of it or nothing, in one call of the store. It writes the pieces that have
-// changed: the last one if content has grown at its end. A draft without content is none. If somebody else has written the
-// draft since it was opened, or its turn was committed, the error is a *turnstone.RecordConflictError. After an error, open the draft again.
+// Set replaces what stands, all of it or nothing, in one call of the store. It writes the pieces that have changed:
+// the last one if content has grown at its end. A draft without content is none. If somebody else has written the
+// draft since it was opened, or its turn was committed, the error is a *turnstone.RecordConflictError. After an
+// error, open the draft again.
 func (d *Draft) Set(ctx context.Context, content []byte) error {
 	if d == nil || d.session == nil {
 		return invalid("it was not opened")
@@ -113,8 +115,8 @@ func (d *Draft) Set(ctx context.Context, content []byte) error {
 	return nil
 }
 
-// Append adds to the end of what stands: see Set. Every call writes up to 16 KiB, so a host should gather what comes within a
-// fraction of a second.
+// Append adds to the end of what stands: see Set. Every call writes up to 16 KiB, so a host should gather what comes
+// within a fraction of a second.
 func (d *Draft) Append(ctx context.Context, more []byte) error {
 	if d == nil {
 		return invalid("it was not opened")
@@ -123,7 +125,8 @@ func (d *Draft) Append(ctx context.Context, more []byte) error {
 }
 
 // Done returns the changes of records that remove the draft. With them in Commit.Records the turn takes the place of
-// its draft: both stand or neither. The commit is refused with a *turnstone.RecordConflictError if somebody else has written the draft.
+// its draft: both stand or neither. The commit is refused with a *turnstone.RecordConflictError if somebody else has
+// written the draft.
 func (d *Draft) Done() (out []turnstone.RecordChange) {
 	if d == nil || d.session == nil {
 		return nil

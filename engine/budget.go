@@ -9,12 +9,13 @@ const (
 	MinMemory = 32 << 20
 )
 
-// A MemoryBudget bounds what engines, stores, servers and clients keep in memory between calls. All that are opened with the same budget share it.
-// A nil *MemoryBudget is the process's own, of DefaultMemory bytes.
+// A MemoryBudget bounds what engines, stores, servers and clients keep in memory between calls. All that are opened
+// with the same budget share it. A nil *MemoryBudget is the process's own, of DefaultMemory bytes.
 //
-// An embedded engine takes a part for its memtables and blocks. The rest is for stores, servers and clients. Their bytes count twice, because Go's
-// collector lets the heap grow to twice of what is in use. The budget does not count what a call uses while it runs, and what a database uses in the
-// background: docs/operations.md has figures. A MemoryBudget is safe for concurrent use.
+// An embedded engine takes a part for its memtables and blocks. The rest is for stores, servers and clients. Their
+// bytes count twice, because Go's collector lets the heap grow to twice of what is in use. The budget does not count
+// what a call uses while it runs, and what a database uses in the background: docs/operations.md has figures. A
+// MemoryBudget is safe for concurrent use.
 type MemoryBudget struct {
 	bytes int
 
@@ -44,8 +45,8 @@ func (m *MemoryBudget) orProcess() *MemoryBudget {
 // Bytes returns the size of m.
 func (m *MemoryBudget) Bytes() int { return m.orProcess().bytes }
 
-// Take takes a number of bytes for an engine, until giveBack is called. Further calls of giveBack do nothing. Stores have what is left, and
-// a quarter at least.
+// Take takes a number of bytes for an engine, until giveBack is called. Further calls of giveBack do nothing. Stores
+// have what is left, and a quarter at least.
 func (m *MemoryBudget) Take(bytes int) (giveBack func()) {
 	m = m.orProcess()
 	m.add(bytes)
@@ -64,8 +65,8 @@ func (m *MemoryBudget) add(bytes int) {
 // left returns how many bytes stores may keep. Each counts twice.
 func (m *MemoryBudget) left() int { return max(m.bytes-m.taken, m.bytes/4) / 2 }
 
-// Kept returns what the stores of m keep. The first call makes that by calling first with the number of bytes that it may have. Kept is for
-// package turnstone.
+// Kept returns what the stores of m keep. The first call makes that by calling first with the number of bytes that it
+// may have. Kept is for package turnstone.
 func (m *MemoryBudget) Kept(first func(bytes int) Kept) Kept {
 	m = m.orProcess()
 	m.mu.Lock()

@@ -7,15 +7,15 @@
 //
 // # Consistency
 //
-// Get, Scan pages and Apply are strictly serializable together: there is one
-// order of all of them that explains every result and agrees with real time.
-// In particular, if a read saw the effects of Apply B and not those of Apply A,
-// then A is ordered after B (Fekete, O'Neil and O'Neil, "A Read-Only Transaction Anomaly Under Snapshot Isolation", 2004).
+// Get, Scan pages and Apply are strictly serializable together: there is one order of all of them that explains every
+// result and agrees with real time. In particular, if a read saw the effects of Apply B and not those of Apply A,
+// then A is ordered after B (Fekete, O'Neil and O'Neil, "A Read-Only Transaction Anomaly Under Snapshot Isolation",
+// 2004).
 //
 // # Outcomes
 //
 // Apply returns nil when the batch is durable; [ErrConflict], [ErrTooLarge],
-// [ErrInvalid], [ErrNoSpace], [ErrUnavailable] and the context's error when it had no effect; and
+// [ErrInvalid], [ErrNoSpace], [ErrReadOnly], [ErrUnavailable] and the context's error when it had no effect; and
 // [ErrUnknown] when the driver cannot tell. After ErrUnknown the caller applies
 // the same batch again until it succeeds or fails with ErrConflict, and then
 // reads what stands there. An attempt that returned ErrUnknown may still take
@@ -67,22 +67,23 @@ type Engine interface {
 	Close() error
 }
 
-// A Notifier is an Engine that can tell other processes that have its database open of what has happened, so that they need not wait until
-// they look again. It is for speed alone: notifications may be lost, and nothing may depend on them.
+// A Notifier is an Engine that can tell other processes that have its database open of what has happened, so that
+// they need not wait until they look again. It is for speed alone: notifications may be lost, and nothing may depend
+// on them.
 type Notifier interface {
 	Engine
 	// Notify tells those who listen of a topic, soon and without waiting. Several calls for one topic may become one.
 	// A topic is text of at most 200 bytes; the empty one stands for all.
 	Notify(topic string)
-	// Listen calls heard for topics that were told of, by any process, until ctx ends or the database can't tell; the error is
-	// that of ctx, or says why. It calls heard with the empty topic whenever something may have been missed.
+	// Listen calls heard for topics that were told of, by any process, until ctx ends or the database can't tell; the
+	// error is that of ctx, or says why. It calls heard with the empty topic whenever something may have been missed.
 	Listen(ctx context.Context, heard func(topic string)) error
 }
 
 type maintenance struct{}
 
-// ForMaintenance returns a context for calls that can wait: of collections, vacuums, verifications and what runs in the background. A driver may
-// serve them apart from others, so that neither holds the others up.
+// ForMaintenance returns a context for calls that can wait: of collections, vacuums, verifications and what runs in
+// the background. A driver may serve them apart from others, so that neither holds the others up.
 func ForMaintenance(ctx context.Context) context.Context {
 	return context.WithValue(ctx, maintenance{}, true)
 }
@@ -99,7 +100,8 @@ var (
 	ErrConflict = errors.New("engine: guard failed")
 	// ErrTooLarge: the batch exceeds Limits; nothing was applied.
 	ErrTooLarge = errors.New("engine: batch too large")
-	// ErrInvalid: the batch breaks a rule of Batch, or what an engine is to be opened with can't be used; nothing was done.
+	// ErrInvalid: the batch breaks a rule of Batch, or what an engine is to be opened with can't be used; nothing was
+	// done.
 	ErrInvalid = errors.New("engine: invalid")
 	// ErrNoSpace: disk, inodes or file descriptors are short; nothing was applied.
 	ErrNoSpace = errors.New("engine: no space")
@@ -147,9 +149,10 @@ func (e *LockedError) Error() string {
 // Is reports whether target is ErrLocked.
 func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 
-// A ReplacedError says that the directory of an engine is not at its path any more: it was moved, removed or replaced by another one
-// while the engine was open. What was acknowledged is in that directory, wherever it is. The engine refuses everything from then on;
-// with an error that matches ErrUnknown as well, one batch may be in the directory, too. It matches [ErrReplaced] and [ErrClosed].
+// A ReplacedError says that the directory of an engine is not at its path any more: it was moved, removed or replaced
+// by another one while the engine was open. What was acknowledged is in that directory, wherever it is. The engine
+// refuses everything from then on; with an error that matches ErrUnknown as well, one batch may be in the directory,
+// too. It matches [ErrReplaced] and [ErrClosed].
 type ReplacedError struct {
 	Path string
 	Err  error // why the path can't be looked at, or nil if another directory is there
@@ -181,8 +184,8 @@ func (e *MovedError) Error() string {
 // Is reports whether target is ErrMoved.
 func (e *MovedError) Is(target error) bool { return target == ErrMoved }
 
-// UnfinishedKey is the key of a pair that an engine has as long as a store is being moved to it: no store can be opened there
-// then. No other key is as short.
+// UnfinishedKey is the key of a pair that an engine has as long as a store is being moved to it: no store can be
+// opened there then. No other key is as short.
 var UnfinishedKey = []byte{0}
 
 // A Pair is a key and its value.

@@ -40,9 +40,9 @@ func unread() bookmark { return bookmark{held: head.Revision(open)} }
 // refuses more, so that a damaged length does not make it allocate.
 const maxKept = 1 << 16
 
-// seal returns the record of m for key. docs/format.md has its fields. A part that needs no
+// encode returns the record of m for key. docs/format.md has its fields. A part that needs no
 // blob has null in place of the blob's hash.
-func (m *bookmark) seal(key []byte) []byte {
+func (m *bookmark) encode(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
 	e.Uint(uint64(m.revision))
@@ -64,12 +64,12 @@ func (m *bookmark) seal(key []byte) []byte {
 			e.Bytes(p.blob[:])
 		}
 	}
-	return codec.Seal(key, keys.Bookmark, e.B)
+	return codec.Encode(key, keys.Bookmark, e.B)
 }
 
-// openBookmark decodes the record of key.
-func openBookmark(key, value []byte) (m bookmark, err error) {
-	body, err := codec.Open(key, value, keys.Bookmark)
+// decodeBookmark decodes the record of key.
+func decodeBookmark(key, value []byte) (m bookmark, err error) {
+	body, err := codec.Decode(key, value, keys.Bookmark)
 	if err != nil {
 		return m, err
 	}

@@ -13,9 +13,9 @@ import (
 
 // This file finds the sessions that changed since the last cycle. A session that changed has a
 // dirty record. The change sets it in its own batch; a commit need not, as long as the head says
-// that the record is there. A scan alone is no
-// witness of what is not there. So the collector also compares sessions with their bookmarks if
-// the list of all sessions says that they were updated lately.
+// that the record is there. A dirty record may be lost, which a scan can't notice. So the collector
+// also compares the sessions that the list of all sessions has as updated lately with their
+// bookmarks.
 //
 // No other session is read, so a collection costs what changed since the last one, however many
 // sessions the store has: cost_test.go counts the reads.
@@ -104,7 +104,7 @@ func (cy *cycle) updated(ctx context.Context, since uint64, q *queue) error {
 		if err != nil {
 			return err
 		}
-		e, err := head.OpenEntry(cy.space, p)
+		e, err := head.DecodeEntry(cy.space, p)
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (cy *cycle) behind(ctx context.Context, entries []head.Entry, q *queue) err
 			return err
 		}
 		// A head that is gone, of another incarnation or damaged is a reason to look, too.
-		h, err := head.OpenHead(recs[i][0].Key, recs[i][0].Value)
+		h, err := head.DecodeHead(recs[i][0].Key, recs[i][0].Value)
 		if err == nil && h.Incarnation == e.Incarnation && h.Revision == at {
 			continue
 		}
@@ -153,6 +153,6 @@ func bookmarked(p engine.Pair, inc head.Incarnation) (head.Revision, error) {
 	if p.Value == nil {
 		return 0, nil
 	}
-	m, err := openBookmarkOf(p, inc)
+	m, err := decodeBookmarkOf(p, inc)
 	return m.revision, err
 }

@@ -146,7 +146,7 @@ func (k *check) census(ctx context.Context) (*census, error) {
 // lives: Verify reports it, and the numbers need not disagree because of it.
 func (n *census) addBookmark(e entry) {
 	n.bookmarks[e.inc()] = true
-	m, err := openBookmark(e.Key, e.Value)
+	m, err := decodeBookmark(e.Key, e.Value)
 	if err != nil || m.live() {
 		n.live++
 	}
@@ -165,7 +165,7 @@ func (k *check) compare(n *census, cycleRecord []byte) {
 		}
 		return
 	}
-	s, err := openCycleState(k.key, cycleRecord)
+	s, err := decodeCycleState(k.key, cycleRecord)
 	if err != nil {
 		return
 	}
@@ -236,7 +236,7 @@ func (k *check) number(ctx context.Context, h keys.Hash, edges uint64) error {
 		if err != nil {
 			return err
 		}
-		n, cerr := openCount(key, vs[0])
+		n, cerr := decodeCount(key, vs[0])
 		if cerr == nil && n == edges && (n == 0 || vs[1] != nil) {
 			return nil
 		}
@@ -259,7 +259,7 @@ func (k *check) use(ctx context.Context, e entry) error {
 		return nil
 	}
 	h, inc := e.hash(), head.Incarnation(e.fields[17:])
-	u, err := openUse(e.Key, e.Value)
+	u, err := decodeUse(e.Key, e.Value)
 	if err != nil || u.node == 0 || u.node == uint64(k.list.Uses(h, inc)) {
 		return nil
 	}
@@ -338,11 +338,11 @@ func (k *check) standing(ctx context.Context, inc head.Incarnation, id keys.Hash
 		return nil, err
 	}
 	s := &standing{inc: inc, lifeRaw: vs[0], mark: unread(), markRaw: vs[2], origin: vs[3], head: vs[4]}
-	if s.life, err = head.OpenLife(lifeKey, s.lifeRaw); err != nil {
+	if s.life, err = head.DecodeLife(lifeKey, s.lifeRaw); err != nil {
 		return nil, nil
 	}
 	if s.markRaw != nil {
-		if s.mark, err = openBookmark(markKey, s.markRaw); err != nil {
+		if s.mark, err = decodeBookmark(markKey, s.markRaw); err != nil {
 			return nil, nil
 		}
 	}
@@ -352,7 +352,7 @@ func (k *check) standing(ctx context.Context, inc head.Incarnation, id keys.Hash
 // liveSession checks that the index follows a session that lives. It reports whether the
 // session has changed, and is to be read again.
 func (k *check) liveSession(ctx context.Context, s *standing) (again bool, err error) {
-	h, err := head.OpenHead(k.space.Head(s.life.Session), s.head)
+	h, err := head.DecodeHead(k.space.Head(s.life.Session), s.head)
 	if err != nil {
 		return false, nil
 	}
@@ -384,7 +384,7 @@ func (k *check) lags(ctx context.Context, s *standing, h *head.Head) (bool, erro
 		return true, nil
 	}
 	if s.markRaw == nil {
-		if o, err := head.OpenOrigin(k.space.Origin(s.inc), s.origin); err == nil && len(o.Parts) > 0 {
+		if o, err := head.DecodeOrigin(k.space.Origin(s.inc), s.origin); err == nil && len(o.Parts) > 0 {
 			return true, nil
 		}
 	}
@@ -437,8 +437,8 @@ func (k *check) heldBy(ctx context.Context, inc, fork head.Incarnation) (held he
 	if err != nil {
 		return 0, false, err
 	}
-	life, lerr := head.OpenLife(lifeKey, vs[0])
-	origin, oerr := head.OpenOrigin(originKey, vs[1])
+	life, lerr := head.DecodeLife(lifeKey, vs[0])
+	origin, oerr := head.DecodeOrigin(originKey, vs[1])
 	if lerr != nil || oerr != nil {
 		return 0, false, nil
 	}

@@ -105,7 +105,7 @@ func (v *visit) blob(ctx context.Context, h keys.Hash) error {
 	if err != nil {
 		return err
 	}
-	if m, err := blob.OpenMark(key, vs[0]); err != nil || !m.List {
+	if m, err := blob.DecodeMark(key, vs[0]); err != nil || !m.List {
 		return nil
 	}
 	items, err := v.blobs.ItemsOf(ctx, h)
@@ -136,10 +136,10 @@ func (v *visit) unread(ctx context.Context, inc head.Incarnation) error {
 	}
 	var m bookmark
 	if vs[0] != nil {
-		if m, err = openBookmark(markKey, vs[0]); err != nil {
+		if m, err = decodeBookmark(markKey, vs[0]); err != nil {
 			return nil
 		}
-	} else if o, err := head.OpenOrigin(originKey, vs[1]); err == nil {
+	} else if o, err := head.DecodeOrigin(originKey, vs[1]); err == nil {
 		for _, p := range v.inherited(o) {
 			if err := v.blob(ctx, p.blob); err != nil {
 				return err
@@ -168,7 +168,7 @@ func (k *check) loose(ctx context.Context) error {
 		}
 		for i, h := range some {
 			mark, count, loose := recs[i][0], recs[i][1], recs[i][2]
-			m, err := blob.OpenMark(mark.Key, mark.Value)
+			m, err := blob.DecodeMark(mark.Key, mark.Value)
 			if err == nil && m.Loose() && count.Value != nil && loose.Value == nil {
 				k.missing("vacuum does not come to the blob", "loose record of the blob at %x", h)
 			}

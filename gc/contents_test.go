@@ -51,7 +51,7 @@ func (m *model) packsOf(inc head.Incarnation) ([]graph.Pack, error) {
 	if err != nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(lifeKey, vs[0])
+	life, err := head.DecodeLife(lifeKey, vs[0])
 	if err != nil {
 		return nil, fmt.Errorf("lifecycle of %x: %w", inc[:4], err)
 	}
@@ -124,7 +124,7 @@ func (m *model) lookAt(v *view) error {
 			if err != nil {
 				return err
 			}
-			t, err := head.OpenTombstone(p.Key, p.Value)
+			t, err := head.DecodeTombstone(p.Key, p.Value)
 			if err != nil {
 				return err
 			}

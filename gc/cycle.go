@@ -16,7 +16,7 @@ import (
 // This file makes sure that one collector works at a time. A cycle begins by writing the
 // cycle record, and each of its batches guards that record as the batch before wrote it and
 // sets it anew. A cycle that another one has replaced therefore can't write any more, and
-// ends with gc.ErrSuperseded. Each batch also guards the store record, which has the format of
+// ends with ErrSuperseded. Each batch also guards the store record, which has the format of
 // the store: when the store is upgraded, a collector that may be too old for what is written
 // from then on deletes nothing more. Everything else in this package reads and writes through a
 // cycle: see read.go and batch.go.
@@ -42,7 +42,7 @@ type cycle struct {
 	patience time.Duration // for how long other cycles wait for record to change
 	began    time.Time     // by the clock of the store: it decides which uploads have expired
 
-	phase     string // of gc.Progress
+	phase     string // of Progress
 	phaseDone int
 
 	// only has, for a collection of one session, the candidates that this session's
@@ -77,8 +77,8 @@ type cycleState struct {
 	blobs    int
 }
 
-// seal returns the record of s for key.
-func (s *cycleState) seal(key []byte) []byte {
+// encode returns the record of s for key.
+func (s *cycleState) encode(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
 	e.Bytes(s.nonce[:])
@@ -88,12 +88,12 @@ func (s *cycleState) seal(key []byte) []byte {
 	e.Uint(s.last)
 	e.Uint(uint64(s.sessions))
 	e.Uint(uint64(s.blobs))
-	return codec.Seal(key, keys.Cycle, e.B)
+	return codec.Encode(key, keys.Cycle, e.B)
 }
 
-// openCycleState decodes the record of key.
-func openCycleState(key, value []byte) (s cycleState, err error) {
-	body, err := codec.Open(key, value, keys.Cycle)
+// decodeCycleState decodes the record of key.
+func decodeCycleState(key, value []byte) (s cycleState, err error) {
+	body, err := codec.Decode(key, value, keys.Cycle)
 	if err != nil {
 		return s, err
 	}
@@ -111,7 +111,7 @@ func lastState(key, value []byte) (cycleState, error) {
 	if value == nil {
 		return cycleState{}, nil
 	}
-	s, err := openCycleState(key, value)
+	s, err := decodeCycleState(key, value)
 	return s, codec.Corrupt(err, "cycle record")
 }
 
@@ -134,7 +134,7 @@ func (c *Collector) begin(ctx context.Context, e engine.Engine, blobs *blob.Stor
 		if err != nil {
 			return nil, err
 		}
-		if _, err := head.OpenStore(cy.store.Key, vs[1], c.known); err != nil {
+		if _, err := head.DecodeStore(cy.store.Key, vs[1], c.known); err != nil {
 			return nil, codec.Corrupt(err, "store record")
 		}
 		cy.store.Value = vs[1]
@@ -169,7 +169,7 @@ func (cy *cycle) take(ctx context.Context, current []byte, other *rival) (begun 
 	// a rebuild that was cut off has to be done again.
 	rand.Read(cy.state.nonce[:])
 	cy.state.seq, cy.state.active = 0, true
-	cy.record = cy.state.seal(cy.key)
+	cy.record = cy.state.encode(cy.key)
 	b := engine.Batch{Reclaim: true}
 	b.Guard(cy.key, current)
 	b.Guard(cy.store.Key, cy.store.Value)
@@ -231,7 +231,7 @@ func (cy *cycle) beat(ctx context.Context) error {
 
 // apply applies b as the next batch of the cycle: b also guards the cycle record and sets it
 // anew. The error is engine.ErrConflict if another guard of b was false, and
-// gc.ErrSuperseded if another cycle has begun. After an unknown outcome apply tries the same
+// ErrSuperseded if another cycle has begun. After an unknown outcome apply tries the same
 // batch again until the outcome is known or ctx is done.
 //
 // The guard on the cycle record comes first, and an engine names the first guard that is
@@ -242,7 +242,7 @@ func (cy *cycle) apply(ctx context.Context, b *batch) error {
 	}
 	start := time.Now()
 	next := cy.state.after(b)
-	record := next.seal(cy.key)
+	record := next.encode(cy.key)
 	b.Guards = append([]engine.Pair{{Key: cy.key, Value: cy.record}, cy.store}, b.Guards...)
 	b.Set(cy.key, record)
 	b.Reclaim = true
@@ -272,7 +272,7 @@ func (cy *cycle) apply(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// rest sleeps for the part of the time that Options.Pace leaves to others, after the cycle
+// rest sleeps for the part of the time that Pass.Pace leaves to others, after the cycle
 // has worked for some time.
 func (cy *cycle) rest(ctx context.Context, worked time.Duration) error {
 	if cy.Pace <= 0 || cy.Pace >= 1 {
@@ -291,7 +291,7 @@ func conflictKey(err error) []byte {
 	return conflict.Key
 }
 
-// verdict returns err, or gc.ErrSuperseded if err reports damage and another cycle has begun
+// verdict returns err, or ErrSuperseded if err reports damage and another cycle has begun
 // meanwhile. The records of the index that a superseded cycle read may be of different
 // moments, and then need not agree.
 func (cy *cycle) verdict(ctx context.Context, err error) error {

@@ -106,7 +106,7 @@ func (cy *cycle) anyParts(ctx context.Context, v *view, found *uses) (some bool,
 		if edge[0].Value == nil {
 			continue
 		}
-		u, err := openUse(edge[0].Key, edge[0].Value)
+		u, err := decodeUse(edge[0].Key, edge[0].Value)
 		if err != nil {
 			return false, err
 		}

@@ -23,8 +23,8 @@ import (
 //	edge of a list      item, 'b', list     ──▶  1
 //	number of edges     blob                ──▶  n; no record stands for 0
 //
-// The number is a second witness: a scan that finds fewer edges than the number says has missed
-// one, and then nothing is deleted.
+// The number checks the scans of edges: if a scan finds fewer edges than the number says, it has
+// missed one, and then nothing is deleted.
 
 // Kinds of edges, by what refers to the blob.
 const (
@@ -79,18 +79,18 @@ func (u use) until(held head.Revision) use {
 	return u
 }
 
-// seal returns the record of the edge for key.
-func (u use) seal(key []byte) []byte {
+// encode returns the record of the edge for key.
+func (u use) encode(key []byte) []byte {
 	b := binary.AppendUvarint(nil, u.node)
 	if u.parts {
 		b = binary.AppendUvarint(b, u.last+1) // 0 stands for open.
 	}
-	return codec.Seal(key, keys.Edge, b)
+	return codec.Encode(key, keys.Edge, b)
 }
 
-// openUse decodes the edge of a session.
-func openUse(key, value []byte) (u use, err error) {
-	b, err := codec.Open(key, value, keys.Edge)
+// decodeUse decodes the edge of a session.
+func decodeUse(key, value []byte) (u use, err error) {
+	b, err := codec.Decode(key, value, keys.Edge)
 	if err != nil {
 		return u, codec.Corrupt(err, "edge at key %x", key)
 	}
@@ -114,15 +114,15 @@ func malformedEdge(key []byte) error {
 	return codec.Corrupt(fmt.Errorf("%w: edge", damage.ErrMalformed), "edge at key %x", key)
 }
 
-// sealListEdge returns the edge of a list for key.
-func sealListEdge(key []byte) []byte { return codec.Seal(key, keys.Edge, []byte{1}) }
+// encodeListEdge returns the edge of a list for key.
+func encodeListEdge(key []byte) []byte { return codec.Encode(key, keys.Edge, []byte{1}) }
 
-// openCount decodes the number of a blob's edges. A blob without edges has no record.
-func openCount(key, value []byte) (uint64, error) {
+// decodeCount decodes the number of a blob's edges. A blob without edges has no record.
+func decodeCount(key, value []byte) (uint64, error) {
 	if value == nil {
 		return 0, nil
 	}
-	body, err := codec.Open(key, value, keys.Count)
+	body, err := codec.Decode(key, value, keys.Count)
 	if err != nil {
 		return 0, codec.Corrupt(err, "number of edges at key %x", key)
 	}
@@ -133,9 +133,9 @@ func openCount(key, value []byte) (uint64, error) {
 	return n, nil
 }
 
-// sealCount returns the record of n edges for key.
-func sealCount(key []byte, n uint64) []byte {
-	return codec.Seal(key, keys.Count, binary.AppendUvarint(nil, n))
+// encodeCount returns the record of n edges for key.
+func encodeCount(key []byte, n uint64) []byte {
+	return codec.Encode(key, keys.Count, binary.AppendUvarint(nil, n))
 }
 
 // Users returns the sessions that refer to a blob according to the index, directly or
@@ -293,7 +293,7 @@ func (t *tally) read(h keys.Hash, count engine.Pair) error {
 	if _, ok := t.stood[h]; ok {
 		return nil
 	}
-	n, err := openCount(count.Key, count.Value)
+	n, err := decodeCount(count.Key, count.Value)
 	t.stood[h], t.now[h] = n, n
 	return err
 }
@@ -335,13 +335,13 @@ func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) 
 		cy.addCandidate(b, h)
 		return
 	}
-	b.Set(key, sealCount(key, count))
+	b.Set(key, encodeCount(key, count))
 	if old > 0 {
 		return
 	}
 	b.blobs++
 	if loose {
-		b.Set(looseKey, codec.Seal(looseKey, keys.Loose, []byte{1}))
+		b.Set(looseKey, codec.Encode(looseKey, keys.Loose, []byte{1}))
 	}
 }
 
@@ -349,7 +349,7 @@ func (cy *cycle) setCount(b *batch, h keys.Hash, old, count uint64, loose bool) 
 // harm: a sweep takes it off the list if it has edges.
 func (cy *cycle) addCandidate(b *batch, h keys.Hash) {
 	key := cy.space.Candidate(h)
-	b.Set(key, codec.Seal(key, keys.Candidate, []byte{1}))
+	b.Set(key, codec.Encode(key, keys.Candidate, []byte{1}))
 	if cy.only != nil && !cy.rechecking {
 		cy.only[h] = true
 	}
@@ -364,7 +364,7 @@ func (cy *cycle) linkItems(ctx context.Context, hashes []keys.Hash, ready map[ke
 		return err
 	}
 	for i, h := range hashes {
-		m, err := blob.OpenMark(marks[i][0].Key, marks[i][0].Value)
+		m, err := blob.DecodeMark(marks[i][0].Key, marks[i][0].Value)
 		if err != nil {
 			return codec.Corrupt(err, "mark of the blob at %x, which something refers to", h)
 		}
@@ -392,7 +392,7 @@ func (cy *cycle) linkList(ctx context.Context, list keys.Hash) error {
 	changes := make([]change, len(items))
 	for i, item := range items {
 		changes[i] = change{blob: item, kind: byList, holder: list, edit: func(key, _ []byte) ([]byte, error) {
-			return sealListEdge(key), nil
+			return encodeListEdge(key), nil
 		}}
 	}
 	return cy.link(ctx, unique(changes), nil)

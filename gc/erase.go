@@ -44,7 +44,7 @@ func (cy *cycle) tombstones(ctx context.Context, inc head.Incarnation, ancestors
 	for i, l := range layers {
 		own := i == len(layers)-1
 		err := cy.each(ctx, cy.space.Of(keys.Tombstone, l.Incarnation), "tombstone", func(e entry) error {
-			t, err := head.OpenTombstone(e.Key, e.Value)
+			t, err := head.DecodeTombstone(e.Key, e.Value)
 			if err != nil {
 				return codec.Corrupt(err, "tombstone at key %x", e.Key)
 			}
@@ -221,7 +221,7 @@ func (c *cleaning) planEntries(ctx context.Context, p *plan, last head.Revision)
 			p.entries[key] = nil
 			continue
 		}
-		if now := at.SealAttachment([]byte(key)); string(now) != string(value) {
+		if now := at.EncodeAttachment([]byte(key)); string(now) != string(value) {
 			p.entries[key] = now
 		} else {
 			delete(p.entries, key)

@@ -37,16 +37,16 @@ type Receipt struct {
 	Uploads     int           // The blobs that an upload keeps.
 }
 
-// A Eraser is a store to erase from.
+// An Eraser is a store to erase from.
 type Eraser struct {
 	history.Store
 	Collector *Collector
 	Now       func() time.Time
 }
 
-// Session erases a session and, if cascade is set, its children and theirs. remove deletes
-// the incarnation, cascades likewise, and returns what it has deleted. vacuum returns the sessions that it could not finish.
-// After remove has succeeded, every error matches history.ErrIncomplete.
+// Session erases a session and, if cascade is set, its children and theirs. remove deletes the incarnation, cascades
+// likewise, and returns what it has deleted. vacuum returns the sessions that it could not finish. After remove has
+// succeeded, every error matches history.ErrIncomplete.
 func (s Eraser) Session(ctx context.Context, id string, cascade bool, remove func(context.Context, head.Incarnation) ([]head.Incarnation, error), vacuum func(context.Context) ([]head.Incarnation, error)) (*Receipt, error) {
 	incs, err := s.family(ctx, id, cascade)
 	if errors.Is(err, history.ErrSessionNotFound) { // The id may be forgotten, and stand in the feed.
@@ -98,7 +98,8 @@ func (s Eraser) Session(ctx context.Context, id string, cascade bool, remove fun
 	return r, removed.Result(err)
 }
 
-// idsOf returns the incarnations with the ids that they have, and that of the erased session, as it may be deleted already.
+// idsOf returns the incarnations with the ids that they have, and that of the erased session, as it may be deleted
+// already.
 func (s Eraser) idsOf(ctx context.Context, id string, incs []head.Incarnation) (feed.Erased, error) {
 	out := feed.Erased{Incarnations: slices.Clone(incs), IDs: []string{id}}
 	abouts, err := s.AboutsOf(ctx, incs)

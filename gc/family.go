@@ -38,7 +38,7 @@ func (s Eraser) lastDeleted(ctx context.Context, id string) (inc head.Incarnatio
 	if err != nil || vs[0] == nil {
 		return inc, false, err
 	}
-	if inc, _, err = head.OpenPredecessor(key, vs[0]); err != nil {
+	if inc, _, err = head.DecodePredecessor(key, vs[0]); err != nil {
 		return inc, false, codec.Corrupt(err, "predecessor of session %q", id)
 	}
 	lives, err := s.lives(ctx, inc)

@@ -123,7 +123,7 @@ type digests struct{ edges, bookmarks uint64 }
 func (cy *cycle) digest(ctx context.Context) (*digests, error) {
 	d, floors := &digests{}, map[head.Incarnation]head.Revision{}
 	err := cy.eachKnown(ctx, cy.space.All(keys.Bookmark), func(e entry) error {
-		m, err := openBookmark(e.Key, e.Value)
+		m, err := decodeBookmark(e.Key, e.Value)
 		if err != nil {
 			return codec.Corrupt(err, "bookmark at key %x", e.Key)
 		}
@@ -158,14 +158,14 @@ func (d *digests) addBookmark(key []byte, m *bookmark) {
 // addEdge adds the edge of a session whose bookmark has a floor. If a kept revision below the
 // floor has the blob, the edge may name any such revision.
 func (d *digests) addEdge(p engine.Pair, floor head.Revision) error {
-	u, err := openUse(p.Key, p.Value)
+	u, err := decodeUse(p.Key, p.Value)
 	if err != nil {
 		return err
 	}
 	if u.parts && u.last < uint64(floor) {
 		u.last = 0
 	}
-	d.edges += sum(p.Key, u.seal(p.Key))
+	d.edges += sum(p.Key, u.encode(p.Key))
 	return nil
 }
 

@@ -2,7 +2,7 @@
 // checkpoint or upload refers to, and versions of checkpoint parts that no retained revision
 // needs. A vacuum also removes the records of deleted sessions and the content of tombstoned and
 // pruned nodes, seals commits, and compresses blobs further. An erasure removes a session or some
-// of its nodes at once, and says what still shows or shares them.
+// of its nodes in one call, and says what still shows or shares them.
 //
 // Users need the options and reports: see Store.GC, Store.Vacuum and Store.Erase of package turnstone.
 // The collector runs beside commits; docs/gc.md says why that is safe.
@@ -18,7 +18,7 @@
 // these records rather than the store.
 //
 // A blob that loses its last edge is a candidate. A sweep condemns candidates by writing
-// their marks, then looks again at everything that changed until then, and only then
+// their marks, then looks again at everything that has changed since the index was brought up to date, and only then
 // deletes the candidates whose marks are as the sweep wrote them. A commit that relies on a
 // blob guards the blob's mark, and revives the blob if it is condemned. So either the
 // collector sees the commit, or the commit sees the collector. This does not depend on clocks.
@@ -37,7 +37,8 @@
 //
 // # Where to read
 //
-// cycle.go makes sure that one collector works at a time; read.go and batch.go are how it
+// collector.go has Run and Plan, vacuum.go has Vacuum; prune.go has the options of a prune only. cycle.go makes sure
+// that one collector works at a time; read.go and batch.go are how it
 // reads and writes. changes.go, sessions.go and index.go find what changed and add edges;
 // retain.go and release.go drop them, and detach.go derives them anew; parts.go follows
 // checkpoint parts. sweep.go condemns and deletes; uploads.go lets uploads expire; full.go

@@ -158,7 +158,7 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 	return change{blob: h, kind: bySession, holder: v.inc, edit: func(key, old []byte) (_ []byte, err error) {
 		var was use
 		if old != nil {
-			if was, err = openUse(key, old); err != nil {
+			if was, err = decodeUse(key, old); err != nil {
 				return nil, err
 			}
 		}
@@ -166,7 +166,7 @@ func (v *view) edit(h keys.Hash, f func(use) use) change {
 		if u == (use{}) {
 			return nil, nil
 		}
-		return u.seal(key), nil
+		return u.encode(key), nil
 	}}
 }
 
@@ -228,7 +228,7 @@ func (cy *cycle) windowTurns(ctx context.Context, v *view, w *window, last head.
 // goes on from there. It leaves the stale record as it is: the bookmark has what was due before.
 func (cy *cycle) moveBookmark(ctx context.Context, v *view) error {
 	b, key := &batch{}, cy.space.Bookmark(v.inc)
-	b.Set(key, v.mark.seal(key))
+	b.Set(key, v.mark.encode(key))
 	if !v.known {
 		b.sessions++
 	}

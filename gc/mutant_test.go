@@ -45,7 +45,7 @@ func marks(absent, condemned bool) func(*engine.Batch) {
 			if letter(p.Key) != keys.Mark || (p.Value == nil) != absent {
 				return false
 			}
-			m, err := blob.OpenMark(p.Key, p.Value)
+			m, err := blob.DecodeMark(p.Key, p.Value)
 			return absent || err == nil && m.Condemned == condemned
 		})
 	}
@@ -81,7 +81,7 @@ var mutants = []mutant{
 	{name: "a commit does not guard the condemned mark that it revives", far: true, in: "two commits share a blob that is garbage", party: byCommit, change: marks(false, true)},
 	{name: "a commit uses a condemned blob without reviving it", in: "two commits share a blob that is garbage", party: byCommit, change: func(b *engine.Batch) {
 		for _, g := range b.Guards {
-			if m, err := blob.OpenMark(g.Key, g.Value); letter(g.Key) == keys.Mark && err == nil && m.Condemned {
+			if m, err := blob.DecodeMark(g.Key, g.Value); letter(g.Key) == keys.Mark && err == nil && m.Condemned {
 				b.Sets = slices.DeleteFunc(b.Sets, func(p engine.Pair) bool { return string(p.Key) == string(g.Key) })
 			}
 		}

@@ -2,13 +2,13 @@ package gc
 
 import "time"
 
-// PruneOptions of a prune, and of the prunes of Store.Maintain. The zero value prunes the sessions that have a number of
-// revisions of their own. A session whose own retention is to keep all is neither pruned nor deleted.
+// PruneOptions of a prune, and of the prunes of Store.Maintain. The zero value prunes the sessions that have a number
+// of revisions of their own. A session whose own retention is to keep all is neither pruned nor deleted.
 type PruneOptions struct {
 	// Revisions is how many of its last revisions a session retains that has no number of its own; 0 means all.
 	Revisions uint64
-	// Age prunes the revisions that were committed so long ago, but for that of the head, also of sessions that have a number of their
-	// own; 0 means none.
+	// Age prunes the revisions that were committed so long ago, but for that of the head, also of sessions that have a
+	// number of their own; 0 means none.
 	Age time.Duration
 	// Inactive deletes the sessions that were not committed to for so long, and of which neither metadata were saved
 	// nor a record was set; 0 means none. Their children stay, as with KeepChildren.

@@ -64,7 +64,7 @@ func reachable(e engine.Engine, exact bool) error {
 func (m *model) records(exact bool) error {
 	live := map[head.Incarnation]bool{}
 	err := m.each(keys.Head, func(p engine.Pair, _ []byte) error {
-		h, err := head.OpenHead(p.Key, p.Value)
+		h, err := head.DecodeHead(p.Key, p.Value)
 		if err == nil {
 			live[h.Incarnation] = true
 		}
@@ -99,7 +99,7 @@ func (m *model) records(exact bool) error {
 func (m *model) uploads(exact bool) error {
 	uploads := map[head.Incarnation]bool{}
 	return m.each(keys.Upload, func(p engine.Pair, fields []byte) error {
-		pin, err := blob.OpenPin(p.Key, p.Value)
+		pin, err := blob.DecodePin(p.Key, p.Value)
 		inc := head.Incarnation(fields[:16])
 		switch pin.Kind {
 		case blob.Uploading:
@@ -140,7 +140,7 @@ func (m *model) blobs(exact bool) error {
 		if vs[0] == nil || vs[1] == nil {
 			return fmt.Errorf("blob %x of %s is gone: mark %v, bytes %v", h[:4], m.want[h], vs[0] != nil, vs[1] != nil)
 		}
-		body, err := codec.Open(key, vs[1], keys.Blob)
+		body, err := codec.Decode(key, vs[1], keys.Blob)
 		if err != nil {
 			return err
 		}
@@ -223,7 +223,7 @@ func spaceOf(e engine.Engine) (*keys.Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := codec.Open(key, vs[0], keys.Store)
+	body, err := codec.Decode(key, vs[0], keys.Store)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +256,7 @@ func (m *model) each(letter byte, f func(engine.Pair, []byte) error) error {
 
 // session wants the blobs and versions that a session that lives refers to.
 func (m *model) session(p engine.Pair, _ []byte) error {
-	h, err := head.OpenHead(p.Key, p.Value)
+	h, err := head.DecodeHead(p.Key, p.Value)
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 	if err != nil {
 		return err
 	}
-	life, err := head.OpenLife(lifeKey, vs[0])
+	life, err := head.DecodeLife(lifeKey, vs[0])
 	if err != nil {
 		return fmt.Errorf("lifecycle of %s: %w", why, err)
 	}
@@ -276,7 +276,7 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 	v := &view{inc: inc, floor: life.Floor, last: h.Revision, stones: map[[8]byte]bool{}}
 	m.views = append(m.views, v)
 	if vs[1] != nil {
-		o, err := head.OpenOrigin(originKey, vs[1])
+		o, err := head.DecodeOrigin(originKey, vs[1])
 		if err != nil {
 			return err
 		}
@@ -296,7 +296,7 @@ func (m *model) session(p engine.Pair, _ []byte) error {
 	}
 	refs := map[head.Revision]bool{}
 	err = m.each(keys.Ref, func(p engine.Pair, fields []byte) error {
-		r, err := head.OpenKept(p.Key, p.Value)
+		r, err := head.DecodeKept(p.Key, p.Value)
 		if err == nil && head.Incarnation(fields[:16]) == inc {
 			refs[r.Revision] = true
 			v.named = max(v.named, r.Revision)
@@ -353,7 +353,7 @@ func (m *model) part(inc head.Incarnation, part head.Part, why string) error {
 		if err != nil {
 			return err
 		}
-		body, err := codec.Open(key, vs[0], keys.Version)
+		body, err := codec.Decode(key, vs[0], keys.Version)
 		if err != nil {
 			return fmt.Errorf("version %d of part %q, for version %d of %s: %w", at, part.Name, part.Set, why, err)
 		}
@@ -370,7 +370,7 @@ func (m *model) part(inc head.Incarnation, part head.Part, why string) error {
 		if err != nil {
 			return err
 		}
-		o, err := head.OpenOrigin(key, vs[0])
+		o, err := head.DecodeOrigin(key, vs[0])
 		if err != nil {
 			return err
 		}

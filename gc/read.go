@@ -134,27 +134,27 @@ func (cy *cycle) edgesOf(ctx context.Context, h keys.Hash) (n uint64, err error)
 	return n, nil
 }
 
-// openLife decodes the lifecycle record of an incarnation.
-func openLife(p engine.Pair, inc head.Incarnation) (*head.Life, error) {
-	life, err := head.OpenLife(p.Key, p.Value)
+// decodeLife decodes the lifecycle record of an incarnation.
+func decodeLife(p engine.Pair, inc head.Incarnation) (*head.Life, error) {
+	life, err := head.DecodeLife(p.Key, p.Value)
 	return life, codec.Corrupt(err, "lifecycle of incarnation %x", inc)
 }
 
-// openBookmarkOf decodes the bookmark of an incarnation.
-func openBookmarkOf(p engine.Pair, inc head.Incarnation) (bookmark, error) {
-	m, err := openBookmark(p.Key, p.Value)
+// decodeBookmarkOf decodes the bookmark of an incarnation.
+func decodeBookmarkOf(p engine.Pair, inc head.Incarnation) (bookmark, error) {
+	m, err := decodeBookmark(p.Key, p.Value)
 	return m, codec.Corrupt(err, "bookmark of incarnation %x", inc)
 }
 
-// openMark decodes the mark of a blob.
-func openMark(p engine.Pair, h keys.Hash) (blob.Mark, error) {
-	m, err := blob.OpenMark(p.Key, p.Value)
+// decodeMark decodes the mark of a blob.
+func decodeMark(p engine.Pair, h keys.Hash) (blob.Mark, error) {
+	m, err := blob.DecodeMark(p.Key, p.Value)
 	return m, codec.Corrupt(err, "mark of the blob at %x", h)
 }
 
-// openHead decodes the head of a session, which has to be of an incarnation.
-func openHead(p engine.Pair, inc head.Incarnation) (*head.Head, error) {
-	h, err := head.OpenHead(p.Key, p.Value)
+// decodeHead decodes the head of a session, which has to be of an incarnation.
+func decodeHead(p engine.Pair, inc head.Incarnation) (*head.Head, error) {
+	h, err := head.DecodeHead(p.Key, p.Value)
 	if err == nil && h.Incarnation != inc {
 		err = damage.ErrHash
 	}

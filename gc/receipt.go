@@ -57,7 +57,7 @@ func (c *counter) count(ctx context.Context, id blob.ID) error {
 		c.Gone++
 		return nil
 	}
-	mark, err := blob.OpenMark(key, vs[0])
+	mark, err := blob.DecodeMark(key, vs[0])
 	if err != nil {
 		return codec.Corrupt(err, "mark of blob %s", id)
 	}

@@ -89,7 +89,7 @@ func (s Eraser) lastRevision(ctx context.Context, inc head.Incarnation, life *he
 	if err != nil {
 		return 0, err
 	}
-	h, err := head.OpenHead(key, vs[0])
+	h, err := head.DecodeHead(key, vs[0])
 	if err == nil && h.Incarnation != inc {
 		err = damage.ErrHash
 	}

@@ -98,7 +98,7 @@ func (cy *cycle) deletedAncestors(ctx context.Context, fork head.Incarnation) ([
 		if lives[i][0].Value == nil {
 			continue // Vacuum has removed it.
 		}
-		life, err := openLife(lives[i][0], inc)
+		life, err := decodeLife(lives[i][0], inc)
 		if err != nil {
 			return nil, err
 		}
@@ -160,14 +160,14 @@ func (cy *cycle) living(ctx context.Context, inc head.Incarnation, forks []head.
 	}
 	var out []holder
 	for i, fork := range forks {
-		life, err := head.OpenLife(recs[i][0].Key, recs[i][0].Value)
+		life, err := head.DecodeLife(recs[i][0].Key, recs[i][0].Value)
 		if err != nil {
 			return nil, codec.Corrupt(err, "lifecycle of fork %x", fork)
 		}
 		if life.State != head.Live {
 			continue
 		}
-		origin, err := head.OpenOrigin(recs[i][1].Key, recs[i][1].Value)
+		origin, err := head.DecodeOrigin(recs[i][1].Key, recs[i][1].Value)
 		if err != nil {
 			return nil, codec.Corrupt(err, "origin of fork %x", fork)
 		}

@@ -161,14 +161,14 @@ func (c *cleaning) leave(ctx context.Context, b *batch, ancestor head.Incarnatio
 	if vs[1] == nil {
 		return nil
 	}
-	life, err := openLife(engine.Pair{Key: lifeKey, Value: vs[1]}, ancestor)
+	life, err := decodeLife(engine.Pair{Key: lifeKey, Value: vs[1]}, ancestor)
 	if err != nil {
 		return err
 	}
 	next := life.Next()
 	next.Forks--
 	b.Guard(lifeKey, vs[1])
-	b.Set(lifeKey, next.Seal(lifeKey))
+	b.Set(lifeKey, next.Encode(lifeKey))
 	return nil
 }
 
@@ -226,7 +226,7 @@ func (c *cleaning) cutRecords(ctx context.Context, w *writer, letter byte, count
 				return err
 			}
 		case keys.Attachment:
-			at, err := graph.OpenAttachment(p.Key, p.Value)
+			at, err := graph.DecodeAttachment(p.Key, p.Value)
 			if err != nil {
 				return codec.Corrupt(err, "index entry at key %x", p.Key)
 			}

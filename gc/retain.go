@@ -117,7 +117,7 @@ func (cy *cycle) kept(ctx context.Context, inc head.Incarnation, life *head.Life
 func (cy *cycle) unlessMoved(ctx context.Context, inc head.Incarnation, life *head.Life, err error) error {
 	key := cy.space.Life(inc)
 	vs, gerr := cy.get(ctx, key)
-	if gerr != nil || string(vs[0]) != string(life.Seal(key)) {
+	if gerr != nil || string(vs[0]) != string(life.Encode(key)) {
 		return errors.Join(gerr, errMoved)
 	}
 	return err

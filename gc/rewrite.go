@@ -98,7 +98,7 @@ func (r *rewriting) erasePack(p *graph.Pack) {
 func (r *rewriting) tombstone(id graph.ID) {
 	key := r.space.Tombstone(r.inc, id)
 	t := head.Tombstone{Epoch: r.life.Epoch + 1, Pruned: true}
-	r.batch.Set(key, t.Seal(key))
+	r.batch.Set(key, t.Encode(key))
 	r.stones++
 }
 

@@ -142,7 +142,7 @@ func stateOf(e engine.Engine) ([codec.HashSize]byte, error) {
 		case keys.Dirty:
 			value = nil
 		case keys.Cycle:
-			body, err := codec.Open(p.Key, value, keys.Cycle)
+			body, err := codec.Decode(p.Key, value, keys.Cycle)
 			if err != nil {
 				return [codec.HashSize]byte{}, err
 			}

@@ -127,9 +127,8 @@ func (cy *cycle) update(ctx context.Context, inc head.Incarnation, settle bool) 
 	return cy.finish(ctx, v, &old, detached, settle)
 }
 
-// finish writes the bookmark of a session if it differs from old, the bookmark before the
-// update, and then removes the records that the update has dealt with: those of detached references, and the dirty record
-// if settle is set.
+// finish writes the bookmark of a session if it differs from old, the bookmark before the update, and then removes
+// the records that the update has dealt with: those of detached references, and the dirty record if settle is set.
 //
 // The records of detached references go after the bookmark stands. An update that begins at
 // the old bookmark adds the edges of the commits after it again, and has to see these records.
@@ -161,7 +160,7 @@ func (cy *cycle) settle(v *view, b *batch) {
 	if !v.head.Collected {
 		next := *v.head
 		next.Collected = true
-		b.Set(v.seen.Key, next.Seal(v.seen.Key))
+		b.Set(v.seen.Key, next.Encode(v.seen.Key))
 	}
 }
 
@@ -175,7 +174,7 @@ func (cy *cycle) bookmarkBatch(v *view, old *bookmark) *batch {
 	}
 	for _, a := range v.freed {
 		key := cy.space.Dirty(a)
-		b.Set(key, head.SealDirty(key))
+		b.Set(key, head.EncodeDirty(key))
 		cy.again[a] = true
 	}
 	switch lives, lived := v.mark.live(), v.known && old.live(); {
@@ -213,7 +212,7 @@ func (cy *cycle) view(ctx context.Context, inc head.Incarnation) (*view, error) 
 	}
 	v := &view{inc: inc, record: vs[0], dirty: vs[1], known: vs[2] != nil, mark: unread()}
 	if v.known {
-		if v.mark, err = openBookmarkOf(engine.Pair{Key: markKey, Value: vs[2]}, inc); err != nil {
+		if v.mark, err = decodeBookmarkOf(engine.Pair{Key: markKey, Value: vs[2]}, inc); err != nil {
 			return nil, err
 		}
 	}
@@ -221,7 +220,7 @@ func (cy *cycle) view(ctx context.Context, inc head.Incarnation) (*view, error) 
 		return nil, cy.forget(ctx, v)
 	}
 	life := engine.Pair{Key: lifeKey, Value: v.record}
-	if v.life, err = openLife(life, inc); err != nil {
+	if v.life, err = decodeLife(life, inc); err != nil {
 		return nil, err
 	}
 	v.guards = []engine.Pair{life}
@@ -261,7 +260,7 @@ func (cy *cycle) viewHead(ctx context.Context, v *view) error {
 	if string(vs[1]) != string(v.record) {
 		return errMoved
 	}
-	h, err := openHead(engine.Pair{Key: key, Value: vs[0]}, v.inc)
+	h, err := decodeHead(engine.Pair{Key: key, Value: vs[0]}, v.inc)
 	if err != nil {
 		return err
 	}

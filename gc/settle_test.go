@@ -42,12 +42,12 @@ func TestVF1_ALostDirtyRecordIsNamedAndNoCommitHidesBehindIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p := range e.Scan(ctx, space.All(keys.Head)) {
-		h, err := head.OpenHead(p.Key, p.Value)
+		h, err := head.DecodeHead(p.Key, p.Value)
 		if err != nil || !h.Collected {
 			t.Fatal(h, err)
 		}
 		h.Collected = false
-		b.Set(p.Key, h.Seal(p.Key))
+		b.Set(p.Key, h.Encode(p.Key))
 	}
 	if err := e.Apply(ctx, &b); err != nil {
 		t.Fatal(err)

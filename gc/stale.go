@@ -65,7 +65,7 @@ func (cy *cycle) outdateAncestors(ctx context.Context, fork head.Incarnation) er
 		if marks[i][0].Value == nil {
 			continue // Vacuum has removed the ancestor, or no collection has seen it yet.
 		}
-		m, err := openBookmarkOf(marks[i][0], inc)
+		m, err := decodeBookmarkOf(marks[i][0], inc)
 		if err != nil {
 			return err
 		}
@@ -88,9 +88,9 @@ func (cy *cycle) outdateAncestors(ctx context.Context, fork head.Incarnation) er
 // and only if anything is due.
 func (cy *cycle) setBookmark(b *engine.Batch, inc head.Incarnation, m *bookmark) {
 	key := cy.space.Bookmark(inc)
-	b.Set(key, m.seal(key))
+	b.Set(key, m.encode(key))
 	if key := cy.space.Stale(inc); m.due != 0 {
-		b.Set(key, codec.Seal(key, keys.Stale, []byte{1}))
+		b.Set(key, codec.Encode(key, keys.Stale, []byte{1}))
 	} else {
 		b.Delete(key)
 	}

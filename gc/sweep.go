@@ -134,18 +134,18 @@ func (cy *cycle) condemnSome(ctx context.Context, list []keys.Hash) ([]suspect, 
 	var suspects []suspect
 	for i, h := range list {
 		mark, count := recs[i][0], recs[i][1]
-		edges, err := openCount(count.Key, count.Value)
+		edges, err := decodeCount(count.Key, count.Value)
 		if err != nil {
 			return nil, err
 		}
 		if mark.Value != nil && edges == 0 {
-			m, err := openMark(mark, h)
+			m, err := decodeMark(mark, h)
 			if err != nil {
 				return nil, err
 			}
-			// Seal draws new random bytes: no commit has seen this mark before.
+			// Encode draws new random bytes: no commit has seen this mark before.
 			m.Condemned = true
-			s := suspect{hash: h, mark: m, record: m.Seal(mark.Key)}
+			s := suspect{hash: h, mark: m, record: m.Encode(mark.Key)}
 			b.Set(mark.Key, s.record)
 			suspects = append(suspects, s)
 			continue
@@ -176,11 +176,11 @@ func (cy *cycle) unlist(b *batch, h keys.Hash, mark engine.Pair, edges uint64) e
 // which b guards.
 func (cy *cycle) revive(b *batch, h keys.Hash, record []byte) error {
 	key := cy.space.Mark(h)
-	m, err := openMark(engine.Pair{Key: key, Value: record}, h)
+	m, err := decodeMark(engine.Pair{Key: key, Value: record}, h)
 	if err == nil && m.Condemned {
 		m.Condemned = false
 		b.Guard(key, record)
-		b.Set(key, m.Seal(key))
+		b.Set(key, m.Encode(key))
 	}
 	return err
 }
@@ -239,7 +239,7 @@ func (cy *cycle) used(ctx context.Context, suspects []suspect) (map[keys.Hash]bo
 		return nil, err
 	}
 	for i, s := range suspects {
-		count, err := openCount(counts[i][0].Key, counts[i][0].Value)
+		count, err := decodeCount(counts[i][0].Key, counts[i][0].Value)
 		if err != nil {
 			return nil, err
 		}

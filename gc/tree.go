@@ -60,7 +60,7 @@ func (t *tree) prunes(p graph.Position) bool {
 // tree reads the tree of the session, which lives. A revision kept by name shows all nodes up
 // to it, because a read of the revision may show side branches, too (Scope.Full).
 func (c *cleaning) tree(ctx context.Context, p *plan) (*tree, error) {
-	h, err := openHead(engine.Pair{Key: p.headKey, Value: p.headRaw}, c.inc)
+	h, err := decodeHead(engine.Pair{Key: p.headKey, Value: p.headRaw}, c.inc)
 	if err != nil {
 		return nil, err
 	}

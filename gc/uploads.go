@@ -37,7 +37,7 @@ type pin struct {
 // eachPin calls f for the pins of a range. Of a grant, Owner is the session that it is for.
 func (cy *cycle) eachPin(ctx context.Context, r engine.Range, f func(pin) error) error {
 	return cy.each(ctx, r, "upload", func(e entry) error {
-		p, err := blob.OpenPin(e.Key, e.Value)
+		p, err := blob.DecodePin(e.Key, e.Value)
 		if err != nil {
 			return codec.Corrupt(err, "upload at key %x", e.Key)
 		}
@@ -126,7 +126,7 @@ func (cy *cycle) deleted(ctx context.Context, inc head.Incarnation) (bool, error
 	if err != nil || vs[0] == nil {
 		return err == nil, err
 	}
-	life, err := openLife(engine.Pair{Key: key, Value: vs[0]}, inc)
+	life, err := decodeLife(engine.Pair{Key: key, Value: vs[0]}, inc)
 	return err == nil && life.State == head.Deleted, err
 }
 

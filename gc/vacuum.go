@@ -163,7 +163,7 @@ func (v *vacuum) cleaning(ctx context.Context, inc head.Incarnation) (*cleaning,
 		return nil, err
 	}
 	c := &cleaning{vacuum: v, inc: inc}
-	if c.mark, err = openBookmarkOf(engine.Pair{Key: key, Value: vs[0]}, inc); err != nil {
+	if c.mark, err = decodeBookmarkOf(engine.Pair{Key: key, Value: vs[0]}, inc); err != nil {
 		return nil, err
 	}
 	if c.mark.due == 0 { // The caller asked for this session, or it has a stray stale record.
@@ -197,7 +197,7 @@ func (c *cleaning) readLife(ctx context.Context) error {
 		return err
 	}
 	c.record = vs[0]
-	c.life, err = openLife(engine.Pair{Key: key, Value: c.record}, c.inc)
+	c.life, err = decodeLife(engine.Pair{Key: key, Value: c.record}, c.inc)
 	return err
 }
 
@@ -256,7 +256,7 @@ func (c *cleaning) apply(ctx context.Context, b *batch, change func(*head.Life))
 	if change != nil {
 		change(&next)
 	}
-	record := next.Seal(key)
+	record := next.Encode(key)
 	b.Guard(key, c.record)
 	b.Set(key, record)
 	if err := c.cycle.apply(ctx, b); err != nil {
@@ -277,8 +277,8 @@ func (c *cleaning) detach(b *batch, blobs ...keys.Hash) {
 	}
 	for _, h := range blobs {
 		key := c.space.Detached(c.inc, h)
-		b.Set(key, codec.Seal(key, keys.Detached, []byte{1}))
+		b.Set(key, codec.Encode(key, keys.Detached, []byte{1}))
 	}
 	key := c.space.Dirty(c.inc)
-	b.Set(key, head.SealDirty(key))
+	b.Set(key, head.EncodeDirty(key))
 }

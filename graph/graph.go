@@ -1,5 +1,6 @@
 // Package graph has the nodes of a session's history: [ID], the id of a node, and [Pack], the nodes of one commit as
-// they are stored. Users need ID alone; the rest is what the other rooms call.
+// they are stored. Users need ID alone; the rest is for
+// the other packages of Turnstone.
 //
 // The history of a session is a graph of nodes. A node is one immutable event, such
 // as a user's input or the result of a tool, and names the node before it. The nodes

@@ -244,16 +244,16 @@ func (p Position) Before(q Position) bool {
 	return p.Revision < q.Revision || p.Revision == q.Revision && p.Index < q.Index
 }
 
-// SealAttachment returns the record that maps an attachment to the position of the first
+// EncodeAttachment returns the record that maps an attachment to the position of the first
 // node that has it.
-func (p Position) SealAttachment(key []byte) []byte {
+func (p Position) EncodeAttachment(key []byte) []byte {
 	body := binary.AppendUvarint(make([]byte, 0, 16), p.Revision)
-	return codec.Seal(key, keys.Attachment, binary.AppendUvarint(body, uint64(p.Index)))
+	return codec.Encode(key, keys.Attachment, binary.AppendUvarint(body, uint64(p.Index)))
 }
 
-// OpenAttachment decodes what SealAttachment encodes.
-func OpenAttachment(key, value []byte) (p Position, err error) {
-	body, err := codec.Open(key, value, keys.Attachment)
+// DecodeAttachment decodes what EncodeAttachment encodes.
+func DecodeAttachment(key, value []byte) (p Position, err error) {
+	body, err := codec.Decode(key, value, keys.Attachment)
 	if err != nil {
 		return Position{}, err
 	}

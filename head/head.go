@@ -1,4 +1,4 @@
-// Package head has the records that say where a session stands, and the values of them that users see: a [Revision],
+// Package head has the records that say where a session stands, and their values that users see: a [Revision],
 // the id of a commit, the parts of a checkpoint, and the tokens that were used.
 //
 //	Head         the revision, the leaf, the last commit, totals: every commit guards and replaces it
@@ -9,7 +9,7 @@
 //	Kept, Tombstone, Entry, Place    kept revisions, hidden nodes, and places in lists
 //	Store, CopyNote                  the record of the store, and of a copy into it
 //
-// Package history reads and changes what these records are about; a commit is in package commit.
+// Package history reads what these records describe; package commit makes commits.
 package head
 
 import (
@@ -24,8 +24,8 @@ import (
 // A Revision counts the commits of a session: it is 0 when the session is created, and
 // every commit increases it by one.
 //
-// In JSON it is a number, but for two values that stand for something else, and that not all readers of JSON have as integers: "any" is
-// turnstone.AnyRevision, and "zero" turnstone.RevisionZero.
+// In JSON it is a number, but for two values that stand for something else, and that not all readers of JSON have as
+// integers: "any" is turnstone.AnyRevision, and "zero" turnstone.RevisionZero.
 type Revision uint64
 
 const (

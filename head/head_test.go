@@ -52,18 +52,18 @@ func records() map[string]struct {
 		open   func(key, value []byte) (any, error)
 	}
 	return map[string]r{
-		"head":   {aHead.Seal(key), &aHead, func(k, v []byte) (any, error) { return head.OpenHead(k, v) }},
-		"commit": {codec.Seal(key, keys.Segment, aCommit.Body()), &aCommit, openCommit},
-		"about":  {anAbout.Seal(key), &anAbout, func(k, v []byte) (any, error) { return head.OpenAbout(k, v) }},
-		"life":   {aLife.Seal(key), &aLife, func(k, v []byte) (any, error) { return head.OpenLife(k, v) }},
-		"place":  {aPlace.Seal(key), &aPlace, func(k, v []byte) (any, error) { return head.OpenPlace(k, v) }},
-		"origin": {anOrigin.Seal(key), &anOrigin, func(k, v []byte) (any, error) { return head.OpenOrigin(k, v) }},
+		"head":   {aHead.Encode(key), &aHead, func(k, v []byte) (any, error) { return head.DecodeHead(k, v) }},
+		"commit": {codec.Encode(key, keys.Segment, aCommit.Body()), &aCommit, decodeCommit},
+		"about":  {anAbout.Encode(key), &anAbout, func(k, v []byte) (any, error) { return head.DecodeMetadata(k, v) }},
+		"life":   {aLife.Encode(key), &aLife, func(k, v []byte) (any, error) { return head.DecodeLife(k, v) }},
+		"place":  {aPlace.Encode(key), &aPlace, func(k, v []byte) (any, error) { return head.DecodePlace(k, v) }},
+		"origin": {anOrigin.Encode(key), &anOrigin, func(k, v []byte) (any, error) { return head.DecodeOrigin(k, v) }},
 	}
 }
 
-// openCommit decodes a record whose body is that of a commit.
-func openCommit(k, v []byte) (any, error) {
-	body, err := codec.Open(k, v, keys.Segment)
+// decodeCommit decodes a record whose body is that of a commit.
+func decodeCommit(k, v []byte) (any, error) {
+	body, err := codec.Decode(k, v, keys.Segment)
 	if err != nil {
 		return nil, err
 	}
@@ -119,11 +119,11 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for name, typ := range map[string]byte{"head": keys.Head, "commit": keys.Segment, "about": keys.About, "life": keys.Life, "place": keys.Place, "origin": keys.Origin} {
-			record := codec.Seal(key, typ, body)
+			record := codec.Encode(key, typ, body)
 			if name == "about" && len(body) <= 256 { // More is compressed, and of that there are many forms.
-				record = codec.Seal(key, typ, codec.Plain(body))
+				record = codec.Encode(key, typ, codec.Plain(body))
 			} else if name == "about" {
-				record = codec.Seal(key, typ, codec.Compress(nil, body, codec.Medium))
+				record = codec.Encode(key, typ, codec.Compress(nil, body, codec.Medium))
 			}
 			got, err := records()[name].open(key, record)
 			if err != nil {
@@ -132,17 +132,17 @@ func FuzzDecode(f *testing.F) {
 			var again []byte
 			switch v := got.(type) {
 			case *head.Head:
-				again = v.Seal(key)
+				again = v.Encode(key)
 			case *head.Commit:
-				again = codec.Seal(key, typ, v.Body())
+				again = codec.Encode(key, typ, v.Body())
 			case *head.Metadata:
-				again = v.Seal(key)
+				again = v.Encode(key)
 			case *head.Life:
-				again = v.Seal(key)
+				again = v.Encode(key)
 			case *head.Place:
-				again = v.Seal(key)
+				again = v.Encode(key)
 			case *head.Origin:
-				again = v.Seal(key)
+				again = v.Encode(key)
 			}
 			if !bytes.Equal(again, record) {
 				t.Errorf("%s: %x was accepted and is encoded as %x", name, record, again)

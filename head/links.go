@@ -11,21 +11,21 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// SealFork returns the record of an ancestor that names an attached fork. It holds the
+// EncodeFork returns the record of an ancestor that names an attached fork. It holds the
 // hash of the fork's id at the time of the fork.
-func SealFork(key []byte, fork keys.Hash) []byte { return codec.Seal(key, keys.Fork, fork[:]) }
+func EncodeFork(key []byte, fork keys.Hash) []byte { return codec.Encode(key, keys.Fork, fork[:]) }
 
-// SealPredecessor returns the record of a session id that names the incarnation which had
+// EncodePredecessor returns the record of a session id that names the incarnation which had
 // the id last, and when it was deleted or renamed. A request for a new session of the id guards
 // the record. It has a new random value at each write, so a delayed attempt of an earlier
 // request can't bring the old session back.
-func SealPredecessor(key []byte, inc Incarnation, at time.Time) []byte {
-	return codec.Seal(key, keys.Predecessor, inc[:], binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano())), random())
+func EncodePredecessor(key []byte, inc Incarnation, at time.Time) []byte {
+	return codec.Encode(key, keys.Predecessor, inc[:], binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano())), random())
 }
 
-// OpenPredecessor decodes what SealPredecessor encodes.
-func OpenPredecessor(key, value []byte) (inc Incarnation, at time.Time, err error) {
-	body, err := codec.Open(key, value, keys.Predecessor)
+// DecodePredecessor decodes what EncodePredecessor encodes.
+func DecodePredecessor(key, value []byte) (inc Incarnation, at time.Time, err error) {
+	body, err := codec.Decode(key, value, keys.Predecessor)
 	if err == nil && len(body) != 32 {
 		err = fmt.Errorf("%w: predecessor", damage.ErrMalformed)
 	}
@@ -39,12 +39,12 @@ func OpenPredecessor(key, value []byte) (inc Incarnation, at time.Time, err erro
 // Remembered is for how long a predecessor record stays. A creation that looks sooner whether it was made finds it.
 const Remembered = time.Hour
 
-// SealForgotten returns the record that says which predecessor records have been removed: it is
+// EncodeForgotten returns the record that says which predecessor records have been removed: it is
 // written anew whenever some are. A request for a new session guards it as well.
-func SealForgotten(key []byte) []byte { return codec.Seal(key, keys.Forgotten, random()) }
+func EncodeForgotten(key []byte) []byte { return codec.Encode(key, keys.Forgotten, random()) }
 
-// SealDirty returns the record that says that a session changed since a collector looked.
+// EncodeDirty returns the record that says that a session changed since a collector looked.
 // It has a new random value at each write, so that no change hides behind an earlier one.
-func SealDirty(key []byte) []byte { return codec.Seal(key, keys.Dirty, random()) }
+func EncodeDirty(key []byte) []byte { return codec.Encode(key, keys.Dirty, random()) }
 
 func random() []byte { return binary.LittleEndian.AppendUint64(nil, rand.Uint64()) }

@@ -23,16 +23,16 @@ type Entry struct {
 	Session     keys.Hash // of the session's id
 }
 
-// Seal returns the entry as a record.
-func (e *Entry) Seal(space *keys.Space) (key, value []byte) {
+// Encode returns the entry as a record.
+func (e *Entry) Encode(space *keys.Space) (key, value []byte) {
 	key = space.Entry(e.List, e.Time, e.Incarnation)
-	return key, codec.Seal(key, keys.Entry, e.Session[:])
+	return key, codec.Encode(key, keys.Entry, e.Session[:])
 }
 
-// OpenEntry decodes what Seal encodes.
-func OpenEntry(space *keys.Space, p engine.Pair) (e Entry, err error) {
+// DecodeEntry decodes what Encode encodes.
+func DecodeEntry(space *keys.Space, p engine.Pair) (e Entry, err error) {
 	_, fields, ok := space.Fields(p.Key)
-	body, err := codec.Open(p.Key, p.Value, keys.Entry)
+	body, err := codec.Decode(p.Key, p.Value, keys.Entry)
 	if err == nil && (!ok || len(body) != len(e.Session)) {
 		err = fmt.Errorf("%w: list entry", damage.ErrMalformed)
 	}
@@ -51,17 +51,17 @@ type Place struct {
 	Lists []keys.List // the lists of the session besides the list of all sessions, in order
 }
 
-// Seal returns p's record for key.
-func (p *Place) Seal(key []byte) []byte {
+// Encode returns p's record for key.
+func (p *Place) Encode(key []byte) []byte {
 	body := binary.BigEndian.AppendUint64(make([]byte, 0, 8+16*len(p.Lists)), p.Time)
 	for _, l := range p.Lists {
 		body = append(body, l[:]...)
 	}
-	return codec.Seal(key, keys.Place, body)
+	return codec.Encode(key, keys.Place, body)
 }
 
-// OpenPlace decodes the record of key.
-func OpenPlace(key, value []byte) (*Place, error) {
+// DecodePlace decodes the record of key.
+func DecodePlace(key, value []byte) (*Place, error) {
 	time, lists, err := splitPlace(key, value)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func OpenPlace(key, value []byte) (*Place, error) {
 
 // splitPlace returns the time of a place and the bytes of its lists.
 func splitPlace(key, value []byte) (time uint64, lists []byte, err error) {
-	body, err := codec.Open(key, value, keys.Place)
+	body, err := codec.Decode(key, value, keys.Place)
 	if err == nil && len(body)%16 != 8 {
 		err = fmt.Errorf("%w: place in lists", damage.ErrMalformed)
 	}
@@ -158,10 +158,10 @@ func relist(b *engine.Batch, space *keys.Space, inc Incarnation, session keys.Ha
 // enter makes b set the entries of a session, and returns the record of its place.
 func enter(b *engine.Batch, space *keys.Space, inc Incarnation, session keys.Hash, at *Place) []byte {
 	for _, e := range at.Entries(inc, session) {
-		b.Set(e.Seal(space))
+		b.Set(e.Encode(space))
 	}
 	key := space.Place(inc)
-	value := at.Seal(key)
+	value := at.Encode(key)
 	b.Set(key, value)
 	return value
 }
@@ -180,7 +180,7 @@ func MoveInLists(b *engine.Batch, space *keys.Space, inc Incarnation, session ke
 	if err != nil || moved(at, now) == at { // This is nearly every commit.
 		return
 	}
-	from, err := OpenPlace(key, old)
+	from, err := DecodePlace(key, old)
 	if err != nil {
 		return
 	}
@@ -194,7 +194,7 @@ func MoveInLists(b *engine.Batch, space *keys.Space, inc Incarnation, session ke
 func ChangeLists(b *engine.Batch, space *keys.Space, a *Metadata, session keys.Hash, old []byte, now time.Time) []byte {
 	key := space.Place(a.Incarnation)
 	to := &Place{Lists: ListsOf(space, a)}
-	from, err := OpenPlace(key, old)
+	from, err := DecodePlace(key, old)
 	if err != nil {
 		b.Guard(key, old)
 		to.Time = uint64(now.UnixNano())
@@ -214,7 +214,7 @@ func ChangeLists(b *engine.Batch, space *keys.Space, a *Metadata, session keys.H
 func RenameInLists(b *engine.Batch, space *keys.Space, inc Incarnation, session keys.Hash, old []byte) {
 	key := space.Place(inc)
 	b.Guard(key, old)
-	if at, err := OpenPlace(key, old); err == nil {
+	if at, err := DecodePlace(key, old); err == nil {
 		relist(b, space, inc, session, at, at)
 	}
 }
@@ -223,7 +223,7 @@ func RenameInLists(b *engine.Batch, space *keys.Space, inc Incarnation, session 
 func RemoveFromLists(b *engine.Batch, space *keys.Space, inc Incarnation, old []byte) {
 	key := space.Place(inc)
 	b.Guard(key, old)
-	if at, err := OpenPlace(key, old); err == nil {
+	if at, err := DecodePlace(key, old); err == nil {
 		for _, e := range at.Entries(inc, keys.Hash{}) {
 			b.Delete(space.Entry(e.List, e.Time, inc))
 		}

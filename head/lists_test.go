@@ -57,12 +57,12 @@ func (s *shelf) check(at time.Time, session keys.Hash, lists ...keys.List) {
 			s.t.Fatal(err)
 		}
 		if s.space.Letter(p.Key) == keys.Place {
-			if place, err = head.OpenPlace(p.Key, p.Value); err != nil {
+			if place, err = head.DecodePlace(p.Key, p.Value); err != nil {
 				s.t.Fatal(err)
 			}
 			continue
 		}
-		e, err := head.OpenEntry(s.space, p)
+		e, err := head.DecodeEntry(s.space, p)
 		if err != nil || !want[e] {
 			s.t.Errorf("%+v, %v", e, err)
 		}
@@ -149,7 +149,7 @@ func TestAPlaceThatIsLostIsMadeAnewFromTheMetadata(t *testing.T) {
 func TestWhoMovesASessionGuardsItsPlace(t *testing.T) {
 	space, inc := keys.New("", [32]byte{1}), head.Incarnation{0xaa}
 	key := space.Place(inc)
-	old := (&head.Place{Time: 1}).Seal(key)
+	old := (&head.Place{Time: 1}).Encode(key)
 	a := head.Metadata{Incarnation: inc, Group: "g"}
 	for i, f := range []func(b *engine.Batch){
 		func(b *engine.Batch) { head.MoveInLists(b, space, inc, keys.Hash{1}, old, when) },

@@ -24,8 +24,8 @@ type Store struct {
 	Chunks    blob.Chunking
 }
 
-// Seal returns the record for key.
-func (s *Store) Seal(key []byte) []byte {
+// Encode returns the record for key.
+func (s *Store) Encode(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
 	e.Uint(s.Format)
@@ -35,13 +35,13 @@ func (s *Store) Seal(key []byte) []byte {
 	e.Uint(uint64(s.Chunks.Min))
 	e.Uint(uint64(s.Chunks.Normal))
 	e.Uint(uint64(s.Chunks.Max))
-	return codec.Seal(key, keys.Store, e.B)
+	return codec.Encode(key, keys.Store, e.B)
 }
 
-// OpenStore decodes what Seal encodes. The record of a format that is not known is a
+// DecodeStore decodes what Encode encodes. The record of a format that is not known is a
 // damage.FormatError.
-func OpenStore(key, value []byte, known Formats) (s Store, err error) {
-	body, err := codec.Open(key, value, keys.Store)
+func DecodeStore(key, value []byte, known Formats) (s Store, err error) {
+	body, err := codec.Decode(key, value, keys.Store)
 	if err != nil {
 		return s, err
 	}
@@ -72,20 +72,20 @@ type CopyNote struct {
 	Heads [codec.HashSize]byte // of a whole copy: the digest of its heads
 }
 
-// Seal returns the record for key.
-func (n *CopyNote) Seal(key []byte) []byte {
+// Encode returns the record for key.
+func (n *CopyNote) Encode(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(4)
 	e.Bytes(n.Run[:])
 	e.Uint(n.Batch)
 	e.Bytes(n.Store)
 	e.Bytes(n.Heads[:])
-	return codec.Seal(key, keys.Copying, e.B)
+	return codec.Encode(key, keys.Copying, e.B)
 }
 
-// OpenCopyNote decodes what Seal encodes.
-func OpenCopyNote(key, value []byte) (n CopyNote, err error) {
-	body, err := codec.Open(key, value, keys.Copying)
+// DecodeCopyNote decodes what Encode encodes.
+func DecodeCopyNote(key, value []byte) (n CopyNote, err error) {
+	body, err := codec.Decode(key, value, keys.Copying)
 	if err != nil {
 		return n, err
 	}

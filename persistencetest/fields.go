@@ -15,8 +15,8 @@ func full(n int) (m turnstone.Metadata) {
 	return m
 }
 
-// metadataFields checks that every field of the metadata comes back wherever a session is described, is changed by SaveMetadata, and can
-// be unset.
+// metadataFields checks that every field of the metadata comes back wherever a session is described, is changed by
+// SaveMetadata, and can be unset.
 func metadataFields(s *suite) {
 	s.create(turnstone.Request{ID: "a", Metadata: full(0)})
 	_, err := s.Factory.CommitAll(ctx, turnstone.SessionCommit{Create: &turnstone.Request{ID: "b", Metadata: full(0)}})

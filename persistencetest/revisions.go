@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A revisionCall is a call that takes a revision, and what it says of 0, RevisionZero, the head's, one beyond it and AnyRevision: an
-// error if that begins with "!".
+// A revisionCall is a call that takes a revision, and what it says of 0, RevisionZero, the head's, one beyond it and
+// AnyRevision: an error if that begins with "!".
 type revisionCall struct {
 	name string
 	call func(*suite, turnstone.Persistence, head.Revision) (string, error)

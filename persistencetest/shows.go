@@ -49,7 +49,8 @@ func (h *shown) keys() (out []string) {
 	return out
 }
 
-// commit adds a random turn to the session and to h: a chain of up to three nodes, whose first one is a root or has a node that exists as its parent.
+// commit adds a random turn to the session and to h: a chain of up to three nodes, whose first one is a root or has a
+// node that exists as its parent.
 func (h *shown) commit(s *suite, p turnstone.Persistence, rnd *rand.Rand, name string) {
 	c := turnstone.Commit{Expected: turnstone.AnyRevision, Checkpoint: map[string][]byte{"p": []byte(name)}}
 	now, parent := head.Revision(len(h.states)), ""
@@ -83,8 +84,8 @@ func (h *shown) commit(s *suite, p turnstone.Persistence, rnd *rand.Rand, name s
 	h.states = append(h.states, shownState{leaf, name})
 }
 
-// fork returns what a fork is to show that names a node, a revision, both or neither. It does not know the checkpoint of a fork that
-// names no revision, at a node that is inherited.
+// fork returns what a fork is to show that names a node, a revision, both or neither. It does not know the checkpoint
+// of a fork that names no revision, at a node that is inherited.
 func (h *shown) fork(node string, at *head.Revision) (f *shown, checkpoint string, known bool) {
 	revision := head.Revision(len(h.states) - 1)
 	if at != nil {

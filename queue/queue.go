@@ -148,9 +148,9 @@ func (m *Message) Done() []turnstone.RecordChange {
 // Err returns err, or an error that matches lease.ErrFenced if err says that the claim was lost.
 func (m *Message) Err(err error) error { return m.claim.Err(err) }
 
-// Commit commits the turn that consumed the message to the message's session, and acknowledges it. If the
-// claim was lost, nothing is committed, and the error matches lease.ErrFenced. If the turn was committed before, as that of
-// an earlier message of this id, the message is acknowledged by itself.
+// Commit commits the turn that consumed the message to the message's session, and acknowledges it. If the claim was
+// lost, nothing is committed, and the error matches lease.ErrFenced. If the turn was committed before, as that of an
+// earlier message of this id, the message is acknowledged by itself.
 func (m *Message) Commit(ctx context.Context, c turnstone.Commit) (turnstone.Result, error) {
 	n := len(c.Records)
 	c.Records = append(slices.Clone(c.Records), m.Done()...)

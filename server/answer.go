@@ -55,7 +55,8 @@ func send(w http.ResponseWriter, status int, contentType string, message any) {
 // maxWrite is how much of an answer a reader has to take within Options.Patience.
 const maxWrite = 16 << 10
 
-// An answer notes what a handler answers, and waits no longer than patience for the reader to take some.
+// An answer remembers the status and the problem that a handler answers with. If the reader takes nothing for as long
+// as patience, the connection ends.
 type answer struct {
 	http.ResponseWriter
 	rc       *http.ResponseController
@@ -89,7 +90,8 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 // slowest is the least number of bytes of a body that must come in each second, once Options.Patience has passed.
 const slowest = 64 << 10
 
-// body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer for all.
+// body returns a reader of the body that waits no longer than Options.Patience for the next bytes, nor much longer
+// for all.
 func (s *Server) body(r *request) io.Reader {
 	begun, n := time.Now(), int64(0)
 	return readerFunc(func(b []byte) (int, error) {

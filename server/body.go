@@ -62,7 +62,8 @@ func (s *Server) read(r *request) (*body, error) {
 // readAhead is how much memory a body gets before any byte of it has come.
 const readAhead = 1 << 20
 
-// whole makes b the whole body of a write, if it is the difference from another one, and remembers it, if the write asks for that.
+// whole makes b the whole body of a write, if it is the difference from another one, and remembers it, if the write
+// asks for that.
 func (s *Server) whole(ctx context.Context, r *request, b *body) error {
 	base := r.Header.Get(wire.HeaderBase)
 	if base == "" {

@@ -11,7 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// An operation is a call that is made with POST /v1/ and its name. A document asks, and another one answers, or several wire.Items.
+// An operation is a call that is made with POST /v1/ and its name. A document asks, and another one answers, or
+// several wire.Items.
 type operation struct {
 	name    string
 	summary string

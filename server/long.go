@@ -11,8 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/wire"
 )
 
-// long is an operation that may take hours. Its answer tells how far it is. It ends when nobody has waited for it for Options.Patience, so that who is cut off
-// can go on waiting.
+// long is an operation that may take hours. Its answer tells how far it is. It ends when nobody has waited for it for
+// Options.Patience, so that who is cut off can go on waiting.
 func long[In any](name, summary string, f func(context.Context, call[In], func(gc.Progress)) (*wire.Item, error)) operation {
 	return operation{
 		name: name, summary: summary, scope: Maintain, in: reflect.TypeFor[In](), out: reflect.TypeFor[wire.Item](),

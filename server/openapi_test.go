@@ -26,8 +26,8 @@ var update = flag.Bool("update", false, "write openapi.json")
 
 type object = map[string]any
 
-// TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes makes the document from the table of routes and the types of their messages.
-// `go test ./server -run OpenAPI -update` writes it.
+// TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes makes the document from the table of routes and the types of their
+// messages. `go test ./server -run OpenAPI -update` writes it.
 func TestSV9_TheOpenAPIDocumentIsThatOfTheRoutes(t *testing.T) {
 	s := schemas{}
 	paths := object{}

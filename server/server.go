@@ -1,4 +1,5 @@
-// Package server serves stores over HTTP. docs/http.md describes what it serves, for those who write a client; package client is one.
+// Package server serves stores over HTTP. docs/http.md describes what it serves, for those who write a client;
+// package client is one.
 //
 // A Server is an http.Handler. Command `turnstone serve` runs one.
 package server
@@ -26,22 +27,23 @@ import (
 
 // Options of a Server. The zero value of a field that has a default means that default.
 type Options struct {
-	// Open opens the store of a namespace at the first request to it. The server closes the store. If who asks may not write, mustExist is true, and a namespace that does
-	// not exist is turnstone.ErrStoreNotFound.
+	// Open opens the store of a namespace at the first request to it. The server closes the store. If who asks may not
+	// write, mustExist is true, and a namespace that does not exist is turnstone.ErrStoreNotFound.
 	Open func(ctx context.Context, namespace string, mustExist bool) (*turnstone.Store, error)
-	// Tokens, if set, returns what the bearer of a token may do, and false if there is no such token. It must be safe for concurrent use.
-	// Without it, who can connect may do all.
+	// Tokens, if set, returns what the bearer of a token may do, and false if there is no such token. It must be safe
+	// for concurrent use. Without it, who can connect may do all.
 	Tokens func(token string) (Grant, bool)
 	// TLS, if set, makes Serve speak TLS.
 	TLS *tls.Config
-	// Memory is the budget of what the server keeps in memory: the last large commits, from which the next can be differences. Default: the
-	// process's own.
+	// Memory is the budget of what the server keeps in memory: the last large commits, from which the next can be
+	// differences. Default: the process's own.
 	Memory *engine.MemoryBudget
 	// MaxRequestBytes is how long the body of a request may be, but for that of an upload. Default 128 MiB.
 	MaxRequestBytes int64
 	// MaxRequests is how many requests the server works on at once; others wait. Default 256.
 	MaxRequests int64
-	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least MaxRequestBytes. Default 512 MiB.
+	// MaxBodyBytes is how many bytes the bodies of these requests may have together; others wait. It is at least
+	// MaxRequestBytes. Default 512 MiB.
 	MaxBodyBytes int64
 	// MaxNamespaces is how many namespaces the server has open. Default 1024.
 	MaxNamespaces int
@@ -49,8 +51,9 @@ type Options struct {
 	MaxWatches int64
 	// MaxUploads is how many uploads may have begun and not ended. Default 256.
 	MaxUploads int
-	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for a reader to take some of an answer, how long a
-	// collection goes on that nobody waits for, and how long requests may go on when the server stops. Default 30 seconds.
+	// Patience is how long a request waits for others, how long the server waits for the next bytes of a request or for
+	// a reader to take some of an answer, how long a collection goes on that nobody waits for, and how long requests may
+	// go on when the server stops. Default 30 seconds.
 	Patience time.Duration
 	// WriteTimeout ends a write, which goes on if the caller goes away. Default one minute.
 	WriteTimeout time.Duration
@@ -125,7 +128,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(&answer{ResponseWriter: w, rc: http.NewResponseController(w), patience: s.o.Patience, unread: r.ContentLength != 0}, r)
 }
 
-// Serve serves what comes to l, until ctx ends. Then it ends watches, lets other requests go on for Options.Patience, and returns nil.
+// Serve serves what comes to l, until ctx ends. Then it ends watches, lets other requests go on for Options.Patience,
+// and returns nil.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
 		Handler: s, TLSConfig: s.o.TLS, ReadHeaderTimeout: s.o.Patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
@@ -153,7 +157,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// Close ends watches and uploads, waits for writes, and closes the stores. Requests that come later are refused as busy.
+// Close ends watches and uploads, waits for writes, and closes the stores. Requests that come later are refused as
+// busy.
 func (s *Server) Close() error {
 	s.stop.Do(func() { close(s.stopping) })
 	s.uploads.close()
@@ -246,7 +251,8 @@ type request struct {
 	write *written
 }
 
-// handle returns the handler of a route: it finds out whether the request is allowed, and f answers it, or returns an error before it has begun to.
+// handle returns the handler of a route: it finds out whether the request is allowed, and f answers it, or returns an
+// error before it has begun to.
 func (s *Server) handle(name string, scope Scope, enter admission, f func(*Server, *request) error) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w := rw.(*answer)

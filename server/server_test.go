@@ -18,7 +18,8 @@ import (
 	"github.com/turnstonedb/turnstone/server"
 )
 
-// A namespace that can't be opened, and that nobody waits for any more, does not make the server ill. An engine that fails does.
+// A namespace that can't be opened, and that nobody waits for any more, does not make the server ill. An engine that
+// fails does.
 func TestHealthIsThatOfTheDefaultNamespace(t *testing.T) {
 	var ill atomic.Bool
 	h := serve(t, server.Options{}, func(h *host) {

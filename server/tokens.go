@@ -60,7 +60,8 @@ type line struct {
 	Grant
 }
 
-// NewToken returns a token, and the line for a file of tokens that allows its bearer what g says. The file can't tell what the token is.
+// NewToken returns a token, and the line for a file of tokens that allows its bearer what g says. The file can't tell
+// what the token is.
 func NewToken(g Grant) (token, text string, err error) {
 	if err := g.check(); err != nil {
 		return "", "", fmt.Errorf("server: token: %w", err)
@@ -75,7 +76,8 @@ func sum(token string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// ReadTokens reads a file of tokens, which has a line of NewToken for each, and returns a function for Options.Tokens. Empty lines, and those that begin with #, are passed over.
+// ReadTokens reads a file of tokens, which has a line of NewToken for each, and returns a function for
+// Options.Tokens. Empty lines, and those that begin with #, are passed over.
 func ReadTokens(r io.Reader) (func(token string) (Grant, bool), error) {
 	grants := map[string]Grant{}
 	lines := bufio.NewScanner(r)
@@ -108,7 +110,8 @@ func ReadTokens(r io.Reader) (func(token string) (Grant, bool), error) {
 	}, nil
 }
 
-// allowed returns what the bearer of the request's token may do, or an error if that is not what needs a scope in a namespace.
+// allowed returns what the bearer of the request's token may do, or an error if that is not what needs a scope in a
+// namespace.
 func (s *Server) allowed(r *http.Request, scope Scope, namespace string) (Grant, error) {
 	if s.o.Tokens == nil {
 		return Grant{Scopes: []Scope{Read, Write, Maintain}, Namespaces: []string{"*"}}, nil

@@ -20,8 +20,8 @@ const (
 	maxRequestID  = 128
 )
 
-// writes remembers writes by the ids that callers gave them, so that one that is repeated because its answer was lost is not made
-// twice.
+// writes remembers writes by the ids that callers gave them, so that one that is repeated because its answer was lost
+// is not made twice.
 type writes struct {
 	mu     sync.Mutex
 	byID   map[writeID]*written
@@ -159,7 +159,8 @@ func (s *Server) write(r *request, sum uint64, run func(func()) bool, f func(*wr
 
 var errPanicked = fmt.Errorf("%w: the server has panicked", turnstone.ErrOutcomeUnknown)
 
-// once calls f, unless a write with the request's id was begun, and returns its result. f goes on if the caller goes away.
+// once calls f, unless a write with the request's id was begun, and returns its result. f goes on if the caller goes
+// away.
 func (s *Server) once(r *request, sum uint64, f func(context.Context) ([]byte, error)) ([]byte, error) {
 	w, err := s.write(r, sum, s.finish, func(*written) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.WriteTimeout)

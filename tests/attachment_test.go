@@ -40,7 +40,7 @@ func TestAStaleMarkCostsOneMoreAttempt(t *testing.T) {
 		v := bytes.Clone(vs[0])
 		v[len(v)-5] ^= 1 // the last of its random bytes
 		if !damaged {
-			v = codec.SealTail(k, v[:len(v)-4], 0)
+			v = codec.EncodeTail(k, v[:len(v)-4], 0)
 		}
 		attempts := 0
 		e.Plan = func(c enginetest.Call) enginetest.Fault {

@@ -569,7 +569,8 @@ func TestAnEngineThatAStoreIsMovedToCantBeOpened(t *testing.T) {
 	}
 }
 
-// A store without sessions is copied, with the feed on or off; so is an original from its copy, unless something was committed to it since.
+// A store without sessions is copied, with the feed on or off; so is an original from its copy, unless something was
+// committed to it since.
 func TestACopyOfAnEmptyStoreAndBackOntoTheOriginal(t *testing.T) {
 	for _, feed := range []bool{false, true} {
 		from, st := onMemory(t, nil)

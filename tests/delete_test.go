@@ -93,8 +93,8 @@ func TestF6_ACascadeDeletesTheChildAndNotTheNextSessionOfItsID(t *testing.T) {
 	}
 }
 
-// A turn that the handle remembers is answered only where its session lives: not when another process has deleted it, or made another
-// one of its id, or renamed it.
+// A turn that the handle remembers is answered only where its session lives: not when another process has deleted it,
+// or made another one of its id, or renamed it.
 func TestD1_ARepeatedTurnIsAnsweredOnlyWhereItsSessionLives(t *testing.T) {
 	for name, befall := range fates {
 		for _, scope := range []turnstone.Scope{{}, {Full: true}} {
@@ -215,8 +215,8 @@ func TestD5_WhatIsForgottenOfOthersLeavesNoOutcomeUnknown(t *testing.T) {
 	}
 }
 
-// unsure returns a store whose next batch has an unknown outcome, and another one on the same engine, with which meddle is called
-// before the first one finds out.
+// unsure returns a store whose next batch has an unknown outcome, and another one on the same engine, with which
+// meddle is called before the first one finds out.
 func unsure(t *testing.T, now *time.Time, applied bool, meddle func(other *turnstone.Store)) (st, other *turnstone.Store) {
 	t.Helper()
 	mem := memory.New()

@@ -1,13 +1,18 @@
 package tests
 
 import (
+	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // Each test that a document names is there. A name that ends with an underscore stands for all
@@ -92,4 +97,55 @@ func documents(f func(path string, text []byte)) error {
 		}
 		return err
 	})
+}
+
+// The example in Go of the README runs as it stands.
+func TestTheExampleOfTheREADMERuns(t *testing.T) {
+	testkit.Slow(t)
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(readme), "```go\n")
+	block, _, _ = strings.Cut(block, "```")
+	program := `package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"` + module + `"
+	"` + module + `/engine/pebble"
+)
+
+func main() {
+	ctx, dir := context.Background(), os.Args[1]
+` + block + `
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(result.Revision)
+}
+`
+	// The program is in the module, but not in its directory.
+	dir := t.TempDir()
+	main, err := filepath.Abs("../examples/readme/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {main: dir + "/main.go"}})
+	if err == nil {
+		err = errors.Join(os.WriteFile(dir+"/main.go", []byte(program), 0o600), os.WriteFile(dir+"/overlay.json", overlay, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // The turn is stored once.
+		out, err := exec.Command("go", "run", "-overlay", dir+"/overlay.json", "../examples/readme", dir+"/store").CombinedOutput()
+		if err != nil || string(out) != "1" {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
 }

@@ -103,8 +103,8 @@ func (on *target) method(name string) reflect.Value {
 	return reflect.ValueOf(on.session).MethodByName(name)
 }
 
-// invoke calls a method, and returns its results as text, without the error, and the error. Of a sequence that may never end
-// it takes a few elements.
+// invoke calls a method, and returns its results as text, without the error, and the error. Of a sequence that may
+// never end it takes a few elements.
 func (on *target) invoke(ctx context.Context, name string) (text string, err error) {
 	m, of := on.method(name), on.arguments(name)
 	var in []reflect.Value
@@ -162,8 +162,9 @@ func (on *target) invoke(ctx context.Context, name string) (text string, err err
 	return string(b), err
 }
 
-// Whatever read of whatever method of a Session or a Store fails, once or for ever, or when its context ends there, the method returns that error, or
-// what it returns otherwise. That holds too when others have deleted or renamed the session, vacuumed it or made another one of its id.
+// Whatever read of whatever method of a Session or a Store fails, once or for ever, or when its context ends there,
+// the method returns that error, or what it returns otherwise. That holds too when others have deleted or renamed the
+// session, vacuumed it or made another one of its id.
 func TestE4_AReadThatFailsIsThatErrorOrTheTruth(t *testing.T) {
 	testkit.OneGoroutine(t)
 	origin, st := onMemory(t, &turnstone.Options{NoAutoSeal: true})

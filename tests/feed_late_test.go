@@ -38,7 +38,8 @@ func (d *delayed) Apply(ctx context.Context, b *engine.Batch) error {
 
 func (d *delayed) land() error { return d.Engine.Apply(ctx, d.kept) }
 
-// What StartFeed and StopFeed have done stands, even if a batch of an earlier call, whose outcome was unknown, comes later.
+// What StartFeed and StopFeed have done stands, even if a batch of an earlier call, whose outcome was unknown, comes
+// later.
 func TestWA8_NoEarlierCallComesAfterAStartOrAnEnd(t *testing.T) {
 	start := func(keep time.Duration) func(context.Context, *turnstone.Store) error {
 		return func(ctx context.Context, st *turnstone.Store) error { return st.StartFeed(ctx, keep) }
@@ -173,7 +174,8 @@ func TestWA8_ACollectionWorksWhereThereIsNoSpaceToStart(t *testing.T) {
 	}
 }
 
-// Heads that are damaged are passed over, by name: the feed is on, or off, for all others. Whoever looks after the feed next looks at them again.
+// Heads that are damaged are passed over, by name: the feed is on, or off, for all others. Whoever looks after the
+// feed next looks at them again.
 func TestWA8_DamagedHeadsArePassedOverUntilTheyAreWhole(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		for name, again := range map[string]func(*turnstone.Store) error{

@@ -41,7 +41,8 @@ func TestWA9_TheOrderOfASessionDoesNotDependOnClocks(t *testing.T) {
 	}
 }
 
-// Whoever else reads the feed, or erases a session, while changes get their numbers: each gets one, and no erased id is left.
+// Whoever else reads the feed, or erases a session, while changes get their numbers: each gets one, and no erased id
+// is left.
 func TestWA13_ChangesGetOneNumberWhoeverIsAtIt(t *testing.T) {
 	for name, other := range map[string]func(*turnstone.Store) error{
 		"read": func(st *turnstone.Store) error {
@@ -100,7 +101,8 @@ func TestWA13_ChangesGetOneNumberWhoeverIsAtIt(t *testing.T) {
 	}
 }
 
-// The feed tells each rename and each change of metadata in its order, even when their clock is behind that of the last commit.
+// The feed tells each rename and each change of metadata in its order, even when their clock is behind that of the
+// last commit.
 func TestWA9_NothingIsLostByAClockThatIsBehind(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	ahead := now.Add(time.Second)

@@ -18,7 +18,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Whatever is done to a session while the feed begins, elsewhere: if a cursor was taken before it took effect, it is in the feed.
+// Whatever is done to a session while the feed begins, elsewhere: if a cursor was taken before it took effect, it is
+// in the feed.
 func TestWA7_WhatIsDoneWhileTheFeedBeginsIsInIt(t *testing.T) {
 	var node graph.ID
 	for name, op := range map[string]struct {
@@ -237,7 +238,8 @@ func TestWA8_AStartThatIsCutOffBesideAnEnd(t *testing.T) {
 		})
 }
 
-// A session that is renamed while the feed is begun, from where the sweep has not been to where it has, tells from then on.
+// A session that is renamed while the feed is begun, from where the sweep has not been to where it has, tells from
+// then on.
 func TestWA7_ASessionThatIsRenamedPastTheSweepTells(t *testing.T) {
 	mem := memory.New()
 	st := openStore(t, mem, &turnstone.Options{NoAutoSeal: true})

@@ -190,7 +190,8 @@ func info(t *testing.T, st *turnstone.Store, id string) turnstone.Info {
 	return i
 }
 
-// On PostgreSQL, watches hear of what other processes do, long before they look by themselves, also after their connection was lost.
+// On PostgreSQL, watches hear of what other processes do, long before they look by themselves, also after their
+// connection was lost.
 func TestWA15_OnPostgreSQLWatchesHearOfOtherProcesses(t *testing.T) {
 	storetest.Some(t, "postgres")
 	open := storetest.Engines["postgres"](t)

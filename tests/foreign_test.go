@@ -23,7 +23,8 @@ import (
 	"github.com/turnstonedb/turnstone/tests/internal/foreign"
 )
 
-// foreignReads returns an error unless a stranger who has only docs/format.md reads the same from the engine as st does.
+// foreignReads returns an error unless a stranger who has only docs/format.md reads the same from the engine as st
+// does.
 func foreignReads(t *testing.T, e engine.Engine, st *turnstone.Store, namespace string) error {
 	t.Helper()
 	all := map[string][]byte{}
@@ -249,8 +250,8 @@ func (w *wild) step() error {
 
 var histories = flag.Int("histories", 0, "random histories on each engine in TestFV7_AStrangerReadsTheFormat, instead of its own number")
 
-// At the end of random histories, on every engine, with outcomes that are unknown in between, a reader that was written from docs/format.md
-// alone finds every id, payload, part, record, edge and count that the store returns.
+// At the end of random histories, on every engine, with outcomes that are unknown in between, a reader that was
+// written from docs/format.md alone finds every id, payload, part, record, edge and count that the store returns.
 func TestFV7_AStrangerReadsTheFormat(t *testing.T) {
 	for name, open := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {

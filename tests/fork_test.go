@@ -369,8 +369,8 @@ func TestF10_OnlyARetainedCheckpointIsTakenOver(t *testing.T) {
 		})
 }
 
-// A fork that begins with an empty conversation, and then goes on from a node that it inherits, is what it is also when it is
-// sealed.
+// A fork that begins with an empty conversation, and then goes on from a node that it inherits, is what it is also
+// when it is sealed.
 func TestF3_AForkThatBeginsEmptyGoesOnFromWhatItInherits(t *testing.T) {
 	for name, fork := range map[string]func(st *turnstone.Store, p *turnstone.Session) *turnstone.Session{
 		"at the head": func(st *turnstone.Store, _ *turnstone.Session) *turnstone.Session {
@@ -458,8 +458,8 @@ func TestF5_ChildrenFollowTheirParent(t *testing.T) {
 	verify(t, st)
 }
 
-// What a session has pruned or hidden is not in its clone, and what happens to it meanwhile does no harm: the clone is one that
-// the session could have had before or after, and keeps what the store promises.
+// What a session has pruned or hidden is not in its clone, and what happens to it meanwhile does no harm: the clone
+// is one that the session could have had before or after, and keeps what the store promises.
 func TestF11_ACloneOfAPrunedSession(t *testing.T) {
 	var ids []graph.ID
 	cloned := 0

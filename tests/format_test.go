@@ -135,7 +135,7 @@ func TestFV4_EachKindOfRecordHasOneOwner(t *testing.T) {
 		letters[m[1]] = m[2]
 	}
 	owners := map[string]map[string]bool{} // by letter
-	codecs := regexp.MustCompile(`codec\.(?:Seal|Open)\(.*\bkeys\.(\w+)`)
+	codecs := regexp.MustCompile(`codec\.(?:Encode|Decode)\(.*\bkeys\.(\w+)`)
 	for _, pattern := range []string{"../*.go", "../*/*.go", "../*/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

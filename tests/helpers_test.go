@@ -297,8 +297,8 @@ func change(t testing.TB, s *turnstone.Session, changes ...turnstone.RecordChang
 	return vs
 }
 
-// loseReply makes the outcome of the next batch that is applied to f unknown; applied says whether it takes effect. Then
-// it calls since, if that is not nil, before anybody looks.
+// loseReply makes the outcome of the next batch that is applied to f unknown; applied says whether it takes effect.
+// Then it calls since, if that is not nil, before anybody looks.
 func loseReply(f *enginetest.Faulty, applied bool, since func()) {
 	lost := false
 	f.Plan = func(c enginetest.Call) enginetest.Fault {

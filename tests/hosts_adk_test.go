@@ -149,7 +149,8 @@ var adkRows = map[string]func(h *host){
 // An adk is an ADK session service.
 type adk struct{ *host }
 
-// create makes a session with a state. The prefix of a key says whether its value belongs to the session, the user or the app.
+// create makes a session with a state. The prefix of a key says whether its value belongs to the session, the user or
+// the app.
 func (a adk) create(id string, state map[string]string) {
 	a.Helper()
 	own, user, app := a.deltas(nil, state)

@@ -317,9 +317,9 @@ func TestVF6_VerifyChecksListsBothWays(t *testing.T) {
 		switch p.Key[4] {
 		case keys.Place:
 			placeKey = p.Key
-			at, err = head.OpenPlace(p.Key, p.Value)
+			at, err = head.DecodePlace(p.Key, p.Value)
 		case keys.Entry:
-			entry, err = head.OpenEntry(space, p)
+			entry, err = head.DecodeEntry(space, p)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -330,32 +330,32 @@ func TestVF6_VerifyChecksListsBothWays(t *testing.T) {
 		"another time": func(b *engine.Batch) {
 			e := entry
 			e.Time--
-			b.Set(e.Seal(space))
+			b.Set(e.Encode(space))
 		},
 		"another list": func(b *engine.Batch) {
 			e := entry
 			e.List = space.Grouped("other")
-			b.Set(e.Seal(space))
+			b.Set(e.Encode(space))
 		},
 		"another session": func(b *engine.Batch) {
 			e := entry
 			e.Incarnation[0]++
-			b.Set(e.Seal(space))
+			b.Set(e.Encode(space))
 		},
 		"another id": func(b *engine.Batch) {
 			e := entry
 			e.Session[0]++
-			b.Set(e.Seal(space))
+			b.Set(e.Encode(space))
 		},
 		"no entry in a list of the metadata": func(b *engine.Batch) {
-			b.Set(placeKey, (&head.Place{Time: at.Time}).Seal(placeKey))
+			b.Set(placeKey, (&head.Place{Time: at.Time}).Encode(placeKey))
 			b.Delete(space.Entry(space.Grouped("g"), at.Time, entry.Incarnation))
 		},
-		"too few lists": func(b *engine.Batch) { b.Set(placeKey, (&head.Place{Time: at.Time}).Seal(placeKey)) },
+		"too few lists": func(b *engine.Batch) { b.Set(placeKey, (&head.Place{Time: at.Time}).Encode(placeKey)) },
 		"too many lists": func(b *engine.Batch) {
 			p := *at
 			p.Lists = append(slices.Clone(p.Lists), keys.List{0xff, 0xff, 0xff})
-			b.Set(placeKey, p.Seal(placeKey))
+			b.Set(placeKey, p.Encode(placeKey))
 		},
 	} {
 		damaged := cloned(t, e)

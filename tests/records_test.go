@@ -18,8 +18,8 @@ var update = flag.Bool("update", false, "write testdata/records.golden anew: the
 // were written before may not be readable any more.
 func TestFV3_TheSameHistoryWritesTheSameRecords(t *testing.T) {
 	const golden = "testdata/records.golden"
-	// Records with random values that have nothing to do with Options.Random: notes of
-	// copies, dirty records, cycle records, marks, predecessors and that they were forgotten, uploads and sessions' records.
+	// Records with random values that have nothing to do with Options.Random: notes of copies, dirty records, cycle
+	// records, marks, predecessors and that they were forgotten, uploads and sessions' records.
 	const random = "CRWdgmwx"
 	records := map[string][]string{}
 	for _, p := range pairs(t, full(t)) {

@@ -278,7 +278,8 @@ func TestCallsBesideASealReportNoDamage(t *testing.T) {
 	}
 }
 
-// Labels and usage count for the size of a segment: a segment of turns that say much and add no node fits a batch of every engine.
+// Labels and usage count for the size of a segment: a segment of turns that say much and add no node fits a batch of
+// every engine.
 func TestASegmentOfTurnsThatSayMuchFitsABatch(t *testing.T) {
 	testkit.Seldom(t)
 	testkit.OneGoroutine(t)

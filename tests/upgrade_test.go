@@ -42,7 +42,7 @@ func toNext(p engine.Pair) engine.Pair {
 	}
 	v := append(bytes.Clone(p.Value[:len(p.Value)-4]), 0xff) // one field more
 	v[1] = 2
-	return engine.Pair{Key: p.Key, Value: codec.SealTail(p.Key, v, 0)}
+	return engine.Pair{Key: p.Key, Value: codec.EncodeTail(p.Key, v, 0)}
 }
 
 // fromNext returns the same record in the encoding of format 1.
@@ -52,7 +52,7 @@ func fromNext(p engine.Pair) engine.Pair {
 	}
 	v := bytes.Clone(p.Value[:len(p.Value)-5])
 	v[1] = 1
-	return engine.Pair{Key: p.Key, Value: codec.SealTail(p.Key, v, 0)}
+	return engine.Pair{Key: p.Key, Value: codec.EncodeTail(p.Key, v, 0)}
 }
 
 func (e *nextVersion) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
@@ -69,7 +69,7 @@ func (e *nextVersion) Get(ctx context.Context, ks ...[]byte) ([][]byte, error) {
 // opened takes note of the store's format.
 func (e *nextVersion) opened(key, value []byte) {
 	if bytes.Equal(key, keys.StoreKey("")) {
-		if s, err := head.OpenStore(key, value, nextFormats); err == nil {
+		if s, err := head.DecodeStore(key, value, nextFormats); err == nil {
 			e.format.Store(s.Format)
 		}
 	}
@@ -124,7 +124,7 @@ func formatOf(t *testing.T, e engine.Engine) uint64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := head.OpenStore(keys.StoreKey(""), vs[0], nextFormats)
+	s, err := head.DecodeStore(keys.StoreKey(""), vs[0], nextFormats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +344,7 @@ func TestFV6_ACollectorThatIsTooOldEnds(t *testing.T) {
 	}
 	defer next.Close()
 	key := append(keys.Prefix(""), 'N', 1)
-	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.SealTail(key, []byte{'N', 2, 7}, 0)}}}); err != nil {
+	if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.EncodeTail(key, []byte{'N', 2, 7}, 0)}}}); err != nil {
 		t.Fatal(err)
 	}
 	_, verify := old.Verify(ctx, turnstone.VerifyOptions{})

@@ -127,7 +127,7 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 	for _, p := range pairs(t, e) {
 		switch fields := p.Key[5:]; p.Key[4] {
 		case keys.About:
-			about, err := head.OpenAbout(p.Key, p.Value)
+			about, err := head.DecodeMetadata(p.Key, p.Value)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +138,7 @@ func tableOf(t *testing.T, e engine.Engine) *table {
 				out.open[string(fields[:16])] = true
 			}
 		case keys.Life:
-			life, err := head.OpenLife(p.Key, p.Value)
+			life, err := head.DecodeLife(p.Key, p.Value)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -273,7 +273,7 @@ func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, err := codec.Open(k, vs[0], keys.Blob)
+	body, err := codec.Decode(k, vs[0], keys.Blob)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +289,7 @@ func TestVF1_AListWhoseItemsAreSwappedIsNamed(t *testing.T) {
 	copy(nb[i-3:], body[j-3:j-3+i1])
 	copy(nb[i-3+i1:], body[i-3:i-3+i1])
 	var b engine.Batch
-	b.Set(k, codec.Seal(k, keys.Blob, nb))
+	b.Set(k, codec.Encode(k, keys.Blob, nb))
 	if err := mem.Apply(ctx, &b); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 func ofVersion(p engine.Pair, version byte) engine.Pair {
 	v := bytes.Clone(p.Value[:len(p.Value)-4]) // type, version, body; the checksum comes last
 	v[1] = version
-	return engine.Pair{Key: p.Key, Value: codec.SealTail(p.Key, v, 0)}
+	return engine.Pair{Key: p.Key, Value: codec.EncodeTail(p.Key, v, 0)}
 }
 
 // notDamage checks that err, if there is one, is a FormatError with these versions
@@ -136,7 +136,7 @@ func TestFV2_AStoreOfAnUnknownFormatIsRefused(t *testing.T) {
 		{"newer, with a field that this version does not know", append([]byte{0x89, 2, 7}, body[2:]...), 2},
 		{"older, with one field", []byte{0x81, 0}, 0},
 	} {
-		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Seal(key, keys.Store, c.body)}}}); err != nil {
+		if err := e.Apply(ctx, &engine.Batch{Sets: []engine.Pair{{Key: key, Value: codec.Encode(key, keys.Store, c.body)}}}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := turnstone.Open(ctx, e, nil)
@@ -151,7 +151,7 @@ func TestFV2_AStoreOfAnUnknownFormatIsRefused(t *testing.T) {
 			t.Errorf("%s: copy: %v", c.name, err)
 		}
 		after, err := e.Get(ctx, key)
-		if err != nil || !bytes.Equal(after[0], codec.Seal(key, keys.Store, c.body)) {
+		if err != nil || !bytes.Equal(after[0], codec.Encode(key, keys.Store, c.body)) {
 			t.Errorf("%s: the record was changed: %x, %v", c.name, after, err)
 		}
 	}

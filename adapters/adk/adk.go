@@ -1,11 +1,12 @@
-// Package adk keeps sessions and artifacts of Google's Agent Development Kit in a store of Turnstone: NewSessions returns a
-// session.Service, NewArtifacts an artifact.Service. Both work on any turnstone.Factory: a store in the process, or a client of
-// a server.
+// Package adk keeps sessions and artifacts of Google's Agent Development Kit in a store of Turnstone: NewSessions
+// returns a session.Service, NewArtifacts an artifact.Service. Both work on any turnstone.Factory: a store in the
+// process, or a client of a server.
 //
-// A session of the kit is a session of the store, ADK/USER/ID with the names of app and user, in the group of its user. An event is a
-// commit with one node, and the event's id is its turn id: an append that is repeated is stored once. The state of the session is a
-// checkpoint part, which each revision and each fork has as it was then. What belongs to a user or an app is records of a session of
-// their own, which change in the batch of the event that changes them.
+// A session of the kit is a session of the store, ADK/USER/ID with the names of app and user, in the group of its
+// user. An event is a commit with one node, and the event's id is its turn id: an append that is repeated is stored
+// once. The state of the session is a checkpoint part, which each revision and each fork has as it was then. What
+// belongs to a user or an app is records of a session of their own, which change in the batch of the event that
+// changes them.
 package adk
 
 import (

@@ -26,9 +26,10 @@ import (
 
 // Artifacts is an artifact.Service. It is safe for concurrent use.
 //
-// The store has a session for the artifacts of each of the kit's sessions, and one for those of a user, whose names begin with "user:". Sessions.Delete
-// deletes the former with the conversation; whoever saves afterwards begins anew. The content of a version is an attachment, so the store has equal contents once.
-// A record says what the version is, and another record has the number of the artifact's last version.
+// The store has a session for the artifacts of each of the kit's sessions, and one for those of a user, whose names
+// begin with "user:". Sessions.Delete deletes the former with the conversation; whoever saves afterwards begins anew.
+// The content of a version is an attachment, so the store has equal contents once. A record says what the version is,
+// and another record has the number of the artifact's last version.
 type Artifacts struct{ store turnstone.Factory }
 
 var _ artifact.Service = (*Artifacts)(nil)
@@ -69,8 +70,8 @@ func place(app, user, session, name string) string {
 // missing is the error of what there is not.
 func missing(name string) error { return fmt.Errorf("adk: artifact %q: %w", name, fs.ErrNotExist) }
 
-// Save stores the next version of an artifact. The first one is 1. If Version is set, that one is stored, and it must be later than all before. After an error that matches
-// turnstone.ErrOutcomeUnknown the version may be there.
+// Save stores the next version of an artifact. The first one is 1. If Version is set, that one is stored, and it must
+// be later than all before. After an error that matches turnstone.ErrOutcomeUnknown the version may be there.
 func (a *Artifacts) Save(ctx context.Context, r *artifact.SaveRequest) (*artifact.SaveResponse, error) {
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
@@ -222,8 +223,8 @@ func (a *Artifacts) Load(ctx context.Context, r *artifact.LoadRequest) (*artifac
 	return &artifact.LoadResponse{Part: &part}, nil
 }
 
-// Delete deletes a version of an artifact, or all of them. What there is not is no error. Of more than 255 versions the latest are deleted first, in several
-// commits.
+// Delete deletes a version of an artifact, or all of them. What there is not is no error. Of more than 255 versions
+// the latest are deleted first, in several commits.
 func (a *Artifacts) Delete(ctx context.Context, r *artifact.DeleteRequest) error {
 	if err := r.Validate(); err != nil {
 		return fmt.Errorf("adk: %w", err)
@@ -320,7 +321,8 @@ func (a *Artifacts) List(ctx context.Context, r *artifact.ListRequest) (*artifac
 	return out, nil
 }
 
-// Versions returns the versions of an artifact, the last one first. If there are none, the error matches fs.ErrNotExist.
+// Versions returns the versions of an artifact, the last one first. If there are none, the error matches
+// fs.ErrNotExist.
 func (a *Artifacts) Versions(ctx context.Context, r *artifact.VersionsRequest) (*artifact.VersionsResponse, error) {
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)
@@ -349,7 +351,8 @@ func (a *Artifacts) Versions(ctx context.Context, r *artifact.VersionsRequest) (
 	return out, nil
 }
 
-// GetArtifactVersion returns what a version of an artifact is, or the last one, without its content. If there is none, the error matches fs.ErrNotExist.
+// GetArtifactVersion returns what a version of an artifact is, or the last one, without its content. If there is
+// none, the error matches fs.ErrNotExist.
 func (a *Artifacts) GetArtifactVersion(ctx context.Context, r *artifact.GetArtifactVersionRequest) (*artifact.GetArtifactVersionResponse, error) {
 	if err := r.Validate(); err != nil {
 		return nil, fmt.Errorf("adk: %w", err)

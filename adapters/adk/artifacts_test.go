@@ -114,7 +114,8 @@ func bytesPart(content string) *genai.Part {
 	return genai.NewPartFromBytes([]byte(content), "image/png")
 }
 
-// The kit's own cases for artifact services are in a package that only the kit may import. These are the same calls, on every engine.
+// The kit's own cases for artifact services are in a package that only the kit may import. These are the same calls,
+// on every engine.
 func TestAD4_ArtifactsDoWhatTheKitExpectsOnEveryEngine(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(*testing.T) turnstone.Factory) {
 		service := adk.NewArtifacts(open(t))

@@ -17,7 +17,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/open"
 )
 
-// An agent whose sessions and artifacts are in a store. "mem:" stands for a directory, or the URL of a PostgreSQL database.
+// An agent whose sessions and artifacts are in a store. "mem:" stands for a directory, or the URL of a PostgreSQL
+// database.
 func Example() {
 	ctx := context.Background()
 	engine, err := open.Open(ctx, "mem:", nil)

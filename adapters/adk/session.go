@@ -57,8 +57,8 @@ func (s *Session) LastUpdateTime() time.Time {
 	return s.updated
 }
 
-// Persistence returns the session in the store, for what the kit has no calls for: forks, earlier revisions, watches. A commit that others make to it makes s
-// stale, and a node that is no event makes the session unreadable here.
+// Persistence returns the session in the store, for what the kit has no calls for: forks, earlier revisions, watches.
+// A commit that others make to it makes s stale, and a node that is no event makes the session unreadable here.
 func (s *Session) Persistence() turnstone.Persistence { return s.handle }
 
 // load reads the session's own state, and events.

@@ -23,9 +23,10 @@ const statePart = "state"
 
 // Sessions is a session.Service. It is safe for concurrent use.
 //
-// Values of state are stored as JSON, so a number comes back as float64. A value of user or app state has at most turnstone.MaxRecord
-// bytes and its key 506, an event and all of a session's own state have at most turnstone.MaxPayload each. The id of a session of the store names app, user and
-// session: who renames it there moves it to another user.
+// Values of state are stored as JSON, so a number comes back as float64. A value of user or app state has at most
+// turnstone.MaxRecord bytes and its key 506, an event and all of a session's own state have at most
+// turnstone.MaxPayload each. The id of a session of the store names app, user and session: who renames it there moves
+// it to another user.
 type Sessions struct {
 	store  turnstone.Factory
 	states *adapter.States // of users and apps
@@ -38,8 +39,8 @@ func NewSessions(store turnstone.Factory) *Sessions {
 	return &Sessions{store: store, states: adapter.NewStates(store, stateGroup)}
 }
 
-// Create makes a session. If there is one of that id, the error matches turnstone.ErrExists. After an error that matches turnstone.ErrOutcomeUnknown, the session
-// may be there.
+// Create makes a session. If there is one of that id, the error matches turnstone.ErrExists. After an error that
+// matches turnstone.ErrOutcomeUnknown, the session may be there.
 func (s *Sessions) Create(ctx context.Context, r *session.CreateRequest) (*session.CreateResponse, error) {
 	if err := required([2]string{"AppName", r.AppName}, [2]string{"UserID", r.UserID}); err != nil {
 		return nil, err
@@ -117,8 +118,8 @@ func (s *Sessions) find(ctx context.Context, app, user, id string) (*Session, er
 	return &Session{handle: h, app: app, user: user, id: id}, nil
 }
 
-// List returns the sessions of a user, or of all users of an app, the most recently updated first, with their state and without events. It reads
-// the state of each.
+// List returns the sessions of a user, or of all users of an app, the most recently updated first, with their state
+// and without events. It reads the state of each.
 func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.ListResponse, error) {
 	if err := required([2]string{"AppName", r.AppName}); err != nil {
 		return nil, err
@@ -157,8 +158,8 @@ func (s *Sessions) List(ctx context.Context, r *session.ListRequest) (*session.L
 	return out, nil
 }
 
-// Delete removes a session and its artifacts, and leaves the state and the artifacts of its user. One that does not exist is no error. After an
-// error the artifacts may be deleted and the session not: Delete again does the rest.
+// Delete removes a session and its artifacts, and leaves the state and the artifacts of its user. One that does not
+// exist is no error. After an error the artifacts may be deleted and the session not: Delete again does the rest.
 func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 	if err := required([2]string{"AppName", r.AppName}, [2]string{"UserID", r.UserID}, [2]string{"SessionID", r.SessionID}); err != nil {
 		return err
@@ -172,9 +173,10 @@ func (s *Sessions) Delete(ctx context.Context, r *session.DeleteRequest) error {
 	return nil
 }
 
-// AppendEvent stores an event, with what it changes of the state of session, user and app: all of it, or nothing. The session must be one that
-// this service has returned. If somebody else has appended to it since it was read, the error matches turnstone.ErrConflict, and the session has to
-// be read again. After an error that matches turnstone.ErrOutcomeUnknown, append the same event again: it is stored once.
+// AppendEvent stores an event, with what it changes of the state of session, user and app: all of it, or nothing. The
+// session must be one that this service has returned. If somebody else has appended to it since it was read, the
+// error matches turnstone.ErrConflict, and the session has to be read again. After an error that matches
+// turnstone.ErrOutcomeUnknown, append the same event again: it is stored once.
 func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *session.Event) error {
 	of, ok := to.(*Session)
 	switch {
@@ -232,7 +234,8 @@ func (s *Sessions) AppendEvent(ctx context.Context, to session.Session, e *sessi
 	return nil
 }
 
-// commit stores a commit and the changes of the user's and the app's state in one batch, and returns the result of the commit.
+// commit stores a commit and the changes of the user's and the app's state in one batch, and returns the result of
+// the commit.
 func (s *Sessions) commit(ctx context.Context, of *Session, own turnstone.SessionCommit, d delta) (turnstone.Result, error) {
 	results, err := s.states.Commit(ctx, []adapter.StateChange{
 		{ID: adapter.Join(sessionRoot, of.app), Values: d.app.changes()},
@@ -244,7 +247,8 @@ func (s *Sessions) commit(ctx context.Context, of *Session, own turnstone.Sessio
 	return results[0], nil
 }
 
-// readState sets what State of a session shows: its own state, and that of its user and app. What it reads of these it keeps in read, by the ids of their sessions.
+// readState sets what State of a session shows: its own state, and that of its user and app. What it reads of these
+// it keeps in read, by the ids of their sessions.
 func (s *Sessions) readState(ctx context.Context, of *Session, read map[string]map[string][]byte) error {
 	of.state = map[string]any{}
 	if err := show(of, "", of.own); err != nil {

@@ -1,5 +1,6 @@
-// Package eino keeps the checkpoints of Eino in a store of Turnstone: of graphs, of the runner of agents, and of the turn loop. It works on any
-// turnstone.Factory: a store in the process, or a client of a server. It has the methods of Eino's interfaces, and needs nothing else of Eino.
+// Package eino keeps the checkpoints of Eino in a store of Turnstone: of graphs, of the runner of agents, and of the
+// turn loop. It works on any turnstone.Factory: a store in the process, or a client of a server. It has the methods
+// of Eino's interfaces, and needs nothing else of Eino.
 package eino
 
 import (
@@ -16,8 +17,9 @@ const (
 
 // A CheckPointStore is a compose.CheckPointStore and an adk.CheckPointDeleter. It is safe for concurrent use.
 //
-// A checkpoint is a session of the store, eino/ID in the group eino, with one checkpoint part: the next version is stored as its difference. A prune of
-// the store retains the last version alone. What was pruned or deleted leaves the disk with the next vacuum. An id has at most 507 bytes, and a checkpoint at most turnstone.MaxPart.
+// A checkpoint is a session of the store, eino/ID in the group eino, with one checkpoint part: the next version is
+// stored as its difference. A prune of the store retains the last version alone. What was pruned or deleted leaves
+// the disk with the next vacuum. An id has at most 507 bytes, and a checkpoint at most turnstone.MaxPart.
 type CheckPointStore struct{ store turnstone.Factory }
 
 // NewCheckPointStore returns a checkpoint store on a store of Turnstone.
@@ -39,7 +41,8 @@ func (s *CheckPointStore) Get(ctx context.Context, id string) (checkpoint []byte
 	return checkpoint, ok, nil
 }
 
-// Set stores a checkpoint in place of the one that the id has. After an error that matches turnstone.ErrOutcomeUnknown, set it again.
+// Set stores a checkpoint in place of the one that the id has. After an error that matches
+// turnstone.ErrOutcomeUnknown, set it again.
 func (s *CheckPointStore) Set(ctx context.Context, id string, checkpoint []byte) error {
 	_, err := s.store.CommitAll(ctx, turnstone.SessionCommit{
 		Create: &turnstone.Request{ID: sessionID(id), Metadata: turnstone.Metadata{Group: group, Retention: 1}},

@@ -11,7 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/open"
 )
 
-// An agent that asks, and goes on with the answer. "mem:" stands for a directory, or the URL of a PostgreSQL database: then it goes on in another process as well.
+// An agent that asks, and goes on with the answer. "mem:" stands for a directory, or the URL of a PostgreSQL
+// database: then it goes on in another process as well.
 func Example() {
 	store, err := openStore("mem:")
 	if err != nil {

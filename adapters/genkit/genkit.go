@@ -1,8 +1,10 @@
-// Package genkit keeps the sessions of agents of Genkit in a store of Turnstone: a Store is the session store of an agent, whose snapshots
-// other processes see and watch. It works on any turnstone.Factory: a store in the process, or a client of a server.
+// Package genkit keeps the sessions of agents of Genkit in a store of Turnstone: a Store is the session store of an
+// agent, whose snapshots other processes see and watch. It works on any turnstone.Factory: a store in the process, or
+// a client of a server.
 //
-// A session of Genkit is a session of the store, genkit/ID in the group genkit. Its messages are nodes, and the rest of its state is a checkpoint
-// part, so a snapshot stores what is new in it: a snapshot is a record of the session, and names the revision that has its state.
+// A session of Genkit is a session of the store, genkit/ID in the group genkit. Its messages are nodes, and the rest
+// of its state is a checkpoint part, so a snapshot stores what is new in it: a snapshot is a record of the session,
+// and names the revision that has its state.
 package genkit
 
 import (
@@ -32,9 +34,11 @@ const (
 	group = "genkit"
 	// statePart is the checkpoint part with the state but for its messages.
 	statePart = "state"
-	// snapshotPrefix begins the key of a snapshot's record; the id of the snapshot follows. Genkit gives each snapshot another id.
+	// snapshotPrefix begins the key of a snapshot's record; the id of the snapshot follows. Genkit gives each snapshot
+	// another id.
 	snapshotPrefix = "genkit/"
-	// createdPrefix is what keys of records begin with that list the snapshots of a session, the one that was created last first.
+	// createdPrefix is what keys of records begin with that list the snapshots of a session, the one that was created
+	// last first.
 	createdPrefix = ".genkit-created/"
 	// kept is the name that keeps the revision of the state that was saved last, whatever is pruned.
 	kept = "latest"
@@ -44,8 +48,9 @@ const (
 
 // A Store is an exp.SessionStore and an exp.SnapshotSubscriber. It is safe for concurrent use.
 //
-// The id of a snapshot, and that of a session, have at most 505 bytes. A message, and the rest of a state, have at most turnstone.MaxPayload bytes; a snapshot without its
-// state has at most turnstone.MaxRecord. Agents whose sessions may have equal ids need a namespace each: see turnstone.Options.
+// The id of a snapshot, and that of a session, have at most 505 bytes. A message, and the rest of a state, have at
+// most turnstone.MaxPayload bytes; a snapshot without its state has at most turnstone.MaxRecord. Agents whose
+// sessions may have equal ids need a namespace each: see turnstone.Options.
 type Store[State any] struct{ store turnstone.Factory }
 
 var (
@@ -149,8 +154,8 @@ func (of *stored[State]) snapshot(ctx context.Context) (*exp.SessionSnapshot[Sta
 	return &out, nil
 }
 
-// GetLatestSnapshot returns the snapshot of a session that was created last, or nil. Of those that were created at the same time it is always the same
-// one.
+// GetLatestSnapshot returns the snapshot of a session that was created last, or nil. Of those that were created at
+// the same time it is always the same one.
 func (s *Store[State]) GetLatestSnapshot(ctx context.Context, session string) (*exp.SessionSnapshot[State], error) {
 	if session == "" {
 		return nil, errors.New("genkit: the session ID is empty")
@@ -180,9 +185,10 @@ func createdKey[State any](of *exp.SessionSnapshot[State]) string {
 	return fmt.Sprintf("%s%016x%08x/%x", createdPrefix, ^(uint64(at.Unix()) ^ 1<<63), ^uint32(at.Nanosecond()), id[:16])
 }
 
-// SaveSnapshot stores the snapshot that fn returns in place of the one of that id. If somebody else saves
-// the same snapshot, or one of the same session, meanwhile, it calls fn again. The snapshot is there whole or not at all. Messages of a state that are too many for one commit are stored
-// before it, in commits that no snapshot refers to yet.
+// SaveSnapshot stores the snapshot that fn returns in place of the one of that id. If somebody else saves the same
+// snapshot, or one of the same session, meanwhile, it calls fn again. The snapshot is there whole or not at all.
+// Messages of a state that are too many for one commit are stored before it, in commits that no snapshot refers to
+// yet.
 //
 // After an error that matches turnstone.ErrOutcomeUnknown the snapshot may be there.
 func (s *Store[State]) SaveSnapshot(ctx context.Context, id string, fn func(*exp.SessionSnapshot[State]) (*exp.SessionSnapshot[State], error)) (*exp.SessionSnapshot[State], error) {
@@ -335,8 +341,8 @@ func (r *row[State]) records(old *stored[State]) ([]turnstone.RecordChange, erro
 	return changes, nil
 }
 
-// build makes c a commit that gives its session the state of a snapshot: it adds the messages that are new, behind those that the session's head, or else the snapshot's
-// parent, has as well.
+// build makes c a commit that gives its session the state of a snapshot: it adds the messages that are new, behind
+// those that the session's head, or else the snapshot's parent, has as well.
 func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit) error {
 	rest := *of.State
 	rest.Messages = nil
@@ -383,7 +389,8 @@ func (s *Store[State]) build(ctx context.Context, of *exp.SessionSnapshot[State]
 	}
 }
 
-// base returns the nodes that the session has of the messages, from the first one on, and sets the revision that c expects.
+// base returns the nodes that the session has of the messages, from the first one on, and sets the revision that c
+// expects.
 func (s *Store[State]) base(ctx context.Context, of *exp.SessionSnapshot[State], c *turnstone.SessionCommit, messages []turnstone.NewNode) ([]turnstone.Node, error) {
 	c.Expected = 0
 	h := c.Session
@@ -438,9 +445,10 @@ func common(messages []turnstone.NewNode, nodes []turnstone.Node) (n int) {
 	return n
 }
 
-// OnSnapshotStatusChange sends the status of a snapshot, and each one that it has later, whichever process saves it: at once if the snapshot is saved through the same
-// store or server, and otherwise within turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, and if there is no such
-// snapshot, or not any more. While the store fails nothing is sent.
+// OnSnapshotStatusChange sends the status of a snapshot, and each one that it has later, whichever process saves it:
+// at once if the snapshot is saved through the same store or server, and otherwise within
+// turnstone.Options.PollEvery. A slow receiver gets the last status. The channel is closed when ctx ends, and if
+// there is no such snapshot, or not any more. While the store fails nothing is sent.
 func (s *Store[State]) OnSnapshotStatusChange(ctx context.Context, id string) <-chan exp.SnapshotStatus {
 	out := make(chan exp.SnapshotStatus, 1)
 	go func() {

@@ -1,5 +1,5 @@
-// Package langchaingo keeps chat histories of LangChainGo in a store of Turnstone. It works on any turnstone.Factory: a store in the process, or a
-// client of a server.
+// Package langchaingo keeps chat histories of LangChainGo in a store of Turnstone. It works on any turnstone.Factory:
+// a store in the process, or a client of a server.
 package langchaingo
 
 import (
@@ -20,8 +20,9 @@ const group = "langchaingo"
 
 // A History is a schema.ChatMessageHistory. It is safe for concurrent use, also with others of the same id.
 //
-// It is a session of the store, langchaingo/ID in the group langchaingo, with a node for each message, which keeps all that the message has: also the tool
-// calls, which LangChainGo's own histories drop. The id has at most 500 bytes, and a message at most turnstone.MaxPayload.
+// It is a session of the store, langchaingo/ID in the group langchaingo, with a node for each message, which keeps
+// all that the message has: also the tool calls, which LangChainGo's own histories drop. The id has at most 500
+// bytes, and a message at most turnstone.MaxPayload.
 type History struct {
 	store turnstone.Factory
 	id    string
@@ -158,8 +159,8 @@ func (h *History) Messages(ctx context.Context) ([]llms.ChatMessage, error) {
 	return out, nil
 }
 
-// SetMessages puts messages in place of those that there are. What both begin with stays as it is stored. Messages that are replaced stay in the session's graph, as a branch; Clear
-// removes them.
+// SetMessages puts messages in place of those that there are. What both begin with stays as it is stored. Messages
+// that are replaced stay in the session's graph, as a branch; Clear removes them.
 func (h *History) SetMessages(ctx context.Context, messages []llms.ChatMessage) error {
 	s := transcript.Snapshot{Metadata: turnstone.Metadata{Group: group}}
 	for i, m := range messages {

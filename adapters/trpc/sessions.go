@@ -43,9 +43,10 @@ const (
 //     not UTF-8 becomes U+FFFD.
 //   - The list of tracks is sorted by name.
 //
-// An update of user or app state has at most turnstone.MaxRecords keys. Such a key has at most 506 bytes and no zero byte, and its value at most turnstone.MaxRecord bytes.
-// A session has at most 1,024 keys of its own state, tracks and summaries together, and each of their values is a little smaller than turnstone.MaxPart. An event has at
-// most turnstone.MaxPayload bytes.
+// An update of user or app state has at most turnstone.MaxRecords keys. Such a key has at most 506 bytes and no zero
+// byte, and its value at most turnstone.MaxRecord bytes. A session has at most 1,024 keys of its own state, tracks
+// and summaries together, and each of their values is a little smaller than turnstone.MaxPart. An event has at most
+// turnstone.MaxPayload bytes.
 type Sessions struct {
 	store  turnstone.Factory
 	o      Options
@@ -110,8 +111,8 @@ func (s *Sessions) commit(ctx context.Context, key session.Key, c turnstone.Comm
 	})
 }
 
-// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error matches
-// turnstone.ErrExists: of two first runs of a session at once, one fails with it.
+// CreateSession makes a session, with an id of its own if the key has none. If there is one of that id, the error
+// matches turnstone.ErrExists: of two first runs of a session at once, one fails with it.
 func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state session.StateMap, _ ...session.Option) (*session.Session, error) {
 	if err := key.CheckUserKey(); err != nil {
 		return nil, err
@@ -143,7 +144,8 @@ func (s *Sessions) CreateSession(ctx context.Context, key session.Key, state ses
 	return out, nil
 }
 
-// GetSession reads a session, or returns nil if there is none. It reads all of its events, whatever the options leave of them, and supports pages of events.
+// GetSession reads a session, or returns nil if there is none. It reads all of its events, whatever the options leave
+// of them, and supports pages of events.
 func (s *Sessions) GetSession(ctx context.Context, key session.Key, options ...session.Option) (*session.Session, error) {
 	if err := key.CheckSessionKey(); err != nil {
 		return nil, err
@@ -279,7 +281,8 @@ func addNode(to *session.Session, n *turnstone.Node) error {
 	return nil
 }
 
-// mergeState adds the state of its user and its app to a session. What it reads of these it keeps in read, if that is not nil, by the ids of their sessions.
+// mergeState adds the state of its user and its app to a session. What it reads of these it keeps in read, if that is
+// not nil, by the ids of their sessions.
 func (s *Sessions) mergeState(ctx context.Context, of *session.Session, read map[string]map[string][]byte) error {
 	for _, shared := range [][2]string{
 		{session.StateAppPrefix, appID(of.AppName)},
@@ -302,7 +305,8 @@ func (s *Sessions) mergeState(ctx context.Context, of *session.Session, read map
 	return nil
 }
 
-// ListSessions returns the sessions of a user, the most recently updated first. It reads each session of the page that is asked for.
+// ListSessions returns the sessions of a user, the most recently updated first. It reads each session of the page
+// that is asked for.
 func (s *Sessions) ListSessions(ctx context.Context, user session.UserKey, options ...session.Option) ([]*session.Session, error) {
 	if err := user.CheckUserKey(); err != nil {
 		return nil, err
@@ -352,8 +356,9 @@ func (s *Sessions) DeleteSession(ctx context.Context, key session.Key, _ ...sess
 	return s.store.Delete(ctx, sessionID(key), turnstone.KeepChildren)
 }
 
-// AppendEvent stores an event, with what it changes of the session's state: all of it, or nothing. Then it adds the event to the caller's session. Events
-// that are appended at once come one after the other. Of an event without content, or a partial one, only the changes of state are stored.
+// AppendEvent stores an event, with what it changes of the session's state: all of it, or nothing. Then it adds the
+// event to the caller's session. Events that are appended at once come one after the other. Of an event without
+// content, or a partial one, only the changes of state are stored.
 func (s *Sessions) AppendEvent(ctx context.Context, to *session.Session, e *event.Event, options ...session.Option) error {
 	if to == nil {
 		return session.ErrNilSession
@@ -495,7 +500,8 @@ func (s *Sessions) ListAppStates(ctx context.Context, app string) (session.State
 	return s.listState(ctx, appID(app))
 }
 
-// UpdateUserState sets values of the state of a user. Their keys may have the prefix "user:", but not "app:" or "temp:".
+// UpdateUserState sets values of the state of a user. Their keys may have the prefix "user:", but not "app:" or
+// "temp:".
 func (s *Sessions) UpdateUserState(ctx context.Context, user session.UserKey, state session.StateMap) error {
 	if err := user.CheckUserKey(); err != nil {
 		return err
@@ -522,7 +528,8 @@ func (s *Sessions) ListUserStates(ctx context.Context, user session.UserKey) (se
 	return s.listState(ctx, userID(user.AppName, user.UserID))
 }
 
-// UpdateSessionState sets values of the state of a session, without an event. Their keys do not have the prefix "app:" or "user:".
+// UpdateSessionState sets values of the state of a session, without an event. Their keys do not have the prefix
+// "app:" or "user:".
 func (s *Sessions) UpdateSessionState(ctx context.Context, key session.Key, state session.StateMap) error {
 	if err := key.CheckSessionKey(); err != nil {
 		return err

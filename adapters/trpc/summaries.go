@@ -25,7 +25,8 @@ const (
 
 func (s *Sessions) summaryTimeout() time.Duration { return cmp.Or(s.o.SummaryTimeout, time.Minute) }
 
-// summarizer returns the in-memory service of trpc-agent-go, which knows what to summarize. The session is in it for as long as the summary takes.
+// summarizer returns the in-memory service of trpc-agent-go, which knows what to summarize. The session is in it for
+// as long as the summary takes.
 func (s *Sessions) summarizer(ctx context.Context, key session.Key) (*inmemory.SessionService, error) {
 	options := []inmemory.ServiceOpt{
 		inmemory.WithSummarizer(s.o.Summarizer), inmemory.WithAsyncSummaryNum(1),
@@ -66,8 +67,8 @@ func (s *Sessions) CreateSessionSummary(ctx context.Context, of *session.Session
 	})
 }
 
-// EnqueueSummaryJob makes CreateSessionSummary happen later, for the session as a whole as well. If too much is to be done already, it does it itself. An error of
-// what is done later is logged with the log of trpc-agent-go.
+// EnqueueSummaryJob makes CreateSessionSummary happen later, for the session as a whole as well. If too much is to be
+// done already, it does it itself. An error of what is done later is logged with the log of trpc-agent-go.
 func (s *Sessions) EnqueueSummaryJob(ctx context.Context, of *session.Session, filterKey string, force bool) error {
 	key, ok, err := s.checked(of)
 	if !ok || err != nil {
@@ -167,7 +168,8 @@ func (s *Sessions) GetSessionSummaryText(ctx context.Context, of *session.Sessio
 	return memory.GetSessionSummaryText(ctx, stored, options...)
 }
 
-// jobs are done by a few goroutines, those of one session one after the other. The zero value has none of them yet.
+// jobs are done by a few goroutines: those of one session one after the other. The zero value starts the goroutines
+// with its first job.
 type jobs struct {
 	mu      sync.Mutex // guards what follows; it is held while a job is added
 	queues  []chan func()

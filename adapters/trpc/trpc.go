@@ -1,9 +1,11 @@
-// Package trpc keeps the sessions of trpc-agent-go in a store of Turnstone: NewSessions returns a session.Service, which is a session.TrackService and a
-// session.WindowService as well. It works on any turnstone.Factory: a store in the process, or a client of a server.
+// Package trpc keeps the sessions of trpc-agent-go in a store of Turnstone: NewSessions returns a session.Service,
+// which is a session.TrackService and a session.WindowService as well. It works on any turnstone.Factory: a store in
+// the process, or a client of a server.
 //
-// A session is a session of the store, trpc/APP/USER/ID, in the group of its user. An event is a commit with one node, and with what it changes of the
-// session's state. Values of state, summaries and the list of tracks are checkpoint parts, which each revision and each fork has as they were then. State of a
-// user or an app is records of a session of its own.
+// A session is a session of the store, trpc/APP/USER/ID, in the group of its user. An event is a commit with one
+// node, and with what it changes of the session's state. Values of state, summaries and the list of tracks are
+// checkpoint parts, which each revision and each fork has as they were then. State of a user or an app is records of
+// a session of its own.
 package trpc
 
 import (
@@ -28,7 +30,8 @@ import (
 type Options struct {
 	// Summarizer makes summaries. Without one there are none.
 	Summarizer summary.SessionSummarizer
-	// SummaryFilterKeys are the branches that may be summarized, as inmemory.WithSummaryFilterAllowlist has them. If it is nil, all may be.
+	// SummaryFilterKeys are the branches that may be summarized, as inmemory.WithSummaryFilterAllowlist has them. If it
+	// is nil, all may be.
 	SummaryFilterKeys []string
 	// BranchSummariesOnly leaves the summary of the whole session as it is when a branch is summarized.
 	BranchSummariesOnly bool

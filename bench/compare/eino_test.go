@@ -19,7 +19,8 @@ type checkPointStore interface {
 	Set(ctx context.Context, id string, checkpoint []byte) error
 }
 
-// checkPointFiles keeps each checkpoint in a file of its own. Set writes and syncs a new file, and renames it over the old one, as a host without a store would do.
+// checkPointFiles keeps each checkpoint in a file of its own. Set writes and syncs a new file, and renames it over
+// the old one, as a host without a store would do.
 type checkPointFiles struct{ dir string }
 
 func (f checkPointFiles) Get(_ context.Context, id string) ([]byte, bool, error) {
@@ -53,8 +54,8 @@ var checkPointStores = map[string]func(b *testing.B, dir string) (s checkPointSt
 	"file": func(_ *testing.B, dir string) (checkPointStore, func()) { return checkPointFiles{dir}, func() {} },
 }
 
-// BenchmarkEinoSet sets the checkpoints of ten conversations, one after the other, 50 times each. A checkpoint begins with 20 KB and grows by 400 bytes each time. It reports sets a
-// second, and what the store takes on disk.
+// BenchmarkEinoSet sets the checkpoints of ten conversations, one after the other, 50 times each. A checkpoint begins
+// with 20 KB and grows by 400 bytes each time. It reports sets a second, and what the store takes on disk.
 func BenchmarkEinoSet(b *testing.B) {
 	const ids, times = 10, 50
 	for name, open := range checkPointStores {

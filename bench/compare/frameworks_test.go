@@ -8,7 +8,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/pebble"
 )
 
-// openPebble opens the store in a directory for the benchmarks of adapters, until end is called. It is durable against loss of power.
+// openPebble opens the store in a directory for the benchmarks of adapters, until end is called. It is durable
+// against loss of power.
 func openPebble(b *testing.B, dir string) (store turnstone.Factory, end func()) {
 	b.Helper()
 	e, err := pebble.Open(dir, nil)

@@ -14,7 +14,8 @@ import (
 	turnstonegenkit "github.com/turnstonedb/turnstone/adapters/genkit"
 )
 
-// genkitStores are session stores of Genkit. Its own has a file for each snapshot. Both sync what they have saved. They open what is in dir.
+// genkitStores are session stores of Genkit. Its own has a file for each snapshot. Both sync what they have saved.
+// They open what is in dir.
 var genkitStores = map[string]func(b *testing.B, dir string) (s exp.SessionStore[any], end func()){
 	"turnstone": func(b *testing.B, dir string) (exp.SessionStore[any], func()) {
 		st, end := openPebble(b, dir)
@@ -29,7 +30,8 @@ var genkitStores = map[string]func(b *testing.B, dir string) (s exp.SessionStore
 	},
 }
 
-// genkitTurns saves so many snapshots of a session that grows by two messages of 250 bytes each time, and returns the id of the last one.
+// genkitTurns saves so many snapshots of a session that grows by two messages of 250 bytes each time, and returns the
+// id of the last one.
 func genkitTurns(b *testing.B, s exp.SessionStore[any], session string, turns int) {
 	b.Helper()
 	state := &exp.SessionState[any]{SessionID: session}
@@ -48,7 +50,8 @@ func genkitTurns(b *testing.B, s exp.SessionStore[any], session string, turns in
 	}
 }
 
-// BenchmarkGenkitSave saves the snapshots of a session of 100 turns, and reports turns a second, and what the store takes on disk.
+// BenchmarkGenkitSave saves the snapshots of a session of 100 turns, and reports turns a second, and what the store
+// takes on disk.
 func BenchmarkGenkitSave(b *testing.B) {
 	const turns = 100
 	for name, open := range genkitStores {

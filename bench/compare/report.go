@@ -344,21 +344,17 @@ func (r *Results) write(dir string) error {
 	for _, f := range r.failures() {
 		fmt.Fprintf(&b, "\nFailed: %s\n", f)
 	}
-	b.WriteString("\n## Figures\n\nMedian (least–greatest) of the rounds.\n")
+	b.WriteString("\n## Figures\n\n[All tables](benchmarks/tables.txt) have the median (least–greatest) of the rounds.\n")
 	for _, t := range r.tables() {
-		rows := r.rows(t)
-		if len(rows) < 2 {
-			continue
-		}
-		fmt.Fprintf(&b, "\n### %s\n\n", heading(t))
 		if p := plots[heading(t)]; p != "" {
-			fmt.Fprintf(&b, "![%s](benchmarks/%s)\n\n", heading(t), p)
+			fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n", heading(t), p)
 		}
-		markdown(&b, rows)
 	}
 	b.WriteString("\n" + endMark + after)
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		return err
+	for name, text := range map[string]string{file: b.String(), filepath.Join(beside, "tables.txt"): r.text()} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			return err
+		}
 	}
 	return r.save(filepath.Join(beside, "results.json"))
 }

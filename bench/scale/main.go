@@ -1,14 +1,14 @@
 //go:build unix
 
-// Command scale grows stores of the embedded drivers, and of the databases beneath them, side by side, and says what that costs
-// as they grow: bytes written for each byte, commits, reads beside writers, memory, files, and at the end closing, opening, scanning
-// and a vacuum beside small commits.
+// Command scale grows stores of the embedded drivers, and of the databases beneath them, side by side, and says what
+// that costs as they grow: bytes written for each byte, commits, reads beside writers, memory, files, and at the end
+// closing, opening, scanning and a vacuum beside small commits.
 //
 //	go run ./bench/scale -dir /mnt/disk/x -gib 10
 //
-// Each engine has a process of its own. They take turns: while one grows by a step, the others wait. Pairs have random keys of
-// 33 bytes and values that do not compress; four writers commit 128 pairs at a time, and every eighth commit is followed by a Get of
-// a random earlier key and one of an absent key.
+// Each engine has a process of its own. They take turns: while one grows by a step, the others wait. Pairs have
+// random keys of 33 bytes and values that do not compress; four writers commit 128 pairs at a time, and every eighth
+// commit is followed by a Get of a random earlier key and one of an absent key.
 package main
 
 import (

@@ -147,7 +147,8 @@ func TestABinaryFileGivesOneMessage(t *testing.T) {
 	}
 }
 
-// A signal ends an import. Conversations that were not tried are not reported as failed, and the next import does the rest.
+// A signal ends an import. Conversations that were not tried are not reported as failed, and the next import does the
+// rest.
 func TestAnInterruptedImportCountsNothingAsFailed(t *testing.T) {
 	a := &app{url: t.TempDir() + "/store"}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,7 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// lockFile locks a file, which it makes, until unlock is called or the process ends. It fails with engine.ErrLocked if another process has locked it.
+// lockFile locks a file, which it makes, until unlock is called or the process ends. It fails with engine.ErrLocked
+// if another process has locked it.
 func lockFile(path string) (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {

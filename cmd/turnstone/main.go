@@ -157,7 +157,7 @@ func (a *app) globalFlags(root *cobra.Command) {
 	flags.StringVar(&a.url, "store", url, "store: "+open.Forms+"; or set "+storeVariable)
 	flags.BoolVar(&a.onlyRead, "read-only", false, "open a store in a directory that no process has open, and change nothing there")
 	flags.Var(&a.minFree, "min-free", "refuse new data when less disk space is left, for example 64MiB; default 64MiB (128MiB on Badger)")
-	flags.Var(memoryFlag{&a.options.Memory}, "memory", "what to keep in memory for speed, at least 32MiB; default 96MiB")
+	flags.Var(memoryFlag{&a.options.Memory}, "memory", "what to keep in memory for speed, at least 32MiB; default 64MiB")
 	flags.DurationVar(&a.wait, "wait", 2*time.Second, "how long to wait for a store that another process has open and does not share")
 }
 

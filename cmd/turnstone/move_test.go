@@ -20,7 +20,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// A store goes from Pebble to Badger and from there to PostgreSQL while a server serves it, whose clients notice nothing.
+// A store goes from Pebble to Badger and from there to PostgreSQL while a server serves it, whose clients notice
+// nothing.
 func TestMoveWhileAServerServesTheStore(t *testing.T) {
 	testkit.Slow(t)
 	root := t.TempDir()
@@ -98,8 +99,8 @@ func TestMoveWhileAServerServesTheStore(t *testing.T) {
 	}
 }
 
-// A process is killed while a store moves: the one that serves the store, or the command that asked for the move. Wherever the store is then, it has all
-// that was acknowledged. A partial copy can't be opened.
+// A process is killed while a store moves: the one that serves the store, or the command that asked for the move.
+// Wherever the store is then, it has all that was acknowledged. A partial copy can't be opened.
 func TestAKillWhileAStoreMovesLosesNothing(t *testing.T) {
 	rounds := 3
 	if testkit.Long() {

@@ -229,7 +229,7 @@ func (s *serving) secrets(o *server.Options) (reload func() error, err error) {
 			}
 			own = &c
 		}
-		tokens.Store(known) // both, or none
+		tokens.Store(known) // If either file can't be read, neither is set.
 		cert.Store(own)
 		return nil
 	}

@@ -194,8 +194,8 @@ func (c *crowd) kill() time.Duration {
 	return 0
 }
 
-// TestProcessesAndTheCommandShareAStore kills the owner of a store again and again, while four processes commit to it and
-// the command reads and maintains it. What was acknowledged is there, and nothing is there twice.
+// TestProcessesAndTheCommandShareAStore kills the owner of a store again and again, while four processes commit to it
+// and the command reads and maintains it. What was acknowledged is there, and nothing is there twice.
 func TestProcessesAndTheCommandShareAStore(t *testing.T) {
 	testkit.Slow(t)
 	c := &crowd{t: t, store: t.TempDir() + "/store", acked: map[string]int{}, killed: map[int]bool{}}

@@ -70,7 +70,8 @@ const (
 	minFiles     = 64
 	// closeTime bounds Close: Badger waits for ever for a disk that is gone.
 	closeTime = time.Minute
-	// goneTime is the same for a directory that is not at its path any more: Badger waits for ever for one that was removed.
+	// goneTime is the same for a directory that is not at its path any more: Badger waits for ever for one that was
+	// removed.
 	goneTime = 2 * time.Second
 )
 
@@ -151,12 +152,12 @@ func Open(dir string, o *Options) (_ *Engine, err error) {
 	return e, nil
 }
 
-// Use returns an engine in db, a database that the host has opened and goes on to use. All keys of the engine begin with
-// prefix. Only one Engine may use a prefix at a time, and nobody else may write keys that begin with the prefix. Close
-// leaves db open, so the host closes the engine before it closes db. Vacuum calls db.Flatten and db.RunValueLogGC, which
-// work on all keys of db. Removed values stay in Badger's memtable and log until Badger flushes them. Use fails with
-// engine.ErrInvalid if db is managed, closed, keeps several versions of a value, does not sync its writes (unless the
-// durability is Process), or has memtables that are too small for the largest batch.
+// Use returns an engine in db, a database that the host has opened and goes on to use. All keys of the engine begin
+// with prefix. Only one Engine may use a prefix at a time, and nobody else may write keys that begin with the prefix.
+// Close leaves db open, so the host closes the engine before it closes db. Vacuum calls db.Flatten and
+// db.RunValueLogGC, which work on all keys of db. Removed values stay in Badger's memtable and log until Badger
+// flushes them. Use fails with engine.ErrInvalid if db is managed, closed, keeps several versions of a value, does
+// not sync its writes (unless the durability is Process), or has memtables that are too small for the largest batch.
 func Use(db *badger.DB, prefix []byte, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}
@@ -243,8 +244,8 @@ func (e *Engine) openOwn(o *Options) error {
 	return e.dir.Private()
 }
 
-// orNew returns an error unless there is a MANIFEST, or nothing at all. Without a MANIFEST Badger makes a new store, over what is left of
-// an old one and beside the files of others.
+// orNew returns an error unless there is a MANIFEST, or nothing at all. Without a MANIFEST Badger makes a new store,
+// over what is left of an old one and beside the files of others.
 func (e *Engine) orNew(seen *witness) error {
 	entries, err := os.ReadDir(e.config.Dir)
 	if err != nil {
@@ -270,8 +271,8 @@ func (e *Engine) orNew(seen *witness) error {
 	})
 }
 
-// openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log of no
-// length, which a process leaves that ends while it makes one.
+// openDB opens a database. Badger panics on some damage, in the goroutine that opens it, and fails if it finds a log
+// of no length, which a process leaves that ends while it makes one.
 func openDB(config badger.Options) (*badger.DB, error) { return openWith(badger.Open, config) }
 
 func openWith(open func(badger.Options) (*badger.DB, error), config badger.Options) (db *badger.DB, err error) {
@@ -347,8 +348,9 @@ func (e *Engine) failure() error {
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return engine.MinLimits }
 
-// Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has opened it.
-// If that does not end within a minute, or two seconds if the directory is not at its path any more, the directory stays locked until the process ends.
+// Close implements engine.Engine. It waits for the calls that are under way, and closes the database if Open has
+// opened it. If that does not end within a minute, or two seconds if the directory is not at its path any more, the
+// directory stays locked until the process ends.
 func (e *Engine) Close() error {
 	if e.stop == nil {
 		return nil

@@ -221,7 +221,8 @@ func (e *Engine) add(txn *badger.Txn, b *engine.Batch) (conflict, err error) {
 	return nil, nil
 }
 
-// refused is the error of a write that Badger does not take. Check has admitted the batch, and the group is within bounds.
+// refused is the error of a write that Badger does not take. Check has admitted the batch, and the group is within
+// bounds.
 func refused(err error) error {
 	return fmt.Errorf("%w: badger refuses a write: %s", engine.ErrInvalid, firstLine(err))
 }

@@ -131,8 +131,8 @@ func lost(e engine.Engine, acked []uint64) error {
 // itself is for a child that ends by itself, however slow the machine is.
 const itself = 10 * time.Minute
 
-// run runs a child on dir until it ends or is killed, and returns what it acknowledged. The command before it, if there is
-// one, runs it.
+// run runs a child on dir until it ends or is killed, and returns what it acknowledged. The command before it, if
+// there is one, runs it.
 func run(t *testing.T, dir string, after time.Duration, before ...string) (acked []uint64, stderr string) {
 	t.Helper()
 	args := append(before, os.Args[0])
@@ -395,7 +395,8 @@ func TestADatabaseThatCanNotServeIsRefused(t *testing.T) {
 	}
 }
 
-// With Process the last groups can go with the power, and then what the witness knows of them says nothing, now and later.
+// With Process the last groups can go with the power, and then what the witness knows of them says nothing, now and
+// later.
 func TestAWitnessOfAnotherRunOfTheMachineSaysNothing(t *testing.T) {
 	dir, acked := filled(t)
 	name := filepath.Join(dir, "turnstone.witness")

@@ -18,7 +18,8 @@ const (
 	pagePairs = 1000
 )
 
-// view runs f in a transaction that only reads. It begins when the group that is being committed is durable, and sees it.
+// view runs f in a transaction that only reads. It begins when the group that is being committed is durable, and sees
+// it.
 func (e *Engine) view(ctx context.Context, f func(*badger.Txn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -103,8 +104,8 @@ func get(txn *badger.Txn, key []byte) ([]byte, error) {
 	return value(item)
 }
 
-// value returns a copy of the value of item. An empty one was never stored: Badger returns it, without an error, for one
-// that it can't read from its value log.
+// value returns a copy of the value of item. An empty one was never stored: Badger returns it, without an error, for
+// one that it can't read from its value log.
 func value(item *badger.Item) ([]byte, error) {
 	v, err := item.ValueCopy(nil)
 	if err == nil && len(v) == 0 {
@@ -153,10 +154,10 @@ func (e *Engine) page(ctx context.Context, txn *badger.Txn, r engine.Range) (pag
 	return page, false, nil
 }
 
-// Vacuum implements engine.Engine. In a database of its own the driver closes Badger and opens it again, which moves the
-// memtable and level 0 into the levels below, while other calls wait; then Badger merges its levels into one. In the host's
-// database it does the second only. A value that a transaction could still see when its table was written stays until Badger
-// rewrites that table. Badger obeys no context: that of a Vacuum counts before each step.
+// Vacuum implements engine.Engine. In a database of its own the driver closes Badger and opens it again, which moves
+// the memtable and level 0 into the levels below, while other calls wait; then Badger merges its levels into one. In
+// the host's database it does the second only. A value that a transaction could still see when its table was written
+// stays until Badger rewrites that table. Badger obeys no context: that of a Vacuum counts before each step.
 func (e *Engine) Vacuum(ctx context.Context) error {
 	if err := errors.Join(ctx.Err(), e.usable()); err != nil {
 		return err
@@ -198,9 +199,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}))
 }
 
-// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes, and the second
-// time compacts level 0. It drops then what no transaction can see. That is told to it, as it learns by itself only some time
-// after it has opened, and nothing compacts before.
+// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes, and
+// the second time compacts level 0. It drops then what no transaction can see. That is told to it, as it learns by
+// itself only some time after it has opened, and nothing compacts before.
 func (e *Engine) reopen(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -229,8 +230,8 @@ func (e *Engine) reopen(ctx context.Context) error {
 	return e.dir.Private()
 }
 
-// room returns an error if a vacuum could find no space, inode or descriptor: a compaction of Badger's that can't create a
-// file deletes its input all the same, and a full disk ends the process. The caller holds mu.
+// room returns an error if a vacuum could find no space, inode or descriptor: a compaction of Badger's that can't
+// create a file deletes its input all the same, and a full disk ends the process. The caller holds mu.
 func (e *Engine) room(ctx context.Context) error {
 	if e.config.InMemory {
 		return nil

@@ -21,18 +21,19 @@ import (
 	"github.com/turnstonedb/turnstone/engine/internal/localdir"
 )
 
-// Badger opens a damaged MANIFEST or log as an older store, or an empty one, without an error, and deletes the tables that
-// it does not know of then. The file turnstone.witness, beside Badger's, tells:
+// Badger opens a damaged MANIFEST or log as an older store, or an empty one, without an error, and deletes the tables
+// that it does not know of then. The file turnstone.witness, beside Badger's, tells:
 //
 //	group 8 | boot 8 | store 8 | synced 1 | CRC-32C 4 | files n | CRC-32C 4
 //
-// Each group of batches has a number, which stands in the database, too, with the store's id. The witness is written, and not synced, when the
-// group is durable, before it is acknowledged. So a database whose number is lower has lost acknowledged batches, if the
-// process ended. After a loss of power the disk may hold an older witness, whose claim still holds. When the store was closed, files
-// has the name, the length and a checksum of each file of Badger's, a line for each; otherwise it is not there. The checksum is that of
-// MANIFEST, and of the first and the last 4 KiB of others, which tell files apart: a log begins with random bytes, and a table ends with its
-// index, whose damage Badger answers with a panic (of a large table only the end of the index is in it).
-// A part whose checksum does not match says nothing, because a loss of power can leave it half written.
+// Each group of batches has a number, which stands in the database, too, with the store's id. The witness is written,
+// and not synced, when the group is durable, before it is acknowledged. So a database whose number is lower has lost
+// acknowledged batches, if the process ended. After a loss of power the disk may hold an older witness, whose claim
+// still holds. When the store was closed, files has the name, the length and a checksum of each file of Badger's, a
+// line for each; otherwise it is not there. The checksum is that of MANIFEST, and of the first and the last 4 KiB of
+// others, which tell files apart: a log begins with random bytes, and a table ends with its index, whose damage
+// Badger answers with a panic (of a large table only the end of the index is in it). A part whose checksum does not
+// match says nothing, because a loss of power can leave it half written.
 type witness struct {
 	group  uint64
 	boot   uint64 // the run of the machine in which the group was committed
@@ -74,7 +75,8 @@ func (w *witness) head() []byte {
 	return summed(append(b, 0))
 }
 
-// readWitness returns what an earlier process left, or a zero witness, and compares it with the files of a closed store.
+// readWitness returns what an earlier process left, or a zero witness, and compares it with the files of a closed
+// store.
 func readWitness(dir string) (*witness, error) {
 	w := &witness{}
 	b, err := os.ReadFile(filepath.Join(dir, witnessName))
@@ -161,8 +163,8 @@ func differing(a, b string) string {
 	return "a file"
 }
 
-// begin makes it durable that the store is not closed any more, before Badger changes a file, and returns the witness of
-// this process.
+// begin makes it durable that the store is not closed any more, before Badger changes a file, and returns the witness
+// of this process.
 func (w *witness) begin(dir string, synced bool) (*witness, error) {
 	f, err := os.OpenFile(filepath.Join(dir, witnessName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -177,7 +179,8 @@ func (w *witness) begin(dir string, synced bool) (*witness, error) {
 	return &witness{group: w.group, boot: localdir.Boot(), store: w.store, synced: synced, file: f}, nil
 }
 
-// write writes the number of the last group, if there is a witness. If the write fails, the file keeps an older witness, whose claim still holds.
+// write writes the number of the last group, if there is a witness. If the write fails, the file keeps an older
+// witness, whose claim still holds.
 func (w *witness) write() {
 	if w != nil {
 		_, _ = w.file.WriteAt(w.head(), 0)

@@ -1,6 +1,7 @@
 // An overlay is an engine that keeps its writes in memory, on top of another engine
 // that it only reads. A dry run of a collection writes to one, and a copy is verified on one
 // before it can be opened.
+
 package memory
 
 import (

@@ -248,8 +248,9 @@ var damages = []damage{
 	}},
 }
 
-// judge opens a damaged store in another process, because damage may end that, and reads all of it. It returns "harmless",
-// "reported", "older" if the store is what it was before, "ends" if the process ended, or "silent: " and what is wrong.
+// judge opens a damaged store in another process, because damage may end that, and reads all of it. It returns
+// "harmless", "reported", "older" if the store is what it was before, "ends" if the process ended, or "silent: " and
+// what is wrong.
 func (p *patient) judge(t *testing.T, dir string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -306,8 +307,8 @@ func judged(t *testing.T, url string, first, last uint64) string {
 	return fmt.Sprintf("silent: %v", err)
 }
 
-// untold reports whether damage is of a kind that no witness of Badger tells: see docs/engines.md. That is of a process that was killed,
-// within a table, and where the witness itself is gone or another one.
+// untold reports whether damage is of a kind that no witness of Badger tells: see docs/engines.md. That is of a
+// process that was killed, within a table, and where the witness itself is gone or another one.
 func (p *patient) untold(what string) bool {
 	return p.scheme == "badger:" && (p.state == "killed" || strings.Contains(what, ".sst") || strings.Contains(what, "turnstone.witness"))
 }

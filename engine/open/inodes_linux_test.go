@@ -11,7 +11,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/open"
 )
 
-// Opening a store, reading it and reclaiming need no space, not even an inode for a socket. A second process is told then who has the store.
+// Opening a store, reading it and reclaiming need no space, not even an inode for a socket. A second process is told
+// then who has the store.
 func TestAFileSystemWithoutInodesIsNoHindrance(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("none", root, "tmpfs", 0, "size=64m,nr_inodes=64,mode=0700"); err != nil {

@@ -50,8 +50,8 @@ const Forms = "DIR or pebble:DIR, badger:DIR, postgres://…, mem:"
 //	postgres://…      PostgreSQL; the parameter schema names the schema (default turnstone), others are libpq's and pgx's
 //	mem:              memory; gone with the process
 //
-// A directory of another engine is refused. Stores in directories are shared with other processes that open them by this
-// function or package shared, unless Options.Exclusive is set.
+// A directory of another engine is refused. Stores in directories are shared with other processes that open them by
+// this function or package shared, unless Options.Exclusive is set.
 func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 	if o == nil {
 		o = &Options{}

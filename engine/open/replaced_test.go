@@ -78,8 +78,8 @@ func has(e engine.Engine, numbers []uint64, only bool) error {
 	return nil
 }
 
-// What an engine acknowledged is in the directory that it opened. When that is not at its path any more, it acknowledges nothing
-// more, its calls say so, and another store at the path is not touched.
+// What an engine acknowledged is in the directory that it opened. When that is not at its path any more, it
+// acknowledges nothing more, its calls say so, and another store at the path is not touched.
 func TestAnEngineWhoseDirectoryIsReplacedAcknowledgesNothingMore(t *testing.T) {
 	testkit.Slow(t)
 	for _, scheme := range []string{"pebble:", "badger:"} {

@@ -54,7 +54,7 @@ func (e *Engine) Apply(ctx context.Context, b *engine.Batch) error {
 	return e.answer(c, trouble)
 }
 
-// A line is where batches wait for the committer, which takes as many at once as make a group.
+// A line has the batches that wait for the committer, which takes a group of them at once.
 type line struct {
 	mu      sync.Mutex // guards waiting
 	waiting []*commit

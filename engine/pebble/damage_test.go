@@ -272,7 +272,8 @@ func TestADirectoryWithTablesAndNoMarkerIsNoNewStore(t *testing.T) {
 	}
 }
 
-// A file of another store, or an older one of the same store, in the place of one of the same name is reported, or does not matter.
+// A file of another store, or an older one of the same store, in the place of one of the same name is reported, or
+// does not matter.
 func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
 	type stage struct {
 		files func() (*vfs.MemFS, string)

@@ -35,6 +35,7 @@ const (
 	kindLogData  = 3 // of a record in a batch
 
 	logBlock  = 32 << 10
+	leastHead = 7  // of a chunk of an old kind: a block ends where not even that fits
 	shortHead = 11 // of a chunk: checksum 4, length 2, kind 1, log 4
 	longHead  = 19 // and how far the log was synced 8
 )
@@ -54,6 +55,14 @@ func promiseIn(batch []byte) (p promise, ok bool) {
 	return promise{u(0), u(1), u(2)}, true
 }
 
+// Kinds of chunks, as in Pebble's package record: the first of four for a chunk that is whole, or the first, a middle
+// or the last one of a batch.
+const (
+	recyclableChunk = 5 // with the number of the log
+	walSyncChunk    = 9 // with that, and how much of the log is durable
+	lastChunk       = walSyncChunk + 3
+)
+
 // A chunk is a piece of a batch within a block of a log.
 type chunk struct {
 	first, last bool
@@ -68,15 +77,15 @@ func chunkAt(block []byte, off int, num uint64) (c chunk, ok bool) {
 		return c, false
 	}
 	kind, head := b[6], shortHead
-	if kind >= 9 {
+	if kind >= walSyncChunk {
 		head = longHead
 	}
 	n := head + int(binary.LittleEndian.Uint16(b[4:]))
-	if kind < 5 || kind > 12 || len(b) < n || binary.LittleEndian.Uint32(b[7:]) != uint32(num) ||
+	if kind < recyclableChunk || kind > lastChunk || len(b) < n || binary.LittleEndian.Uint32(b[7:]) != uint32(num) ||
 		blockSum(b[6:n]) != binary.LittleEndian.Uint32(b) {
 		return c, false
 	}
-	place := (kind - 5) % 4 // whole, first, middle, last
+	place := (kind - recyclableChunk) % 4 // whole, first, middle, last
 	return chunk{place <= 1, place == 0 || place == 3, b[head:n], off + n}, true
 }
 
@@ -84,7 +93,7 @@ func chunkAt(block []byte, off int, num uint64) (c chunk, ok bool) {
 func logEndAt(block []byte, off int, num uint64) bool {
 	b := block[off:]
 	return len(b) >= shortHead && binary.LittleEndian.Uint32(b) == 0 && binary.LittleEndian.Uint16(b[4:]) == 0 &&
-		b[6] == 5 && binary.LittleEndian.Uint32(b[7:]) == uint32(num)+1
+		b[6] == recyclableChunk && binary.LittleEndian.Uint32(b[7:]) == uint32(num)+1
 }
 
 // A logReader walks one log like Pebble does, and then looks behind where Pebble ends.
@@ -119,7 +128,7 @@ func (l *logReader) walk() error {
 	var head []byte // of the batch that is being read
 	reading, length := false, 0
 	for {
-		if left := len(l.block) - l.off; left < 7 || left < longHead && zero(l.block[l.off:]) {
+		if left := len(l.block) - l.off; left < leastHead || left < longHead && zero(l.block[l.off:]) {
 			if more, err := l.fill(); err != nil || !more {
 				l.reason = "the file ends"
 				return err
@@ -133,7 +142,7 @@ func (l *logReader) walk() error {
 		case !ok:
 			l.reason = "no valid chunk"
 			return nil
-		case c.first == reading:
+		case c.first == reading: // a beginning within a batch, or a continuation of none
 			l.reason = "a chunk out of order"
 			return nil
 		}
@@ -142,7 +151,8 @@ func (l *logReader) walk() error {
 		}
 		head = append(head, c.payload[:min(len(c.payload), batchHead-min(len(head), batchHead))]...)
 		length += len(c.payload)
-		if reading = !c.last; c.last {
+		reading = !c.last
+		if c.last {
 			h, ok := batchrepr.ReadHeader(head)
 			if !ok {
 				l.reason = "no batch"

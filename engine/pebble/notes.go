@@ -50,8 +50,8 @@ type extent struct {
 	sum  uint32 // CRC-32C
 }
 
-// A begun is a log, and the epoch of the Open that has begun it: 8 random bytes, which the log's batches have, too. Another
-// store, and another Open of this one, can have given the same number to a log.
+// A begun is a log, and the epoch of the Open that has begun it: 8 random bytes, which the log's batches have, too.
+// Another store, and another Open of this one, can have given the same number to a log.
 type begun struct{ num, epoch uint64 }
 
 // maxLogs bounds the logs that a statement can name. Pebble has one for each memtable.

@@ -224,7 +224,8 @@ func TestContextsEndCallsOnADiskThatHangs(t *testing.T) {
 	}
 }
 
-// Pebble gives the number of a log that was removed to another one: what is known of the first says nothing of the second.
+// Pebble gives the number of a log that was removed to another one: what is known of the first says nothing of the
+// second.
 func TestALogWithAnOldNumberIsAnotherLog(t *testing.T) {
 	fs, dir := memStore(t)
 	var logs []uint64

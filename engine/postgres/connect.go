@@ -69,8 +69,8 @@ var poolerKeeps = []string{"application_name", "client_encoding", "datestyle", "
 // its own, whether it is still there. One that is not makes an Apply ErrUnknown.
 const pingAfter = 30 * time.Second
 
-// slowPingAfter is the same for maintenance, whose connections are used now and then: those of a server that was killed meanwhile are not noticed
-// otherwise.
+// slowPingAfter is the same for maintenance, whose connections are used now and then: those of a server that was
+// killed meanwhile are not noticed otherwise.
 const slowPingAfter = 100 * time.Millisecond
 
 // configure adds the driver's settings to those of the URL. A server setting in the URL wins.

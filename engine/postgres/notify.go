@@ -14,9 +14,9 @@ import (
 
 var _ engine.Notifier = (*Engine)(nil)
 
-// A notifier sends notifications, apart from transactions: NOTIFY in a transaction takes a lock of the whole server when that
-// commits, so commits would wait for each other. The first one is sent at once, and what comes while the server is busy with it, and
-// in the notifyPause after it, goes with the next.
+// A notifier sends notifications, apart from transactions: NOTIFY in a transaction takes a lock of the whole server
+// when that commits, so commits would wait for each other. The first one is sent at once, and what comes while the
+// server is busy with it, and in the notifyPause after it, goes with the next.
 type notifier struct {
 	mu     sync.Mutex
 	topics map[string]bool // that are to be sent
@@ -61,7 +61,8 @@ func (e *Engine) Notify(topic string) {
 	}
 }
 
-// sendNotifications sends until there is nothing to send. What can't be sent is lost: those who wait look by themselves.
+// sendNotifications sends until there is nothing to send. What can't be sent is lost: those who wait look by
+// themselves.
 func (e *Engine) sendNotifications() {
 	n := &e.notifier
 	for {
@@ -92,8 +93,8 @@ func (e *Engine) sendNotifications() {
 	}
 }
 
-// Listen implements engine.Notifier, with a connection of its own that listens to the channel that is called as the schema. Behind
-// a pooler that gives connections to others between transactions nothing comes.
+// Listen implements engine.Notifier, with a connection of its own that listens to the channel that is called as the
+// schema. Behind a pooler that gives connections to others between transactions nothing comes.
 func (e *Engine) Listen(ctx context.Context, heard func(topic string)) error {
 	if err := e.usable(ctx); err != nil {
 		return err

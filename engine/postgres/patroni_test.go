@@ -77,7 +77,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// cluster starts etcd, and two servers that Patroni looks after. It returns when one of them, the first, leads, and replicates to the other synchronously.
+// cluster starts etcd, and two servers that Patroni looks after. It returns when one of them, the first, leads, and
+// replicates to the other synchronously.
 func cluster(t *testing.T) []*member {
 	t.Helper()
 	for _, program := range []string{"patroni", "etcd"} {
@@ -156,8 +157,8 @@ postgresql:
 	return members
 }
 
-// The leader of a cluster that Patroni and etcd look after goes dark beside eight writers, who reach the servers by a URL that names both. The other
-// server is promoted: what was acknowledged is there, once.
+// The leader of a cluster that Patroni and etcd look after goes dark beside eight writers, who reach the servers by a
+// URL that names both. The other server is promoted: what was acknowledged is there, once.
 func TestPatroniFailsOver(t *testing.T) {
 	if !testkit.Long() {
 		t.Skip("it waits 20 seconds and more, until Patroni takes a leader for dead: set TURNSTONE_LONG=1")

@@ -64,10 +64,10 @@ type Engine struct {
 	notifier  notifier
 }
 
-// Open connects to the database that url names (a URL or a keyword/value string
-// as libpq takes it, with pgx's pool_ parameters; pool_max_conns is 16 if it is not
-// given; calls for maintenance have two connections of their own: engine.ForMaintenance). The schema is made by the first Apply if it does not exist; one that a
-// newer version made is engine.ErrNewer.
+// Open connects to the database that url names (a URL or a keyword/value string as libpq takes it, with pgx's pool_
+// parameters; pool_max_conns is 16 if it is not given; calls for maintenance have two connections of their own:
+// engine.ForMaintenance). The schema is made by the first Apply if it does not exist; one that a newer version made
+// is engine.ErrNewer.
 func Open(ctx context.Context, url string, o *Options) (*Engine, error) {
 	if o == nil {
 		o = &Options{}

@@ -23,9 +23,9 @@ var (
 	settings = flag.String("table", "", "storage parameters of the table in BenchmarkAtSize, instead of the driver's, for example fillfactor=80,autovacuum_vacuum_scale_factor=0.2")
 )
 
-// BenchmarkAtSize stores nodes, five a commit, in sessions of 2,000 that are written side by side, on a server of its own. After
-// each fifth it logs commits/s and their latencies, how many updates were in place (HOT), dead rows, sizes, and how often autovacuum has come by. At
-// the end a collection and a vacuum of the store run beside commits.
+// BenchmarkAtSize stores nodes, five a commit, in sessions of 2,000 that are written side by side, on a server of its
+// own. After each fifth it logs commits/s and their latencies, how many updates were in place (HOT), dead rows,
+// sizes, and how often autovacuum has come by. At the end a collection and a vacuum of the store run beside commits.
 func BenchmarkAtSize(b *testing.B) {
 	const perCommit, perSession, workers, beside, steps = 5, 2000, 16, 20, 5
 	srv := pgtest.Private(b, "shared_buffers=1GB", "max_wal_size=4GB", "autovacuum_naptime=5s")

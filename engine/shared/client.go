@@ -53,7 +53,8 @@ type conn struct {
 	used   time.Time
 }
 
-// attach connects with the owner of e's store. It fails with errGone if there is none that listens, or that greets within wait.
+// attach connects with the owner of e's store. It fails with errGone if there is none that listens, or that greets
+// within wait.
 func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error) {
 	c := &client{of: e, slots: make(chan struct{}, connections), closed: make(chan struct{}), busy: map[*conn]struct{}{}}
 	first, err := c.dial(ctx, wait)
@@ -68,8 +69,8 @@ func attach(ctx context.Context, e *Engine, wait time.Duration) (*client, error)
 	return c, nil
 }
 
-// dial makes a connection and reads the owner's greeting. The error is errGone if nobody listens, and errSilent if the owner
-// does not answer.
+// dial makes a connection and reads the owner's greeting. The error is errGone if nobody listens, and errSilent if
+// the owner does not answer.
 func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error) {
 	path, err := c.of.socket()
 	if err != nil {
@@ -108,7 +109,8 @@ func (c *client) dial(caller context.Context, wait time.Duration) (*conn, error)
 	return out, nil
 }
 
-// greeted reads the owner's greeting, and checks that the owner is of the same user, version and driver, and has the same directory.
+// greeted reads the owner's greeting, and checks that the owner is of the same user, version and driver, and has the
+// same directory.
 func (s *conn) greeted(e *Engine) error {
 	if err := sameUser(s.UnixConn); err != nil {
 		return err
@@ -311,8 +313,8 @@ func (c *client) drop(s *conn) {
 	s.Close()
 }
 
-// trim closes connections that have been idle for long. Otherwise a burst of calls would leave the owner with too few file
-// descriptors for other processes.
+// trim closes connections that have been idle for long. Otherwise a burst of calls would leave the owner with too few
+// file descriptors for other processes.
 func (c *client) trim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -166,7 +166,8 @@ func TestADirectoryThatIsReplacedWhileItIsOpenedIsRefused(t *testing.T) {
 	}
 }
 
-// Of several processes that begin to use a directory of mode 0755 at once, none takes the files of another one for somebody else's.
+// Of several processes that begin to use a directory of mode 0755 at once, none takes the files of another one for
+// somebody else's.
 func TestADirectoryIsMadePrivateByOneOfSeveral(t *testing.T) {
 	for range 200 {
 		dir := private(t)

@@ -105,7 +105,8 @@ func prepared(t *testing.T, dir string) *localdir.Dir {
 	return d
 }
 
-// hold makes this process the owner of dir as other processes see it: it has the lock and listens. It has no store: serve answers each connection.
+// hold makes this process the owner of dir as other processes see it: it has the lock and listens. It has no store:
+// serve answers each connection.
 func hold(t *testing.T, dir string, serve func(net.Conn)) {
 	t.Helper()
 	lock, err := prepared(t, dir).Lock(ownerLock)

@@ -28,7 +28,8 @@ type Moved struct {
 const (
 	// A batch of the copy takes no more than this.
 	moveBytes, moveOps = 1 << 20, 5000
-	// Calls wait while the pairs that have changed since the last pass are copied: so few of them, or after so many passes.
+	// Calls wait while the pairs that have changed since the last pass are copied: so few of them, or after so many
+	// passes.
 	fewPairs, mostPasses = 500, 20
 	// mostPause is how long they wait at most; then the move fails.
 	mostPause = 10 * time.Second
@@ -66,7 +67,8 @@ func (m *mover) take() []string {
 	return keys
 }
 
-// begin marks the target as unfinished. It fails if there is anything in it but what an earlier move has left, which it removes.
+// begin marks the target as unfinished. It fails if there is anything in it but what an earlier move has left, which
+// it removes.
 func (m *mover) begin(ctx context.Context) error {
 	from, to := m.from.Limits(), m.to.Limits()
 	if to.KeyBytes < from.KeyBytes || to.ValueBytes < from.ValueBytes || to.BatchBytes < from.BatchBytes || to.BatchOps < from.BatchOps {
@@ -192,13 +194,15 @@ func (m *mover) flush(ctx context.Context) error {
 	}
 }
 
-// Move moves the store to the engine at url while processes go on using it, and returns when it is there. The process that
-// has the store open copies all pairs, and again those that have changed meanwhile. At the end calls wait until the last few are
-// copied. Then that process serves the store from the new engine as long as it runs. Who opens the directory later gets an
+// Move moves the store to the engine at url while processes go on using it, and returns when it is there. The process
+// that has the store open copies all pairs, and again those that have changed meanwhile. At the end calls wait until
+// the last few are copied. Then that process serves the store from the new engine as long as it runs. Who opens the
+// directory later gets an
 // *engine.MovedError that has name, which is url without its secrets.
 //
-// The new engine must be empty, but for what a move that failed has left. Until the move is done nobody can open a store there. If Move fails, the store is where
-// it was; only if the error matches engine.ErrUnknown it may have been moved.
+// The new engine must be empty, but for what a move that failed has left. Until the move is done nobody can open a
+// store there. If Move fails, the store is where it was; only if the error matches engine.ErrUnknown it may have been
+// moved.
 func (e *Engine) Move(ctx context.Context, url, name string) (*Moved, error) {
 	return do(ctx, e, func(s side) (*Moved, error) { return s.move(ctx, url, name) })
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine/memory"
 )
 
-// A place is an engine in memory that a store is moved to. Each Apply of it calls before, and returns what after returns.
+// A place is an engine in memory that a store is moved to. Each Apply of it calls before, and returns what after
+// returns.
 type place struct {
 	*memory.Engine
 	before func() error
@@ -79,8 +80,9 @@ func fill(t *testing.T, e engine.Engine, n int) {
 	}
 }
 
-// Four callers in two processes increase counters, each step guarded, and set and delete keys of their own, while the store is moved by the one
-// that is not the owner. Nothing that was acknowledged is lost, before the move and after it, and no counter goes back.
+// Four callers in two processes increase counters, each step guarded, and set and delete keys of their own, while the
+// store is moved by the one that is not the owner. Nothing that was acknowledged is lost, before the move and after
+// it, and no counter goes back.
 func TestAMoveLosesNothingWhileCallsGoOn(t *testing.T) {
 	dir, d, p := private(t), newDisk(), newPlace()
 	owner := movable(t, dir, d, p)
@@ -183,8 +185,8 @@ func TestAMoveLosesNothingWhileCallsGoOn(t *testing.T) {
 	}
 }
 
-// The target fails at each of its batches in turn, or the caller gives up, or the owner closes. Then the store is where it was, takes every call, and a
-// second move to the same engine succeeds.
+// The target fails at each of its batches in turn, or the caller gives up, or the owner closes. Then the store is
+// where it was, takes every call, and a second move to the same engine succeeds.
 func TestAMoveThatFailsLeavesTheStoreWhereItWas(t *testing.T) {
 	broken := errors.New("it is broken")
 	for n := 0; ; n++ {

@@ -136,7 +136,8 @@ func (o *owner) enter(c *net.UnixConn) bool {
 	return true
 }
 
-// serve answers the requests of a connection. They are read beside that, so that a client that goes ends what it has asked for.
+// serve answers the requests of a connection. Another goroutine reads them meanwhile, so that when the client goes, the
+// requests that are being answered end.
 func (o *owner) serve(c *net.UnixConn) {
 	defer o.serving.Done()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -8,18 +8,18 @@
 //	   ↑                                 │                   │
 //	   └────── turnstone.sock ───────────┴───────────────────┘
 //
-// When the owner closes the store, or is killed, one of the others opens it with its own driver
-// and serves what is left. This happens within their next calls, which take a little longer and
-// otherwise notice nothing: a batch that was under way fails with engine.ErrUnknown if its reply was lost,
-// and calls of Get, Scan and Vacuum are repeated. An owner whose driver has failed, and refuses everything until it is opened
-// again, gives the store up: its own calls fail from then on, and another process opens it.
+// When the owner closes the store, or is killed, one of the others opens it with its own driver and serves what is
+// left. This happens within their next calls, which take a little longer and otherwise notice nothing: a batch that
+// was under way fails with engine.ErrUnknown if its reply was lost, and calls of Get, Scan and Vacuum are repeated.
+// An owner whose driver has failed, and refuses everything until it is opened again, gives the store up: its own
+// calls fail from then on, and another process opens it.
 //
 // The owner's options hold for all: its durability, and its limit of free disk space. All processes must be of the same
 // user, which the kernel tells, have the same driver, and speak the same version of the protocol.
 //
-// Three files beside the driver's belong to this package: turnstone.owner, which the owner locks and describes itself in,
-// turnstone.users, which all lock, and the socket. Where they can't be made, because the disk has no inode left or the file system
-// no sockets, the store belongs to the process that opened it.
+// Three files beside the driver's belong to this package: turnstone.owner, which the owner locks and describes itself
+// in, turnstone.users, which all lock, and the socket. Where they can't be made, because the disk has no inode left
+// or the file system no sockets, the store belongs to the process that opened it.
 package shared
 
 import (
@@ -109,8 +109,9 @@ type joining struct {
 // Open opens the store in dir, or uses it beside the processes that have it open. When this process has to open it,
 // now or later, it calls d.Open.
 //
-// Open fails with *engine.LockedError if a process has the store open without sharing it, or only reads it. It fails with an error
-// that matches engine.ErrUnavailable as well if a process shares the store and does not answer for ten seconds.
+// Open fails with *engine.LockedError if a process has the store open without sharing it, or only reads it. It fails
+// with an error that matches engine.ErrUnavailable as well if a process shares the store and does not answer for ten
+// seconds.
 func Open(ctx context.Context, dir string, d Driver) (*Engine, error) {
 	return open(ctx, dir, d, usual)
 }
@@ -159,9 +160,8 @@ func (e *Engine) find(ctx context.Context, wait time.Duration) (side, error) {
 		if err == nil {
 			return o, nil
 		}
-		// The owner locks a file of its own, so that its time to open the store and to close it can
-		// be told from a process that does not share the store. When an owner is killed, that lock may be free a moment before
-		// the driver's.
+		// The owner locks a file of its own, so that its time to open the store and to close it can be told from a process
+		// that does not share the store. When an owner is killed, that lock may be free a moment before the driver's.
 		since, patient := begun, wait
 		if !errors.Is(err, errOwned) {
 			if refused.IsZero() {
@@ -203,8 +203,8 @@ func (e *Engine) current(ctx context.Context) (side, error) {
 	}
 }
 
-// join looks for another side than old, in a goroutine of its own: opening a store does not end with a context, but the calls do that wait
-// for it.
+// join looks for another side than old, in a goroutine of its own: opening a store does not end with a context, but
+// the calls do that wait for it.
 func (e *Engine) join(old side) *joining {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -301,9 +301,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 // Limits implements engine.Engine.
 func (e *Engine) Limits() engine.Limits { return e.limits }
 
-// Close implements engine.Engine. If this process is the owner, Close waits a second for the calls of the others that are
-// under way, cuts off the rest, and returns when the store is closed: then another process can open it. If it is not, Close waits as long for
-// the calls of this process, and cuts off the rest.
+// Close implements engine.Engine. If this process is the owner, Close waits a second for the calls of the others that
+// are under way, cuts off the rest, and returns when the store is closed: then another process can open it. If it is
+// not, Close waits as long for the calls of this process, and cuts off the rest.
 func (e *Engine) Close() error {
 	if e.end == nil {
 		return nil

@@ -19,7 +19,8 @@ func (e *Engine) socket() (string, error) {
 	return path, nil
 }
 
-// peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is that of this process.
+// peer returns an error unless the user of the process at the other end, which userOf tells of a file descriptor, is
+// that of this process.
 func peer(c *net.UnixConn, userOf func(fd int) (uid int, err error)) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// The protocol. The owner greets each connection with a text. Then the client sends a request, the owner answers it, and so on. Each message
-// is a frame: four bytes with the length, and that many bytes. The first of them is the
-// operation of a request or the status of a reply. Numbers are varints. A byte string follows its length
-// plus one; zero stands for nil.
+// The protocol. The owner greets each connection with a text. Then the client sends a request, the owner answers it,
+// and so on. Each message is a frame: four bytes with the length, and that many bytes. The first of them is the
+// operation of a request or the status of a reply. Numbers are varints. A byte string follows its length plus one;
+// zero stands for nil.
 const (
 	opGet    = 'g' // keys; the reply has their values
 	opScan   = 's' // start, end, limit; the reply says whether there is more, and has pairs
@@ -51,7 +51,8 @@ func endFrame(frame []byte, max int) ([]byte, error) {
 	return frame, nil
 }
 
-// readFrame reads a frame of at most max bytes, and returns it without its length. It allocates no more than twice what has come.
+// readFrame reads a frame of at most max bytes, and returns it without its length. It allocates no more than twice
+// what has come.
 func readFrame(r io.Reader, max int) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
-	"strings"
 	"testing"
 
 	"github.com/turnstonedb/turnstone"
@@ -34,23 +32,5 @@ func TestTheLoopResumes(t *testing.T) {
 	state, err := s.Load(ctx, turnstone.Scope{Last: 1})
 	if err != nil || len(state.Nodes) != 1 || string(state.Nodes[0].Payload) != `You said "again"; before that, 2 messages.` {
 		t.Errorf("%v, %v", state, err)
-	}
-}
-
-// What the README shows is this program.
-func TestTheREADMEShowsThis(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile("main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, _ := strings.Cut(string(readme), "```go\n")
-	block, _, ok := strings.Cut(block, "```")
-	code := strings.ReplaceAll("\n"+string(source), "\n\t", "\n")
-	if !ok || !strings.Contains(code, block) {
-		t.Error("the example of README.md is not in main.go")
 	}
 }

@@ -15,8 +15,8 @@ type pool struct {
 	budgets []*Budget
 }
 
-// A Budget is a part of a pool that the values of its caches share. They may take more while others take less than their part.
-// A Budget is safe for concurrent use.
+// A Budget is a part of a pool that the values of its caches share. They may take more while others take less than
+// their part. A Budget is safe for concurrent use.
 type Budget struct {
 	pool  *pool
 	part  int // in bytes

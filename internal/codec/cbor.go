@@ -14,7 +14,7 @@ import (
 // so there is exactly one encoding of every record, and a decoder that accepts
 // no other needs no second look. Written here, and not taken from a library, as
 // it is what every id is computed over and what every read spends its time in:
-// BenchmarkPack in package graph compares it with fxamacker/cbor, which is also
+// BenchmarkEncodeTurn in package history compares it with fxamacker/cbor, which is also
 // the oracle of its tests.
 
 const (

@@ -127,34 +127,34 @@ func FuzzCBOR(f *testing.F) {
 
 func TestARecordIsBoundToItsKeyAndType(t *testing.T) {
 	key, other := []byte("key"), []byte("kez")
-	r := codec.Seal(key, 'x', []byte("body"))
-	if b, err := codec.Open(key, r, 'x'); err != nil || string(b) != "body" {
+	r := codec.Encode(key, 'x', []byte("body"))
+	if b, err := codec.Decode(key, r, 'x'); err != nil || string(b) != "body" {
 		t.Fatal(string(b), err)
 	}
-	if _, err := codec.Open(other, r, 'x'); !errors.Is(err, damage.ErrChecksum) {
+	if _, err := codec.Decode(other, r, 'x'); !errors.Is(err, damage.ErrChecksum) {
 		t.Errorf("another key: %v", err)
 	}
-	if _, err := codec.Open(key, r, 'y'); !errors.Is(err, damage.ErrMalformed) {
+	if _, err := codec.Decode(key, r, 'y'); !errors.Is(err, damage.ErrMalformed) {
 		t.Errorf("another type: %v", err)
 	}
-	if _, err := codec.Open(key, nil, 'x'); !errors.Is(err, damage.ErrMissing) {
+	if _, err := codec.Decode(key, nil, 'x'); !errors.Is(err, damage.ErrMissing) {
 		t.Errorf("absent: %v", err)
 	}
 	for i := range r {
 		for bit := range 8 {
 			r[i] ^= 1 << bit
-			if _, err := codec.Open(key, r, 'x'); err == nil {
+			if _, err := codec.Decode(key, r, 'x'); err == nil {
 				t.Errorf("bit %d of byte %d flipped unnoticed", bit, i)
 			}
 			r[i] ^= 1 << bit
 		}
-		if _, err := codec.Open(key, r[:i], 'x'); err == nil {
+		if _, err := codec.Decode(key, r[:i], 'x'); err == nil {
 			t.Errorf("cut to %d bytes unnoticed", i)
 		}
 	}
 	for _, version := range []byte{codec.Version - 1, codec.Version + 1} {
-		other := codec.SealTail(key, []byte{'x', version}, 0)
-		_, err := codec.Open(key, other, 'x')
+		other := codec.EncodeTail(key, []byte{'x', version}, 0)
+		_, err := codec.Decode(key, other, 'x')
 		var fe *damage.FormatError
 		if !errors.As(err, &fe) || fe.Have != uint64(version) || fe.Want != codec.Version || !errors.Is(err, damage.ErrFormat) {
 			t.Errorf("version %d: %v", version, err)
@@ -168,7 +168,7 @@ func TestARecordIsBoundToItsKeyAndType(t *testing.T) {
 			t.Errorf("version %d, named twice: %v", version, again)
 		}
 		other[1] = codec.Version // without its checksum that is damage
-		if _, err := codec.Open(key, other, 'x'); !errors.Is(err, damage.ErrChecksum) {
+		if _, err := codec.Decode(key, other, 'x'); !errors.Is(err, damage.ErrChecksum) {
 			t.Errorf("version %d, altered: %v", version, err)
 		}
 	}

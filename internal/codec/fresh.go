@@ -193,7 +193,7 @@ var (
 		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderMaxMemory(1<<30), zstd.WithDecodeAllCapLimit(true))
 	}}
-	// The standard library's reader, because klauspost's (v1.20.3) keeps the codes of a block or stream before, and so accepts
-	// some streams that are none.
+	// The standard library's reader, because klauspost's (v1.20.3) keeps the codes of a block or stream before, and so
+	// accepts some streams that are none.
 	inflaters = coderPool[io.ReadCloser]{make: func() (io.ReadCloser, error) { return flate.NewReader(nil), nil }}
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/codec"
 )
 
-// BenchmarkAppend makes deltas of a list to which a message was appended. For comparison it compresses the same messages with zstd,
-// with the bytes before them as dictionary. Before each of both it empties the caches of the processor, as what a host does between two
-// commits would.
+// BenchmarkAppend makes deltas of a list to which a message was appended. For comparison it compresses the same
+// messages with zstd, with the bytes before them as dictionary. Before each of both it empties the caches of the
+// processor, as what a host does between two commits would.
 func BenchmarkAppend(b *testing.B) {
 	list := text(40 << 10)
 	others := make([]byte, 8<<20)
@@ -119,8 +119,8 @@ func (w *bits) put(v, n uint) {
 	}
 }
 
-// header appends that of a block whose only codes are the end of the block, 0, and the length 3, 1, and the distance 1, 0, if distance
-// is 1, or no distance if it is 0 (RFC 1951, section 3.2.7).
+// header appends that of a block whose only codes are the end of the block, 0, and the length 3, 1, and the distance
+// 1, 0, if distance is 1, or no distance if it is 0 (RFC 1951, section 3.2.7).
 func (w *bits) header(final, distance uint) {
 	w.put(final, 1)
 	w.put(2, 2)

@@ -1,6 +1,7 @@
-// This file is the one place where Turnstone hashes: BLAKE3-256 in
+// This file is the one place where ids and keys of stored objects are hashed: BLAKE3-256 in
 // derive-key mode (BLAKE3 specification, section 2.3), with one context per type
 // of object, so that the bytes of a blob can never pass for a node or a commit.
+
 package codec
 
 import (
@@ -24,7 +25,7 @@ func AppendHashText(b []byte, sum [HashSize]byte) []byte {
 	return hex.AppendEncode(b, sum[:])
 }
 
-// ParseHashText reads the form that AppendText gives, and no other.
+// ParseHashText reads the form that AppendHashText gives, and no other.
 func ParseHashText(text []byte) (sum [HashSize]byte, err error) {
 	if len(text) == 0 {
 		return sum, nil

@@ -43,9 +43,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const overhead = 2 + crc32.Size
 
-// Seal returns the record of type typ with the given body, in pieces, for key:
+// Encode returns the record of type typ with the given body, in pieces, for key:
 // type, version, body, CRC-32C of key and all before it (little endian).
-func Seal(key []byte, typ byte, body ...[]byte) []byte {
+func Encode(key []byte, typ byte, body ...[]byte) []byte {
 	size := overhead
 	for _, b := range body {
 		size += len(b)
@@ -54,19 +54,19 @@ func Seal(key []byte, typ byte, body ...[]byte) []byte {
 	for _, b := range body {
 		out = append(out, b...)
 	}
-	return SealTail(key, out, 0)
+	return EncodeTail(key, out, 0)
 }
 
-// SealTail appends the checksum to out[from:], which begins with type and version.
-func SealTail(key, out []byte, from int) []byte {
+// EncodeTail appends the checksum to out[from:], which begins with type and version.
+func EncodeTail(key, out []byte, from int) []byte {
 	sum := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, out[from:])
 	return binary.LittleEndian.AppendUint32(out, sum)
 }
 
-// Open checks a record of key and returns its body, which aliases value. Type,
+// Decode checks a record of key and returns its body, which aliases value. Type,
 // version and checksum stand at the same place in every version of the format, so
-// Open tells a record of another version (a damage.FormatError) from damage.
-func Open(key, value []byte, typ byte) ([]byte, error) {
+// Decode tells a record of another version (a damage.FormatError) from damage.
+func Decode(key, value []byte, typ byte) ([]byte, error) {
 	if value == nil {
 		return nil, damage.ErrMissing
 	}
@@ -91,7 +91,7 @@ func Open(key, value []byte, typ byte) ([]byte, error) {
 // FormatError if a newer version of Turnstone wrote the record, else damage.
 func Unknown(key, value []byte) error {
 	if len(value) >= overhead && value[1] > Version {
-		_, err := Open(key, value, value[0])
+		_, err := Decode(key, value, value[0])
 		return err
 	}
 	return fmt.Errorf("%w: no key of the format", damage.ErrMalformed)

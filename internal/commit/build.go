@@ -48,8 +48,8 @@ func (c *call) build(ctx context.Context) error {
 
 // join adds what makes the sessions that do not exist. Where a commit writes the same key, what makes the session
 // stands: a lifecycle record has the epoch that the commit would give it, and counts one fork more; a blob is the
-// same. Of the head, what the commit writes stands. The error is an Invalid if a commit hides nodes of a session, or is kept
-// by name, and another one of the call makes a fork of it.
+// same. Of the head, what the commit writes stands. The error is a *history.InvalidError if a commit hides nodes of a session, or
+// is kept by name, and another one of the call makes a fork of it.
 func (c *call) join() error {
 	var written map[string]bool
 	var all engine.Batch
@@ -136,7 +136,7 @@ func (w *writer) addHead(b *engine.Batch) {
 		b.Delete(t)
 	}
 	if w.head.Collected {
-		b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+		b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
 	}
 	if w.head.Tells() {
 		feed.Tell(b, w.store.Space, w.next, feed.Change{Kind: feed.Committed, Session: s.ID, Revision: w.next.Revision}, 0, w.now)
@@ -145,7 +145,7 @@ func (w *writer) addHead(b *engine.Batch) {
 		}
 	}
 	head.MoveInLists(b, w.store.Space, s.Inc, s.Hash, s.Place(), w.now)
-	w.nextRecord = w.next.Seal(s.HeadKey)
+	w.nextRecord = w.next.Encode(s.HeadKey)
 	b.Set(s.HeadKey, w.nextRecord)
 }
 
@@ -240,7 +240,7 @@ func (w *writer) addBlobs(b *engine.Batch, seen *map[blob.ID]bool) error {
 			} else if seen {
 				delete(w.attached, string(key)) // A later node of this commit adds no second entry.
 				place := graph.Position{Revision: uint64(w.built.turn.Revision), Index: i}
-				b.Set(key, place.SealAttachment(key))
+				b.Set(key, place.EncodeAttachment(key))
 			}
 		}
 	}

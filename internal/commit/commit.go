@@ -1,5 +1,5 @@
 // Package commit is the write path: it turns a request into one batch and applies it. [Store] commits; [Lifecycle]
-// creates, forks, renames and deletes sessions, and all else that changes one.
+// creates, forks, renames and deletes sessions, and makes all other changes of one.
 //
 // A commit goes through these steps:
 //
@@ -7,7 +7,7 @@
 //	           the batch ahead of it
 //	assemble   makes the commit and its nodes on top of the head; it is a pure function
 //	build      makes the batch, with a guard on everything that the commit relies on
-//	Apply      asks the engine to apply the batch: see history.Settle
+//	Apply      asks the engine to apply the batch: see history.Change.Apply
 //	resolve    finds out which guard was false; the commit ends, or is built anew
 //
 // Preparing does not depend on the head, except that a checkpoint part may be stored as a
@@ -34,8 +34,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/history"
 )
 
-// A Participant is a session that takes part in a commit, or whose records are changed with it, with
-// what it is to get.
+// A Participant is one session of a call: what is committed to it, or which of its records are changed
+// beside the commits of others.
 type Participant struct {
 	Session *history.Session // nil if Creator is set
 	Request *Request
@@ -46,8 +46,8 @@ type Participant struct {
 type Creator interface {
 	// ID returns the session's id.
 	ID() string
-	// Open returns the session if it exists. Else the batch, which is not nil then, creates it, and the
-	// session is as it will be. The batch guards that the session does not exist.
+	// Open returns the session if it exists, and no batch. Else it returns the session as it will be, and
+	// the batch that creates it, which guards that it does not exist.
 	Open(ctx context.Context) (*history.Session, *engine.Batch, error)
 	// Made reports whether the batch that Open returned last was applied, which the engine did not tell. The
 	// error matches history.ErrMayStand if that can't be told any more.

@@ -39,7 +39,7 @@ func (st *Lifecycle) Create(ctx context.Context, r *CreateRequest) (session *his
 }
 
 // Creator returns what makes the session that r describes together with its first commit. It can be
-// used for one call of commit.Store.Commit.
+// used for one call of Store.Commit.
 func (st *Lifecycle) Creator(r *CreateRequest) Creator {
 	return &creator{Lifecycle: st, request: r, stage: st.NewStage(head.Incarnation{})}
 }
@@ -47,7 +47,7 @@ func (st *Lifecycle) Creator(r *CreateRequest) Creator {
 // ID returns the session's id.
 func (n *creator) ID() string { return n.request.About.ID }
 
-// Open implements commit.Creator.
+// Open implements Creator.
 func (n *creator) Open(ctx context.Context) (*history.Session, *engine.Batch, error) {
 	for {
 		s, state, err := n.OpenSession(ctx, n.ID())
@@ -70,7 +70,7 @@ func (n *creator) Open(ctx context.Context) (*history.Session, *engine.Batch, er
 	}
 }
 
-// Abandon implements commit.Creator.
+// Abandon implements Creator.
 func (n *creator) Abandon(ctx context.Context) { n.stage.Abandon(ctx) }
 
 // A creator is one call of Create, with the result of its last attempt.
@@ -126,7 +126,7 @@ func (n *creator) fresh(ctx context.Context) (*engine.Batch, error) {
 	return b, err
 }
 
-// Made implements commit.Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
+// Made implements Creator. The incarnation that the attempt has drawn has a lifecycle record if it was
 // made, until the session is deleted and vacuum removes it. A deletion also sets the predecessor record of
 // the session id, so if that is still what the attempt has guarded, the session was not made, unless there was time to
 // forget the record of a deletion.
@@ -166,7 +166,7 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	}
 	if o := s.Origin; o != nil {
 		key := n.Space.Origin(inc)
-		b.Set(key, o.Seal(key))
+		b.Set(key, o.Encode(key))
 	}
 	h := head.Head{Incarnation: inc, State: head.Begin(inc, s.Origin)}
 	h.Time = about.Updated
@@ -178,22 +178,22 @@ func (n *creator) batch(ctx context.Context) (*engine.Batch, error) {
 	if tells {
 		h.SetFed(true, about.Created)
 	}
-	record := h.Seal(s.HeadKey)
+	record := h.Encode(s.HeadKey)
 	b.Guard(s.HeadKey, nil)
 	b.Set(s.HeadKey, record)
-	b.Set(s.AboutKey, about.Seal(s.AboutKey))
+	b.Set(s.AboutKey, about.Encode(s.AboutKey))
 	life := head.Life{Session: hash, State: head.Live}
-	b.Set(s.LifeKey, life.Seal(s.LifeKey))
+	b.Set(s.LifeKey, life.Encode(s.LifeKey))
 	s.SeePlace(head.AddToLists(&b, n.Space, &about, hash, about.Updated))
 	s.See(&h, record)
 	n.session, n.state = s, nil
 	return &b, nil
 }
 
-// newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted
-// session, unless vacuum has removed that one. b guards this, and the record at the first one of the keys, which is the predecessor record of
-// the session id. The values of all keys are returned. If the source of random bytes repeated itself and nothing checked that,
-// two sessions would share one history.
+// newIncarnation draws an incarnation that no session has. Nor has it belonged to a deleted session, unless vacuum
+// has removed that one. b guards this, and the record at the first one of the keys, which is the predecessor record
+// of the session id. The values of all keys are returned. If the source of random bytes repeated itself and nothing
+// checked that, two sessions would share one history.
 func (st *Lifecycle) newIncarnation(ctx context.Context, b *engine.Batch, keys ...[]byte) (inc head.Incarnation, values [][]byte, err error) {
 	const draws = 8
 	for range draws {

@@ -26,9 +26,9 @@ const (
 // ErrHasChildren says that Delete with RefuseChildren found children.
 var ErrHasChildren = errors.New("turnstone: session has children")
 
-// Delete deletes an incarnation, whatever its session id is by now. It does nothing if the
-// incarnation does not live any more. It returns the incarnations that it has deleted: that one, and with CascadeChildren its
-// children and theirs.
+// Delete deletes an incarnation, whatever its session id is by now. It does nothing if the incarnation does not live
+// any more. It returns the incarnations that it has deleted: that one, and with CascadeChildren its children and
+// theirs.
 func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, policy Policy) (deleted []head.Incarnation, err error) {
 	err = history.Settle(ctx, st.Engine, func(c *history.Change) error {
 		s, state, err := st.ByIncarnation(ctx, inc)
@@ -44,9 +44,8 @@ func (st *Lifecycle) Delete(ctx context.Context, inc head.Incarnation, policy Po
 	return append(deleted, inc), err
 }
 
-// delete is one attempt of Delete. seen is the revision at which the head was seen last. Children that it deletes are added to
-// children. If spare is not nil and says so of
-// the head and the metadata, the session is not deleted.
+// delete is one attempt of Delete. seen is the revision at which the head was seen last. Children that it deletes are
+// added to children. If spare is not nil and says so of the head and the metadata, the session is not deleted.
 func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.Session, seen head.Revision, policy Policy, children *[]head.Incarnation,
 	spare func(context.Context, *head.Head, *head.Metadata) (bool, error),
 ) (deleted bool, err error) {
@@ -61,7 +60,7 @@ func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.S
 			return false, err
 		}
 		if spare != nil {
-			about, err := head.OpenAbout(s.AboutKey, vs[2])
+			about, err := head.DecodeMetadata(s.AboutKey, vs[2])
 			if err != nil {
 				return false, codec.Corrupt(err, "metadata of session %q", s.ID)
 			}
@@ -80,9 +79,9 @@ func (st *Lifecycle) delete(ctx context.Context, c *history.Change, s *history.S
 		b.Delete(s.HeadKey)
 		b.Delete(s.AboutKey)
 		head.RemoveFromLists(b, st.Space, s.Inc, vs[1])
-		b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+		b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
 		key := st.Space.Predecessor(s.Hash)
-		b.Set(key, head.SealPredecessor(key, s.Inc, st.Now()))
+		b.Set(key, head.EncodePredecessor(key, s.Inc, st.Now()))
 		return true, nil
 	})
 	return deleted && err == nil, err

@@ -84,7 +84,7 @@ func (f *forker) flatten(ctx context.Context, l *history.Lifecycles, fork *histo
 		return err
 	}
 	key := f.Space.Fork(a.Incarnation, f.about.Incarnation)
-	f.batch.Set(key, head.SealFork(key, f.Space.Session(f.about.ID)))
+	f.batch.Set(key, head.EncodeFork(key, f.Space.Session(f.about.ID)))
 	fork.Ancestors = []head.Ancestor{*a, own}
 	return nil
 }
@@ -110,8 +110,8 @@ func (f *forker) makeCopy(ctx context.Context, l *history.Lifecycles, of []head.
 	next.Forks, next.Floor = 1, c.end.Revision+1
 	key, dirty := f.Space.Life(c.inc), f.Space.Dirty(c.inc)
 	f.batch.Guard(key, c.record)
-	f.batch.Set(key, next.Seal(key))
-	f.batch.Set(dirty, head.SealDirty(dirty))
+	f.batch.Set(key, next.Encode(key))
+	f.batch.Set(dirty, head.EncodeDirty(dirty))
 	return &head.Ancestor{Incarnation: c.inc, Revision: c.end.Revision, Commit: c.end.Commit, Node: of[len(of)-1].Node, Epoch: next.Epoch}, nil
 }
 
@@ -154,7 +154,7 @@ func (c *copied) begin(ctx context.Context) (err error) {
 	c.before = c.end.Base
 	c.life = head.Life{State: head.Deleted, Floor: 1}
 	dirty := c.Space.Dirty(c.inc)
-	b.Set(dirty, head.SealDirty(dirty))
+	b.Set(dirty, head.EncodeDirty(dirty))
 	if err := c.apply(ctx, &b, c.life); err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (c *copied) addTombstones(ctx context.Context, stones map[[8]byte]head.Tomb
 			key := c.Space.Tombstone(c.inc, node)
 			stone := stones[id]
 			stone.Epoch = next.Epoch
-			b.Set(key, stone.Seal(key))
+			b.Set(key, stone.Encode(key))
 		}
 		if err := c.advance(ctx, &b, next); err != nil {
 			return err
@@ -191,7 +191,7 @@ func (c *copied) tombstones(ctx context.Context) (map[[8]byte]head.Tombstone, er
 				return nil, err
 			}
 			_, fields, _ := c.Space.Fields(p.Key)
-			t, err := head.OpenTombstone(p.Key, p.Value)
+			t, err := head.DecodeTombstone(p.Key, p.Value)
 			if err != nil {
 				return nil, codec.Corrupt(err, "tombstone at key %x", p.Key)
 			}
@@ -330,7 +330,7 @@ func (c *copied) addAttachments(ctx context.Context, b *engine.Batch) error {
 				if !seen[string(key)] {
 					seen[string(key)] = true
 					place := graph.Position{Revision: uint64(c.turns[i].Revision), Index: j}
-					ks, vs = append(ks, key), append(vs, place.SealAttachment(key))
+					ks, vs = append(ks, key), append(vs, place.EncodeAttachment(key))
 				}
 			}
 		}
@@ -366,7 +366,7 @@ func (c *copied) advance(ctx context.Context, b *engine.Batch, next head.Life) e
 // engine.ErrConflict if somebody has begun to remove the copy.
 func (c *copied) apply(ctx context.Context, b *engine.Batch, next head.Life) error {
 	key := c.Space.Life(c.inc)
-	record := next.Seal(key)
+	record := next.Encode(key)
 	b.Set(key, record)
 	ch := history.Change{Engine: c.Engine}
 	err := ch.Apply(ctx, b)

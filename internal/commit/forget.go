@@ -12,9 +12,9 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Forget removes the predecessor records of session ids that are older than head.Remembered, but for those of deleted sessions
-// that vacuum has not removed yet: an erasure that goes on finds the session by them. A creation that was sent before is
-// stopped by the record of forgotten ones then.
+// Forget removes the predecessor records of session ids that are older than head.Remembered, but for those of deleted
+// sessions that vacuum has not removed yet: an erasure that goes on finds the session by them. A creation that was
+// sent before is stopped by the record of forgotten ones then.
 func (st *Lifecycle) Forget(ctx context.Context) error {
 	var found []engine.Pair
 	var lives [][]byte // the keys of the lifecycle records that they name
@@ -23,7 +23,7 @@ func (st *Lifecycle) Forget(ctx context.Context) error {
 		var inc head.Incarnation
 		var at time.Time
 		if err == nil {
-			if inc, at, err = head.OpenPredecessor(p.Key, p.Value); err != nil {
+			if inc, at, err = head.DecodePredecessor(p.Key, p.Value); err != nil {
 				err = codec.Corrupt(err, "predecessor at key %x", p.Key)
 			}
 		}
@@ -58,7 +58,7 @@ func (st *Lifecycle) forget(ctx context.Context, found []engine.Pair, lives [][]
 	b := engine.Batch{Reclaim: true}
 	for i, p := range found {
 		if vs[i] != nil {
-			life, err := head.OpenLife(lives[i], vs[i])
+			life, err := head.DecodeLife(lives[i], vs[i])
 			if err != nil {
 				return codec.Corrupt(err, "lifecycle at key %x", lives[i])
 			}
@@ -73,7 +73,7 @@ func (st *Lifecycle) forget(ctx context.Context, found []engine.Pair, lives [][]
 		return nil
 	}
 	key := st.Space.Forgotten()
-	b.Set(key, head.SealForgotten(key))
+	b.Set(key, head.EncodeForgotten(key))
 	c := history.Change{Engine: st.Engine}
 	if err = c.Apply(ctx, &b); errors.Is(err, engine.ErrConflict) {
 		err = nil

@@ -52,7 +52,8 @@ func (st *Lifecycle) fork(ctx context.Context, b *engine.Batch, r *CreateRequest
 	return origin, nil
 }
 
-// attempt is one attempt to make the fork that r describes.
+// attempt is one attempt to make the fork that r describes. It notes the fork node in the fork's metadata. A detached
+// fork has no origin, but its batch sets the parent's lifecycle record, so that the node can't be removed meanwhile.
 func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, r *CreateRequest) (*head.Origin, error) {
 	h, _, _, err := f.parent.ReadHead(ctx, f.seen)
 	if err != nil {
@@ -80,7 +81,7 @@ func (f *forker) attempt(ctx context.Context, l *history.Lifecycles, r *CreateRe
 	if f.about.Detached {
 		next := l.Own.Next()
 		f.batch.Guard(l.Keys[0], l.Values[0])
-		f.batch.Set(l.Keys[0], next.Seal(l.Keys[0]))
+		f.batch.Set(l.Keys[0], next.Encode(l.Keys[0]))
 		return nil, nil
 	}
 	return f.attach(ctx, l, h, start)
@@ -123,12 +124,12 @@ func (f *forker) holdAncestor(ctx context.Context, l *history.Lifecycles, fork *
 	next := life.Next()
 	next.Forks++
 	f.batch.Guard(key, value)
-	f.batch.Set(key, next.Seal(key))
+	f.batch.Set(key, next.Encode(key))
 	if a.Incarnation == f.parent.Inc {
 		a.Epoch = next.Epoch
 	}
 	key = f.Space.Fork(a.Incarnation, f.about.Incarnation)
-	f.batch.Set(key, head.SealFork(key, f.Space.Session(f.about.ID)))
+	f.batch.Set(key, head.EncodeFork(key, f.Space.Session(f.about.ID)))
 	if a.Incarnation != fork.Of || len(fork.Parts) == 0 {
 		return nil
 	}
@@ -156,7 +157,7 @@ func (f *forker) inherit(ctx context.Context, fork *history.Fork) error {
 	}
 	f.stage.Finish(&f.batch)
 	key := f.Space.Dirty(f.about.Incarnation)
-	f.batch.Set(key, head.SealDirty(key))
+	f.batch.Set(key, head.EncodeDirty(key))
 	return nil
 }
 

@@ -19,9 +19,10 @@ import (
 // altersMore reports whether the commit changes what the lifecycle record counts: nodes that are hidden, and names.
 func (w *writer) altersMore() bool { return len(w.in.Tombstone) > 0 || w.in.Keep != "" }
 
-// alterLife guards and sets the lifecycle record if the commit names nodes other than new ones and the leaf of the head, hides
-// nodes, or is kept by name. Nodes that it names must be in the session's graph. With that guard nobody removes
-// one of them meanwhile, and a vacuum that has read the head before the commit can't remove it as unreachable afterwards.
+// alterLife guards and sets the lifecycle record if the commit names nodes other than new ones and the leaf of the
+// head, hides nodes, or is kept by name. Nodes that it names must be in the session's graph. With that guard nobody
+// removes one of them meanwhile, and a vacuum that has read the head before the commit can't remove it as unreachable
+// afterwards.
 func (w *writer) alterLife(ctx context.Context, b *engine.Batch) error {
 	switch {
 	case len(w.built.older) == 0 && !w.altersMore():
@@ -51,7 +52,7 @@ func (w *writer) alterLife(ctx context.Context, b *engine.Batch) error {
 			}
 		}
 		b.Guard(l.Keys[0], l.Values[0])
-		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
+		b.Set(l.Keys[0], next.Encode(l.Keys[0]))
 		b.Sets = append(b.Sets, extra.Sets...)
 		return none, nil
 	})
@@ -75,12 +76,12 @@ func (w *writer) keepBirth(b *engine.Batch) error {
 		if !bytes.Equal(p.Key, w.s.LifeKey) {
 			continue
 		}
-		life, err := head.OpenLife(p.Key, p.Value)
+		life, err := head.DecodeLife(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle of session %q", w.s.ID)
 		}
 		err = w.keep(true, life, b)
-		w.bornLife = life.Seal(p.Key)
+		w.bornLife = life.Encode(p.Key)
 		return err
 	}
 	return nil
@@ -99,7 +100,7 @@ func (w *writer) onPath(ctx context.Context, id graph.ID) (bool, error) {
 	return found, notInGraph(err, w.s, id)
 }
 
-// notInGraph returns err, or an Invalid if it says that a node was not found.
+// notInGraph returns err, or a *history.InvalidError if it says that a node was not found.
 func notInGraph(err error, s *history.Session, id graph.ID) error {
 	if errors.Is(err, history.ErrNodeNotFound) {
 		return history.NewInvalid("commit", "node %s is not in the graph of session %q", id, s.ID)

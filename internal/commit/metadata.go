@@ -42,7 +42,7 @@ func (st *Lifecycle) SaveMetadata(ctx context.Context, s *history.Session, m *he
 		if vs[0] == nil {
 			return fmt.Errorf("%w: %q", history.ErrSessionDeleted, s.ID)
 		}
-		about, err := s.OpenAbout(vs[1])
+		about, err := s.DecodeMetadata(vs[1])
 		if err != nil {
 			return err
 		}
@@ -60,10 +60,10 @@ func (st *Lifecycle) SaveMetadata(ctx context.Context, s *history.Session, m *he
 		}
 		about.Updated = st.Now()
 		var b engine.Batch
-		tried = about.Seal(s.AboutKey)
+		tried = about.Encode(s.AboutKey)
 		b.Guard(s.AboutKey, vs[1])
 		b.Set(s.AboutKey, tried)
-		h, err := head.OpenHead(s.HeadKey, vs[0])
+		h, err := head.DecodeHead(s.HeadKey, vs[0])
 		if err != nil {
 			return codec.Corrupt(err, "head of session %q", s.ID)
 		}

@@ -57,8 +57,8 @@ func (st *Lifecycle) prune(ctx context.Context, s *history.Session, l limit) (by
 	return by, nil
 }
 
-// firstSince returns the first revision from floor on that was committed at a time or later, and at most that of the head. It reads
-// the commits up to there.
+// firstSince returns the first revision from floor on that was committed at a time or later, and at most that of the
+// head. It reads the commits up to there.
 func firstSince(ctx context.Context, s *history.Session, floor head.Revision, h *head.Head, since time.Time) (head.Revision, error) {
 	if h.Revision <= floor || h.Time.Before(since) {
 		return max(floor, h.Revision), nil
@@ -183,8 +183,8 @@ func updated(h *head.Head, about *head.Metadata) time.Time {
 	return about.Updated
 }
 
-// deleteUnlessActive deletes a session, unless it retains everything, was updated since it was seen or, if it is to go for its
-// inactivity alone, has a record that was set since. Its children stay.
+// deleteUnlessActive deletes a session, unless it retains everything, was updated since it was seen or, if it is to
+// go for its inactivity alone, has a record that was set since. Its children stay.
 func (st *Lifecycle) deleteUnlessActive(ctx context.Context, o *gc.PruneOptions, seen *session.ListItem, now time.Time, full bool) (became fate, err error) {
 	inc := seen.About.Incarnation
 	active := func(ctx context.Context, h *head.Head, about *head.Metadata) (bool, error) {

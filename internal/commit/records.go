@@ -107,7 +107,7 @@ func (c *call) readRecords(ctx context.Context) error {
 // check fails if a record is not what the request expects.
 func (k *keeper) check(ctx context.Context) error {
 	if k.writer < 0 {
-		life, err := k.s.OpenLife(ctx, k.life)
+		life, err := k.s.DecodeLife(ctx, k.life)
 		if err == nil && life.Session != k.s.Hash {
 			err = fmt.Errorf("%w: %q", history.ErrSessionDeleted, k.s.ID) // It was renamed.
 		}
@@ -134,15 +134,15 @@ func (k *keeper) check(ctx context.Context) error {
 // version returns the version of a record that was read, or zero if it is not there.
 func (k *keeper) version(i int) (v session.RecordVersion, err error) {
 	if k.values[i] != nil {
-		v, err = session.OpenRecordVersion(k.keys[i], k.values[i])
+		v, err = session.DecodeRecordVersion(k.keys[i], k.values[i])
 	}
 	return v, codec.Corrupt(err, "record %q of %s", k.in.Records[i].Key, k.s.Name)
 }
 
 // seed returns the seed of the versions that the keeper gives. It is the id of its participant's commit. If the
-// participant has none, it is the smallest id of the call's commits: so a call that is repeated gives the same versions,
-// in whatever order its participants are. If the call has none, it is random, and not from Options.Random, which may
-// repeat itself. commitOf returns the id of a writer's commit.
+// participant has none, it is the smallest id of the call's commits: so a call that is repeated gives the same
+// versions, in whatever order its participants are. If the call has none, it is random, and not from Options.Random,
+// which may repeat itself. commitOf returns the id of a writer's commit.
 func (k *keeper) seed(commitOf func(writer int) head.CommitID) (seed [codec.HashSize]byte) {
 	if k.writer >= 0 {
 		return commitOf(k.writer)
@@ -184,10 +184,10 @@ func (k *keeper) add(b *engine.Batch) {
 		switch c.Action {
 		case SetRecord:
 			r := session.Record{Value: c.Value, Version: session.NewRecordVersion(seed, k.s.Inc, c.Key), Time: k.now}
-			k.versions[i], k.sealed[i] = r.Version, r.Seal(key)
+			k.versions[i], k.sealed[i] = r.Version, r.Encode(key)
 			b.Set(key, k.sealed[i])
 			if session.RecordListed(c.Key) && (!known || c.Expect.Absent) {
-				b.Set(listing, session.SealListing(listing))
+				b.Set(listing, session.EncodeListing(listing))
 			}
 		case DeleteRecord:
 			b.Delete(key)
@@ -238,14 +238,14 @@ func (c *call) apply(ctx context.Context) error {
 	}
 	c.Unknown = true
 	k := &c.keepers[0]
-	life, err := head.OpenLife(k.s.LifeKey, k.life)
+	life, err := head.DecodeLife(k.s.LifeKey, k.life)
 	if err != nil {
 		return err
 	}
 	next := life.Next()
 	var fence engine.Batch
 	fence.Guard(k.s.LifeKey, k.life)
-	fence.Set(k.s.LifeKey, next.Seal(k.s.LifeKey))
+	fence.Set(k.s.LifeKey, next.Encode(k.s.LifeKey))
 	if err := c.Apply(ctx, &fence); err != nil && !errors.Is(err, engine.ErrConflict) {
 		return err
 	}
@@ -271,7 +271,7 @@ func (c *call) recordsOutcome(ctx context.Context, conflict error) error {
 			if value == nil {
 				continue
 			}
-			v, err := session.OpenRecordVersion(k.keys[j], value)
+			v, err := session.DecodeRecordVersion(k.keys[j], value)
 			if err != nil {
 				return codec.Corrupt(err, "record %q of %s", k.in.Records[j].Key, k.s.Name)
 			}

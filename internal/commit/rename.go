@@ -40,7 +40,7 @@ func (st *Lifecycle) rename(ctx context.Context, c *history.Change, s *history.S
 		if vs[3] != nil {
 			return false, fmt.Errorf("%w: %q", ErrExists, to)
 		}
-		about, err := s.OpenAbout(vs[1])
+		about, err := s.DecodeMetadata(vs[1])
 		if err != nil {
 			return false, err
 		}
@@ -60,11 +60,11 @@ func (st *Lifecycle) rename(ctx context.Context, c *history.Change, s *history.S
 		if tells || h.Tells() { // What is told next comes after. If the feed is begun or ended, that may not come to the new id.
 			moved.SetFed(tells, now)
 		}
-		b.Set(headKey, moved.Seal(headKey))
-		b.Set(aboutKey, about.Seal(aboutKey))
+		b.Set(headKey, moved.Encode(headKey))
+		b.Set(aboutKey, about.Encode(aboutKey))
 		head.RenameInLists(b, space, s.Inc, hash, vs[2])
 		key := space.Predecessor(s.Hash)
-		b.Set(key, head.SealPredecessor(key, s.Inc, now))
+		b.Set(key, head.EncodePredecessor(key, s.Inc, now))
 		return true, nil
 	})
 }

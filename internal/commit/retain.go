@@ -22,7 +22,7 @@ func (st *Lifecycle) Tombstone(ctx context.Context, s *history.Session, ids []gr
 				return false, err
 			}
 			b.Reclaim = true
-			b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+			b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
 			if needed, err = history.TombstoneNodes(ctx, l, h.Revision, ids, next, b); needed {
 				_, err = st.tell(b, vs[0], h, feed.Change{Kind: feed.Tombstoned, Session: s.ID}, next.Epoch, st.Now())
 			}
@@ -57,7 +57,7 @@ func (st *Lifecycle) Keep(ctx context.Context, s *history.Session, name string, 
 // checkKept fails with ErrExists if a name keeps another revision than r. key and value are
 // those of the name's record.
 func checkKept(s *history.Session, name string, r head.Revision, key, value []byte) error {
-	kept, err := head.OpenKept(key, value)
+	kept, err := head.DecodeKept(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "kept revision %q of session %q", name, s.ID)
 	}
@@ -105,7 +105,7 @@ func (st *Lifecycle) changeLife(ctx context.Context, s *history.Session, edit fu
 				return false, err
 			}
 			b.Reclaim = true
-			b.Set(s.DirtyKey, head.SealDirty(s.DirtyKey))
+			b.Set(s.DirtyKey, head.EncodeDirty(s.DirtyKey))
 			return edit(c, h, next, b)
 		})
 	})

@@ -43,7 +43,7 @@ func (f *forker) copyOf(ctx context.Context, fork head.Incarnation, of []head.An
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(lifeKey, values[0])
+	life, err := head.DecodeLife(lifeKey, values[0])
 	if err != nil || life.State != head.Live || life.Stones > 0 {
 		return nil, codec.Corrupt(err, "lifecycle at key %x", lifeKey)
 	}
@@ -64,7 +64,7 @@ func (f *forker) copyOf(ctx context.Context, fork head.Incarnation, of []head.An
 	if err != nil {
 		return nil, err
 	}
-	now, err := head.OpenLife(key, held[0])
+	now, err := head.DecodeLife(key, held[0])
 	if err != nil {
 		return nil, codec.Corrupt(err, "lifecycle at key %x", key)
 	}
@@ -72,6 +72,6 @@ func (f *forker) copyOf(ctx context.Context, fork head.Incarnation, of []head.An
 	next.Forks++
 	f.batch.Guard(lifeKey, values[0])
 	f.batch.Guard(key, held[0])
-	f.batch.Set(key, next.Seal(key))
+	f.batch.Set(key, next.Encode(key))
 	return &a, nil
 }

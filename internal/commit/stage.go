@@ -25,8 +25,8 @@ type Stage struct {
 	upload *blob.Upload // nil if nothing was stored ahead
 }
 
-// stageBytes bounds the blobs, deltas and payloads of more than graph.MaxPlain bytes that a batch stores itself. Every engine accepts a
-// batch of 2 MiB at least; the rest is for nodes and index entries.
+// stageBytes bounds the blobs, deltas and payloads of more than graph.MaxPlain bytes that a batch stores itself.
+// Every engine accepts a batch of 2 MiB at least; the rest is for nodes and index entries.
 const stageBytes = 1 << 20
 
 // ErrBlobGone says that a blob which was stored ahead of the batch has been removed. The caller

@@ -35,7 +35,7 @@ func read(ctx context.Context, s history.Store) (sw Switch, end End, values [][]
 	if values, err = s.Engine.Get(ctx, ks...); err != nil {
 		return sw, end, nil, err
 	}
-	if sw, err = OpenSwitch(ks[0], values[0]); err != nil {
+	if sw, err = DecodeSwitch(ks[0], values[0]); err != nil {
 		return sw, end, nil, err
 	}
 	if sw.State == Off && values[1] != nil {
@@ -44,7 +44,7 @@ func read(ctx context.Context, s history.Store) (sw Switch, end End, values [][]
 	if !sw.on() {
 		return sw, end, nil, ErrOff
 	}
-	end, err = OpenEnd(ks[1], values[1])
+	end, err = DecodeEnd(ks[1], values[1])
 	return sw, end, values, err
 }
 
@@ -58,7 +58,8 @@ func Advance(ctx context.Context, s history.Store, now time.Time) (Switch, End, 
 	}
 }
 
-// advance gives numbers to a page of changes. more reports whether there may be more to do: somebody else may have been first.
+// advance gives numbers to a page of changes. more reports whether there may be more to do: somebody else may have
+// been first.
 func advance(ctx context.Context, s history.Store, now time.Time) (sw Switch, end End, more bool, err error) {
 	sw, end, values, err := read(ctx, s)
 	if err != nil {
@@ -74,7 +75,7 @@ func advance(ctx context.Context, s history.Store, now time.Time) (sw Switch, en
 		c.Numbered = now
 		b.Delete(c.key)
 		key := s.Space.Change(sw.ID, next.Next)
-		b.Set(key, c.Seal(key))
+		b.Set(key, c.Encode(key))
 		next.Next++
 	}
 	err = move(ctx, s, b, values, next)
@@ -89,7 +90,7 @@ func move(ctx context.Context, s history.Store, b *engine.Batch, values [][]byte
 	key := s.Space.FeedEnd()
 	b.Guard(s.Space.Feed(), values[0])
 	b.Guard(key, values[1])
-	b.Set(key, next.Seal(key))
+	b.Set(key, next.Encode(key))
 	_, err := engine.ApplyUntilKnown(ctx, s.Engine, b)
 	return err
 }
@@ -100,8 +101,8 @@ type told struct {
 	key []byte
 }
 
-// pending reads a page of the changes that were told, in order, and reports whether there may be more. Of a session that
-// is deleted in that page, it reads all, or leaves the deletion for the next page.
+// pending reads a page of the changes that were told, in order, and reports whether there may be more. Of a session
+// that is deleted in that page, it reads all, or leaves the deletion for the next page.
 func pending(ctx context.Context, s history.Store) (out []told, full bool, err error) {
 	r := s.Space.All(keys.Pending)
 	r.Limit = page
@@ -115,8 +116,8 @@ func pending(ctx context.Context, s history.Store) (out []told, full bool, err e
 	if full = len(out) == page; err != nil || len(out) == 0 {
 		return out, full, err
 	}
-	// Changes other than commits are not in the order of the head's times, so a clock may have put one behind the deletion. Nothing more is
-	// told of a session once it is deleted.
+	// Changes other than commits are not in the order of the head's times, so a clock may have put one behind the
+	// deletion. Nothing more is told of a session once it is deleted.
 	if full && len(gone) > 0 {
 		r = s.Space.All(keys.Pending)
 		r.Start = engine.Successor(out[page-1].key)
@@ -143,7 +144,7 @@ func scanPending(ctx context.Context, s history.Store, r engine.Range, f func(to
 		if !ok {
 			return codec.Corrupt(damage.ErrMalformed, "change at key %x", p.Key)
 		}
-		c, err := openPending(p.Key, fields, p.Value)
+		c, err := decodePending(p.Key, fields, p.Value)
 		if err != nil {
 			return err
 		}
@@ -204,7 +205,8 @@ func Trim(ctx context.Context, s history.Store, now time.Time) error {
 	}
 }
 
-// scan reads a page of a feed, from a number on. One that is missing is damage, unless it was trimmed meanwhile, or the feed ended.
+// scan reads a page of a feed, from a number on. One that is missing is damage, unless it was trimmed meanwhile, or
+// the feed ended.
 func scan(ctx context.Context, s history.Store, sw *Switch, from uint64, end End) (out []Change, err error) {
 	if from >= end.Next {
 		return nil, nil
@@ -220,7 +222,7 @@ func scan(ctx context.Context, s history.Store, sw *Switch, from uint64, end End
 		if !ok {
 			return nil, codec.Corrupt(damage.ErrMalformed, "change at key %x", p.Key)
 		}
-		c, err := OpenChange(p.Key, keys.ChangeFields(fields), p.Value)
+		c, err := DecodeChange(p.Key, keys.ChangeFields(fields), p.Value)
 		if err != nil {
 			return nil, err
 		}
@@ -253,8 +255,8 @@ func expired(end End) error {
 	return fmt.Errorf("%w: the feed keeps the changes %d to %d", ErrTrimmed, end.First, end.Next-1)
 }
 
-// Read returns changes of the feed after a number, a page at most, and the feed's end. The error is ErrTrimmed if the one that
-// follows the number is not kept any more.
+// Read returns the changes after a number, at most a page of them, and the end of the feed. If the change that
+// follows the number is not kept any more, the error is ErrTrimmed.
 func Read(ctx context.Context, s history.Store, id [16]byte, after uint64) ([]Change, End, error) {
 	sw, end, _, err := read(ctx, s)
 	if err != nil {

@@ -1,21 +1,20 @@
 // Package feed has the changes of all sessions in one order.
 //
-// Nobody could give every commit a number of one sequence without making all commits wait for each other. So a
-// commit tells of itself beside the head, under a key that nobody else writes, and whoever reads the feed first gives numbers to
-// what was told since. That is one batch, which guards and sets the record of the feed's end: so each change gets one
-// number, whoever else is at it.
+// Nobody could give every commit a number of one sequence without making all commits wait for each other. So a commit
+// tells of itself beside the head, under a key that nobody else writes, and whoever reads the feed first gives
+// numbers to what was told since. Numbering is one batch, which guards and sets the record of the feed's end: so each
+// change gets one number, whoever else is at it.
 //
 //	told       [t1 A][t2 B][t3 A]             by the batch of the change, in the order of times
 //	numbered   [7 A][8 B][9 A]                by the next reader, who removes what was told
 //	trimmed    the oldest, by collections, when they have had their numbers for as long as the feed keeps them
 //
-// What is told is numbered from one snapshot, the oldest first. The times of one session's commits grow in their order, whatever
-// clocks say: the head has the last one. So the numbers of a session's commits are in their order, and a deletion has its number after all
-// that was told of the session. Of two
-// sessions, what was acknowledged before something else began has the lower number, unless more than a page waits and clocks differ.
+// What is told is numbered from one snapshot, the oldest first. The times of one session's commits grow in their order, whatever clocks say, because the head has the time of the last one. So the numbers of a session's commits are in their order,
+// and a deletion has its number after all that was told of the session. Of two sessions, what was acknowledged before
+// something else began has the lower number, unless more than a page waits and clocks differ.
 //
-// While the feed is off, commits do not look at it: the head of each session says whether they tell. All other changes read the
-// record that says whether the feed is on, and guard it.
+// While the feed is off, commits do not look at it: the head of each session says whether they tell. All other
+// changes read the record that says whether the feed is on, and guard it.
 package feed
 
 import (
@@ -82,19 +81,19 @@ func (s *Switch) on() bool { return s.State == On || s.State == OnInPart }
 // tells reports whether changes have to be told.
 func (s *Switch) tells() bool { return s.State == Beginning || s.on() }
 
-// Seal returns s's record for key.
-func (s *Switch) Seal(key []byte) []byte {
+// Encode returns s's record for key.
+func (s *Switch) Encode(key []byte) []byte {
 	body := append([]byte{byte(s.State)}, s.ID[:]...)
 	body = binary.AppendUvarint(binary.AppendUvarint(body, uint64(s.Keep)), s.Writes)
-	return codec.Seal(key, keys.Feed, body)
+	return codec.Encode(key, keys.Feed, body)
 }
 
-// OpenSwitch decodes the record of key, which may be nil.
-func OpenSwitch(key, value []byte) (s Switch, err error) {
+// DecodeSwitch decodes the record of key, which may be nil.
+func DecodeSwitch(key, value []byte) (s Switch, err error) {
 	if value == nil {
 		return s, nil
 	}
-	body, err := codec.Open(key, value, keys.Feed)
+	body, err := codec.Decode(key, value, keys.Feed)
 	if err == nil {
 		keep, n, m := uint64(0), 0, 0
 		if len(body) > 17 {
@@ -114,14 +113,14 @@ func OpenSwitch(key, value []byte) (s Switch, err error) {
 // An End says which changes are in the feed: those from First, and before Next.
 type End struct{ First, Next uint64 }
 
-// Seal returns e's record for key.
-func (e End) Seal(key []byte) []byte {
-	return codec.Seal(key, keys.FeedEnd, binary.AppendUvarint(binary.AppendUvarint(nil, e.First), e.Next))
+// Encode returns e's record for key.
+func (e End) Encode(key []byte) []byte {
+	return codec.Encode(key, keys.FeedEnd, binary.AppendUvarint(binary.AppendUvarint(nil, e.First), e.Next))
 }
 
-// OpenEnd decodes the record of key.
-func OpenEnd(key, value []byte) (e End, err error) {
-	body, err := codec.Open(key, value, keys.FeedEnd)
+// DecodeEnd decodes the record of key.
+func DecodeEnd(key, value []byte) (e End, err error) {
+	body, err := codec.Decode(key, value, keys.FeedEnd)
 	if err == nil {
 		first, n := codec.Uvarint(body)
 		next, m := codec.Uvarint(body[max(n, 0):])
@@ -132,17 +131,17 @@ func OpenEnd(key, value []byte) (e End, err error) {
 	return e, codec.Corrupt(err, "end of the feed")
 }
 
-// sealPending returns the record of a change that is told of.
-func (c *Change) sealPending(key []byte) []byte {
+// encodePending returns the record of a change that is told of.
+func (c *Change) encodePending(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(4)
 	c.append(&e)
-	return codec.Seal(key, keys.Pending, e.B)
+	return codec.Encode(key, keys.Pending, e.B)
 }
 
-// openPending decodes the record of key.
-func openPending(key, fields, value []byte) (c Change, err error) {
-	body, err := codec.Open(key, value, keys.Pending)
+// decodePending decodes the record of key.
+func decodePending(key, fields, value []byte) (c Change, err error) {
+	body, err := codec.Decode(key, value, keys.Pending)
 	if err == nil {
 		d := codec.Decoder{B: body}
 		d.Shape(4)
@@ -154,20 +153,20 @@ func openPending(key, fields, value []byte) (c Change, err error) {
 	return c, codec.Corrupt(err, "change at key %x", key)
 }
 
-// Seal returns c's record in the feed for key.
-func (c *Change) Seal(key []byte) []byte {
+// Encode returns c's record in the feed for key.
+func (c *Change) Encode(key []byte) []byte {
 	var e codec.Encoder
 	e.Array(7)
 	c.append(&e)
 	e.Bytes(c.Incarnation[:])
 	e.Uint(uint64(c.Time.UnixNano()))
 	e.Uint(uint64(max(c.Numbered.UnixNano(), 0)))
-	return codec.Seal(key, keys.Change, e.B)
+	return codec.Encode(key, keys.Change, e.B)
 }
 
-// OpenChange decodes the record of key, which is that of a number.
-func OpenChange(key []byte, number uint64, value []byte) (c Change, err error) {
-	body, err := codec.Open(key, value, keys.Change)
+// DecodeChange decodes the record of key, which is that of a number.
+func DecodeChange(key []byte, number uint64, value []byte) (c Change, err error) {
+	body, err := codec.Decode(key, value, keys.Change)
 	if err == nil {
 		d := codec.Decoder{B: body}
 		d.Shape(7)
@@ -196,8 +195,9 @@ func (c *Change) decode(d *codec.Decoder) {
 	c.Session, c.To = d.Text(), d.Text()
 }
 
-// Tell makes b tell of a change of the session with head h. A commit sets the time in the head, which is the next one. Salt tells
-// changes of one kind apart that others tell of at the same time, by a clock that is behind the head's.
+// Tell makes b tell of a change of the session with head h. A commit sets the time in the head, which is the next
+// one. Salt tells changes of one kind apart that others tell of at the same time, by a clock that is behind the
+// head's.
 func Tell(b *engine.Batch, space *keys.Space, h *head.Head, c Change, salt uint64, now time.Time) {
 	if c.Kind != Committed {
 		next := *h
@@ -205,14 +205,14 @@ func Tell(b *engine.Batch, space *keys.Space, h *head.Head, c Change, salt uint6
 	}
 	h.SetFed(true, now)
 	key := space.Pending(h.Fed>>1, h.Incarnation, byte(c.Kind), salt)
-	b.Set(key, c.sealPending(key))
+	b.Set(key, c.encodePending(key))
 }
 
 // TellIfOn is Tell for a change that is no commit. value is the feed's record as it was read, which b guards. TellIfOn
 // reports whether commits to the session have to tell of themselves.
 func TellIfOn(b *engine.Batch, space *keys.Space, value []byte, h *head.Head, c Change, salt uint64, now time.Time) (on bool, err error) {
 	key := space.Feed()
-	sw, err := OpenSwitch(key, value)
+	sw, err := DecodeSwitch(key, value)
 	if err != nil {
 		return false, err
 	}

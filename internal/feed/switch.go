@@ -16,9 +16,10 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each session. If it is
-// cut off, the next one goes on. Heads that are damaged are passed over, as nobody can commit to such sessions; the error names them. The feed is on then,
-// and the next start or collection looks at all heads again. random fills a slice with random bytes.
+// Start begins the feed, or, if it is on, changes how long the feed keeps changes. A start writes the head of each
+// session. If it is cut off, the next one goes on. Heads that are damaged are passed over, as nobody can commit to
+// such sessions; the error names them. The feed is on then, and the next start or collection looks at all heads
+// again. random fills a slice with random bytes.
 func Start(ctx context.Context, s history.Store, keep time.Duration, random func([]byte)) error {
 	var cleaned *Switch // an end that this call has finished, as far as it can be
 	return history.Settle(ctx, s.Engine, func(c *history.Change) error {
@@ -28,7 +29,7 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 				sw.State = Beginning
 				random(sw.ID[:])
 				key := s.Space.FeedEnd()
-				b.Set(key, End{1, 1}.Seal(key))
+				b.Set(key, End{1, 1}.Encode(key))
 			case sw.State != On: // A start or an end was cut off, or is at it.
 				return false, nil
 			}
@@ -48,8 +49,8 @@ func Start(ctx context.Context, s history.Store, keep time.Duration, random func
 	})
 }
 
-// begin does what is left of a start. The error is a conflict if the feed's record has changed. Until the end it does not write that
-// record, so that several calls can be at it.
+// begin does what is left of a start. The error is a conflict if the feed's record has changed. Until the end it does
+// not write that record, so that several calls can be at it.
 func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, keep time.Duration) error {
 	c.Partly = true
 	damaged, err := sweep(ctx, c, s, &sw)
@@ -74,11 +75,13 @@ func begin(ctx context.Context, c *history.Change, s history.Store, sw Switch, k
 	return damaged
 }
 
-// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on. Heads that are damaged are passed over, and the
-// error names them: the feed is off then, and the next end or collection looks at all heads again.
+// Stop ends the feed, and removes what is in it. If it is cut off, the next one goes on. Heads that are damaged are
+// passed over, and the error names them: the feed is off then, and the next end or collection looks at all heads
+// again.
 func Stop(ctx context.Context, s history.Store) error { return stop(ctx, s, nil) }
 
-// stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that was begun since.
+// stop ends the feed that has the given identity, or, if that is nil, the one that is on. It leaves a feed alone that
+// was begun since.
 func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	return history.Settle(ctx, s.Engine, func(c *history.Change) error {
 		sw, err := set(ctx, c, s, func(sw *Switch, _ *engine.Batch) (write bool, err error) {
@@ -93,7 +96,7 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 		if err != nil || sw.State != Ending || of != nil && *of != sw.ID {
 			return err
 		}
-		of = &sw.ID
+		of = &sw.ID // Later attempts end this feed, and none that was begun since.
 		damaged, err := clean(ctx, c, s, &sw)
 		if err != nil {
 			return err
@@ -114,7 +117,8 @@ func stop(ctx context.Context, s history.Store, of *[16]byte) error {
 	})
 }
 
-// clean removes what is left of a feed that ends: from the heads, and what was told and has numbers. damaged names the heads that can't be read.
+// clean removes what is left of a feed that ends: from the heads, and what was told and has numbers. damaged names
+// the heads that can't be read.
 func clean(ctx context.Context, c *history.Change, s history.Store, sw *Switch) (damaged, err error) {
 	c.Partly = true // Nobody reads the feed any more.
 	if damaged, err = sweep(ctx, c, s, sw); err != nil {
@@ -128,16 +132,16 @@ func clean(ctx context.Context, c *history.Change, s history.Store, sw *Switch) 
 	return damaged, nil
 }
 
-// set changes the record that says whether the feed is on, if edit says so, and returns what it is then. A call that finds the feed as it
-// is to be writes the record all the same: a batch of an earlier call, whose outcome is unknown, guards what stood there, and so can't come
-// after this call.
+// set changes the record that says whether the feed is on, if edit says so, and returns what it is then. A call that
+// finds the feed as it is to be writes the record all the same: a batch of an earlier call, whose outcome is unknown,
+// guards what stood there, and so can't come after this call.
 func set(ctx context.Context, c *history.Change, s history.Store, edit func(*Switch, *engine.Batch) (write bool, err error)) (sw Switch, err error) {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
 	if err != nil {
 		return sw, err
 	}
-	if sw, err = OpenSwitch(key, vs[0]); err != nil {
+	if sw, err = DecodeSwitch(key, vs[0]); err != nil {
 		return sw, err
 	}
 	b := &engine.Batch{Reclaim: true}
@@ -146,13 +150,13 @@ func set(ctx context.Context, c *history.Change, s history.Store, edit func(*Swi
 	}
 	sw.Writes++
 	b.Guard(key, vs[0])
-	b.Set(key, sw.Seal(key))
+	b.Set(key, sw.Encode(key))
 	return sw, c.Apply(ctx, b)
 }
 
-// sweep sets in the head of each session whether its commits tell the feed of themselves, as the feed's record says. A session that is
-// created or renamed meanwhile reads that record itself. damaged names the heads that can't be read. The error is a conflict if the feed's record
-// has changed.
+// sweep writes into the head of each session whether the feed is on, so that commits know it without a read. A
+// session that is created or renamed meanwhile reads the feed's record itself. damaged names the heads that can't be
+// read. The error is a conflict if the feed's record has changed.
 func sweep(ctx context.Context, c *history.Change, s history.Store, sw *Switch) (damaged, err error) {
 	const most = 10
 	var named []error
@@ -181,9 +185,9 @@ func sweep(ctx context.Context, c *history.Change, s history.Store, sw *Switch) 
 // sweepHead is sweep for the head in a pair.
 func sweepHead(ctx context.Context, c *history.Change, s history.Store, p engine.Pair, sw *Switch) error {
 	key, tells := s.Space.Feed(), sw.tells()
-	sealed := sw.Seal(key)
+	sealed := sw.Encode(key)
 	for {
-		h, err := head.OpenHead(p.Key, p.Value)
+		h, err := head.DecodeHead(p.Key, p.Value)
 		if err != nil {
 			return codec.Corrupt(err, "head of %s", nameOf(ctx, s, p.Key))
 		}
@@ -194,7 +198,7 @@ func sweepHead(ctx context.Context, c *history.Change, s history.Store, p engine
 		b := &engine.Batch{Reclaim: !tells}
 		b.Guard(key, sealed)
 		b.Guard(p.Key, p.Value)
-		b.Set(p.Key, h.Seal(p.Key))
+		b.Set(p.Key, h.Encode(p.Key))
 		var conflict *engine.ConflictError
 		if err = c.Apply(ctx, b); !errors.Is(err, engine.ErrConflict) || errors.As(err, &conflict) && bytes.Equal(conflict.Key, key) {
 			return err
@@ -212,7 +216,7 @@ func nameOf(ctx context.Context, s history.Store, key []byte) string {
 	if _, fields, ok := s.Space.Fields(key); ok && len(fields) == len(keys.Hash{}) {
 		about := s.Space.About(keys.Hash(fields))
 		if vs, err := s.Engine.Get(ctx, about); err == nil {
-			if a, err := head.OpenAbout(about, vs[0]); err == nil {
+			if a, err := head.DecodeMetadata(about, vs[0]); err == nil {
 				return fmt.Sprintf("session %q", a.ID)
 			}
 		}
@@ -220,12 +224,13 @@ func nameOf(ctx context.Context, s history.Store, key []byte) string {
 	return fmt.Sprintf("the session at key %x", key)
 }
 
-// remove deletes all values whose keys have this letter (see package keys). The error is a conflict if the feed's record is no longer sw.
+// remove deletes all values whose keys have this letter (see package keys). The error is a conflict if the feed's
+// record is no longer sw.
 func remove(ctx context.Context, c *history.Change, s history.Store, letter byte, sw *Switch) error {
 	key := s.Space.Feed()
 	for {
 		b := &engine.Batch{Reclaim: true}
-		b.Guard(key, sw.Seal(key))
+		b.Guard(key, sw.Encode(key))
 		r := s.Space.All(letter)
 		r.Limit = 1000
 		for p, err := range s.Engine.Scan(ctx, r) {
@@ -243,15 +248,15 @@ func remove(ctx context.Context, c *history.Change, s history.Store, letter byte
 	}
 }
 
-// Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what is told
-// meanwhile. A start for which there is no space waits for the next call.
+// Tidy trims the feed if it is on, and finishes a start or an end that was cut off, as nobody gives numbers to what
+// is told meanwhile. A start for which there is no space waits for the next call.
 func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	key := s.Space.Feed()
 	vs, err := s.Engine.Get(ctx, key)
 	if err != nil {
 		return err
 	}
-	sw, err := OpenSwitch(key, vs[0])
+	sw, err := DecodeSwitch(key, vs[0])
 	switch {
 	case err != nil:
 	case sw.State == Beginning:
@@ -276,7 +281,8 @@ func Tidy(ctx context.Context, s history.Store, now time.Time) error {
 	return err
 }
 
-// Erased are sessions whose ids are to go from the feed: those of the incarnations, and all that had one of the ids and are deleted.
+// Erased are sessions whose ids are to go from the feed: those of the incarnations, and all that had one of the ids
+// and are deleted.
 type Erased struct {
 	Incarnations []head.Incarnation
 	IDs          []string
@@ -304,7 +310,8 @@ func Forget(ctx context.Context, s history.Store, e Erased, now time.Time) error
 		if err != nil {
 			return err
 		}
-		// Whoever has read what was told before, with its ids, can't give it a number after this: it has one, or the end has moved.
+		// Whoever has read what was told before, with its ids, can't give it a number after this: it has one, or the end
+		// has moved.
 		if _, _, err := Advance(ctx, s, now); err != nil && !errors.Is(err, ErrOff) {
 			return err
 		}
@@ -327,9 +334,9 @@ func forget(ctx context.Context, s history.Store, letter byte, e *Erased) (confl
 		}
 		var c Change
 		if letter == keys.Pending {
-			c, err = openPending(p.Key, fields, p.Value)
+			c, err = decodePending(p.Key, fields, p.Value)
 		} else {
-			c, err = OpenChange(p.Key, keys.ChangeFields(fields), p.Value)
+			c, err = DecodeChange(p.Key, keys.ChangeFields(fields), p.Value)
 		}
 		if err != nil {
 			return false, err
@@ -344,9 +351,9 @@ func forget(ctx context.Context, s history.Store, letter byte, e *Erased) (confl
 		b := &engine.Batch{Reclaim: true}
 		b.Guard(p.Key, p.Value)
 		if letter == keys.Pending {
-			b.Set(p.Key, c.sealPending(p.Key))
+			b.Set(p.Key, c.encodePending(p.Key))
 		} else {
-			b.Set(p.Key, c.Seal(p.Key))
+			b.Set(p.Key, c.Encode(p.Key))
 		}
 		_, err = engine.ApplyUntilKnown(ctx, s.Engine, b)
 		if errors.Is(err, engine.ErrConflict) {

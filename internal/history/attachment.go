@@ -20,7 +20,7 @@ func (s *Session) WriteAttachment(ctx context.Context, w io.Writer, id blob.ID) 
 		return 0, err
 	}
 	if values[0] != nil {
-		if _, err := blob.OpenGrant(grant, values[0]); err != nil {
+		if _, err := blob.DecodeGrant(grant, values[0]); err != nil {
 			return 0, err
 		}
 	} else if _, err := s.FindAttachment(ctx, h.Revision, id); err != nil {

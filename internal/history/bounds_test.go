@@ -32,7 +32,7 @@ func TestASegmentAllocatesForWhatItHas(t *testing.T) {
 	first, second := space.Segment(inc, last, 0), space.Segment(inc, last, 1)
 	header := []byte{0xff, 0xff, 0x3f, 2<<2 | byte(codec.Best)} // the first revision is 1, 2 values
 	set(t, r.Engine, [][]byte{first, second}, [][]byte{
-		codec.Seal(first, keys.Segment, header, end.B), codec.Seal(second, keys.Segment, values[1][2:len(values[1])-4]),
+		codec.Encode(first, keys.Segment, header, end.B), codec.Encode(second, keys.Segment, values[1][2:len(values[1])-4]),
 	}, nil)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

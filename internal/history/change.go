@@ -89,7 +89,7 @@ func (c *Change) Alter(ctx context.Context, s *Session, edit func(l *Lifecycles,
 			return struct{}{}, err
 		}
 		b.Guard(l.Keys[0], l.Values[0])
-		b.Set(l.Keys[0], next.Seal(l.Keys[0]))
+		b.Set(l.Keys[0], next.Encode(l.Keys[0]))
 		return struct{}{}, c.Apply(ctx, &b)
 	})
 	return err

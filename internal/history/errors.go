@@ -45,7 +45,7 @@ func (e *InvalidError) Error() string { return "turnstone: " + e.Where + ": " + 
 // Is reports whether target is ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// NewInvalid returns an Invalid with a formatted reason.
+// NewInvalid returns an *InvalidError with a formatted reason.
 func NewInvalid(where, reason string, args ...any) error {
 	return &InvalidError{Where: where, Reason: fmt.Sprintf(reason, args...)}
 }

@@ -20,7 +20,7 @@ func (s Store) Children(ctx context.Context, parent head.Incarnation) (out []hea
 	for more := true; more; {
 		more = false
 		found, err := s.related(ctx, keys.Entry, keys.Children(parent), func(p engine.Pair) (head.Incarnation, error) {
-			e, err := head.OpenEntry(s.Space, p)
+			e, err := head.DecodeEntry(s.Space, p)
 			return e.Incarnation, err
 		})
 		if err != nil {
@@ -90,7 +90,7 @@ func (s Store) Abouts(ctx context.Context) iter.Seq2[*head.Metadata, error] {
 		for p, err := range s.Engine.Scan(ctx, s.Space.All(keys.About)) {
 			var about *head.Metadata
 			if err == nil {
-				about, err = head.OpenAbout(p.Key, p.Value)
+				about, err = head.DecodeMetadata(p.Key, p.Value)
 				err = codec.Corrupt(err, "metadata at key %x", p.Key)
 			}
 			if !yield(about, err) || err != nil {

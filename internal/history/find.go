@@ -127,7 +127,7 @@ func (h *History) FindAttachment(ctx context.Context, last head.Revision, id blo
 		if value == nil {
 			continue
 		}
-		p, err := graph.OpenAttachment(ks[i], value)
+		p, err := graph.DecodeAttachment(ks[i], value)
 		if err != nil {
 			return Position{}, codec.Corrupt(err, "index entry of attachment %s of %s", id, h.Name)
 		}

@@ -41,10 +41,10 @@ type Start struct {
 // ForkAt returns the state that a fork of the session begins with. now is the session's
 // head. The fork may have one ancestor more than an origin can have: the caller flattens it then.
 //
-// Unless the start says otherwise, the fork takes over the checkpoint of the newest retained revision whose leaf was the node.
-// If the node was the leaf of no revision, the fork takes over the checkpoint before the commit
-// that added the node. Revisions of the session come before those of its ancestors. The error
-// is ErrRevisionPruned if none of these revisions is retained and the checkpoint has parts.
+// Unless the start says otherwise, the fork takes over the checkpoint of the newest retained revision whose leaf was
+// the node. If the node was the leaf of no revision, the fork takes over the checkpoint before the commit that added
+// the node. Revisions of the session come before those of its ancestors. The error is ErrRevisionPruned if none of
+// these revisions is retained and the checkpoint has parts.
 func (h *History) ForkAt(ctx context.Context, now *head.Head, start Start) (*Fork, error) {
 	f, node, from := &Fork{}, start.Node, cmp.Or(start.At, &now.State)
 	if h.Origin != nil {
@@ -90,8 +90,8 @@ func (h *History) ForkAt(ctx context.Context, now *head.Head, start Start) (*For
 	return f, h.takeCheckpoint(ctx, f, now, start, at)
 }
 
-// takeCheckpoint sets the checkpoint of a fork to that which belongs to the node of its start, unless the start names another
-// one. added is the position of the node.
+// takeCheckpoint sets the checkpoint of a fork to that which belongs to the node of its start, unless the start names
+// another one. added is the position of the node.
 func (h *History) takeCheckpoint(ctx context.Context, f *Fork, now *head.Head, start Start, added Position) error {
 	if start.Bare || start.At != nil {
 		return nil
@@ -202,7 +202,7 @@ func (s Store) retained(ctx context.Context, inc head.Incarnation) (func(head.Re
 	if err != nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(key, values[0])
+	life, err := head.DecodeLife(key, values[0])
 	if err != nil {
 		return nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 	}

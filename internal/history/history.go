@@ -1,7 +1,8 @@
 // Package history reads what was committed: the commits and nodes of an incarnation and,
 // for a fork, those that it shares of its ancestors. Commits, loads, verification, sealing,
-// erasure and collection read histories through it. What it writes changes no history: seal.go makes
-// one segment of many, and change.go runs the calls that alter a store.
+// erasure and collection read histories through it. It also adds to batches: seal.go
+// makes one segment of many, tombstone.go hides nodes, and keep.go keeps revisions; change.go runs the calls that alter
+// a store.
 //
 //	Store      the histories of a namespace           turns.go, segment.go   how commits are stored
 //	Session    one incarnation, and its ancestors     index.go, runs.go      where nodes and turns are
@@ -15,7 +16,7 @@
 //
 // # Layers
 //
-// A fork copies nothing. Its origin names, for each ancestor, the last commit and how
+// A fork copies no history, unless it would have too many ancestors (internal/commit/flatten.go). Its origin names, for each ancestor, the last commit and how
 // many nodes of that commit the fork shares. The part of one incarnation's history that a
 // session reads is a [Layer]. The layers of a session go from its oldest ancestor to the
 // session itself.
@@ -110,7 +111,7 @@ func (s Store) Origin(ctx context.Context, inc head.Incarnation) (*head.Origin, 
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	origin, err := head.OpenOrigin(key, values[0])
+	origin, err := head.DecodeOrigin(key, values[0])
 	return origin, codec.Corrupt(err, "origin of %s", nameOf(inc))
 }
 

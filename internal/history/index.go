@@ -105,7 +105,7 @@ func (ix *Index) life(ctx context.Context, r Reader) (*head.Life, error) {
 	if err != nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(key, values[0])
+	life, err := head.DecodeLife(key, values[0])
 	return life, codec.Corrupt(err, "lifecycle of incarnation %x", ix.inc)
 }
 

@@ -35,7 +35,7 @@ func sealUpTo(t *testing.T, r history.Reader, all []history.Turn, states []head.
 	if err := r.Append(ctx, &b, inc, &life, s.Turns); err != nil {
 		t.Fatal(err)
 	}
-	b.Set(space.Life(inc), life.Seal(space.Life(inc)))
+	b.Set(space.Life(inc), life.Encode(space.Life(inc)))
 	if err := r.Engine.Apply(ctx, &b); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestAnIndexIsNotSetBackByAnOlderLifecycleRecord(t *testing.T) {
 	all, states := historyOf(t, n)
 	r := stored(t, all, states)
 	begun := head.Life{State: head.Live}
-	set(t, r.Engine, [][]byte{space.Life(inc)}, [][]byte{begun.Seal(space.Life(inc))}, nil)
+	set(t, r.Engine, [][]byte{space.Life(inc)}, [][]byte{begun.Encode(space.Life(inc))}, nil)
 	ix, err := r.Index(ctx, inc, n)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAnIndexThatCannotBeReadAnewStaysAsItIs(t *testing.T) {
 	e := &flaky{Engine: r.Engine}
 	r.Engine, r.Pages = e, nil
 	begun := head.Life{State: head.Live}
-	set(t, e, [][]byte{space.Life(inc)}, [][]byte{begun.Seal(space.Life(inc))}, nil)
+	set(t, e, [][]byte{space.Life(inc)}, [][]byte{begun.Encode(space.Life(inc))}, nil)
 	first := sealUpTo(t, r, all, states, begun, 20)
 	ix, err := r.Index(ctx, inc, n)
 	if err != nil {

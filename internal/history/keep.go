@@ -6,7 +6,7 @@ import (
 )
 
 // KeepRevision makes b keep a revision of a session under a name. If the name is new, next counts it, and the error is
-// a *Limit if the session has so many already.
+// a *LimitError if the session has so many already.
 func KeepRevision(s *Session, k head.Kept, isNew bool, most int, next *head.Life, b *engine.Batch) error {
 	if isNew {
 		if int(next.Refs) >= most {
@@ -15,6 +15,6 @@ func KeepRevision(s *Session, k head.Kept, isNew bool, most int, next *head.Life
 		next.Refs++
 	}
 	key := s.Space.Ref(s.Inc, k.Name)
-	b.Set(key, head.SealKept(key, k))
+	b.Set(key, head.EncodeKept(key, k))
 	return nil
 }

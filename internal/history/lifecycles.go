@@ -89,7 +89,7 @@ func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
 	if l.Values, err = s.Engine.Get(ctx, l.Keys...); err != nil {
 		return nil, err
 	}
-	if l.Own, err = s.OpenLife(ctx, l.Values[0]); err == nil && l.Own.Session != s.Hash { // It was renamed.
+	if l.Own, err = s.DecodeLife(ctx, l.Values[0]); err == nil && l.Own.Session != s.Hash { // It was renamed.
 		err = fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
 	return l, err
@@ -100,6 +100,6 @@ func (s *Session) Lifecycles(ctx context.Context) (*Lifecycles, error) {
 func (l *Lifecycles) Of(inc head.Incarnation) (life *head.Life, key, value []byte, err error) {
 	key = l.Session.Space.Life(inc)
 	i := slices.IndexFunc(l.Keys, func(k []byte) bool { return bytes.Equal(k, key) })
-	life, err = head.OpenLife(key, l.Values[i])
+	life, err = head.DecodeLife(key, l.Values[i])
 	return life, key, l.Values[i], codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// A SealQueue seals sessions in the background, one at a time. Queues with the same channel take turns, for sealing needs memory; but a queue that waits for
-// a second goes on, so that no store waits for the engine of another.
+// A SealQueue seals sessions in the background, one at a time. Queues with the same channel take turns, for sealing
+// needs memory; but a queue that waits for a second goes on, so that no store waits for the engine of another.
 type SealQueue struct {
 	ctx  context.Context
 	turn chan struct{} // has a token while a session is sealed, by this queue or another

@@ -65,7 +65,7 @@ type Revisions struct {
 	Inc   head.Incarnation
 	Name  string        // what errors call the history
 	After head.Revision // the range begins after this revision
-	Last  head.Revision // the range ends with this revision, or with the last one that is there if it is Open
+	Last  head.Revision // the range ends with this revision, or with the last one that is there if it is Unsealed
 	// Previous is the id of the commit of revision After, which the first commit of the
 	// range has to follow. If it is zero, the first commit may follow any commit.
 	Previous head.CommitID
@@ -191,7 +191,7 @@ func (r Reader) Commits(ctx context.Context, of Revisions, f func(*head.Commit, 
 		case raw.header.level != codec.Fast || raw.header.first != uint64(next):
 			err = damage.ErrMissing
 		default:
-			if c, id, _, err = openCommit(raw.header, raw.rest); err == nil && c.Previous != previous && !previous.IsZero() {
+			if c, id, _, err = decodeCommit(raw.header, raw.rest); err == nil && c.Previous != previous && !previous.IsZero() {
 				err = damage.ErrHash
 			}
 		}
@@ -251,7 +251,7 @@ func (r Reader) records(ctx context.Context, inc head.Incarnation, from head.Rev
 // add adds a value.
 func (raw *rawSegment) add(space *keys.Space, p engine.Pair) (err error) {
 	if len(raw.values) == 0 {
-		if raw.header, raw.rest, err = openHeader(space, p.Key, p.Value); err != nil {
+		if raw.header, raw.rest, err = decodeHeader(space, p.Key, p.Value); err != nil {
 			return err
 		}
 	} else if !bytes.Equal(p.Key, space.Segment(head.Incarnation(p.Key[5:]), raw.header.last, len(raw.values))) {
@@ -275,7 +275,7 @@ func (r Reader) decode(inc head.Incarnation, raw *rawSegment) (*Segment, error) 
 	}
 	var data []byte
 	for i, v := range raw.values[1:] {
-		body, err := codec.Open(raw.keys[i+1], v, keys.Segment)
+		body, err := codec.Decode(raw.keys[i+1], v, keys.Segment)
 		if err != nil {
 			return nil, err
 		}
@@ -301,29 +301,29 @@ func (r Reader) End(ctx context.Context, inc head.Incarnation, name string, revi
 	if err != nil {
 		return head.State{}, err
 	}
-	h, rest, err := openHeader(r.Space, key, values[0])
+	h, rest, err := decodeHeader(r.Space, key, values[0])
 	if err == nil && h.level == codec.Fast {
 		err = fmt.Errorf("%w: loose segment", damage.ErrMalformed)
 	}
 	var s head.State
 	if err == nil {
-		s, err = openEnd(h, rest)
+		s, err = decodeEnd(h, rest)
 	}
 	return s, codec.Corrupt(err, "end of commit %d of %s", revision, name)
 }
 
-// OpenLast returns what the first value of the segment that ends with a revision says of the last
+// DecodeLast returns what the first value of the segment that ends with a revision says of the last
 // commit. Value is nil if there is none.
-func OpenLast(space *keys.Space, key, value []byte) (head.Base, error) {
-	h, rest, err := openHeader(space, key, value)
+func DecodeLast(space *keys.Space, key, value []byte) (head.Base, error) {
+	h, rest, err := decodeHeader(space, key, value)
 	if err != nil {
 		return head.Base{}, err
 	}
 	if h.level != codec.Fast {
-		s, err := openEnd(h, rest)
+		s, err := decodeEnd(h, rest)
 		return s.Base, err
 	}
-	c, id, _, err := openCommit(h, rest)
+	c, id, _, err := decodeCommit(h, rest)
 	if err != nil {
 		return head.Base{}, err
 	}
@@ -332,7 +332,7 @@ func OpenLast(space *keys.Space, key, value []byte) (head.Base, error) {
 
 // IsLoose reports whether the segment whose first value p is was stored by a commit.
 func IsLoose(space *keys.Space, p engine.Pair) (loose bool, err error) {
-	h, _, err := openHeader(space, p.Key, p.Value)
+	h, _, err := decodeHeader(space, p.Key, p.Value)
 	return h.level == codec.Fast, codec.Corrupt(err, "segment at key %x", p.Key)
 }
 
@@ -357,19 +357,19 @@ func (c *NodeCount) Add(space *keys.Space, p engine.Pair) error {
 }
 
 func (c *NodeCount) add(space *keys.Space, p engine.Pair) error {
-	h, rest, err := openHeader(space, p.Key, p.Value)
+	h, rest, err := decodeHeader(space, p.Key, p.Value)
 	if err != nil {
 		return err
 	}
 	if h.level == codec.Fast {
-		commit, _, _, err := openCommit(h, rest)
+		commit, _, _, err := decodeCommit(h, rest)
 		if err == nil {
 			c.Nodes, c.total = c.Nodes+commit.Nodes, c.total+uint64(commit.Nodes)
 		}
 		c.last = head.Revision(h.last)
 		return err
 	}
-	end, err := openEnd(h, rest)
+	end, err := decodeEnd(h, rest)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ import (
 // Entries never become wrong while their session lives: a revision never changes, and erasure
 // leaves ids and keys.
 
-// A EntryKind says what an entry of an index is about.
+// An EntryKind says what an entry of an index is about.
 type EntryKind byte
 
 // The kinds of entries.
@@ -112,10 +112,10 @@ func (u *run) key(space *keys.Space, page int) []byte {
 	return space.Index(u.inc, uint64(u.last), page)
 }
 
-// seal returns the record of a page with some entries, which are sorted: the first revision of the
+// encode returns the record of a page with some entries, which are sorted: the first revision of the
 // run, its bits, and of each entry the step from the hash before, four times the number of
 // revisions after the first plus the kind, and for a node its index; all uvarints.
-func (u *run) seal(key []byte, entries []Entry) []byte {
+func (u *run) encode(key []byte, entries []Entry) []byte {
 	b := binary.AppendUvarint(make([]byte, 0, 16+8*len(entries)), uint64(u.first))
 	b = binary.AppendUvarint(b, uint64(u.bits))
 	hash := uint32(0)
@@ -127,16 +127,16 @@ func (u *run) seal(key []byte, entries []Entry) []byte {
 		}
 		hash = e.Hash
 	}
-	return codec.Seal(key, keys.Index, b)
+	return codec.Encode(key, keys.Index, b)
 }
 
 // errStaleRun says that a page is of another run than the one that is looked for: runs were merged
 // meanwhile.
 var errStaleRun = fmt.Errorf("%w: page of another run", damage.ErrMissing)
 
-// open decodes a page.
-func (u *run) open(key, value []byte) (entries []Entry, err error) {
-	b, err := codec.Open(key, value, keys.Index)
+// decode decodes a page.
+func (u *run) decode(key, value []byte) (entries []Entry, err error) {
+	b, err := codec.Decode(key, value, keys.Index)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (r Reader) find(ctx context.Context, runs []run, kind EntryKind, hash uint3
 		return nil, err
 	}
 	for i, name := range missing {
-		entries, err := name.open(ks[i], values[i])
+		entries, err := name.decode(ks[i], values[i])
 		if err != nil {
 			return nil, codec.Corrupt(err, "index at key %x", ks[i])
 		}
@@ -251,7 +251,7 @@ func (r Reader) pages(ctx context.Context, u run) (entries []Entry, ks [][]byte,
 		return nil, nil, err
 	}
 	for i := range ks {
-		some, err := u.open(ks[i], values[i])
+		some, err := u.decode(ks[i], values[i])
 		if err != nil {
 			return nil, nil, codec.Corrupt(err, "index at key %x", ks[i])
 		}
@@ -300,7 +300,7 @@ func (r Reader) Append(ctx context.Context, b *engine.Batch, inc head.Incarnatio
 			return 1
 		})
 		key := u.key(r.Space, page)
-		b.Set(key, u.seal(key, entries[:n]))
+		b.Set(key, u.encode(key, entries[:n]))
 		delete(old, string(key))
 		entries = entries[n:]
 	}

@@ -169,23 +169,23 @@ func store(space *keys.Space, inc keys.Incarnation, h header, front, data []byte
 	n := binary.PutUvarint(head[:], h.last-h.first)
 	n += binary.PutUvarint(head[n:], uint64(h.values)<<2|uint64(h.level))
 	ks[0] = space.Segment(inc, h.last, 0)
-	vs[0] = codec.Seal(ks[0], keys.Segment, head[:n], front, piece)
+	vs[0] = codec.Encode(ks[0], keys.Segment, head[:n], front, piece)
 	for i := 1; i < h.values; i++ {
 		piece, rest = rest[:min(valueBytes, len(rest))], rest[min(valueBytes, len(rest)):]
 		ks[i] = space.Segment(inc, h.last, i)
-		vs[i] = codec.Seal(ks[i], keys.Segment, piece)
+		vs[i] = codec.Encode(ks[i], keys.Segment, piece)
 	}
 	return ks, vs, nil
 }
 
-// openHeader decodes the header of a segment from its first value, and returns the rest.
-func openHeader(space *keys.Space, key, value []byte) (h header, rest []byte, err error) {
+// decodeHeader decodes the header of a segment from its first value, and returns the rest.
+func decodeHeader(space *keys.Space, key, value []byte) (h header, rest []byte, err error) {
 	_, fields, ok := space.Fields(key)
 	if !ok {
 		return h, nil, fmt.Errorf("%w: key", damage.ErrMalformed)
 	}
 	last, at := keys.SegmentFields(fields)
-	if rest, err = codec.Open(key, value, keys.Segment); err != nil {
+	if rest, err = codec.Decode(key, value, keys.Segment); err != nil {
 		return h, nil, err
 	}
 	if at != 0 {
@@ -203,8 +203,8 @@ func openHeader(space *keys.Space, key, value []byte) (h header, rest []byte, er
 	return h, rest[n+m:], nil
 }
 
-// openCommit decodes the commit of a loose segment, and returns the data.
-func openCommit(h header, rest []byte) (c *head.Commit, id head.CommitID, data []byte, err error) {
+// decodeCommit decodes the commit of a loose segment, and returns the data.
+func decodeCommit(h header, rest []byte) (c *head.Commit, id head.CommitID, data []byte, err error) {
 	size, n := codec.Uvarint(rest)
 	if n <= 0 || size > uint64(len(rest)-n) {
 		return nil, id, nil, fmt.Errorf("%w: length of the commit", damage.ErrMalformed)
@@ -219,8 +219,8 @@ func openCommit(h header, rest []byte) (c *head.Commit, id head.CommitID, data [
 	return c, head.IDOf(body), rest[n+int(size):], nil
 }
 
-// openEnd decodes the state at the end of a sealed segment.
-func openEnd(h header, rest []byte) (head.State, error) {
+// decodeEnd decodes the state at the end of a sealed segment.
+func decodeEnd(h header, rest []byte) (head.State, error) {
 	d := codec.Decoder{B: rest}
 	d.Shape(9)
 	s := head.DecodeState(&d, head.Revision(h.last))
@@ -238,7 +238,7 @@ func decode(inc keys.Incarnation, h header, rest, data []byte) (*Segment, error)
 }
 
 func (s *Segment) decodeLoose(h header, rest, more []byte) error {
-	c, id, data, err := openCommit(h, rest)
+	c, id, data, err := decodeCommit(h, rest)
 	if err != nil {
 		return err
 	}
@@ -264,7 +264,7 @@ func (s *Segment) decodeLoose(h header, rest, more []byte) error {
 }
 
 func (s *Segment) decodeSealed(inc keys.Incarnation, h header, rest, data []byte) (err error) {
-	if s.End, err = openEnd(h, rest); err != nil {
+	if s.End, err = decodeEnd(h, rest); err != nil {
 		return err
 	}
 	d, payloads, err := expand(data)

@@ -68,10 +68,10 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 		return nil, nil, missing
 	}
 	st := &State{}
-	if st.Head, err = head.OpenHead(out.HeadKey, values[0]); err != nil {
+	if st.Head, err = head.DecodeHead(out.HeadKey, values[0]); err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", out.Name)
 	}
-	about, err := out.OpenAbout(values[1])
+	about, err := out.DecodeMetadata(values[1])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -85,11 +85,11 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 		return nil, nil, err
 	}
 	if about.Parent != (head.Incarnation{}) && !about.Detached {
-		out.Origin, err = head.OpenOrigin(originKey, values[1])
+		out.Origin, err = head.DecodeOrigin(originKey, values[1])
 		err = codec.Corrupt(err, "origin of %s", out.Name)
 	}
 	if err == nil {
-		st.Life, err = head.OpenLife(out.LifeKey, values[0])
+		st.Life, err = head.DecodeLife(out.LifeKey, values[0])
 		err = codec.Corrupt(err, "lifecycle of %s", out.Name)
 	}
 	if err != nil {
@@ -102,8 +102,8 @@ func (s Store) OpenSession(ctx context.Context, id string) (*Session, *State, er
 	return out, st, nil
 }
 
-// unlessGone returns the damage found, which a record of the session seems to have, or why it can't be told: ErrSessionDeleted if the session was
-// deleted or renamed since it was opened, or the engine's error.
+// unlessGone returns the damage found, which a record of the session seems to have, or why it can't be told:
+// ErrSessionDeleted if the session was deleted or renamed since it was opened, or the engine's error.
 func (s *Session) unlessGone(ctx context.Context, found error) error {
 	_, _, _, err := s.ReadHead(ctx, 0)
 	var more *damage.CorruptError
@@ -113,19 +113,19 @@ func (s *Session) unlessGone(ctx context.Context, found error) error {
 	return err
 }
 
-// OpenAbout decodes the session's metadata, and checks that they are of its id.
-func (s *Session) OpenAbout(value []byte) (*head.Metadata, error) {
-	about, err := head.OpenAbout(s.AboutKey, value)
+// DecodeMetadata decodes the session's metadata, and checks that they are of its id.
+func (s *Session) DecodeMetadata(value []byte) (*head.Metadata, error) {
+	about, err := head.DecodeMetadata(s.AboutKey, value)
 	if err == nil && about.ID != s.ID {
 		err = fmt.Errorf("%w: it is of session %q", damage.ErrHash, about.ID)
 	}
 	return about, codec.Corrupt(err, "metadata of %s", s.Name)
 }
 
-// OpenLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
+// DecodeLife decodes the session's lifecycle record. The error is ErrSessionDeleted if the
 // incarnation does not live any more. value is nil if there is no record.
-func (s *Session) OpenLife(ctx context.Context, value []byte) (*head.Life, error) {
-	l, err := head.OpenLife(s.LifeKey, value)
+func (s *Session) DecodeLife(ctx context.Context, value []byte) (*head.Life, error) {
+	l, err := head.DecodeLife(s.LifeKey, value)
 	if err == nil && l.State != head.Live {
 		return nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
@@ -261,7 +261,7 @@ func (s *Session) headAt(ctx context.Context, r head.Revision, more [][]byte) (*
 	if values[0] == nil {
 		return nil, nil, fmt.Errorf("%w: %q", ErrSessionDeleted, s.ID)
 	}
-	h, err := head.OpenHead(s.HeadKey, values[0])
+	h, err := head.DecodeHead(s.HeadKey, values[0])
 	if err != nil {
 		return nil, nil, codec.Corrupt(err, "head of %s", s.Name)
 	}
@@ -286,7 +286,7 @@ func (s *Session) verifyHead(h *head.Head, value []byte) error {
 		}
 		return nil
 	}
-	base, err := OpenLast(s.Space, s.endKey(h.Revision), value)
+	base, err := DecodeLast(s.Space, s.endKey(h.Revision), value)
 	if err == nil && base != h.Base {
 		err = damage.ErrHash
 	}
@@ -303,7 +303,7 @@ func (s Store) Life(ctx context.Context, inc head.Incarnation) (*head.Life, erro
 	if err != nil || values[0] == nil {
 		return nil, err
 	}
-	life, err := head.OpenLife(key, values[0])
+	life, err := head.DecodeLife(key, values[0])
 	return life, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 }
 
@@ -319,7 +319,7 @@ func (s Store) About(ctx context.Context, inc head.Incarnation) (*head.Metadata,
 		if err != nil {
 			return nil, err
 		}
-		about, err := head.OpenAbout(key, values[0])
+		about, err := head.DecodeMetadata(key, values[0])
 		if err == nil && about.Incarnation != inc {
 			err = damage.ErrHash
 		}
@@ -346,7 +346,7 @@ func (s Store) AboutsOf(ctx context.Context, incs []head.Incarnation) (map[head.
 		return nil, err
 	}
 	for i, inc := range incs {
-		about, err := head.OpenAbout(aboutKeys[i], values[i])
+		about, err := head.DecodeMetadata(aboutKeys[i], values[i])
 		if err != nil || about.Incarnation != inc {
 			if about, err = s.About(ctx, inc); err != nil {
 				return nil, err
@@ -376,7 +376,7 @@ func (s Store) aboutKeys(ctx context.Context, incs []head.Incarnation) (live []h
 		if values[i] == nil {
 			continue
 		}
-		life, err := head.OpenLife(ks[i], values[i])
+		life, err := head.DecodeLife(ks[i], values[i])
 		if err != nil {
 			return nil, nil, codec.Corrupt(err, "lifecycle of %s", nameOf(inc))
 		}

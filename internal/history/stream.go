@@ -32,8 +32,8 @@ type Walk struct {
 	Bare    bool          // without payloads that are stored apart
 }
 
-// Stream calls yield for the nodes of a walk that the session shows, with their payloads, until it
-// reports false. It holds one segment in memory, and the keys of the tombstones.
+// Stream calls yield for each node of a walk that the session shows, with its payload, until yield
+// returns false. In memory it holds one segment and the keys of the tombstones.
 func (s *Session) Stream(ctx context.Context, w Walk, yield func(Node) bool) error {
 	hidden, err := s.AllTombstones(ctx)
 	if err != nil {

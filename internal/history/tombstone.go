@@ -11,9 +11,9 @@ import (
 	"github.com/turnstonedb/turnstone/head"
 )
 
-// TombstoneNodes makes b hide nodes from a session: it sets their tombstones, of the epoch of next, which counts them.
-// last is the revision of the session's head. Tombstone reports whether there is anything to do, as some of the nodes may be
-// hidden already. The error is history.ErrNodeNotFound if the session's graph does not have one of them.
+// TombstoneNodes makes b hide nodes from a session: it sets their tombstones, of the epoch of next, which counts
+// them. last is the revision of the session's head. Tombstone reports whether there is anything to do, as some of the
+// nodes may be hidden already. The error is ErrNodeNotFound if the session's graph does not have one of them.
 func TombstoneNodes(ctx context.Context, l *Lifecycles, last head.Revision, ids []graph.ID, next *head.Life, b *engine.Batch) (needed bool, err error) {
 	s := l.Session
 	h := hiding{s: s, last: last, parents: map[graph.ID]graph.ID{}, before: map[graph.ID]graph.ID{}}
@@ -31,13 +31,13 @@ func TombstoneNodes(ctx context.Context, l *Lifecycles, last head.Revision, ids 
 		}
 		key := s.Space.Tombstone(s.Inc, id)
 		tombstone := head.Tombstone{Epoch: next.Epoch, Before: before}
-		b.Set(key, tombstone.Seal(key))
+		b.Set(key, tombstone.Encode(key))
 	}
 	next.Stones += uint64(len(fresh))
 	return len(fresh) > 0, nil
 }
 
-// hiding is what one call of Tombstone has read of the nodes that it hides.
+// hiding is what one call of TombstoneNodes has read of the nodes that it hides.
 type hiding struct {
 	s       *Session
 	last    head.Revision
@@ -47,7 +47,7 @@ type hiding struct {
 }
 
 // read reads those of the nodes that the session shows, and returns them, each once. The error is
-// history.ErrNodeNotFound if the session's graph does not have one of them.
+// ErrNodeNotFound if the session's graph does not have one of them.
 func (h *hiding) read(ctx context.Context, ids []graph.ID) (fresh []graph.ID, err error) {
 	if err := h.hidden.Look(ctx, ids...); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (h *hiding) nearest(ctx context.Context, id graph.ID) (at graph.ID, err err
 	return at, nil
 }
 
-// parentOf returns the parent of a node. It fails with history.ErrNodeNotFound if the session's graph
+// parentOf returns the parent of a node. It fails with ErrNodeNotFound if the session's graph
 // does not have the node. It adds the nodes of the graph that are in the same segment to found, and
 // reads nothing if found has the node already.
 func parentOf(ctx context.Context, s *Session, last head.Revision, id graph.ID, found map[graph.ID]graph.ID) (graph.ID, error) {

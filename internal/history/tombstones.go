@@ -132,7 +132,7 @@ func (t *Tombstones) scan(ctx context.Context) error {
 
 // add adds the tombstone of a layer, if it counts.
 func (t *Tombstones) add(of [8]byte, l Layer, key, value []byte) error {
-	stone, err := head.OpenTombstone(key, value)
+	stone, err := head.DecodeTombstone(key, value)
 	if err != nil {
 		return codec.Corrupt(err, "tombstone at key %x of %s", key, t.h.Name)
 	}

@@ -245,7 +245,7 @@ func TestAnIndexFindsEverythingByFewRecords(t *testing.T) {
 		if err := r.Append(ctx, &b, inc, &life, s.Turns); err != nil {
 			t.Fatal(err)
 		}
-		b.Set(lifeKey, life.Seal(lifeKey))
+		b.Set(lifeKey, life.Encode(lifeKey))
 		if err := r.Engine.Apply(ctx, &b); err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +302,7 @@ func FuzzSegment(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, at := range [][]byte{key, second} {
 			r := stored(t, all, states, 4)
-			set(t, r.Engine, [][]byte{at}, [][]byte{codec.Seal(at, keys.Segment, body)}, nil)
+			set(t, r.Engine, [][]byte{at}, [][]byte{codec.Encode(at, keys.Segment, body)}, nil)
 			_ = r.Turns(ctx, history.Revisions{Inc: inc, Last: history.Unsealed}, func(*history.Turn) error { return nil })
 			_, _ = r.End(ctx, inc, "", 4)
 		}
@@ -321,7 +321,7 @@ func FuzzIndex(f *testing.F) {
 	key := space.Index(inc, 5, 0)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		r := history.Reader{Engine: memory.New(), Space: space}
-		set(t, r.Engine, [][]byte{key}, [][]byte{codec.Seal(key, keys.Index, body)}, nil)
+		set(t, r.Engine, [][]byte{key}, [][]byte{codec.Encode(key, keys.Index, body)}, nil)
 		_, _ = r.Runs(ctx, inc, []head.Run{{Last: 5}})
 	})
 }
@@ -375,7 +375,7 @@ func BenchmarkEncodeTurn(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			codec.Seal(space.Segment(inc, 1, 0), keys.Segment, codec.Compress(nil, raw, codec.Fast))
+			codec.Encode(space.Segment(inc, 1, 0), keys.Segment, codec.Compress(nil, raw, codec.Fast))
 		}
 	})
 }

@@ -1,8 +1,8 @@
-// Package keys is the one table of the keys that reach the engine. A key is the
-// 4-byte namespace prefix, a letter, and fields of fixed width. User text occurs only as a hash
-// under the store's secret, and incarnations are random. So only the three keys without fields
-// (Store, Copying, Cycle) and those of the feed can be guessed from outside. The exception are sessions' records, which are
-// listed in the order of their keys: theirs have the text that the caller gave. See docs/format.md.
+// Package keys is the one table of the keys that reach the engine. A key is the 4-byte namespace prefix, a letter,
+// and fields of fixed width. User text occurs only as a hash under the store's secret, and incarnations are random.
+// So only the keys without fields (Store, Copying,
+// Cycle, Forgotten, Feed, FeedEnd) can be guessed from outside. The exception is the records of sessions, listed in the
+// order of their keys: these keys have the caller's text. See docs/format.md.
 package keys
 
 import (
@@ -255,7 +255,7 @@ func (s *Space) Entry(list List, time uint64, inc Incarnation) []byte {
 	return append(k, inc[:]...)
 }
 
-// EntryFields returns what the fields of a key of Entry say.
+// EntryFields returns the list, the time and the session that a key made by Entry has, from its fields.
 func EntryFields(fields []byte) (list List, time uint64, inc Incarnation) {
 	return List(fields), ^binary.BigEndian.Uint64(fields[16:]), Incarnation(fields[24:])
 }

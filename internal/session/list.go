@@ -72,10 +72,10 @@ func (q *ListQuery) keeps(a *head.Metadata) bool {
 // A ListPage is a part of a list.
 type ListPage struct {
 	Items []ListItem
-	Next  string // The Query.After of the next page, or "" if this is the last one.
+	Next  string // The ListQuery.After of the next page, or "" if this is the last one.
 }
 
-// An ListItem is a session of a list.
+// A ListItem is a session of a list.
 type ListItem struct {
 	Head   *head.Head
 	About  *head.Metadata
@@ -117,7 +117,7 @@ func List(ctx context.Context, s history.Store, q ListQuery) (*ListPage, error) 
 	return p, l.nameParents(ctx, p.Items)
 }
 
-// A lister is one call of Sessions.
+// A lister is one call of List.
 type lister struct {
 	history.Store
 	q    ListQuery
@@ -153,7 +153,7 @@ func (l *lister) entries(ctx context.Context, n int) (out []head.Entry, err erro
 		if err != nil {
 			return nil, err
 		}
-		e, err := head.OpenEntry(l.Space, p)
+		e, err := head.DecodeEntry(l.Space, p)
 		if err != nil {
 			return nil, err
 		}
@@ -198,11 +198,11 @@ func (l *lister) open(ctx context.Context, items []*ListItem) (renamed []*ListIt
 // has the id by now.
 func (i *ListItem) decode(ks, values [][]byte) error {
 	inc := i.entry.Incarnation
-	h, err := head.OpenHead(ks[0], values[0])
+	h, err := head.DecodeHead(ks[0], values[0])
 	if err != nil {
 		return codec.Corrupt(err, "head of incarnation %x", inc)
 	}
-	about, err := head.OpenAbout(ks[1], values[1])
+	about, err := head.DecodeMetadata(ks[1], values[1])
 	if err != nil {
 		return codec.Corrupt(err, "metadata of incarnation %x", inc)
 	}

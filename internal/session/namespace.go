@@ -1,5 +1,5 @@
 // Package session has what surrounds the histories of sessions: the namespace that they are in, the lists that they
-// are found by, their records, which are small values under ordered keys, and what they take in the engine.
+// are found by, their records, which are small values under ordered keys, and the space that they take.
 //
 //	namespace.go   opens a namespace: reads the store record, or creates it
 //	list.go        pages of sessions, the most recently updated first
@@ -40,7 +40,7 @@ type Namespace struct {
 	Random    func([]byte) // makes the identity and the secret of a new store
 }
 
-// OpenNamespace returns the store record of a namespace. If the namespace is empty, Open creates the
+// OpenNamespace returns the store record of a namespace. If the namespace is empty, OpenNamespace creates the
 // record or, with r.MustExist, fails with ErrStoreNotFound. It fails if a copy into the namespace
 // is not finished, or if there are records without a store record. With r.Upgrade it raises the
 // format.
@@ -56,13 +56,13 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 			return fmt.Errorf("%w: a store is being moved to this engine, or was when that failed", ErrUnfinishedCopy)
 		}
 		if vs[0] != nil {
-			if rec, err = openRecord(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
+			if rec, err = decodeStore(name, key, vs[0], r.Known); err != nil || !r.Upgrade || rec.Format == r.Known.Newest {
 				return err
 			}
 			rec.Format = r.Known.Newest
 			return c.Apply(ctx, &engine.Batch{
 				Guards: []engine.Pair{{Key: key, Value: vs[0]}},
-				Sets:   []engine.Pair{{Key: key, Value: rec.Seal(key)}},
+				Sets:   []engine.Pair{{Key: key, Value: rec.Encode(key)}},
 			})
 		}
 		if err := checkNote(name, noteKey, vs[1]); err != nil {
@@ -80,7 +80,7 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 		var b engine.Batch
 		b.Guard(key, nil)
 		b.Guard(noteKey, vs[1])
-		b.Set(key, rec.Seal(key))
+		b.Set(key, rec.Encode(key))
 		return c.Apply(ctx, &b)
 	})
 	if err != nil {
@@ -89,8 +89,8 @@ func OpenNamespace(ctx context.Context, e engine.Engine, r Namespace) (rec head.
 	return rec, nil
 }
 
-// look reads the store record of a namespace, the note of a copy and the cycle record. If there is no store record, empty is what
-// checkEmpty has found.
+// look reads the store record of a namespace, the note of a copy and the cycle record. If there is no store record,
+// empty is what checkEmpty has found.
 func look(ctx context.Context, e engine.Engine, name string, keys ...[]byte) (vs [][]byte, empty, err error) {
 	for {
 		if vs, err = e.Get(ctx, keys...); err != nil || vs[0] != nil {
@@ -107,10 +107,10 @@ func look(ctx context.Context, e engine.Engine, name string, keys ...[]byte) (vs
 	}
 }
 
-// openRecord decodes a store record. The keys of a namespace begin with a short hash of its
+// decodeStore decodes a store record. The keys of a namespace begin with a short hash of its
 // name, so the record may be that of another namespace.
-func openRecord(name string, key, value []byte, known head.Formats) (head.Store, error) {
-	rec, err := head.OpenStore(key, value, known)
+func decodeStore(name string, key, value []byte, known head.Formats) (head.Store, error) {
+	rec, err := head.DecodeStore(key, value, known)
 	if err == nil && rec.Namespace != name {
 		err = fmt.Errorf("prefix is taken by namespace %q: choose another name", rec.Namespace)
 	}
@@ -123,7 +123,7 @@ func checkNote(name string, key, value []byte) error {
 	if value == nil {
 		return nil
 	}
-	note, err := head.OpenCopyNote(key, value)
+	note, err := head.DecodeCopyNote(key, value)
 	if errors.Is(err, damage.ErrFormat) {
 		return codec.Corrupt(err, "note of the last copy, namespace %q", name)
 	}

@@ -48,33 +48,33 @@ const MaxRecord = 64 << 10
 
 const fixed = len(RecordVersion{}) + 8 // bytes of the body before the value
 
-// Seal returns r's value for a key of the engine.
-func (r *Record) Seal(key []byte) []byte {
+// Encode returns r's value for a key of the engine.
+func (r *Record) Encode(key []byte) []byte {
 	body := append(make([]byte, 0, fixed+16+len(r.Value)), r.Version[:]...)
 	body = binary.BigEndian.AppendUint64(body, uint64(r.Time.UnixNano()))
-	return codec.Seal(key, keys.Record, codec.Compress(body, r.Value, codec.Fast))
+	return codec.Encode(key, keys.Record, codec.Compress(body, r.Value, codec.Fast))
 }
 
-// OpenRecord decodes the value of a key of the engine, which is of the record called name.
-func OpenRecord(key []byte, name string, value []byte) (*Record, error) {
+// DecodeRecord decodes the value of a key of the engine, which is of the record called name.
+func DecodeRecord(key []byte, name string, value []byte) (*Record, error) {
 	r := &Record{Key: name}
-	body, err := open(key, value, r)
+	body, err := decode(key, value, r)
 	if err == nil {
 		r.Value, err = codec.Decompress(body, nil, MaxRecord)
 	}
 	return r, err
 }
 
-// OpenRecordVersion returns the version alone.
-func OpenRecordVersion(key, value []byte) (RecordVersion, error) {
+// DecodeRecordVersion returns the version alone.
+func DecodeRecordVersion(key, value []byte) (RecordVersion, error) {
 	var r Record
-	_, err := open(key, value, &r)
+	_, err := decode(key, value, &r)
 	return r.Version, err
 }
 
-// open sets what stands before the value, and returns that.
-func open(key, value []byte, r *Record) ([]byte, error) {
-	body, err := codec.Open(key, value, keys.Record)
+// decode sets what stands before the value, and returns that.
+func decode(key, value []byte, r *Record) ([]byte, error) {
+	body, err := codec.Decode(key, value, keys.Record)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +89,12 @@ func open(key, value []byte, r *Record) ([]byte, error) {
 // RecordListed reports whether a record of this key is in the list of all sessions' records.
 func RecordListed(key string) bool { return !strings.HasPrefix(key, ".") }
 
-// SealListing returns the value of a key of that list.
-func SealListing(key []byte) []byte { return codec.Seal(key, keys.Listing) }
+// EncodeListing returns the value of a key of that list.
+func EncodeListing(key []byte) []byte { return codec.Encode(key, keys.Listing) }
 
-// OpenListing checks the value of such a key.
-func OpenListing(key, value []byte) error {
-	body, err := codec.Open(key, value, keys.Listing)
+// DecodeListing checks the value of such a key.
+func DecodeListing(key, value []byte) error {
+	body, err := codec.Decode(key, value, keys.Listing)
 	if err == nil && len(body) > 0 {
 		err = fmt.Errorf("%w: list of records", damage.ErrMalformed)
 	}

@@ -17,7 +17,7 @@ import (
 // ErrRecordNotFound says that a session has no record of a key.
 var ErrRecordNotFound = errors.New("turnstone: record not found")
 
-// RecordKeys returns the keys of the engine that Decode needs to tell the records of a session.
+// RecordKeys returns the keys of the engine that DecodeRecords needs to tell the records of a session.
 func RecordKeys(s *history.Session, names []string) [][]byte {
 	out := make([][]byte, 0, 2*len(names))
 	for _, name := range names {
@@ -26,7 +26,7 @@ func RecordKeys(s *history.Session, names []string) [][]byte {
 	return out
 }
 
-// DecodeRecords returns those records that are there. values are those of the keys that Keys returns, from
+// DecodeRecords returns those records that are there. values are those of the keys that RecordKeys returns, from
 // one snapshot.
 func DecodeRecords(s *history.Session, names []string, values [][]byte) (map[string]*Record, error) {
 	out := make(map[string]*Record, len(names))
@@ -35,9 +35,9 @@ func DecodeRecords(s *history.Session, names []string, values [][]byte) (map[str
 		if value == nil && listing == nil {
 			continue
 		}
-		r, err := OpenRecord(s.Space.Record(s.Inc, name), name, value)
+		r, err := DecodeRecord(s.Space.Record(s.Inc, name), name, value)
 		if err == nil && RecordListed(name) {
-			err = OpenListing(s.Space.Listing(name, s.Inc), listing)
+			err = DecodeListing(s.Space.Listing(name, s.Inc), listing)
 		}
 		if err != nil {
 			return nil, codec.Corrupt(err, "record %q of %s", name, s.Name)
@@ -57,11 +57,11 @@ type RecordQuery struct {
 // A RecordPage is a part of a list.
 type RecordPage struct {
 	Items    []RecordItem
-	Next     string        // The Query.After of the next page, or "" if this is the last one.
-	Revision head.Revision // RecordsOf a session's list: that of the head at the moment that the page shows.
+	Next     string        // The RecordQuery.After of the next page, or "" if this is the last one.
+	Revision head.Revision // Of a session's list: that of the head at the moment that the page shows.
 }
 
-// An RecordItem is a record of a list.
+// A RecordItem is a record of a list.
 type RecordItem struct {
 	*Record
 	Session string // the session's id
@@ -132,7 +132,7 @@ func RecordSetSince(ctx context.Context, s history.Store, inc keys.Incarnation, 
 			return false, err
 		}
 		var r Record
-		if _, err := open(p.Key, p.Value, &r); err != nil {
+		if _, err := decode(p.Key, p.Value, &r); err != nil {
 			return false, codec.Corrupt(err, "record at key %x", p.Key)
 		}
 		if r.Time.After(since) {
@@ -157,7 +157,7 @@ func RecordsOfStore(ctx context.Context, s history.Store, q RecordQuery) (*Recor
 		if err != nil {
 			return nil, err
 		}
-		if err := OpenListing(p.Key, p.Value); err != nil {
+		if err := DecodeListing(p.Key, p.Value); err != nil {
 			return nil, codec.Corrupt(err, "list of records at key %x", p.Key)
 		}
 		places = append(places, slices.Clone(p.Key[len(from):]))
@@ -209,7 +209,7 @@ func readListed(ctx context.Context, s history.Store, places [][]byte) ([]Record
 			continue
 		}
 		name, _ := keys.ListingFields(place)
-		r, err := OpenRecord(ks[2*i], name, values[2*i])
+		r, err := DecodeRecord(ks[2*i], name, values[2*i])
 		if err != nil {
 			return nil, codec.Corrupt(err, "record %q of session %q", name, about.ID)
 		}

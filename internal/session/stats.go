@@ -28,7 +28,7 @@ type Stats struct {
 	Deleted int
 }
 
-// recordKinds says under which name Report.ByKind counts the records of a letter.
+// recordKinds says under which name Stats.ByKind counts the records of a letter.
 var recordKinds = map[byte]string{
 	keys.Store: "sessions", keys.Head: "sessions", keys.Predecessor: "sessions", keys.Forgotten: "sessions", keys.About: "sessions", keys.Life: "sessions", keys.Origin: "sessions",
 	keys.Fork: "sessions", keys.Entry: "sessions", keys.Place: "sessions", keys.Dirty: "sessions", keys.Tombstone: "sessions",
@@ -84,7 +84,7 @@ func (r *Stats) count(space *keys.Space, letter byte, fields []byte, p engine.Pa
 }
 
 func (r *Stats) countHead(p engine.Pair) error {
-	h, err := head.OpenHead(p.Key, p.Value)
+	h, err := head.DecodeHead(p.Key, p.Value)
 	if err != nil {
 		return codec.Corrupt(err, "head at key %x", p.Key)
 	}
@@ -98,7 +98,7 @@ func (r *Stats) countHead(p engine.Pair) error {
 }
 
 func (r *Stats) countLife(p engine.Pair) error {
-	l, err := head.OpenLife(p.Key, p.Value)
+	l, err := head.DecodeLife(p.Key, p.Value)
 	if err != nil {
 		return codec.Corrupt(err, "lifecycle at key %x", p.Key)
 	}

@@ -16,7 +16,8 @@ import (
 // variable names the store of an agent's process.
 const variable = "TURNSTONE_TEST_AGENT"
 
-// Main runs the tests of an adapter. In a process that Kill has started it runs the agent instead, which prints a line when it has done something.
+// Main runs the tests of an adapter. In a process that Kill has started it runs the agent instead, which prints a
+// line when it has done something.
 func Main(m *testing.M, agent func(store turnstone.Factory) error) int {
 	url := os.Getenv(variable)
 	if url == "" {
@@ -33,7 +34,8 @@ func Main(m *testing.M, agent func(store turnstone.Factory) error) int {
 	return 1
 }
 
-// Kill runs the agent on the store of a URL in a process of its own, kills the process when it has printed so many lines, and returns all that it has printed.
+// Kill runs the agent on the store of a URL in a process of its own, kills the process when it has printed so many
+// lines, and returns all that it has printed.
 func Kill(t *testing.T, url string, after int) (lines []string) {
 	t.Helper()
 	p := exec.Command(os.Args[0])

@@ -10,8 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
-// URLs has each engine: how to begin a test on it, which returns the URL of a new store. A server that is not there skips
-// the test.
+// URLs has each engine: how to begin a test on it, which returns the URL of a new store. A server that is not there
+// skips the test.
 var URLs = map[string]func(t testing.TB) string{
 	"memory":   func(testing.TB) string { return "mem:" },
 	"postgres": func(t testing.TB) string { return pgtest.URL(t) + "&schema=" + pgtest.Schema(t) },
@@ -40,8 +40,8 @@ func init() {
 	}
 }
 
-// Some skips a test of an engine that is neither in memory nor the default unless the tests run in full, and with -short all
-// but that in memory: the packages of the engines have tests of their own.
+// Some skips a test of an engine that is neither in memory nor the default unless the tests run in full, and with
+// -short all but that in memory: the packages of the engines have tests of their own.
 func Some(t *testing.T, name string) {
 	t.Helper()
 	if name != "memory" && (testing.Short() || name != open.Schemes()[0] && !testkit.Long()) {

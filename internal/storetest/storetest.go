@@ -1,4 +1,5 @@
-// Package storetest gives tests of adapters an empty store on every engine, and one behind a server. Main of package pgtest must run the tests.
+// Package storetest gives tests an empty store on every engine, and one behind a server. Tests that use it have to be
+// run by pgtest.Main.
 package storetest
 
 import (

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Fill sets every exported field of a struct, and of what it has, to a value that is not zero. n begins their numbers: values of two
-// calls differ if n does by 1000. Fields of the types in own get those values. A type that Set knows no value for is a panic.
+// Fill sets every exported field of a struct, and of what it has, to a value that is not zero. n begins their
+// numbers: values of two calls differ if n does by 1000. Fields of the types in own get those values. A type that Set
+// knows no value for is a panic.
 func Fill[T any](v *T, n int, own ...any) {
 	f := filler{n: n, own: map[reflect.Type]any{}}
 	for _, o := range own {

@@ -1,7 +1,6 @@
-// Package testkit is what tests share that know nothing of stores: values in which every field is set, and how much
-// the tests do that could go on for ever: how many
-// places they cut a history at, how many bits they flip, how many schedules and
-// random histories they try.
+// Package testkit is what tests share that know nothing of stores. Fill makes values in which every field is set. The
+// rest says how much the tests do that could go on for ever: how many places they cut a history at, how many bits they
+// flip, how many schedules and random histories they try.
 //
 // There are three sizes. go test takes seconds for most packages and finds what a
 // change is likely to break. TURNSTONE_LONG=1 in the environment runs all of it,
@@ -44,8 +43,8 @@ func Slow(t testing.TB) {
 	}
 }
 
-// Seldom skips a test unless the tests run in full. It is for tests that take many seconds and see what hardly any change
-// can break.
+// Seldom skips a test unless the tests run in full. It is for tests that take many seconds and see what hardly any
+// change can break.
 func Seldom(t testing.TB) {
 	t.Helper()
 	if !Long() {
@@ -53,8 +52,8 @@ func Seldom(t testing.TB) {
 	}
 }
 
-// OneGoroutine skips a test under the race detector that has one goroutine and much to do: there is nothing to find, and
-// each step takes several times as long.
+// OneGoroutine skips a test under the race detector that has one goroutine and much to do: there is nothing to find,
+// and each step takes several times as long.
 func OneGoroutine(t testing.TB) {
 	t.Helper()
 	if race {

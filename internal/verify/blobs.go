@@ -88,7 +88,7 @@ func (v *verifier) recheckBlob(ctx context.Context, h keys.Hash) error {
 		}
 		return nil
 	}
-	if m, err := blob.OpenMark(ks[0], mark); err == nil && m.Parts != parts {
+	if m, err := blob.DecodeMark(ks[0], mark); err == nil && m.Parts != parts {
 		v.problem(fmt.Errorf("%w: %d of %d values are there", damage.ErrMissing, parts, m.Parts), "blob at %x", h)
 	}
 	return nil

@@ -21,7 +21,7 @@ func (v *verifier) deleted(ctx context.Context, inc head.Incarnation, life *head
 	}
 	var origin *head.Origin
 	if vs[1] != nil {
-		if origin, err = head.OpenOrigin(originKey, vs[1]); err != nil {
+		if origin, err = head.DecodeOrigin(originKey, vs[1]); err != nil {
 			err = codec.Corrupt(err, "origin of %s", v.name(inc))
 			if endsCheck(err) {
 				return err

@@ -12,7 +12,8 @@ import (
 	"github.com/turnstonedb/turnstone/internal/keys"
 )
 
-// This file checks the feed: as long as it is on, all changes between its ends are there, and commits to all sessions tell.
+// This file checks the feed: as long as it is on, all changes between its ends are there, and commits to all sessions
+// tell.
 
 // feedChanges checks the records of the feed.
 func (v *verifier) feedChanges(ctx context.Context) error {
@@ -21,7 +22,7 @@ func (v *verifier) feedChanges(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	known, err := feed.OpenSwitch(ks[0], before[0])
+	known, err := feed.DecodeSwitch(ks[0], before[0])
 	if err != nil {
 		return v.other(err)
 	}
@@ -44,11 +45,11 @@ func (v *verifier) feedChanges(ctx context.Context) error {
 	case feed.Ending:
 		return nil // A part of it may be removed.
 	}
-	first, err := feed.OpenEnd(ks[1], before[1])
+	first, err := feed.DecodeEnd(ks[1], before[1])
 	if err != nil {
 		return v.other(err)
 	}
-	last, err := feed.OpenEnd(ks[1], after[1])
+	last, err := feed.DecodeEnd(ks[1], after[1])
 	if err != nil {
 		return v.other(err)
 	}
@@ -103,10 +104,10 @@ func (v *verifier) other(err error) error {
 	return nil
 }
 
-// tells checks that commits to a session tell the feed of themselves, if that is on, and do not if it is off. value is the
-// feed's record as it stood when the head did.
+// tells checks that commits to a session tell the feed of themselves, if that is on, and do not if it is off. value
+// is the feed's record as it stood when the head did.
 func (v *verifier) tells(ses *checkedSession, h *head.Head, value []byte) {
-	sw, err := feed.OpenSwitch(v.store.Space.Feed(), value)
+	sw, err := feed.DecodeSwitch(v.store.Space.Feed(), value)
 	if err == nil && (sw.State == feed.On && !h.Tells() || sw.State == feed.Off && h.Tells()) {
 		v.problem(fmt.Errorf("%w: whether commits tell the feed differs from the feed's record", damage.ErrMissing), "head of %s", ses.Name)
 	}

@@ -65,7 +65,7 @@ func (v *verifier) recheckOwner(ctx context.Context, inc head.Incarnation, key [
 	}
 	if vs[0] == nil && vs[1] != nil {
 		v.problem(fmt.Errorf("%w, but there is its %s", damage.ErrMissing, recordNames[v.store.Space.Letter(key)]), "lifecycle of %s", v.name(inc))
-	} else if life, err := head.OpenLife(lifeKey, vs[0]); err == nil {
+	} else if life, err := head.DecodeLife(lifeKey, vs[0]); err == nil {
 		v.lives[inc] = life // The session is new. The scan has reported a damaged record.
 	}
 	return nil
@@ -98,7 +98,7 @@ func (v *verifier) recheckForkEntry(ctx context.Context, e forkEntry) error {
 		}
 		return nil
 	}
-	origin, err := head.OpenOrigin(originKey, vs[1])
+	origin, err := head.DecodeOrigin(originKey, vs[1])
 	if err != nil {
 		return nil // The scan has reported it.
 	}
@@ -117,7 +117,7 @@ func (v *verifier) recheckForkEntry(ctx context.Context, e forkEntry) error {
 
 // isLive reports whether a lifecycle record says that the incarnation lives.
 func isLive(key, value []byte) bool {
-	life, err := head.OpenLife(key, value)
+	life, err := head.DecodeLife(key, value)
 	return err == nil && life.State == head.Live
 }
 
@@ -173,7 +173,7 @@ func (v *verifier) recount(ctx context.Context, inc head.Incarnation) (life *hea
 		if string(after) != string(before) {
 			continue
 		}
-		life, _ = head.OpenLife(key, before)
+		life, _ = head.DecodeLife(key, before)
 		return life, forks, tombstones, nil
 	}
 }

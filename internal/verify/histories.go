@@ -95,7 +95,7 @@ func (v *verifier) liveOrDeleted(ctx context.Context, inc head.Incarnation) erro
 		if err != nil || value == nil {
 			return err
 		}
-		life, err := head.OpenLife(key, value)
+		life, err := head.DecodeLife(key, value)
 		if err != nil {
 			return codec.Corrupt(err, "lifecycle of %s", v.name(inc))
 		}
@@ -120,8 +120,8 @@ func (v *verifier) liveOrDeleted(ctx context.Context, inc head.Incarnation) erro
 
 // open opens the live session of an incarnation, and checks that the records that
 // lead to it agree. life is the incarnation's lifecycle record, and lifeValue the value
-// that it was decoded from. If the record has changed, open fails, and what it finds wrong
-// may be due to the change.
+// that it was decoded from. If the record has changed, by a rename or a tombstone too, the error is
+// history.ErrSessionDeleted: the caller reads the record again.
 func (v *verifier) open(ctx context.Context, inc head.Incarnation, life *head.Life, lifeValue []byte) (*checkedSession, error) {
 	space := v.store.Space
 	headKey, aboutKey := space.Head(life.Session), space.About(life.Session)
@@ -132,7 +132,7 @@ func (v *verifier) open(ctx context.Context, inc head.Incarnation, life *head.Li
 	if !bytes.Equal(vs[2], lifeValue) {
 		return nil, fmt.Errorf("%w: %s", history.ErrSessionDeleted, v.name(inc))
 	}
-	about, err := head.OpenAbout(aboutKey, vs[1])
+	about, err := head.DecodeMetadata(aboutKey, vs[1])
 	if err == nil && space.Session(about.ID) != life.Session {
 		err = fmt.Errorf("%w: session %q is not found by its id", damage.ErrHash, about.ID)
 	}

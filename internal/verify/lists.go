@@ -42,14 +42,14 @@ func (v *verifier) place(ctx context.Context, ses *checkedSession) (*head.Place,
 	if err != nil {
 		return nil, nil, err
 	}
-	about, err := ses.OpenAbout(vs[0])
+	about, err := ses.DecodeMetadata(vs[0])
 	if err != nil {
 		return nil, nil, err
 	}
 	if o := ses.Origin; o != nil && o.Ancestors[len(o.Ancestors)-1].Incarnation != about.Parent {
 		v.problem(fmt.Errorf("%w: it forked from another session than its parent", damage.ErrHash), "metadata of session %q", ses.ID)
 	}
-	at, err := head.OpenPlace(key, vs[1])
+	at, err := head.DecodePlace(key, vs[1])
 	if err == nil && !slices.Equal(at.Lists, head.ListsOf(v.store.Space, about)) {
 		err = fmt.Errorf("%w: these are not the lists of its metadata", damage.ErrHash)
 	}
@@ -77,7 +77,7 @@ func (v *verifier) listed(ctx context.Context, ses *checkedSession, at *head.Pla
 	}
 	for i, e := range entries {
 		p := engine.Pair{Key: ks[2+i], Value: vs[2+i]}
-		found, err := head.OpenEntry(v.store.Space, p)
+		found, err := head.DecodeEntry(v.store.Space, p)
 		switch {
 		case p.Value == nil:
 			err = damage.ErrMissing
@@ -109,7 +109,7 @@ func (v *verifier) strayEntry(ctx context.Context, key []byte) error {
 	if err != nil || vs[0] == nil {
 		return err
 	}
-	at, err := head.OpenPlace(placeKey, vs[1])
+	at, err := head.DecodePlace(placeKey, vs[1])
 	if err == nil && at.Has(&head.Entry{List: list, Time: time}) || err != nil && vs[1] != nil {
 		return nil // The scan has reported a place that is damaged.
 	}

@@ -146,7 +146,7 @@ func (c *nodeCheck) removed(ctx context.Context, r head.Revision) (bool, error) 
 	if value == nil || err != nil {
 		return err == nil, err
 	}
-	life, err := head.OpenLife(key, value)
+	life, err := head.DecodeLife(key, value)
 	return err == nil && life.State != head.Live && life.Floor <= r, nil // a damaged record is told of elsewhere
 }
 
@@ -220,7 +220,7 @@ func (c *nodeCheck) attachment(ctx context.Context, hash keys.Hash, first *histo
 	if err != nil {
 		return err
 	}
-	p, err := graph.OpenAttachment(key, value)
+	p, err := graph.DecodeAttachment(key, value)
 	if err == nil && p != first.Position() && !erased[p] {
 		err = pointsElsewhere(p)
 	}

@@ -62,7 +62,7 @@ func (c *copier) finish(ctx context.Context, sum [codec.HashSize]byte) error {
 // apply applies b and replaces the note by next. It fails with history.ErrConflict if
 // somebody else has replaced the note.
 func (c *copier) apply(ctx context.Context, b *engine.Batch, next head.CopyNote) error {
-	value := next.Seal(c.noteKey)
+	value := next.Encode(c.noteKey)
 	b.Guard(c.noteKey, c.noteValue)
 	b.Set(c.noteKey, value)
 	w := history.Change{Engine: c.To}

@@ -89,7 +89,7 @@ func (c *copier) contents(ctx context.Context, e engine.Engine) (*contents, erro
 		if _, fields, _ := s.Space.Fields(p.Key); !live[head.Incarnation(fields)] {
 			continue // Vacuum removes those of deleted sessions, in each of the stores when it is run there.
 		}
-		v, err := session.OpenRecordVersion(p.Key, p.Value)
+		v, err := session.DecodeRecordVersion(p.Key, p.Value)
 		if err != nil {
 			return nil, codec.Corrupt(err, "record at key %x", p.Key)
 		}

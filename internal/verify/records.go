@@ -18,7 +18,7 @@ import (
 // gatherRecord notes that a record has to be listed.
 func (v *verifier) gatherRecord(p engine.Pair, fields []byte) {
 	inc, name := keys.RecordFields(fields)
-	if _, err := session.OpenRecord(p.Key, name, p.Value); !v.noted(p.Key) {
+	if _, err := session.DecodeRecord(p.Key, name, p.Value); !v.noted(p.Key) {
 		v.problem(err, "session record %q of %s", name, v.name(inc))
 	}
 	if session.RecordListed(name) {
@@ -29,7 +29,7 @@ func (v *verifier) gatherRecord(p engine.Pair, fields []byte) {
 // gatherListing notes that an entry of the list has to have a record.
 func (v *verifier) gatherListing(p engine.Pair) {
 	if !v.noted(p.Key) {
-		v.problem(session.OpenListing(p.Key, p.Value), "entry in the list of records at key %x", p.Key)
+		v.problem(session.DecodeListing(p.Key, p.Value), "entry in the list of records at key %x", p.Key)
 	}
 	v.matchListing(p.Key)
 }

@@ -174,7 +174,7 @@ func (c *copier) readSource(ctx context.Context) error {
 		return err
 	}
 	c.record = vs[0]
-	s, err := head.OpenStore(c.storeKey, c.record, c.Known)
+	s, err := head.DecodeStore(c.storeKey, c.record, c.Known)
 	c.format = s.Format
 	return codec.Corrupt(err, "store record of namespace %q", c.Namespace)
 }
@@ -200,7 +200,7 @@ func (c *copier) readTarget(ctx context.Context) ([]byte, error) {
 	if c.noteValue == nil {
 		return c.targetRecord, nil
 	}
-	if c.note, err = head.OpenCopyNote(c.noteKey, c.noteValue); err != nil {
+	if c.note, err = head.DecodeCopyNote(c.noteKey, c.noteValue); err != nil {
 		return nil, codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
 	}
 	c.unfinished = c.targetRecord == nil && len(c.note.Store) > 0
@@ -213,12 +213,12 @@ func (c *copier) readTarget(ctx context.Context) ([]byte, error) {
 // isSource reports whether a store record is that of the source, but for the format: the
 // source may have been upgraded since it was copied.
 func (c *copier) isSource(target []byte) (bool, error) {
-	s, err := head.OpenStore(c.storeKey, target, c.Known)
+	s, err := head.DecodeStore(c.storeKey, target, c.Known)
 	if err != nil {
 		return false, codec.Corrupt(err, "store record of namespace %q in the copy", c.Namespace)
 	}
 	s.Format = c.format
-	return bytes.Equal(s.Seal(c.storeKey), c.record), nil
+	return bytes.Equal(s.Encode(c.storeKey), c.record), nil
 }
 
 // checkEmpty refuses a target that has records but no store record.
@@ -234,8 +234,8 @@ func (c *copier) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// checkUnchanged refuses a target with sessions that the copy would set back: an earlier copy that was written to since it was made,
-// or an original that was written to since the source was copied from it.
+// checkUnchanged refuses a target with sessions that the copy would set back: an earlier copy that was written to
+// since it was made, or an original that was written to since the source was copied from it.
 func (c *copier) checkUnchanged(ctx context.Context) error {
 	now, err := c.contents(ctx, c.To)
 	if err != nil {
@@ -247,7 +247,7 @@ func (c *copier) checkUnchanged(ctx context.Context) error {
 	}
 	var source head.CopyNote
 	if vs[0] != nil {
-		if source, err = head.OpenCopyNote(c.noteKey, vs[0]); err != nil {
+		if source, err = head.DecodeCopyNote(c.noteKey, vs[0]); err != nil {
 			return codec.Corrupt(err, "note of the last copy, namespace %q", c.Namespace)
 		}
 	}

@@ -63,7 +63,7 @@ func (v *verifier) scan(ctx context.Context) error {
 			v.damaged = append(v.damaged, badRecord{key: p.Key, err: codec.Unknown(p.Key, p.Value)})
 			continue
 		}
-		if _, err := codec.Open(p.Key, p.Value, letter); err != nil {
+		if _, err := codec.Decode(p.Key, p.Value, letter); err != nil {
 			v.damaged = append(v.damaged, badRecord{p.Key, letter, fields, err})
 		}
 		v.gather(p, letter, fields)
@@ -84,16 +84,16 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 	case keys.Mark:
 		v.gatherMark(p, keys.Hash(fields))
 	case keys.Life:
-		if life, err := head.OpenLife(p.Key, p.Value); err == nil {
+		if life, err := head.DecodeLife(p.Key, p.Value); err == nil {
 			v.lives[inc] = life
 		}
 	case keys.About:
-		if about, err := head.OpenAbout(p.Key, p.Value); err == nil {
+		if about, err := head.DecodeMetadata(p.Key, p.Value); err == nil {
 			v.mentioned[about.Incarnation] = p.Key
 			v.names[about.Incarnation] = fmt.Sprintf("session %q", about.ID)
 		}
 	case keys.Head:
-		if h, err := head.OpenHead(p.Key, p.Value); err == nil {
+		if h, err := head.DecodeHead(p.Key, p.Value); err == nil {
 			v.mentioned[h.Incarnation] = p.Key
 		}
 	case keys.Entry:
@@ -108,7 +108,7 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 		v.forks[inc]++
 		v.unmatched[forkEntry{inc, head.Incarnation(fields[16:])}] = true
 	case keys.Origin:
-		if o, err := head.OpenOrigin(p.Key, p.Value); err == nil {
+		if o, err := head.DecodeOrigin(p.Key, p.Value); err == nil {
 			v.gatherOrigin(inc, o)
 		}
 	}
@@ -116,7 +116,7 @@ func (v *verifier) gather(p engine.Pair, letter byte, fields []byte) {
 
 // gatherMark notes how many values the mark of a blob promises, or 0 if it is damaged.
 func (v *verifier) gatherMark(p engine.Pair, h keys.Hash) {
-	m, err := blob.OpenMark(p.Key, p.Value)
+	m, err := blob.DecodeMark(p.Key, p.Value)
 	if err == nil && m.Condemned {
 		v.Condemned++
 	}

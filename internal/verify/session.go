@@ -32,7 +32,7 @@ func (s *checkedSession) life(ctx context.Context) (*head.Life, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.OpenLife(ctx, values[0])
+	return s.DecodeLife(ctx, values[0])
 }
 
 // session checks a session that lives, from its head down to its nodes, and the records by

@@ -1,5 +1,4 @@
-// Package verify checks a store as a whole: every hash, link, checksum and reference. [Copy] makes one engine's store
-// another one's, and verifies both.
+// Package verify checks a store as a whole: every hash, link, checksum and reference. [Copy] copies a store to another engine, and verifies both.
 //
 // A check has three parts. It reads all records in one scan and gathers what they say of
 // each other: which incarnations have a lifecycle record, which session is a fork of which,
@@ -98,7 +97,7 @@ type verifier struct {
 	// names is what problems call an incarnation.
 	names   map[head.Incarnation]string
 	damaged []badRecord
-	// values and marks have the stored blobs as their values and their marks show them.
+	// values has the blobs of which a value was found, marks those of which a mark was found.
 	values, marks storedBlobs
 
 	// The check of the histories sets the fields below.

@@ -9,7 +9,8 @@ import (
 // A Difference says how to make the body of a request from that of an earlier one, the base.
 type Difference struct {
 	Follow
-	// Copies are the pieces of the body: from where in the base how many bytes are copied, and how many of Fresh follow them.
+	// Copies are the pieces of the body: from where in the base how many bytes are copied, and how many of Fresh follow
+	// them.
 	Copies [][]int `json:"copies"`
 	Fresh  Bytes   `json:"fresh"`
 }
@@ -33,7 +34,8 @@ func DifferenceOf(base, body []byte) *Difference {
 	return d
 }
 
-// Size returns how many bytes the body has. The error matches ErrDocument if base and Fresh do not make one of at most a number of bytes.
+// Size returns how many bytes the body has. The error matches ErrDocument if base and Fresh do not make one of at
+// most a number of bytes.
 func (d *Difference) Size(base []byte, most int64) (int64, error) {
 	size, fresh := int64(0), len(d.Fresh.Content)
 	for i, c := range d.Copies {

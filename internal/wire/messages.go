@@ -15,16 +15,17 @@ import (
 const (
 	// HeaderNamespace names the namespace, percent-encoded; that of the empty name is the default.
 	HeaderNamespace = "Turnstone-Namespace"
-	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An answer with the id
-	// says how the write ended. One without it says nothing of earlier attempts.
+	// HeaderRequest is the id that the caller gives a write. A write with the id of an earlier one is not made again. An
+	// answer with the id says how the write ended. One without it says nothing of earlier attempts.
 	HeaderRequest = "Turnstone-Request"
-	// HeaderCall is an id of one attempt of a request. Its answer has the same id: an answer with another one, or without any, is that to another
-	// request, and says nothing.
+	// HeaderCall is an id of one attempt of a request. Its answer has the same id: an answer with another one, or
+	// without any, is that to another request, and says nothing.
 	HeaderCall = "Turnstone-Call"
-	// HeaderServer names a process that serves: in an answer the one that has answered, in a write the one that is to make it. All others refuse it.
+	// HeaderServer names a process that serves: in an answer the one that has answered, in a write the one that is to
+	// make it. All others refuse it.
 	HeaderServer = "Turnstone-Server"
-	// HeaderBase makes the server remember the body of a write. It is WholeBody, or the id of an earlier write whose body is remembered: then the
-	// body that comes is a Difference from that one.
+	// HeaderBase makes the server remember the body of a write. It is WholeBody, or the id of an earlier write whose
+	// body is remembered: then the body that comes is a Difference from that one.
 	HeaderBase = "Turnstone-Base"
 	// WholeBody says that a body is no Difference.
 	WholeBody = "none"
@@ -59,7 +60,8 @@ func (s Some) Named() (Target, bool) {
 	return Target{*s.Session, s.Of}, true
 }
 
-// Requests and results of the operations: the server has a table of them. Those that are missing are values of package turnstone as they are.
+// Requests and results of the operations: the server has a table of them. Those that are missing are values of
+// package turnstone as they are.
 type (
 	// None has no fields.
 	None struct{}
@@ -466,8 +468,8 @@ func (c *CommitAll) Each(f func(*Bytes)) {
 	}
 }
 
-// An Item is one of several messages that answer a request. Only one field is set. The last item has End or Problem; without it,
-// the answer was cut off.
+// An Item is one of several messages that answer a request. Only one field is set. The last item has End or Problem;
+// without it, the answer was cut off.
 type Item struct {
 	Follow
 	State    *State              `json:"state,omitempty"`

@@ -31,7 +31,8 @@ var (
 	ErrBusy = errors.New("server: busy")
 	// ErrRestarted means that a write names another process than the one that serves. The one that serves has not made it.
 	ErrRestarted = errors.New("server: restarted")
-	// ErrBase means that the server does not have the body of which a request is a Difference (any more). The request had no effect.
+	// ErrBase means that the server does not have the body of which a request is a Difference (any more). The request
+	// had no effect.
 	ErrBase = errors.New("server: no such base")
 	// ErrUpload means that the server does not have the upload (any more), or has another part of it.
 	ErrUpload = errors.New("server: no such upload")
@@ -39,7 +40,8 @@ var (
 	ErrOffset = errors.New("server: the upload goes on elsewhere")
 )
 
-// kinds has the kinds of problems. A problem is of the first kind that its error matches, and names all that it matches.
+// kinds has the kinds of problems. A problem is of the first kind that its error matches, and names all that it
+// matches.
 var kinds = []struct {
 	name   string
 	status int
@@ -113,8 +115,8 @@ func Kinds() map[string]int {
 // typeBase is what the type of a problem begins with. The name of its kind follows.
 const typeBase = "https://github.com/turnstonedb/turnstone/blob/main/docs/http.md#"
 
-// An Error is an error as an RFC 9457 problem, and that problem as an error. It matches what the error of the server matched,
-// has the same text, and errors.As finds in it the typed error.
+// An Error is an error as an RFC 9457 problem, and that problem as an error. It matches what the error of the server
+// matched, has the same text, and errors.As finds in it the typed error.
 type Error struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`

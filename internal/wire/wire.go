@@ -7,8 +7,9 @@
 //	{"kind":"image","payload":[0,5],"follow":5}
 //	\x89PNG
 //
-// A value of bytes is a string if it is short text. Otherwise the value is its place among the bytes behind the line: offset and length. The
-// member "follow" says how many bytes there are. So large values are neither escaped nor encoded, and small ones can be read.
+// A value of bytes is a string if it is short text. Otherwise the value is its place among the bytes behind the line:
+// offset and length. The member "follow" says how many bytes there are. So large values are neither escaped nor
+// encoded, and small ones can be read.
 package wire
 
 import (
@@ -34,7 +35,8 @@ const (
 	// maxLine is the longest line of a document that is read: a commit of turnstone.MaxNodes nodes
 	// with keys of turnstone.MaxEventKey bytes takes less than half, also if each byte is escaped.
 	maxLine = 32 << 20
-	// maxObjects and maxCommas bound what a line of a request has outside its texts, because each may take hundreds of bytes in memory.
+	// maxObjects and maxCommas bound what a line of a request has outside its texts, because each may take hundreds of
+	// bytes in memory.
 	maxObjects = 50_000
 	maxCommas  = 1_000_000
 	// readAhead is how much is allocated for a value before any byte of it has come.
@@ -94,7 +96,8 @@ type carrier interface {
 	Each(f func(*Bytes))
 }
 
-// marshal is json.Marshal without the escapes that HTML would need. Text that is not UTF-8 is a *turnstone.InvalidError: JSON can't hold it.
+// marshal is json.Marshal without the escapes that HTML would need. Text that is not UTF-8 is a
+// *turnstone.InvalidError: JSON can't hold it.
 func marshal(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -109,8 +112,8 @@ func marshal(v any) ([]byte, error) {
 	return line, nil
 }
 
-// replaced reports whether json.Marshal has replaced bytes that are not UTF-8. For them it writes an escape, and for the character that the
-// escape stands for that character.
+// replaced reports whether json.Marshal has replaced bytes that are not UTF-8. For them it writes an escape, and for
+// the character that the escape stands for that character.
 func replaced(line []byte) bool {
 	const escape = `\ufffd`
 	for {
@@ -126,7 +129,8 @@ func replaced(line []byte) bool {
 	}
 }
 
-// Encode returns a message, which is a pointer, as a document: the pieces of it, one after another. Those of values share their memory.
+// Encode returns a message, which is a pointer, as a document: the pieces of it, one after another. Those of values
+// share their memory.
 func Encode(message any) ([][]byte, error) {
 	m, carries := message.(carrier)
 	var values [][]byte
@@ -163,8 +167,8 @@ type Reader struct{ in *bufio.Reader }
 // NewReader returns a Reader of r.
 func NewReader(r io.Reader) *Reader { return &Reader{in: bufio.NewReaderSize(r, 16<<10)} }
 
-// Read reads one document into a message. It skips empty lines, which keep a connection alive. The error is io.EOF at the end, matches
-// ErrDocument if what comes is no such document, and is otherwise that of the reader.
+// Read reads one document into a message. It skips empty lines, which keep a connection alive. The error is io.EOF at
+// the end, matches ErrDocument if what comes is no such document, and is otherwise that of the reader.
 func (r *Reader) Read(message any) error {
 	line, err := r.line()
 	if err != nil {
@@ -184,8 +188,9 @@ func (r *Reader) Read(message any) error {
 	return place(message, block)
 }
 
-// Decode reads a request into a message: one document, which is all of body. The message shares its memory. Fields that the message does not have, and text that
-// is no UTF-8, match ErrDocument. Of no document at all the error is io.EOF, and of half a one io.ErrUnexpectedEOF.
+// Decode reads a request into a message: one document, which is all of body. The message shares its memory. Fields
+// that the message does not have, and text that is no UTF-8, match ErrDocument. Of no document at all the error is
+// io.EOF, and of half a one io.ErrUnexpectedEOF.
 func Decode(body []byte, message any) error {
 	line, rest, _ := bytes.Cut(bytes.TrimLeft(body, "\r\n \t"), []byte("\n"))
 	if len(line) == 0 {

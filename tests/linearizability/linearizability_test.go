@@ -277,8 +277,9 @@ func (c *config) startFeed(t *testing.T, st *turnstone.Store) {
 	}
 }
 
-// changes checks that the changes that were watched, and those that were not watched any more, are the history: each cursor follows the
-// one before, the commits of each session are all there in their order, and nothing follows a deletion.
+// changes checks that the changes that were watched, and those that were not watched any more, are the history: each
+// cursor follows the one before, the commits of each session are all there in their order, and nothing follows a
+// deletion.
 func (c *config) changes(t *testing.T, st *turnstone.Store) (n int) {
 	t.Helper()
 	text, err := os.ReadFile(c.file("changes"))

@@ -134,7 +134,8 @@ func watch(ctx context.Context, st *turnstone.Store, c *config) error {
 	}
 }
 
-// watchAll appends the changes of the feed that it sees to the file "changes", and goes on after the last one that is there.
+// watchAll appends the changes of the feed that it sees to the file "changes", and goes on after the last one that is
+// there.
 func watchAll(ctx context.Context, st *turnstone.Store, c *config) error {
 	begin, err := os.ReadFile(c.file("begin"))
 	if err != nil {
@@ -218,8 +219,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	}
 }
 
-// pass makes a session together with a commit to another one that all share, and deletes it, so that the feed has more than
-// one session.
+// pass makes a session together with a commit to another one that all share, and deletes it, so that the feed has
+// more than one session.
 func (w *worker) pass(ctx context.Context) error {
 	id := fmt.Sprintf("of-%s-%d", w.name, w.n)
 	_, err := w.store.CommitAll(ctx,

@@ -1,5 +1,5 @@
-// Package adapter is what the stores of several frameworks share: ids that are joined of names, lists that miss nothing, and state that belongs to
-// a user or an app.
+// Package adapter is what the stores of several frameworks share: ids that are joined of names, lists that miss
+// nothing, and state that belongs to a user or an app.
 package adapter
 
 import (
@@ -41,8 +41,8 @@ func Gone(err error) bool {
 	return errors.Is(err, turnstone.ErrSessionNotFound) || errors.Is(err, turnstone.ErrSessionDeleted)
 }
 
-// Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the front of the store's list, so the list is read
-// again until nothing is new.
+// Listed returns the sessions of a group, the most recently updated first. One that is updated meanwhile moves to the
+// front of the store's list, so the list is read again until nothing is new.
 func Listed(ctx context.Context, store turnstone.Factory, group string) ([]turnstone.Info, error) {
 	seen := map[string]turnstone.Info{}
 	for more, first := true, true; more; first = false {

@@ -16,8 +16,9 @@ const (
 	maxStates = 10_000
 )
 
-// States is state that several sessions share, of a user or an app: the records of a session of its own, which is made when it gets its first value, and which no prune deletes. A value
-// has at most turnstone.MaxRecord bytes, and a key has at most 506 bytes. States is safe for concurrent use.
+// States is state that several sessions share, of a user or an app: the records of a session of its own, which is
+// made when it gets its first value, and which no prune deletes. A value has at most turnstone.MaxRecord bytes, and a
+// key has at most 506 bytes. States is safe for concurrent use.
 type States struct {
 	store turnstone.Factory
 	group string
@@ -31,7 +32,8 @@ func NewStates(store turnstone.Factory, group string) *States {
 	return &States{store: store, group: group, handles: map[string]turnstone.Persistence{}}
 }
 
-// A StateChange is what changes of the state in one session. Key is that of a value, and an action of turnstone.RecordChange says what becomes of it.
+// A StateChange is what changes of the state in one session. Key is that of a value, and an action of
+// turnstone.RecordChange says what becomes of it.
 type StateChange struct {
 	ID     string
 	Values []turnstone.RecordChange

@@ -10,7 +10,8 @@ import (
 	"github.com/turnstonedb/turnstone/cmd/turnstone/importer"
 )
 
-// The parents of lines are what the file says: the line itself, one of a ring, one that comes later, or one that is not there.
+// The parents of lines are what the file says: the line itself, one of a ring, one that comes later, or one that is
+// not there.
 func TestP12_WhateverParentsLinesNameEachIsImportedOnce(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 12))

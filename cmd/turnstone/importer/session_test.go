@@ -41,8 +41,8 @@ func openClocked(t *testing.T) (*turnstone.Store, *importer.Clock) {
 	return st, clock
 }
 
-// stopping opens a store, and returns what makes a context that ends at a commit from then on, counted from 1; without such a commit it
-// ends with the test.
+// stopping opens a store, and returns what makes a context that ends at a commit from then on, counted from 1;
+// without such a commit it ends with the test.
 func stopping(t *testing.T, at int) (st *turnstone.Store, clock *importer.Clock, stopped func() context.Context) {
 	t.Helper()
 	clock = &importer.Clock{}

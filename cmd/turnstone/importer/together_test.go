@@ -71,7 +71,8 @@ func TestP1_ImportsAtTheSameTimeGiveTheSessionOfTheFullestFile(t *testing.T) {
 	}
 }
 
-// A conversation from standard input has no identity of its own: what an import that was cut off has stored tells that it is the same one.
+// A conversation from standard input has no identity of its own: what an import that was cut off has stored tells
+// that it is the same one.
 func TestP1_AnImportOfStandardInputThatWasCutOffIsFinishedByTheNext(t *testing.T) {
 	all := appended["plain.jsonl"]
 	for refused := 1; refused < 6; refused++ {

@@ -1,8 +1,8 @@
 //go:build linux || darwin
 
 // Package localdir is what the embedded engines share: a private directory that
-// one process holds at a time, and a look at the resources left before a write
-// that the database beneath could not survive running out of.
+// one process holds at a time, and a check of free resources before a write,
+// because the database beneath could not survive running out of them.
 package localdir
 
 import (
@@ -36,8 +36,8 @@ type Dir struct {
 	last *look
 }
 
-// Open is Prepare, and locks the directory. It fails with *engine.LockedError when the directory is locked already, or read.
-// It needs no free space.
+// Open is Prepare, and locks the directory. It fails with *engine.LockedError when the directory is locked already,
+// or read. It needs no free space.
 func Open(path string) (*Dir, error) {
 	d, err := Prepare(path)
 	if err != nil {
@@ -56,8 +56,8 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// Prepare creates path with mode 0700 if it does not exist, and opens it. An empty directory of this user's is made private; one
-// that holds something and that others may enter is refused, and so is another user's.
+// Prepare creates path with mode 0700 if it does not exist, and opens it. An empty directory of this user's is made
+// private; one that holds something and that others may enter is refused, and so is another user's.
 func Prepare(path string) (*Dir, error) {
 	if path == "" {
 		return nil, fmt.Errorf("%w: the path of the store is empty", engine.ErrInvalid)
@@ -108,8 +108,8 @@ func hold(path string) (*Dir, error) {
 	return &Dir{Path: path, self: f, info: info, at: leadingTo(f, info, path)}, nil
 }
 
-// At returns a path that leads to the directory wherever it is now, as long as d is open. A database that is given this path works in
-// this directory and in no other one. On macOS, and where /proc is not mounted, it is Path.
+// At returns a path that leads to the directory wherever it is now, as long as d is open. A database that is given
+// this path works in this directory and in no other one. On macOS, and where /proc is not mounted, it is Path.
 func (d *Dir) At() string {
 	if d.self == nil {
 		return d.Path
@@ -186,8 +186,9 @@ type named struct {
 func (n *named) Error() string { return n.text }
 func (n *named) Unwrap() error { return n.error }
 
-// Unused returns an error if somebody else's files are in the directory, where a new store is to be made. Hidden files, lost+found, and
-// what Turnstone itself puts beside an engine's files do not count, nor do those that ours reports.
+// Unused returns an error if somebody else's files are in the directory, where a new store is to be made. Hidden
+// files, lost+found, and what Turnstone itself puts beside an engine's files do not count, nor do those that ours
+// reports.
 func (d *Dir) Unused(ours func(name string) bool) error {
 	entries, err := os.ReadDir(d.At())
 	if err != nil {
@@ -210,8 +211,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// unsyncable reports whether a directory is somebody else's to make durable, because this user may not read it, or is of a file system that does not do
-// that, or that can't be written.
+// unsyncable reports whether a directory is somebody else's to make durable, because this user may not read it, or is
+// of a file system that does not do that, or that can't be written.
 func unsyncable(err error) bool {
 	for _, e := range []error{os.ErrPermission, syscall.EINVAL, syscall.ENOTSUP, syscall.EROFS} {
 		if errors.Is(err, e) {
@@ -221,8 +222,8 @@ func unsyncable(err error) bool {
 	return false
 }
 
-// SetMoved notes that the store in the directory was moved. It returns when that is durable. If it fails, nothing is noted, unless the error matches
-// engine.ErrUnknown.
+// SetMoved notes that the store in the directory was moved. It returns when that is durable. If it fails, nothing is
+// noted, unless the error matches engine.ErrUnknown.
 func (d *Dir) SetMoved(to string) error {
 	f, err := os.OpenFile(d.name(movedName), os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/turnstonedb/turnstone/engine"
 )
 
-// Lock locks the file called name in the directory until it is closed, and describes this process in it. Locks of different names
-// are independent. It fails with *engine.LockedError when the file is locked already.
+// Lock locks the file called name in the directory until it is closed, and describes this process in it. Locks of
+// different names are independent. It fails with *engine.LockedError when the file is locked already.
 func (d *Dir) Lock(name string) (io.Closer, error) {
 	f, err := os.OpenFile(d.name(name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -41,7 +41,8 @@ func (d *Dir) keep(lock io.Closer, err error) error {
 	return err
 }
 
-// Use registers this process as a user of the store until d is closed. Another process may hold the store. Use fails with
+// Use registers this process as a user of the store until d is closed. Another process may hold the store. Use fails
+// with
 // *engine.LockedError while a process opens the store for reading only. On a full disk it registers nothing.
 func (d *Dir) Use() error {
 	f, err := os.OpenFile(d.name(usersName), os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
@@ -57,8 +58,8 @@ func (d *Dir) Use() error {
 	return d.keep(f, nil)
 }
 
-// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It fails
-// with *engine.LockedError if a process has the directory open, or shares it. It changes nothing there.
+// OpenReadOnly locks an existing directory for reading: others can lock it for reading as well, but not open it. It
+// fails with *engine.LockedError if a process has the directory open, or shares it. It changes nothing there.
 func OpenReadOnly(path string) (*Dir, error) {
 	if path == "" {
 		return nil, fmt.Errorf("%w: the path of the store is empty", engine.ErrInvalid)

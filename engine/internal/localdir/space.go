@@ -33,7 +33,8 @@ func (d *Dir) Need(ctx context.Context, r Resources) error { return d.need(ctx, 
 // NeedNow is Need with a look of its own: it does not rely on an earlier one.
 func (d *Dir) NeedNow(ctx context.Context, r Resources) error { return d.need(ctx, r, 0) }
 
-// Seen returns what the last look found of Here, and lets another one begin if that was a tenth of a second ago. It never waits.
+// Seen returns what the last look found of Here, and lets another one begin if that was a tenth of a second ago. It
+// never waits.
 func (d *Dir) Seen() error {
 	if d.self == nil {
 		return nil

@@ -1,5 +1,6 @@
-// Package foreign reads a store from the pairs of its engine, as docs/format.md says. It shares no code with the rest of the module, and
-// uses a stock CBOR library, so that tests can compare what a stranger who has that page reads with what the store returns.
+// Package foreign reads a store from the pairs of its engine, as docs/format.md says. It shares no code with the rest
+// of the module, and uses a stock CBOR library, so that tests can compare what a stranger who has that page reads
+// with what the store returns.
 package foreign
 
 import (
@@ -209,7 +210,8 @@ func encoded(items ...any) []byte {
 	return b.Bytes()
 }
 
-// A row takes the items of an array one after the other. The first item of another type than expected is an error, which sticks.
+// A row takes the items of an array one after the other. The first item of another type than expected is an error,
+// which sticks.
 type row struct {
 	items []any
 	err   error

@@ -47,9 +47,10 @@ type Head struct {
 	// Collected says that the session has no dirty record. The commit that finds it set adds the
 	// record, so that a collector looks at the session.
 	Collected bool
-	// Fed is twice a time in nanoseconds since 1970, plus 1 if commits have to tell the feed of themselves. The time is that of the last
-	// commit that told, or a later one: creating, renaming, and the start and the end of the feed set it as well. It only grows, so the
-	// commits of a session have an order whatever the clocks say, and no head recurs when the feed is ended and begun again.
+	// Fed is twice a time in nanoseconds since 1970, plus 1 if commits have to tell the feed of themselves. The time is
+	// that of the last commit that told, or a later one: creating, renaming, and the start and the end of the feed set
+	// it as well. It only grows, so the commits of a session have an order whatever the clocks say, and no head recurs
+	// when the feed is ended and begun again.
 	Fed uint64
 }
 
@@ -165,8 +166,8 @@ func DecodeState(d *codec.Decoder, revision Revision) (s State) {
 	return s
 }
 
-// Seal returns h's record for key.
-func (h *Head) Seal(key []byte) []byte {
+// Encode returns h's record for key.
+func (h *Head) Encode(key []byte) []byte {
 	e := codec.Encoder{B: append(make([]byte, 0, 256), keys.Head, codec.Version)}
 	e.Array(15)
 	e.Bytes(h.Incarnation[:])
@@ -176,12 +177,12 @@ func (h *Head) Seal(key []byte) []byte {
 	e.Uint(h.PackBytes)
 	e.Bool(h.Collected)
 	e.Uint(h.Fed)
-	return codec.SealTail(key, e.B, 0)
+	return codec.EncodeTail(key, e.B, 0)
 }
 
-// OpenHead decodes the record of key.
-func OpenHead(key, value []byte) (*Head, error) {
-	body, err := codec.Open(key, value, keys.Head)
+// DecodeHead decodes the record of key.
+func DecodeHead(key, value []byte) (*Head, error) {
+	body, err := codec.Decode(key, value, keys.Head)
 	if err != nil {
 		return nil, err
 	}
