@@ -3,6 +3,7 @@ package badger_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -65,6 +66,25 @@ func TestASyncOfTheManifestThatFails(t *testing.T) {
 	t.Logf("%d acknowledged; the process: %.100q; then: %v", len(acked), stderr, err)
 	if err == nil {
 		t.Error("Badger survives a sync of MANIFEST that fails")
+	}
+}
+
+// Badger does not survive this fault (docs/engines.md), and the driver tells. The test fails when a new version of Badger does.
+func TestATableThatCanNotBeMadeInACompaction(t *testing.T) {
+	testkit.Slow(t)
+	dir := t.TempDir() + "/store"
+	t.Setenv(child+"_BATCHES", "400")
+	t.Setenv(child+"_VACUUM", "1")
+	fault := strace(t, "openat", "error=EMFILE")
+	for fd := range 20 { // The driver reaches its files by the descriptor of the directory.
+		fault = append(fault, "-P", fmt.Sprintf("/proc/self/fd/%d/000002.sst", fd))
+	}
+	acked, stderr := run(t, dir, itself, fault...)
+	if len(acked) != 400 || !strings.Contains(stderr, engine.ErrCorrupt.Error()) {
+		t.Errorf("%d acknowledged, and the vacuum says %q", len(acked), stderr)
+	}
+	if _, err := badger.Open(dir, nil); !errors.Is(err, engine.ErrCorrupt) {
+		t.Errorf("the next Open: %v", err)
 	}
 }
 

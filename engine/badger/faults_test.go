@@ -77,7 +77,10 @@ func write(dir string, free uint64, most int, acks io.Writer) error {
 			}
 		}()
 	}
-	return <-failed
+	if err := <-failed; err != nil || os.Getenv(child+"_VACUUM") == "" {
+		return err
+	}
+	return e.Vacuum(context.Background())
 }
 
 func key(side byte, n uint64) []byte { return binary.BigEndian.AppendUint64([]byte{side}, n) }

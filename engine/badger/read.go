@@ -208,6 +208,10 @@ func (e *Engine) reopen(ctx context.Context) error {
 	if err := errors.Join(e.usable(), e.room(ctx)); err != nil {
 		return err
 	}
+	before, store, err := e.groups()
+	if err != nil {
+		return err
+	}
 	for _, between := range []bool{true, false} {
 		err := caught(e.db.Close)
 		var db *badger.DB
@@ -226,6 +230,11 @@ func (e *Engine) reopen(ctx context.Context) error {
 			return fmt.Errorf("engine: open badger again: %w", err)
 		}
 		e.db = db
+	}
+	// A compaction that could not make a file has deleted its input.
+	if err := e.missing(&witness{group: before, store: store, synced: true}); err != nil {
+		e.fail(err)
+		return fmt.Errorf("engine: vacuum badger: %w", err)
 	}
 	return e.dir.Private()
 }

@@ -215,16 +215,21 @@ func (w *witness) close() error {
 	return w.file.Close()
 }
 
-// missing returns an error if the database is of another store than seen, or has lost groups that seen knows of.
-func (e *Engine) missing(seen *witness) error {
-	var have, store uint64
-	err := e.db.View(func(txn *badger.Txn) error {
+// groups returns the number of the last group that the database has, and its store; zeros if there was none yet.
+func (e *Engine) groups() (last, store uint64, err error) {
+	err = e.db.View(func(txn *badger.Txn) error {
 		v, err := get(txn, e.inner(groupByte, nil))
 		if err == nil && len(v) == 16 {
-			have, store = binary.BigEndian.Uint64(v), binary.BigEndian.Uint64(v[8:])
+			last, store = binary.BigEndian.Uint64(v), binary.BigEndian.Uint64(v[8:])
 		}
 		return err
 	})
+	return last, store, err
+}
+
+// missing returns an error if the database is of another store than seen, or has lost groups that seen knows of.
+func (e *Engine) missing(seen *witness) error {
+	have, store, err := e.groups()
 	if err != nil {
 		return err
 	}
