@@ -315,6 +315,7 @@ func (p *patient) untold(what string) bool {
 
 // Files of a store at rest are damaged by class: it is reported, or it does not matter.
 func TestDamageByClassIsReportedOrHarmless(t *testing.T) {
+	testkit.OneGoroutine(t)
 	rounds := cmp.Or(*damageRounds, testkit.Pick(3, 2, 1))
 	for _, scheme := range []string{"pebble:", "badger:"} {
 		t.Run(strings.Trim(scheme, ":"), func(t *testing.T) {

@@ -99,6 +99,7 @@ func verdict(err error) string {
 }
 
 func TestDamageIsReportedOrHarmless(t *testing.T) {
+	testkit.OneGoroutine(t)
 	testkit.Slow(t)
 	flips, cuts := testkit.Pick(14, 6, 3), testkit.Pick(6, 4, 2)
 	for name, store := range damagedStores(t) {
@@ -275,6 +276,7 @@ func TestADirectoryWithTablesAndNoMarkerIsNoNewStore(t *testing.T) {
 // A file of another store, or an older one of the same store, in the place of one of the same name is reported, or
 // does not matter.
 func TestAFileFromElsewhereIsReportedOrHarmless(t *testing.T) {
+	testkit.OneGoroutine(t)
 	type stage struct {
 		files func() (*vfs.MemFS, string)
 		acked map[int]bool
