@@ -21,6 +21,7 @@ import (
 	"github.com/turnstonedb/turnstone"
 	"github.com/turnstonedb/turnstone/graph"
 	"github.com/turnstonedb/turnstone/head"
+	"github.com/turnstonedb/turnstone/internal/testkit"
 )
 
 // A Backend is an empty factory under test.
@@ -43,7 +44,7 @@ func Run(t *testing.T, c Config) {
 	for _, group := range [][]behaviour{commits, turns, together, loads, states, watches, metadata, forks, removals, attachments, records, workers, drafts, maintenance} {
 		for _, b := range group {
 			t.Run(b.name, func(t *testing.T) {
-				if race && b.large {
+				if testkit.Race && b.large {
 					t.Skip("one goroutine: there is nothing for the race detector")
 				}
 				t.Parallel()

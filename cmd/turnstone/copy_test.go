@@ -58,7 +58,7 @@ func TestCopyOfTheCorpus(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no transcripts in %s: %v", dir, err)
 	}
-	if race {
+	if testkit.Race {
 		t.Skip("other processes, many megabytes: there is nothing for the race detector")
 	}
 	from, back := t.TempDir()+"/store", t.TempDir()+"/store"

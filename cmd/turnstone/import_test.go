@@ -120,7 +120,7 @@ func TestAPayloadOverTheLimitIsRefusedEarly(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); err == nil || code != exitFailed || !strings.Contains(errs.String(), "more than the limit of 67108864") || strings.Count(errs.String(), "\n") != 2 {
 			t.Errorf("%s: exit code %d: %s", name, code, errs.String())
 		}
-		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; !race && used > 700<<20 {
+		if used := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; !testkit.Race && used > 700<<20 {
 			t.Errorf("%s: it took %d bytes of memory", name, used)
 		}
 		t.Logf("%s: %v, %d MiB", name, time.Since(began), cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)

@@ -2,4 +2,5 @@
 
 package testkit
 
-const race = false
+// Race says whether the race detector runs.
+const Race = false

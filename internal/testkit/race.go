@@ -2,4 +2,5 @@
 
 package testkit
 
-const race = true
+// Race says whether the race detector runs.
+const Race = true

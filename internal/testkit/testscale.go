@@ -27,7 +27,7 @@ func Pick[T any](long, usual, short T) T {
 	switch {
 	case Long():
 		return long
-	case testing.Short() || race:
+	case testing.Short() || Race:
 		return short
 	}
 	return usual
@@ -56,7 +56,7 @@ func Seldom(t testing.TB) {
 // and each step takes several times as long.
 func OneGoroutine(t testing.TB) {
 	t.Helper()
-	if race {
+	if Race {
 		t.Skip("one goroutine: there is nothing for the race detector")
 	}
 }

@@ -29,7 +29,7 @@ func TestTheSizeFollowsTheEnvironmentAndTheFlag(t *testing.T) {
 	if err := short.Value.Set("false"); err != nil {
 		t.Fatal(err)
 	}
-	if got := testkit.Pick("long", "usual", "short"); got == "long" || !race && got != "usual" {
+	if got := testkit.Pick("long", "usual", "short"); got == "long" || !testkit.Race && got != "usual" {
 		t.Errorf("by default: %s", got)
 	}
 }

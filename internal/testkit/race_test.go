@@ -1,5 +1,0 @@
-//go:build race
-
-package testkit_test
-
-const race = true

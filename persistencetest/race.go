@@ -1,6 +1,0 @@
-//go:build race
-
-package persistencetest
-
-// race says whether the race detector runs.
-const race = true
