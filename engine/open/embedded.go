@@ -1,6 +1,8 @@
 package open
 
 import (
+	"slices"
+
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/engine/badger"
 	"github.com/turnstonedb/turnstone/engine/pebble"
@@ -30,6 +32,15 @@ func opened[E engine.Engine](e E, err error) (engine.Engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// named returns the driver of a scheme.
+func named(scheme string) (driver, bool) {
+	i := slices.IndexFunc(embedded, func(d driver) bool { return d.scheme == scheme })
+	if i < 0 {
+		return driver{}, false
+	}
+	return embedded[i], true
 }
 
 // Schemes are those of the URLs of engines in directories, the default first.

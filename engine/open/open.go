@@ -40,7 +40,7 @@ type Options struct {
 }
 
 // Forms lists what Open accepts, for help texts.
-const Forms = "DIR or pebble:DIR, badger:DIR, postgres://…, mem:"
+var Forms = "DIR or " + strings.Join(Schemes(), ":DIR, ") + ":DIR, postgres://…, mem:"
 
 // Open opens the engine that url names:
 //
@@ -66,7 +66,13 @@ func Open(ctx context.Context, url string, o *Options) (engine.Engine, error) {
 	case Server(url):
 		return openPostgres(ctx, url)
 	case local:
-		driver := func(dir string) (engine.Engine, error) { return openDriver(scheme, dir, o) }
+		of, _ := named(scheme)
+		driver := func(dir string) (engine.Engine, error) {
+			if err := refuse(dir, scheme); err != nil {
+				return nil, err
+			}
+			return of.open(dir, o)
+		}
 		if o.Exclusive || o.ReadOnly {
 			return driver(dir)
 		}
@@ -131,14 +137,6 @@ func Redacted(url string) string {
 	return u.Redacted()
 }
 
-// openDriver opens the embedded engine of scheme for this process alone.
-func openDriver(scheme, dir string, o *Options) (engine.Engine, error) {
-	if err := refuse(dir, scheme); err != nil {
-		return nil, err
-	}
-	return embedded[slices.Index(Schemes(), scheme)].open(dir, o)
-}
-
 // Server reports whether url names a server.
 func Server(url string) bool {
 	return strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://")
@@ -175,7 +173,8 @@ func Directory(url string) (scheme, dir string, ok bool) {
 			scheme = embedded[0].scheme
 		}
 	}
-	return scheme, dir, dir != "" && slices.Contains(Schemes(), scheme)
+	_, known := named(scheme)
+	return scheme, dir, dir != "" && known
 }
 
 // Holds reports whether dir holds a store of some engine, whole or not. A
