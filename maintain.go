@@ -109,8 +109,7 @@ func (s *Store) turn(ctx context.Context) (done func(), err error) {
 // branches that no retained revision leads to, everything of deleted sessions that no attached fork holds, and
 // versions of checkpoint parts that are kept only because later ones are deltas of them. It collects what that frees,
 // seals loose commits, and compresses again what was compressed for speed. For all of this it reads what has changed
-// since the last vacuum. Then it makes the engine give the space back, which takes the time and the space of a copy
-// of the store: afterwards none of the removed bytes is in the store's files. It runs beside commits.
+// since the last vacuum. Then it makes the engine give the space back: afterwards none of the removed bytes is in the store's files. It runs beside commits.
 func (s *Store) Vacuum(ctx context.Context, o gc.VacuumOptions) (*gc.VacuumReport, error) {
 	r, _, err := vacuum(ctx, s, nil, o)
 	return r, err
@@ -362,6 +361,26 @@ type Retention uint64
 // KeepAll retains every revision.
 const KeepAll = ^Retention(0)
 
+// MarshalJSON returns a number, or "all" for KeepAll, which is beyond the integers that all readers of JSON have.
+func (r Retention) MarshalJSON() ([]byte, error) {
+	if r == KeepAll {
+		return []byte(`"all"`), nil
+	}
+	return json.Marshal(uint64(r))
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (r *Retention) UnmarshalJSON(text []byte) error {
+	if bytes.Equal(text, []byte(`"all"`)) {
+		*r = KeepAll
+		return nil
+	}
+	if err := json.Unmarshal(text, (*uint64)(r)); err != nil {
+		return fmt.Errorf("%.80s is no retention: want a number, or \"all\"", text)
+	}
+	return nil
+}
+
 // Prune applies retention to all sessions: it moves their floors, below which revisions are ErrRevisionPruned at
 // once, and deletes sessions if the options say so. GC and Vacuum reclaim what that frees. A session that is
 // committed to, or whose metadata are saved, while Prune is at work is not deleted. Prune returns what it has done
@@ -465,24 +484,4 @@ func ticks(d time.Duration) (c <-chan time.Time, stop func()) {
 	}
 	t := time.NewTicker(d)
 	return t.C, t.Stop
-}
-
-// MarshalJSON returns a number, or "all" for KeepAll, which is beyond the integers that all readers of JSON have.
-func (r Retention) MarshalJSON() ([]byte, error) {
-	if r == KeepAll {
-		return []byte(`"all"`), nil
-	}
-	return json.Marshal(uint64(r))
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (r *Retention) UnmarshalJSON(text []byte) error {
-	if bytes.Equal(text, []byte(`"all"`)) {
-		*r = KeepAll
-		return nil
-	}
-	if err := json.Unmarshal(text, (*uint64)(r)); err != nil {
-		return fmt.Errorf("%.80s is no retention: want a number, or \"all\"", text)
-	}
-	return nil
 }

@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
-	"github.com/turnstonedb/turnstone/damage"
 	"github.com/turnstonedb/turnstone/engine"
 	"github.com/turnstonedb/turnstone/gc"
 	"github.com/turnstonedb/turnstone/internal/commit"
-	"github.com/turnstonedb/turnstone/internal/session"
-	"github.com/turnstonedb/turnstone/internal/verify"
 )
 
 // An Observer is told what a store does, for metrics, traces and logs. Package
@@ -203,51 +199,4 @@ func (l logObserver) Begin(ctx context.Context, op Operation) (context.Context, 
 		}
 		l.log.LogAttrs(ctx, level, "turnstone", attrs...)
 	}
-}
-
-// ErrorType names the kind of an error with few, stable words, for metrics and
-// alerts: conflict, turn_conflict, record_conflict, not_found, pruned, exists, has_children,
-// limit, invalid, rejected, corrupt, format, unknown_outcome, incomplete, canceled, no_space, closed
-// (the engine is), unavailable (its database is), or other. It is "" for nil.
-func ErrorType(err error) string {
-	if err == nil {
-		return ""
-	}
-	for _, k := range errorTypes {
-		if slices.ContainsFunc(k.targets, func(target error) bool { return errors.Is(err, target) }) {
-			return k.name
-		}
-	}
-	var corrupt *damage.CorruptError
-	if errors.As(err, &corrupt) {
-		return "corrupt"
-	}
-	return "other"
-}
-
-// errorTypes has the kinds of errors. An error that matches several of them is of the first.
-var errorTypes = []struct {
-	name    string
-	targets []error
-}{
-	{"unknown_outcome", []error{ErrOutcomeUnknown, engine.ErrUnknown}},
-	{"incomplete", []error{ErrIncomplete}},
-	{"corrupt", []error{engine.ErrCorrupt}},
-	{"conflict", []error{ErrConflict, engine.ErrConflict, verify.ErrOtherStore}},
-	{"turn_conflict", []error{ErrTurnConflict}},
-	{"record_conflict", []error{ErrRecordConflict}},
-	{"not_found", []error{ErrSessionNotFound, ErrSessionDeleted, ErrNodeNotFound, ErrBlobNotFound, ErrRevisionNotFound, session.ErrStoreNotFound, session.ErrRecordNotFound}},
-	{"pruned", []error{ErrRevisionPruned, ErrCursorExpired}},
-	{"exists", []error{ErrExists}},
-	{"feed_off", []error{ErrFeedOff}},
-	{"has_children", []error{ErrHasChildren}},
-	{"limit", []error{ErrLimit, engine.ErrTooLarge}},
-	{"invalid", []error{ErrInvalid, engine.ErrInvalid}},
-	{"rejected", []error{ErrRejected}},
-	{"format", []error{damage.ErrFormat, engine.ErrNewer}},
-	{"canceled", []error{context.Canceled, context.DeadlineExceeded}},
-	{"no_space", []error{engine.ErrNoSpace}},
-	{"read_only", []error{engine.ErrReadOnly}},
-	{"closed", []error{engine.ErrClosed}},
-	{"unavailable", []error{engine.ErrUnavailable, engine.ErrLocked, session.ErrUnfinishedCopy}},
 }
