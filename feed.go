@@ -72,14 +72,17 @@ func (c Cursor) parse() (id [16]byte, n uint64, err error) {
 	return id, n, nil
 }
 
-// StartFeed turns the feed of the store on: from when it returns, Watch yields every commit, and every creation,
-// renaming, deletion, tombstone and change of metadata of all sessions, in one order. The feed is off unless it was
-// turned on; then a commit writes one small value more, whoever makes it. Changes are kept for so long, at least a
-// second, after somebody has read the feed or collected, and then go with the next Store.GC. If the feed is on,
-// StartFeed changes how long. It writes to each session once. An error that matches ErrIncomplete says that it was
-// cut off, and the next call, or Store.GC, goes on. If a *damage.CorruptError is in that error, it names sessions
-// whose heads are damaged, so that nobody can commit to them: the feed is on, and the next call, or Store.GC, looks
-// at them again. Once StartFeed has returned without an error, no earlier call can end the feed or change how long.
+// StartFeed turns the feed of the store on. Once it has returned, Watch yields every commit, creation, renaming,
+// deletion, tombstone and change of metadata of all sessions, in one order. A commit then writes one small value more,
+// whichever process makes it. StartFeed writes to each session once. If the feed is on already, it only changes keep.
+//
+// A change is kept for the time keep, at least a second. That time begins when somebody reads the feed, or collects,
+// after the change. Then the next Store.GC removes it.
+//
+// An error that matches ErrIncomplete says that StartFeed was cut off. The next call, or Store.GC, goes on. If that
+// error wraps a *damage.CorruptError, the feed is on, but the heads of the sessions that the error names are damaged.
+// Nobody can commit to these sessions; the next call, or Store.GC, looks at them again. Once StartFeed has returned
+// without an error, no earlier call can end the feed or change keep.
 func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err
@@ -90,11 +93,12 @@ func (s *Store) StartFeed(ctx context.Context, keep time.Duration) error {
 	return public(feed.Start(ctx, s.histories, keep, s.random))
 }
 
-// StopFeed turns the feed off, and removes what is in it. Watches end. It writes to each session once. An error that
-// matches ErrIncomplete says that it was cut off: the feed is off, unless another call has begun it since, and the
-// next call, or Store.GC, removes the rest. If a *damage.CorruptError is in that error, it names sessions whose heads
-// are damaged, and the next call, or Store.GC, looks at them again. Once StopFeed has returned without an error, no
-// earlier call can begin the feed.
+// StopFeed turns the feed off, and removes what is in it. Watches end. StopFeed writes to each session once.
+//
+// An error that matches ErrIncomplete says that StopFeed was cut off. The feed is off, unless another call has begun
+// it since; the next call, or Store.GC, removes the rest. If that error wraps a *damage.CorruptError, the heads of the
+// sessions that it names are damaged; the next call, or Store.GC, looks at them again. Once StopFeed has returned
+// without an error, no earlier call can begin the feed.
 func (s *Store) StopFeed(ctx context.Context) error {
 	if _, err := s.usable(ctx); err != nil {
 		return err

@@ -184,8 +184,8 @@ func (e *MovedError) Error() string {
 // Is reports whether target is ErrMoved.
 func (e *MovedError) Is(target error) bool { return target == ErrMoved }
 
-// UnfinishedKey is the key of a pair that an engine has as long as a store is being moved to it: no store can be
-// opened there then. No other key is as short.
+// UnfinishedKey is the key of a pair that marks an engine to which a store is being moved. As long as the pair is
+// there, no store can be opened on that engine. Every other key is longer.
 var UnfinishedKey = []byte{0}
 
 // A Pair is a key and its value.

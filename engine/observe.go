@@ -38,7 +38,7 @@ func (e *Observed) begin(ctx context.Context, op Op) (context.Context, func(OpOu
 	return ctx, end
 }
 
-// Get implements engine.Engine.
+// Get implements Engine.
 func (e *Observed) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	ctx, end := e.begin(ctx, OpGet)
 	values, err := e.Engine.Get(ctx, keys...)
@@ -50,7 +50,7 @@ func (e *Observed) Get(ctx context.Context, keys ...[]byte) ([][]byte, error) {
 	return values, err
 }
 
-// Scan implements engine.Engine.
+// Scan implements Engine.
 func (e *Observed) Scan(ctx context.Context, r Range) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		ctx, end := e.begin(ctx, OpScan)
@@ -68,7 +68,7 @@ func (e *Observed) Scan(ctx context.Context, r Range) iter.Seq2[Pair, error] {
 	}
 }
 
-// Apply implements engine.Engine.
+// Apply implements Engine.
 func (e *Observed) Apply(ctx context.Context, b *Batch) error {
 	ctx, end := e.begin(ctx, OpApply)
 	err := e.Engine.Apply(ctx, b)

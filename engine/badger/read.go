@@ -199,9 +199,9 @@ func (e *Engine) Vacuum(ctx context.Context) error {
 	}))
 }
 
-// reopen closes the database and opens it again, twice: Badger moves the memtable into level 0 when it closes, and
-// the second time compacts level 0. It drops then what no transaction can see. That is told to it, as it learns by
-// itself only some time after it has opened, and nothing compacts before.
+// reopen closes the database and opens it again, twice. When Badger closes for the first time, it moves the memtable
+// into level 0; the second time, it compacts level 0 and drops the values that no transaction can see. By itself Badger
+// knows which these are only some time after it has opened. So reopen tells it, and lets nothing compact before.
 func (e *Engine) reopen(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -239,8 +239,9 @@ func (e *Engine) reopen(ctx context.Context) error {
 	return e.dir.Private()
 }
 
-// room returns an error if a vacuum could find no space, inode or descriptor: a compaction of Badger's that can't
-// create a file deletes its input all the same, and a full disk ends the process. The caller holds mu.
+// room returns an error if space, inodes or descriptors could run out in a vacuum. Badger does not survive that: if a
+// compaction can't create a file, Badger deletes the input without an output, and a full disk ends the process. The
+// caller holds mu.
 func (e *Engine) room(ctx context.Context) error {
 	if e.config.InMemory {
 		return nil

@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkAppend makes deltas of a list to which a message was appended. For comparison it compresses the same
-// messages with zstd, with the bytes before them as dictionary. Before each of both it empties the caches of the
-// processor, as what a host does between two commits would.
+// messages with zstd, with the bytes before them as dictionary. Before each of them it fills the processor's
+// caches with other bytes, because a host's own work does that between two commits.
 func BenchmarkAppend(b *testing.B) {
 	list := text(40 << 10)
 	others := make([]byte, 8<<20)
