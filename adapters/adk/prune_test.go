@@ -62,13 +62,15 @@ func TestAD8_ArtifactsAreDeletedWithTheirConversation(t *testing.T) {
 			}
 		}
 	}
-	// A deletion that fails leaves the session where it is found and deleted again.
+	// A deletion that fails, at whichever of its two calls, leaves the session where it is found and deleted again.
 	one := &session.DeleteRequest{AppName: "app", UserID: "user", SessionID: "one"}
 	failed := errors.New("it fails")
-	if err := adk.NewSessions(noDeletion{st.Factory(), failed}).Delete(ctx, one); !errors.Is(err, failed) {
-		t.Errorf("the error is %v", err)
+	for passing := range 2 {
+		if err := adk.NewSessions(&failingDeletions{st.Factory(), passing, failed}).Delete(ctx, one); !errors.Is(err, failed) {
+			t.Errorf("the error is %v", err)
+		}
+		c.get("one")
 	}
-	c.get("one")
 	for range 2 { // deleting it again is no error
 		if err := c.Delete(ctx, one); err != nil {
 			t.Fatal(err)
@@ -87,10 +89,16 @@ func TestAD8_ArtifactsAreDeletedWithTheirConversation(t *testing.T) {
 	}
 }
 
-// noDeletion is a store in which no conversation can be deleted, nor its artifacts.
-type noDeletion struct {
+// failingDeletions is a store in which some deletions pass, and all after them fail.
+type failingDeletions struct {
 	turnstone.Factory
-	err error
+	passing int
+	err     error
 }
 
-func (f noDeletion) Delete(context.Context, string, turnstone.ChildPolicy) error { return f.err }
+func (f *failingDeletions) Delete(ctx context.Context, id string, policy turnstone.ChildPolicy) error {
+	if f.passing--; f.passing < 0 {
+		return f.err
+	}
+	return f.Factory.Delete(ctx, id, policy)
+}
