@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-// TestPersistence runs the contract of docs/contract.md on every engine.
+// TestPersistence runs the contract of docs/contract.md on the engines of storetest.Some, on all of them in full.
 func TestPersistence(t *testing.T) {
 	for name, open := range storetest.Engines {
 		t.Run(name, func(t *testing.T) {
